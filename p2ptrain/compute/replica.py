@@ -1,0 +1,96 @@
+"""The port behind which a peer's model lives: float32 vectors on the host, in and out.
+
+The runtime and the simulator see a model as this and nothing more, so neither imports torch. The
+real one is `compute/torch_replica.py`; the simulator has one of plain numpy.
+
+Legend of shapes: ``M`` numbers that models average over (parameters, then floating-point buffers),
+``G`` numbers that gradients average over (see `Replica.export_gradients`).
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Vector = NDArray[np.float32]
+
+
+class Replica(Protocol):
+    """One peer's model and optimizer.
+
+    Two threads meet here. The trainer's thread calls `update`; every other method may be called
+    from a worker thread at any time, unless its docstring says otherwise.
+    """
+
+    @property
+    def model_size(self) -> int:
+        """M."""
+        ...
+
+    @property
+    def gradient_size(self) -> int:
+        """G."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Names the model's shape: equal exactly when names, shapes, dtypes and ties are equal."""
+        ...
+
+    @property
+    def updates(self) -> int:
+        """How many optimizer updates the live parameters have had."""
+        ...
+
+    def snapshot(self, into_M: Vector) -> int:
+        """Copy live + pending into `into_M`; return `updates` as it was at that moment.
+
+        Excluded by `update` only, and for the duration of one copy.
+        """
+        ...
+
+    def add_delta(self, delta_M: Vector) -> None:
+        """Add `delta_M` to the pending vector; the next `update` adds that to the live parameters."""
+        ...
+
+    def update(self, optimizer_step: Callable[[], None]) -> None:
+        """The boundary of a step: run `optimizer_step`, then take the pending delta in.
+
+        Trainer's thread only. Counts one update. Raises StateError if a parameter's storage was
+        replaced behind our back (named), before anything changes.
+        """
+        ...
+
+    def settle(self) -> None:
+        """Take the pending delta in without an update (no step is running: the trainer is done or waits)."""
+        ...
+
+    def export_gradients(self, into_G: Vector, contributes: bool) -> None:
+        """Write what a gradient average needs: gradients, floating-point buffers, which parameters
+        have a gradient (one number each), and one weight.
+
+        Trainer waits. With `contributes` false, gradients, flags and weight are zero: this peer
+        takes part without a say (its gradients overflowed, or it has just caught up).
+        Raises StateError naming the parameter if a contributed gradient is not finite.
+        """
+        ...
+
+    def import_gradients(self, mean_G: Vector) -> bool:
+        """Set gradients and buffers from the group's mean; false if nobody contributed.
+
+        The mean of a gradient is over those who contributed. A parameter that had no gradient
+        anywhere keeps ``None``. Trainer waits.
+        """
+        ...
+
+    def export_state(self) -> bytes:
+        """Parameters, buffers, optimizer state and `updates` of one boundary. Trainer waits."""
+        ...
+
+    def import_state(self, state: bytes) -> None:
+        """Take over what `export_state` of another peer gave. Trainer waits.
+
+        Raises StateError, with this replica unchanged, if the bytes are not such a state or do not fit.
+        """
+        ...

@@ -1,0 +1,123 @@
+"""One peer's whole configuration, and TOML into dataclasses with errors that help.
+
+Each part lives beside its owner; this module only composes them. `from_mapping` serves the launcher's
+scenarios too: unknown keys are errors with a suggestion, values are checked by pydantic, relations by
+the dataclasses' own ``__post_init__``.
+"""
+
+import dataclasses
+import difflib
+import tomllib
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from p2ptrain.errors import ConfigError
+
+T = TypeVar("T")
+
+
+def load_toml(kind: type[T], path: Path) -> T:
+    """Read a `kind` from a TOML file.
+
+    Raises:
+        ConfigError: if the file cannot be read, is not TOML, or does not fit `kind`.
+    """
+    try:
+        mapping = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from error
+    return from_mapping(kind, mapping, str(path))
+
+
+def from_mapping(kind: type[T], mapping: Mapping[str, Any], source: str) -> T:
+    """Build the dataclass `kind` from plain values; `source` names where they came from.
+
+    Raises:
+        ConfigError: one sentence that names `source`, the key and the value.
+    """
+    _check_keys(kind, mapping, source, "")
+    try:
+        return TypeAdapter(kind).validate_python(dict(mapping))
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = _dotted(first["loc"])
+        if first["type"] == "missing":
+            raise ConfigError(f"{source}: {where} is missing") from error
+        raise ConfigError(f"{source}: {where} = {first['input']!r}: {first['msg'].lower()}") from error
+
+
+def to_toml(value: object) -> str:
+    """Write a configuration dataclass as TOML that `load_toml` reads back; None is left out."""
+    assert dataclasses.is_dataclass(value)
+    assert not isinstance(value, type)
+    return "\n".join(_toml_lines(dataclasses.asdict(value), "")) + "\n"
+
+
+def _toml_lines(table: Mapping[str, Any], prefix: str) -> list[str]:
+    simple, nested = [], []
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            nested += [f"\n[{prefix}{key}]", *_toml_lines(value, f"{prefix}{key}.")]
+        elif isinstance(value, (list, tuple)) and value and isinstance(value[0], Mapping):
+            for item in value:
+                nested += [f"\n[[{prefix}{key}]]", *_toml_lines(item, f"{prefix}{key}.")]
+        elif value is not None:
+            simple.append(f"{key} = {_toml_value(value)}")
+    return simple + nested
+
+
+def _toml_value(value: Any) -> str:  # Any: whatever a configuration field may hold
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float)):
+        return repr(value)
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(_toml_value(item) for item in value) + "]"
+    escaped = "".join(
+        {"\\": "\\\\", '"': '\\"'}.get(c, c if c.isprintable() else f"\\U{ord(c):08x}") for c in str(value)
+    )
+    return f'"{escaped}"'
+
+
+def _check_keys(kind: Any, mapping: object, source: str, prefix: str) -> None:
+    """Raise for the first key that `kind` does not have, anywhere inside."""
+    if not dataclasses.is_dataclass(kind) or not isinstance(mapping, Mapping):
+        return
+    hints = typing.get_type_hints(kind)
+    names = [field.name for field in dataclasses.fields(kind)]
+    for key, value in mapping.items():
+        if key not in names:
+            near = difflib.get_close_matches(str(key), names, n=1, cutoff=0.5)
+            advice = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(names)}"
+            raise ConfigError(f"{source}: unknown key {prefix + str(key)!r}; {advice}")
+        for inner in _dataclasses_within(hints[key]):
+            if isinstance(value, (list, tuple)):
+                for index, item in enumerate(value):
+                    _check_keys(inner, item, source, f"{prefix}{key}[{index}].")
+            else:
+                _check_keys(inner, value, source, f"{prefix}{key}.")
+
+
+def _dataclasses_within(hint: Any) -> list[Any]:
+    """The dataclass in ``X``, ``X | None``, ``tuple[X, ...]`` or ``list[X]``, if there is one."""
+    if dataclasses.is_dataclass(hint):
+        return [hint]
+    if typing.get_origin(hint) in (typing.Union, types.UnionType, tuple, list):
+        return [found for part in typing.get_args(hint) for found in _dataclasses_within(part)]
+    return []
+
+
+def _dotted(location: tuple[int | str, ...]) -> str:
+    text = ""
+    for part in location:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+    return text

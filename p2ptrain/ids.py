@@ -1,0 +1,26 @@
+"""The few plain types that every layer shares."""
+
+from dataclasses import dataclass
+from typing import NewType
+
+PeerId = NewType("PeerId", str)
+"""A peer's name, unique in its swarm; peers are ordered by it."""
+
+Address = NewType("Address", str)
+"""``host:port``, as others reach it."""
+
+Seconds = float
+"""A duration, or a moment on the clock that governs the caller."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Ticket:
+    """Names one attempt of one group, for ever: a restarted peer counts under a new incarnation."""
+
+    initiator: PeerId
+    incarnation: int
+    number: int
+
+    def __str__(self) -> str:
+        """Print as in logs, ``p03#17``."""
+        return f"{self.initiator}#{self.number}"

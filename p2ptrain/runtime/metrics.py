@@ -1,0 +1,81 @@
+"""The metrics port, and the records that peers leave behind.
+
+A peer's record is one JSON object per line (``<peer>.jsonl``), an interface that the launcher's
+tables, plots and reports are derived from. Every record has ``kind`` and ``t``, seconds on the clock
+that governs the peer (monotonic for real, virtual in the simulator):
+
+``started``   ``unix_s`` (what a wall clock showed at ``t``), ``peer``, ``rank``, ``address``,
+              ``algorithm``, ``device``, ``model_size``, ``fingerprint``
+``ready``     all expected peers are here; the first step begins now. ``members``
+``step``      one step ended at ``t``: ``step`` (from 0), ``samples``, ``loss`` (of this step's batch),
+              ``compute_s``, ``wait_s``: it computed during [t - wait_s - compute_s, t - wait_s], then
+              waited for the protocol until ``t``
+``group``     one group attempt ended at ``t``, a wide record: ``ticket``, ``members``, ``what``
+              (models or gradients), ``outcome`` (done, or why not), ``reason`` (a sentence),
+              ``wait_s`` (asking until formed), ``exchange_s`` (formed until ended), ``sent_bytes``,
+              ``received_bytes``, ``disagreement_l2`` (norm of mean - own; null unless done),
+              ``staleness_steps`` (own updates between snapshot and result; null unless done)
+``member``    what is known of another peer changed: ``member``, ``state`` (alive, suspect, gone, left), ``why``
+``snapshot``  row ``row`` of ``<peer>.snapshots`` (float32, little endian, rows of ``model_size``) holds
+              the model as of ``t``; ``step``
+``warning``   ``text``, one sentence
+``ended``     ``steps``, ``samples``, ``compute_s``, ``wait_s``, ``comm_s``, ``sent_bytes``, ``received_bytes``,
+              ``groups_formed``, ``groups_failed`` (an object: reason -> count), ``staleness_p50``,
+              ``staleness_p99``, ``why`` (a sentence: what ended the run)
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from p2ptrain.ids import Seconds
+
+
+class Metrics(Protocol):
+    """Where records go. Called from any thread; must not block for long."""
+
+    def record(self, kind: str, **fields: Any) -> None:  # Any: whatever JSON can hold
+        """Write one record; the implementation adds ``t``."""
+        ...
+
+
+class NullMetrics:
+    """Forgets everything."""
+
+    def record(self, kind: str, **fields: Any) -> None:
+        """Do nothing."""
+
+
+class MemoryMetrics:
+    """Keeps records in a list, for tests and the simulator."""
+
+    def __init__(self, clock: Callable[[], Seconds]) -> None:
+        self._clock = clock
+        self.records: list[dict[str, Any]] = []
+
+    def record(self, kind: str, **fields: Any) -> None:
+        """Append one record."""
+        self.records.append({"kind": kind, "t": self._clock(), **fields})
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        """All records of one kind, in order."""
+        return [record for record in self.records if record["kind"] == kind]
+
+
+class JsonlMetrics:
+    """Appends records to a file, a line each, flushed as they come (a killed peer loses at most one)."""
+
+    def __init__(self, path: Path, clock: Callable[[], Seconds]) -> None:
+        self._clock = clock
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("a", encoding="utf-8", buffering=1)
+
+    def record(self, kind: str, **fields: Any) -> None:
+        """Append one line."""
+        if not self._file.closed:
+            self._file.write(json.dumps({"kind": kind, "t": self._clock(), **fields}) + "\n")
+
+    def close(self) -> None:
+        """Close the file; later records are dropped."""
+        self._file.close()
