@@ -1,0 +1,30 @@
+# `make demo` and `make test` do all their own set-up in .venv; nothing else has to be installed.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.PHONY: demo test protos wheel clean
+
+demo: $(READY)  ## train with all-reduce and with gossip beside a straggler; write runs/demo
+	$(BIN)/p2plab run launcher/scenarios/one_slow.toml --out runs/demo --check
+
+test: $(READY)  ## everything that CI runs
+	$(BIN)/python -m pytest
+
+protos: $(READY)  ## regenerate p2ptrain/net/_pb from protos/
+	$(BIN)/python tests/tidy/generate_protos.py p2ptrain/net/_pb
+
+wheel: $(READY)  ## a pure Python wheel in dist/
+	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .
+
+clean:
+	rm -rf $(VENV) build dist runs *.egg-info
+
+# torch goes first and by its exact version: an unpinned torch can drag in gigabytes.
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "p2ptrain needs Python 3.11 or later; try: make PYTHON=python3.11")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet "$$(grep '^torch==' constraints.txt)" -c constraints.txt
+	$(BIN)/python -m pip install --quiet -e '.[test]' -c constraints.txt
+	touch $(READY)

@@ -1,0 +1,87 @@
+"""What a peer's machine may ask for, and how each request can end (`core/events.py`).
+
+::
+
+    Send          -> nothing: best effort, the machine must survive its loss
+    Average       -> AverageEnded, exactly once, unless `Abandon` came first
+    Abandon       -> nothing: whatever still runs under the ticket must not change anything any more
+    TakeState     -> StateTaken | StateNotTaken
+    GroupEnded    -> nothing: for whoever waits for this ticket
+    VersionEnded  -> nothing: for the trainer, which waits for this version
+    MemberChanged -> nothing: for the record
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from p2ptrain.core.events import Outcome
+from p2ptrain.core.messages import MemberState, Message
+from p2ptrain.ids import PeerId, Ticket
+
+
+class What(StrEnum):
+    """Which vector a group averages."""
+
+    MODELS = "models"
+    GRADIENTS = "gradients"
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    target: PeerId
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Average:
+    """The group is formed: move the slices."""
+
+    ticket: Ticket
+    members: tuple[PeerId, ...]
+    what: What
+
+
+@dataclass(frozen=True, slots=True)
+class Abandon:
+    """The group is over for us, whatever its slices do."""
+
+    ticket: Ticket
+    outcome: Outcome
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class TakeState:
+    """Take over parameters and optimizer state of one boundary from another peer."""
+
+    version: int
+    donor: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class GroupEnded:
+    """A claim that we made is over, formed or not."""
+
+    ticket: Ticket
+    outcome: Outcome
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class VersionEnded:
+    """The scheduled average of this version is done, or we withdrew from it."""
+
+    version: int
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class MemberChanged:
+    """We think differently of a member than before."""
+
+    peer: PeerId
+    state: MemberState
+    why: str
+
+
+Effect = Send | Average | Abandon | TakeState | GroupEnded | VersionEnded | MemberChanged

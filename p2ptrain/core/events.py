@@ -1,0 +1,53 @@
+"""How the slow things that a peer's machine asked for can end."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from p2ptrain.ids import Ticket
+
+
+class Outcome(StrEnum):
+    """How an attempt to average in a group ended. Only `DONE` changed anybody's parameters."""
+
+    DONE = "done"
+    BUSY = "busy"
+    """A member, or we ourselves, was in another group."""
+    YIELDED = "yielded"
+    """We gave way to an older claim that includes us."""
+    REFUSED = "refused"
+    """A member says that it is not in this group."""
+    LOST = "lost"
+    """A member vanished, or its connection broke."""
+    LATE = "late"
+    """A deadline passed."""
+    BROKEN = "broken"
+    """A member sent what cannot be averaged: non-finite numbers, a wrong size."""
+    WITHDRAWN = "withdrawn"
+    """We left before it was over."""
+
+
+@dataclass(frozen=True, slots=True)
+class AverageEnded:
+    """An `Average` is over: `DONE` and applied, or not and nothing was changed."""
+
+    ticket: Ticket
+    outcome: Outcome
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class StateTaken:
+    """A `TakeState` is over: we now hold the state of this version."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class StateNotTaken:
+    """A `TakeState` is over and nothing was changed."""
+
+    version: int
+    why: str
+
+
+Ending = AverageEnded | StateTaken | StateNotTaken

@@ -1,0 +1,278 @@
+"""Who is here, and by whose word (SWIM: Das, Gupta, Motivala, DSN 2002; suspicion as in its section 4.2).
+
+Every `probe_period_s` a peer pings the next member of a shuffled round. No ack in time makes the
+member *suspect*: it is not chosen for groups any more, but nobody mourns it yet. A suspect that hears
+of it refutes the word with a higher incarnation; one that does not is *gone* after `suspicion_s`. A
+connection that breaks is evidence too: the driver reports it, and the member is suspect at once.
+
+::
+
+                      no ack, or connection broke                suspicion_s without refutation
+      (join) -> ALIVE ---------------------------> SUSPECT ---------------------------------> GONE
+                  ^  \\______ says goodbye ________   |                                         |
+                  |                               v  |  a higher incarnation                   |
+                  |                             LEFT |  ("I am alive")                         |
+                  +---------------------------------+-----------------------------------------+
+
+Every ping and ack carries `Member` records within a fixed budget: the sender's own, then what is new
+(each item a few times, more the larger the swarm), then the others in turn. So news travels with the
+probes, the cost per peer does not grow with the swarm, and how fresh the `steps` and `samples` of far
+members are does. Merging is a join of a semilattice (`newer`), so order and duplication do not matter.
+
+This file decides who may be chosen. It does not know what for.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from random import Random
+
+from p2ptrain.core.effects import Effect, MemberChanged, Send
+from p2ptrain.core.messages import (
+    Ack,
+    Member,
+    MembershipMessage,
+    MemberState,
+    Phase,
+    Ping,
+    Rumours,
+)
+from p2ptrain.errors import ConfigError, InvariantViolation
+from p2ptrain.ids import PeerId, Seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MembershipConfig:
+    """Deadlines of failure detection."""
+
+    probe_period_s: Seconds = 0.25
+    """Between two probes of one peer. Too short: bytes and wake-ups; too long: late suspicion."""
+
+    ack_timeout_s: Seconds = 0.6
+    """A probe unanswered for so long makes its target suspect. Too short: a busy machine is
+    suspected (and refutes); too long: a vanished peer is still chosen."""
+
+    suspicion_s: Seconds = 1.5
+    """A suspect has so long to refute. Too short: a paused peer must rejoin groups; too long: a
+    synchronous group waits for the dead."""
+
+    records_per_probe: int = 16
+    """How many `Member` records a ping or ack carries at most."""
+
+    def __post_init__(self) -> None:
+        for name in ("probe_period_s", "ack_timeout_s", "suspicion_s"):
+            value = getattr(self, name)
+            if not 0 < value < math.inf:
+                raise ConfigError(f"membership {name} = {value} must be above 0")
+        if self.records_per_probe < 2:
+            raise ConfigError(
+                f"membership records_per_probe = {self.records_per_probe} must be 2 or more"
+            )
+
+
+def newer(known: Member, heard: Member) -> Member:
+    """What is true of one peer after hearing `heard` (commutative, associative, idempotent)."""
+    if known.incarnation != heard.incarnation:
+        return max(known, heard, key=lambda member: member.incarnation)
+    facts = max(known, heard, key=lambda member: (member.beat, member.steps, member.samples))
+    return replace(facts, state=max(known.state, heard.state), phase=max(known.phase, heard.phase))
+
+
+class Membership:
+    """One peer's view of the swarm. Effects are handed to `emit`; see `PeerMachine` for the duties."""
+
+    def __init__(
+        self, me: Member, config: MembershipConfig, rng: Random, emit: Callable[[Effect], None]
+    ) -> None:
+        self._config = config
+        self._rng = rng
+        self._emit = emit
+        self._me = me
+        self._others: dict[PeerId, Member] = {}
+        self._news: dict[PeerId, int] = {}  # peer -> how often its record is still to be told
+        self._round: list[PeerId] = []  # who is probed next, last first
+        self._turn = 0  # whose record fills the next probe
+        self._probe_at: Seconds | None = None
+        self._probe_number = 0
+        self._unanswered: dict[PeerId, tuple[int, Seconds]] = {}  # probe number, deadline
+        self._condemned_at: dict[PeerId, Seconds] = {}  # when a suspect becomes gone
+
+    # --- reading ----------------------------------------------------------------------------------
+
+    @property
+    def me(self) -> Member:
+        return self._me
+
+    @property
+    def others(self) -> tuple[Member, ...]:
+        """Everyone else we have heard of, sorted by name."""
+        return tuple(self._others[peer] for peer in sorted(self._others))
+
+    def member(self, peer: PeerId) -> Member | None:
+        return self._me if peer == self._me.peer else self._others.get(peer)
+
+    def choosable(self) -> tuple[PeerId, ...]:
+        """Who may be asked into a group: alive by all we know, and not ourselves."""
+        return tuple(m.peer for m in self.others if m.state is MemberState.ALIVE)
+
+    def participants(self) -> tuple[PeerId, ...]:
+        """Who takes part in scheduled groups: everyone here who is not done, ourselves included.
+
+        A suspect still counts: a synchronous group waits until the suspicion is settled.
+        """
+        here = [m for m in (self._me, *self.others) if m.state <= MemberState.SUSPECT]
+        return tuple(sorted(m.peer for m in here if m.phase is not Phase.DONE))
+
+    # --- what we say of ourselves -----------------------------------------------------------------
+
+    def describe(self, *, phase: Phase, steps: int, samples: int) -> None:
+        """Say what we are doing; told to others with the next probes."""
+        self._me = replace(
+            self._me, phase=phase, steps=steps, samples=samples, beat=self._me.beat + 1
+        )
+
+    def announce(self) -> None:
+        """Tell everyone our record now (joined, done, leaving)."""
+        for peer in self._reachable():
+            self._emit(Send(peer, Rumours((self._me,))))
+
+    def leave(self) -> None:
+        """Say goodbye; nobody will choose us once this has arrived."""
+        self._me = replace(self._me, state=MemberState.LEFT, beat=self._me.beat + 1)
+        self.announce()
+        self._probe_at = None
+
+    # --- what happens -----------------------------------------------------------------------------
+
+    def learn(self, members: Sequence[Member], now: Seconds, why: str) -> None:
+        """Merge records that somebody told us."""
+        for heard in members:
+            if heard.peer == self._me.peer:
+                self._maybe_refute(heard)
+            else:
+                known = self._others.get(heard.peer)
+                self._store(newer(known, heard) if known else heard, now, why)
+        if self._probe_at is None and self._others and self._me.state is MemberState.ALIVE:
+            self._probe_at = now + self._rng.uniform(0, self._config.probe_period_s)
+
+    def receive(self, source: PeerId, message: MembershipMessage, now: Seconds) -> None:
+        self.learn(message.members, now, f"told by {source}")
+        match message:
+            case Ping(number=number):
+                self._emit(Send(source, Ack(number, self._records_for(source))))
+            case Ack(number=number):
+                asked = self._unanswered.get(source)
+                if asked and asked[0] == number:
+                    del self._unanswered[source]
+            case Rumours():
+                pass
+
+    def unreachable(self, peer: PeerId, why: str, now: Seconds) -> None:
+        """A connection to `peer` broke: suspect it at once, and ask it."""
+        member = self._others.get(peer)
+        if member and member.state is MemberState.ALIVE:
+            self._store(replace(member, state=MemberState.SUSPECT), now, why)
+            self._probe(peer, now)
+
+    def handle_timer(self, now: Seconds) -> None:
+        for peer, (_, deadline) in sorted(self._unanswered.items()):
+            if deadline <= now:
+                del self._unanswered[peer]
+                member = self._others[peer]
+                if member.state is MemberState.ALIVE:
+                    why = f"{peer} did not answer a probe within {self._config.ack_timeout_s} s"
+                    self._store(replace(member, state=MemberState.SUSPECT), now, why)
+        for peer, deadline in sorted(self._condemned_at.items()):
+            if deadline <= now:
+                why = f"{peer} did not refute its suspicion within {self._config.suspicion_s} s"
+                self._store(replace(self._others[peer], state=MemberState.GONE), now, why)
+        if self._probe_at is not None and self._probe_at <= now:
+            self._probe_at = now + self._config.probe_period_s
+            target = self._next_target()
+            if target is not None:
+                self._probe(target, now)
+
+    def next_deadline(self) -> Seconds | None:
+        deadlines = [deadline for _, deadline in self._unanswered.values()]
+        deadlines += self._condemned_at.values()
+        if self._probe_at is not None:
+            deadlines.append(self._probe_at)
+        return min(deadlines, default=None)
+
+    def check(self) -> None:
+        if self._me.peer in self._others:
+            raise InvariantViolation(f"{self._me.peer} counts itself among the others")
+        for peer in self._condemned_at:
+            if self._others[peer].state is not MemberState.SUSPECT:
+                raise InvariantViolation(f"{peer} is condemned but {self._others[peer].state.name}")
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    def _store(self, member: Member, now: Seconds, why: str) -> None:
+        known = self._others.get(member.peer)
+        self._others[member.peer] = member
+        same_word = known is not None and (known.incarnation, known.state) == (
+            member.incarnation,
+            member.state,
+        )
+        if not same_word or (known is not None and known.phase != member.phase):
+            self._news[member.peer] = 3 * math.ceil(math.log2(len(self._others) + 2))
+        if same_word:
+            return
+        if member.state is MemberState.SUSPECT:
+            self._condemned_at[member.peer] = now + self._config.suspicion_s
+        else:
+            self._condemned_at.pop(member.peer, None)
+        if member.state >= MemberState.GONE:
+            self._unanswered.pop(member.peer, None)
+        if known is None or known.state is not member.state:
+            self._emit(MemberChanged(member.peer, member.state, why))
+
+    def _maybe_refute(self, heard: Member) -> None:
+        """Somebody thinks ill of us: we are alive, under a higher incarnation."""
+        if self._me.state is MemberState.LEFT or heard.incarnation < self._me.incarnation:
+            return
+        if heard.incarnation > self._me.incarnation or heard.state is not MemberState.ALIVE:
+            self._me = replace(self._me, incarnation=heard.incarnation + 1, beat=self._me.beat + 1)
+            self.announce()
+
+    def _probe(self, target: PeerId, now: Seconds) -> None:
+        self._probe_number += 1
+        if target not in self._unanswered:
+            self._unanswered[target] = (self._probe_number, now + self._config.ack_timeout_s)
+        number = self._unanswered[target][0]
+        self._emit(Send(target, Ping(number, self._records_for(target))))
+
+    def _next_target(self) -> PeerId | None:
+        """The next member of a shuffled round: everyone is probed once before anyone twice."""
+        reachable = self._reachable()
+        for _ in range(2):
+            while self._round:
+                peer = self._round.pop()
+                if peer in reachable:
+                    return peer
+            self._round = list(reachable)
+            self._rng.shuffle(self._round)
+        return None
+
+    def _reachable(self) -> tuple[PeerId, ...]:
+        return tuple(m.peer for m in self.others if m.state <= MemberState.SUSPECT)
+
+    def _records_for(self, target: PeerId) -> tuple[Member, ...]:
+        """Ourselves, what we think of the target, the news, then the others in turn."""
+        chosen: dict[PeerId, Member] = {}
+        news = sorted(self._news, key=lambda peer: (-self._news[peer], peer))
+        names = sorted(self._others)
+        turn = [names[(self._turn + i) % len(names)] for i in range(len(names))] if names else []
+        for peer in [target, *news, *turn]:
+            if len(chosen) >= self._config.records_per_probe - 1:
+                break
+            if peer in self._others:
+                chosen[peer] = self._others[peer]
+        self._turn += self._config.records_per_probe
+        for peer in chosen:
+            if peer in self._news:
+                self._news[peer] -= 1
+                if self._news[peer] <= 0:
+                    del self._news[peer]
+        return (self._me, *chosen.values())

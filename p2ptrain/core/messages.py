@@ -1,0 +1,151 @@
+"""What peers say to each other. Plain values; `net/wire.py` turns them into protobuf and back.
+
+A message may be lost, duplicated, delayed and reordered. Each class says what its loss costs.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+from p2ptrain.ids import Address, PeerId, Ticket
+
+
+class MemberState(IntEnum):
+    """How a member is; within one incarnation the worse word wins."""
+
+    ALIVE = 0
+    SUSPECT = 1
+    GONE = 2
+    LEFT = 3
+
+
+class Phase(IntEnum):
+    """What a member is busy with."""
+
+    ARRIVING = 0
+    """Joined; waits for the peers it starts together with."""
+    TRAINING = 1
+    DONE = 2
+    """Its own training has ended; it serves the others until theirs has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """One member as somebody knows it."""
+
+    peer: PeerId
+    address: Address
+    incarnation: int
+    """Grows when the peer restarts, and when it refutes that it is suspect or gone."""
+    state: MemberState = MemberState.ALIVE
+    beat: int = 0
+    """Counts what the member said of itself in this incarnation; the larger beat is the news."""
+    phase: Phase = Phase.ARRIVING
+    steps: int = 0
+    samples: int = 0
+
+
+# --- membership -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """Are you there? Lost: looks like a lost `Ack`."""
+
+    number: int
+    members: tuple[Member, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """I am. Lost: the pinger suspects us until we refute it, and does not choose us meanwhile."""
+
+    number: int
+    members: tuple[Member, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rumours:
+    """News that should not wait for the next probe. Lost: the news arrives with a probe."""
+
+    members: tuple[Member, ...]
+
+
+# --- claimed groups: the group lock ---------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Will you be in this group? Lost: sent again."""
+
+    ticket: Ticket
+    born: int
+    members: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """I will, and promise nobody else meanwhile. Lost: the claim comes again, and so does this."""
+
+    ticket: Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """I will not. Lost: the claim comes again, and by then we may be free."""
+
+    ticket: Ticket
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """All have granted: the group is formed. Lost: the member inquires."""
+
+    ticket: Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """I am not in this ticket, or not any more. Lost: the other side inquires, or its stream ends."""
+
+    ticket: Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class Inquire:
+    """I granted this some time ago: what became of it? Lost: sent again."""
+
+    ticket: Ticket
+
+
+# --- scheduled groups: the rendezvous -------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Arrive:
+    """I am ready to average version `version`. Lost: sent again until something happens."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Assemble:
+    """All have arrived: average this version under this ticket. Lost: our `Arrive` brings it again."""
+
+    ticket: Ticket
+    version: int
+    members: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CatchUp:
+    """You are behind: take over the state of `version` from `donor`, then arrive again. Lost: as above."""
+
+    version: int
+    donor: PeerId
+
+
+LockMessage = Claim | Grant | Busy | Begin | Release | Inquire
+RendezvousMessage = Arrive | Assemble | CatchUp
+MembershipMessage = Ping | Ack | Rumours
+Message = MembershipMessage | LockMessage | RendezvousMessage

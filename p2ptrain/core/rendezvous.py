@@ -1,0 +1,251 @@
+"""Scheduled groups: everyone who trains meets once per version.
+
+Synchronous algorithms need no lock: who meets follows from the view, and when, from the version. What
+they need is agreement on both while peers come and go. The *host*, the first participant by name,
+collects an `Arrive` from every participant and answers all of them with one `Assemble`: its list is
+the group, under a fresh ticket. There is no lease, since a slow peer may compute for long; a dead one
+is taken off the list by membership.
+
+::
+
+             arrive(v)              Assemble(ticket, v)               done: version v ended
+      IDLE -----------> WAITING(v) --------------------> IN_GROUP ---------------------------> IDLE
+                          ^  |  ^                            | broken: arrive again
+                          |  |  +----------------------------+
+          state of w held |  | CatchUp(w > v)
+                          |  v
+                        CATCHING_UP(w)
+
+**After a break** some members may have finished version v and others not. Those who have will arrive
+with v + 1, those who have not with v, and the host, who waits for all, sees both: it sends the ones
+behind to take over the state (parameters *and* optimizer) of one that is ahead, which stands still at
+its boundary because it waits in this very rendezvous. A newcomer is the same case, only further
+behind. So there is one mechanism for both, and peers that average together are equal.
+
+**No cycle of waits**: participants wait for the host's word, the host for arrivals, and an arrival needs
+nothing but the trainer's own step (or, catching up, the state of a peer that is waiting). Inside the
+group, members wait for each other's slices only. Two hosts (their views differ) cannot form two groups
+that share a peer: a participant is in one group at a time and refuses slices of any other ticket; the
+broken one arrives again, and membership agrees sooner or later.
+
+`Arrive` is repeated every `resend_s` until something happens, so any message of this file may be lost.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import assert_never
+
+from p2ptrain.core.effects import Abandon, Average, Effect, Send, TakeState, VersionEnded, What
+from p2ptrain.core.events import Outcome
+from p2ptrain.core.messages import Arrive, Assemble, CatchUp, RendezvousMessage
+from p2ptrain.errors import InvariantViolation, LocalProtocolError
+from p2ptrain.ids import PeerId, Seconds, Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """The trainer computes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    version: int
+    resend_at: Seconds
+
+
+@dataclass(frozen=True, slots=True)
+class CatchingUp:
+    version: int
+    behind: int
+    """The version we wait with again if the state cannot be had."""
+
+
+@dataclass(frozen=True, slots=True)
+class InGroup:
+    ticket: Ticket
+    version: int
+    members: tuple[PeerId, ...]
+
+
+RendezvousState = Idle | Waiting | CatchingUp | InGroup
+
+
+class Rendezvous:
+    """One peer's share of the scheduled groups; `participants()` is membership's word, sorted."""
+
+    def __init__(
+        self,
+        me: PeerId,
+        incarnation: int,
+        resend_s: Seconds,
+        participants: Callable[[], Sequence[PeerId]],
+        emit: Callable[[Effect], None],
+    ) -> None:
+        self._me = me
+        self._incarnation = incarnation
+        self._resend_s = resend_s
+        self._participants = participants
+        self._emit = emit
+        self._state: RendezvousState = Idle()
+        self._arrivals: dict[PeerId, int] = {}  # as the host: who waits, and with which version
+        self._tickets = 0
+        self._last_ended: Ticket | None = None
+        self._withdrawn = False
+
+    @property
+    def state(self) -> RendezvousState:
+        return self._state
+
+    def holds(self, ticket: Ticket) -> bool:
+        """True while we are in the group of `ticket`: the fence for its slices and its result."""
+        return isinstance(self._state, InGroup) and self._state.ticket == ticket
+
+    def waits_with(self, version: int) -> bool:
+        """True while our trainer stands at the boundary of `version`: its state may be given away."""
+        return isinstance(self._state, Waiting) and self._state.version == version
+
+    # --- what happens -----------------------------------------------------------------------------
+
+    def arrive(self, version: int, now: Seconds) -> None:
+        """The trainer waits with `version`; it ends in `VersionEnded`."""
+        if not isinstance(self._state, Idle):
+            raise LocalProtocolError(f"{self._me} arrives with {version} but is {self._state}")
+        self._wait(version, now)
+
+    def withdraw(self) -> None:
+        """The trainer stops: no more waiting. A group that is formed is left to end."""
+        self._withdrawn = True
+        match self._state:
+            case Waiting(version=version) | CatchingUp(behind=version):
+                self._state = Idle()
+                self._emit(VersionEnded(version, Outcome.WITHDRAWN))
+            case _:
+                pass
+        self._arrivals.pop(self._me, None)
+
+    def receive(self, source: PeerId, message: RendezvousMessage, now: Seconds) -> None:
+        match message:
+            case Arrive(version=version):
+                self._handle_arrive(source, version)
+            case Assemble():
+                self._handle_assemble(message)
+            case CatchUp(version=version, donor=donor):
+                if isinstance(self._state, Waiting) and self._state.version < version:
+                    self._catch_up(version, donor)
+            case _:
+                assert_never(message)
+
+    def average_ended(self, ticket: Ticket, outcome: Outcome, now: Seconds) -> None:
+        if not self.holds(ticket):
+            return
+        assert isinstance(self._state, InGroup)
+        version = self._state.version
+        self._last_ended = ticket
+        if outcome is Outcome.DONE:
+            self._state = Idle()
+            self._emit(VersionEnded(version, outcome))
+        else:
+            self._wait(version, now)
+
+    def state_taken(self, version: int, now: Seconds) -> None:
+        if isinstance(self._state, CatchingUp) and self._state.version == version:
+            self._wait(version, now)
+
+    def state_not_taken(self, version: int, now: Seconds) -> None:
+        if isinstance(self._state, CatchingUp) and self._state.version == version:
+            self._wait(self._state.behind, now)
+
+    def peer_gone(self, peer: PeerId, why: str, now: Seconds) -> None:
+        self._arrivals.pop(peer, None)
+        state = self._state
+        if isinstance(state, InGroup) and peer in state.members:
+            self._emit(Abandon(state.ticket, Outcome.LOST, why))
+            self._last_ended = state.ticket
+            self._wait(state.version, now)
+
+    def view_changed(self) -> None:
+        """Membership has news: the host may have changed, or everyone may be here now."""
+        self._maybe_assemble()
+
+    def handle_timer(self, now: Seconds) -> None:
+        if isinstance(self._state, Waiting) and self._state.resend_at <= now:
+            self._wait(self._state.version, now)
+
+    def next_deadline(self) -> Seconds | None:
+        return self._state.resend_at if isinstance(self._state, Waiting) else None
+
+    def check(self) -> None:
+        if isinstance(self._state, InGroup) and self._me not in self._state.members:
+            raise InvariantViolation(f"{self._me} is in a group without itself: {self._state}")
+
+    # --- the participant's side -------------------------------------------------------------------
+
+    def _wait(self, version: int, now: Seconds) -> None:
+        if self._withdrawn:
+            self._state = Idle()
+            self._emit(VersionEnded(version, Outcome.WITHDRAWN))
+            return
+        self._state = Waiting(version, now + self._resend_s)
+        host = self._participants()[0]
+        if host != self._me:
+            self._emit(Send(host, Arrive(version)))  # lost: sent again at `resend_at`
+        self._arrivals[self._me] = version
+        self._maybe_assemble()
+
+    def _handle_assemble(self, message: Assemble) -> None:
+        state = self._state
+        fits = isinstance(state, Waiting) and state.version == message.version
+        if fits and message.ticket != self._last_ended and self._me in message.members:
+            self._state = InGroup(message.ticket, message.version, message.members)
+            self._arrivals.pop(self._me, None)
+            self._emit(Average(message.ticket, message.members, What.GRADIENTS))
+
+    def _catch_up(self, version: int, donor: PeerId) -> None:
+        assert isinstance(self._state, Waiting)
+        self._state = CatchingUp(version, self._state.version)
+        self._arrivals.pop(self._me, None)
+        self._emit(TakeState(version, donor))
+
+    # --- the host's side --------------------------------------------------------------------------
+
+    def _handle_arrive(self, source: PeerId, version: int) -> None:
+        state = self._state
+        if isinstance(state, InGroup) and self._hosts(state, source, version):
+            # Lost, if it was: its next `Arrive` brings it again.
+            self._emit(Send(source, Assemble(state.ticket, version, state.members)))
+            return
+        self._arrivals[source] = version
+        self._maybe_assemble()
+
+    def _hosts(self, group: InGroup, guest: PeerId, version: int) -> bool:
+        mine = group.ticket.initiator == self._me
+        return mine and guest in group.members and version == group.version
+
+    def _maybe_assemble(self) -> None:
+        """If we are the host and everyone waits: let those behind catch up, or begin."""
+        participants = tuple(self._participants())
+        if not isinstance(self._state, Waiting) or participants[0] != self._me:
+            return
+        if any(peer not in self._arrivals for peer in participants):
+            return
+        newest = max(self._arrivals[peer] for peer in participants)
+        ahead = [peer for peer in participants if self._arrivals[peer] == newest]
+        behind = [peer for peer in participants if self._arrivals[peer] < newest]
+        for peer in behind:
+            del self._arrivals[peer]
+            if peer == self._me:
+                self._catch_up(newest, ahead[0])
+            else:
+                self._emit(Send(peer, CatchUp(newest, ahead[0])))  # lost: its `Arrive` brings it
+        if not behind:
+            self._assemble(newest, participants)
+
+    def _assemble(self, version: int, members: tuple[PeerId, ...]) -> None:
+        self._tickets += 1
+        ticket = Ticket(self._me, self._incarnation, self._tickets)
+        self._arrivals.clear()
+        self._state = InGroup(ticket, version, members)
+        for peer in members:
+            if peer != self._me:
+                self._emit(Send(peer, Assemble(ticket, version, members)))
+        self._emit(Average(ticket, members, What.GRADIENTS))

@@ -1,0 +1,39 @@
+"""Who reduces which part of a vector, and in which order its slices travel.
+
+A vector of n numbers is cut into one contiguous *part of the vector* per member, its *share*: the
+member that owns a share receives it from everyone else, reduces it and sends the mean back. So each
+member sends and receives 2 n (g - 1) / g numbers, the least that an all-reduce can do (Patarasuk and
+Yuan, JPDC 2009). A share travels in slices, in order, so that one slice is on the wire while another
+is being reduced; both sides cut alike, so a slice needs no header.
+"""
+
+from dataclasses import dataclass
+
+from p2ptrain.errors import LocalProtocolError
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The numbers [start, stop) of a vector."""
+
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+
+def share(vector_size: int, member_count: int, index: int) -> Span:
+    """What member `index` owns; shares differ in size by at most one and cover the vector."""
+    if not 0 <= index < member_count:
+        raise LocalProtocolError(f"there is no member {index} among {member_count}")
+    return Span(vector_size * index // member_count, vector_size * (index + 1) // member_count)
+
+
+def slices(span: Span, slice_size: int) -> tuple[Span, ...]:
+    """Cut `span` into slices of `slice_size` numbers, the last one possibly shorter."""
+    if slice_size < 1:
+        raise LocalProtocolError(f"a slice of {slice_size} numbers")
+    starts = range(span.start, span.stop, slice_size)
+    return tuple(Span(start, min(start + slice_size, span.stop)) for start in starts)

@@ -1,0 +1,238 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Nothing(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("protocol_major", "protocol_minor", "algorithm", "model", "model_size", "self")
+    PROTOCOL_MAJOR_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_MINOR_FIELD_NUMBER: _ClassVar[int]
+    ALGORITHM_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    MODEL_SIZE_FIELD_NUMBER: _ClassVar[int]
+    SELF_FIELD_NUMBER: _ClassVar[int]
+    protocol_major: int
+    protocol_minor: int
+    algorithm: str
+    model: str
+    model_size: int
+    self: Member
+    def __init__(self_, protocol_major: _Optional[int] = ..., protocol_minor: _Optional[int] = ..., algorithm: _Optional[str] = ..., model: _Optional[str] = ..., model_size: _Optional[int] = ..., self: _Optional[_Union[Member, _Mapping]] = ...) -> None: ...
+
+class Welcome(_message.Message):
+    __slots__ = ("refusal", "members")
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    refusal: str
+    members: _containers.RepeatedCompositeFieldContainer[Member]
+    def __init__(self, refusal: _Optional[str] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
+
+class Member(_message.Message):
+    __slots__ = ("peer", "address", "incarnation", "state", "beat", "phase", "steps", "samples")
+    class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        ALIVE: _ClassVar[Member.State]
+        SUSPECT: _ClassVar[Member.State]
+        GONE: _ClassVar[Member.State]
+        LEFT: _ClassVar[Member.State]
+    ALIVE: Member.State
+    SUSPECT: Member.State
+    GONE: Member.State
+    LEFT: Member.State
+    class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        ARRIVING: _ClassVar[Member.Phase]
+        TRAINING: _ClassVar[Member.Phase]
+        DONE: _ClassVar[Member.Phase]
+    ARRIVING: Member.Phase
+    TRAINING: Member.Phase
+    DONE: Member.Phase
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    BEAT_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    address: str
+    incarnation: int
+    state: Member.State
+    beat: int
+    phase: Member.Phase
+    steps: int
+    samples: int
+    def __init__(self, peer: _Optional[str] = ..., address: _Optional[str] = ..., incarnation: _Optional[int] = ..., state: _Optional[_Union[Member.State, str]] = ..., beat: _Optional[int] = ..., phase: _Optional[_Union[Member.Phase, str]] = ..., steps: _Optional[int] = ..., samples: _Optional[int] = ...) -> None: ...
+
+class Ticket(_message.Message):
+    __slots__ = ("initiator", "incarnation", "number")
+    INITIATOR_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    initiator: str
+    incarnation: int
+    number: int
+    def __init__(self, initiator: _Optional[str] = ..., incarnation: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
+
+class Envelope(_message.Message):
+    __slots__ = ("source", "swarm", "ping", "ack", "rumours", "claim", "grant", "busy", "begin", "release", "inquire", "arrive", "assemble", "catch_up")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    SWARM_FIELD_NUMBER: _ClassVar[int]
+    PING_FIELD_NUMBER: _ClassVar[int]
+    ACK_FIELD_NUMBER: _ClassVar[int]
+    RUMOURS_FIELD_NUMBER: _ClassVar[int]
+    CLAIM_FIELD_NUMBER: _ClassVar[int]
+    GRANT_FIELD_NUMBER: _ClassVar[int]
+    BUSY_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
+    INQUIRE_FIELD_NUMBER: _ClassVar[int]
+    ARRIVE_FIELD_NUMBER: _ClassVar[int]
+    ASSEMBLE_FIELD_NUMBER: _ClassVar[int]
+    CATCH_UP_FIELD_NUMBER: _ClassVar[int]
+    source: str
+    swarm: str
+    ping: Ping
+    ack: Ack
+    rumours: Rumours
+    claim: Claim
+    grant: Grant
+    busy: Busy
+    begin: Begin
+    release: Release
+    inquire: Inquire
+    arrive: Arrive
+    assemble: Assemble
+    catch_up: CatchUp
+    def __init__(self, source: _Optional[str] = ..., swarm: _Optional[str] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., rumours: _Optional[_Union[Rumours, _Mapping]] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., grant: _Optional[_Union[Grant, _Mapping]] = ..., busy: _Optional[_Union[Busy, _Mapping]] = ..., begin: _Optional[_Union[Begin, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., inquire: _Optional[_Union[Inquire, _Mapping]] = ..., arrive: _Optional[_Union[Arrive, _Mapping]] = ..., assemble: _Optional[_Union[Assemble, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ...) -> None: ...
+
+class Ping(_message.Message):
+    __slots__ = ("number", "members")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    members: _containers.RepeatedCompositeFieldContainer[Member]
+    def __init__(self, number: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
+
+class Ack(_message.Message):
+    __slots__ = ("number", "members")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    members: _containers.RepeatedCompositeFieldContainer[Member]
+    def __init__(self, number: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
+
+class Rumours(_message.Message):
+    __slots__ = ("members",)
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    members: _containers.RepeatedCompositeFieldContainer[Member]
+    def __init__(self, members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
+
+class Claim(_message.Message):
+    __slots__ = ("ticket", "born", "members")
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    BORN_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    ticket: Ticket
+    born: int
+    members: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, ticket: _Optional[_Union[Ticket, _Mapping]] = ..., born: _Optional[int] = ..., members: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Grant(_message.Message):
+    __slots__ = ("ticket",)
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    ticket: Ticket
+    def __init__(self, ticket: _Optional[_Union[Ticket, _Mapping]] = ...) -> None: ...
+
+class Busy(_message.Message):
+    __slots__ = ("ticket", "reason")
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    ticket: Ticket
+    reason: str
+    def __init__(self, ticket: _Optional[_Union[Ticket, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Begin(_message.Message):
+    __slots__ = ("ticket",)
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    ticket: Ticket
+    def __init__(self, ticket: _Optional[_Union[Ticket, _Mapping]] = ...) -> None: ...
+
+class Release(_message.Message):
+    __slots__ = ("ticket",)
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    ticket: Ticket
+    def __init__(self, ticket: _Optional[_Union[Ticket, _Mapping]] = ...) -> None: ...
+
+class Inquire(_message.Message):
+    __slots__ = ("ticket",)
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    ticket: Ticket
+    def __init__(self, ticket: _Optional[_Union[Ticket, _Mapping]] = ...) -> None: ...
+
+class Arrive(_message.Message):
+    __slots__ = ("version",)
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    def __init__(self, version: _Optional[int] = ...) -> None: ...
+
+class Assemble(_message.Message):
+    __slots__ = ("ticket", "version", "members")
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    ticket: Ticket
+    version: int
+    members: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, ticket: _Optional[_Union[Ticket, _Mapping]] = ..., version: _Optional[int] = ..., members: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class CatchUp(_message.Message):
+    __slots__ = ("version", "donor")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    DONOR_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    donor: str
+    def __init__(self, version: _Optional[int] = ..., donor: _Optional[str] = ...) -> None: ...
+
+class Slice(_message.Message):
+    __slots__ = ("payload", "average", "state")
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    AVERAGE_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    payload: bytes
+    average: AverageOpening
+    state: StateOpening
+    def __init__(self, payload: _Optional[bytes] = ..., average: _Optional[_Union[AverageOpening, _Mapping]] = ..., state: _Optional[_Union[StateOpening, _Mapping]] = ...) -> None: ...
+
+class AverageOpening(_message.Message):
+    __slots__ = ("swarm", "sender", "ticket", "vector_size", "slice_size")
+    SWARM_FIELD_NUMBER: _ClassVar[int]
+    SENDER_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    VECTOR_SIZE_FIELD_NUMBER: _ClassVar[int]
+    SLICE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    swarm: str
+    sender: str
+    ticket: Ticket
+    vector_size: int
+    slice_size: int
+    def __init__(self, swarm: _Optional[str] = ..., sender: _Optional[str] = ..., ticket: _Optional[_Union[Ticket, _Mapping]] = ..., vector_size: _Optional[int] = ..., slice_size: _Optional[int] = ...) -> None: ...
+
+class StateOpening(_message.Message):
+    __slots__ = ("swarm", "sender", "version")
+    SWARM_FIELD_NUMBER: _ClassVar[int]
+    SENDER_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    swarm: str
+    sender: str
+    version: int
+    def __init__(self, swarm: _Optional[str] = ..., sender: _Optional[str] = ..., version: _Optional[int] = ...) -> None: ...

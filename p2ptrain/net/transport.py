@@ -1,0 +1,98 @@
+"""The port: what a driver may assume of any network.
+
+* A *message* may be lost, duplicated, delayed and reordered. Sending never waits and never fails;
+  if the way to a peer is seen to be broken, the handler is told, once per break.
+* A *call* (join, identify) is answered or raises TransportError within its time.
+* A *stream* of slices is ordered; it completes, or fails on both sides: nothing is lost in the middle.
+  A receiver that does not read makes the sender of this stream wait, and no other stream.
+* Addresses are checked by whoever uses them; whoever calls is a stranger until its opening says more.
+
+`GrpcTransport` and the simulator's transport implement it; one body of tests holds both to it.
+"""
+
+from typing import Protocol
+
+from p2ptrain.ids import Address, Seconds
+from p2ptrain.net.wire import Envelope, Hello, Opening, Welcome
+
+
+class SliceStream(Protocol):
+    """One side of a stream of slices."""
+
+    async def send(self, payload: memoryview) -> None:
+        """Send one slice; waits while the receiver does not keep up. The payload may be reused then.
+
+        Raises:
+            TransportError: if the stream has failed.
+        """
+        ...
+
+    async def receive(self) -> memoryview | None:
+        """The next slice, or None after the other side said that this was all.
+
+        Raises:
+            TransportError: if the stream has failed or was refused; the message says why.
+        """
+        ...
+
+    async def finish(self) -> None:
+        """Say that we have sent all. Receiving goes on."""
+        ...
+
+    def abort(self, why: str) -> None:
+        """End the stream now, on both sides; the other side is told `why`. Idempotent."""
+        ...
+
+
+class Handler(Protocol):
+    """What a transport hands incoming things to: the driver."""
+
+    def handle_message(self, envelope: Envelope) -> None: ...
+
+    def handle_broken(self, address: Address, why: str) -> None:
+        """Messages to `address` do not arrive at present."""
+        ...
+
+    async def handle_join(self, hello: Hello) -> Welcome: ...
+
+    def handle_identify(self) -> Hello: ...
+
+    async def handle_stream(self, opening: Opening, stream: SliceStream) -> None:
+        """Serve one stream; it is over when this returns. Raise RefusedError to refuse in words."""
+        ...
+
+
+class Transport(Protocol):
+    """A way to other peers."""
+
+    async def start(self, handler: Handler) -> Address:
+        """Listen; return the address that others should use.
+
+        Raises:
+            ConfigError: if the address to listen on cannot be had.
+        """
+        ...
+
+    def send(self, target: Address, envelope: Envelope) -> None:
+        """Send a message, best effort; never waits."""
+        ...
+
+    async def join(self, host: Address, hello: Hello, timeout_s: Seconds) -> Welcome:
+        """Ask the peer at `host` to be let in. Raises TransportError."""
+        ...
+
+    async def identify(self, address: Address, timeout_s: Seconds) -> Hello:
+        """Ask who is at `address`. Raises TransportError."""
+        ...
+
+    async def open(self, target: Address, opening: Opening) -> SliceStream:
+        """Open a stream of slices. Raises TransportError, here or at the first use of the stream."""
+        ...
+
+    def forget(self, address: Address) -> None:
+        """Nobody is there any more: drop the connection and what was to be sent."""
+        ...
+
+    async def close(self, grace_s: Seconds) -> None:
+        """Send what is still queued, for at most `grace_s`, then close everything."""
+        ...
