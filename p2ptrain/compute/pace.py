@@ -3,12 +3,15 @@
 A peer here may stand for a slower or a busier machine. Its step gets a minimum duration, in which
 the processor is free, as while a GPU computes; and a **straggler**'s step is stretched, by a factor
 of its own compute time or by milliseconds, always or for exactly k peers drawn at each step from a
-seed that all peers and all compared algorithms share, so that every algorithm meets the same delays.
+seed that all peers and all compared algorithms share, so that every algorithm meets the same
+delays. The draw depends on seed and step number alone, not on how slow the drawn ones will be:
+raising a factor slows the same peers at the same steps.
 
 Everything here is arithmetic; the training loop sleeps.
 """
 
 from dataclasses import dataclass
+from math import isfinite
 from random import Random
 
 from p2ptrain.errors import ConfigError
@@ -32,15 +35,19 @@ class Straggler:
     """Exactly this many ranks, drawn anew for each step number from the shared seed."""
 
     def __post_init__(self) -> None:
-        if self.factor <= 0:
-            raise ConfigError(f"straggler factor = {self.factor} must be above 0; 1 is no delay, 4 is four times slower")
-        if self.extra_ms < 0:
-            raise ConfigError(f"straggler extra_ms = {self.extra_ms} must be 0 or more")
+        if not (isfinite(self.factor) and self.factor > 0):
+            raise ConfigError(
+                f"straggler factor = {self.factor} must be a number above 0; "
+                f"1 is no delay, 4 is four times slower"
+            )
+        if not (isfinite(self.extra_ms) and self.extra_ms >= 0):
+            raise ConfigError(f"straggler extra_ms = {self.extra_ms} must be a number, 0 or more")
         if self.random_peers < 0:
             raise ConfigError(f"straggler random_peers = {self.random_peers} must be 0 or more")
         if bool(self.peers) == bool(self.random_peers):
             raise ConfigError(
-                f"straggler has peers = {list(self.peers)} and random_peers = {self.random_peers}: give exactly one of them"
+                f"straggler has peers = {list(self.peers)} and "
+                f"random_peers = {self.random_peers}: give exactly one of them"
             )
 
     def is_slow(self, rank: int, step: int, peers: int, seed: int) -> bool:
@@ -60,19 +67,29 @@ class Pace:
     GPU computes. Too small beside the real compute time: it has no effect."""
 
     stragglers: tuple[Straggler, ...] = ()
+    """Each stretches what those before it left; empty: nobody is slow."""
 
     def __post_init__(self) -> None:
-        if self.min_step_ms < 0:
-            raise ConfigError(f"pace min_step_ms = {self.min_step_ms} must be 0 or more")
+        if not (isfinite(self.min_step_ms) and self.min_step_ms >= 0):
+            raise ConfigError(f"pace min_step_ms = {self.min_step_ms} must be a number, 0 or more")
 
     def check(self, peers: int) -> None:
-        """Refuse stragglers that do not exist among `peers` peers."""
+        """Refuse stragglers that do not exist among `peers` peers.
+
+        Raises:
+            ConfigError: naming the ranks and how many peers there are.
+        """
         for straggler in self.stragglers:
-            strangers = [rank for rank in straggler.peers if not 0 <= rank < peers]
-            if strangers:
-                raise ConfigError(f"straggler peers = {list(straggler.peers)}: there are {peers} peers, ranks 0 to {peers - 1}")
+            if not all(0 <= rank < peers for rank in straggler.peers):
+                raise ConfigError(
+                    f"straggler peers = {list(straggler.peers)}: "
+                    f"there are {peers} peers, ranks 0 to {peers - 1}"
+                )
             if straggler.random_peers > peers:
-                raise ConfigError(f"straggler random_peers = {straggler.random_peers} is more than the {peers} peers there are")
+                raise ConfigError(
+                    f"straggler random_peers = {straggler.random_peers} "
+                    f"is more than the {peers} peers there are"
+                )
 
     def step_s(self, compute_s: Seconds, rank: int, step: int, peers: int, seed: int) -> Seconds:
         """How long the step lasts as a whole, given the compute time it really took."""

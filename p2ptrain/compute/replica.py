@@ -51,7 +51,10 @@ class Replica(Protocol):
         ...
 
     def add_delta(self, delta_M: Vector) -> None:
-        """Add `delta_M` to the pending vector; the next `update` adds that to the live parameters."""
+        """Add `delta_M` to the pending vector; the next boundary adds that to the live numbers.
+
+        Read only, not kept. Never waits for a step.
+        """
         ...
 
     def update(self, optimizer_step: Callable[[], None]) -> None:
@@ -63,24 +66,31 @@ class Replica(Protocol):
         ...
 
     def settle(self) -> None:
-        """Take the pending delta in without an update (no step is running: the trainer is done or waits)."""
+        """Take the pending delta in without an update: the trainer is done, or waits.
+
+        Raises StateError as `update` does.
+        """
         ...
 
     def export_gradients(self, into_G: Vector, contributes: bool) -> None:
-        """Write what a gradient average needs: gradients, floating-point buffers, which parameters
-        have a gradient (one number each), and one weight.
+        """Write what a gradient average needs.
 
-        Trainer waits. With `contributes` false, gradients, flags and weight are zero: this peer
-        takes part without a say (its gradients overflowed, or it has just caught up).
-        Raises StateError naming the parameter if a contributed gradient is not finite.
+        That is gradients, floating-point buffers, which parameters have a gradient (one number
+        each), and one weight. Trainer waits. With `contributes` false all of it is zero: this
+        peer takes part without a say (its gradients overflowed, or it has just caught up).
+
+        Raises StateError naming the parameter if a contributed number is not finite; `into_G` is
+        zero then.
         """
         ...
 
     def import_gradients(self, mean_G: Vector) -> bool:
         """Set gradients and buffers from the group's mean; false if nobody contributed.
 
-        The mean of a gradient is over those who contributed. A parameter that had no gradient
-        anywhere keeps ``None``. Trainer waits.
+        Means are over those who contributed, and afterwards gradients and buffers are the same
+        bits on every peer. A parameter that had no gradient anywhere keeps ``None``. Trainer waits.
+
+        Raises StateError, with nothing changed, if the mean is not finite.
         """
         ...
 
@@ -91,6 +101,7 @@ class Replica(Protocol):
     def import_state(self, state: bytes) -> None:
         """Take over what `export_state` of another peer gave. Trainer waits.
 
-        Raises StateError, with this replica unchanged, if the bytes are not such a state or do not fit.
+        Raises StateError, with this replica unchanged, if the bytes are not such a state or do
+        not fit.
         """
         ...

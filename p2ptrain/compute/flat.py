@@ -1,0 +1,516 @@
+"""A module's parameters and floating-point buffers as one flat vector, without copies.
+
+Layout
+    Every trainable parameter, then every floating-point buffer of the module's state, each in
+    module order, makes up one vector of M numbers. In memory there is one contiguous **segment**
+    per dtype and device; the module's own tensors become views of their segment. The `Parameter`
+    objects stay, only their `.data` is replaced, so an optimizer may be built before or after. A
+    stretch of the vector that lies in one segment without a gap is a **run**: a float32 model on
+    one device is a single run, and a snapshot of it is one copy.
+
+What is not in the vector
+    Frozen parameters, integer and complex buffers, and buffers registered with
+    ``persistent=False`` (the module itself calls those no part of its state; often they are masks
+    and tables, whose mean would be the same numbers at best).
+
+Live and pending
+    Forward and backward must see one consistent model, so what other peers contribute waits in a
+    second vector, *pending* (float32, host), until the boundary between two steps. What this peer
+    hands on meanwhile is ``float32(live) + pending``. At the boundary:
+
+    * float32, float64: ``live = live + pending``, ``pending = 0``;
+    * float16, bfloat16: ``want = float32(live) + pending``, ``live = nearest(want)`` within the
+      dtype's range, ``pending = want - live``. What 16 bits cannot hold is not lost: it waits.
+      The difference of a float32 and its nearest 16-bit number is a float32, so live + pending
+      keeps the sum exactly;
+    * a ``running_var`` never goes below 0. A delta was computed for an older variance and can be
+      larger than what is left of it by now; the rest waits in pending too. Other buffers carry no
+      such bound that we could know of.
+
+Locks
+    ``step_lock`` excludes snapshots while the optimizer and the boundary change the live numbers.
+    A second lock, private, makes each use of pending atomic, so that two deltas never race and
+    a snapshot holds a delta whole or not at all. They are taken in this order only; nobody waits
+    for anything else while holding one. Normalisation layers update their buffers during forward,
+    without the lock: each number of a buffer stands for itself, and a delta adds to whatever it
+    is by then, so a snapshot that catches half of such an update loses nothing.
+
+Storage replaced behind our back
+    ``p.data = ...``, ``module.to(...)`` or ``load_state_dict(assign=True)`` detach the module from
+    the vector, silently. `FlatModel.check` compares identity, address, shape and strides at each
+    boundary and refuses.
+
+Legend of shapes: ``M`` numbers of the vector.
+"""
+
+import hashlib
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, pairwise
+from pathlib import Path
+
+import numpy as np
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from p2ptrain.compute.replica import Vector
+from p2ptrain.errors import StateError
+
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True, slots=True)
+class _Home:
+    """One place in the module where a tensor is registered."""
+
+    owner: nn.Module
+    key: str
+    name: str
+    is_parameter: bool
+    tensor: Tensor
+
+    def registered(self) -> Tensor | None:
+        """What the module holds in this place now."""
+        registry = self.owner._parameters if self.is_parameter else self.owner._buffers
+        return registry.get(self.key)
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One tensor of the vector; a tied weight is one slot with several names."""
+
+    homes: tuple[_Home, ...]
+    at: slice
+    """Its numbers within the vector of M."""
+
+    @property
+    def tensor(self) -> Tensor:
+        """The tensor under its first name."""
+        return self.homes[0].tensor
+
+    @property
+    def name(self) -> str:
+        """The first of its names, as in ``named_parameters``."""
+        return self.homes[0].name
+
+    @property
+    def is_parameter(self) -> bool:
+        """False for a buffer."""
+        return self.homes[0].is_parameter
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """The distinct `Parameter` objects: more than one when several share the same memory."""
+        return list({id(h.tensor): h.tensor for h in self.homes if h.is_parameter}.values())
+
+    def __str__(self) -> str:
+        """Print kind, names, dtype and shape: one line of the fingerprint."""
+        kind = "parameter" if self.is_parameter else "buffer"
+        names = "=".join(home.name for home in self.homes)
+        return f"{kind} {names} {_dtype_name(self.tensor)} {list(self.tensor.shape)}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A stretch of the vector and the live numbers, one-dimensional, that it stands for."""
+
+    at: slice
+    live: Tensor
+
+
+class FlatModel:
+    """A module whose numbers live in flat vectors.
+
+    Building one moves the module's tensors into the segments; values, `Parameter` objects and any
+    optimizer over them stay good. `snapshot` and `add_delta` may be called from any thread.
+
+    Raises:
+        StateError: if the module has no trainable parameter, or one that cannot be averaged (on
+            the meta device, lazy, sparse, complex, of an unsupported dtype, sharing part of its
+            memory with another). The module is unchanged in that case.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.slots: Sequence[Slot] = _slots(module)
+        self.size: int = self.slots[-1].at.stop
+        """M."""
+        self.updates = 0
+        """Optimizer updates in the live numbers; changes together with them, under `step_lock`."""
+        self.fingerprint = _digest(self.slots)
+        self.local_buffers = _local_buffers(module)
+        self.step_lock = threading.RLock()
+        """Hold it while live numbers change; see "Locks" above."""
+        self._frozen = {n: p for n, p in module.named_parameters() if not p.requires_grad}
+        self._runs = _move_into_segments(self.slots)
+        self._layout = {slot.name: _layout(slot.tensor) for slot in self.slots}
+        self._pending = torch.zeros(self.size)
+        self._pending_lock = threading.Lock()
+        self._has_pending = False
+        self._variances = [s for s in self.slots if s.name.endswith("running_var")]
+        devices = [run.live.device for run in self._runs if run.live.is_cuda]
+        self._fences = {device: _fence() for device in devices}
+
+    @property
+    def description(self) -> str:
+        """What a refusal shows of this model: digest and size."""
+        return f"digest {self.fingerprint}, {self.size:,} numbers"
+
+    def snapshot(self, into_M: Vector) -> int:
+        """Copy live + pending into `into_M`, float32 of shape ``(M,)``; any thread.
+
+        Returns:
+            `updates` as it was at that moment.
+
+        Raises:
+            StateError: if dtype or shape differ.
+        """
+        check_vector(into_M, self.size, "the snapshot's buffer")
+        into = torch.from_numpy(into_M)
+        with self.step_lock, self._pending_lock:
+            self._wait_for_device()
+            for run in self._runs:
+                pending = self._pending[run.at] if self._has_pending else None
+                _copy_sum(into[run.at], run.live, pending)
+            return self.updates
+
+    def add_delta(self, delta_M: Vector) -> None:
+        """Add `delta_M` (read only, not kept) to pending; any thread, never waits for a step.
+
+        Raises:
+            StateError: if dtype or shape differ.
+        """
+        check_vector(delta_M, self.size, "the delta")
+        with self._pending_lock, np.errstate(over="ignore", invalid="ignore"):
+            # numpy, not torch: a delta may be read-only memory of the transport.
+            pending = self._pending.numpy()
+            np.add(pending, delta_M, out=pending)
+            self._has_pending = True
+
+    def check(self) -> None:
+        """Refuse a module whose tensors are no longer the views that they were made.
+
+        Raises:
+            StateError: naming the parameter and the remedy.
+        """
+        for slot in self.slots:
+            for home in slot.homes:
+                if not self._is_in_place(home, slot):
+                    raise StateError(_replaced(home))
+        for name, parameter in self._frozen.items():
+            if parameter.requires_grad:
+                raise StateError(
+                    f"parameter {name} was frozen when the peer was built and is trainable now; "
+                    f"set requires_grad before, so that it is averaged"
+                )
+
+    def take_pending(self) -> None:
+        """Move pending into the live numbers. Hold `step_lock`; no forward or backward runs."""
+        with self._pending_lock:
+            if self._has_pending:
+                for run in self._runs:
+                    _move_pending(self._pending[run.at], run.live)
+                for slot in self._variances:
+                    _keep_positive(self._pending[slot.at], slot.tensor.detach().view(-1))
+                self._has_pending = bool(self._pending.any())
+        for device, fence in self._fences.items():
+            fence.record(torch.cuda.current_stream(device))
+
+    def pending(self) -> Tensor | None:
+        """A copy of pending, ``(M,)``, or None while it is zero."""
+        with self._pending_lock:
+            return self._pending.clone() if self._has_pending else None
+
+    def take_over(self, values: Mapping[str, Tensor], pending: Tensor | None, updates: int) -> None:
+        """Overwrite live numbers and pending with another replica's. Hold `step_lock`.
+
+        Args:
+            values: for each slot, under its first name, a tensor of its shape; all must be there.
+            pending: float32 ``(M,)``, or None for zero.
+            updates: the count that goes with `values`.
+        """
+        with self._pending_lock:
+            for slot in self.slots:
+                slot.tensor.detach().copy_(values[slot.name])
+            self._pending.zero_() if pending is None else self._pending.copy_(pending)
+            self._has_pending = pending is not None
+        self.updates = updates
+        self.synchronize()
+
+    def synchronize(self) -> None:
+        """Wait until the devices have done all that was asked of them, on every stream."""
+        for device in self._fences:
+            torch.cuda.synchronize(device)
+
+    def _wait_for_device(self) -> None:
+        # The trainer may use a stream of its own: the last boundary's kernels must be over before
+        # this thread's stream reads what they write.
+        for device, fence in self._fences.items():
+            torch.cuda.current_stream(device).wait_event(fence)
+
+    def _is_in_place(self, home: _Home, slot: Slot) -> bool:
+        return home.registered() is home.tensor and _layout(home.tensor) == self._layout[slot.name]
+
+
+def load_vector(module: nn.Module, vector_M: Vector) -> None:
+    """Overwrite a module's parameters and floating-point buffers from one vector.
+
+    Args:
+        module: of the same shape as the models that the vector is of; not one that a peer trains.
+        vector_M: float32, ``(M,)``; read only, not kept.
+
+    Raises:
+        StateError: if M or the dtype differ; the module is unchanged in that case.
+    """
+    slots = _slots(module)
+    check_vector(vector_M, slots[-1].at.stop, "the vector")
+    for slot in slots:
+        part = torch.from_numpy(np.array(vector_M[slot.at]))
+        for home in slot.homes:
+            home.tensor.detach().copy_(part.view(home.tensor.shape))
+
+
+def consensus(vectors: Iterable[Vector]) -> Vector:
+    """The mean of models, one float32 vector each; summed in float64, so that order is no matter.
+
+    Raises:
+        StateError: if there are none or their sizes differ.
+    """
+    total, count = None, 0
+    for vector in vectors:
+        if total is None:
+            total = np.zeros(vector.shape, np.float64)
+        check_vector(vector, total.size, "a peer's model")
+        total += vector
+        count += 1
+    if total is None:
+        raise StateError("there is no model to take the mean of")
+    return (total / count).astype(np.float32)
+
+
+def save_model(module: nn.Module, path: Path) -> None:
+    """Write the module's whole ``state_dict`` as safetensors; `path` is replaced in one piece.
+
+    A tied weight is written under each of its names, so that ``load_state_dict`` finds them all.
+
+    Raises:
+        StateError: if the file cannot be written.
+    """
+    state = module.state_dict()
+    tensors = {name: _host_copy(value) for name, value in state.items()}
+    partial = path.with_name(path.name + ".partial")
+    try:
+        partial.write_bytes(safetensors.torch.save(tensors))
+        partial.replace(path)
+    except OSError as error:
+        raise StateError(f"cannot write {path}: {error.strerror}") from error
+
+
+def check_vector(vector: Vector, size: int, what: str) -> None:
+    """Refuse anything but float32 of shape ``(size,)``.
+
+    Raises:
+        StateError: naming `what`, what it is and what it must be.
+    """
+    if vector.shape != (size,) or vector.dtype != np.float32:
+        raise StateError(
+            f"{what} is {vector.dtype} of shape {vector.shape}; "
+            f"it must be float32 of shape ({size},)"
+        )
+
+
+def _slots(module: nn.Module) -> Sequence[Slot]:
+    """The module's slots, laid out; changes nothing."""
+    found: dict[object, list[_Home]] = {}
+    for home in chain(_trainable(module), _averaged_buffers(module)):
+        _refuse_odd(home)
+        found.setdefault(_memory_key(home.tensor), []).append(home)
+    if not any(homes[0].is_parameter for homes in found.values()):
+        raise StateError(
+            f"{type(module).__name__} has no trainable parameter; "
+            f"set requires_grad on those that shall be trained"
+        )
+    _refuse_overlap([homes[0] for homes in found.values()])
+    slots, start = [], 0
+    for homes in found.values():
+        stop = start + homes[0].tensor.numel()
+        slots.append(Slot(tuple(homes), slice(start, stop)))
+        start = stop
+    return slots
+
+
+def _trainable(module: nn.Module) -> Iterator[_Home]:
+    for prefix, owner in module.named_modules(remove_duplicate=False):
+        for key, tensor in owner._parameters.items():
+            if tensor is not None and tensor.requires_grad:
+                yield _Home(owner, key, _join(prefix, key), True, tensor)
+
+
+def _averaged_buffers(module: nn.Module) -> Iterator[_Home]:
+    for prefix, owner in module.named_modules(remove_duplicate=False):
+        for key, tensor in owner._buffers.items():
+            is_state = key not in owner._non_persistent_buffers_set
+            if tensor is not None and is_state and tensor.is_floating_point():
+                yield _Home(owner, key, _join(prefix, key), False, tensor)
+
+
+def _local_buffers(module: nn.Module) -> dict[str, Tensor]:
+    """Integer and boolean buffers of the module's state: never averaged, but taken over."""
+    state = module.state_dict(keep_vars=True)
+    return {
+        name: buffer
+        for name, buffer in module.named_buffers()
+        if name in state and not buffer.is_floating_point() and not buffer.is_complex()
+    }
+
+
+def _refuse_odd(home: _Home) -> None:
+    """Raise for a tensor that no vector can hold."""
+    kind = "parameter" if home.is_parameter else "buffer"
+    tensor = home.tensor
+    if is_lazy(tensor):
+        why = "has no shape yet; run one batch through the model first"
+    elif tensor.is_meta:
+        why = "is on the meta device and has no values; materialize the model first"
+    elif tensor.layout != torch.strided:
+        why = f"has layout {tensor.layout}; only dense ones can be averaged"
+    elif tensor.dtype not in DTYPES:
+        allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
+        why = f"is {_dtype_name(tensor)}; only {allowed} can be averaged"
+    elif not home.is_parameter and not bool(tensor.isfinite().all()):
+        why = (
+            "holds numbers that are not finite, which have no mean; "
+            "register a constant with persistent=False"
+        )
+    else:
+        return
+    raise StateError(f"{kind} {home.name} {why}")
+
+
+def _refuse_overlap(homes: list[_Home]) -> None:
+    """Raise if two tensors share some memory but not all: as slots they would drift apart."""
+    spans = sorted((*_span(home.tensor), home.name) for home in homes if home.tensor.numel())
+    for (device, _, stop, name), (next_device, start, _, next_name) in pairwise(spans):
+        if device == next_device and start < stop:
+            raise StateError(
+                f"{name} and {next_name} share a part of their memory; clone one of them first"
+            )
+
+
+def _span(tensor: Tensor) -> tuple[str, int, int]:
+    """Device, first byte and end of what a dense tensor reaches; may include gaps."""
+    reach = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    start = tensor.data_ptr()
+    return str(tensor.device), start, start + (reach + 1) * tensor.element_size()
+
+
+def _memory_key(tensor: Tensor) -> object:
+    """Equal for tensors that are the same numbers in memory, whether one object or several."""
+    return _layout(tensor) if tensor.numel() else id(tensor)
+
+
+def _layout(tensor: Tensor) -> tuple[object, ...]:
+    return (
+        tensor.device,
+        tensor.dtype,
+        tensor.data_ptr(),
+        tensor.shape,
+        tensor.stride(),
+    )
+
+
+def _move_into_segments(slots: Sequence[Slot]) -> list[_Run]:
+    """Allocate the segments, copy, and only then make the module's tensors views of them."""
+    segments = _segments(slots)
+    runs: list[_Run] = []
+    views: list[tuple[Slot, Tensor]] = []
+    filled = dict.fromkeys(segments, 0)
+    last = None
+    for slot in slots:
+        key = (slot.tensor.dtype, slot.tensor.device)
+        start, stop = filled[key], filled[key] + slot.tensor.numel()
+        view = segments[key][start:stop].view(slot.tensor.shape)
+        views.append((slot, view.copy_(slot.tensor.detach())))
+        if key == last:
+            at = slice(runs[-1].at.start, slot.at.stop)
+            first = stop - (at.stop - at.start)
+            runs[-1] = _Run(at, segments[key][first:stop])
+        else:
+            runs.append(_Run(slot.at, segments[key][start:stop]))
+        filled[key], last = stop, key
+    for slot, view in views:
+        for home in slot.homes:
+            home.tensor.data = view
+    return runs
+
+
+def _segments(slots: Sequence[Slot]) -> dict[tuple[torch.dtype, torch.device], Tensor]:
+    sizes: dict[tuple[torch.dtype, torch.device], int] = {}
+    for slot in slots:
+        key = (slot.tensor.dtype, slot.tensor.device)
+        sizes[key] = sizes.get(key, 0) + slot.tensor.numel()
+    return {
+        (dtype, device): torch.empty(size, dtype=dtype, device=device)
+        for (dtype, device), size in sizes.items()
+    }
+
+
+def _fence() -> torch.cuda.Event:
+    return torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch has no types here
+
+
+def _copy_sum(into: Tensor, live: Tensor, pending: Tensor | None) -> None:
+    """``into = float32(live) + pending``, on the host."""
+    if pending is not None and live.dtype == torch.float32 and not live.is_cuda:
+        torch.add(live, pending, out=into)  # one pass over memory instead of two
+        return
+    into.copy_(live)
+    if pending is not None:
+        into.add_(pending)
+
+
+def _move_pending(pending: Tensor, live: Tensor) -> None:
+    """Add pending to live; what live cannot hold stays in pending."""
+    arriving = pending.to(live.device)
+    if live.dtype in (torch.float32, torch.float64):
+        live.add_(arriving)
+        pending.zero_()
+        return
+    want = live.float().add_(arriving)
+    largest = torch.finfo(live.dtype).max
+    # A model that has already diverged keeps its infinities, for the trainer to notice.
+    live.copy_(torch.where(want.isfinite(), want.clamp(-largest, largest), want))
+    pending.copy_(torch.nan_to_num_(want.sub_(live.float())))
+
+
+def _keep_positive(pending: Tensor, live: Tensor) -> None:
+    below = live.clamp(max=0)
+    live.sub_(below)
+    pending.add_(below.float().to(pending.device))
+
+
+def _replaced(home: _Home) -> str:
+    kind = "parameter" if home.is_parameter else "buffer"
+    return (
+        f"the storage of {kind} {home.name} was replaced after the peer was built; move, cast or "
+        f"assign the model before that, and afterwards change values in place (copy_)"
+    )
+
+
+def _digest(slots: Sequence[Slot]) -> str:
+    return hashlib.sha256("\n".join(map(str, slots)).encode()).hexdigest()[:16]
+
+
+def _host_copy(tensor: Tensor) -> Tensor:
+    """A contiguous copy on the host that shares memory with nothing, as safetensors asks."""
+    return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+
+
+def _dtype_name(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _join(prefix: str, key: str) -> str:
+    return f"{prefix}.{key}" if prefix else key

@@ -1,0 +1,340 @@
+"""One replica's whole state as bytes that another may take over: safetensors, never pickle.
+
+A state holds parameters, buffers, pending, the optimizer's ``state_dict`` and the count of updates,
+all of one boundary. The bytes come from another peer, so they are read as a stranger's: nothing in
+them is executed, and everything is decoded and compared with this replica *before* the first
+number of it changes. What cannot be told from outside (an optimizer that accepts its state and
+still dislikes it) is tried last and undone.
+
+The bytes::
+
+    tensors    model/<name>       each slot of the vector, in its own dtype
+               local/<name>       integer buffers, so that the taker continues bit-identically
+               pending            float32 (M,); absent while zero
+               optimizer/<path>   every tensor of the optimizer's state
+    metadata   p2ptrain           JSON: format, fingerprint, updates,
+                                  optimizer (kind, groups, state)
+
+Pending goes along because it belongs to the boundary: the giver adds it next, so must the taker.
+Frozen parameters do not: every peer loaded them where the giver did.
+
+JSON knows neither tuples nor integer keys, and optimizers use both. So containers are tagged:
+``{"tuple": [...]}``, ``{"list": [...]}``, ``{"dict": [[key, value], ...]}``, ``{"tensor": name}``;
+a plain value stands for itself.
+"""
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from p2ptrain.compute.flat import FlatModel
+from p2ptrain.errors import StateError
+
+FORMAT = "p2ptrain-state-1"
+
+Json = Any  # whatever JSON can hold; checked value by value as it is decoded
+
+_OWN_KEYS = ("foreach", "fused", "capturable", "differentiable")
+"""How an optimizer computes, not what: that follows from the device, so each keeps its own."""
+
+
+def export_state(flat: FlatModel, optimizer: Optimizer) -> bytes:
+    """Everything that a replica needs to continue exactly as this one would.
+
+    Raises:
+        StateError: if the optimizer's state holds something that cannot travel.
+    """
+    tensors: dict[str, Tensor] = {}
+    with flat.step_lock:
+        for slot in flat.slots:
+            tensors[f"model/{slot.name}"] = _host_copy(slot.tensor)
+        for name, buffer in flat.local_buffers.items():
+            tensors[f"local/{name}"] = _host_copy(buffer)
+        pending = flat.pending()
+        if pending is not None:
+            tensors["pending"] = pending
+        state = optimizer.state_dict()
+        document = {
+            "format": FORMAT,
+            "fingerprint": flat.fingerprint,
+            "updates": flat.updates,
+            "optimizer": {
+                "kind": _kind(optimizer),
+                "groups": _encode(state["param_groups"], tensors, "optimizer/groups"),
+                "state": _encode(state["state"], tensors, "optimizer/state"),
+            },
+        }
+    encoded: bytes = safetensors.torch.save(tensors, {"p2ptrain": json.dumps(document)})
+    return encoded
+
+
+def import_state(flat: FlatModel, optimizer: Optimizer, state: bytes) -> None:
+    """Take over what `export_state` of another replica gave, its count of updates included.
+
+    Raises:
+        StateError: if the bytes are no such state or do not fit. Nothing has changed in that case.
+    """
+    document, tensors = _read(state)
+    updates = _header(document, flat, optimizer)
+    values = _take_model(tensors, flat)
+    local = _take_local(tensors, flat)
+    pending = _take_pending(tensors, flat)
+    optimizer_state = _take_optimizer(document["optimizer"], tensors, optimizer)
+    if tensors:
+        raise _unfit(f"it holds the unknown tensor {min(tensors)!r}")
+    flat.check()
+    with flat.step_lock:
+        _load_optimizer(optimizer, optimizer_state)
+        for name, value in local.items():
+            flat.local_buffers[name].copy_(value)
+        flat.take_over(values, pending, updates)
+
+
+def _read(state: bytes) -> tuple[dict[str, Json], dict[str, Tensor]]:
+    try:
+        tensors = safetensors.torch.load(state)
+        # The library has just validated the header, but does not hand out its metadata.
+        header = json.loads(state[8 : 8 + int.from_bytes(state[:8], "little")])
+        document = json.loads(header["__metadata__"]["p2ptrain"])
+    except (
+        safetensors.SafetensorError,
+        KeyError,
+        ValueError,  # covers JSON and UTF-8
+        TypeError,
+        RuntimeError,
+        RecursionError,
+        OverflowError,
+    ) as error:
+        raise StateError(f"these bytes are no replica's state ({_first_line(error)})") from error
+    if not isinstance(document, dict):
+        raise StateError("these bytes are no replica's state (the metadata is no object)")
+    return document, tensors
+
+
+def _header(document: Mapping[str, Json], flat: FlatModel, optimizer: Optimizer) -> int:
+    """Compare everything that names itself; return the count of updates."""
+    _expect("format", document.get("format"), FORMAT)
+    _expect("model's digest", document.get("fingerprint"), flat.fingerprint)
+    described = document.get("optimizer")
+    if not isinstance(described, dict):
+        raise _unfit("it holds no optimizer")
+    _expect("optimizer", described.get("kind"), _kind(optimizer))
+    updates = document.get("updates")
+    if type(updates) is not int or not 0 <= updates < 2**63:
+        raise _unfit(f"its count of updates is {updates!r}")
+    return updates
+
+
+def _take_model(tensors: dict[str, Tensor], flat: FlatModel) -> dict[str, Tensor]:
+    return {
+        slot.name: _take(tensors, f"model/{slot.name}", like=slot.tensor) for slot in flat.slots
+    }
+
+
+def _take_local(tensors: dict[str, Tensor], flat: FlatModel) -> dict[str, Tensor]:
+    return {
+        name: _take(tensors, f"local/{name}", like=buffer)
+        for name, buffer in flat.local_buffers.items()
+    }
+
+
+def _take_pending(tensors: dict[str, Tensor], flat: FlatModel) -> Tensor | None:
+    if "pending" not in tensors:
+        return None
+    return _take(tensors, "pending", like=torch.empty(flat.size, device="meta"))
+
+
+def _take(tensors: dict[str, Tensor], name: str, like: Tensor) -> Tensor:
+    """Remove one tensor, checked against what it will overwrite."""
+    tensor = tensors.pop(name, None)
+    if tensor is None:
+        raise _unfit(f"it lacks the tensor {name!r}")
+    if tensor.dtype != like.dtype or tensor.shape != like.shape:
+        raise _unfit(
+            f"{name!r} is {tensor.dtype} of shape {tuple(tensor.shape)} there "
+            f"and {like.dtype} of shape {tuple(like.shape)} here"
+        )
+    return _finite(tensor, name)
+
+
+def _take_optimizer(
+    described: Mapping[str, Json], tensors: dict[str, Tensor], optimizer: Optimizer
+) -> dict[str, Any]:  # Any: torch's own type of a state_dict
+    """Decode the optimizer's state_dict and check it against the one that is here."""
+    try:
+        groups = _decode(described.get("groups"), tensors)
+        state = _decode(described.get("state"), tensors)
+    except RecursionError as error:
+        raise _unfit("its optimizer's state is nested too deeply") from error
+    own = optimizer.state_dict()
+    merged = _merge_groups(own["param_groups"], groups)
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    _check_entries(state, parameters, own["state"])
+    return {"state": state, "param_groups": merged}
+
+
+def _merge_groups(own: list[dict[str, Any]], theirs: Json) -> list[dict[str, Any]]:
+    """Their hyperparameters over ours, group by group; each must be of our value's kind."""
+    if not isinstance(theirs, list) or not all(isinstance(group, dict) for group in theirs):
+        raise _unfit("its parameter groups are no list of groups")
+    layout = [group.get("params") for group in theirs]
+    if layout != [group["params"] for group in own]:
+        raise _unfit("its optimizer groups the parameters differently")
+    for mine, group in zip(own, theirs, strict=True):
+        for key, value in mine.items():
+            if key not in group or not (key == "params" or _is_alike(value, group[key])):
+                raise _unfit(f"{key} is {group.get(key)!r} there and {value!r} here")
+    return [
+        {**mine, **group, **{key: mine[key] for key in _OWN_KEYS if key in mine}}
+        for mine, group in zip(own, theirs, strict=True)
+    ]
+
+
+def _is_alike(mine: object, theirs: object) -> bool:
+    """True if one hyperparameter may stand where the other stood."""
+    if mine is None or theirs is None:
+        return True
+    if isinstance(mine, bool) or isinstance(theirs, bool):
+        return isinstance(mine, bool) and isinstance(theirs, bool)
+    if isinstance(mine, (int, float, Tensor)) and isinstance(theirs, (int, float)):
+        return math.isfinite(theirs)
+    if isinstance(mine, (int, float, Tensor)) and isinstance(theirs, Tensor):
+        return theirs.numel() == 1 and bool(theirs.isfinite().all())
+    if isinstance(mine, (list, tuple)) and isinstance(theirs, (list, tuple)):
+        return len(mine) == len(theirs) and all(map(_is_alike, mine, theirs))
+    return type(mine) is type(theirs)
+
+
+def _check_entries(state: Json, parameters: list[Tensor], own: Mapping[int, Any]) -> None:
+    """Refuse entries for parameters that do not exist, and tensors of an impossible shape."""
+    if not isinstance(state, dict):
+        raise _unfit("its optimizer's state is no mapping")
+    for index, entry in state.items():
+        if type(index) is not int or not 0 <= index < len(parameters):
+            raise _unfit(f"its optimizer has state for a parameter {index!r}")
+        if not isinstance(entry, dict):
+            raise _unfit(f"its optimizer's state of parameter {index} is no mapping")
+        for key, value in entry.items():
+            if isinstance(value, Tensor):
+                mine = own.get(index, {}).get(key)
+                _check_shape(f"{key} of parameter {index}", value, parameters[index], mine)
+
+
+def _check_shape(what: str, value: Tensor, parameter: Tensor, mine: object) -> None:
+    """Refuse a shape other than ours or, before our first update, one like the parameter's.
+
+    Like it: equal, reduced along some dimensions (Adafactor), or a single number (a step count).
+    """
+    if isinstance(mine, Tensor):
+        fits = value.shape == mine.shape
+    else:
+        fits = value.dim() in (0, parameter.dim()) and all(
+            n in (1, own) for n, own in zip(value.shape, parameter.shape, strict=False)
+        )
+    if not fits:
+        raise _unfit(
+            f"the optimizer's {what} has shape {tuple(value.shape)}, "
+            f"the parameter {tuple(parameter.shape)}"
+        )
+
+
+def _load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
+    before = (optimizer.state, optimizer.param_groups)
+    try:
+        optimizer.load_state_dict(state)
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, IndexError) as error:
+        optimizer.state, optimizer.param_groups = before
+        raise _unfit(f"the optimizer refuses it: {_first_line(error)}") from error
+
+
+def _encode(value: object, tensors: dict[str, Tensor], path: str) -> Json:
+    """A value as tagged JSON; its tensors move to `tensors` under their path."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Tensor):
+        tensors[path] = _host_copy(value)
+        return {"tensor": path}
+    if isinstance(value, (list, tuple)):
+        items = [_encode(item, tensors, f"{path}/{i}") for i, item in enumerate(value)]
+        return {"tuple" if isinstance(value, tuple) else "list": items}
+    if isinstance(value, Mapping) and all(isinstance(key, (int, str)) for key in value):
+        pairs = [[key, _encode(item, tensors, f"{path}/{key}")] for key, item in value.items()]
+        return {"dict": pairs}
+    raise StateError(f"{path} is a {type(value).__name__}, which cannot be sent to another peer")
+
+
+def _decode(value: Json, tensors: dict[str, Tensor]) -> Any:  # Any: what _encode was given
+    """The inverse of `_encode`; each tensor is removed from `tensors`, so none is used twice."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, dict) and len(value) == 1:
+        ((tag, content),) = value.items()
+        reader = _READERS.get(tag)
+        if reader is not None:
+            return reader(content, tensors)
+    raise _unfit("its optimizer's state cannot be decoded")
+
+
+def _read_items(content: Json, tensors: dict[str, Tensor]) -> list[Any]:
+    if not isinstance(content, list):
+        raise _unfit("its optimizer's state cannot be decoded")
+    return [_decode(item, tensors) for item in content]
+
+
+def _read_dict(content: Json, tensors: dict[str, Tensor]) -> dict[int | str, Any]:
+    decoded: dict[int | str, Any] = {}
+    for pair in content if isinstance(content, list) else [None]:
+        if not isinstance(pair, list) or len(pair) != 2 or type(pair[0]) not in (int, str):
+            raise _unfit("its optimizer's state cannot be decoded")
+        decoded[pair[0]] = _decode(pair[1], tensors)
+    return decoded
+
+
+def _read_tensor(content: Json, tensors: dict[str, Tensor]) -> Tensor:
+    tensor = tensors.pop(content, None) if isinstance(content, str) else None
+    if tensor is None:
+        raise _unfit(f"its optimizer's state names a tensor {content!r} that is not there")
+    return _finite(tensor, content)
+
+
+_READERS: Mapping[str, Callable[[Json, dict[str, Tensor]], Any]] = {
+    "list": _read_items,
+    "tuple": lambda content, tensors: tuple(_read_items(content, tensors)),
+    "dict": _read_dict,
+    "tensor": _read_tensor,
+}
+
+
+def _finite(tensor: Tensor, name: str) -> Tensor:
+    """One peer's NaN must not become everybody's."""
+    if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+        raise _unfit(f"{name!r} holds numbers that are not finite")
+    return tensor
+
+
+def _host_copy(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+
+
+def _kind(optimizer: Optimizer) -> str:
+    return type(optimizer).__name__
+
+
+def _expect(what: str, theirs: object, mine: str) -> None:
+    if theirs != mine:
+        raise _unfit(f"its {what} is {theirs!r}, this replica's is {mine!r}")
+
+
+def _unfit(why: str) -> StateError:
+    return StateError(f"this state does not fit: {why}")
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).split("\n", 1)[0][:200]

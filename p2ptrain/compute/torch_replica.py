@@ -1,0 +1,119 @@
+"""The real replica: a torch module and its optimizer behind the `Replica` port.
+
+It composes three parts, one file each: the flat vector (`flat`), the vector of gradients
+(`gradients`) and the state as bytes (`state`); the arguments stand there. What is decided here is
+only the order of things at the boundary: check, optimizer, pending, count, all under the step lock.
+"""
+
+from collections.abc import Callable
+
+from torch import nn
+from torch.optim import Optimizer
+
+from p2ptrain.compute.flat import FlatModel
+from p2ptrain.compute.gradients import GradientVector
+from p2ptrain.compute.replica import Vector
+from p2ptrain.compute.state import export_state, import_state
+from p2ptrain.errors import StateError
+
+
+class TorchReplica:
+    """A `Replica` of `module` and `optimizer`; see the port for each method's duties.
+
+    From here on the module's tensors are views of one vector: move, cast or assign the module
+    before, change it in place afterwards. The optimizer may be older or younger than this object.
+
+    Raises:
+        StateError: if the module cannot be averaged, or the optimizer trains nothing of it.
+    """
+
+    def __init__(self, module: nn.Module, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        _refuse_stranger(module, optimizer)
+        self._flat = FlatModel(module)
+        self._gradients = GradientVector(self._flat)
+
+    @property
+    def model_size(self) -> int:
+        """M."""
+        return self._flat.size
+
+    @property
+    def gradient_size(self) -> int:
+        """G."""
+        return self._gradients.size
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hexadecimal digits for names, shapes, dtypes and ties."""
+        return self._flat.fingerprint
+
+    @property
+    def description(self) -> str:
+        """Fingerprint and size, for messages: ``digest 3f2a..., 12,345 numbers``."""
+        return self._flat.description
+
+    @property
+    def updates(self) -> int:
+        """Optimizer updates that the live parameters have had."""
+        return self._flat.updates
+
+    def snapshot(self, into_M: Vector) -> int:
+        """Copy live + pending; return the updates in it."""
+        return self._flat.snapshot(into_M)
+
+    def add_delta(self, delta_M: Vector) -> None:
+        """Add to pending; never waits for a step. `delta_M` is read only and not kept."""
+        self._flat.add_delta(delta_M)
+
+    def update(self, optimizer_step: Callable[[], None]) -> None:
+        """Run the boundary of a step.
+
+        If `optimizer_step` raises, its exception passes through: no update is counted and pending
+        keeps waiting.
+        """
+        with self._flat.step_lock:
+            self._flat.check()
+            optimizer_step()
+            self._flat.take_pending()
+            self._flat.updates += 1
+
+    def settle(self) -> None:
+        """Take pending in without an update.
+
+        Raises:
+            StateError: if a parameter's storage was replaced; nothing has changed then.
+        """
+        with self._flat.step_lock:
+            self._flat.check()
+            self._flat.take_pending()
+
+    def export_gradients(self, into_G: Vector, contributes: bool) -> None:
+        """Write gradients, buffers, flags and weight; `into_G` is zero if this raises."""
+        self._gradients.export(into_G, contributes)
+
+    def import_gradients(self, mean_G: Vector) -> bool:
+        """Set gradients and buffers from the contributors' mean.
+
+        Raises:
+            StateError: if the mean is not finite; nothing has changed then.
+        """
+        return self._gradients.load(mean_G)
+
+    def export_state(self) -> bytes:
+        """Everything of this boundary, pending included."""
+        return export_state(self._flat, self._optimizer)
+
+    def import_state(self, state: bytes) -> None:
+        """Take over another replica's state; this one's pending is given up with its model."""
+        import_state(self._flat, self._optimizer, state)
+
+
+def _refuse_stranger(module: nn.Module, optimizer: Optimizer) -> None:
+    """Raise if the optimizer was built over another module: nothing would ever be trained."""
+    ours = {id(parameter) for parameter in module.parameters()}
+    if not any(id(p) in ours for group in optimizer.param_groups for p in group["params"]):
+        raise StateError(
+            f"the optimizer holds none of the parameters of {type(module).__name__}; "
+            f"build it from module.parameters()"
+        )
