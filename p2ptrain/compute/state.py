@@ -88,7 +88,7 @@ def import_state(flat: FlatModel, optimizer: Optimizer, state: bytes) -> None:
     pending = _take_pending(tensors, flat)
     optimizer_state = _take_optimizer(document["optimizer"], tensors, optimizer)
     if tensors:
-        raise _unfit(f"it holds the unknown tensor {min(tensors)!r}")
+        raise _unfit(f"it holds the unknown tensor {_short(min(tensors))}")
     flat.check()
     with flat.step_lock:
         _load_optimizer(optimizer, optimizer_state)
@@ -128,7 +128,7 @@ def _header(document: Mapping[str, Json], flat: FlatModel, optimizer: Optimizer)
     _expect("optimizer", described.get("kind"), _kind(optimizer))
     updates = document.get("updates")
     if type(updates) is not int or not 0 <= updates < 2**63:
-        raise _unfit(f"its count of updates is {updates!r}")
+        raise _unfit(f"its count of updates is {_short(updates)}")
     return updates
 
 
@@ -189,8 +189,8 @@ def _merge_groups(own: list[dict[str, Any]], theirs: Json) -> list[dict[str, Any
         raise _unfit("its optimizer groups the parameters differently")
     for mine, group in zip(own, theirs, strict=True):
         for key, value in mine.items():
-            if key not in group or not (key == "params" or _is_alike(value, group[key])):
-                raise _unfit(f"{key} is {group.get(key)!r} there and {value!r} here")
+            if key != "params" and not _is_alike(value, group.get(key)):
+                raise _unfit(f"{key} is {_short(group[key])} there and {_short(value)} here")
     return [
         {**mine, **group, **{key: mine[key] for key in _OWN_KEYS if key in mine}}
         for mine, group in zip(own, theirs, strict=True)
@@ -218,7 +218,7 @@ def _check_entries(state: Json, parameters: list[Tensor], own: Mapping[int, Any]
         raise _unfit("its optimizer's state is no mapping")
     for index, entry in state.items():
         if type(index) is not int or not 0 <= index < len(parameters):
-            raise _unfit(f"its optimizer has state for a parameter {index!r}")
+            raise _unfit(f"its optimizer has state for a parameter {_short(index)}")
         if not isinstance(entry, dict):
             raise _unfit(f"its optimizer's state of parameter {index} is no mapping")
         for key, value in entry.items():
@@ -300,7 +300,7 @@ def _read_dict(content: Json, tensors: dict[str, Tensor]) -> dict[int | str, Any
 def _read_tensor(content: Json, tensors: dict[str, Tensor]) -> Tensor:
     tensor = tensors.pop(content, None) if isinstance(content, str) else None
     if tensor is None:
-        raise _unfit(f"its optimizer's state names a tensor {content!r} that is not there")
+        raise _unfit(f"its optimizer's state names a tensor {_short(content)} that is not there")
     return _finite(tensor, content)
 
 
@@ -329,11 +329,16 @@ def _kind(optimizer: Optimizer) -> str:
 
 def _expect(what: str, theirs: object, mine: str) -> None:
     if theirs != mine:
-        raise _unfit(f"its {what} is {theirs!r}, this replica's is {mine!r}")
+        raise _unfit(f"its {what} is {_short(theirs)}, this replica's is {mine!r}")
 
 
 def _unfit(why: str) -> StateError:
     return StateError(f"this state does not fit: {why}")
+
+
+def _short(value: object) -> str:
+    """A stranger's value, fit for one sentence."""
+    return " ".join(repr(value).split())[:80]
 
 
 def _first_line(error: BaseException) -> str:

@@ -53,7 +53,7 @@ class Task(Protocol):
         ...
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """The mean loss of one batch, on the model's device, zero-dimensional; ready for backward."""
+        """The mean loss of one batch, on the model's device, ready for backward."""
         ...
 
     def evaluate(self, model: nn.Module) -> Evaluation:
