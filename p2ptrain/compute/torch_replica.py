@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from p2ptrain.compute.flat import FlatModel
 from p2ptrain.compute.gradients import GradientVector
-from p2ptrain.compute.replica import Vector
+from p2ptrain.compute.replica import Replica, Vector
 from p2ptrain.compute.state import export_state, import_state
 from p2ptrain.errors import StateError
 
@@ -117,3 +117,6 @@ def _refuse_stranger(module: nn.Module, optimizer: Optimizer) -> None:
             f"the optimizer holds none of the parameters of {type(module).__name__}; "
             f"build it from module.parameters()"
         )
+
+
+_KEEPS_THE_PORT: type[Replica] = TorchReplica  # mypy compares every signature here

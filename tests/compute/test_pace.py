@@ -1,0 +1,92 @@
+"""The pace: how long steps last, and who is slow when."""
+
+from math import inf, nan
+
+import pytest
+
+from p2ptrain.compute.pace import Pace, Straggler
+from p2ptrain.errors import ConfigError
+
+
+def slow_ranks(straggler, step, peers=8, seed=1):
+    return [rank for rank in range(peers) if straggler.is_slow(rank, step, peers, seed)]
+
+
+def test_without_stragglers_a_step_lasts_as_long_as_it_took():
+    assert Pace().step_s(0.3, 0, 0, 4, 0) == 0.3
+
+
+def test_a_step_lasts_at_least_the_minimum():
+    pace = Pace(min_step_ms=200)
+    assert [pace.step_s(taken, 0, 0, 4, 0) for taken in (0.1, 0.5)] == [0.2, 0.5]
+
+
+def test_a_factor_stretches_the_whole_step_of_the_named_ranks_only():
+    pace = Pace(min_step_ms=200, stragglers=(Straggler(factor=4, peers=(2,)),))
+    assert [pace.step_s(0.1, rank, 0, 4, 0) for rank in range(4)] == [0.2, 0.2, 0.8, 0.2]
+
+
+def test_milliseconds_are_added_after_the_factor():
+    pace = Pace(stragglers=(Straggler(factor=2, extra_ms=320, peers=(0,)),))
+    assert pace.step_s(0.1, 0, 0, 1, 0) == pytest.approx(0.52)
+
+
+def test_stragglers_add_up():
+    pace = Pace(stragglers=(Straggler(factor=2, peers=(0,)), Straggler(factor=3, peers=(0, 1))))
+    assert [pace.step_s(1.0, rank, 0, 3, 0) for rank in range(3)] == [6, 3, 1]
+
+
+@pytest.mark.parametrize("count", [1, 2, 8])
+def test_exactly_k_peers_are_slow_at_every_step(count):
+    straggler = Straggler(extra_ms=1, random_peers=count)
+    assert {len(slow_ranks(straggler, step)) for step in range(50)} == {count}
+
+
+def test_all_peers_and_all_algorithms_draw_the_same_delays():
+    once = [slow_ranks(Straggler(factor=2, random_peers=2), step) for step in range(20)]
+    again = [slow_ranks(Straggler(factor=9, random_peers=2), step) for step in range(20)]
+    assert once == again
+    assert once[:3] == [[2, 5], [0, 2], [1, 2]]  # on every machine
+
+
+def test_every_peer_gets_its_turn_and_seeds_differ():
+    straggler = Straggler(factor=2, random_peers=1)
+    assert {rank for step in range(100) for rank in slow_ranks(straggler, step)} == set(range(8))
+    seeds = [[slow_ranks(straggler, step, seed=seed) for step in range(20)] for seed in (1, 2)]
+    assert seeds[0] != seeds[1]
+
+
+@pytest.mark.parametrize("value", [0, -1, nan, inf, -inf])
+def test_a_factor_that_is_no_number_above_0_is_refused(value):
+    with pytest.raises(ConfigError, match=f"factor = {value}"):
+        Straggler(factor=value, peers=(0,))
+
+
+@pytest.mark.parametrize("value", [-1, nan, inf])
+def test_milliseconds_that_are_no_duration_are_refused(value):
+    with pytest.raises(ConfigError, match=f"extra_ms = {value}"):
+        Straggler(extra_ms=value, peers=(0,))
+    with pytest.raises(ConfigError, match=f"min_step_ms = {value}"):
+        Pace(min_step_ms=value)
+
+
+@pytest.mark.parametrize("who", [{}, {"peers": (1,), "random_peers": 1}])
+def test_a_straggler_is_either_named_or_drawn(who):
+    with pytest.raises(ConfigError, match="give exactly one"):
+        Straggler(factor=2, **who)
+
+
+def test_fewer_than_none_cannot_be_drawn():
+    with pytest.raises(ConfigError, match="random_peers = -1"):
+        Straggler(random_peers=-1)
+
+
+@pytest.mark.parametrize("who", [{"peers": (4,)}, {"peers": (-1,)}, {"random_peers": 5}])
+def test_stragglers_that_do_not_exist_are_refused(who):
+    pace = Pace(stragglers=(Straggler(factor=2, **who),))
+    with pytest.raises(ConfigError, match="4 peers"):
+        pace.check(4)
+
+
+def test_stragglers_that_exist_are_accepted():
+    Pace(stragglers=(Straggler(peers=(0, 3)), Straggler(random_peers=4))).check(4)

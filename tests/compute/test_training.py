@@ -1,0 +1,158 @@
+"""The loop: what it asks of a peer, how long it takes, and when it stops."""
+
+from math import nan
+
+import pytest
+import torch
+from torch import nn
+
+from p2ptrain.compute.pace import Pace, Straggler
+from p2ptrain.compute.tasks import load_task
+from p2ptrain.compute.torch_replica import TorchReplica
+from p2ptrain.compute.training import TrainingConfig, build_optimizer, train
+from p2ptrain.errors import ConfigError, StateError
+
+
+class Clock:
+    """Time passes only while someone sleeps."""
+
+    def __init__(self):
+        self.now = 0.0
+        self.slices = []
+
+    def __call__(self):
+        return self.now
+
+    def sleep(self, duration_s):
+        self.slices.append(duration_s)
+        self.now += duration_s
+
+
+class Peer:
+    """Stops after so many steps, or at a moment of the clock; updates without any averaging."""
+
+    def __init__(self, model, optimizer, clock, steps=3, until_s=float("inf")):
+        self.replica = TorchReplica(model, optimizer)
+        self.optimizer, self.clock, self.steps, self.until_s = optimizer, clock, steps, until_s
+        self.calls, self.ended = [], []
+
+    @property
+    def should_stop(self):
+        return len(self.calls) >= self.steps or self.clock() >= self.until_s
+
+    def step(self, *, samples, loss=None):
+        self.calls.append((samples, loss))
+        self.ended.append(self.clock())
+        self.replica.update(self.optimizer.step)
+
+
+def run(config=None, pace=None, rank=0, peers=2, model=None, steps=3, until_s=float("inf")):
+    task = load_task("digits")
+    config = config or TrainingConfig(batch_size=8)
+    model = model or task.build_model(0)
+    optimizer = build_optimizer(model, config)
+    clock = Clock()
+    peer = Peer(model, optimizer, clock, steps, until_s)
+    train(
+        task,
+        model,
+        optimizer,
+        peer,
+        config,
+        pace or Pace(),
+        me="p00",
+        rank=rank,
+        peers=peers,
+        seed=0,
+        clock=clock,
+        sleep=clock.sleep,
+    )
+    return peer, clock, task.evaluate(model)
+
+
+def test_each_batch_is_one_step_with_its_samples_and_loss():
+    peer, _, _ = run(steps=5)
+    assert [samples for samples, _ in peer.calls] == [8] * 5
+    assert all(0 < loss < 5 for _, loss in peer.calls)
+    assert peer.replica.updates == 5
+
+
+def test_digits_are_learned_to_96_percent():
+    _, _, evaluation = run(TrainingConfig(), peers=1, steps=450)
+    assert evaluation.accuracy >= 0.96
+
+
+def test_two_runs_are_the_same_bits():
+    assert run()[0].calls == run()[0].calls
+
+
+def test_a_peer_that_should_stop_takes_no_step():
+    peer, clock, _ = run(steps=0)
+    assert peer.calls == []
+    assert clock.slices == []
+
+
+def test_a_step_lasts_as_long_as_the_pace_says():
+    pace = Pace(min_step_ms=20, stragglers=(Straggler(factor=3, peers=(1,)),))
+    assert run(pace=pace, rank=0)[0].ended == pytest.approx([0.02, 0.04, 0.06])
+    assert run(pace=pace, rank=1)[0].ended == pytest.approx([0.06, 0.12, 0.18])
+
+
+def test_a_straggler_notices_the_end_within_50_ms_and_drops_its_step():
+    pace = Pace(min_step_ms=1_000, stragglers=(Straggler(factor=100, peers=(1,)),))
+    peer, clock, _ = run(pace=pace, rank=1, until_s=0.42)
+    assert peer.calls == []
+    assert 0.42 <= clock.now <= 0.48
+    assert max(clock.slices) <= 0.05
+
+
+@pytest.mark.parametrize(
+    "where", [{"rank": 2}, {"pace": Pace(stragglers=(Straggler(peers=(7,)),))}]
+)
+def test_a_rank_or_straggler_that_does_not_exist_is_refused_before_training(where):
+    with pytest.raises(ConfigError, match="there are 2 peers"):
+        run(**where)
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_with_a_remedy():
+    model = nn.Linear(64, 10)
+    model.bias.data.fill_(nan)
+    with pytest.raises(StateError) as refusal:
+        run(TrainingConfig(learning_rate=0.25), model=model)
+    text = "p00: the loss of step 0 is nan; lower learning_rate (now 0.25)"
+    assert str(refusal.value) == text
+
+
+def test_a_learning_rate_that_is_too_large_is_noticed():
+    with pytest.raises(StateError, match=r"p00: the loss of step \d+ is (nan|inf); lower"):
+        run(TrainingConfig(learning_rate=1e30, momentum=0), steps=50)
+
+
+def test_the_process_gets_its_threads_back():
+    before = torch.get_num_threads()
+    run(TrainingConfig(threads=before + 1), steps=1)
+    assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"batch_size": 0},
+        {"threads": 0},
+        {"learning_rate": nan},
+        {"learning_rate": -0.1},
+        {"momentum": 1.0},
+        {"momentum": nan},
+        {"weight_decay": float("inf")},
+    ],
+)
+def test_a_value_that_cannot_work_is_refused_by_name(wrong):
+    ((name, value),) = wrong.items()
+    with pytest.raises(ConfigError, match=f"{name} = {value}"):
+        TrainingConfig(**wrong)
+
+
+def test_the_optimizer_is_what_the_configuration_says():
+    config = TrainingConfig(learning_rate=0.2, momentum=0.5, weight_decay=0.01)
+    group = build_optimizer(nn.Linear(1, 1), config).param_groups[0]
+    assert (group["lr"], group["momentum"], group["weight_decay"]) == (0.2, 0.5, 0.01)
