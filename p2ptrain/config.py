@@ -1,8 +1,8 @@
 """One peer's whole configuration, and TOML into dataclasses with errors that help.
 
-Each part lives beside its owner; this module only composes them. `from_mapping` serves the launcher's
-scenarios too: unknown keys are errors with a suggestion, values are checked by pydantic, relations by
-the dataclasses' own ``__post_init__``.
+Each part lives beside its owner; this module only composes them. `from_mapping` serves the
+launcher's scenarios too: unknown keys are errors with a suggestion, values are checked by pydantic,
+relations by the dataclasses' own ``__post_init__``.
 """
 
 import dataclasses
@@ -11,14 +11,42 @@ import tomllib
 import types
 import typing
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from p2ptrain.compute.pace import Pace
+from p2ptrain.compute.training import TrainingConfig
 from p2ptrain.errors import ConfigError
+from p2ptrain.runtime.peer import PeerConfig, StopConfig
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig(PeerConfig):
+    """A peer and the built-in task that it trains: what ``p2ptrain peer --config`` reads."""
+
+    task: str = "digits"
+
+    rank: int = 0
+    """This peer's place among `peers`, from 0: which shard of the data is its own, how it is paced."""
+
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    pace: Pace = field(default_factory=Pace)
+
+    def __post_init__(self) -> None:
+        PeerConfig.__post_init__(self)
+        if not 0 <= self.rank < self.peers:
+            raise ConfigError(
+                f"rank = {self.rank} must be between 0 and {self.peers - 1} (peers = {self.peers})"
+            )
+        self.pace.check(self.peers)
+
+
+__all__ = ["RunConfig", "StopConfig", "from_mapping", "load_toml", "to_toml"]
 
 
 def load_toml(kind: type[T], path: Path) -> T:
@@ -52,7 +80,9 @@ def from_mapping(kind: type[T], mapping: Mapping[str, Any], source: str) -> T:
         where = _dotted(first["loc"])
         if first["type"] == "missing":
             raise ConfigError(f"{source}: {where} is missing") from error
-        raise ConfigError(f"{source}: {where} = {first['input']!r}: {first['msg'].lower()}") from error
+        raise ConfigError(
+            f"{source}: {where} = {first['input']!r}: {first['msg'].lower()}"
+        ) from error
 
 
 def to_toml(value: object) -> str:
@@ -83,7 +113,8 @@ def _toml_value(value: Any) -> str:  # Any: whatever a configuration field may h
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(_toml_value(item) for item in value) + "]"
     escaped = "".join(
-        {"\\": "\\\\", '"': '\\"'}.get(c, c if c.isprintable() else f"\\U{ord(c):08x}") for c in str(value)
+        {"\\": "\\\\", '"': '\\"'}.get(c, c if c.isprintable() else f"\\U{ord(c):08x}")
+        for c in str(value)
     )
     return f'"{escaped}"'
 

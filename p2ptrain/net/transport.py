@@ -36,7 +36,10 @@ class SliceStream(Protocol):
         ...
 
     async def finish(self) -> None:
-        """Say that we have sent all. Receiving goes on."""
+        """Say that we, who opened the stream, have sent all. Receiving goes on.
+
+        The other side says so by returning from `Handler.handle_stream`.
+        """
         ...
 
     def abort(self, why: str) -> None:

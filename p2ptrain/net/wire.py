@@ -331,12 +331,12 @@ def _text(text: str, longest: int) -> str:
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
-def _parse(kind: Callable[[], T], data: bytes) -> T:
+def _parse(kind: type[T], data: bytes) -> T:
     packed: Any = kind()  # Any: a generated class
     try:
         packed.ParseFromString(data)
     except DecodeError as error:
-        raise CodecError(f"{len(data)} bytes that are not a {kind.__name__}") from error  # type: ignore[attr-defined]
+        raise CodecError(f"{len(data)} bytes that are not a {kind.__name__}") from error
     return packed  # type: ignore[no-any-return]
 
 

@@ -1,0 +1,166 @@
+"""The contract of an averaging algorithm, and how one is found by its name.
+
+An algorithm is a class in a file of its own, written against one port, the `Swarm`. It decides whom to
+meet, when, and what to average; it imports neither asyncio nor torch nor grpc, so that it reads like
+the paper. It acts at the moments that it defines, and leaves the others alone:
+
+* `after_backward`  gradients are ready, the optimizer has not run; the trainer waits for it.
+* `after_update`    the optimizer has run; the trainer waits for it.
+* `background`      a loop of its own beside the trainer, which never waits for it.
+
+The file's name is the configuration name; ``"package.module:Class"`` loads one from anywhere. Options
+are the fields of the class's nested frozen dataclass `Config`.
+"""
+
+import dataclasses
+import difflib
+import importlib
+import pkgutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any, ClassVar, Protocol
+
+from p2ptrain.core.events import Outcome
+from p2ptrain.errors import ConfigError
+from p2ptrain.ids import PeerId, Seconds
+
+
+@dataclass(frozen=True, slots=True)
+class GroupResult:
+    """How an attempt to average with others ended."""
+
+    outcome: Outcome
+    why: str
+
+    @property
+    def done(self) -> bool:
+        return self.outcome is Outcome.DONE
+
+
+class Swarm(Protocol):
+    """What an algorithm can see and ask for."""
+
+    @property
+    def me(self) -> PeerId: ...
+
+    @property
+    def rng(self) -> Random:
+        """This peer's own seeded randomness."""
+        ...
+
+    @property
+    def updates(self) -> int:
+        """Optimizer updates that this peer's model has had."""
+        ...
+
+    def choosable(self) -> tuple[PeerId, ...]:
+        """The other peers that are alive by all we know, sorted."""
+        ...
+
+    async def average_models(self, others: Sequence[PeerId]) -> GroupResult:
+        """Claim a group with `others` and average models in it, in delta form.
+
+        Ends at once if somebody is busy; the result says who. A `DONE` result is in the model, or
+        pending until the trainer's next boundary.
+        """
+        ...
+
+    async def average_gradients(self) -> GroupResult:
+        """Average gradients with everyone who trains; they wait for each other.
+
+        `DONE`, or `WITHDRAWN` when the trainer stops meanwhile: broken groups are assembled again.
+        """
+        ...
+
+    async def wait_for_update(self, count: int) -> None:
+        """Wait until the trainer has made `count` updates in this run."""
+        ...
+
+    async def pause(self, duration_s: Seconds) -> None:
+        """Let time pass."""
+        ...
+
+
+class Algorithm:
+    """Base of all algorithms; see the module's docstring."""
+
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class Config:
+        """An algorithm without options."""
+
+    averages: ClassVar[str] = "models"
+    """``models`` or ``gradients``: what its groups average."""
+
+    def __init__(self, config: Any = None) -> None:  # Any: each algorithm has a Config of its own
+        self.config: Any = config if config is not None else self.Config()
+
+    async def after_backward(self, swarm: Swarm) -> None:
+        """Gradients are ready."""
+
+    async def after_update(self, swarm: Swarm) -> None:
+        """The optimizer has run."""
+
+    async def background(self, swarm: Swarm) -> None:
+        """Beside the trainer; cancelled when the peer leaves."""
+
+    def acts(self, moment: str) -> bool:
+        """True if this algorithm defines `moment`."""
+        return getattr(type(self), moment) is not getattr(Algorithm, moment)
+
+
+def known_algorithms() -> tuple[str, ...]:
+    """The names of the algorithms that come with p2ptrain, sorted."""
+    package = importlib.import_module("p2ptrain.averaging")
+    return tuple(sorted(m.name for m in pkgutil.iter_modules(package.__path__) if m.name != "base"))
+
+
+def load_algorithm(name: str, options: Mapping[str, Any] | None = None) -> Algorithm:
+    """Build the algorithm `name` (or ``package.module:Class``) with `options`.
+
+    Raises:
+        ConfigError: if there is no such algorithm or option, or an option's value does not fit.
+    """
+    kind = _find(name)
+    options = dict(options or {})
+    defaults = {field.name: field.default for field in dataclasses.fields(kind.Config)}
+    for key, value in options.items():
+        if key not in defaults:
+            near = difflib.get_close_matches(key, defaults, n=1, cutoff=0.5)
+            known = ", ".join(defaults) or "none"
+            advice = f"did you mean {near[0]!r}?" if near else f"its options: {known}"
+            raise ConfigError(f"algorithm {name!r} has no option {key!r}; {advice}")
+        wanted = type(defaults[key])
+        accepted = (int, float) if wanted is float else (wanted,)
+        if not isinstance(value, accepted) or (isinstance(value, bool) and wanted is not bool):
+            raise ConfigError(
+                f"algorithm {name!r}: {key} = {value!r} must be of type {wanted.__name__}"
+            )
+    return kind(kind.Config(**options))
+
+
+def _find(name: str) -> type[Algorithm]:
+    module_name, colon, class_name = name.partition(":")
+    if not colon:
+        if name not in known_algorithms():
+            near = difflib.get_close_matches(name, known_algorithms(), n=1, cutoff=0.5)
+            advice = f"did you mean {near[0]!r}? " if near else ""
+            raise ConfigError(
+                f"unknown algorithm {name!r}; {advice}there are: {', '.join(known_algorithms())}"
+            )
+        module_name = f"p2ptrain.averaging.{name}"
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ConfigError(f"algorithm {name!r}: cannot import {module_name}: {error}") from error
+    found = [
+        value
+        for key, value in vars(module).items()
+        if isinstance(value, type)
+        and issubclass(value, Algorithm)
+        and value.__module__ == module.__name__
+        and (not class_name or key == class_name)
+    ]
+    if len(found) != 1:
+        raise ConfigError(f"algorithm {name!r}: {module_name} has {len(found)} such classes")
+    return found[0]

@@ -1,0 +1,417 @@
+"""The real transport: gRPC over one port.
+
+One server takes everything in; to each other peer goes one channel, which carries one long `Talk` call
+for control messages and one `Move` call per stream of slices. Messages are bytes to gRPC: `net/wire.py`
+encodes and decodes, so that a slice is copied once on its way out and not at all on its way in.
+
+Control messages wait in a bounded queue per peer, oldest dropped first (best effort is the port's word).
+A call that breaks is reported to the handler and opened again by the next message, not before
+`RETRY_S` later: streams cannot be retried by the channel, so the retry is ours.
+
+Keepalive is one setting for both sides. A server that expects fewer pings than its clients send closes
+their connections ("too many pings"), the classic failure of this stack; `_options` derives one from the
+other. Port sharing is off: a port in use is an error, not half of the traffic.
+"""
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, NoReturn, TypeVar
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from p2ptrain.errors import CodecError, ConfigError, P2PTrainError, RefusedError, TransportError
+from p2ptrain.ids import Address, Seconds
+from p2ptrain.net import wire
+from p2ptrain.net.transport import Handler, SliceStream
+from p2ptrain.net.wire import Envelope, Hello, Opening, Welcome
+
+SERVICE = "p2ptrain.v1.Peer"
+QUEUE = 1024
+RETRY_S = 0.1
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrpcConfig:
+    """The connections between peers."""
+
+    keepalive_s: Seconds = 10.0
+    """An idle connection is probed this often. Too short: needless packets; too long: a cut cable
+    is noticed late (membership notices it by itself)."""
+
+    keepalive_timeout_s: Seconds = 5.0
+    """A probe unanswered for so long closes the connection."""
+
+    def __post_init__(self) -> None:
+        for name in ("keepalive_s", "keepalive_timeout_s"):
+            value = getattr(self, name)
+            if not 0 < value < math.inf:
+                raise ConfigError(f"network {name} = {value} must be above 0")
+
+
+def _options(config: GrpcConfig) -> list[tuple[str, int]]:
+    """Channel arguments for both sides; clients ping, servers expect twice as many at least."""
+    period_ms = max(1, round(config.keepalive_s * 1000))
+    return [
+        ("grpc.keepalive_time_ms", period_ms),
+        ("grpc.keepalive_timeout_ms", max(1, round(config.keepalive_timeout_s * 1000))),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", period_ms // 2),
+        ("grpc.http2.max_ping_strikes", 0),
+        ("grpc.max_receive_message_length", wire.MAX_SLICE_BYTES + 1024),
+        ("grpc.max_send_message_length", wire.MAX_SLICE_BYTES + 1024),
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", 1000),
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.so_reuseport", 0),
+        ("grpc.enable_http_proxy", 0),
+    ]
+
+
+def _translate(error: grpc.RpcError, address: Address, phase: str) -> P2PTrainError:
+    """The one table from status codes to our errors."""
+    code, details = error.code(), " ".join(str(error.details() or "").split())
+    match code:
+        case grpc.StatusCode.FAILED_PRECONDITION:
+            return RefusedError(details)
+        case grpc.StatusCode.UNIMPLEMENTED:
+            return TransportError(f"{address} answers, but not as a p2ptrain peer")
+        case grpc.StatusCode.DEADLINE_EXCEEDED:
+            return TransportError(f"{address} did not answer in time while {phase}")
+        case grpc.StatusCode.UNAVAILABLE:
+            return TransportError(f"no connection to {address} while {phase}: {details[:200]}")
+        case grpc.StatusCode.INVALID_ARGUMENT:
+            return TransportError(f"{address} could not read what we sent while {phase}: {details}")
+        case _:
+            name = code.name.lower() if code else "unknown"
+            return TransportError(
+                f"{address} ended the call while {phase} ({name}): {details[:200]}"
+            )
+
+
+class GrpcTransport:
+    """Implements `Transport` on the running event loop.
+
+    Args:
+        listen: ``host:port`` to listen on; port 0 takes a free one.
+        advertise: what others should use; by default the address that is listened on.
+    """
+
+    def __init__(self, listen: str, advertise: str = "", config: GrpcConfig | None = None) -> None:
+        self._listen = listen
+        self._advertise = advertise
+        self._options = _options(config or GrpcConfig())
+        self._server: grpc.aio.Server | None = None
+        self._links: dict[Address, _Link] = {}
+        self._handler: Handler | None = None
+        self.refused_bytes = 0
+        """How many calls carried bytes that did not decode."""
+
+    # --- the port ---------------------------------------------------------------------------------
+
+    async def start(self, handler: Handler) -> Address:
+        host, _, _ = _split(self._listen)
+        self._handler = handler
+        checks = health.aio.HealthServicer()
+        server = grpc.aio.server(options=self._options)
+        health_pb2_grpc.add_HealthServicer_to_server(checks, server)
+        server.add_generic_rpc_handlers((self._service(),))
+        try:
+            port = server.add_insecure_port(self._listen)
+        except RuntimeError as error:
+            raise _cannot_listen(self._listen) from error
+        if port == 0:
+            raise _cannot_listen(self._listen)
+        await server.start()
+        for name in ("", SERVICE):
+            await checks.set(name, health_pb2.HealthCheckResponse.SERVING)
+        self._server = server
+        return wire.address(self._advertise or f"{host}:{port}")
+
+    def send(self, target: Address, envelope: Envelope) -> None:
+        self._link(target).send(wire.encode_envelope(envelope))
+
+    async def join(self, host: Address, hello: Hello, timeout_s: Seconds) -> Welcome:
+        call = self._link(host).unary("Join")
+        answer = await self._ask(host, call(wire.encode_hello(hello), timeout=timeout_s), "joining")
+        return wire.decode_welcome(answer)
+
+    async def identify(self, address: Address, timeout_s: Seconds) -> Hello:
+        call = self._link(address).unary("Identify")
+        answer = await self._ask(address, call(b"", timeout=timeout_s), "asking who it is")
+        return wire.decode_hello(answer)
+
+    async def open(self, target: Address, opening: Opening) -> SliceStream:
+        call = self._link(target).stream("Move")()
+        stream = _CallerStream(call, target)
+        await stream.write(wire.encode_opening(opening))
+        return stream
+
+    def forget(self, address: Address) -> None:
+        link = self._links.pop(address, None)
+        if link:
+            link.drop()
+
+    async def close(self, grace_s: Seconds) -> None:
+        links, self._links = list(self._links.values()), {}
+        await asyncio.gather(*(link.close(grace_s) for link in links))
+        if self._server:
+            await self._server.stop(grace=0.2)
+
+    # --- serving ----------------------------------------------------------------------------------
+
+    def _service(self) -> grpc.GenericRpcHandler:
+        return grpc.method_handlers_generic_handler(
+            SERVICE,
+            {
+                "Join": grpc.unary_unary_rpc_method_handler(self._serve_join),
+                "Identify": grpc.unary_unary_rpc_method_handler(self._serve_identify),
+                "Talk": grpc.stream_unary_rpc_method_handler(self._serve_talk),
+                "Move": grpc.stream_stream_rpc_method_handler(self._serve_move),
+            },
+        )
+
+    async def _serve_join(self, request: bytes, context: Any) -> bytes:  # Any: grpc is untyped
+        assert self._handler
+        try:
+            hello = wire.decode_hello(request)
+        except CodecError as error:
+            await self._reject(context, error)
+        return wire.encode_welcome(await self._handler.handle_join(hello))
+
+    async def _serve_identify(self, _: bytes, context: Any) -> bytes:  # Any: grpc is untyped
+        assert self._handler
+        return wire.encode_hello(self._handler.handle_identify())
+
+    async def _serve_talk(self, requests: AsyncIterator[bytes], context: Any) -> bytes:
+        assert self._handler
+        async for data in requests:
+            try:
+                self._handler.handle_message(wire.decode_envelope(data))
+            except CodecError as error:
+                await self._reject(context, error)
+        return b""
+
+    async def _serve_move(self, requests: AsyncIterator[bytes], context: Any) -> None:
+        assert self._handler
+        stream = _CalleeStream(requests, context)
+        try:
+            opening = wire.decode_opening(await stream.read() or b"")
+            await self._handler.handle_stream(opening, stream)
+        except CodecError as error:
+            await self._reject(context, error)
+        except RefusedError as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        except TransportError:
+            return  # the caller hung up; whoever served the stream knows
+        if stream.aborted:
+            await context.abort(grpc.StatusCode.ABORTED, stream.aborted)
+
+    async def _reject(self, context: Any, error: CodecError) -> NoReturn:  # Any: grpc is untyped
+        self.refused_bytes += 1
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        raise AssertionError("abort raises")
+
+    # --- calling ----------------------------------------------------------------------------------
+
+    def _link(self, address: Address) -> "_Link":
+        if address not in self._links:
+            assert self._handler, "start the transport first"
+            self._links[address] = _Link(address, self._options, self._handler)
+        return self._links[address]
+
+    async def _ask(self, address: Address, call: Awaitable[T], phase: str) -> T:
+        try:
+            return await call
+        except grpc.RpcError as error:
+            raise _translate(error, address, phase) from error
+
+
+class _Link:
+    """The way to one peer: its channel and the queue of control messages."""
+
+    def __init__(self, address: Address, options: list[tuple[str, int]], handler: Handler) -> None:
+        self._address = address
+        self._handler = handler
+        self._channel = grpc.aio.insecure_channel(address, options=options)
+        self._queue: deque[bytes] = deque(maxlen=QUEUE)
+        self._filled = asyncio.Event()
+        self._closing = False
+        self._task: asyncio.Task[None] | None = None
+
+    def unary(self, method: str) -> Callable[..., Awaitable[bytes]]:
+        call: Callable[..., Awaitable[bytes]] = self._channel.unary_unary(f"/{SERVICE}/{method}")
+        return call
+
+    def stream(self, method: str) -> Callable[[], Any]:  # Any: grpc is untyped
+        call: Callable[[], Any] = self._channel.stream_stream(f"/{SERVICE}/{method}")
+        return call
+
+    def send(self, data: bytes) -> None:
+        if self._closing:
+            return
+        self._queue.append(data)
+        self._filled.set()
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._talk())
+
+    def drop(self) -> None:
+        """Close at once."""
+        self._closing = True
+        if self._task:
+            self._task.cancel()
+        self._closer = asyncio.get_running_loop().create_task(self._channel.close())
+
+    async def close(self, grace_s: Seconds) -> None:
+        """Send what is queued, then close."""
+        self._closing = True
+        self._filled.set()
+        if self._task:
+            try:
+                await asyncio.wait_for(self._task, grace_s)
+            except (TimeoutError, asyncio.CancelledError):
+                pass
+        await self._channel.close()
+
+    async def _talk(self) -> None:
+        """Carry the queue to the peer, over call after call, until the link closes."""
+        while not (self._closing and not self._queue):
+            try:
+                await self._talk_once()
+            except grpc.RpcError as error:
+                why = str(_translate(error, self._address, "talking"))
+                self._queue.clear()  # best effort: what waited is old news by now
+                if self._closing:
+                    return
+                self._handler.handle_broken(self._address, why)
+                await asyncio.sleep(RETRY_S)
+                if not self._queue:
+                    return  # the next message opens a call again
+
+    async def _talk_once(self) -> None:
+        call = self._channel.stream_unary(f"/{SERVICE}/Talk")()
+        call.add_done_callback(lambda _: self._filled.set())
+        try:
+            while True:
+                while self._queue:
+                    await call.write(self._queue.popleft())
+                if call.done():
+                    await call  # raises what ended it
+                    return
+                if self._closing:
+                    await call.done_writing()
+                    await call
+                    return
+                self._filled.clear()
+                await self._filled.wait()
+        except asyncio.InvalidStateError:
+            await call  # written to after it ended: raises what ended it
+        finally:
+            call.cancel()
+
+
+class _CallerStream:
+    """The side of a stream that opened it."""
+
+    def __init__(self, call: Any, address: Address) -> None:  # Any: grpc is untyped
+        self._call = call
+        self._address = address
+
+    async def write(self, data: bytes) -> None:
+        try:
+            await self._call.write(data)
+        except grpc.RpcError as error:
+            raise _translate(error, self._address, "sending slices") from error
+        except asyncio.InvalidStateError as error:
+            raise await self._what_ended_it() from error
+
+    async def send(self, payload: memoryview) -> None:
+        await self.write(wire.encode_payload(payload))
+
+    async def receive(self) -> memoryview | None:
+        try:
+            data = await self._call.read()
+        except grpc.RpcError as error:
+            raise _translate(error, self._address, "receiving slices") from error
+        except asyncio.InvalidStateError as error:
+            raise await self._what_ended_it() from error
+        if data is grpc.aio.EOF:
+            if await self._call.code() is not grpc.StatusCode.OK:
+                raise await self._what_ended_it()
+            return None
+        return wire.decode_payload(data)
+
+    async def finish(self) -> None:
+        try:
+            await self._call.done_writing()
+        except grpc.RpcError as error:
+            raise _translate(error, self._address, "ending the stream") from error
+        except asyncio.InvalidStateError as error:
+            raise await self._what_ended_it() from error
+
+    def abort(self, why: str) -> None:
+        self._call.cancel()
+
+    async def _what_ended_it(self) -> P2PTrainError:
+        code, details = await self._call.code(), await self._call.details()
+        ended = grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details)
+        return _translate(ended, self._address, "moving slices")
+
+
+class _CalleeStream:
+    """The side of a stream that was called."""
+
+    def __init__(self, requests: AsyncIterator[bytes], context: Any) -> None:  # Any: grpc
+        self._requests = requests
+        self._context = context
+        self.aborted = ""
+
+    async def read(self) -> bytes | None:
+        try:
+            return await anext(self._requests, None)
+        except (grpc.RpcError, asyncio.InvalidStateError, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and not self._context.cancelled():
+                raise
+            raise TransportError("the caller hung up") from error
+
+    async def send(self, payload: memoryview) -> None:
+        if self.aborted:
+            raise TransportError(self.aborted)
+        try:
+            await self._context.write(wire.encode_payload(payload))
+        except (grpc.RpcError, asyncio.InvalidStateError) as error:
+            raise TransportError("the caller hung up") from error
+
+    async def receive(self) -> memoryview | None:
+        data = await self.read()
+        return None if data is None else wire.decode_payload(data)
+
+    async def finish(self) -> None:
+        """Nothing: the stream ends for the caller when `handle_stream` returns."""
+
+    def abort(self, why: str) -> None:
+        self.aborted = self.aborted or why
+
+
+def _split(text: str) -> tuple[str, str, str]:
+    host, colon, port = text.rpartition(":")
+    if not (host and colon and port.isascii() and port.isdigit() and int(port) < 65536):
+        raise ConfigError(
+            f"listen = {text!r} is not an address; write host:port, port 0 for a free one"
+        )
+    return host, colon, port
+
+
+def _cannot_listen(listen: str) -> ConfigError:
+    return ConfigError(
+        f"cannot listen on {listen}: the port is in use or the address is not this machine's; "
+        f"choose another port, or 0 for a free one"
+    )

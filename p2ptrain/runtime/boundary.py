@@ -1,0 +1,128 @@
+"""The boundary: the one place where the trainer meets the protocol, once per step.
+
+`Boundary.step` is a coroutine that runs *on the trainer's side*: in the user's thread for real, in the
+simulator's trainer task otherwise. It is the same loop body in both. Where the algorithm wants the
+trainer to wait, it awaits `cross(...)`, which carries a coroutine over to the protocol and brings its
+result back; where it does not, nothing is awaited and no thread is switched.
+"""
+
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from p2ptrain.averaging.base import Swarm
+from p2ptrain.core.messages import Phase
+from p2ptrain.ids import Seconds
+from p2ptrain.runtime.driver import Driver
+from p2ptrain.runtime.metrics import Metrics
+
+
+class Cross(Protocol):
+    """Carries work from the trainer's side to the protocol's."""
+
+    def call(self, work: Coroutine[Any, Any, Any]) -> Awaitable[Any]:  # Any: the work's result
+        """Run `work` over there and wait for its result."""
+        ...
+
+    def post(self, function: Callable[[], None]) -> None:
+        """Run `function` over there soon; do not wait."""
+        ...
+
+
+@dataclass(slots=True)
+class TrainerTotals:
+    """What one trainer did in this run."""
+
+    steps: int = 0
+    samples: int = 0
+    compute_s: Seconds = 0.0
+    wait_s: Seconds = 0.0
+
+
+class Boundary:
+    """One trainer's side of its peer."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        swarm: Swarm,
+        cross: Cross,
+        metrics: Metrics,
+        clock: Callable[[], Seconds],
+    ) -> None:
+        self._driver = driver
+        self._swarm = swarm
+        self._cross = cross
+        self._metrics = metrics
+        self._clock = clock
+        self._since = clock()
+        self.totals = TrainerTotals()
+
+    def begin(self) -> None:
+        """The first step begins now."""
+        self._since = self._clock()
+        self._tell(Phase.TRAINING)
+
+    async def step(
+        self, samples: int, loss: float | None, optimizer_step: Callable[[], None]
+    ) -> None:
+        """End one step: average gradients if the algorithm does, update, take in what others gave.
+
+        Args:
+            samples: how many this step's gradients are of.
+            loss: of this step's batch, for the record.
+            optimizer_step: changes the live parameters from the gradients; runs under the step lock.
+
+        Raises:
+            StateError: if what this trainer contributed cannot be averaged (not finite).
+        """
+        algorithm, driver = self._driver.algorithm, self._driver
+        computed_at = self._clock()
+        if driver.failure:
+            raise driver.failure
+        if algorithm.acts("after_backward"):
+            driver.averaged_anything = False
+            await self._cross.call(algorithm.after_backward(self._swarm))
+            if not driver.averaged_anything:
+                if driver.stopping:
+                    return  # a step that nobody averaged is not made: we would differ from the rest
+                optimizer_step = _nothing  # nobody had gradients; the version counts all the same
+        waited_s = self._clock() - computed_at
+        driver.replica.update(optimizer_step)
+        self._count(samples, loss, computed_at, waited_s)
+        if algorithm.acts("after_update"):
+            before = self._clock()
+            await self._cross.call(algorithm.after_update(self._swarm))
+            self.totals.wait_s += self._clock() - before
+        self._since = self._clock()
+
+    def end(self) -> None:
+        """The trainer has stopped; the peer serves the others."""
+        self._tell(Phase.DONE)
+
+    def _count(
+        self, samples: int, loss: float | None, computed_at: Seconds, waited_s: Seconds
+    ) -> None:
+        totals, now = self.totals, self._clock()
+        compute_s = now - self._since - waited_s
+        self._metrics.record(
+            "step",
+            step=totals.steps,
+            samples=samples,
+            loss=loss,
+            compute_s=compute_s,
+            wait_s=waited_s,
+        )
+        totals.steps += 1
+        totals.samples += samples
+        totals.compute_s += compute_s
+        totals.wait_s += waited_s
+        self._tell(Phase.TRAINING)
+
+    def _tell(self, phase: Phase) -> None:
+        steps, samples = self.totals.steps, self.totals.samples
+        self._cross.post(lambda: self._driver.describe(phase, steps, samples))
+
+
+def _nothing() -> None:
+    """An update that changes nothing."""

@@ -1,0 +1,657 @@
+"""The driver: effects become I/O, endings become events. Feed, pump, re-arm.
+
+It owns the machine (`core/peer_machine.py`) and is the only one that talks to it. Everything runs on one
+event loop: the protocol's own thread for real, the virtual loop in the simulator, the same code in both.
+What differs comes in as ports: the `Transport`, the `Replica`, and `offload`, which runs a copy of a vector
+on a worker thread for real and inline in the simulator.
+"""
+
+import asyncio
+import hashlib
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, Protocol, TypeVar, assert_never
+
+import numpy as np
+
+from p2ptrain.averaging.base import Algorithm, GroupResult
+from p2ptrain.compute.replica import Replica, Vector
+from p2ptrain.core import effects
+from p2ptrain.core.effects import What
+from p2ptrain.core.events import AverageEnded, Outcome, StateNotTaken, StateTaken
+from p2ptrain.core.messages import Member, MemberState, Phase, Ping, Rumours
+from p2ptrain.core.messages import Ack as AckMessage
+from p2ptrain.core.peer_machine import PeerMachine, ProtocolConfig
+from p2ptrain.core.slices import Span, slices
+from p2ptrain.errors import CodecError, ConfigError, P2PTrainError, RefusedError, StateError
+from p2ptrain.errors import TransportError
+from p2ptrain.ids import Address, PeerId, Seconds, Ticket
+from p2ptrain.net.transport import SliceStream, Transport
+from p2ptrain.net.wire import (
+    PROTOCOL_MAJOR,
+    PROTOCOL_MINOR,
+    AverageOpening,
+    Envelope,
+    Hello,
+    Opening,
+    StateOpening,
+    Welcome,
+)
+from p2ptrain.runtime.exchange import Exchange, ExchangeConfig, GroupBroken
+from p2ptrain.runtime.metrics import Metrics
+
+PARK_S = 2.0
+"""A stream may come before the message that forms its group; it waits so long."""
+
+MAX_PARKED = 64
+DIAL_BACK_S = 3.0
+MAX_STATE_BYTES = 1 << 36
+
+T = TypeVar("T")
+
+
+class Offload(Protocol):
+    """Runs a function that may take long without holding up the event loop."""
+
+    def __call__(self, function: Callable[[], T], /) -> Awaitable[T]: ...
+
+
+@dataclass(slots=True)
+class Totals:
+    """What the summary of one peer adds up."""
+
+    comm_s: Seconds = 0.0
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    groups_formed: int = 0
+    groups_failed: Counter[str] = field(default_factory=Counter)
+    staleness: list[int] = field(default_factory=list)
+
+
+class Driver:
+    """Drives one peer; implements `Handler` for the transport and the verbs behind `Swarm`."""
+
+    def __init__(
+        self,
+        name: PeerId,
+        *,
+        incarnation: int,
+        algorithm: Algorithm,
+        algorithm_name: str,
+        replica: Replica,
+        transport: Transport,
+        protocol: ProtocolConfig,
+        exchange: ExchangeConfig,
+        rng: Random,
+        offload: Offload,
+        metrics: Metrics,
+    ) -> None:
+        self.name = name
+        self.rng = rng
+        self.replica = replica
+        self.algorithm = algorithm
+        self.metrics = metrics
+        self.totals = Totals()
+        self.progress = 0
+        self.contributes = True  # false: our gradients have no say in the next average
+        self.averaged_anything = True  # false: nobody's gradients had
+        self.stopping = False
+        self.failure: StateError | None = None  # what the trainer contributed cannot be averaged
+        self._incarnation = incarnation
+        self._algorithm_name = algorithm_name
+        self._transport = transport
+        self._protocol = protocol
+        self._exchange_config = exchange
+        self._offload = offload
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._tasks: list[asyncio.Task[Any]] = []  # Any: results are not used
+        self._averages: dict[Ticket, asyncio.Task[None]] = {}
+        self._exchanges: dict[Ticket, Exchange] = {}
+        self._committing: dict[Ticket, None] = {}  # their result is being applied: no way back
+        self._parked = 0
+        self._claims: dict[Ticket, asyncio.Future[GroupResult]] = {}
+        self._asked_at: dict[Ticket, Seconds] = {}
+        self._version: asyncio.Future[GroupResult] | None = None
+        self._news = asyncio.Event()
+        self._updates_done = 0
+        self._updated = asyncio.Event()
+
+    # --- life -------------------------------------------------------------------------------------
+
+    @property
+    def now(self) -> Seconds:
+        return self._loop.time()
+
+    @property
+    def me(self) -> Member:
+        return self._machine.membership.me
+
+    async def start(self) -> Address:
+        """Listen. Raises ConfigError if that is not possible."""
+        address = await self._transport.start(self)
+        me = Member(peer=self.name, address=address, incarnation=self._incarnation)
+        self._machine = PeerMachine(me, self._protocol, self.rng)
+        return address
+
+    async def join(self, hosts: Sequence[Address], timeout_s: Seconds) -> None:
+        """Ask `hosts` in turn until one lets us in.
+
+        Raises:
+            RefusedError: if one says no.
+            TransportError: if none answered within `timeout_s`.
+        """
+        deadline = self.now + timeout_s
+        why = "none was tried"
+        while (left := deadline - self.now) > 0:
+            for host in hosts:
+                try:
+                    welcome = await self._transport.join(host, self._hello(), min(left, 5.0))
+                except (TransportError, CodecError) as error:
+                    why = str(error)
+                    continue
+                if welcome.refusal:
+                    raise RefusedError(welcome.refusal)
+                self._machine.learn(welcome.members, self.now, f"welcomed by {host}")
+                self._machine.membership.announce()
+                self._pump()
+                return
+            await asyncio.sleep(0.1)
+        raise TransportError(
+            f"no peer answered at {', '.join(hosts)} within {timeout_s:g} s ({why}); "
+            "start that peer first, or check its address"
+        )
+
+    async def wait_for_members(self, count: int, timeout_s: Seconds) -> None:
+        """Wait until `count` peers are here, ourselves included, or others already train.
+
+        Raises:
+            TransportError: if they are not here within `timeout_s`; says who is.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not self._complete(count):
+                    await self._wait_for_news()
+        except TimeoutError as error:
+            here = ", ".join((self.name, *self._machine.membership.choosable()))
+            raise TransportError(
+                f"{count} peers were to start together; after {timeout_s:g} s there are: {here}"
+            ) from error
+
+    async def take_over_model(self) -> PeerId | None:
+        """If others already train, take the model of one of them; returns whose."""
+        others = self._machine.membership.others
+        donors = [m.peer for m in others if m.state is MemberState.ALIVE and m.steps]
+        for donor in donors if self.algorithm.averages == "models" else []:
+            try:
+                data = await self._download(donor, None)
+            except (TransportError, RefusedError, CodecError, GroupBroken):
+                continue
+            theirs_M = np.frombuffer(data, dtype="<f4")
+            if len(theirs_M) == self.replica.model_size and np.isfinite(theirs_M).all():
+                own_M = np.empty(self.replica.model_size, np.float32)
+                self.replica.snapshot(own_M)
+                self.replica.add_delta(theirs_M - own_M)
+                self.replica.settle()
+                return donor
+        return None
+
+    def begin_background(self, swarm: Any) -> None:  # Any: the Swarm port, built by the caller
+        """Run the algorithm's own loop beside the trainer."""
+        if self.algorithm.acts("background"):
+            self._start(self.algorithm.background(swarm))
+
+    async def wait_until_all_done(self) -> None:
+        """Serve the others until nobody who is here trains any more, or we are to stop."""
+        while not self.stopping and any(
+            m.state <= MemberState.SUSPECT and m.phase is not Phase.DONE
+            for m in self._machine.membership.others
+        ):
+            await self._wait_for_news()
+
+    async def leave(self, grace_s: Seconds) -> None:
+        """Let a running average end, say goodbye, close everything."""
+        self._machine.withdraw(self.now)
+        self._pump()
+        deadline = self.now + grace_s
+        while self._averages and self.now < deadline:
+            await asyncio.sleep(0.01)
+        self._machine.leave(self.now)
+        self._pump()
+        await self.close(min(1.0, grace_s))
+
+    async def close(self, grace_s: Seconds = 0.2) -> None:
+        """End everything that runs; whatever is queued for others is sent within `grace_s`."""
+        tasks = [*self._tasks, *self._averages.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._timer:
+            self._timer.cancel()
+        await self._transport.close(grace_s)
+
+    # --- what the trainer says --------------------------------------------------------------------
+
+    def describe(self, phase: Phase, steps: int, samples: int) -> None:
+        """The trainer is in `phase` and has done so much."""
+        self._machine.describe(self.now, phase=phase, steps=steps, samples=samples)
+        membership = self._machine.membership
+        self.progress = samples + sum(m.samples for m in membership.others)
+        self._updates_done = steps
+        self._updated.set()
+        self._pump()
+
+    def withdraw(self) -> None:
+        """The trainer stops: whatever it waits for ends now."""
+        self.stopping = True
+        self._machine.withdraw(self.now)
+        self._pump()
+
+    # --- the verbs behind `Swarm` -----------------------------------------------------------------
+
+    def choosable(self) -> tuple[PeerId, ...]:
+        return self._machine.membership.choosable()
+
+    async def average_models(self, others: Sequence[PeerId]) -> GroupResult:
+        ended: asyncio.Future[GroupResult] = self._loop.create_future()
+        ticket = self._machine.request(others, self.now)
+        self._claims[ticket] = ended
+        self._asked_at[ticket] = self.now
+        self._pump()
+        try:
+            return await ended
+        finally:
+            self._claims.pop(ticket, None)
+            self._asked_at.pop(ticket, None)
+
+    async def average_gradients(self) -> GroupResult:
+        self._version = self._loop.create_future()
+        self._machine.arrive(self.replica.updates, self.now)
+        self._pump()
+        return await self._version
+
+    async def wait_for_update(self, count: int) -> None:
+        while self._updates_done < count:
+            self._updated.clear()
+            await self._updated.wait()
+
+    # --- feed -------------------------------------------------------------------------------------
+
+    def handle_message(self, envelope: Envelope) -> None:
+        known = self._machine.membership.member(envelope.source)
+        introduces_itself = isinstance(envelope.message, (Ping, AckMessage, Rumours))
+        if envelope.swarm != self._swarm() or (known is None and not introduces_itself):
+            return  # a stranger, or a peer of another swarm: nothing to answer
+        if envelope.source != self.name:
+            self._machine.receive(envelope.source, envelope.message, self.now)
+            self._pump()
+
+    def handle_broken(self, address: Address, why: str) -> None:
+        for member in self._machine.membership.others:
+            if member.address == address:
+                self._machine.unreachable(member.peer, why, self.now)
+        self._pump()
+
+    def handle_identify(self) -> Hello:
+        return self._hello()
+
+    async def handle_join(self, hello: Hello) -> Welcome:
+        refusal = self._objection(hello) or await self._cannot_reach(hello.me)
+        if refusal:
+            self.metrics.record("warning", text=f"refused {hello.me.peer}: {refusal}")
+            return Welcome(refusal, ())
+        self._machine.learn([hello.me], self.now, "it joined here")
+        self._pump()
+        membership = self._machine.membership
+        return Welcome("", (membership.me, *membership.others))
+
+    async def handle_stream(self, opening: Opening, stream: SliceStream) -> None:
+        if opening.swarm != self._swarm():
+            raise RefusedError(f"{opening.sender} is of another swarm than {self.name}")
+        match opening:
+            case AverageOpening():
+                exchange = await self._exchange_of(opening.ticket)
+                await exchange.accept(opening, stream)
+            case StateOpening():
+                await self._serve_state(opening, stream)
+
+    def _handle_timer(self) -> None:
+        self._timer = None
+        self._machine.handle_timer(self.now)
+        self._pump()
+
+    # --- pump, re-arm -----------------------------------------------------------------------------
+
+    def _pump(self) -> None:
+        for effect in self._machine.take_effects():
+            match effect:
+                case effects.Send(target=target, message=message):
+                    self._send(target, message)
+                case effects.Average():
+                    self._averages[effect.ticket] = self._loop.create_task(self._average(effect))
+                case effects.Abandon(ticket=ticket):
+                    if ticket in self._averages and ticket not in self._committing:
+                        self._averages[ticket].cancel(effect.why)
+                case effects.TakeState():
+                    self._start(self._take_state(effect))
+                case effects.GroupEnded():
+                    self._group_ended(effect)
+                case effects.VersionEnded(outcome=outcome):
+                    if self._version and not self._version.done():
+                        self._version.set_result(GroupResult(outcome, ""))
+                case effects.MemberChanged():
+                    self._member_changed(effect)
+                case _:
+                    assert_never(effect)
+        self._rearm(self._machine.next_deadline())
+        self._news.set()
+
+    def _rearm(self, deadline: Seconds | None) -> None:
+        if self._timer:
+            self._timer.cancel()
+        self._timer = None
+        if deadline is not None:
+            self._timer = self._loop.call_at(deadline, self._handle_timer)
+
+    def _send(self, target: PeerId, message: Any) -> None:  # Any: core's union of messages
+        member = self._machine.membership.member(target)
+        if member:
+            self._transport.send(member.address, Envelope(self.name, self._swarm(), message))
+
+    def _group_ended(self, effect: effects.GroupEnded) -> None:
+        ended = self._claims.get(effect.ticket)
+        if ended and not ended.done():
+            ended.set_result(GroupResult(effect.outcome, effect.why))
+
+    def _member_changed(self, effect: effects.MemberChanged) -> None:
+        self.metrics.record(
+            "member", member=effect.peer, state=effect.state.name.lower(), why=effect.why
+        )
+        member = self._machine.membership.member(effect.peer)
+        if member and effect.state >= MemberState.GONE:
+            # Not at once: the last slices of one that leaves may be on the way.
+            self._loop.call_later(PARK_S, self._forget, member)
+
+    def _forget(self, member: Member) -> None:
+        now = self._machine.membership.member(member.peer)
+        if now is None or now.address != member.address or now.state >= MemberState.GONE:
+            self._transport.forget(member.address)
+
+    # --- slow work --------------------------------------------------------------------------------
+
+    def _start(self, coroutine: Coroutine[Any, Any, None]) -> None:  # Any: asyncio's own types
+        self._tasks = [task for task in self._tasks if not task.done()]
+        self._tasks.append(self._loop.create_task(coroutine))
+
+    async def _average(self, effect: effects.Average) -> None:
+        """Carry out one `Average`: contribute, exchange, apply if the ticket is still held."""
+        attempt = _Attempt(effect, self.now, self._asked_at.get(effect.ticket, self.now))
+        try:
+            await self._end_of_older_averages(effect.ticket)
+            async with asyncio.timeout(self._exchange_config.average_timeout_s):
+                await self._exchange(attempt)
+        except GroupBroken as broken:
+            attempt.outcome, attempt.why = broken.outcome, broken.why
+        except TimeoutError:
+            waited = self._exchange_config.average_timeout_s
+            attempt.outcome, attempt.why = Outcome.LATE, f"it was not over after {waited:g} s"
+        except StateError as error:
+            attempt.outcome, attempt.why = Outcome.BROKEN, str(error)
+            self._fail(error)
+        except asyncio.CancelledError as cancelled:
+            attempt.outcome = Outcome.LOST
+            attempt.why = str(cancelled) or "the peer left"
+            raise
+        finally:
+            self._exchanges.pop(effect.ticket, None)
+            self._committing.pop(effect.ticket, None)
+            self._averages.pop(effect.ticket, None)
+            self._account(attempt)
+        self._machine.ended(AverageEnded(effect.ticket, attempt.outcome, attempt.why), self.now)
+        self._pump()
+
+    async def _end_of_older_averages(self, ticket: Ticket) -> None:
+        """An abandoned average may still be winding down; it reads the same gradients."""
+        older = [task for other, task in self._averages.items() if other != ticket]
+        await asyncio.gather(*older, return_exceptions=True)
+
+    async def _exchange(self, attempt: "_Attempt") -> None:
+        effect = attempt.effect
+        vector_V, updates = await self._contribution(effect.what)
+        attempt.exchange = exchange = Exchange(
+            self.name,
+            effect.ticket,
+            effect.members,
+            vector_V,
+            self._exchange_config.slice_kib * 256,
+            self._swarm(),
+            lambda: self.now,
+        )
+        self._exchanges[effect.ticket] = exchange
+        self._news.set()
+        mean_V = await exchange.run(self._open)
+        if not self._machine.holds(effect.ticket):
+            raise GroupBroken(Outcome.LATE, f"{effect.ticket} was over before its result was there")
+        self._committing[effect.ticket] = None
+        if effect.what is What.GRADIENTS:
+            self.averaged_anything = await self._offload(
+                lambda: self.replica.import_gradients(mean_V)
+            )
+            self.contributes = True
+        else:
+            attempt.disagreement_l2 = await self._offload(lambda: self._mix(vector_V, mean_V))
+            attempt.staleness_steps = self.replica.updates - updates
+
+    async def _contribution(self, what: What) -> tuple[Vector, int]:
+        """What we put into the group, copied on a worker thread, and of which update it is."""
+        if what is What.GRADIENTS:
+            vector_G = np.empty(self.replica.gradient_size, np.float32)
+            contributes = self.contributes
+            await self._offload(lambda: self.replica.export_gradients(vector_G, contributes))
+            return vector_G, self.replica.updates
+        vector_M = np.empty(self.replica.model_size, np.float32)
+        updates = await self._offload(lambda: self.replica.snapshot(vector_M))
+        if not np.isfinite(vector_M).all():
+            raise StateError(
+                f"the model of {self.name} has numbers that are not finite after {updates} updates; "
+                "lower the learning rate or clip gradients"
+            )
+        return vector_M, updates
+
+    def _mix(self, snapshot_M: Vector, mean_M: Vector) -> float:
+        """Delta form: add mean - snapshot to whatever the model is by now."""
+        np.subtract(mean_M, snapshot_M, out=mean_M)
+        self.replica.add_delta(mean_M)
+        return float(np.linalg.norm(mean_M))
+
+    def _account(self, attempt: "_Attempt") -> None:
+        """One wide record per attempt, and the sums of the summary."""
+        exchange, now = attempt.exchange, self.now
+        totals = self.totals
+        totals.comm_s += now - attempt.formed_at
+        totals.sent_bytes += exchange.sent_bytes if exchange else 0
+        totals.received_bytes += exchange.received_bytes if exchange else 0
+        if attempt.outcome is Outcome.DONE:
+            totals.groups_formed += 1
+            totals.staleness.append(attempt.staleness_steps or 0)
+        else:
+            totals.groups_failed[attempt.outcome.value] += 1
+        self.metrics.record(
+            "group",
+            ticket=str(attempt.effect.ticket),
+            members=list(attempt.effect.members),
+            what=attempt.effect.what.value,
+            outcome=attempt.outcome.value,
+            reason=attempt.why,
+            wait_s=attempt.formed_at - attempt.asked_at,
+            exchange_s=now - attempt.formed_at,
+            sent_bytes=exchange.sent_bytes if exchange else 0,
+            received_bytes=exchange.received_bytes if exchange else 0,
+            disagreement_l2=attempt.disagreement_l2,
+            staleness_steps=attempt.staleness_steps,
+        )
+
+    async def _take_state(self, effect: effects.TakeState) -> None:
+        """Catch up: take over the state of one that waits ahead of us."""
+        why = ""
+        try:
+            async with asyncio.timeout(self._exchange_config.average_timeout_s):
+                state = await self._download(effect.donor, effect.version)
+                await self._offload(lambda: self.replica.import_state(state))
+        except (P2PTrainError, GroupBroken, TimeoutError) as error:
+            why = str(error) or "it took too long"
+        if not why and self.replica.updates != effect.version:
+            why = f"{effect.donor} gave the state of version {self.replica.updates}"
+        if why:
+            text = f"could not catch up with {effect.donor} at version {effect.version}: {why}"
+            self.metrics.record("warning", text=text)
+            await asyncio.sleep(0.1)
+            self._machine.ended(StateNotTaken(effect.version, why), self.now)
+        else:
+            self.contributes = False
+            self._machine.ended(StateTaken(effect.version), self.now)
+        self._pump()
+
+    async def _download(self, donor: PeerId, version: int | None) -> bytes:
+        stream = await self._open(donor, StateOpening(self._swarm(), self.name, version))
+        await stream.finish()
+        data = bytearray()
+        while (payload := await stream.receive()) is not None:
+            data += payload
+            if len(data) > MAX_STATE_BYTES:
+                stream.abort("too much")
+                raise CodecError(f"{donor} sends a state of more than {MAX_STATE_BYTES} bytes")
+        return bytes(data)
+
+    async def _serve_state(self, opening: StateOpening, stream: SliceStream) -> None:
+        if opening.version is None:
+            vector_M = np.empty(self.replica.model_size, np.float32)
+            await self._offload(lambda: self.replica.snapshot(vector_M))
+            state = vector_M.tobytes()
+        else:
+            self._refuse_unless_waiting(opening.version)
+            state = await self._offload(self.replica.export_state)
+            self._refuse_unless_waiting(opening.version)
+        size = self._exchange_config.slice_kib * 1024
+        for span in slices(Span(0, len(state)), size):
+            await stream.send(memoryview(state)[span.start : span.stop])
+
+    def _refuse_unless_waiting(self, version: int) -> None:
+        if not self._machine.rendezvous.waits_with(version):
+            raise RefusedError(f"{self.name} does not stand still at version {version}")
+
+    # --- who is who -------------------------------------------------------------------------------
+
+    def _hello(self) -> Hello:
+        return Hello(
+            (PROTOCOL_MAJOR, PROTOCOL_MINOR),
+            self._algorithm_name,
+            self.replica.fingerprint,
+            self.replica.model_size,
+            self.me,
+        )
+
+    def _swarm(self) -> str:
+        """The digest of what must agree among peers that talk to each other."""
+        text = f"{PROTOCOL_MAJOR}/{self._algorithm_name}/{self.replica.fingerprint}"
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def _objection(self, hello: Hello) -> str:
+        """Why `hello` cannot be one of us, or nothing."""
+        peer, ours = hello.me.peer, self._hello()
+        if hello.protocol[0] != ours.protocol[0]:
+            theirs_text, ours_text = (".".join(map(str, h.protocol)) for h in (hello, ours))
+            return (
+                f"{peer} speaks protocol version {theirs_text} and {self.name} {ours_text}; "
+                "install the same release of p2ptrain on both"
+            )
+        if hello.algorithm != ours.algorithm:
+            return (
+                f"{peer} runs algorithm {hello.algorithm!r} and this swarm {ours.algorithm!r}; "
+                "start it with the same one"
+            )
+        if (hello.model, hello.model_size) != (ours.model, ours.model_size):
+            return (
+                f"{peer} trains a model of {hello.model_size:,} numbers (fingerprint {hello.model}) "
+                f"and this swarm one of {ours.model_size:,} ({ours.model}); use the same model"
+            )
+        return ""
+
+    async def _cannot_reach(self, newcomer: Member) -> str:
+        """Dial back: why others could not reach `newcomer`, or nothing."""
+        peer, address = newcomer.peer, newcomer.address
+        known = self._machine.membership.member(peer)
+        if known and known.address != address and await self._answers(known):
+            return f"a peer named {peer} is already here, at {known.address}; choose another name"
+        try:
+            there = (await self._transport.identify(address, DIAL_BACK_S)).me
+        except (TransportError, CodecError) as error:
+            return (
+                f"{peer} cannot be reached from {self.name} at {address} ({error}); "
+                "advertise an address that other peers can reach"
+            )
+        if (there.peer, there.incarnation) != (peer, newcomer.incarnation):
+            return f"at {address} is {there.peer}, not {peer}; advertise an address of your own"
+        return ""
+
+    async def _answers(self, member: Member) -> bool:
+        try:
+            there = await self._transport.identify(member.address, DIAL_BACK_S)
+        except (TransportError, CodecError):
+            return False
+        return there.me.peer == member.peer
+
+    # --- small things -----------------------------------------------------------------------------
+
+    async def _open(self, peer: PeerId, opening: Opening) -> SliceStream:
+        member = self._machine.membership.member(peer)
+        if member is None:
+            raise TransportError(f"{self.name} does not know where {peer} is")
+        return await self._transport.open(member.address, opening)
+
+    async def _exchange_of(self, ticket: Ticket) -> Exchange:
+        """The exchange of `ticket`; a stream may be earlier than the message that forms its group."""
+        if self._parked >= MAX_PARKED:
+            raise RefusedError(f"{self.name} has {MAX_PARKED} streams waiting for their groups")
+        self._parked += 1
+        try:
+            async with asyncio.timeout(PARK_S):
+                while ticket not in self._exchanges:
+                    await self._wait_for_news()
+        except TimeoutError as error:
+            raise RefusedError(f"{self.name} is not in {ticket}") from error
+        finally:
+            self._parked -= 1
+        return self._exchanges[ticket]
+
+    def _complete(self, count: int) -> bool:
+        membership = self._machine.membership
+        running = any(m.phase is not Phase.ARRIVING for m in membership.others)
+        return running or len(membership.choosable()) + 1 >= count
+
+    async def _wait_for_news(self) -> None:
+        self._news.clear()
+        await self._news.wait()
+
+    def _fail(self, error: StateError) -> None:
+        """The trainer's own fault: it is told where it waits, or at its next boundary."""
+        self.failure = error
+        if self._version and not self._version.done():
+            self._version.set_exception(error)
+        self._machine.withdraw(self.now)
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """What becomes one ``group`` record."""
+
+    effect: effects.Average
+    formed_at: Seconds
+    asked_at: Seconds
+    exchange: Exchange | None = None
+    outcome: Outcome = Outcome.DONE
+    why: str = ""
+    disagreement_l2: float | None = None
+    staleness_steps: int | None = None

@@ -1,0 +1,266 @@
+"""A formed group moves its slices: reduce-scatter and all-gather over streams, pipelined.
+
+Every member opens one stream to every other member, the *owner* of a share (`core/slices.py`). Up the
+stream go the caller's slices of that share, down it come their means:
+
+    caller i  ── slices of share j, one after the other ──►  owner j   waits for slice k of all members,
+              ◄── means of the same slices, as they come ──            reduces it, sends the mean to all
+
+While slice k is being reduced, later ones are on the wire; a receiver that falls behind by `WINDOW`
+slices stops reading, so memory is bounded and only this group waits.
+
+The vector that a member contributes is never written: means go into a buffer of their own, and only a
+complete buffer is a result. A broken group therefore leaves no trace. All members hold bitwise the same
+mean, since each slice is reduced once, by its owner, in the order of the members' names.
+
+Legend of shapes: ``V`` numbers of the vector, ``S`` of one slice.
+"""
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from p2ptrain.compute.replica import Vector
+from p2ptrain.core.events import Outcome
+from p2ptrain.core.slices import Span, share, slices
+from p2ptrain.errors import CodecError, ConfigError, RefusedError, TransportError
+from p2ptrain.ids import PeerId, Seconds, Ticket
+from p2ptrain.net.transport import SliceStream
+from p2ptrain.net.wire import MAX_SLICE_BYTES, AverageOpening
+from p2ptrain.runtime.scope import Scope
+
+WINDOW = 8
+"""Slices of one member that wait to be reduced, at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeConfig:
+    """How vectors travel."""
+
+    slice_kib: int = 256
+    """Size of one slice. Too small: work per slice dominates; too large: nothing overlaps."""
+
+    average_timeout_s: Seconds = 60.0
+    """No average lasts longer; it is broken then. A net under the other deadlines, not a tuning
+    knob: claimed groups end with their lease, dead members end a group at once."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.slice_kib <= MAX_SLICE_BYTES // 1024:
+            most = MAX_SLICE_BYTES // 1024
+            raise ConfigError(f"slice_kib = {self.slice_kib} must be between 1 and {most}")
+        if not 0 < self.average_timeout_s < math.inf:
+            raise ConfigError(f"average_timeout_s = {self.average_timeout_s} must be above 0")
+
+
+class GroupBroken(Exception):  # noqa: N818 - an ending on its way, not an error
+    """The group cannot finish; says how it ended, because of whom, and in which phase."""
+
+    def __init__(self, outcome: Outcome, why: str) -> None:
+        super().__init__(why)
+        self.outcome = outcome
+        self.why = why
+
+
+OpenStream = Callable[[PeerId, AverageOpening], Awaitable[SliceStream]]
+
+
+class Exchange:
+    """One member's side of one group's average.
+
+    Args:
+        vector_V: what this member contributes; read only, must not change while `run` runs.
+        swarm: the digest that openings carry.
+        clock: for the times that messages of failure state.
+    """
+
+    def __init__(
+        self,
+        me: PeerId,
+        ticket: Ticket,
+        members: tuple[PeerId, ...],
+        vector_V: Vector,
+        slice_size: int,
+        swarm: str,
+        clock: Callable[[], Seconds],
+    ) -> None:
+        self._me = me
+        self._ticket = ticket
+        self._members = members
+        self._vector_V = vector_V
+        self._slice_size = slice_size
+        self._swarm = swarm
+        self._clock = clock
+        self._started = clock()
+        self.mean_V: Vector = np.empty_like(vector_V)
+        self.sent_bytes = 0
+        self.received_bytes = 0
+        loop = asyncio.get_running_loop()
+        self._mine = slices(self._share(me), slice_size)
+        self._parts: list[dict[PeerId, Vector]] = [{} for _ in self._mine]
+        self._reduced = [loop.create_future() for _ in self._mine]
+        self._incoming = {peer: loop.create_future() for peer in members if peer != me}
+        self._served = {peer: loop.create_future() for peer in self._incoming}
+        self._streams: list[SliceStream] = []
+
+    # --- for the driver ---------------------------------------------------------------------------
+
+    async def run(self, open_stream: OpenStream) -> Vector:
+        """Move all slices; return the group's mean.
+
+        Raises:
+            GroupBroken: if any member vanished, refused, or sent what cannot be averaged.
+        """
+        broken = "the average was abandoned"
+        try:
+            async with Scope() as scope:
+                for index, span in enumerate(self._mine):
+                    self._contribute(index, self._me, self._vector_V[span.start : span.stop])
+                for peer in self._incoming:
+                    if self._share(peer).size:
+                        scope.start(self._ask_owner(scope, peer, open_stream))
+                    if self._mine:
+                        scope.start(self._serve_caller(scope, peer))
+            broken = ""
+        except GroupBroken as error:
+            broken = error.why
+            raise
+        finally:
+            self._close(broken)
+        return self.mean_V
+
+    async def accept(self, opening: AverageOpening, stream: SliceStream) -> None:
+        """A member's stream to our share has come; returns when it has been served, or all is over.
+
+        Raises:
+            RefusedError: if the opening does not fit this group.
+        """
+        waiting = self._incoming.get(opening.sender)
+        if waiting is None or waiting.done():
+            raise RefusedError(f"{self._ticket} does not wait for a stream of {opening.sender}")
+        mine, theirs = self._opening(), opening
+        if (theirs.vector_size, theirs.slice_size) != (mine.vector_size, mine.slice_size):
+            raise RefusedError(
+                f"{opening.sender} averages {theirs.vector_size} numbers in slices of "
+                f"{theirs.slice_size}, {self._me} {mine.vector_size} in slices of {mine.slice_size}"
+            )
+        self._streams.append(stream)
+        waiting.set_result(stream)
+        await asyncio.shield(self._served[opening.sender])
+
+    # --- our part of others' shares ---------------------------------------------------------------
+
+    async def _ask_owner(self, scope: Scope, owner: PeerId, open_stream: OpenStream) -> None:
+        spans = slices(self._share(owner), self._slice_size)
+        try:
+            stream = await open_stream(owner, self._opening())
+        except (TransportError, RefusedError) as error:
+            raise self._broken(owner, "opening its stream", error) from error
+        self._streams.append(stream)
+        scope.start(self._send_all(owner, stream, spans))
+        for span in spans:
+            slice_S = await self._receive(owner, stream, span, "sending means")
+            self.mean_V[span.start : span.stop] = slice_S
+        await self._expect_end(owner, stream)
+
+    async def _send_all(self, owner: PeerId, stream: SliceStream, spans: tuple[Span, ...]) -> None:
+        for span in spans:
+            await self._send(owner, stream, self._vector_V[span.start : span.stop])
+        try:
+            await stream.finish()
+        except TransportError as error:
+            raise self._broken(owner, "taking our part", error) from error
+
+    # --- our own share ----------------------------------------------------------------------------
+
+    async def _serve_caller(self, scope: Scope, caller: PeerId) -> None:
+        stream = await self._incoming[caller]
+        returning = scope.start(self._return_means(caller, stream))
+        for index, span in enumerate(self._mine):
+            if index >= WINDOW:
+                await self._reduced[index - WINDOW]
+            slice_S = await self._receive(caller, stream, span, "sending its part")
+            self._contribute(index, caller, slice_S)
+        await self._expect_end(caller, stream)
+        await returning
+        self._served[caller].set_result(None)
+
+    def _contribute(self, index: int, member: PeerId, slice_S: Vector) -> None:
+        """Take one member's slice in; the last one reduces it."""
+        parts = self._parts[index]
+        parts[member] = slice_S
+        if len(parts) < len(self._members):
+            return
+        span = self._mine[index]
+        mean_S = self.mean_V[span.start : span.stop]
+        mean_S[:] = parts[self._members[0]]
+        for other in self._members[1:]:
+            mean_S += parts[other]
+        mean_S /= np.float32(len(self._members))
+        parts.clear()
+        self._reduced[index].set_result(None)
+
+    async def _return_means(self, caller: PeerId, stream: SliceStream) -> None:
+        for index, span in enumerate(self._mine):
+            await self._reduced[index]
+            await self._send(caller, stream, self.mean_V[span.start : span.stop])
+
+    # --- one slice --------------------------------------------------------------------------------
+
+    async def _send(self, peer: PeerId, stream: SliceStream, slice_S: Vector) -> None:
+        try:
+            await stream.send(slice_S.data.cast("B"))
+        except (TransportError, RefusedError) as error:
+            raise self._broken(peer, "taking slices", error) from error
+        self.sent_bytes += slice_S.nbytes
+
+    async def _receive(self, peer: PeerId, stream: SliceStream, span: Span, phase: str) -> Vector:
+        """One checked slice; it may alias the transport's memory."""
+        try:
+            payload = await stream.receive()
+        except (TransportError, RefusedError, CodecError) as error:
+            raise self._broken(peer, phase, error) from error
+        if payload is None or payload.nbytes != 4 * span.size:
+            got = "the end" if payload is None else f"{payload.nbytes} bytes"
+            raise GroupBroken(
+                Outcome.BROKEN, f"{peer} sent {got} where a slice of {4 * span.size} bytes was due"
+            )
+        slice_S = np.frombuffer(payload, dtype="<f4")
+        if not np.isfinite(slice_S).all():
+            raise GroupBroken(Outcome.BROKEN, f"{peer} sent numbers that are not finite")
+        self.received_bytes += payload.nbytes
+        return slice_S
+
+    async def _expect_end(self, peer: PeerId, stream: SliceStream) -> None:
+        """Both sides have said all: only then is the average complete for this pair."""
+        try:
+            extra = await stream.receive()
+        except (TransportError, RefusedError, CodecError) as error:
+            raise self._broken(peer, "ending its stream", error) from error
+        if extra is not None:
+            raise GroupBroken(Outcome.BROKEN, f"{peer} sent more slices than its share has")
+
+    # --- small things -----------------------------------------------------------------------------
+
+    def _share(self, peer: PeerId) -> Span:
+        return share(len(self._vector_V), len(self._members), self._members.index(peer))
+
+    def _opening(self) -> AverageOpening:
+        return AverageOpening(
+            self._swarm, self._me, self._ticket, len(self._vector_V), self._slice_size
+        )
+
+    def _broken(self, peer: PeerId, phase: str, error: Exception) -> GroupBroken:
+        waited = self._clock() - self._started
+        outcome = Outcome.REFUSED if isinstance(error, RefusedError) else Outcome.LOST
+        return GroupBroken(outcome, f"{peer}, {phase}, after {waited:.2f} s: {error}")
+
+    def _close(self, broken: str) -> None:
+        if broken:
+            for stream in self._streams:
+                stream.abort(broken)
+        for served in self._served.values():
+            if not served.done():
+                served.set_result(None)

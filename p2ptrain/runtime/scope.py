@@ -1,0 +1,65 @@
+"""A task group whose order is the program's: tasks are cancelled in the order in which they started.
+
+`asyncio.TaskGroup` keeps its tasks in a set and cancels them in the order of their addresses in memory,
+which differs from run to run; a simulated run could not be repeated.
+"""
+
+import asyncio
+from collections.abc import Coroutine
+from types import TracebackType
+from typing import Any, Self
+
+
+class Scope:
+    """``async with Scope() as scope: scope.start(...)``: leaves when all tasks have ended.
+
+    The first task that fails cancels the others, in order, and its error is raised when all have
+    ended. An error in the body does the same. Tasks may start tasks.
+    """
+
+    def __init__(self) -> None:
+        self._tasks: list[asyncio.Task[Any]] = []  # Any: results are not used
+        self._error: BaseException | None = None
+        self._stirred = asyncio.Event()
+
+    def start(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Run `coroutine` as a task of this scope."""
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.append(task)
+        task.add_done_callback(self._note)
+        return task
+
+    def cancel(self) -> None:
+        """Cancel all tasks, in order."""
+        for task in self._tasks:
+            task.cancel()
+
+    def _note(self, task: asyncio.Task[Any]) -> None:
+        if not task.cancelled() and task.exception() and self._error is None:
+            self._error = task.exception()
+        self._stirred.set()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            while error is None and self._error is None and not self._all_done():
+                self._stirred.clear()
+                await self._stirred.wait()
+        except asyncio.CancelledError as cancelled:
+            error = cancelled
+        self.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if error is None and self._error is not None:
+            raise self._error
+        if isinstance(error, asyncio.CancelledError):
+            raise error
+
+    def _all_done(self) -> bool:
+        return all(task.done() for task in self._tasks)

@@ -1,0 +1,44 @@
+"""Rows of a peer's model over time, on disk, for whoever evaluates the consensus off the peers' clock."""
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+
+from p2ptrain.compute.replica import Replica
+from p2ptrain.ids import Seconds
+from p2ptrain.runtime.driver import Offload
+from p2ptrain.runtime.metrics import Metrics
+
+
+class SnapshotWriter:
+    """Appends the model as one row of little-endian float32 (M numbers), now and every so often."""
+
+    def __init__(self, path: Path, replica: Replica, metrics: Metrics, offload: Offload) -> None:
+        self._replica = replica
+        self._metrics = metrics
+        self._offload = offload
+        self._row = 0
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("wb", buffering=0)
+
+    async def repeat(self, period_s: Seconds) -> None:
+        """Write a row every `period_s`, for ever."""
+        while True:
+            await self.write()
+            await asyncio.sleep(period_s)
+
+    async def write(self) -> None:
+        """Write one row; it is complete on disk before its record says so."""
+        step = await self._offload(self._write_row)
+        self._metrics.record("snapshot", row=self._row, step=step)
+        self._row += 1
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _write_row(self) -> int:
+        row_M = np.empty(self._replica.model_size, np.float32)
+        step = self._replica.snapshot(row_M)
+        self._file.write(row_M.astype("<f4", copy=False).data)
+        return step

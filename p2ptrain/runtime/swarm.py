@@ -1,0 +1,43 @@
+"""What an algorithm holds: the `Swarm` port, on top of a driver."""
+
+import asyncio
+from collections.abc import Sequence
+from random import Random
+
+from p2ptrain.averaging.base import GroupResult
+from p2ptrain.ids import PeerId, Seconds
+from p2ptrain.runtime.driver import Driver
+
+
+class DriverSwarm:
+    """Implements `Swarm`: the vocabulary of algorithms, and no way around it."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+
+    @property
+    def me(self) -> PeerId:
+        return self._driver.name
+
+    @property
+    def rng(self) -> Random:
+        return self._driver.rng
+
+    @property
+    def updates(self) -> int:
+        return self._driver.replica.updates
+
+    def choosable(self) -> tuple[PeerId, ...]:
+        return self._driver.choosable()
+
+    async def average_models(self, others: Sequence[PeerId]) -> GroupResult:
+        return await self._driver.average_models(others)
+
+    async def average_gradients(self) -> GroupResult:
+        return await self._driver.average_gradients()
+
+    async def wait_for_update(self, count: int) -> None:
+        await self._driver.wait_for_update(count)
+
+    async def pause(self, duration_s: Seconds) -> None:
+        await asyncio.sleep(duration_s)
