@@ -1,0 +1,67 @@
+"""What the launcher asks of a place where peers can run.
+
+A backend starts the peers of one run and returns them as a fleet. The launcher then asks the fleet
+how its peers are, many times, and stops it once, whatever happened in between. Everything else
+(records, consensus, claims) comes from the files that peers write, so that a backend knows nothing
+about training: a container or a virtual world is a backend as much as a process is.
+
+A peer is in one of four states, and never leaves the last three::
+
+    running ──> ended      it finished its run, or left cleanly when it was told to
+       │
+       ├──────> refused    it will not run, because of a mistake that its user can put right
+       │
+       └──────> lost       it was killed, crashed, or had to be killed; the others go on without it
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from p2ptrain.config import RunConfig
+from p2ptrain.errors import P2PTrainError
+from p2ptrain.ids import Seconds
+
+State = Literal["running", "ended", "refused", "lost"]
+
+
+class LaunchError(P2PTrainError):
+    """A fleet that did not come to its end; the message names the peer and what it said."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerStatus:
+    """How one peer is; `why` is a sentence, empty while it runs."""
+
+    name: str
+    state: State = "running"
+    why: str = ""
+
+
+class Fleet(Protocol):
+    """The peers of one run."""
+
+    def poll(self) -> Sequence[PeerStatus]:
+        """Say how every peer is, in the order in which they were given. Never waits."""
+        ...
+
+    def stop(self, grace_s: Seconds) -> None:
+        """Ask whoever still runs to leave.
+
+        After `grace_s` leave nothing behind. May be called again.
+        """
+        ...
+
+
+class Backend(Protocol):
+    """A place where peers can run."""
+
+    def start(self, configs: Sequence[RunConfig]) -> Fleet:
+        """Start one peer per configuration, all of one swarm.
+
+        The backend fills in the addresses (`listen`, `advertise`, `join`), which only it can know.
+
+        Raises:
+            LaunchError: if they cannot be started; none of them is left running.
+        """
+        ...

@@ -1,0 +1,189 @@
+"""Peers as processes of this machine.
+
+The first peer gets a free port and the others join there. Each has one compute thread, a log of
+what it printed beside its records, and no standard input. Processes are spawned, never forked, so a
+peer inherits no thread, no lock and no open file of the launcher.
+
+Nothing is left behind, in any of the ways in which a launcher can end:
+
+===============================  ==================================================================
+all peers ended                  `stop` finds nothing to do
+an error, Ctrl-C, SIGTERM        `stop`, in a ``finally``: SIGTERM to each, SIGKILL after the grace
+a second Ctrl-C during `stop`    the grace is cut short, SIGKILL at once
+kill -9, power of the OOM killer `launcher.backends.guard` does the same
+===============================  ==================================================================
+"""
+
+import contextlib
+import dataclasses
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from launcher.backends import guard
+from launcher.backends.base import Fleet, LaunchError, PeerStatus
+from p2ptrain.config import RunConfig, to_toml
+from p2ptrain.ids import Seconds
+
+PEER_COMMAND = (sys.executable, "-m", "p2ptrain", "peer", "--config")
+"""What starts a peer, up to the path of its configuration."""
+
+USER_MISTAKE = 2
+"""The exit code of a peer that refuses to run; its last line says why."""
+
+_ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+_POLL_S = 0.02
+
+
+class ProcessBackend:
+    """Starts peers with `command`, followed by the path of a peer's configuration."""
+
+    def __init__(self, command: Sequence[str] = PEER_COMMAND) -> None:
+        self._command = tuple(command)
+
+    def start(self, configs: Sequence[RunConfig]) -> Fleet:
+        """Start one process per configuration; see `launcher.backends.base.Backend`."""
+        fleet = ProcessFleet()
+        try:
+            for config in _with_addresses(configs):
+                fleet.add(config, self._command)
+        except OSError as error:
+            fleet.stop(0.0)
+            raise LaunchError(f"cannot start the peers: {error}") from error
+        except BaseException:  # Ctrl-C while starting leaves nothing behind either
+            fleet.stop(0.0)
+            raise
+        return fleet
+
+
+class ProcessFleet:
+    """The processes of one run, all in the process group of their guard."""
+
+    def __init__(self) -> None:
+        self._peers: list[_Peer] = []
+        self._guard = subprocess.Popen(
+            [sys.executable, "-I", "-S", guard.__file__], stdin=subprocess.PIPE, process_group=0
+        )
+
+    def add(self, config: RunConfig, command: Sequence[str]) -> None:
+        """Start one peer."""
+        folder = Path(config.out)
+        file = folder / f"{config.name}.toml"
+        file.write_text(to_toml(config), encoding="utf-8")
+        log = folder / f"{config.name}.log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [*command, str(file)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=peer_environment(os.environ),
+                process_group=self._guard.pid,
+            )
+        self._peers.append(_Peer(config.name, process, log))
+
+    def pids(self) -> Sequence[int]:
+        """The process ids of the peers, in order; a scenario's faults are aimed at them."""
+        return [peer.process.pid for peer in self._peers]
+
+    def poll(self) -> Sequence[PeerStatus]:
+        """Say how every peer is."""
+        return [peer.status() for peer in self._peers]
+
+    def stop(self, grace_s: Seconds) -> None:
+        """SIGTERM to each that runs; after `grace_s` SIGKILL to the whole group and its guard."""
+        try:
+            self._ask_to_leave()
+            self._wait(grace_s)
+        finally:
+            self._kill_group()
+
+    def _ask_to_leave(self) -> None:
+        for peer in self._peers:
+            if peer.process.poll() is None:
+                peer.process.send_signal(signal.SIGTERM)
+                peer.process.send_signal(signal.SIGCONT)  # a paused peer cannot leave
+
+    def _wait(self, grace_s: Seconds) -> None:
+        deadline = time.monotonic() + grace_s
+        while time.monotonic() < deadline and any(p.process.poll() is None for p in self._peers):
+            time.sleep(_POLL_S)
+
+    def _kill_group(self) -> None:
+        if (
+            self._guard.returncode is None
+        ):  # not reaped: its number, and so the group, is still ours
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._guard.pid, signal.SIGKILL)
+        for peer in self._peers:
+            peer.process.kill()  # does nothing to one that was reaped
+            peer.process.wait()
+        self._guard.wait()
+        if self._guard.stdin is not None:
+            self._guard.stdin.close()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Peer:
+    name: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def status(self) -> PeerStatus:
+        code = self.process.poll()
+        if code is None:
+            return PeerStatus(self.name)
+        if code == 0:
+            return PeerStatus(self.name, "ended", "ended its run")
+        if code == USER_MISTAKE:
+            return PeerStatus(self.name, "refused", last_words(self.log))
+        if code < 0:
+            return PeerStatus(self.name, "lost", f"was killed by {signal.Signals(-code).name}")
+        return PeerStatus(self.name, "lost", f"ended with exit code {code}: {last_words(self.log)}")
+
+
+def last_words(log: Path) -> str:
+    """The sentence with which a peer gave up.
+
+    Its last line, without the word ``error`` in front.
+    """
+    lines = [
+        line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()
+    ]
+    errors = [line for line in lines if line.startswith("error: ")]
+    said = [line for line in lines if line]
+    return (errors or said or ["it said nothing"])[-1].removeprefix("error: ")
+
+
+def peer_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a peer.
+
+    One compute thread, so that peers of one machine do not fight for it.
+    """
+    return {**environment, **dict.fromkeys(_ONE_THREAD, "1"), "PYTHONUNBUFFERED": "1"}
+
+
+def _with_addresses(configs: Sequence[RunConfig]) -> list[RunConfig]:
+    """Let the first listen on a free port, and all others join there."""
+    first, *others = configs
+    address = f"127.0.0.1:{_free_port()}"
+    return [
+        dataclasses.replace(first, listen=address),
+        *(dataclasses.replace(config, listen="127.0.0.1:0", join=(address,)) for config in others),
+    ]
+
+
+def _free_port() -> int:
+    """A port that was free a moment ago.
+
+    A peer that finds it taken says so and the run ends with that.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

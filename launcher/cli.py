@@ -1,0 +1,133 @@
+"""``p2plab``: fleets of peers, compared.
+
+Arguments become values here and nowhere else. Exit codes::
+
+    0    it ran
+    2    something the user can put right: one sentence, "error: ...", on standard error
+    3    with --check: a claim does not hold
+    130  Ctrl-C (143 after SIGTERM, 129 after SIGHUP); no peer is left behind
+"""
+
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from launcher.backends import load_backend
+from launcher.backends.base import Backend
+from launcher.collect import Json, write_json
+from launcher.compare import compare, do_all_hold, print_comparison
+from launcher.evaluate import TaskEvaluator
+from launcher.live import open_display
+from launcher.plot import plot_comparison
+from launcher.run import Run, run_scenario
+from launcher.scenario import Claim, Scenario, load_scenario, with_changes
+from p2ptrain.errors import ConfigError, P2PTrainError
+
+USER_MISTAKE = 2
+CLAIM_DOES_NOT_HOLD = 3
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True)
+
+
+@app.callback()
+def _root() -> None:
+    """Run fleets of p2ptrain peers and compare algorithms."""
+    # A callback makes `run` a word that has to be typed: more commands will stand beside it.
+
+
+@app.command()
+def run(
+    scenario: Annotated[
+        str, typer.Argument(help="A .toml file, or the name of a bundled scenario.")
+    ],
+    backend: Annotated[str, typer.Option(help="Where the peers run.")] = "process",
+    algorithms: Annotated[
+        str, typer.Option(help="Comma-separated; the first is what the others are compared with.")
+    ] = "",
+    peers: Annotated[int | None, typer.Option(help="How many peers start together.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of model, data and delays.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the results.", show_default="runs/NAME")
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Exit with 3 if a claim does not hold.")
+    ] = False,
+) -> None:
+    """Run each algorithm of a scenario and compare them; what is not given the scenario gives."""
+    names = tuple(name.strip() for name in algorithms.split(",") if name.strip())
+    chosen, left_out = with_changes(
+        load_scenario(scenario), algorithms=names, peers=peers, seed=seed
+    )
+    chosen.check_algorithms()
+    folder = _prepare(Path("runs", chosen.name) if out is None else out)
+    console = Console(highlight=False)
+    finished = _carry_out(chosen, load_backend(backend), backend, folder, console)
+    comparison = compare(chosen, [summary for _, summary in finished])
+    write_json(folder / "comparison.json", comparison)
+    plot_comparison(folder / "comparison.png", chosen, [run for run, _ in finished])
+    _report(console, finished, comparison, left_out, folder)
+    if check and not do_all_hold(comparison):
+        raise typer.Exit(CLAIM_DOES_NOT_HOLD)
+
+
+def _prepare(folder: Path) -> Path:
+    """Make the folder, and take away what an earlier comparison left.
+
+    It would not be of this run.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in ("comparison.json", "comparison.png"):
+            (folder / name).unlink(missing_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot write to {folder}: {error.strerror}") from error
+    return folder
+
+
+def _carry_out(
+    scenario: Scenario, backend: Backend, name: str, folder: Path, console: Console
+) -> list[tuple[Run, Json]]:
+    console.print(Text(f"{scenario.name}: {scenario.text}" if scenario.text else scenario.name))
+    evaluator = TaskEvaluator(scenario.task, scenario.seed)
+    with open_display(console) as display:
+        return run_scenario(scenario, backend, name, folder, evaluator, display)
+
+
+def _report(
+    console: Console,
+    finished: Sequence[tuple[Run, Json]],
+    comparison: Json,
+    left_out: Sequence[Claim],
+    folder: Path,
+) -> None:
+    for one, _ in finished:
+        for note in one.notes:
+            console.print(Text(f"{one.algorithm}: {note}", style="yellow"))
+    print_comparison(console, comparison, left_out)
+    console.print(Text(f"written: {folder}/comparison.json, comparison.png, and a folder each"))
+
+
+def main() -> NoReturn:
+    """Run the command line; every way out of it is an exit code."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _leave)
+    try:
+        app()
+    except P2PTrainError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(USER_MISTAKE)
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
+    sys.exit(0)
+
+
+def _leave(number: int, frame: FrameType | None) -> NoReturn:
+    """Turn a signal into an exception, so that every ``finally`` runs."""
+    sys.exit(128 + number)

@@ -1,0 +1,112 @@
+"""One run becomes one ``summary.json``: what each peer did, and what came of it together.
+
+The keys are an interface (`architecture.md`, section 8): ``algorithm``, ``backend``, ``peers`` (a
+list, one object per peer), ``wall_s``, ``steps``, ``samples``, ``samples_per_s``,
+``time_to_target_s`` (null if not reached) and ``final`` with ``loss``, ``accuracy`` and
+``consensus_distance`` (defined in `launcher.consensus`). Each peer has its name as ``peer``, its
+``state`` (ended or lost) with ``why``, and the totals of its own ``ended`` record.
+
+``wall_s`` reaches from the first step of the swarm to the end of its last one. It is neither the
+life of the processes nor that of the launcher: starting Python and serving the others after the
+last step train nothing, and would flatter whoever is slow anyway.
+
+A **row** is a summary without its peers, as the comparison holds it.
+"""
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from launcher.backends.base import PeerStatus
+from launcher.consensus import ConsensusCurve
+from launcher.records import PeerHistory
+from p2ptrain.ids import Seconds
+
+Json = dict[str, Any]  # Any: whatever JSON can hold
+
+_RESULT_SUFFIXES = (".jsonl", ".snapshots", ".log", ".toml")
+_RESULT_NAMES = ("summary.json", "curve.json", "consensus.safetensors")
+
+
+def clear_results(folder: Path) -> None:
+    """Make `folder` and remove an earlier run's files: those that we name, and no others."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in folder.iterdir():
+        is_of_a_peer = (
+            path.suffix in _RESULT_SUFFIXES and path.stem[:1] == "p" and path.stem[1:].isdigit()
+        )
+        if is_of_a_peer or path.name in _RESULT_NAMES:
+            path.unlink()
+
+
+def wall_s(histories: Iterable[PeerHistory], started_at: Seconds | None) -> Seconds:
+    """From the first step of the swarm to the end of its last; 0 if it never took one."""
+    last = max((history.steps[-1].at for history in histories if history.steps), default=None)
+    return 0.0 if last is None or started_at is None else last - started_at
+
+
+def summarise(
+    algorithm: str,
+    backend: str,
+    histories: Sequence[PeerHistory],
+    statuses: Sequence[PeerStatus],
+    curve: ConsensusCurve,
+) -> Json:
+    """Everything that is worth keeping of one finished run, as JSON."""
+    peers = [
+        {"peer": history.name, "state": status.state, "why": status.why, **history.totals()}
+        for history, status in zip(histories, statuses, strict=True)
+    ]
+    duration_s = wall_s(histories, curve.started_at)
+    samples = sum(history.samples for history in histories)
+    return {
+        "algorithm": algorithm,
+        "backend": backend,
+        "peers": peers,
+        "wall_s": duration_s,
+        "steps": sum(len(history.steps) for history in histories),
+        "samples": samples,
+        "samples_per_s": samples / duration_s if duration_s else 0.0,
+        "time_to_target_s": curve.time_to_target_s,
+        "final": _final(curve),
+    }
+
+
+def _final(curve: ConsensusCurve) -> Json:
+    if not curve.points:
+        return {"loss": None, "accuracy": None, "consensus_distance": None}
+    last = curve.points[-1]
+    return {
+        "loss": last.loss,
+        "accuracy": last.accuracy,
+        "consensus_distance": last.consensus_distance,
+    }
+
+
+def row_of(summary: Json) -> Json:
+    """The part of a summary that algorithms are compared by."""
+    return {key: value for key, value in summary.items() if key not in ("backend", "peers")}
+
+
+def write_json(path: Path, value: Any) -> None:  # Any: whatever JSON can hold
+    """Write `value` for people and for strict parsers: a number that is not finite becomes null."""
+    text = json.dumps(_finite(value), indent=2, ensure_ascii=False, allow_nan=False)
+    path.write_text(text + "\n", encoding="utf-8")
+
+
+def write_curve(path: Path, curve: ConsensusCurve) -> None:
+    """Write the consensus curve, a list of its points."""
+    write_json(path, [dataclasses.asdict(point) for point in curve.points])
+
+
+def _finite(value: Any) -> Any:  # Any: whatever JSON can hold
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value

@@ -1,0 +1,35 @@
+"""The only place where the launcher touches a model: it loads, evaluates and saves the consensus.
+
+All of it goes through `p2ptrain.compute`, so torch is imported there and not here.
+"""
+
+from pathlib import Path
+
+from launcher.consensus import Score
+from p2ptrain.compute.flat import load_vector, save_model
+from p2ptrain.compute.replica import Vector
+from p2ptrain.compute.tasks import load_task
+
+
+class TaskEvaluator:
+    """Evaluates models of one task by loading them, one after the other, into one module."""
+
+    def __init__(self, task: str, seed: int) -> None:
+        """Load the task and its held-out data.
+
+        Raises:
+            ConfigError: if there is no such task.
+        """
+        self._task = load_task(task)
+        self._module = self._task.build_model(seed)
+
+    def score(self, model_M: Vector) -> Score:
+        """Evaluate a model on held-out data."""
+        load_vector(self._module, model_M)
+        found = self._task.evaluate(self._module)
+        return Score(found.loss, found.accuracy)
+
+    def save(self, model_M: Vector, path: Path) -> None:
+        """Write a model as safetensors under the names of its module."""
+        load_vector(self._module, model_M)
+        save_model(self._module, path)

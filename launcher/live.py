@@ -1,0 +1,184 @@
+"""What one sees while it runs: a table on a terminal, a line every few seconds anywhere else.
+
+Everything is derived from the peers' records, at most twice a second: the launcher shares the
+machine with the peers it watches. Rates are over the last `RECENT_S` before a peer's latest record,
+so a peer that hangs keeps its last figures and shows its state instead of fading slowly to zero.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from launcher.backends.base import PeerStatus
+from launcher.records import PeerHistory
+from launcher.run import Display, Run
+from p2ptrain.ids import Seconds
+
+RECENT_S: Seconds = 5.0
+LINE_EVERY_S: Seconds = 5.0
+TABLE_EVERY_S: Seconds = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class PeerView:
+    """One peer's line."""
+
+    name: str
+    state: str
+    steps: int
+    samples_per_s: float
+    loss: float | None
+    waiting: float
+    """Share of its time spent waiting for the protocol, 0 to 1."""
+
+    partners: tuple[str, ...]
+
+
+def view_of(history: PeerHistory, status: PeerStatus) -> PeerView:
+    """What to show of one peer."""
+    recent = history.steps_since((history.last_at or 0.0) - RECENT_S)
+    busy_s = sum(step.compute_s + step.wait_s for step in recent)
+    return PeerView(
+        name=history.name,
+        state=_state(history, status),
+        steps=len(history.steps),
+        samples_per_s=sum(step.samples for step in recent) / busy_s if busy_s else 0.0,
+        loss=recent[-1].loss if recent else None,
+        waiting=sum(step.wait_s for step in recent) / busy_s if busy_s else 0.0,
+        partners=_last_partners(history),
+    )
+
+
+def _state(history: PeerHistory, status: PeerStatus) -> str:
+    if status.state != "running":
+        return status.state
+    if history.ended is not None:
+        return "ending"
+    if history.ready_at is not None:
+        return "training"
+    return "joining" if history.last_at is not None else "starting"
+
+
+def _last_partners(history: PeerHistory) -> tuple[str, ...]:
+    done = next((a for a in reversed(history.attempts) if a.outcome == "done"), None)
+    return tuple(name for name in done.members if name != history.name) if done else ()
+
+
+def progress_of(run: Run) -> float:
+    """How much of the run is done, 0 to 1: samples or seconds, whichever is nearer to its end."""
+    stop = run.scenario.stop
+    by_samples = run.samples / stop.samples if stop.samples else 0.0
+    by_seconds = run.wall_s / stop.seconds if stop.seconds else 0.0
+    return min(1.0, max(by_samples, by_seconds))
+
+
+def headline(run: Run) -> str:
+    """One line on the swarm as a whole."""
+    samples = f"{run.samples:,}"
+    if run.scenario.stop.samples is not None:
+        samples += f" of {run.scenario.stop.samples:,}"
+    parts = [run.algorithm, f"{run.wall_s:.1f} s", f"{samples} samples"]
+    if run.wall_s:
+        parts.append(f"{run.samples / run.wall_s:,.0f} samples/s")
+    return "  ".join([*parts, *_consensus_parts(run)])
+
+
+def _consensus_parts(run: Run) -> list[str]:
+    if not run.curve.points:
+        return []
+    latest = run.curve.points[-1]
+    is_accuracy = latest.accuracy is not None
+    parts = [
+        f"consensus accuracy {latest.accuracy:.3f}" if is_accuracy else f"loss {latest.loss:.3f}"
+    ]
+    reached_s = run.curve.time_to_target_s
+    return parts if reached_s is None else [*parts, f"target reached at {reached_s:.1f} s"]
+
+
+class PlainDisplay:
+    """A line every few seconds, for logs and pipes."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._pace = _Pace(LINE_EVERY_S)
+
+    def show(self, run: Run) -> None:
+        """Print a line if it is time for one, or if the run has just ended."""
+        is_over = run.curve.final_model is not None
+        if self._pace.is_due(run) or is_over:
+            views = _views(run)
+            peers = "  ".join(f"{v.name} {v.state} {v.steps}" for v in views)
+            self._console.print(Text(f"{headline(run)}  |  {peers}"), soft_wrap=True)
+
+
+class LiveDisplay:
+    """A table that redraws itself."""
+
+    def __init__(self, live: Live) -> None:
+        self._live = live
+        self._pace = _Pace(TABLE_EVERY_S)
+
+    def show(self, run: Run) -> None:
+        """Redraw if it is time to."""
+        if self._pace.is_due(run) or run.curve.final_model is not None:
+            self._live.update(render(run), refresh=True)
+
+
+def render(run: Run) -> RenderableType:
+    """The headline, a progress bar, and a line per peer."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("peer", style="bold")
+    for heading in ("step", "samples/s", "loss", "waiting"):
+        table.add_column(heading, justify="right")
+    table.add_column("last met")
+    table.add_column("state")
+    for view in _views(run):
+        table.add_row(*_cells(view))
+    bar = ProgressBar(total=1.0, completed=progress_of(run), width=60)
+    return Group(Text(headline(run), style="bold"), bar, table)
+
+
+def _cells(view: PeerView) -> Sequence[str]:
+    partners = ", ".join(view.partners[:3]) + (" ..." if len(view.partners) > 3 else "")
+    loss = "-" if view.loss is None else f"{view.loss:.3f}"
+    rate, waiting = f"{view.samples_per_s:,.0f}", f"{view.waiting:.0%}"
+    colour = {"training": "green", "lost": "bold red", "refused": "bold red"}.get(view.state, "dim")
+    state = f"[{colour}]{view.state}[/]"
+    return view.name, f"{view.steps:,}", rate, loss, waiting, partners, state
+
+
+def _views(run: Run) -> list[PeerView]:
+    return [view_of(h, s) for h, s in zip(run.histories, run.statuses, strict=True)]
+
+
+@contextmanager
+def open_display(console: Console) -> Iterator[Display]:
+    """The display that fits where the output goes."""
+    if not console.is_terminal:
+        yield PlainDisplay(console)
+        return
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+        yield LiveDisplay(live)
+
+
+class _Pace:
+    """Says when it is time to show something again; at once when the algorithm changes."""
+
+    def __init__(self, every_s: Seconds) -> None:
+        self._every_s = every_s
+        self._algorithm = ""
+        self._shown_at = 0.0
+
+    def is_due(self, run: Run) -> bool:
+        now = time.monotonic()
+        if run.algorithm == self._algorithm and now - self._shown_at < self._every_s:
+            return False
+        self._algorithm, self._shown_at = run.algorithm, now
+        return True

@@ -1,0 +1,211 @@
+"""One picture of a comparison: who got there first, and what the peers were doing meanwhile.
+
+Above, held-out accuracy of the consensus model against wall time, one line per algorithm. Below,
+one strip per algorithm from the middle of its run, a line per peer: the thick bar is the trainer
+(computing, or waiting for the others), the thin one beneath it is the averaging that goes on beside
+it. All strips span the same number of seconds, so that bars can be compared across algorithms.
+
+Titles say what there is to see, from the numbers of this run. Colours are from Okabe and Ito, which
+people with any common colour blindness can tell apart; lines also differ in dash and are labelled
+where they end.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from launcher.consensus import CurvePoint
+from launcher.records import PeerHistory
+from launcher.run import Run
+from launcher.scenario import Scenario
+from p2ptrain.ids import Seconds
+
+COMPUTING = "#0072B2"
+WAITING = "#F0C05A"
+AVERAGING = "#CC3377"
+INK = "#222222"
+FAINT = "#B8B8B8"
+LINES = (("#555555", "--"), ("#009E73", "-"), ("#D55E00", "-."), ("#56B4E9", "-"), ("#CC79A7", ":"))
+
+MOST_PEERS = 12
+"""A strip with more lines than this cannot be read; the rest is left out, and said to be."""
+
+_STEPS_SHOWN = 12
+
+Bars = list[tuple[Seconds, Seconds]]
+"""Where bars start, and how long they are."""
+
+
+def plot_comparison(path: Path, scenario: Scenario, runs: Sequence[Run]) -> None:
+    """Draw `runs` of one scenario into a PNG."""
+    shown = min(scenario.peers, MOST_PEERS)
+    strip_inches = 0.75 + 0.3 * shown
+    heights = [3.6] + [strip_inches] * len(runs)
+    figure = Figure(figsize=(9.6, sum(heights) + 0.9), dpi=150)
+    figure.set_layout_engine("constrained", hspace=0.06)
+    axes = figure.subplots(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
+    figure.suptitle(
+        scenario.text or scenario.name, x=0.01, ha="left", fontsize=13, weight="bold", color=INK
+    )
+    _draw_curves(axes[0], scenario, runs)
+    width_s = _window_s(runs)
+    for strip, run in zip(axes[1:], runs, strict=True):
+        _draw_strip(strip, run, width_s)
+    axes[-1].set_xlabel("seconds, from the middle of each run", color=INK)
+    _draw_legend(figure)
+    figure.savefig(path)
+
+
+def _draw_curves(axes: Axes, scenario: Scenario, runs: Sequence[Run]) -> None:
+    _clean(axes)
+    has_accuracy = all(p.accuracy is not None for run in runs for p in run.curve.points)
+    for run, (colour, dash) in zip(runs, _line_styles(len(runs)), strict=True):
+        times = [point.wall_s for point in run.curve.points]
+        values = [_value(point, has_accuracy) for point in run.curve.points]
+        axes.plot(times, values, dash, color=colour, linewidth=2.2, label=run.algorithm)
+        reached_s = run.curve.time_to_target_s
+        if reached_s is not None:
+            value = next(v for t, v in zip(times, values, strict=True) if t == reached_s)
+            axes.plot([reached_s], [value], "o", color=colour, markersize=7, zorder=4)
+    target = scenario.target.accuracy if has_accuracy else scenario.target.loss
+    if target is not None:
+        axes.axhline(target, color=INK, linewidth=0.9, linestyle=(0, (1, 2)))
+        axes.annotate(
+            f"target {target:g}",
+            (1.0, target),
+            xycoords=("axes fraction", "data"),
+            xytext=(-4, 4),
+            textcoords="offset points",
+            ha="right",
+            fontsize=9,
+            color=INK,
+        )
+    axes.set_title(curves_title(scenario, runs), loc="left", fontsize=11, color=INK)
+    axes.set_xlabel("seconds since the first step", color=INK)
+    axes.set_ylabel("held-out accuracy" if has_accuracy else "held-out loss", color=INK)
+    axes.set_xlim(left=0)
+    axes.legend(frameon=False, loc="lower right" if has_accuracy else "upper right")
+
+
+def curves_title(scenario: Scenario, runs: Sequence[Run]) -> str:
+    """What the curves show, in a sentence."""
+    first, *others = runs
+    base_s = first.curve.time_to_target_s
+    reached = [(r.curve.time_to_target_s, r.algorithm) for r in others if r.curve.time_to_target_s]
+    if base_s and reached:
+        best_s, best = min(reached)
+        factor, relation = (
+            (base_s / best_s, "sooner") if best_s <= base_s else (best_s / base_s, "later")
+        )
+        return (
+            f"{best} reaches {scenario.target} after {best_s:.1f} s, "
+            f"{factor:.1f} times {relation} than {first.algorithm}"
+        )
+    return "The consensus model (mean of all peers) on held-out data"
+
+
+def _draw_strip(axes: Axes, run: Run, width_s: Seconds) -> None:
+    _clean(axes)
+    histories = run.histories[:MOST_PEERS]
+    start = _middle(run) - width_s / 2
+    for line, history in enumerate(histories):
+        computing, waiting, averaging = activities(history, start, width_s)
+        axes.broken_barh(computing, (line - 0.32, 0.44), facecolors=COMPUTING, linewidth=0)
+        axes.broken_barh(waiting, (line - 0.32, 0.44), facecolors=WAITING, linewidth=0)
+        # An exchange may be shorter than a pixel: the edge keeps it visible.
+        axes.broken_barh(
+            averaging, (line + 0.18, 0.16), facecolors=AVERAGING, edgecolor=AVERAGING, linewidth=0.8
+        )
+    axes.set_yticks(
+        range(len(histories)), [_peer_label(run, rank) for rank in range(len(histories))]
+    )
+    axes.set_ylim(len(histories) - 0.5, -0.5)
+    axes.set_xlim(0, width_s)
+    axes.tick_params(axis="y", length=0)
+    axes.spines["left"].set_visible(False)
+    axes.set_title(strip_title(run), loc="left", fontsize=11, color=INK)
+
+
+def activities(history: PeerHistory, start: Seconds, width_s: Seconds) -> tuple[Bars, Bars, Bars]:
+    """Computing, waiting and averaging of one peer within a window, in seconds from its `start`."""
+    computing, waiting = [], []
+    for step in history.steps:
+        computing.append((step.at - step.wait_s - step.compute_s, step.compute_s))
+        waiting.append((step.at - step.wait_s, step.wait_s))
+    averaging = [
+        (a.at - a.exchange_s, a.exchange_s) for a in history.attempts if a.outcome == "done"
+    ]
+    return (
+        _within(computing, start, width_s),
+        _within(waiting, start, width_s),
+        _within(averaging, start, width_s),
+    )
+
+
+def _within(bars: Bars, start: Seconds, width_s: Seconds) -> Bars:
+    """Cut bars to the window, and drop those outside it."""
+    ends = [(max(at, start), min(at + length, start + width_s)) for at, length in bars]
+    return [(left - start, right - left) for left, right in ends if right >= left]
+
+
+def strip_title(run: Run) -> str:
+    """How the peers of a run spent their time, in a sentence."""
+    steps = [step for history in run.histories for step in history.steps]
+    compute_s, wait_s = sum(s.compute_s for s in steps), sum(s.wait_s for s in steps)
+    share = compute_s / (compute_s + wait_s) if steps else 0.0
+    shown = (
+        "" if len(run.histories) <= MOST_PEERS else f" ({MOST_PEERS} of {len(run.histories)} shown)"
+    )
+    return f"{run.algorithm}: peers compute {share:.0%} of the time and wait {1 - share:.0%}{shown}"
+
+
+def _peer_label(run: Run, rank: int) -> str:
+    name = run.histories[rank].name
+    slow = any(rank in straggler.peers for straggler in run.scenario.pace.stragglers)
+    lost = run.histories[rank].lost
+    return f"{name} (lost)" if lost else f"{name} (slow)" if slow else name
+
+
+def _middle(run: Run) -> Seconds:
+    return (run.curve.started_at or 0.0) + run.wall_s / 2
+
+
+def _window_s(runs: Sequence[Run]) -> Seconds:
+    """A dozen steps of the slowest peer, but no longer than the shortest run."""
+    longest = max(
+        (_median([s.compute_s for s in h.steps]) for run in runs for h in run.histories if h.steps),
+        default=1.0,
+    )
+    shortest_run_s = min((run.wall_s for run in runs if run.wall_s), default=1.0)
+    return max(0.1, min(_STEPS_SHOWN * longest, shortest_run_s))
+
+
+def _median(values: Sequence[float]) -> float:
+    return sorted(values)[len(values) // 2]
+
+
+def _value(point: CurvePoint, has_accuracy: bool) -> float:
+    return point.accuracy if has_accuracy and point.accuracy is not None else point.loss
+
+
+def _line_styles(count: int) -> list[tuple[str, str]]:
+    return [LINES[index % len(LINES)] for index in range(count)]
+
+
+def _clean(axes: Axes) -> None:
+    """Leave only the ink that says something."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(FAINT)
+    axes.tick_params(colors=INK, labelsize=9)
+
+
+def _draw_legend(figure: Figure) -> None:
+    patches = [
+        Patch(color=COMPUTING, label="computing"),
+        Patch(color=WAITING, label="waiting for others"),
+        Patch(color=AVERAGING, label="averaging"),
+    ]
+    figure.legend(handles=patches, loc="outside lower center", ncols=3, frameon=False, fontsize=9)

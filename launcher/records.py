@@ -1,0 +1,244 @@
+"""What peers leave behind, read while they are still writing it.
+
+A peer appends one JSON object per line to ``<name>.jsonl`` (the records are described in
+`p2ptrain.runtime.metrics`) and rows of float32 to ``<name>.snapshots``. Three things make reading
+them worth a module of its own:
+
+* *The last line may be half a line.* Bytes after the last newline wait for the next `read`; a
+  killed peer leaves them there for ever, and they are never taken for a record.
+* *Every peer has its own clock.* ``t`` is monotonic and starts anywhere. ``started`` says what the
+  wall clock showed at one ``t``; that difference puts all later records of that peer on the wall
+  clock, which all processes of one machine share. Every moment in this package is therefore in Unix
+  seconds. A wall clock that is set in the middle of a run does no harm, since it is asked once per
+  peer.
+* *A peer may end without saying so.* Only whoever started it knows; `PeerHistory.close` tells.
+"""
+
+import json
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from p2ptrain.compute.replica import Vector
+from p2ptrain.ids import Seconds
+
+Record = Mapping[str, Any]  # Any: whatever JSON can hold
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One training step.
+
+    Computing until `at` - `wait_s`, then waiting for the protocol until `at`.
+    """
+
+    at: Seconds
+    number: int
+    samples: int
+    loss: float
+    compute_s: Seconds
+    wait_s: Seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One attempt of one group, ended at `at`; `outcome` is ``done`` or why not."""
+
+    at: Seconds
+    members: tuple[str, ...]
+    outcome: str
+    exchange_s: Seconds
+    sent_bytes: int
+    received_bytes: int
+    staleness_steps: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Row `row` of the peer's snapshots is its model as of `at`."""
+
+    at: Seconds
+    row: int
+
+
+class PeerHistory:
+    """One peer's records so far, on the wall clock."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.name = name
+        self.model_size = 0
+        self.ready_at: Seconds | None = None
+        self.last_at: Seconds | None = None
+        self.steps: list[Step] = []
+        self.attempts: list[Attempt] = []
+        self.snapshots: list[Snapshot] = []
+        self.warnings: list[str] = []
+        self.ended: Record | None = None
+        self.is_closed = False
+        self.lost = False
+        self.damaged_lines = 0
+        self._path = folder / f"{name}.jsonl"
+        self._rows = folder / f"{name}.snapshots"
+        self._offset = 0
+        self._unix_minus_t: Seconds = 0.0
+        self._samples_after: list[int] = []
+
+    def read(self) -> None:
+        """Take in the lines that were completed since the last call."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                fresh = file.read()
+        except FileNotFoundError:
+            return  # the peer is still starting
+        whole = fresh[: fresh.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        for line in whole.splitlines():
+            self._take_line(line)
+
+    def close(self, *, lost: bool) -> None:
+        """Learn that nothing more will come; one that was `lost` counts until its last record."""
+        self.is_closed = True
+        self.lost = lost
+
+    @property
+    def is_finished(self) -> bool:
+        """True if no training of this peer is still to come."""
+        return self.is_closed or self.ended is not None
+
+    def samples_until(self, moment: Seconds) -> int:
+        """How many samples it had trained on by `moment`."""
+        count = bisect_right(self.steps, moment, key=lambda step: step.at)
+        return self._samples_after[count - 1] if count else 0
+
+    @property
+    def samples(self) -> int:
+        """How many samples it has trained on."""
+        return self._samples_after[-1] if self._samples_after else 0
+
+    def steps_since(self, moment: Seconds) -> list[Step]:
+        """The steps that ended at `moment` or later."""
+        return self.steps[bisect_left(self.steps, moment, key=lambda step: step.at) :]
+
+    def row_at(self, moment: Seconds) -> int | None:
+        """The latest snapshot at or before `moment`.
+
+        None if there is none, or the peer was lost by then.
+        """
+        if self.lost and self.last_at is not None and moment > self.last_at:
+            return None
+        count = bisect_right(self.snapshots, moment, key=lambda snapshot: snapshot.at)
+        return self.snapshots[count - 1].row if count else None
+
+    def model(self, row: int) -> Vector | None:
+        """Read one snapshot, shape ``(model_size,)``.
+
+        None if the row was never written to its end.
+        """
+        start = row * self.model_size * 4
+        try:
+            model = np.fromfile(self._rows, dtype="<f4", count=self.model_size, offset=start)
+        except FileNotFoundError:
+            return None
+        return model.astype(np.float32, copy=False) if model.size == self.model_size else None
+
+    def totals(self) -> dict[str, Any]:  # Any: the values are JSON
+        """What `ended` says of the whole run.
+
+        Added up from the records if the peer could not say it.
+        """
+        if self.ended is not None:
+            return {key: self.ended.get(key) for key in TOTALS}
+        done = [attempt for attempt in self.attempts if attempt.outcome == "done"]
+        stale = [a.staleness_steps for a in done if a.staleness_steps is not None]
+        return {
+            "steps": len(self.steps),
+            "samples": self.samples,
+            "compute_s": sum(step.compute_s for step in self.steps),
+            "wait_s": sum(step.wait_s for step in self.steps),
+            "comm_s": sum(attempt.exchange_s for attempt in self.attempts),
+            "sent_bytes": sum(attempt.sent_bytes for attempt in self.attempts),
+            "received_bytes": sum(attempt.received_bytes for attempt in self.attempts),
+            "groups_formed": len(done),
+            "groups_failed": dict(Counter(a.outcome for a in self.attempts if a.outcome != "done")),
+            "staleness_p50": float(np.percentile(stale, 50)) if stale else None,
+            "staleness_p99": float(np.percentile(stale, 99)) if stale else None,
+        }
+
+    def _take_line(self, line: bytes) -> None:
+        """Take one line in.
+
+        A damaged one (a full disk, a restart after half a line) is counted only.
+        """
+        try:
+            record = json.loads(line)
+            self._take(record)
+        except (ValueError, KeyError, TypeError):
+            self.damaged_lines += 1
+
+    def _take(self, record: Record) -> None:
+        if record["kind"] == "started":
+            self._unix_minus_t = record["unix_s"] - record["t"]
+            self.model_size = int(record["model_size"])
+        at = record["t"] + self._unix_minus_t
+        match record["kind"]:
+            case "ready":
+                self.ready_at = at
+            case "step":
+                self._take_step(record, at)
+            case "group":
+                self._take_attempt(record, at)
+            case "snapshot":
+                self.snapshots.append(Snapshot(at, int(record["row"])))
+            case "warning":
+                self.warnings.append(str(record["text"]))
+            case "ended":
+                self.ended = record
+            case _:
+                pass  # peers may say more than we ask
+        self.last_at = at
+
+    def _take_step(self, record: Record, at: Seconds) -> None:
+        step = Step(
+            at=at,
+            number=record["step"],
+            samples=record["samples"],
+            loss=float(record["loss"]),
+            compute_s=record["compute_s"],
+            wait_s=record["wait_s"],
+        )
+        self._samples_after.append(self.samples + step.samples)
+        self.steps.append(step)
+
+    def _take_attempt(self, record: Record, at: Seconds) -> None:
+        attempt = Attempt(
+            at=at,
+            members=tuple(record["members"]),
+            outcome=record["outcome"],
+            exchange_s=record["exchange_s"] or 0.0,
+            sent_bytes=record["sent_bytes"] or 0,
+            received_bytes=record["received_bytes"] or 0,
+            staleness_steps=record["staleness_steps"],
+        )
+        self.attempts.append(attempt)
+
+
+TOTALS = (
+    "steps",
+    "samples",
+    "compute_s",
+    "wait_s",
+    "comm_s",
+    "sent_bytes",
+    "received_bytes",
+    "groups_formed",
+    "groups_failed",
+    "staleness_p50",
+    "staleness_p99",
+)
+"""What the summary holds for each peer, as `ended` names it."""

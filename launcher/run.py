@@ -1,0 +1,188 @@
+"""One algorithm's run, from the first process to the last record; and a scenario, which is several.
+
+The loop is short and always the same: ask the fleet how its peers are, read what they wrote,
+evaluate a moment of the consensus curve, show it, sleep. It ends when no peer runs any more, and it
+cannot last for ever:
+
+* a run has `limit_s` plus the seconds it was given to train; when nobody has ended by then it is an
+  error, which names the peers and where they were;
+* once one peer has ended, the swarm's work is done and the others have `LATE_S` to end too. A peer
+  that is paused or hung is then stopped and noted, and what the others trained counts.
+
+A peer that refuses (its user made a mistake) ends the whole run with its sentence. A peer that is
+lost does not: going on without it is what this project is for.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from launcher.backends.base import Backend, Fleet, LaunchError, PeerStatus
+from launcher.collect import Json, clear_results, summarise, wall_s, write_curve, write_json
+from launcher.consensus import ConsensusCurve, Evaluator
+from launcher.records import PeerHistory
+from launcher.scenario import Scenario, peer_names
+from p2ptrain.ids import Seconds
+
+LATE_S: Seconds = 30.0
+"""How long after the first peer that ended the last may end."""
+
+GRACE_S: Seconds = 8.0
+"""How long a peer that is told to leave may take: one slow step, and its farewell."""
+
+POLL_S: Seconds = 0.1
+
+
+class Run:
+    """One algorithm of a scenario.
+
+    While it runs what is known so far, and afterwards what it gave.
+    """
+
+    def __init__(
+        self, scenario: Scenario, algorithm: str, folder: Path, evaluator: Evaluator
+    ) -> None:
+        names = peer_names(scenario.peers)
+        self.scenario = scenario
+        self.algorithm = algorithm
+        self.histories = [PeerHistory(folder, name) for name in names]
+        self.statuses: Sequence[PeerStatus] = [PeerStatus(name) for name in names]
+        self.curve = ConsensusCurve(
+            self.histories, evaluator, scenario.snapshot_every_s, scenario.target
+        )
+        self.notes: list[str] = []
+        self._folder = folder
+        self._evaluator = evaluator
+        self._deadline = Deadline(scenario)
+
+    @property
+    def samples(self) -> int:
+        """Samples trained by the whole swarm so far."""
+        return sum(history.samples for history in self.histories)
+
+    @property
+    def wall_s(self) -> Seconds:
+        """From the first step of the swarm to the end of its latest."""
+        return wall_s(self.histories, self.curve.started_at)
+
+    def execute(self, backend: Backend, watch: Callable[["Run"], None]) -> None:
+        """Start the peers, follow them to their end, and leave none behind.
+
+        Raises:
+            LaunchError: if a peer refuses, nobody ends in time, or all are lost.
+        """
+        clear_results(self._folder)
+        fleet = backend.start(self.scenario.configs(self.algorithm, self._folder))
+        try:
+            self._follow(fleet, watch)
+        finally:
+            fleet.stop(GRACE_S)
+        self._look(fleet)
+        self._check_somebody_ended()
+        self.curve.finish()
+        watch(self)
+
+    def save(self, backend: str) -> Json:
+        """Write ``summary.json``, ``curve.json`` and the consensus model; return the summary."""
+        summary = summarise(self.algorithm, backend, self.histories, self.statuses, self.curve)
+        write_json(self._folder / "summary.json", summary)
+        write_curve(self._folder / "curve.json", self.curve)
+        if self.curve.final_model is not None:
+            self._evaluator.save(self.curve.final_model, self._folder / "consensus.safetensors")
+        return summary
+
+    def _follow(self, fleet: Fleet, watch: Callable[["Run"], None]) -> None:
+        while True:
+            self._look(fleet)
+            self.curve.advance()
+            watch(self)
+            if self._is_over():
+                return
+            time.sleep(POLL_S)
+
+    def _look(self, fleet: Fleet) -> None:
+        """Ask first, read second: what an ended peer wrote last is then there to be read."""
+        self.statuses = fleet.poll()
+        for history, status in zip(self.histories, self.statuses, strict=True):
+            history.read()
+            if status.state == "refused":
+                raise LaunchError(f"{status.name} ({self.algorithm}): {status.why}")
+            if status.state != "running" and not history.is_closed:
+                self._close(history, status)
+
+    def _close(self, history: PeerHistory, status: PeerStatus) -> None:
+        """A peer is gone; if it was killed after its last word, nothing of it is lost."""
+        history.close(lost=status.state == "lost" and history.ended is None)
+        if history.lost:
+            self.notes.append(f"{status.name} was lost: it {status.why}")
+
+    def _is_over(self) -> bool:
+        running = [status.name for status in self.statuses if status.state == "running"]
+        if not running:
+            return True
+        if self.scenario.target.stops and self.curve.time_to_target_s is not None:
+            return True
+        someone_ended = any(status.state == "ended" for status in self.statuses)
+        if not self._deadline.has_passed(someone_ended):
+            return False
+        if not someone_ended:
+            raise LaunchError(self._too_late(running))
+        self.notes.append(f"{', '.join(running)} did not end within {LATE_S:g} s of the others")
+        return True
+
+    def _too_late(self, running: Sequence[str]) -> str:
+        steps = {history.name: len(history.steps) for history in self.histories}
+        where = ", ".join(f"{name} (after {steps[name]} steps)" for name in running)
+        limit_s = self._deadline.limit_s
+        return f"{self.algorithm} did not end within {limit_s:g} s; still running: {where}"
+
+    def _check_somebody_ended(self) -> None:
+        if all(history.lost for history in self.histories):
+            first = self.statuses[0]
+            count = len(self.statuses)
+            raise LaunchError(
+                f"{self.algorithm}: all {count} peers were lost; {first.name} {first.why}"
+            )
+
+
+class Deadline:
+    """When a run is over whatever its peers say."""
+
+    def __init__(self, scenario: Scenario, clock: Callable[[], Seconds] = time.monotonic) -> None:
+        self.limit_s = scenario.limit_s + (scenario.stop.seconds or 0.0)
+        self._clock = clock
+        self._at = clock() + self.limit_s
+        self._someone_ended = False
+
+    def has_passed(self, someone_ended: bool) -> bool:
+        """True if the run must end now; from the first peer that ended only `LATE_S` are left."""
+        if someone_ended and not self._someone_ended:
+            self._someone_ended = True
+            self._at = min(self._at, self._clock() + LATE_S)
+        return self._clock() >= self._at
+
+
+class Display(Protocol):
+    """Shows a run to whoever waits for it."""
+
+    def show(self, run: Run) -> None:
+        """Show what is known now; called at every turn of the loop, must return soon."""
+        ...
+
+
+def run_scenario(
+    scenario: Scenario,
+    backend: Backend,
+    backend_name: str,
+    out: Path,
+    evaluator: Evaluator,
+    display: Display,
+) -> list[tuple[Run, Json]]:
+    """Run every algorithm of a scenario, one after the other; return each with its summary."""
+    finished = []
+    for algorithm in scenario.algorithms:
+        run = Run(scenario, algorithm, out / algorithm, evaluator)
+        run.execute(backend, display.show)
+        finished.append((run, run.save(backend_name)))
+    return finished

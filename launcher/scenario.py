@@ -1,0 +1,242 @@
+"""A scenario: one experiment, written down so that anyone can run it.
+
+It says who trains what, who is slow, when to stop, which algorithms to compare, and what is claimed
+to come of it. It is a TOML file (`launcher/scenarios` holds those that come with the package)::
+
+    name = "one_slow"
+    text = "Four peers, one of them four times slower"
+    task = "digits"
+    peers = 4
+    algorithms = ["allreduce", "ad_psgd"]     # the first is what the others are compared with
+
+    [training]                                # p2ptrain.compute.training.TrainingConfig
+    [pace]                                    # p2ptrain.compute.pace.Pace
+    [stop]                                    # samples of the whole swarm, or seconds
+    [target]                                  # what the consensus model is to reach
+    [options.ad_psgd]                         # what the algorithm calls its options
+    [[claims]]                                # sentences that a run can contradict
+
+Whatever a scenario asks of an algorithm, it asks of all of them: same seed, same data, same delays,
+same end.
+"""
+
+import dataclasses
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from launcher.consensus import Target
+from p2ptrain.averaging.base import load_algorithm
+from p2ptrain.compute.pace import Pace
+from p2ptrain.compute.training import TrainingConfig
+from p2ptrain.config import RunConfig, StopConfig, load_toml
+from p2ptrain.errors import ConfigError
+from p2ptrain.ids import Seconds
+
+BUNDLED = Path(__file__).parent / "scenarios"
+
+METRICS = (
+    "samples_per_s",
+    "time_to_target_s",
+    "wall_s",
+    "steps",
+    "samples",
+    "final.loss",
+    "final.accuracy",
+    "final.consensus_distance",
+)
+"""What a claim may be about; a dot leads into an object."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """A sentence about a run that can be checked.
+
+    `metric` of `of`, or its ratio to that of `over`.
+    """
+
+    text: str
+    metric: str
+    of: str
+    over: str | None = None
+    at_least: float | None = None
+    at_most: float | None = None
+    published: float | None = None
+    """What a publication reports for the same figure; shown beside what was measured."""
+
+    source: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.at_least is None) == (self.at_most is None):
+            raise ConfigError(f"claim {self.text!r}: give exactly one of at_least and at_most")
+        if self.metric not in METRICS:
+            advice = suggestion(self.metric, METRICS)
+            raise ConfigError(f"claim {self.text!r}: unknown metric {self.metric!r}; {advice}")
+
+    @property
+    def algorithms(self) -> tuple[str, ...]:
+        """Those that must have run for the claim to be checked."""
+        return (self.of,) if self.over is None else (self.of, self.over)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """One experiment; the same for every algorithm in it."""
+
+    name: str
+    text: str = ""
+    task: str = "digits"
+    peers: int = 4
+    seed: int = 0
+    algorithms: tuple[str, ...] = ("allreduce", "ad_psgd")
+    options: dict[str, dict[str, Any]] = field(default_factory=dict)  # Any: an algorithm's own
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    pace: Pace = field(default_factory=Pace)
+    stop: StopConfig = field(default_factory=StopConfig)
+    target: Target = field(default_factory=Target)
+    claims: tuple[Claim, ...] = ()
+
+    snapshot_every_s: Seconds = 0.5
+    """How often a peer writes its model down; also the resolution of time_to_target_s. Too short:
+    the writing itself slows the peers."""
+
+    limit_s: Seconds = 600.0
+    """A run that takes longer than this and `stop.seconds` together is ended, and the peers that
+    did not end are named. Too short: healthy runs on a busy machine are cut off."""
+
+    def __post_init__(self) -> None:
+        _check_name(self.name)
+        if self.peers < 1:
+            raise ConfigError(f"peers = {self.peers} must be 1 or more")
+        if not self.algorithms or len(set(self.algorithms)) != len(self.algorithms):
+            raise ConfigError(
+                f"algorithms = {list(self.algorithms)} must name one or more, each once"
+            )
+        if self.stop.samples is None and self.stop.seconds is None:
+            raise ConfigError(
+                "stop: give samples, seconds or both; without one the run would not end"
+            )
+        if self.snapshot_every_s <= 0:
+            raise ConfigError(f"snapshot_every_s = {self.snapshot_every_s} must be above 0")
+        self.pace.check(self.peers)
+        for name in self.options:
+            self._check_is_compared(name, f"[options.{name}]")
+        for claim in self.claims:
+            self._check_claim(claim)
+
+    def _check_claim(self, claim: Claim) -> None:
+        for name in claim.algorithms:
+            self._check_is_compared(name, f"claim {claim.text!r}")
+        if claim.metric == "time_to_target_s" and self.target == Target(stops=self.target.stops):
+            raise ConfigError(
+                f"claim {claim.text!r} needs a target: set accuracy or loss under [target]"
+            )
+
+    def _check_is_compared(self, name: str, where: str) -> None:
+        if name not in self.algorithms:
+            advice = suggestion(name, self.algorithms)
+            raise ConfigError(
+                f"{where}: {name!r} is not among this scenario's algorithms; {advice}"
+            )
+
+    def check_algorithms(self) -> None:
+        """Load every algorithm with its options, so that a mistake is found before anything starts.
+
+        Raises:
+            ConfigError: listing the algorithms or the options there are.
+        """
+        for name in self.algorithms:
+            load_algorithm(name, self.options.get(name, {}))
+
+    def configs(self, algorithm: str, folder: Path) -> tuple[RunConfig, ...]:
+        """One configuration per peer, without addresses; their files go to `folder`."""
+        shared = RunConfig(
+            name="",
+            task=self.task,
+            algorithm=algorithm,
+            algorithm_options=self.options.get(algorithm, {}),
+            seed=self.seed,
+            peers=self.peers,
+            out=str(folder.resolve()),
+            snapshot_every_s=self.snapshot_every_s,
+            training=self.training,
+            pace=self.pace,
+            stop=self.stop,
+        )
+        names = peer_names(self.peers)
+        return tuple(
+            dataclasses.replace(shared, name=name, rank=rank) for rank, name in enumerate(names)
+        )
+
+
+def peer_names(peers: int) -> tuple[str, ...]:
+    """``p00``, ``p01``, ...: names sort as ranks do, whatever their number."""
+    digits = max(2, len(str(peers - 1)))
+    return tuple(f"p{rank:0{digits}}" for rank in range(peers))
+
+
+def load_scenario(reference: str) -> Scenario:
+    """Read a scenario from a path, or from the bundled ones by its bare name.
+
+    Raises:
+        ConfigError: if there is none, or it cannot work.
+    """
+    path = Path(reference)
+    if path.suffix == ".toml" or path.exists():
+        return load_toml(Scenario, path)
+    if reference not in bundled_scenarios():
+        there_are = ", ".join(bundled_scenarios())
+        raise ConfigError(f"no scenario {reference!r}; give a .toml file or one of: {there_are}")
+    return load_toml(Scenario, BUNDLED / f"{reference}.toml")
+
+
+def bundled_scenarios() -> tuple[str, ...]:
+    """The names of the scenarios that come with the package."""
+    return tuple(sorted(path.stem for path in BUNDLED.glob("*.toml")))
+
+
+def with_changes(
+    scenario: Scenario,
+    *,
+    algorithms: Sequence[str] = (),
+    peers: int | None = None,
+    seed: int | None = None,
+) -> tuple[Scenario, tuple[Claim, ...]]:
+    """The scenario with what the command line changes, and the claims that can then not be checked.
+
+    Raises:
+        ConfigError: if the scenario does not work with these values.
+    """
+    chosen = tuple(algorithms) or scenario.algorithms
+    kept = tuple(claim for claim in scenario.claims if set(claim.algorithms) <= set(chosen))
+    changed = dataclasses.replace(
+        scenario,
+        algorithms=chosen,
+        options={name: value for name, value in scenario.options.items() if name in chosen},
+        claims=kept,
+        peers=scenario.peers if peers is None else peers,
+        seed=scenario.seed if seed is None else seed,
+    )
+    return changed, tuple(claim for claim in scenario.claims if claim not in kept)
+
+
+def suggestion(wrong: str, known: Sequence[str]) -> str:
+    """``did you mean 'x'?``, or what is known."""
+    near = difflib.get_close_matches(wrong, known, n=1, cutoff=0.5)
+    return f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(known)}"
+
+
+def metric_of(row: Mapping[str, Any], metric: str) -> float | None:
+    """Look a metric up in a row by its dotted path; None if the run did not yield it."""
+    value: Any = row  # Any: JSON on the way down, a number or None at its end
+    for key in metric.split("."):
+        value = value[key]
+    return None if value is None else float(value)
+
+
+def _check_name(name: str) -> None:
+    """A scenario's name becomes a folder."""
+    if not name or not name.replace("_", "").replace("-", "").isalnum():
+        raise ConfigError(f"name = {name!r} must be letters, digits, - and _; it names a folder")

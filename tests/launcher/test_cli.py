@@ -1,0 +1,149 @@
+"""The command line, in this process: `main` always ends in `SystemExit`."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import launcher.run
+from launcher import backends
+from launcher.backends.process import ProcessBackend
+from launcher.cli import main
+from tests.launcher.fakes import FakeBackend, FakeFleet
+
+FAKE_PEER = (sys.executable, "-I", "-S", str(Path(__file__).with_name("fake_peer.py")))
+
+SCENARIO = """
+name = "small"
+peers = 2
+stop = { samples = 640 }
+
+[[claims]]
+text = "gossip is three times as fast"
+metric = "samples_per_s"
+of = "ad_psgd"
+over = "allreduce"
+at_least = 3.0
+"""
+
+
+@pytest.fixture(autouse=True)
+def _own_signals(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(launcher.run, "POLL_S", 0.02)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def p2plab(monkeypatch, capfd):
+    """Type a command: (exit code, standard output, standard error)."""
+
+    def type_command(*arguments: str):
+        monkeypatch.setattr(sys, "argv", ["p2plab", *arguments])
+        with pytest.raises(SystemExit) as caught:
+            main()
+        out, err = capfd.readouterr()
+        return caught.value.code, out, err
+
+    return type_command
+
+
+@pytest.fixture
+def scenario(tmp_path):
+    path = tmp_path / "small.toml"
+    path.write_text(SCENARIO)
+    return path
+
+
+@pytest.fixture
+def _fake_peers(monkeypatch):
+    monkeypatch.setitem(backends._BACKENDS, "process", lambda: ProcessBackend(FAKE_PEER))
+
+
+@pytest.mark.usefixtures("_fake_peers")
+def test_a_run_compares_its_algorithms_and_writes_everything_down(p2plab, scenario, tmp_path):
+    code, out, err = p2plab("run", str(scenario), "--check")
+    assert (code, err) == (0, "")
+    folder = tmp_path / "runs" / "small"
+    comparison = json.loads((folder / "comparison.json").read_text())
+    assert [row["algorithm"] for row in comparison["rows"]] == ["allreduce", "ad_psgd"]
+    assert comparison["claims"][0]["measured"] == pytest.approx(4.0)
+    assert (folder / "comparison.png").exists()
+    assert (folder / "ad_psgd" / "consensus.safetensors").exists()
+    assert "gossip is three times as fast" in out
+
+
+@pytest.mark.usefixtures("_fake_peers")
+def test_check_exits_with_3_when_a_claim_does_not_hold(p2plab, scenario):
+    scenario.write_text(SCENARIO.replace("3.0", "5.0"))
+    assert p2plab("run", str(scenario), "--check")[0] == 3
+    assert p2plab("run", str(scenario))[0] == 0
+
+
+@pytest.mark.usefixtures("_fake_peers")
+def test_a_claim_that_cannot_be_checked_is_left_out_and_said_to_be(p2plab, scenario):
+    code, out, _ = p2plab("run", str(scenario), "--algorithms", "allreduce", "--check")
+    assert code == 0
+    assert "left out" in out
+
+
+def test_every_mistake_is_one_sentence_and_exit_code_2(p2plab, scenario):
+    mistakes = {
+        ("run", "one_sloww"): "no scenario 'one_sloww'",
+        ("run", str(scenario), "--backend", "dokcer"): "unknown backend 'dokcer'",
+        ("run", str(scenario), "--algorithms", "allreduce,ad_psg"): "unknown algorithm 'ad_psg'",
+        ("run", str(scenario), "--peers", "0"): "peers = 0 must be 1 or more",
+        ("run", "one_slow", "--peers", "2"): "straggler peers = [3]: there are 2 peers",
+        ("run", str(scenario), "--out", str(scenario)): f"cannot write to {scenario}",
+    }
+    for arguments, sentence in mistakes.items():
+        code, _, err = p2plab(*arguments)
+        assert code == 2
+        assert err.startswith(f"error: {sentence}"), err
+        assert err.count("\n") == 1
+
+
+def test_a_misspelt_option_of_the_command_exits_with_2(p2plab):
+    assert p2plab("run", "one_slow", "--pears", "2")[0] == 2
+
+
+def test_a_task_that_does_not_exist_is_refused_before_anything_starts(p2plab, scenario):
+    scenario.write_text('task = "digist"\n' + SCENARIO)
+    code, _, err = p2plab("run", str(scenario))
+    assert code == 2
+    assert "'digist'" in err
+
+
+def test_ctrl_c_exits_with_130_and_stops_the_fleet(p2plab, scenario, monkeypatch):
+    def interrupt(states):
+        raise KeyboardInterrupt
+
+    fleet = FakeFleet(("p00", "p01"), [interrupt])
+    monkeypatch.setitem(backends._BACKENDS, "process", lambda: FakeBackend(fleet))
+    assert p2plab("run", str(scenario))[0] == 130
+    assert fleet.stops == 1
+
+
+def test_sigterm_stops_the_fleet_too(p2plab, scenario, monkeypatch):
+    fleet = FakeFleet(("p00", "p01"), [lambda states: signal.raise_signal(signal.SIGTERM)])
+    monkeypatch.setitem(backends._BACKENDS, "process", lambda: FakeBackend(fleet))
+    assert p2plab("run", str(scenario))[0] == 143
+    assert fleet.stops == 1
+
+
+def test_python_dash_m_launcher_is_the_same_command():
+    root = Path(__file__).parents[2]
+    shown = subprocess.run(
+        [sys.executable, "-m", "launcher", "run", "--help"],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "--algorithms" in shown.stdout

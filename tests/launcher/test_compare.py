@@ -1,0 +1,108 @@
+import pytest
+from rich.console import Console
+
+from launcher.compare import check_claim, compare, do_all_hold, print_comparison
+from tests.launcher.fakes import claim, scenario
+
+
+def row(algorithm, samples_per_s=100.0, time_to_target_s=10.0, accuracy=0.97):
+    final = {"loss": 0.1, "accuracy": accuracy, "consensus_distance": 0.5}
+    return {
+        "algorithm": algorithm,
+        "wall_s": 20.0,
+        "steps": 10,
+        "samples": 320,
+        "samples_per_s": samples_per_s,
+        "time_to_target_s": time_to_target_s,
+        "final": final,
+    }
+
+
+def rows(**of_gossip):
+    return {"allreduce": row("allreduce"), "ad_psgd": row("ad_psgd", **of_gossip)}
+
+
+def test_a_claim_over_another_algorithm_is_about_the_ratio():
+    checked = check_claim(claim(at_least=2.0), rows(samples_per_s=310.0))
+    assert checked["measured"] == pytest.approx(3.1)
+    assert checked["holds"]
+    assert checked["why"] == "3.1 is at least 2"
+
+
+def test_a_claim_without_another_is_about_the_plain_value():
+    plain = claim(metric="final.accuracy", over=None, at_least=0.95)
+    assert check_claim(plain, rows())["measured"] == 0.97
+    assert not check_claim(plain, rows(accuracy=0.94))["holds"]
+
+
+def test_a_bound_that_is_just_met_holds():
+    assert check_claim(claim(at_least=2.0), rows(samples_per_s=200.0))["holds"]
+    assert check_claim(claim(at_least=None, at_most=2.0), rows(samples_per_s=200.0))["holds"]
+    assert not check_claim(claim(at_least=None, at_most=2.0), rows(samples_per_s=201.0))["holds"]
+
+
+@pytest.mark.parametrize("bound", [{"at_least": 0.0}, {"at_least": None, "at_most": 9.0}])
+def test_a_target_that_was_not_reached_does_not_hold_and_says_so(bound):
+    sooner = claim(metric="time_to_target_s", **bound)
+    checked = check_claim(sooner, rows(time_to_target_s=None))
+    assert checked["measured"] is None
+    assert not checked["holds"]
+    assert checked["why"] == "ad_psgd did not reach the target"
+
+
+def test_a_baseline_that_did_not_reach_the_target_proves_nothing():
+    table = {"allreduce": row("allreduce", time_to_target_s=None), "ad_psgd": row("ad_psgd")}
+    checked = check_claim(claim(metric="time_to_target_s", at_least=None, at_most=0.5), table)
+    assert not checked["holds"]
+    assert checked["why"] == "allreduce did not reach the target"
+
+
+def test_there_is_no_ratio_to_zero():
+    table = {"allreduce": row("allreduce", samples_per_s=0.0), "ad_psgd": row("ad_psgd")}
+    checked = check_claim(claim(), table)
+    assert not checked["holds"]
+    assert checked["why"] == "samples_per_s of allreduce is 0, so there is no ratio to it"
+
+
+def test_rows_hold_what_is_compared_and_each_as_a_ratio_to_the_first():
+    summaries = [
+        {**row("allreduce"), "backend": "process", "peers": [{}]},
+        {**row("ad_psgd", samples_per_s=300.0, time_to_target_s=None), "backend": "", "peers": []},
+    ]
+    comparison = compare(scenario(claims=(claim(),)), summaries)
+    first, second = comparison["rows"]
+    assert first["ratio"]["samples_per_s"] == 1
+    assert second["ratio"]["samples_per_s"] == 3
+    assert second["ratio"]["time_to_target_s"] is None
+    assert second["ratio"]["final"]["accuracy"] == 1
+    assert "peers" not in first
+    assert do_all_hold(comparison)
+
+
+def test_a_claim_repeats_what_the_scenario_states():
+    stated = claim(published=4.4, source="Luo et al.")
+    checked = check_claim(stated, rows())
+    assert {key: checked[key] for key in ("text", "metric", "of", "over", "published")} == {
+        "text": "faster",
+        "metric": "samples_per_s",
+        "of": "ad_psgd",
+        "over": "allreduce",
+        "published": 4.4,
+    }
+
+
+def test_the_table_shows_published_beside_measured_and_what_was_left_out():
+    stated = claim(text="four times as fast", published=4.4, source="Luo et al.")
+    summaries = [row("allreduce"), row("ad_psgd", samples_per_s=150.0)]
+    comparison = compare(scenario(claims=(stated,)), summaries)
+    left_out = [claim(of="ripples", text="faster still")]
+    console = Console(width=120)
+    with console.capture() as capture:
+        print_comparison(console, comparison, left_out)
+    shown = capture.get()
+    line = next(line for line in shown.splitlines() if "four times as fast" in line)
+    assert "4.4" in line
+    assert "1.5" in line
+    assert "no" in line
+    assert "Luo et al." in shown
+    assert "left out, since not all of ripples and allreduce ran: faster still" in shown

@@ -1,0 +1,75 @@
+import pytest
+from rich.console import Console
+
+from launcher.backends.base import PeerStatus
+from launcher.live import PlainDisplay, headline, open_display, progress_of, render, view_of
+from launcher.run import Run
+from tests.launcher.fakes import FakeEvaluator, FakePeer, scenario
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Half way: two peers, one of which has met the other and is waiting much."""
+    first, second = (FakePeer(tmp_path, name) for name in ("p00", "p01"))
+    for peer in (first, second):
+        peer.ready(0.0)
+        peer.snapshot(0.0, [0.8, 0.0])
+    first.step(at=1.0, number=0, compute_s=0.75, wait_s=0.25, loss=0.5)
+    second.step(at=1.0, number=0, compute_s=0.25, wait_s=0.75, loss=0.25)
+    second.group(at=1.0, members=["p00", "p01"])
+    one = Run(scenario(), "ad_psgd", tmp_path, FakeEvaluator())
+    for history in one.histories:
+        history.read()
+    one.curve.advance()
+    return one
+
+
+def test_a_peers_line_is_about_its_last_seconds(run):
+    view = view_of(run.histories[1], PeerStatus("p01"))
+    assert view.state == "training"
+    assert view.samples_per_s == 32
+    assert view.waiting == 0.75
+    assert view.loss == 0.25
+    assert view.partners == ("p00",)
+
+
+def test_the_state_tells_a_peer_that_starts_from_one_that_is_gone(run, tmp_path):
+    absent = Run(scenario(), "ad_psgd", tmp_path / "nowhere", FakeEvaluator()).histories[0]
+    assert view_of(absent, PeerStatus("p00")).state == "starting"
+    assert view_of(run.histories[0], PeerStatus("p00", "lost", "killed")).state == "lost"
+
+
+def test_the_headline_says_how_far_the_swarm_is(run):
+    assert headline(run) == (
+        "ad_psgd  1.0 s  64 of 128 samples  64 samples/s  consensus accuracy 0.800"
+    )
+    assert progress_of(run) == 0.5
+
+
+def test_off_a_terminal_there_are_lines_and_not_too_many(run):
+    console = Console(width=200, force_terminal=False)
+    with console.capture() as capture:
+        display = PlainDisplay(console)
+        display.show(run)
+        display.show(run)
+    lines = capture.get().splitlines()
+    assert len(lines) == 1
+    assert lines[0].endswith("|  p00 training 1  p01 training 1")
+
+
+def test_on_a_terminal_there_is_a_table_with_every_peer(run):
+    console = Console(width=100)
+    with console.capture() as capture:
+        console.print(render(run))
+    shown = capture.get()
+    assert "75%" in shown
+    assert "p01" in shown
+
+
+def test_the_display_fits_where_the_output_goes(run, tmp_path):
+    for is_terminal in (False, True):
+        with (tmp_path / "out").open("w") as file:
+            console = Console(file=file, force_terminal=is_terminal)
+            with open_display(console) as display:
+                display.show(run)
+        assert "ad_psgd" in (tmp_path / "out").read_text()

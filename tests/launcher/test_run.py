@@ -1,0 +1,191 @@
+import json
+
+import pytest
+
+import launcher.run
+from launcher.backends.base import LaunchError
+from launcher.consensus import Target
+from launcher.run import LATE_S, Deadline, Run
+from tests.launcher.fakes import (
+    FakeBackend,
+    FakeEvaluator,
+    FakeFleet,
+    FakePeer,
+    scenario,
+    set_state,
+)
+
+
+@pytest.fixture(autouse=True)
+def _no_naps(monkeypatch):
+    monkeypatch.setattr(launcher.run, "POLL_S", 0.0)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "ad_psgd"
+
+
+def train(folder, name, accuracy=0.9, ends=True):
+    """An act: a peer writes its whole run."""
+
+    def act(states):
+        peer = FakePeer(folder, name)
+        peer.ready(0.0)
+        peer.snapshot(0.0, [0.1, 0.0])
+        peer.step(at=1.0, number=0)
+        peer.step(at=2.0, number=1)
+        peer.snapshot(2.0, [accuracy, 0.0])
+        if ends:
+            peer.end(2.1)
+
+    return act
+
+
+def at_once(*acts):
+    def act(states):
+        for one in acts:
+            one(states)
+
+    return act
+
+
+def execute(folder, fleet, **changes):
+    run = Run(scenario(**changes), "ad_psgd", folder, FakeEvaluator())
+    run.execute(FakeBackend(fleet), lambda run: None)
+    return run
+
+
+def test_a_run_ends_when_all_peers_have_and_yields_its_summary(folder):
+    done = at_once(set_state("p00", "ended"), set_state("p01", "ended"))
+    fleet = FakeFleet(("p00", "p01"), [train(folder, "p00"), train(folder, "p01"), done])
+    run = execute(folder, fleet, target=Target(accuracy=0.5))
+    summary = run.save("process")
+    assert fleet.stops == 1
+    assert json.loads((folder / "summary.json").read_text()) == summary
+    assert set(summary) == {
+        "algorithm",
+        "backend",
+        "peers",
+        "wall_s",
+        "steps",
+        "samples",
+        "samples_per_s",
+        "time_to_target_s",
+        "final",
+    }
+    assert summary["wall_s"] == 2.0, "from the first step to the end of the last, not of the run"
+    assert (summary["steps"], summary["samples"], summary["samples_per_s"]) == (4, 128, 64)
+    assert summary["time_to_target_s"] == 2.0
+    assert summary["final"]["accuracy"] == pytest.approx(0.9)
+    assert [peer["state"] for peer in summary["peers"]] == ["ended", "ended"]
+    assert (folder / "consensus.safetensors").exists()
+    assert len(json.loads((folder / "curve.json").read_text())) == 5
+
+
+def test_a_lost_peer_is_noted_and_the_run_goes_on(folder):
+    acts = [
+        at_once(train(folder, "p00", ends=False), train(folder, "p01")),
+        set_state("p00", "lost", "was killed by SIGKILL"),
+        set_state("p01", "ended"),
+    ]
+    run = execute(folder, FakeFleet(("p00", "p01"), acts))
+    assert run.notes == ["p00 was lost: it was killed by SIGKILL"]
+    summary = run.save("process")
+    lost, well = summary["peers"]
+    assert (lost["state"], lost["why"]) == ("lost", "was killed by SIGKILL")
+    assert lost["steps"] == 2
+    assert well["state"] == "ended"
+
+
+def test_a_peer_that_refuses_ends_the_run_with_its_name_and_sentence(folder):
+    fleet = FakeFleet(("p00", "p01"), [set_state("p01", "refused", "port 1 is in use")])
+    with pytest.raises(LaunchError, match=r"^p01 \(ad_psgd\): port 1 is in use$"):
+        execute(folder, fleet)
+    assert fleet.stops == 1
+
+
+def test_a_run_that_nobody_survives_is_an_error(folder):
+    gone = [set_state(name, "lost", "was killed by SIGKILL") for name in ("p00", "p01")]
+    with pytest.raises(LaunchError, match="all 2 peers were lost; p00 was killed by SIGKILL"):
+        execute(folder, FakeFleet(("p00", "p01"), [at_once(*gone)]))
+
+
+def test_ctrl_c_stops_the_fleet(folder):
+    def interrupt(states):
+        raise KeyboardInterrupt
+
+    fleet = FakeFleet(("p00", "p01"), [interrupt])
+    with pytest.raises(KeyboardInterrupt):
+        execute(folder, fleet)
+    assert fleet.stops == 1
+
+
+def test_a_run_in_which_nobody_ends_in_time_names_those_who_still_ran(folder):
+    fleet = FakeFleet(("p00", "p01"), [train(folder, "p01", ends=False)])
+    with pytest.raises(LaunchError) as caught:
+        execute(folder, fleet, limit_s=0.0)
+    assert str(caught.value) == (
+        "ad_psgd did not end within 0 s; still running: p00 (after 0 steps), p01 (after 2 steps)"
+    )
+    assert fleet.stops == 1
+
+
+def test_a_peer_that_does_not_end_with_the_others_is_stopped_and_noted(folder, monkeypatch):
+    monkeypatch.setattr(launcher.run, "LATE_S", 0.0)
+    acts = [
+        at_once(train(folder, "p00"), train(folder, "p01", ends=False), set_state("p00", "ended"))
+    ]
+    run = execute(folder, FakeFleet(("p00", "p01"), acts))
+    assert run.notes == [
+        "p01 did not end within 0 s of the others",
+        "p01 was lost: it was killed by SIGKILL",
+    ]
+
+
+def test_a_target_that_stops_ends_the_run_when_it_is_reached(folder):
+    acts = [at_once(train(folder, "p00", ends=False), train(folder, "p01", ends=False))]
+    leave = at_once(set_state("p00", "ended"), set_state("p01", "ended"))
+
+    class LeavingFleet(FakeFleet):
+        def stop(self, grace_s):
+            leave(self.states)
+            super().stop(grace_s)
+
+    fleet = LeavingFleet(("p00", "p01"), acts)
+    run = execute(folder, fleet, target=Target(accuracy=0.05, stops=True))
+    assert run.curve.time_to_target_s == 0.0
+    assert [status.state for status in run.statuses] == ["ended", "ended"]
+
+
+def test_the_deadline_is_the_limit_and_the_seconds_of_training_together():
+    now = 100.0
+    deadline = Deadline(scenario(limit_s=50.0), clock=lambda: now)
+    assert not deadline.has_passed(someone_ended=False)
+    now = 149.0
+    assert not deadline.has_passed(someone_ended=True)
+    now = 150.0
+    assert deadline.has_passed(someone_ended=True)
+
+
+def test_once_one_has_ended_the_others_have_a_bounded_time():
+    now = 100.0
+    deadline = Deadline(scenario(limit_s=500.0), clock=lambda: now)
+    assert not deadline.has_passed(someone_ended=True)
+    now = 100.0 + LATE_S - 0.1
+    assert not deadline.has_passed(someone_ended=True)
+    now = 100.0 + LATE_S
+    assert deadline.has_passed(someone_ended=True)
+
+
+def test_results_of_an_earlier_run_are_replaced_and_other_files_stay(folder):
+    folder.mkdir()
+    for name in ("p07.jsonl", "p07.snapshots", "summary.json", "notes.txt", "paper.toml"):
+        (folder / name).touch()
+    acts = [at_once(*(train(folder, n) for n in ("p00", "p01")))]
+    acts += [at_once(set_state("p00", "ended"), set_state("p01", "ended"))]
+    execute(folder, FakeFleet(("p00", "p01"), acts))
+    assert not (folder / "p07.jsonl").exists()
+    assert not (folder / "summary.json").exists()
+    assert (folder / "notes.txt").exists()
+    assert (folder / "paper.toml").exists()

@@ -1,0 +1,170 @@
+from pathlib import Path
+
+import pytest
+
+from launcher.consensus import Target
+from launcher.scenario import Scenario, bundled_scenarios, load_scenario, peer_names, with_changes
+from p2ptrain.compute.pace import Pace, Straggler
+from p2ptrain.config import StopConfig, from_mapping, load_toml, to_toml
+from p2ptrain.errors import ConfigError
+from tests.launcher.fakes import claim, scenario
+
+SMALL = 'name = "small"\npeers = 2\nstop = { samples = 64 }\n'
+
+
+def refused(make) -> str:
+    with pytest.raises(ConfigError) as caught:
+        make()
+    return str(caught.value)
+
+
+@pytest.fixture
+def written(tmp_path):
+    def write(text: str) -> str:
+        path = tmp_path / "scenario.toml"
+        path.write_text(SMALL + text)
+        return str(path)
+
+    return write
+
+
+def test_every_bundled_scenario_can_be_loaded_by_its_bare_name():
+    assert "one_slow" in bundled_scenarios()
+    for name in bundled_scenarios():
+        loaded = load_scenario(name)
+        assert loaded.name == name
+        loaded.check_algorithms()
+
+
+def test_one_slow_claims_what_the_first_milestone_promises():
+    claims = load_scenario("one_slow").claims
+    stated = [(c.metric, c.of, c.over, c.at_least, c.at_most) for c in claims]
+    assert stated == [
+        ("final.accuracy", "allreduce", None, 0.95, None),
+        ("final.accuracy", "ad_psgd", None, 0.95, None),
+        ("samples_per_s", "ad_psgd", "allreduce", 2.5, None),
+        ("time_to_target_s", "ad_psgd", "allreduce", None, 0.5),
+    ]
+
+
+def test_a_scenario_that_does_not_exist_is_refused_with_those_that_do():
+    assert refused(lambda: load_scenario("one_sloww")) == (
+        f"no scenario 'one_sloww'; give a .toml file or one of: {', '.join(bundled_scenarios())}"
+    )
+    assert "cannot read nowhere.toml: No such file" in refused(
+        lambda: load_scenario("nowhere.toml")
+    )
+
+
+def test_a_misspelt_key_is_refused_with_a_suggestion(written):
+    message = refused(lambda: load_scenario(written("[pace]\nmin_step_sm = 60\n")))
+    assert message.endswith("unknown key 'pace.min_step_sm'; did you mean 'min_step_ms'?")
+    message = refused(lambda: load_scenario(written("[[claims]]\ntext = 'x'\natleast = 1\n")))
+    assert message.endswith("unknown key 'claims[0].atleast'; did you mean 'at_least'?")
+
+
+@pytest.mark.parametrize("factor", [0, -2.0])
+def test_a_straggler_factor_of_zero_or_below_is_refused(written, factor):
+    text = f"[[pace.stragglers]]\npeers = [1]\nfactor = {factor}\n"
+    assert f"factor = {float(factor)} must be" in refused(lambda: load_scenario(written(text)))
+
+
+def test_a_straggler_that_is_not_there_is_refused():
+    pace = Pace(stragglers=(Straggler(factor=2, peers=(3,)),))
+    assert "there are 2 peers, ranks 0 to 1" in refused(lambda: scenario(pace=pace))
+    four = scenario(pace=pace, peers=4)
+    assert "there are 3 peers" in refused(lambda: with_changes(four, peers=3))
+
+
+def test_a_run_without_an_end_is_refused():
+    assert "give samples, seconds or both" in refused(lambda: scenario(stop=StopConfig()))
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"at_least": 1.0, "at_most": 2.0}, "give exactly one of at_least and at_most"),
+        ({"at_least": None}, "give exactly one of at_least and at_most"),
+        ({"metric": "final.acuracy"}, "did you mean 'final.accuracy'?"),
+    ],
+)
+def test_a_claim_that_cannot_be_checked_is_refused(changes, sentence):
+    assert sentence in refused(lambda: claim(**changes))
+
+
+def test_a_claim_about_an_algorithm_that_is_not_compared_is_refused():
+    message = refused(lambda: scenario(claims=(claim(of="ad_pgsd"),)))
+    assert message == (
+        "claim 'faster': 'ad_pgsd' is not among this scenario's algorithms; did you mean 'ad_psgd'?"
+    )
+
+
+def test_options_for_an_algorithm_that_is_not_compared_are_refused():
+    message = refused(lambda: scenario(options={"ad_pgsd": {}}))
+    assert message.startswith("[options.ad_pgsd]: 'ad_pgsd' is not among")
+
+
+def test_a_claim_on_the_target_needs_a_target():
+    on_target = claim(metric="time_to_target_s")
+    assert "needs a target" in refused(lambda: scenario(claims=(on_target,)))
+    assert scenario(claims=(on_target,), target=Target(loss=0.1)).claims
+
+
+def test_an_unknown_algorithm_is_refused_with_those_there_are():
+    changed, _ = with_changes(scenario(), algorithms=["ad_psg"])
+    message = refused(changed.check_algorithms)
+    assert "ad_psgd" in message
+    assert "allreduce" in message
+
+
+def test_an_unknown_option_of_an_algorithm_is_refused():
+    misspelt = scenario(options={"ad_psgd": {"grahp": "ring"}})
+    assert "'graph'" in refused(misspelt.check_algorithms)
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "../up", "a b"])
+def test_a_name_that_cannot_be_a_folder_is_refused(name):
+    assert "it names a folder" in refused(lambda: scenario(name=name))
+
+
+def test_claims_on_algorithms_that_do_not_run_are_left_out():
+    alone = claim(of="allreduce", over=None)
+    both = claim()
+    changed, left_out = with_changes(scenario(claims=(alone, both)), algorithms=["allreduce"])
+    assert changed.claims == (alone,)
+    assert left_out == (both,)
+
+
+def test_what_the_command_line_does_not_change_stays():
+    before = scenario(seed=7, options={"ad_psgd": {"graph": "ring"}})
+    after, left_out = with_changes(before)
+    assert after == before
+    assert left_out == ()
+    assert with_changes(before, seed=0)[0].seed == 0
+
+
+def test_a_scenario_survives_a_round_trip_through_toml(tmp_path):
+    before = load_scenario("one_slow")
+    path = tmp_path / "again.toml"
+    path.write_text(to_toml(before))
+    assert load_toml(Scenario, path) == before
+
+
+def test_peers_get_everything_but_their_addresses(tmp_path):
+    first, second = scenario(options={"ad_psgd": {"graph": "ring"}}).configs("ad_psgd", tmp_path)
+    assert (first.name, second.name) == ("p00", "p01")
+    assert (first.rank, second.rank) == (0, 1)
+    assert second.peers == 2
+    assert second.algorithm_options == {"graph": "ring"}
+    assert Path(second.out).is_absolute()
+
+
+def test_names_sort_as_ranks_do_in_a_large_fleet():
+    names = peer_names(1_024)
+    assert sorted(names) == list(names)
+    assert peer_names(2) == ("p00", "p01")
+
+
+def test_a_value_of_the_wrong_type_is_refused_with_its_key():
+    mapping = {"name": "x", "peers": "many", "stop": {"samples": 1}}
+    assert "peers = 'many'" in refused(lambda: from_mapping(Scenario, mapping, "here"))
