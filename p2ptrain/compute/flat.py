@@ -152,6 +152,7 @@ class FlatModel:
         self._variances = [s for s in self.slots if s.name.endswith("running_var")]
         devices = [run.live.device for run in self._runs if run.live.is_cuda]
         self._fences = {device: _fence() for device in devices}
+        self.synchronize()  # the first snapshot may come from a thread with another stream
 
     @property
     def description(self) -> str:
@@ -298,8 +299,8 @@ def save_model(module: nn.Module, path: Path) -> None:
     Raises:
         StateError: if the file cannot be written.
     """
-    state = module.state_dict()
-    tensors = {name: _host_copy(value) for name, value in state.items()}
+    state = module.state_dict()  # may hold a module's `extra_state`, which need not be a tensor
+    tensors = {n: host_copy(value) for n, value in state.items() if isinstance(value, Tensor)}
     partial = path.with_name(path.name + ".partial")
     try:
         partial.write_bytes(safetensors.torch.save(tensors))
@@ -319,6 +320,11 @@ def check_vector(vector: Vector, size: int, what: str) -> None:
             f"{what} is {vector.dtype} of shape {vector.shape}; "
             f"it must be float32 of shape ({size},)"
         )
+
+
+def host_copy(tensor: Tensor) -> Tensor:
+    """A contiguous copy on the host that shares memory with nothing, as safetensors asks."""
+    return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
 
 
 def _slots(module: nn.Module) -> Sequence[Slot]:
@@ -501,11 +507,6 @@ def _replaced(home: _Home) -> str:
 
 def _digest(slots: Sequence[Slot]) -> str:
     return hashlib.sha256("\n".join(map(str, slots)).encode()).hexdigest()[:16]
-
-
-def _host_copy(tensor: Tensor) -> Tensor:
-    """A contiguous copy on the host that shares memory with nothing, as safetensors asks."""
-    return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
 
 
 def _dtype_name(tensor: Tensor) -> str:

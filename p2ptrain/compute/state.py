@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from p2ptrain.compute.flat import FlatModel
+from p2ptrain.compute.flat import FlatModel, host_copy
 from p2ptrain.errors import StateError
 
 FORMAT = "p2ptrain-state-1"
@@ -54,9 +54,9 @@ def export_state(flat: FlatModel, optimizer: Optimizer) -> bytes:
     tensors: dict[str, Tensor] = {}
     with flat.step_lock:
         for slot in flat.slots:
-            tensors[f"model/{slot.name}"] = _host_copy(slot.tensor)
+            tensors[f"model/{slot.name}"] = host_copy(slot.tensor)
         for name, buffer in flat.local_buffers.items():
-            tensors[f"local/{name}"] = _host_copy(buffer)
+            tensors[f"local/{name}"] = host_copy(buffer)
         pending = flat.pending()
         if pending is not None:
             tensors["pending"] = pending
@@ -213,7 +213,10 @@ def _is_alike(mine: object, theirs: object) -> bool:
 
 
 def _check_entries(state: Json, parameters: list[Tensor], own: Mapping[int, Any]) -> None:
-    """Refuse entries for parameters that do not exist, and tensors of an impossible shape."""
+    """Refuse entries for parameters that do not exist, without what ours have, or of odd shapes.
+
+    Before our first update we cannot know what an entry must have: no optimizer tells.
+    """
     if not isinstance(state, dict):
         raise _unfit("its optimizer's state is no mapping")
     for index, entry in state.items():
@@ -221,10 +224,14 @@ def _check_entries(state: Json, parameters: list[Tensor], own: Mapping[int, Any]
             raise _unfit(f"its optimizer has state for a parameter {_short(index)}")
         if not isinstance(entry, dict):
             raise _unfit(f"its optimizer's state of parameter {index} is no mapping")
+        mine = own.get(index, {})
+        missing = sorted(key for key in mine if key not in entry)
+        if missing:
+            raise _unfit(f"its optimizer's state of parameter {index} lacks {missing[0]}")
         for key, value in entry.items():
             if isinstance(value, Tensor):
-                mine = own.get(index, {}).get(key)
-                _check_shape(f"{key} of parameter {index}", value, parameters[index], mine)
+                what = f"{key} of parameter {index}"
+                _check_shape(what, value, parameters[index], mine.get(key))
 
 
 def _check_shape(what: str, value: Tensor, parameter: Tensor, mine: object) -> None:
@@ -259,7 +266,7 @@ def _encode(value: object, tensors: dict[str, Tensor], path: str) -> Json:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, Tensor):
-        tensors[path] = _host_copy(value)
+        tensors[path] = host_copy(value)
         return {"tensor": path}
     if isinstance(value, (list, tuple)):
         items = [_encode(item, tensors, f"{path}/{i}") for i, item in enumerate(value)]
@@ -317,10 +324,6 @@ def _finite(tensor: Tensor, name: str) -> Tensor:
     if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
         raise _unfit(f"{name!r} holds numbers that are not finite")
     return tensor
-
-
-def _host_copy(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
 
 
 def _kind(optimizer: Optimizer) -> str:

@@ -7,7 +7,9 @@ only the order of things at the boundary: check, optimizer, pending, count, all 
 
 from collections.abc import Callable
 
+import torch
 from torch import nn
+from torch.amp import GradScaler
 from torch.optim import Optimizer
 
 from p2ptrain.compute.flat import FlatModel
@@ -54,6 +56,11 @@ class TorchReplica:
         return self._flat.description
 
     @property
+    def device(self) -> str:
+        """Where the first parameter of the optimizer lives, as torch writes it."""
+        return str(self._optimizer.param_groups[0]["params"][0].device)
+
+    @property
     def updates(self) -> int:
         """Optimizer updates that the live parameters have had."""
         return self._flat.updates
@@ -77,6 +84,23 @@ class TorchReplica:
             optimizer_step()
             self._flat.take_pending()
             self._flat.updates += 1
+
+    def unscale(self, scaler: GradScaler) -> bool:
+        """Divide `scaler`'s factor out of the gradients; false if they overflowed."""
+        scaler.unscale_(self._optimizer)
+        return all(
+            bool(torch.isfinite(parameter.grad).all())
+            for group in self._optimizer.param_groups
+            for parameter in group["params"]
+            if parameter.grad is not None
+        )
+
+    def optimizer_step(self, clip: float | None = None) -> None:
+        """Clip gradients to the norm `clip`, if given, and run the optimizer."""
+        if clip is not None:
+            parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
+            torch.nn.utils.clip_grad_norm_(parameters, clip)
+        self._optimizer.step()
 
     def settle(self) -> None:
         """Take pending in without an update.

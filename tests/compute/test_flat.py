@@ -381,10 +381,12 @@ def test_live_and_pending_hold_every_update_and_every_delta(dtype, events):
 
 
 def test_deltas_from_many_threads_are_all_counted():
-    flat = FlatModel(OneTensor(torch.zeros(5_000)))
+    flat = FlatModel(OneTensor(torch.zeros(300_000)))  # long enough for two to meet
     delta = np.ones(flat.size, np.float32)
+    start = threading.Barrier(4)
 
     def add():
+        start.wait()
         for _ in range(100):
             flat.add_delta(delta)
 
@@ -393,7 +395,7 @@ def test_deltas_from_many_threads_are_all_counted():
         thread.start()
     for thread in threads:
         thread.join()
-    assert set(snapshot(flat).tolist()) == {400.0}
+    assert np.unique(snapshot(flat)).tolist() == [400]
 
 
 # Vectors and files

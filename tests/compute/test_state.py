@@ -214,6 +214,32 @@ def test_forged_tensors_change_nothing(words, change, steps):
     refuse(Peer().train(steps), state, words)
 
 
+def test_state_that_lacks_what_ours_has_changes_nothing():
+    def rename(document):
+        ((_, entry), *_) = document["optimizer"]["state"]["dict"]
+        entry["dict"][1][0] = "exp_avq"
+
+    state = forge(Peer().train(1).replica.export_state(), document=rename)
+    refuse(Peer().train(1), state, "state of parameter 0 lacks exp_avg")
+
+
+@pytest.mark.parametrize("when", ["pre", "post"])
+def test_an_optimizer_that_refuses_its_state_changes_nothing(when):
+    taker = Peer(seed=2).train(1)
+
+    def dislike(*_):
+        raise ValueError("I do not like it")
+
+    getattr(taker.optimizer, f"register_load_state_dict_{when}_hook")(dislike)
+    refuse(taker, Peer(seed=1).train(2).replica.export_state(), "refuses it: I do not like it")
+
+
+def test_a_replica_whose_storage_was_replaced_takes_nothing_over():
+    taker = Peer(seed=2)
+    taker.model[2].bias.data = taker.model[2].bias.data.clone()
+    refuse(taker, Peer(seed=1).replica.export_state(), "2[.]bias was replaced")
+
+
 def test_damaged_bytes_are_refused_or_taken_whole():
     state = Peer().train(1).replica.export_state()
     rng = Random(1)

@@ -177,3 +177,22 @@ def test_the_deltas_of_one_group_leave_the_mean_of_its_members_as_it_was():
         replica.settle()
     for replica in replicas:
         assert np.allclose(snapshot(replica), mean, atol=1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_replica_on_a_gpu_trains_exchanges_and_hands_over_its_state():
+    peers = []
+    for seed in (1, 2):
+        model = network(seed).cuda()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        peers.append((model, optimizer, TorchReplica(model, optimizer)))
+    (giver, optimizer, replica), (_, _, taker) = peers
+    giver(torch.ones(8, 3, device="cuda")).square().mean().backward()
+    gradients = np.empty(replica.gradient_size, np.float32)
+    replica.export_gradients(gradients, True)
+    assert replica.import_gradients(gradients)
+    replica.update(optimizer.step)
+    taker.import_state(replica.export_state())
+    assert snapshot(taker).tolist() == snapshot(replica).tolist()
+    taker.settle()
