@@ -1,5 +1,7 @@
 """p2ptrain: peers of unequal speed train one PyTorch model together, without a server."""
 
+from typing import TYPE_CHECKING, Any
+
 from p2ptrain.averaging.base import Algorithm, GroupResult, Swarm, known_algorithms
 from p2ptrain.errors import (
     ConfigError,
@@ -9,7 +11,9 @@ from p2ptrain.errors import (
     StateError,
     TransportError,
 )
-from p2ptrain.runtime.peer import Peer, PeerConfig, StopConfig
+
+if TYPE_CHECKING:
+    from p2ptrain.runtime.peer import Peer, PeerConfig, StopConfig
 
 __version__ = "0.1.0"
 
@@ -31,3 +35,12 @@ __all__ = [
     "StateError",
     "TransportError",
 ]
+
+
+def __getattr__(name: str) -> Any:  # Any: a class
+    """Import torch only when a `Peer` is wanted: the protocol and the simulator do without it."""
+    if name in ("Peer", "PeerConfig", "StopConfig"):
+        from p2ptrain.runtime import peer
+
+        return getattr(peer, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -3,15 +3,14 @@
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from p2ptrain.compute.tasks import load_task
 from p2ptrain.compute.training import build_optimizer, train
-from p2ptrain.config import RunConfig, StopConfig, load_toml
+from p2ptrain.config import RunConfig, from_mapping, read_toml
 from p2ptrain.errors import P2PTrainError
 from p2ptrain.runtime.peer import Peer
 
@@ -63,11 +62,12 @@ def peer(
         "seed": seed,
         "out": out,
     }
-    run = load_toml(RunConfig, config) if config else RunConfig()
-    changes: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    values = read_toml(config) if config else {}
+    values |= {key: value for key, value in given.items() if value is not None}
+    limits = {"samples": samples, "seconds": seconds}
     if samples is not None or seconds is not None:
-        changes["stop"] = StopConfig(samples=samples, seconds=seconds)
-    run_peer(replace(run, **changes))
+        values["stop"] = {key: value for key, value in limits.items() if value is not None}
+    run_peer(from_mapping(RunConfig, values, str(config or "command line")))
 
 
 def run_peer(config: RunConfig) -> None:

@@ -32,7 +32,7 @@ class RunConfig(PeerConfig):
     task: str = "digits"
 
     rank: int = 0
-    """This peer's place among `peers`, from 0: which shard of the data is its own, how it is paced."""
+    """Place among `peers`, from 0: which shard of the data is this peer's, and how it is paced."""
 
     training: TrainingConfig = field(default_factory=TrainingConfig)
     pace: Pace = field(default_factory=Pace)
@@ -46,7 +46,7 @@ class RunConfig(PeerConfig):
         self.pace.check(self.peers)
 
 
-__all__ = ["RunConfig", "StopConfig", "from_mapping", "load_toml", "to_toml"]
+__all__ = ["RunConfig", "StopConfig", "from_mapping", "load_toml", "read_toml", "to_toml"]
 
 
 def load_toml(kind: type[T], path: Path) -> T:
@@ -55,13 +55,17 @@ def load_toml(kind: type[T], path: Path) -> T:
     Raises:
         ConfigError: if the file cannot be read, is not TOML, or does not fit `kind`.
     """
+    return from_mapping(kind, read_toml(path), str(path))
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file. Raises ConfigError if it cannot be read or is not TOML."""
     try:
-        mapping = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from error
-    return from_mapping(kind, mapping, str(path))
 
 
 def from_mapping(kind: type[T], mapping: Mapping[str, Any], source: str) -> T:

@@ -3,7 +3,7 @@
 ::
 
     P2PTrainError
-    ├── ConfigError             a value, or a relation between values; names the field and the values
+    ├── ConfigError             a value or a relation between values; names field and values
     ├── ProtocolError
     │   ├── LocalProtocolError    we tried something that the protocol forbids (our bug)
     │   └── RemoteProtocolError   a peer did (count it, suspect it, never crash for it)
@@ -44,7 +44,7 @@ class RefusedError(P2PTrainError):
 
 
 class TransportError(P2PTrainError):
-    """A connection or a call failed; the message names the address, the phase and the time waited."""
+    """A connection or a call failed; the message names the address and the phase."""
 
 
 class CodecError(P2PTrainError):

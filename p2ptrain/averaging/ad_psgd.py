@@ -1,7 +1,7 @@
 """AD-PSGD: asynchronous decentralised parallel SGD (Lian, Zhang, Zhang, Liu; ICML 2018).
 
-Each peer trains at its own speed. Beside its trainer, in the background, it meets one other peer at a
-time and both take the mean of their two models:
+Each peer trains at its own speed. Beside its trainer, in the background, it meets one other peer at
+a time and both take the mean of their two models:
 
     x_i, x_j  <-  (x_i + x_j) / 2          (the averaging matrix is doubly stochastic)
     x_i       <-  x_i - lr * update(g_i)   whenever a gradient is ready
@@ -10,10 +10,10 @@ Nobody waits for a slow peer: it is met less often by its own wish, and answers 
 computes. Differences to the paper, and why:
 
 * *Delta form.* Each peer adds mean - snapshot to its live model, so an update that lands during the
-  exchange is kept. Overwriting the live model loses it; released codes do (`x_i` is then the mean of
-  two snapshots), and were measured at 8 points less accuracy on ImageNet.
-* *Any graph.* The paper needs a bipartite graph to exclude deadlock; the group lock excludes it on every
-  graph, with odd and even numbers of peers. `bipartite` is still there, to compare.
+  exchange is kept. Overwriting the live model loses it; released codes do (`x_i` is then the mean
+  of two snapshots), and were measured at 8 points less accuracy on ImageNet.
+* *Any graph.* The paper needs a bipartite graph to exclude deadlock; the group lock excludes it on
+  every graph, with odd and even numbers of peers. `bipartite` is still there, to compare.
 * *Paced.* An exchange starts once per `every_updates` own updates instead of as fast as the network
   allows, so that averaging does not take the processor from computing.
 """
@@ -34,9 +34,11 @@ class AdPsgd(Algorithm):
 
     @dataclass(frozen=True, slots=True, kw_only=True)
     class Config:
+        """Whom to ask, and how often."""
+
         graph: str = "random"
-        """Whom a peer may ask. ``random``: anyone. ``ring``: the two neighbours by name; mixes slowly,
-        few links. ``exponential``: those 1, 2, 4, 8, ... places away; mixes in O(log P).
+        """Whom a peer may ask. ``random``: anyone. ``ring``: the two neighbours by name; mixes
+        slowly, few links. ``exponential``: those 1, 2, 4, 8, ... places away; mixes in O(log P).
         ``bipartite``: peers at even places ask those at odd places, which never ask."""
 
         every_updates: int = 1

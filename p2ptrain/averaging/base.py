@@ -1,15 +1,15 @@
 """The contract of an averaging algorithm, and how one is found by its name.
 
-An algorithm is a class in a file of its own, written against one port, the `Swarm`. It decides whom to
-meet, when, and what to average; it imports neither asyncio nor torch nor grpc, so that it reads like
-the paper. It acts at the moments that it defines, and leaves the others alone:
+An algorithm is a class in a file of its own, written against one port, the `Swarm`. It decides whom
+to meet, when, and what to average; it imports neither asyncio nor torch nor grpc, so that it reads
+like the paper. It acts at the moments that it defines, and leaves the others alone:
 
 * `after_backward`  gradients are ready, the optimizer has not run; the trainer waits for it.
 * `after_update`    the optimizer has run; the trainer waits for it.
 * `background`      a loop of its own beside the trainer, which never waits for it.
 
-The file's name is the configuration name; ``"package.module:Class"`` loads one from anywhere. Options
-are the fields of the class's nested frozen dataclass `Config`.
+The file's name is the configuration name; ``"package.module:Class"`` loads one from anywhere.
+Options are the fields of the class's nested frozen dataclass `Config`.
 """
 
 import dataclasses

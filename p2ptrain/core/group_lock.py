@@ -3,11 +3,11 @@
 Rule 1: all lock state of a peer changes here, in handlers that run to completion.
 Rule 2: this file does not know what a group is for.
 
-**The protocol in five lines.** The *initiator* sends `Claim` to every other member at once. A member
-that is free answers `Grant` and promises nobody else; any other member answers `Busy`, at once. When
-all have granted, the initiator sends `Begin`: the group is formed, and each member moves its slices
-under the ticket. When one is busy, the initiator sends `Release` to all and its claim has failed.
-A group needs no message to end: each member is free when its own average has ended.
+**The protocol in five lines.** The *initiator* sends `Claim` to every other member at once. A
+member that is free answers `Grant` and promises nobody else; any other member answers `Busy`, at
+once. When all have granted, the initiator sends `Begin`: the group is formed, and each member moves
+its slices under the ticket. When one is busy, the initiator sends `Release` to all and its claim
+has failed. A group needs no message to end: each member is free when its own average has ended.
 
 ::
 
@@ -27,36 +27,37 @@ A group needs no message to end: each member is free when its own average has en
    receives it, whatever state it is in: no answer depends on another claim's progress.
 2. GRANTED waits for the word of one initiator, which is COLLECTING for that ticket (case 1), or in
    the group, or does not know the ticket any more; then it says `Begin` or `Release` when inquired.
-3. IN_GROUP waits for the slices of the members of the same ticket, all of which are in that group and
-   in no other, and wait for nothing but it.
+3. IN_GROUP waits for the slices of the members of the same ticket, all of which are in that group
+   and in no other, and wait for nothing but it.
 
-So every chain of waits has at most the links GRANTED -> COLLECTING -> (an immediate answer), or ends
-inside one group. Nobody holds one group while waiting for another; there is no queue to be first in.
-Two claims that cross (a claims b, b claims a) would refuse each other for ever: the younger one *yields*
-to an older claim that includes its own initiator. Age is a Lamport clock with the peer's name to break
-ties, a total order, so of any set of crossing claims the oldest never yields. The yielder is not
-cheated: it becomes a member of a group, which is what it wanted.
+So every chain of waits has at most the links GRANTED -> COLLECTING -> (an immediate answer), or
+ends inside one group. Nobody holds one group while waiting for another; there is no queue to be
+first in. Two claims that cross (a claims b, b claims a) would refuse each other for ever: the
+younger one *yields* to an older claim that includes its own initiator. Age is a Lamport clock with
+the peer's name to break ties, a total order, so of any set of crossing claims the oldest never
+yields. The yielder is not cheated: it becomes a member of a group, which is what it wanted.
 
-**What each timer protects.** None of them is needed for the argument above; they bound the damage of
-lost messages and dead peers.
+**What each timer protects.** None of them is needed for the argument above; they bound the damage
+of lost messages and dead peers.
 
-* `resend_s`: a lost `Claim`, `Grant`, `Begin`: the claim is sent again; a grant that comes again after
-  `Begin` shows that `Begin` was lost. A member that granted inquires as often, so that a lost `Begin`
-  or `Release` idles nobody for a lease.
+* `resend_s`: a lost `Claim`, `Grant`, `Begin`: the claim is sent again; a grant that comes again
+  after `Begin` shows that `Begin` was lost. A member that granted inquires as often, so that a lost
+  `Begin` or `Release` idles nobody for a lease.
 * `acquire_timeout_s`: an initiator stops collecting (a member died or is cut off).
 * `lease_s`: a granter is free again by itself so long after its grant (the initiator died).
-* A member's own time in a group ends *earlier*: `acquire_timeout_s` before its lease would lapse, and at
-  the initiator likewise. All grants of one ticket are given within `acquire_timeout_s` of the first, so
-  when the earliest lease lapses nobody is in the group any more. (Leases protect the granter; without
-  the holder's own deadline a granter could meet others while the group still thinks it has it.)
-* The *ticket* fences the rest: slices under a ticket that is not `holds` are refused, and a result is
-  applied only while it is held.
+* A member's own time in a group ends *earlier*: `acquire_timeout_s` before its lease would lapse,
+  and at the initiator likewise. All grants of one ticket are given within `acquire_timeout_s` of
+  the first, so when the earliest lease lapses nobody is in the group any more. (Leases protect the
+  granter; without the holder's own deadline a granter could meet others while the group still
+  thinks it has it.)
+* The *ticket* fences the rest: slices under a ticket that is not `holds` are refused, and a result
+  is applied only while it is held.
 
 **What happens when each message is lost** stands beside each in `core/messages.py`;
 `tests/core/test_group_lock.py` shows every line of it.
 
-Not promised yet: a claim for *particular* members may find one of them busy again and again. Algorithms
-that do not care whom they meet ask someone else.
+Not promised yet: a claim for *particular* members may find one of them busy again and again.
+Algorithms that do not care whom they meet ask someone else.
 """
 
 import math
@@ -76,8 +77,8 @@ class LockConfig:
     """Deadlines of the group lock."""
 
     lease_s: Seconds = 20.0
-    """How long a granted peer stays promised without news. Too short: groups on slow links expire in
-    the middle of an average; too long: a dead initiator that nobody notices idles its members."""
+    """How long a granted peer stays promised without news. Too short: groups on slow links expire
+    in the middle of an average; too long: an unnoticed dead initiator idles its members."""
 
     acquire_timeout_s: Seconds = 2.0
     """Stop collecting grants after this. Must leave most of the lease for the average itself."""

@@ -1,23 +1,27 @@
-"""Who is here, and by whose word (SWIM: Das, Gupta, Motivala, DSN 2002; suspicion as in its section 4.2).
+r"""Who is here, and by whose word.
+
+SWIM (Das, Gupta, Motivala, DSN 2002), with suspicion as in its section 4.2.
 
 Every `probe_period_s` a peer pings the next member of a shuffled round. No ack in time makes the
-member *suspect*: it is not chosen for groups any more, but nobody mourns it yet. A suspect that hears
-of it refutes the word with a higher incarnation; one that does not is *gone* after `suspicion_s`. A
-connection that breaks is evidence too: the driver reports it, and the member is suspect at once.
+member *suspect*: it is not chosen for groups any more, but nobody mourns it yet. A suspect that
+hears of it refutes the word with a higher incarnation; one that does not is *gone* after
+`suspicion_s`. A connection that breaks is evidence too: the driver reports it, and the member is
+suspect at once.
 
 ::
 
                       no ack, or connection broke                suspicion_s without refutation
       (join) -> ALIVE ---------------------------> SUSPECT ---------------------------------> GONE
-                  ^  \\______ says goodbye ________   |                                         |
+                  ^  \______ says goodbye ________   |                                         |
                   |                               v  |  a higher incarnation                   |
                   |                             LEFT |  ("I am alive")                         |
                   +---------------------------------+-----------------------------------------+
 
-Every ping and ack carries `Member` records within a fixed budget: the sender's own, then what is new
-(each item a few times, more the larger the swarm), then the others in turn. So news travels with the
-probes, the cost per peer does not grow with the swarm, and how fresh the `steps` and `samples` of far
-members are does. Merging is a join of a semilattice (`newer`), so order and duplication do not matter.
+Every ping and ack carries `Member` records within a fixed budget: the sender's own, then what is
+new (each item a few times, more the larger the swarm), then the others in turn. So news travels
+with the probes, the cost per peer does not grow with the swarm, and how fresh the `steps` and
+`samples` of far members are does. Merging is a join of a semilattice (`newer`), so order and
+duplication do not matter.
 
 This file decides who may be chosen. It does not know what for.
 """
@@ -79,7 +83,7 @@ def newer(known: Member, heard: Member) -> Member:
 
 
 class Membership:
-    """One peer's view of the swarm. Effects are handed to `emit`; see `PeerMachine` for the duties."""
+    """One peer's view of the swarm. Effects are handed to `emit`; `PeerMachine` states duties."""
 
     def __init__(
         self, me: Member, config: MembershipConfig, rng: Random, emit: Callable[[Effect], None]

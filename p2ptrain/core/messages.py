@@ -106,7 +106,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """I am not in this ticket, or not any more. Lost: the other side inquires, or its stream ends."""
+    """I am not in this ticket (any more). Lost: the other side inquires, or its stream ends."""
 
     ticket: Ticket
 
@@ -130,7 +130,7 @@ class Arrive:
 
 @dataclass(frozen=True, slots=True)
 class Assemble:
-    """All have arrived: average this version under this ticket. Lost: our `Arrive` brings it again."""
+    """All have arrived: average this version in this group. Lost: our `Arrive` brings it again."""
 
     ticket: Ticket
     version: int
@@ -139,7 +139,7 @@ class Assemble:
 
 @dataclass(frozen=True, slots=True)
 class CatchUp:
-    """You are behind: take over the state of `version` from `donor`, then arrive again. Lost: as above."""
+    """You are behind: take the state of `version` from `donor`, then arrive. Lost: as above."""
 
     version: int
     donor: PeerId

@@ -53,8 +53,8 @@ class ProtocolConfig:
     lock: LockConfig = field(default_factory=LockConfig)
 
     rendezvous_resend_s: Seconds = 0.25
-    """A waiting peer says so again after this long. Too short: needless messages beside a straggler;
-    too long: a lost message delays everyone."""
+    """A waiting peer says so again after this long. Too short: needless messages beside a
+    straggler; too long: a lost message delays everyone."""
 
     def __post_init__(self) -> None:
         if not 0 < self.rendezvous_resend_s < math.inf:
@@ -88,7 +88,7 @@ class PeerMachine:
         self.rendezvous.arrive(version, now)
 
     def describe(self, now: Seconds, *, phase: Phase, steps: int, samples: int) -> None:
-        """The trainer is in `phase` and has done so much; a new phase is told to everyone at once."""
+        """The trainer is in `phase` and has done so much; everyone hears of a new phase at once."""
         changed = phase is not self.membership.me.phase
         self.membership.describe(phase=phase, steps=steps, samples=samples)
         if changed:

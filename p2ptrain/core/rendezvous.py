@@ -1,10 +1,10 @@
 """Scheduled groups: everyone who trains meets once per version.
 
-Synchronous algorithms need no lock: who meets follows from the view, and when, from the version. What
-they need is agreement on both while peers come and go. The *host*, the first participant by name,
-collects an `Arrive` from every participant and answers all of them with one `Assemble`: its list is
-the group, under a fresh ticket. There is no lease, since a slow peer may compute for long; a dead one
-is taken off the list by membership.
+Synchronous algorithms need no lock: who meets follows from the view, and when, from the version.
+What they need is agreement on both while peers come and go. The *host*, the first participant by
+name, collects an `Arrive` from every participant and answers all of them with one `Assemble`: its
+list is the group, under a fresh ticket. There is no lease, since a slow peer may compute for long;
+a dead one is taken off the list by membership.
 
 ::
 
@@ -16,19 +16,20 @@ is taken off the list by membership.
                           |  v
                         CATCHING_UP(w)
 
-**After a break** some members may have finished version v and others not. Those who have will arrive
-with v + 1, those who have not with v, and the host, who waits for all, sees both: it sends the ones
-behind to take over the state (parameters *and* optimizer) of one that is ahead, which stands still at
-its boundary because it waits in this very rendezvous. A newcomer is the same case, only further
-behind. So there is one mechanism for both, and peers that average together are equal.
+**After a break** some members may have finished version v and others not. Those who have will
+arrive with v + 1, those who have not with v, and the host, who waits for all, sees both: it sends
+the ones behind to take over the state (parameters *and* optimizer) of one that is ahead, which
+stands still at its boundary because it waits in this very rendezvous. A newcomer is the same case,
+only further behind. So there is one mechanism for both, and peers that average together are equal.
 
-**No cycle of waits**: participants wait for the host's word, the host for arrivals, and an arrival needs
-nothing but the trainer's own step (or, catching up, the state of a peer that is waiting). Inside the
-group, members wait for each other's slices only. Two hosts (their views differ) cannot form two groups
-that share a peer: a participant is in one group at a time and refuses slices of any other ticket; the
-broken one arrives again, and membership agrees sooner or later.
+**No cycle of waits**: participants wait for the host's word, the host for arrivals, and an arrival
+needs nothing but the trainer's own step (or, catching up, the state of a peer that is waiting).
+Inside the group, members wait for each other's slices only. Two hosts (their views differ) cannot
+form two groups that share a peer: a participant is in one group at a time and refuses slices of any
+other ticket; the broken one arrives again, and membership agrees sooner or later.
 
-`Arrive` is repeated every `resend_s` until something happens, so any message of this file may be lost.
+`Arrive` is repeated every `resend_s` until something happens, so any message of this file may be
+lost.
 """
 
 from collections.abc import Callable, Sequence
@@ -101,7 +102,7 @@ class Rendezvous:
         return isinstance(self._state, InGroup) and self._state.ticket == ticket
 
     def waits_with(self, version: int) -> bool:
-        """True while our trainer stands at the boundary of `version`: its state may be given away."""
+        """True while our trainer stands at the boundary of `version`: others may take its state."""
         return isinstance(self._state, Waiting) and self._state.version == version
 
     # --- what happens -----------------------------------------------------------------------------

@@ -2,9 +2,9 @@
 
 A vector of n numbers is cut into one contiguous *part of the vector* per member, its *share*: the
 member that owns a share receives it from everyone else, reduces it and sends the mean back. So each
-member sends and receives 2 n (g - 1) / g numbers, the least that an all-reduce can do (Patarasuk and
-Yuan, JPDC 2009). A share travels in slices, in order, so that one slice is on the wire while another
-is being reduced; both sides cut alike, so a slice needs no header.
+member sends and receives 2 n (g - 1) / g numbers, the least that an all-reduce can do (Patarasuk
+and Yuan, JPDC 2009). A share travels in slices, in order, so that one slice is on the wire while
+another is being reduced; both sides cut alike, so a slice needs no header.
 """
 
 from dataclasses import dataclass

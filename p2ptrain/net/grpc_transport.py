@@ -1,22 +1,24 @@
 """The real transport: gRPC over one port.
 
-One server takes everything in; to each other peer goes one channel, which carries one long `Talk` call
-for control messages and one `Move` call per stream of slices. Messages are bytes to gRPC: `net/wire.py`
-encodes and decodes, so that a slice is copied once on its way out and not at all on its way in.
+One server takes everything in; to each other peer goes one channel, which carries one long `Talk`
+call for control messages and one `Move` call per stream of slices. Messages are bytes to gRPC:
+`net/wire.py` encodes and decodes, so that a slice is copied once on its way out and not at all on
+its way in.
 
-Control messages wait in a bounded queue per peer, oldest dropped first (best effort is the port's word).
-A call that breaks is reported to the handler and opened again by the next message, not before
-`RETRY_S` later: streams cannot be retried by the channel, so the retry is ours.
+Control messages wait in a bounded queue per peer, oldest dropped first (best effort is the port's
+word). A call that breaks is reported to the handler and opened again by the next message, not
+before `RETRY_S` later: streams cannot be retried by the channel, so the retry is ours.
 
-Keepalive is one setting for both sides. A server that expects fewer pings than its clients send closes
-their connections ("too many pings"), the classic failure of this stack; `_options` derives one from the
-other. Port sharing is off: a port in use is an error, not half of the traffic.
+Keepalive is one setting for both sides. A server that expects fewer pings than its clients send
+closes their connections ("too many pings"), the classic failure of this stack; `_options` derives
+one from the other. Port sharing is off: a port in use is an error, not half of the traffic.
 """
 
 import asyncio
 import math
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
@@ -275,10 +277,8 @@ class _Link:
         self._closing = True
         self._filled.set()
         if self._task:
-            try:
+            with suppress(TimeoutError, asyncio.CancelledError):
                 await asyncio.wait_for(self._task, grace_s)
-            except (TimeoutError, asyncio.CancelledError):
-                pass
         await self._channel.close()
 
     async def _talk(self) -> None:

@@ -3,9 +3,10 @@
 * A *message* may be lost, duplicated, delayed and reordered. Sending never waits and never fails;
   if the way to a peer is seen to be broken, the handler is told, once per break.
 * A *call* (join, identify) is answered or raises TransportError within its time.
-* A *stream* of slices is ordered; it completes, or fails on both sides: nothing is lost in the middle.
-  A receiver that does not read makes the sender of this stream wait, and no other stream.
-* Addresses are checked by whoever uses them; whoever calls is a stranger until its opening says more.
+* A *stream* of slices is ordered; it completes, or fails on both sides: nothing is lost in the
+  middle. A receiver that does not read makes the sender of this stream wait, and no other stream.
+* Addresses are checked by whoever uses them; whoever calls is a stranger until its opening says
+  more.
 
 `GrpcTransport` and the simulator's transport implement it; one body of tests holds both to it.
 """
@@ -20,7 +21,7 @@ class SliceStream(Protocol):
     """One side of a stream of slices."""
 
     async def send(self, payload: memoryview) -> None:
-        """Send one slice; waits while the receiver does not keep up. The payload may be reused then.
+        """Send one slice; waits while the receiver is behind. The payload may be reused then.
 
         Raises:
             TransportError: if the stream has failed.
@@ -89,7 +90,7 @@ class Transport(Protocol):
         ...
 
     async def open(self, target: Address, opening: Opening) -> SliceStream:
-        """Open a stream of slices. Raises TransportError, here or at the first use of the stream."""
+        """Open a stream of slices. Raises TransportError, here or at the first use of it."""
         ...
 
     def forget(self, address: Address) -> None:

@@ -1,13 +1,13 @@
 """Messages to protobuf bytes and back, total in both directions.
 
-Every message of `core/messages.py` can be encoded, and whatever bytes arrive either decode to a valid
-value or raise `CodecError` with one sentence: lengths, counts, names and numbers are bounded here, so
-that nothing behind this file has to be afraid of the network. The simulator sends its messages through
-this file too.
+Every message of `core/messages.py` can be encoded, and whatever bytes arrive either decode to a
+valid value or raise `CodecError` with one sentence: lengths, counts, names and numbers are bounded
+here, so that nothing behind this file has to be afraid of the network. The simulator sends its
+messages through this file too.
 
-Tensor bytes are the one exception to "protobuf encodes it": a `Slice` that holds a payload is written
-by hand, byte for byte as protobuf would (tag, length, bytes; a test compares), because protobuf copies
-a payload three times where one copy is enough, and reading it needs none.
+Tensor bytes are the one exception to "protobuf encodes it": a `Slice` that holds a payload is
+written by hand, byte for byte as protobuf would (tag, length, bytes; a test compares), because
+protobuf copies a payload three times where one copy is enough, and reading it needs none.
 """
 
 from collections.abc import Callable, Sequence
@@ -175,7 +175,7 @@ def decode_hello(data: bytes) -> Hello:
         _text(packed.algorithm, MAX_REASON),
         _text(packed.model, MAX_NAME),
         _number(packed.model_size),
-        _member(getattr(packed, "self")),
+        _member(packed.self),
     )
 
 

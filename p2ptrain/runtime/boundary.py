@@ -1,9 +1,9 @@
 """The boundary: the one place where the trainer meets the protocol, once per step.
 
-`Boundary.step` is a coroutine that runs *on the trainer's side*: in the user's thread for real, in the
-simulator's trainer task otherwise. It is the same loop body in both. Where the algorithm wants the
-trainer to wait, it awaits `cross(...)`, which carries a coroutine over to the protocol and brings its
-result back; where it does not, nothing is awaited and no thread is switched.
+`Boundary.step` is a coroutine that runs *on the trainer's side*: in the user's thread for real, in
+the simulator's trainer task otherwise. It is the same loop body in both. Where the algorithm wants
+the trainer to wait, it awaits `cross(...)`, which carries a coroutine over to the protocol and
+brings its result back; where it does not, nothing is awaited and no thread is switched.
 """
 
 from collections.abc import Awaitable, Callable, Coroutine
@@ -71,7 +71,8 @@ class Boundary:
         Args:
             samples: how many this step's gradients are of.
             loss: of this step's batch, for the record.
-            optimizer_step: changes the live parameters from the gradients; runs under the step lock.
+            optimizer_step: changes the live parameters from the gradients; runs under the step
+            lock.
 
         Raises:
             StateError: if what this trainer contributed cannot be averaged (not finite).

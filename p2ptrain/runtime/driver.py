@@ -1,15 +1,16 @@
 """The driver: effects become I/O, endings become events. Feed, pump, re-arm.
 
-It owns the machine (`core/peer_machine.py`) and is the only one that talks to it. Everything runs on one
-event loop: the protocol's own thread for real, the virtual loop in the simulator, the same code in both.
-What differs comes in as ports: the `Transport`, the `Replica`, and `offload`, which runs a copy of a vector
-on a worker thread for real and inline in the simulator.
+It owns the machine (`core/peer_machine.py`) and is the only one that talks to it. Everything runs
+on one event loop: the protocol's own thread for real, the virtual loop in the simulator, the same
+code in both. What differs comes in as ports: the `Transport`, the `Replica`, and `offload`, which
+runs a copy of a vector on a worker thread for real and inline in the simulator.
 """
 
 import asyncio
 import hashlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Protocol, TypeVar, assert_never
@@ -21,12 +22,17 @@ from p2ptrain.compute.replica import Replica, Vector
 from p2ptrain.core import effects
 from p2ptrain.core.effects import What
 from p2ptrain.core.events import AverageEnded, Outcome, StateNotTaken, StateTaken
-from p2ptrain.core.messages import Member, MemberState, Phase, Ping, Rumours
 from p2ptrain.core.messages import Ack as AckMessage
+from p2ptrain.core.messages import Member, MemberState, Phase, Ping, Rumours
 from p2ptrain.core.peer_machine import PeerMachine, ProtocolConfig
 from p2ptrain.core.slices import Span, slices
-from p2ptrain.errors import CodecError, ConfigError, P2PTrainError, RefusedError, StateError
-from p2ptrain.errors import TransportError
+from p2ptrain.errors import (
+    CodecError,
+    P2PTrainError,
+    RefusedError,
+    StateError,
+    TransportError,
+)
 from p2ptrain.ids import Address, PeerId, Seconds, Ticket
 from p2ptrain.net.transport import SliceStream, Transport
 from p2ptrain.net.wire import (
@@ -86,6 +92,7 @@ class Driver:
         exchange: ExchangeConfig,
         rng: Random,
         offload: Offload,
+        clock: Callable[[], Seconds],
         metrics: Metrics,
     ) -> None:
         self.name = name
@@ -105,6 +112,7 @@ class Driver:
         self._protocol = protocol
         self._exchange_config = exchange
         self._offload = offload
+        self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: list[asyncio.Task[Any]] = []  # Any: results are not used
@@ -123,7 +131,8 @@ class Driver:
 
     @property
     def now(self) -> Seconds:
-        return self._loop.time()
+        """On the clock of the loop's timers (uvloop's own `time` is cut to milliseconds)."""
+        return self._clock()
 
     @property
     def me(self) -> Member:
@@ -215,21 +224,26 @@ class Driver:
         """Let a running average end, say goodbye, close everything."""
         self._machine.withdraw(self.now)
         self._pump()
-        deadline = self.now + grace_s
-        while self._averages and self.now < deadline:
-            await asyncio.sleep(0.01)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                while self._averages:
+                    await self._wait_for_news()
         self._machine.leave(self.now)
         self._pump()
         await self.close(min(1.0, grace_s))
 
+    def kill(self) -> None:
+        """Die in the middle of everything, as a killed process does (for simulated worlds)."""
+        for task in (*self._tasks, *self._averages.values()):
+            task.cancel()
+        if self._timer:
+            self._timer.cancel()
+
     async def close(self, grace_s: Seconds = 0.2) -> None:
         """End everything that runs; whatever is queued for others is sent within `grace_s`."""
         tasks = [*self._tasks, *self._averages.values()]
-        for task in tasks:
-            task.cancel()
+        self.kill()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._timer:
-            self._timer.cancel()
         await self._transport.close(grace_s)
 
     # --- what the trainer says --------------------------------------------------------------------
@@ -261,10 +275,16 @@ class Driver:
         self._asked_at[ticket] = self.now
         self._pump()
         try:
-            return await ended
+            result = await ended
         finally:
             self._claims.pop(ticket, None)
-            self._asked_at.pop(ticket, None)
+            asked_at = self._asked_at.pop(ticket, None)
+        if asked_at is not None:  # the group was never formed
+            members = tuple(sorted([self.name, *others]))
+            attempt = _Attempt(ticket, members, What.MODELS, asked_at, self.now)
+            attempt.outcome, attempt.why = result.outcome, result.why
+            self._account(attempt)
+        return result
 
     async def average_gradients(self) -> GroupResult:
         self._version = self._loop.create_future()
@@ -387,7 +407,9 @@ class Driver:
 
     async def _average(self, effect: effects.Average) -> None:
         """Carry out one `Average`: contribute, exchange, apply if the ticket is still held."""
-        attempt = _Attempt(effect, self.now, self._asked_at.get(effect.ticket, self.now))
+        now = self.now
+        asked_at = self._asked_at.pop(effect.ticket, now)
+        attempt = _Attempt(effect.ticket, effect.members, effect.what, asked_at, now)
         try:
             await self._end_of_older_averages(effect.ticket)
             async with asyncio.timeout(self._exchange_config.average_timeout_s):
@@ -418,24 +440,24 @@ class Driver:
         await asyncio.gather(*older, return_exceptions=True)
 
     async def _exchange(self, attempt: "_Attempt") -> None:
-        effect = attempt.effect
-        vector_V, updates = await self._contribution(effect.what)
+        ticket, what = attempt.ticket, attempt.what
+        vector_V, updates = await self._contribution(what)
         attempt.exchange = exchange = Exchange(
             self.name,
-            effect.ticket,
-            effect.members,
+            ticket,
+            attempt.members,
             vector_V,
             self._exchange_config.slice_kib * 256,
             self._swarm(),
-            lambda: self.now,
+            self._clock,
         )
-        self._exchanges[effect.ticket] = exchange
+        self._exchanges[ticket] = exchange
         self._news.set()
         mean_V = await exchange.run(self._open)
-        if not self._machine.holds(effect.ticket):
-            raise GroupBroken(Outcome.LATE, f"{effect.ticket} was over before its result was there")
-        self._committing[effect.ticket] = None
-        if effect.what is What.GRADIENTS:
+        if not self._machine.holds(ticket):
+            raise GroupBroken(Outcome.LATE, f"{ticket} was over before its result was there")
+        self._committing[ticket] = None
+        if what is What.GRADIENTS:
             self.averaged_anything = await self._offload(
                 lambda: self.replica.import_gradients(mean_V)
             )
@@ -455,7 +477,7 @@ class Driver:
         updates = await self._offload(lambda: self.replica.snapshot(vector_M))
         if not np.isfinite(vector_M).all():
             raise StateError(
-                f"the model of {self.name} has numbers that are not finite after {updates} updates; "
+                f"the model of {self.name} is not finite any more after {updates} updates; "
                 "lower the learning rate or clip gradients"
             )
         return vector_M, updates
@@ -480,9 +502,9 @@ class Driver:
             totals.groups_failed[attempt.outcome.value] += 1
         self.metrics.record(
             "group",
-            ticket=str(attempt.effect.ticket),
-            members=list(attempt.effect.members),
-            what=attempt.effect.what.value,
+            ticket=str(attempt.ticket),
+            members=list(attempt.members),
+            what=attempt.what.value,
             outcome=attempt.outcome.value,
             reason=attempt.why,
             wait_s=attempt.formed_at - attempt.asked_at,
@@ -574,7 +596,7 @@ class Driver:
             )
         if (hello.model, hello.model_size) != (ours.model, ours.model_size):
             return (
-                f"{peer} trains a model of {hello.model_size:,} numbers (fingerprint {hello.model}) "
+                f"{peer} trains a model of {hello.model_size:,} numbers ({hello.model}) "
                 f"and this swarm one of {ours.model_size:,} ({ours.model}); use the same model"
             )
         return ""
@@ -612,7 +634,7 @@ class Driver:
         return await self._transport.open(member.address, opening)
 
     async def _exchange_of(self, ticket: Ticket) -> Exchange:
-        """The exchange of `ticket`; a stream may be earlier than the message that forms its group."""
+        """The exchange of `ticket`; a stream may come before the word that forms its group."""
         if self._parked >= MAX_PARKED:
             raise RefusedError(f"{self.name} has {MAX_PARKED} streams waiting for their groups")
         self._parked += 1
@@ -647,9 +669,11 @@ class Driver:
 class _Attempt:
     """What becomes one ``group`` record."""
 
-    effect: effects.Average
-    formed_at: Seconds
+    ticket: Ticket
+    members: tuple[PeerId, ...]
+    what: What
     asked_at: Seconds
+    formed_at: Seconds
     exchange: Exchange | None = None
     outcome: Outcome = Outcome.DONE
     why: str = ""

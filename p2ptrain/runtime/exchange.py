@@ -1,17 +1,17 @@
 """A formed group moves its slices: reduce-scatter and all-gather over streams, pipelined.
 
-Every member opens one stream to every other member, the *owner* of a share (`core/slices.py`). Up the
-stream go the caller's slices of that share, down it come their means:
+Every member opens one stream to every other member, the *owner* of a share (`core/slices.py`). Up
+the stream go the caller's slices of that share, down it come their means:
 
-    caller i  ── slices of share j, one after the other ──►  owner j   waits for slice k of all members,
-              ◄── means of the same slices, as they come ──            reduces it, sends the mean to all
+    caller i  ── slices of share j, one by one ──►  owner j   waits for slice k of all members,
+              ◄── means of the same slices ───────            reduces it, sends the mean to all
 
 While slice k is being reduced, later ones are on the wire; a receiver that falls behind by `WINDOW`
 slices stops reading, so memory is bounded and only this group waits.
 
-The vector that a member contributes is never written: means go into a buffer of their own, and only a
-complete buffer is a result. A broken group therefore leaves no trace. All members hold bitwise the same
-mean, since each slice is reduced once, by its owner, in the order of the members' names.
+The vector that a member contributes is never written: means go into a buffer of their own, and only
+a complete buffer is a result. A broken group therefore leaves no trace. All members hold bitwise
+the same mean, since each slice is reduced once, by its owner, in the order of the members' names.
 
 Legend of shapes: ``V`` numbers of the vector, ``S`` of one slice.
 """
@@ -55,7 +55,7 @@ class ExchangeConfig:
             raise ConfigError(f"average_timeout_s = {self.average_timeout_s} must be above 0")
 
 
-class GroupBroken(Exception):  # noqa: N818 - an ending on its way, not an error
+class GroupBroken(Exception):
     """The group cannot finish; says how it ended, because of whom, and in which phase."""
 
     def __init__(self, outcome: Outcome, why: str) -> None:

@@ -1,25 +1,28 @@
 """The metrics port, and the records that peers leave behind.
 
 A peer's record is one JSON object per line (``<peer>.jsonl``), an interface that the launcher's
-tables, plots and reports are derived from. Every record has ``kind`` and ``t``, seconds on the clock
-that governs the peer (monotonic for real, virtual in the simulator):
+tables, plots and reports are derived from. Every record has ``kind`` and ``t``, seconds on the
+clock that governs the peer (monotonic for real, virtual in the simulator):
 
 ``started``   ``unix_s`` (what a wall clock showed at ``t``), ``peer``, ``rank``, ``address``,
               ``algorithm``, ``device``, ``model_size``, ``fingerprint``
 ``ready``     all expected peers are here; the first step begins now. ``members``
-``step``      one step ended at ``t``: ``step`` (from 0), ``samples``, ``loss`` (of this step's batch),
-              ``compute_s``, ``wait_s``: it computed during [t - wait_s - compute_s, t - wait_s], then
-              waited for the protocol until ``t``
+``step``      one step ended at ``t``: ``step`` (from 0), ``samples``, ``loss`` (of this step's
+batch),
+              ``compute_s``, ``wait_s``: it computed during [t - wait_s - compute_s, t - wait_s],
+              then waited for the protocol until ``t``
 ``group``     one group attempt ended at ``t``, a wide record: ``ticket``, ``members``, ``what``
               (models or gradients), ``outcome`` (done, or why not), ``reason`` (a sentence),
               ``wait_s`` (asking until formed), ``exchange_s`` (formed until ended), ``sent_bytes``,
               ``received_bytes``, ``disagreement_l2`` (norm of mean - own; null unless done),
               ``staleness_steps`` (own updates between snapshot and result; null unless done)
-``member``    what is known of another peer changed: ``member``, ``state`` (alive, suspect, gone, left), ``why``
-``snapshot``  row ``row`` of ``<peer>.snapshots`` (float32, little endian, rows of ``model_size``) holds
-              the model as of ``t``; ``step``
+``member``    what is known of another peer changed: ``member``, ``state`` (alive, suspect, gone,
+left), ``why``
+``snapshot``  row ``row`` of ``<peer>.snapshots`` (float32, little endian, rows of ``model_size``)
+              holds the model as of ``t``; ``step``
 ``warning``   ``text``, one sentence
-``ended``     ``steps``, ``samples``, ``compute_s``, ``wait_s``, ``comm_s``, ``sent_bytes``, ``received_bytes``,
+``ended``     ``steps``, ``samples``, ``compute_s``, ``wait_s``, ``comm_s``, ``sent_bytes``,
+``received_bytes``,
               ``groups_formed``, ``groups_failed`` (an object: reason -> count), ``staleness_p50``,
               ``staleness_p99``, ``why`` (a sentence: what ended the run)
 """
@@ -64,7 +67,7 @@ class MemoryMetrics:
 
 
 class JsonlMetrics:
-    """Appends records to a file, a line each, flushed as they come (a killed peer loses at most one)."""
+    """Appends records to a file, flushed line by line (a killed peer loses at most one)."""
 
     def __init__(self, path: Path, clock: Callable[[], Seconds]) -> None:
         self._clock = clock

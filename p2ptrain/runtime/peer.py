@@ -1,4 +1,4 @@
-"""`Peer`: what a program holds. The protocol runs on a thread of its own; the loop stays the user's.
+"""`Peer`: what a program holds. The protocol has a thread of its own; the loop stays the user's.
 
 ::
 
@@ -279,6 +279,7 @@ class Peer:
             exchange=config.exchange,
             rng=Random(f"{config.seed}/{self.name}"),
             offload=self._protocol.offload,
+            clock=time.monotonic,
             metrics=self._metrics,
         )
         swarm = DriverSwarm(self._driver)
@@ -365,7 +366,7 @@ class Peer:
 
 
 class _ProtocolThread:
-    """An event loop on a thread of its own, and one worker thread for copies; implements `Cross`."""
+    """An event loop on its own thread, and one worker thread for copies; implements `Cross`."""
 
     def __init__(self) -> None:
         self._loop = uvloop.new_event_loop()

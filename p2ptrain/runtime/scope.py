@@ -1,7 +1,7 @@
-"""A task group whose order is the program's: tasks are cancelled in the order in which they started.
+"""A task group whose order is the program's: tasks are cancelled in the order they started in.
 
-`asyncio.TaskGroup` keeps its tasks in a set and cancels them in the order of their addresses in memory,
-which differs from run to run; a simulated run could not be repeated.
+`asyncio.TaskGroup` keeps its tasks in a set and cancels them in the order of their addresses in
+memory, which differs from run to run; a simulated run could not be repeated.
 """
 
 import asyncio

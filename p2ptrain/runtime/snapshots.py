@@ -1,4 +1,4 @@
-"""Rows of a peer's model over time, on disk, for whoever evaluates the consensus off the peers' clock."""
+"""Rows of a peer's model over time, on disk, so that others evaluate them off the peers' clock."""
 
 import asyncio
 from pathlib import Path

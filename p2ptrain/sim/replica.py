@@ -1,0 +1,80 @@
+"""A replica of plain numpy: a vector that moves by whatever its trainer says."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from p2ptrain.compute.replica import Vector
+from p2ptrain.errors import StateError
+
+
+class VectorReplica:
+    """Implements `Replica` for one float32 vector, trained by plain gradient steps.
+
+    The gradient vector is the gradient and one weight, G = M + 1. Set `gradient` before a step.
+    """
+
+    def __init__(self, start_M: Vector, learning_rate: float = 0.0) -> None:
+        self.live = np.array(start_M, dtype=np.float32)
+        self.pending = np.zeros_like(self.live)
+        self.gradient = np.zeros_like(self.live)
+        self.learning_rate = learning_rate
+        self._updates = 0
+
+    @property
+    def model_size(self) -> int:
+        return len(self.live)
+
+    @property
+    def gradient_size(self) -> int:
+        return len(self.live) + 1
+
+    @property
+    def fingerprint(self) -> str:
+        return f"vector-{len(self.live)}"
+
+    @property
+    def updates(self) -> int:
+        return self._updates
+
+    def snapshot(self, into_M: Vector) -> int:
+        np.add(self.live, self.pending, out=into_M)
+        return self._updates
+
+    def add_delta(self, delta_M: Vector) -> None:
+        self.pending += delta_M
+
+    def update(self, optimizer_step: Callable[[], None]) -> None:
+        optimizer_step()
+        self._updates += 1
+        self.settle()
+
+    def descend(self) -> None:
+        """Plain gradient descent; pass it to the boundary as the optimizer's step."""
+        self.live -= np.float32(self.learning_rate) * self.gradient
+
+    def settle(self) -> None:
+        self.live += self.pending
+        self.pending[:] = 0
+
+    def export_gradients(self, into_G: Vector, contributes: bool) -> None:
+        if contributes and not np.isfinite(self.gradient).all():
+            raise StateError("the gradient is not finite")
+        into_G[:-1] = self.gradient if contributes else 0
+        into_G[-1] = contributes
+
+    def import_gradients(self, mean_G: Vector) -> bool:
+        if mean_G[-1] == 0:
+            return False
+        self.gradient = mean_G[:-1] / mean_G[-1]
+        return True
+
+    def export_state(self) -> bytes:
+        return np.array([self._updates], "<i8").tobytes() + self.live.astype("<f4").tobytes()
+
+    def import_state(self, state: bytes) -> None:
+        if len(state) != 8 + 4 * len(self.live):
+            raise StateError(f"a state of {len(state)} bytes does not fit")
+        self._updates = int(np.frombuffer(state[:8], "<i8")[0])
+        self.live = np.frombuffer(state[8:], "<f4").copy()
+        self.pending[:] = 0
