@@ -11,6 +11,7 @@ not hold: the burden is on whoever claims.
 
 from collections.abc import Mapping, Sequence
 
+from rich import box
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
@@ -116,32 +117,20 @@ def print_comparison(console: Console, comparison: Json, left_out: Sequence[Clai
 
 
 def _rows_table(rows: Sequence[Json]) -> Table:
-    table = Table(title="Algorithms, each beside the first", title_justify="left")
-    table.add_column("algorithm", style="bold")
-    for heading in (
-        "samples/s",
-        "",
-        "to target",
-        "",
-        "accuracy",
-        "loss",
-        "disagreement",
-        "steps",
-        "wall",
-    ):
+    """Fits into 80 columns; a ratio to the first row stands behind each figure it belongs to."""
+    table = Table(title="Algorithms", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("", style="bold", no_wrap=True)
+    for heading in ("samples/s", "to target", "accuracy", "loss", "apart", "run"):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
-        final = row["final"]
+        final, ratio = row["final"], row["ratio"]
         table.add_row(
             row["algorithm"],
-            _number(row["samples_per_s"], ",.0f"),
-            _times(row["ratio"]["samples_per_s"]),
-            seconds(row["time_to_target_s"], "not reached"),
-            _times(row["ratio"]["time_to_target_s"]),
+            _number(row["samples_per_s"], ",.0f") + _times(ratio["samples_per_s"]),
+            seconds(row["time_to_target_s"], "-") + _times(ratio["time_to_target_s"]),
             _number(final["accuracy"], ".4f"),
             _number(final["loss"], ".4f"),
             _number(final["consensus_distance"], ".3g"),
-            f"{row['steps']:,}",
             seconds(row["wall_s"], "-"),
         )
     return table
@@ -150,8 +139,8 @@ def _rows_table(rows: Sequence[Json]) -> Table:
 def _claims_parts(claims: Sequence[Json]) -> list[Table]:
     if not claims:
         return []
-    table = Table(title="Claims", title_justify="left")
-    table.add_column("claim", ratio=1)
+    table = Table(title="Claims", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("", ratio=1)
     for heading in ("bound", "published", "measured"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("holds")
@@ -179,7 +168,7 @@ def _number(value: float | None, form: str) -> str:
 
 
 def _times(ratio: float | None) -> str:
-    return "-" if ratio is None else f"x {ratio:.2f}"
+    return "" if ratio is None else f" (x {ratio:.2f})"
 
 
 def seconds(value: Seconds | None, otherwise: str) -> str:

@@ -81,6 +81,8 @@ def progress_of(run: Run) -> float:
 
 def headline(run: Run) -> str:
     """One line on the swarm as a whole."""
+    if run.curve.started_at is None:
+        return f"{run.algorithm}  peers are starting"
     samples = f"{run.samples:,}"
     if run.scenario.stop.samples is not None:
         samples += f" of {run.scenario.stop.samples:,}"
@@ -114,8 +116,13 @@ class PlainDisplay:
         is_over = run.curve.final_model is not None
         if self._pace.is_due(run) or is_over:
             views = _views(run)
-            peers = "  ".join(f"{v.name} {v.state} {v.steps}" for v in views)
+            peers = "  ".join(_in_a_word(view) for view in views)
             self._console.print(Text(f"{headline(run)}  |  {peers}"), soft_wrap=True)
+
+
+def _in_a_word(view: PeerView) -> str:
+    """Where a peer is, or what has become of it."""
+    return f"{view.name} {f'step {view.steps:,}' if view.state == 'training' else view.state}"
 
 
 class LiveDisplay:

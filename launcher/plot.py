@@ -54,7 +54,7 @@ def plot_comparison(path: Path, scenario: Scenario, runs: Sequence[Run]) -> None
     width_s = _window_s(runs)
     for strip, run in zip(axes[1:], runs, strict=True):
         _draw_strip(strip, run, width_s)
-    axes[-1].set_xlabel("seconds, from the middle of each run", color=INK)
+    axes[-1].set_xlabel("seconds, in the middle of each run", color=INK)
     _draw_legend(figure)
     figure.savefig(path)
 
@@ -66,28 +66,33 @@ def _draw_curves(axes: Axes, scenario: Scenario, runs: Sequence[Run]) -> None:
         times = [point.wall_s for point in run.curve.points]
         values = [_value(point, has_accuracy) for point in run.curve.points]
         axes.plot(times, values, dash, color=colour, linewidth=2.2, label=run.algorithm)
-        reached_s = run.curve.time_to_target_s
-        if reached_s is not None:
-            value = next(v for t, v in zip(times, values, strict=True) if t == reached_s)
-            axes.plot([reached_s], [value], "o", color=colour, markersize=7, zorder=4)
+        _mark_target(axes, run, colour, has_accuracy)
     target = scenario.target.accuracy if has_accuracy else scenario.target.loss
     if target is not None:
         axes.axhline(target, color=INK, linewidth=0.9, linestyle=(0, (1, 2)))
-        axes.annotate(
-            f"target {target:g}",
-            (1.0, target),
-            xycoords=("axes fraction", "data"),
-            xytext=(-4, 4),
-            textcoords="offset points",
-            ha="right",
-            fontsize=9,
-            color=INK,
-        )
+        _say(axes, f"target {target:g}", (0.0, target), (5, 4), INK)
     axes.set_title(curves_title(scenario, runs), loc="left", fontsize=11, color=INK)
     axes.set_xlabel("seconds since the first step", color=INK)
-    axes.set_ylabel("held-out accuracy" if has_accuracy else "held-out loss", color=INK)
+    axes.set_ylabel(f"held-out {'accuracy' if has_accuracy else 'loss'}", color=INK)
     axes.set_xlim(left=0)
     axes.legend(frameon=False, loc="lower right" if has_accuracy else "upper right")
+
+
+def _mark_target(axes: Axes, run: Run, colour: str, has_accuracy: bool) -> None:
+    """A dot where the target was first reached, with the time beneath it."""
+    reached_s = run.curve.time_to_target_s
+    point = next((p for p in run.curve.points if p.wall_s == reached_s), None)
+    if point is not None:
+        where = (point.wall_s, _value(point, has_accuracy))
+        axes.plot([where[0]], [where[1]], "o", color=colour, markersize=7, zorder=4)
+        _say(axes, f"{point.wall_s:.1f} s", where, (4, -15 if has_accuracy else 8), colour)
+
+
+def _say(
+    axes: Axes, text: str, where: tuple[float, float], offset: tuple[float, float], colour: str
+) -> None:
+    """Write beside a point of the data, at an offset in points."""
+    axes.annotate(text, where, xytext=offset, textcoords="offset points", fontsize=9, color=colour)
 
 
 def curves_title(scenario: Scenario, runs: Sequence[Run]) -> str:
@@ -113,8 +118,11 @@ def _draw_strip(axes: Axes, run: Run, width_s: Seconds) -> None:
     start = _middle(run) - width_s / 2
     for line, history in enumerate(histories):
         computing, waiting, averaging = activities(history, start, width_s)
-        axes.broken_barh(computing, (line - 0.32, 0.44), facecolors=COMPUTING, linewidth=0)
         axes.broken_barh(waiting, (line - 0.32, 0.44), facecolors=WAITING, linewidth=0)
+        # White edges part one step from the next where nobody waits in between.
+        axes.broken_barh(
+            computing, (line - 0.32, 0.44), facecolors=COMPUTING, edgecolor="white", linewidth=0.6
+        )
         # An exchange may be shorter than a pixel: the edge keeps it visible.
         axes.broken_barh(
             averaging, (line + 0.18, 0.16), facecolors=AVERAGING, edgecolor=AVERAGING, linewidth=0.8

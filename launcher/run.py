@@ -9,9 +9,9 @@ cannot last for ever:
 * once one peer has ended, the swarm's work is done and the others have `LATE_S` to end too. A peer
   that is paused or hung is then stopped and noted, and what the others trained counts.
 
-A peer that refuses (its user made a mistake) ends the whole run with its sentence. A peer that is
-lost does not: going on without it is what this project is for.
-"""
+A peer that refuses (its user made a mistake) ends the whole run with its sentence, and so does one
+that dies before the first step, for which the others would wait in vain. A peer that is lost does
+not: going on without it is what this project is for."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -114,6 +114,10 @@ class Run:
     def _close(self, history: PeerHistory, status: PeerStatus) -> None:
         """A peer is gone; if it was killed after its last word, nothing of it is lost."""
         history.close(lost=status.state == "lost" and history.ended is None)
+        if history.lost and all(other.ready_at is None for other in self.histories):
+            raise LaunchError(
+                f"{status.name} ({self.algorithm}) {status.why}, before the first step"
+            )
         if history.lost:
             self.notes.append(f"{status.name} was lost: it {status.why}")
 

@@ -54,7 +54,7 @@ def test_off_a_terminal_there_are_lines_and_not_too_many(run):
         display.show(run)
     lines = capture.get().splitlines()
     assert len(lines) == 1
-    assert lines[0].endswith("|  p00 training 1  p01 training 1")
+    assert lines[0].endswith("|  p00 step 1  p01 step 1")
 
 
 def test_on_a_terminal_there_is_a_table_with_every_peer(run):

@@ -105,10 +105,20 @@ def test_a_peer_that_refuses_ends_the_run_with_its_name_and_sentence(folder):
     assert fleet.stops == 1
 
 
+def test_a_peer_that_dies_before_the_first_step_ends_the_run_for_which_it_is_missing(folder):
+    fleet = FakeFleet(("p00", "p01"), [set_state("p01", "lost", "ended with exit code 1: boom")])
+    with pytest.raises(LaunchError) as caught:
+        execute(folder, fleet)
+    assert str(caught.value) == (
+        "p01 (ad_psgd) ended with exit code 1: boom, before the first step"
+    )
+
+
 def test_a_run_that_nobody_survives_is_an_error(folder):
     gone = [set_state(name, "lost", "was killed by SIGKILL") for name in ("p00", "p01")]
+    acts = [train(folder, "p00", ends=False), at_once(*gone)]
     with pytest.raises(LaunchError, match="all 2 peers were lost; p00 was killed by SIGKILL"):
-        execute(folder, FakeFleet(("p00", "p01"), [at_once(*gone)]))
+        execute(folder, FakeFleet(("p00", "p01"), acts))
 
 
 def test_ctrl_c_stops_the_fleet(folder):
