@@ -1,0 +1,84 @@
+"""The house's own rules, as tests: one command, `pytest`, is all there is to remember."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import p2ptrain
+
+ROOT = Path(__file__).parents[2]
+BIN = Path(sys.executable).parent
+
+
+def output_of(*command: str) -> str:
+    """Run a tool in the repository; fail with what it printed."""
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def test_the_code_is_formatted():
+    output_of(str(BIN / "ruff"), "format", "--check", "--quiet", ".")
+
+
+def test_the_linter_has_nothing_to_say():
+    output_of(str(BIN / "ruff"), "check", "--quiet", ".")
+
+
+def test_the_types_are_complete():
+    output_of(str(BIN / "mypy"))
+
+
+def test_imports_point_one_way_and_the_core_is_pure():
+    output_of(str(BIN / "lint-imports"))
+
+
+def test_the_generated_protobuf_code_is_fresh(tmp_path):
+    output_of(sys.executable, str(ROOT / "tests/tidy/generate_protos.py"), str(tmp_path))
+    committed = ROOT / "p2ptrain" / "net" / "_pb"
+    for name in ("peer_pb2.py", "peer_pb2.pyi"):
+        fresh = (tmp_path / name).read_text()
+        assert fresh == (committed / name).read_text(), "run `make protos`"
+
+
+def test_the_public_names_are_these():
+    assert sorted(p2ptrain.__all__) == [
+        "Algorithm",
+        "ConfigError",
+        "GroupResult",
+        "P2PTrainError",
+        "Peer",
+        "PeerConfig",
+        "ProtocolError",
+        "RefusedError",
+        "StateError",
+        "StopConfig",
+        "Swarm",
+        "TransportError",
+        "known_algorithms",
+    ]
+    for name in p2ptrain.__all__:
+        assert getattr(p2ptrain, name) is not None
+
+
+def test_the_protocol_and_the_simulator_do_without_torch():
+    program = "import sys, p2ptrain.sim.world; sys.exit('torch' in sys.modules)"
+    output_of(sys.executable, "-c", program)
+
+
+def test_no_file_is_long_enough_to_hide_a_second_noun():
+    tracked = output_of("git", "ls-files", "p2ptrain", "launcher").split()
+    code = [ROOT / name for name in tracked if name.endswith(".py") and "_pb" not in name]
+    long = {path.name: n for path in code if (n := len(path.read_text().splitlines())) > 700}
+    assert not long
+
+
+@pytest.mark.parametrize("name", ["README.md", "CHANGELOG.md", "docs/architecture.md"])
+def test_every_file_that_a_page_links_to_exists(name):
+    page = ROOT / name
+    links = [part.split(")")[0] for part in page.read_text().split("](")[1:]]
+    local = [link.split("#")[0] for link in links if not link.startswith(("http", "#"))]
+    missing = [link for link in local if link and not (page.parent / link).exists()]
+    assert not missing
