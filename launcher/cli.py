@@ -28,6 +28,7 @@ from launcher.live import open_display
 from launcher.plot import plot_comparison
 from launcher.run import Run, run_scenario
 from launcher.scenario import Claim, Scenario, load_scenario, with_changes
+from p2ptrain.config import to_toml
 from p2ptrain.errors import ConfigError, P2PTrainError
 
 USER_MISTAKE = 2
@@ -69,6 +70,7 @@ def run(
     folder = _prepare(Path("runs", chosen.name) if out is None else out)
     console = Console(highlight=False)
     finished = _carry_out(chosen, load_backend(backend), backend, folder, console)
+    (folder / "scenario.toml").write_text(to_toml(chosen), encoding="utf-8")
     comparison = compare(chosen, [summary for _, summary in finished])
     write_json(folder / "comparison.json", comparison)
     plot_comparison(folder / "comparison.png", chosen, [run for run, _ in finished])
@@ -111,7 +113,9 @@ def _report(
         for note in one.notes:
             console.print(Text(f"{one.algorithm}: {note}", style="yellow"))
     print_comparison(console, comparison, left_out)
-    console.print(Text(f"written: {folder}/comparison.json, comparison.png, and a folder each"))
+    console.print(
+        Text(f"written: {folder}/comparison.json, comparison.png, and a folder for each algorithm")
+    )
 
 
 def main() -> NoReturn:

@@ -120,7 +120,7 @@ def _rows_table(rows: Sequence[Json]) -> Table:
     """Fits into 80 columns; a ratio to the first row stands behind each figure it belongs to."""
     table = Table(title="Algorithms", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("", style="bold", no_wrap=True)
-    for heading in ("samples/s", "to target", "accuracy", "loss", "apart", "run"):
+    for heading in ("samples/s", "to target", "accuracy", "loss", "distance", "run"):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
         final, ratio = row["final"], row["ratio"]
@@ -168,7 +168,7 @@ def _number(value: float | None, form: str) -> str:
 
 
 def _times(ratio: float | None) -> str:
-    return "" if ratio is None else f" (x {ratio:.2f})"
+    return "" if ratio is None else f" x{ratio:.2f}"
 
 
 def seconds(value: Seconds | None, otherwise: str) -> str:

@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 
 from launcher.records import PeerHistory
 from p2ptrain.compute.replica import Vector
+from p2ptrain.errors import ConfigError
 from p2ptrain.ids import Seconds
 
 
@@ -81,6 +82,10 @@ class Target:
 
     Left off, every algorithm trains for as long as the others.
     """
+
+    def __post_init__(self) -> None:
+        if self.accuracy is not None and not 0 < self.accuracy <= 1:
+            raise ConfigError(f"target accuracy = {self.accuracy} must be above 0 and at most 1")
 
     def is_reached(self, point: CurvePoint) -> bool:
         """True if a target was set and `point` meets it."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.padding import Padding
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -149,7 +150,8 @@ def render(run: Run) -> RenderableType:
     for view in _views(run):
         table.add_row(*_cells(view))
     bar = ProgressBar(total=1.0, completed=progress_of(run), width=60)
-    return Group(Text(headline(run), style="bold"), bar, table)
+    # Bare, a progress bar does not end its line.
+    return Group(Text(headline(run), style="bold"), Padding(bar, (0, 0, 1, 0)), table)
 
 
 def _cells(view: PeerView) -> Sequence[str]:

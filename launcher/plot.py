@@ -41,8 +41,7 @@ Bars = list[tuple[Seconds, Seconds]]
 
 def plot_comparison(path: Path, scenario: Scenario, runs: Sequence[Run]) -> None:
     """Draw `runs` of one scenario into a PNG."""
-    shown = min(scenario.peers, MOST_PEERS)
-    strip_inches = 0.75 + 0.3 * shown
+    strip_inches = 0.75 + 0.3 * len(shown_ranks(scenario))
     heights = [3.6] + [strip_inches] * len(runs)
     figure = Figure(figsize=(9.6, sum(heights) + 0.9), dpi=150)
     figure.set_layout_engine("constrained", hspace=0.06)
@@ -114,10 +113,10 @@ def curves_title(scenario: Scenario, runs: Sequence[Run]) -> str:
 
 def _draw_strip(axes: Axes, run: Run, width_s: Seconds) -> None:
     _clean(axes)
-    histories = run.histories[:MOST_PEERS]
+    ranks = shown_ranks(run.scenario)
     start = _middle(run) - width_s / 2
-    for line, history in enumerate(histories):
-        computing, waiting, averaging = activities(history, start, width_s)
+    for line, rank in enumerate(ranks):
+        computing, waiting, averaging = activities(run.histories[rank], start, width_s)
         axes.broken_barh(waiting, (line - 0.32, 0.44), facecolors=WAITING, linewidth=0)
         # White edges part one step from the next where nobody waits in between.
         axes.broken_barh(
@@ -127,14 +126,22 @@ def _draw_strip(axes: Axes, run: Run, width_s: Seconds) -> None:
         axes.broken_barh(
             averaging, (line + 0.18, 0.16), facecolors=AVERAGING, edgecolor=AVERAGING, linewidth=0.8
         )
-    axes.set_yticks(
-        range(len(histories)), [_peer_label(run, rank) for rank in range(len(histories))]
-    )
-    axes.set_ylim(len(histories) - 0.5, -0.5)
+    axes.set_yticks(range(len(ranks)), [_peer_label(run, rank) for rank in ranks])
+    axes.set_ylim(len(ranks) - 0.5, -0.5)
     axes.set_xlim(0, width_s)
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
     axes.set_title(strip_title(run), loc="left", fontsize=11, color=INK)
+
+
+def shown_ranks(scenario: Scenario) -> list[int]:
+    """The peers that get a line: all, or as many as can be read, the slow ones among them."""
+    slow_first = sorted(range(scenario.peers), key=lambda rank: not _is_slow(scenario, rank))
+    return sorted(slow_first[:MOST_PEERS])
+
+
+def _is_slow(scenario: Scenario, rank: int) -> bool:
+    return any(rank in straggler.peers for straggler in scenario.pace.stragglers)
 
 
 def activities(history: PeerHistory, start: Seconds, width_s: Seconds) -> tuple[Bars, Bars, Bars]:
@@ -172,9 +179,9 @@ def strip_title(run: Run) -> str:
 
 def _peer_label(run: Run, rank: int) -> str:
     name = run.histories[rank].name
-    slow = any(rank in straggler.peers for straggler in run.scenario.pace.stragglers)
-    lost = run.histories[rank].lost
-    return f"{name} (lost)" if lost else f"{name} (slow)" if slow else name
+    if run.histories[rank].lost:
+        return f"{name} (lost)"
+    return f"{name} (slow)" if _is_slow(run.scenario, rank) else name
 
 
 def _middle(run: Run) -> Seconds:

@@ -11,7 +11,8 @@ cannot last for ever:
 
 A peer that refuses (its user made a mistake) ends the whole run with its sentence, and so does one
 that dies before the first step, for which the others would wait in vain. A peer that is lost does
-not: going on without it is what this project is for."""
+not: going on without it is what this project is for.
+"""
 
 import time
 from collections.abc import Callable, Sequence

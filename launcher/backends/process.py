@@ -10,7 +10,7 @@ Nothing is left behind, in any of the ways in which a launcher can end:
 all peers ended                  `stop` finds nothing to do
 an error, Ctrl-C, SIGTERM        `stop`, in a ``finally``: SIGTERM to each, SIGKILL after the grace
 a second Ctrl-C during `stop`    the grace is cut short, SIGKILL at once
-kill -9, power of the OOM killer `launcher.backends.guard` does the same
+kill -9, the OOM killer          `launcher.backends.guard` does the same
 ===============================  ==================================================================
 """
 
@@ -115,9 +115,8 @@ class ProcessFleet:
             time.sleep(_POLL_S)
 
     def _kill_group(self) -> None:
-        if (
-            self._guard.returncode is None
-        ):  # not reaped: its number, and so the group, is still ours
+        # As long as the guard is not reaped, its number, and so the group, is ours.
+        if self._guard.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._guard.pid, signal.SIGKILL)
         for peer in self._peers:
@@ -148,10 +147,7 @@ class _Peer:
 
 
 def last_words(log: Path) -> str:
-    """The sentence with which a peer gave up.
-
-    Its last line, without the word ``error`` in front.
-    """
+    """The sentence with which a peer gave up, without the word ``error`` in front."""
     lines = [
         line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()
     ]
@@ -161,10 +157,7 @@ def last_words(log: Path) -> str:
 
 
 def peer_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a peer.
-
-    One compute thread, so that peers of one machine do not fight for it.
-    """
+    """Ours, with one compute thread: peers of one machine must not fight for it."""
     return {**environment, **dict.fromkeys(_ONE_THREAD, "1"), "PYTHONUNBUFFERED": "1"}
 
 
@@ -179,10 +172,7 @@ def _with_addresses(configs: Sequence[RunConfig]) -> list[RunConfig]:
 
 
 def _free_port() -> int:
-    """A port that was free a moment ago.
-
-    A peer that finds it taken says so and the run ends with that.
-    """
+    """A port that was free a moment ago; a peer that finds it taken says so and ends the run."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -12,6 +12,7 @@ import launcher.run
 from launcher import backends
 from launcher.backends.process import ProcessBackend
 from launcher.cli import main
+from launcher.scenario import load_scenario
 from tests.launcher.fakes import FakeBackend, FakeFleet
 
 FAKE_PEER = (sys.executable, "-I", "-S", str(Path(__file__).with_name("fake_peer.py")))
@@ -75,6 +76,7 @@ def test_a_run_compares_its_algorithms_and_writes_everything_down(p2plab, scenar
     assert [row["algorithm"] for row in comparison["rows"]] == ["allreduce", "ad_psgd"]
     assert comparison["claims"][0]["measured"] == pytest.approx(4.0)
     assert (folder / "comparison.png").exists()
+    assert load_scenario(str(folder / "scenario.toml")) == load_scenario(str(scenario))
     assert (folder / "ad_psgd" / "consensus.safetensors").exists()
     assert "gossip is three times as fast" in out
 

@@ -63,7 +63,11 @@ def test_on_a_terminal_there_is_a_table_with_every_peer(run):
         console.print(render(run))
     shown = capture.get()
     assert "75%" in shown
-    assert "p01" in shown
+    assert [line.split()[0] for line in shown.splitlines() if line.startswith("p")] == [
+        "peer",
+        "p00",
+        "p01",
+    ]
 
 
 def test_the_display_fits_where_the_output_goes(run, tmp_path):

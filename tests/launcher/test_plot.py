@@ -1,9 +1,17 @@
 import pytest
 
 from launcher.consensus import CurvePoint, Target
-from launcher.plot import activities, curves_title, plot_comparison, strip_title
+from launcher.plot import (
+    MOST_PEERS,
+    activities,
+    curves_title,
+    plot_comparison,
+    shown_ranks,
+    strip_title,
+)
 from launcher.records import PeerHistory
 from launcher.run import Run
+from p2ptrain.compute.pace import Pace, Straggler
 from tests.launcher.fakes import UNIX_S, FakeEvaluator, FakePeer, scenario
 
 
@@ -60,6 +68,11 @@ def test_a_strip_says_how_the_time_was_spent(make_run):
     assert strip_title(make_run("ad_psgd", 1.0)) == (
         "ad_psgd: peers compute 75% of the time and wait 25%"
     )
+
+
+def test_of_a_large_fleet_a_part_is_shown_with_the_slow_ones_in_it():
+    pace = Pace(stragglers=(Straggler(factor=4, peers=(40,)),))
+    assert shown_ranks(scenario(peers=64, pace=pace)) == [*range(MOST_PEERS - 1), 40]
 
 
 def test_the_picture_is_drawn_for_one_algorithm_and_for_several(make_run, tmp_path):

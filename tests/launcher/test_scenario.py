@@ -110,6 +110,11 @@ def test_a_claim_on_the_target_needs_a_target():
     assert scenario(claims=(on_target,), target=Target(loss=0.1)).claims
 
 
+@pytest.mark.parametrize("accuracy", [0.0, 95.0])
+def test_a_target_accuracy_that_nobody_can_reach_is_refused(accuracy):
+    assert f"target accuracy = {accuracy}" in refused(lambda: Target(accuracy=accuracy))
+
+
 def test_an_unknown_algorithm_is_refused_with_those_there_are():
     changed, _ = with_changes(scenario(), algorithms=["ad_psg"])
     message = refused(changed.check_algorithms)
