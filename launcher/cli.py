@@ -113,9 +113,7 @@ def _report(
         for note in one.notes:
             console.print(Text(f"{one.algorithm}: {note}", style="yellow"))
     print_comparison(console, comparison, left_out)
-    console.print(
-        Text(f"written: {folder}/comparison.json, comparison.png, and a folder for each algorithm")
-    )
+    console.print(Text(f"written: {folder}/comparison.json, comparison.png and more"))
 
 
 def main() -> NoReturn:
