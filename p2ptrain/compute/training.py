@@ -121,7 +121,7 @@ def train(
     """
     pace.check(peers)
     batches = task.batches(rank, peers, config.batch_size, seed)
-    with _threads(config.threads):
+    with threads(config.threads):
         step = 0
         while not peer.should_stop:
             started = clock()
@@ -166,7 +166,7 @@ def _slept_until(
 
 
 @contextmanager
-def _threads(count: int) -> Iterator[None]:
+def threads(count: int) -> Iterator[None]:
     """Set torch's threads, and give the process back its own afterwards."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)

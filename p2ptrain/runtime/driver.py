@@ -105,6 +105,8 @@ class Driver:
         self.contributes = True  # false: our gradients have no say in the next average
         self.averaged_anything = True  # false: nobody's gradients had
         self.stopping = False
+        self.wants_to_end = False  # our vote; a synchronous swarm ends at one version, together
+        self.agreed_to_end = False
         self.failure: StateError | None = None  # what the trainer contributed cannot be averaged
         self._incarnation = incarnation
         self._algorithm_name = algorithm_name
@@ -459,8 +461,9 @@ class Driver:
         self._committing[ticket] = None
         if what is What.GRADIENTS:
             self.averaged_anything = await self._offload(
-                lambda: self.replica.import_gradients(mean_V)
+                lambda: self.replica.import_gradients(mean_V[:-1])
             )
+            self.agreed_to_end = bool(mean_V[-1] > 0)
             self.contributes = True
         else:
             attempt.disagreement_l2 = await self._offload(lambda: self._mix(vector_V, mean_V))
@@ -469,10 +472,13 @@ class Driver:
     async def _contribution(self, what: What) -> tuple[Vector, int]:
         """What we put into the group, copied on a worker thread, and of which update it is."""
         if what is What.GRADIENTS:
-            vector_G = np.empty(self.replica.gradient_size, np.float32)
+            # One number more than gradients need: who wants to end. All members see the same sum,
+            # so that all of them end after the same version.
+            vector_V = np.empty(self.replica.gradient_size + 1, np.float32)
+            vector_V[-1] = self.wants_to_end
             contributes = self.contributes
-            await self._offload(lambda: self.replica.export_gradients(vector_G, contributes))
-            return vector_G, self.replica.updates
+            await self._offload(lambda: self.replica.export_gradients(vector_V[:-1], contributes))
+            return vector_V, self.replica.updates
         vector_M = np.empty(self.replica.model_size, np.float32)
         updates = await self._offload(lambda: self.replica.snapshot(vector_M))
         if not np.isfinite(vector_M).all():

@@ -181,7 +181,17 @@ class Peer:
 
     @property
     def should_stop(self) -> bool:
-        """True when the run has reached its end, or the process was asked to end (SIGTERM)."""
+        """True when the run has reached its end, or the process was asked to end (SIGTERM).
+
+        Under a synchronous algorithm peers agree on the last step, and make it together.
+        """
+        reached = self._has_reached_its_end()
+        if reached and self._algorithm.averages == "gradients" and not self._driver.stopping:
+            self._driver.wants_to_end = True
+            return self._driver.agreed_to_end
+        return reached or self._driver.agreed_to_end
+
+    def _has_reached_its_end(self) -> bool:
         if not self._stop_why:
             stop, began = self.config.stop, self._began_at
             if stop.samples is not None and self.progress >= stop.samples:

@@ -1,0 +1,95 @@
+"""Fleets of real processes: they train and end, whoever is killed meanwhile."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from launcher.backends.base import Fleet
+from launcher.backends.process import ProcessBackend
+from launcher.collect import Json
+from launcher.evaluate import TaskEvaluator
+from launcher.run import Run
+from launcher.scenario import Scenario
+from p2ptrain.compute.pace import Pace
+from p2ptrain.runtime.peer import StopConfig
+
+pytestmark = [pytest.mark.sockets, pytest.mark.slow]
+
+ALGORITHMS = ("allreduce", "ad_psgd")
+LAST_STEP_BEFORE_THE_KILL = 5
+
+
+class Killer:
+    """A backend that remembers its fleet, and kills one peer when a run has come far enough."""
+
+    def __init__(self, victim: int | None) -> None:
+        self.victim = victim
+        self.fleet: Fleet | None = None
+
+    def start(self, configs) -> Fleet:
+        self.fleet = ProcessBackend().start(configs)
+        return self.fleet
+
+    def watch(self, run: Run) -> None:
+        reached = all(len(h.steps) > LAST_STEP_BEFORE_THE_KILL for h in run.histories)
+        if self.victim is not None and reached:
+            os.kill(self.fleet.pids()[self.victim], signal.SIGKILL)
+            self.victim = None
+
+
+def train(folder: Path, algorithm: str, peers: int, victim: int | None = None) -> tuple[Run, Json]:
+    """One short run of digits; the summary of what the fleet did."""
+    scenario = Scenario(
+        name="test",
+        peers=peers,
+        algorithms=(algorithm,),
+        pace=Pace(min_step_ms=20),
+        stop=StopConfig(samples=32 * 25 * peers),
+        limit_s=60,
+    )
+    run = Run(scenario, algorithm, folder, TaskEvaluator("digits", 0))
+    killer = Killer(victim)
+    run.execute(killer, killer.watch)
+    assert killer.victim is None, "the run ended before the kill"
+    return run, run.save("process")
+
+
+def records_of(folder: Path, name: str, kind: str) -> list[Json]:
+    lines = (folder / f"{name}.jsonl").read_text().splitlines()
+    return [record for line in lines if (record := json.loads(line))["kind"] == kind]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("peers", [2, 3, 5, 8])
+def test_peers_train_and_end(tmp_path, algorithm, peers):
+    run, summary = train(tmp_path, algorithm, peers)
+    assert [status.state for status in run.statuses] == ["ended"] * peers
+    assert summary["samples"] >= 32 * 25 * peers
+    assert summary["final"]["loss"] < 2.3, "no better than guessing among ten digits"
+    if algorithm == "allreduce":
+        assert summary["final"]["consensus_distance"] == 0, "synchronous peers differ"
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_whoever_of_three_is_killed_the_others_go_on_and_finish(tmp_path, algorithm, victim):
+    run, summary = train(tmp_path, algorithm, peers=3, victim=victim)
+    expected = ["ended"] * 3
+    expected[victim] = "lost"
+    assert [status.state for status in run.statuses] == expected
+    assert summary["samples"] >= 32 * 25 * 3
+    survivors = [f"p0{rank}" for rank in range(3) if rank != victim]
+    for name in survivors:
+        told = [r for r in records_of(tmp_path, name, "member") if r["member"] == f"p0{victim}"]
+        assert "gone" in [record["state"] for record in told]
+    if algorithm == "allreduce":
+        assert summary["final"]["consensus_distance"] == 0, "the survivors differ"
+
+
+def test_the_last_of_two_finishes_alone(tmp_path):
+    run, summary = train(tmp_path, "allreduce", peers=2, victim=0)
+    assert [status.state for status in run.statuses] == ["lost", "ended"]
+    assert summary["samples"] >= 32 * 25 * 2
