@@ -403,7 +403,7 @@ class _CalleeStream:
 
 def _split(text: str) -> tuple[str, str, str]:
     host, colon, port = text.rpartition(":")
-    if not (host and colon and port.isascii() and port.isdigit() and int(port) < 65536):
+    if not (host and wire.is_port(port)):
         raise ConfigError(
             f"listen = {text!r} is not an address; write host:port, port 0 for a free one"
         )

@@ -311,12 +311,16 @@ def _name(text: str) -> PeerId:
 
 def address(text: str) -> Address:
     """Check ``host:port``. Raises CodecError."""
-    host, colon, port = text.rpartition(":")
-    if not (host and colon and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
-        raise CodecError(f"{text[:MAX_NAME]!r} is not an address; write host:port")
-    if len(text) > 2 * MAX_NAME or not text.isprintable() or any(c in text for c in "/ ,"):
+    host, _, port = text.rpartition(":")
+    sound = len(text) <= 2 * MAX_NAME and text.isprintable() and not any(c in text for c in "/ ,")
+    if not (sound and host and is_port(port) and int(port)):
         raise CodecError(f"{text[:MAX_NAME]!r} is not an address; write host:port")
     return Address(text)
+
+
+def is_port(text: str) -> bool:
+    """True for 0 to 65535 in digits; the length goes first, `int` refuses to read thousands."""
+    return len(text) <= 5 and text.isascii() and text.isdigit() and int(text) < 65536
 
 
 def _number(value: int) -> int:

@@ -1,0 +1,341 @@
+"""Messages to bytes and back; hostile bytes decode to something valid or raise `CodecError`."""
+
+import dataclasses
+import typing
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from p2ptrain.core import messages as m
+from p2ptrain.errors import CodecError
+from p2ptrain.ids import Address, PeerId, Ticket
+from p2ptrain.net import wire
+from p2ptrain.net._pb import peer_pb2 as pb
+from p2ptrain.net.wire import AverageOpening, Envelope, Hello, StateOpening, Welcome
+
+MESSAGES = typing.get_args(m.Message)
+
+visible = st.characters(codec="utf-8").filter(lambda c: c.isprintable() and c != " ")
+names = st.text(visible, min_size=1, max_size=wire.MAX_NAME).map(PeerId)
+numbers = st.one_of(st.integers(0, 300), st.integers(0, wire.MAX_NUMBER))
+addresses = st.builds(
+    lambda host, port: Address(f"{host}:{port}"),
+    st.sampled_from(["127.0.0.1", "[::1]", "peer-3.example", "sim", "unix"]),
+    st.integers(1, 65535),
+)
+tickets = st.builds(Ticket, names, numbers, numbers)
+digests = st.text("0123456789abcdef", max_size=16)
+groups = st.lists(names, min_size=1, max_size=8, unique=True).map(lambda g: tuple(sorted(g)))
+members = st.builds(
+    m.Member,
+    peer=names,
+    address=addresses,
+    incarnation=numbers,
+    state=st.sampled_from(m.MemberState),
+    beat=numbers,
+    phase=st.sampled_from(m.Phase),
+    steps=numbers,
+    samples=numbers,
+)
+FIELDS: dict[str, st.SearchStrategy] = {
+    "number": numbers,
+    "born": numbers,
+    "version": numbers,
+    "ticket": tickets,
+    "reason": st.text(st.characters(codec="utf-8").filter(str.isprintable), max_size=300),
+    "donor": names,
+}
+
+
+def instances(kind: type) -> st.SearchStrategy:
+    """Any value of one kind of message; `members` are records in some and names in others."""
+    records = kind in (m.Ping, m.Ack, m.Rumours)
+    lists = st.lists(members, max_size=4).map(tuple) if records else groups
+    known = FIELDS | {"members": lists}
+    return st.builds(kind, **{f.name: known[f.name] for f in dataclasses.fields(kind)})
+
+
+envelopes = st.builds(Envelope, names, digests, st.one_of(*map(instances, MESSAGES)))
+hellos = st.builds(
+    Hello,
+    st.tuples(st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1)),
+    st.sampled_from(["ad_psgd", "mine.module:Class"]),
+    digests,
+    numbers,
+    members,
+)
+welcomes = st.builds(
+    Welcome,
+    st.sampled_from(["", "you run another model"]),
+    st.lists(members, max_size=4).map(tuple),
+)
+openings = st.one_of(
+    st.builds(AverageOpening, digests, names, tickets, numbers, numbers),
+    st.builds(StateOpening, digests, names, st.none() | numbers),
+)
+
+DECODERS = {
+    "envelope": wire.decode_envelope,
+    "hello": wire.decode_hello,
+    "welcome": wire.decode_welcome,
+    "opening": wire.decode_opening,
+    "payload": wire.decode_payload,
+}
+
+
+def decode_anything(data: bytes) -> None:
+    """Whatever the method, bytes decode or are refused in words; nothing else may come out."""
+    for decode in DECODERS.values():
+        try:
+            decode(data)
+        except CodecError as error:
+            assert str(error)
+
+
+# --- round trips ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", MESSAGES, ids=lambda kind: kind.__name__)
+@given(data=st.data())
+def test_every_message_comes_back_as_it_was(kind, data):
+    envelope = Envelope(data.draw(names), data.draw(digests), data.draw(instances(kind)))
+    assert wire.decode_envelope(wire.encode_envelope(envelope)) == envelope
+
+
+@given(hellos)
+def test_a_hello_comes_back_as_it_was(hello):
+    assert wire.decode_hello(wire.encode_hello(hello)) == hello
+
+
+@given(welcomes)
+def test_a_welcome_comes_back_as_it_was(welcome):
+    assert wire.decode_welcome(wire.encode_welcome(welcome)) == welcome
+
+
+@given(openings)
+def test_an_opening_comes_back_as_it_was(opening):
+    assert wire.decode_opening(wire.encode_opening(opening)) == opening
+
+
+def test_every_message_of_the_protocol_has_a_decoder():
+    field = pb.Envelope.DESCRIPTOR.oneofs_by_name["message"].fields
+    assert {f.name for f in field} == set(wire._FROM_PB)
+    assert len(MESSAGES) == len(wire._FROM_PB)
+
+
+def test_a_long_reason_is_cut_on_its_way_out():
+    busy = m.Busy(Ticket(PeerId("a"), 1, 1), "x" * 10_000)
+    message = wire.decode_envelope(wire.encode_envelope(Envelope(PeerId("a"), "", busy))).message
+    assert isinstance(message, m.Busy)
+    assert message.reason == "x" * wire.MAX_REASON
+
+
+def test_a_refusal_keeps_no_control_characters():
+    welcome = Welcome("no\x1b[31m\nreally", ())
+    assert wire.decode_welcome(wire.encode_welcome(welcome)).refusal == "no?[31m?really"
+
+
+# --- hostile bytes --------------------------------------------------------------------------------
+
+
+@given(st.binary(max_size=200))
+@example(b"")
+@example(b"\x0a")
+@example(b"\x0a\xff\xff\xff\xff\xff\xff")
+@example(b"\x0b" * 150)
+def test_random_bytes_decode_or_are_refused(data):
+    decode_anything(data)
+
+
+encoded = st.one_of(
+    envelopes.map(wire.encode_envelope),
+    hellos.map(wire.encode_hello),
+    welcomes.map(wire.encode_welcome),
+    openings.map(wire.encode_opening),
+)
+
+
+@given(encoded, st.data())
+def test_a_truncated_message_decodes_or_is_refused(data, draw):
+    decode_anything(data[: draw.draw(st.integers(0, len(data)))])
+
+
+@given(encoded, st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), max_size=8))
+def test_a_mutated_message_decodes_or_is_refused(data, changes):
+    mutated = bytearray(data)
+    for place, value in changes:
+        if mutated:
+            mutated[place % len(mutated)] = value
+    decode_anything(bytes(mutated))
+
+
+@given(encoded, encoded)
+def test_two_messages_run_together_decode_or_are_refused(one, other):
+    decode_anything(one + other)
+
+
+hostile_text = st.one_of(
+    st.text(max_size=20),
+    st.sampled_from(["", " ", "\x00", "x" * 100_000, "host:" + "9" * 5_000, "٣:٣", "a:1\n", ":1"]),
+)
+hostile_numbers = st.one_of(st.integers(0, 2**64 - 1), st.sampled_from([2**64 - 1, 2**62 + 1]))
+
+
+@given(st.data())
+def test_valid_protobuf_with_hostile_values_decodes_or_is_refused(data):
+    def text():
+        return data.draw(hostile_text)
+
+    def number():
+        return data.draw(hostile_numbers)
+
+    member = pb.Member(
+        peer=text(),
+        address=text(),
+        incarnation=number(),
+        state=data.draw(st.integers(-(2**31), 2**31 - 1)),
+        phase=data.draw(st.integers(-(2**31), 2**31 - 1)),
+        steps=number(),
+    )
+    ticket = pb.Ticket(initiator=text(), incarnation=number(), number=number())
+    everyone = [text(), text()]
+    for packed in (
+        pb.Envelope(source=text(), ping=pb.Ping(members=[member])),
+        pb.Envelope(source="a", rumours=pb.Rumours(members=[member])),
+        pb.Envelope(source="a", claim=pb.Claim(ticket=ticket, born=number(), members=everyone)),
+        pb.Envelope(source="a", busy=pb.Busy(ticket=ticket, reason=text())),
+        pb.Envelope(source="a", catch_up=pb.CatchUp(version=number(), donor=text())),
+        pb.Hello(algorithm=text(), model=text(), model_size=number(), self=member),
+        pb.Welcome(refusal=text(), members=[member]),
+        pb.Slice(average=pb.AverageOpening(sender=text(), ticket=ticket, swarm=text())),
+        pb.Slice(state=pb.StateOpening(sender=text(), version=number())),
+    ):
+        decode_anything(packed.SerializeToString())
+
+
+# --- bounds ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", ["", " ", "two words", "x" * 129, "tab\t", "line\n", "\x00", "\u2028"]
+)
+def test_a_name_that_cannot_be_one_is_refused(name):
+    with pytest.raises(CodecError, match="a peer's name that cannot be one"):
+        wire.decode_envelope(pb.Envelope(source=name, ping=pb.Ping()).SerializeToString())
+
+
+@pytest.mark.parametrize("number", [wire.MAX_NUMBER + 1, 2**64 - 1])
+def test_a_number_out_of_range_is_refused(number):
+    data = pb.Envelope(source="a", arrive=pb.Arrive(version=number)).SerializeToString()
+    with pytest.raises(CodecError, match="out of range"):
+        wire.decode_envelope(data)
+
+
+@pytest.mark.parametrize("group", [[], ["b", "a"], ["a", "a"]])
+def test_a_group_that_is_empty_unsorted_or_repeats_a_peer_is_refused(group):
+    claim = pb.Claim(ticket=pb.Ticket(initiator="a"), members=group)
+    with pytest.raises(CodecError, match="group"):
+        wire.decode_envelope(pb.Envelope(source="a", claim=claim).SerializeToString())
+
+
+def test_more_members_than_a_swarm_may_have_are_refused():
+    one = wire._member_to_pb(m.Member(peer=PeerId("a"), address=Address("h:1"), incarnation=1))
+    packed = pb.Welcome(members=[one] * (wire.MAX_MEMBERS + 1))
+    with pytest.raises(CodecError, match="members"):
+        wire.decode_welcome(packed.SerializeToString())
+
+
+def test_a_message_that_this_version_does_not_know_is_refused():
+    with pytest.raises(CodecError, match="without a message that this version knows"):
+        wire.decode_envelope(pb.Envelope(source="a", swarm="s").SerializeToString())
+
+
+def test_a_field_of_a_later_minor_version_is_ignored():
+    envelope = Envelope(PeerId("a"), "s", m.Arrive(3))
+    later = wire.encode_envelope(envelope) + b"\xfa\x06\x03new"  # field 111
+    assert wire.decode_envelope(later) == envelope
+
+
+def test_an_opening_of_megabytes_is_refused():
+    with pytest.raises(CodecError, match="an opening of"):
+        wire.decode_opening(bytes(wire.MAX_MESSAGE_BYTES + 1))
+
+
+# --- addresses ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["127.0.0.1:4000", "[::1]:1", "peer:65535", "a.b-c_d.example:80"])
+def test_these_are_addresses(text):
+    assert wire.address(text) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "peer",
+        "peer:",
+        ":4000",
+        "peer:0",
+        "peer:65536",
+        "peer:-1",
+        "peer:4 0",
+        "peer:४०",
+        "a b:1",
+        "a/b:1",
+        "a,b:1",
+        "http://peer:80",
+        "peer:80/",
+        "p\n:80",
+        "x" * 300 + ":80",
+        "peer:" + "9" * 5_000,
+    ],
+)
+def test_these_are_no_addresses(text):
+    with pytest.raises(CodecError, match="is not an address; write host:port"):
+        wire.address(text)
+
+
+# --- slices ---------------------------------------------------------------------------------------
+
+
+@given(st.binary(max_size=70_000))
+@example(b"")
+@example(bytes(127))
+@example(bytes(128))
+@example(bytes(16_383))
+@example(bytes(16_384))
+def test_a_payload_is_written_as_protobuf_would_write_it(payload):
+    data = wire.encode_payload(memoryview(payload))
+    assert data == pb.Slice(payload=payload).SerializeToString()
+    assert bytes(wire.decode_payload(data)) == payload
+
+
+def test_the_largest_payload_is_written_as_protobuf_would_write_it():
+    payload = bytes(wire.MAX_SLICE_BYTES)
+    data = wire.encode_payload(memoryview(payload))
+    assert data == pb.Slice(payload=payload).SerializeToString()
+
+
+def test_a_decoded_payload_is_the_received_memory_itself():
+    data = wire.encode_payload(memoryview(b"x" * 1000))
+    payload = wire.decode_payload(data)
+    assert payload.obj is data
+    assert payload.readonly
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\x0a",
+        b"\x0a\x05four",
+        b"\x0a\x03four",
+        b"\x0a\x80\x80\x80\x80\x80\x01",
+        pb.Slice(state=pb.StateOpening(sender="a")).SerializeToString(),
+    ],
+)
+def test_what_is_not_exactly_one_payload_is_refused(data):
+    with pytest.raises(CodecError, match="slice"):
+        wire.decode_payload(data)
