@@ -50,8 +50,17 @@ of lost messages and dead peers.
   the first, so when the earliest lease lapses nobody is in the group any more. (Leases protect the
   granter; without the holder's own deadline a granter could meet others while the group still
   thinks it has it.)
+* Deadlines bind before anything else happens: a peer that was paused takes no late `Begin` or
+  `Grant` for a timely one, and `holds` nothing that has expired, whether its timer has fired or
+  not. Each peer reads its own clock only; clocks may differ, and must run at the same rate.
 * The *ticket* fences the rest: slices under a ticket that is not `holds` are refused, and a result
   is applied only while it is held.
+
+**What a late duplicate can do.** Nothing. Each peer remembers the last tickets that it was part of.
+It never enters one twice; and once its average is *done*, it says nothing about the ticket any
+more: another member may still be taking the last slices in, and a `Release` would make it throw
+away what we have applied. A claim under a newer ticket of the initiator we are promised to shows
+that the older one is over.
 
 **What happens when each message is lost** stands beside each in `core/messages.py`;
 `tests/core/test_group_lock.py` shows every line of it.
@@ -152,6 +161,9 @@ class InGroup:
 
 LockState = Free | Collecting | Granted | InGroup
 
+ENDED_REMEMBERED = 64
+"""Tickets whose end we remember, far more than can be under way at once."""
+
 
 class GroupLock:
     """One peer's share of the group lock. Effects are handed to `emit`."""
@@ -166,18 +178,16 @@ class GroupLock:
         self._state: LockState = Free()
         self._clock = 0  # Lamport's
         self._tickets = 0
+        self._ended: dict[Ticket, bool] = {}  # what we were part of, and whether it was done
 
     @property
     def state(self) -> LockState:
         return self._state
 
-    def holds(self, ticket: Ticket) -> bool:
+    def holds(self, ticket: Ticket, now: Seconds) -> bool:
         """True while we are in the group of `ticket`: the fence for its slices and its result."""
-        return isinstance(self._state, InGroup) and self._state.ticket == ticket
-
-    def expects(self, ticket: Ticket) -> bool:
-        """True if we granted `ticket` and its `Begin` may be on the way."""
-        return isinstance(self._state, Granted) and self._state.ticket == ticket
+        state = self._state
+        return isinstance(state, InGroup) and state.ticket == ticket and now < state.expires_at
 
     # --- what happens -----------------------------------------------------------------------------
 
@@ -190,6 +200,7 @@ class GroupLock:
         members = tuple(sorted({self._me, *others}))
         if len(members) != len(others) + 1 or len(members) < 2:
             raise LocalProtocolError(f"{self._me} cannot claim a group with {list(others)}")
+        self._lapse(now)
         self._tickets += 1
         ticket = Ticket(self._me, self._incarnation, self._tickets)
         if not isinstance(self._state, Free):
@@ -204,6 +215,7 @@ class GroupLock:
         return ticket
 
     def receive(self, source: PeerId, message: LockMessage, now: Seconds) -> None:
+        self._lapse(now)
         match message:
             case Claim():
                 self._handle_claim(source, message, now)
@@ -222,19 +234,26 @@ class GroupLock:
 
     def average_ended(self, ticket: Ticket, outcome: Outcome, why: str) -> None:
         """Our own average under `ticket` is over; we are free."""
-        if self.holds(ticket):
+        if isinstance(self._state, InGroup) and self._state.ticket == ticket:
             self._leave_group(outcome, why)
+        elif ticket in self._ended:
+            self._ended[ticket] = outcome is Outcome.DONE  # abandoned too late: it was applied
 
     def peer_gone(self, peer: PeerId, why: str) -> None:
         """A member crashed or is cut off: whatever waits for it does not."""
         match self._state:
-            case Collecting(missing=missing) if peer in missing:
+            case InGroup(members=members) if peer in members:
+                self._abandon(Outcome.LOST, why)
+            case _:
+                self.peer_left(peer, why)
+
+    def peer_left(self, peer: PeerId, why: str) -> None:
+        """A member said goodbye: no claim of it or with it comes to anything, its group does."""
+        match self._state:
+            case Collecting(members=members) if peer in members:
                 self._fail(Outcome.LOST, why)
             case Granted(ticket=ticket) if ticket.initiator == peer:
-                self._state = Free()
-            case InGroup(ticket=ticket, members=members) if peer in members:
-                self._emit(Abandon(ticket, Outcome.LOST, why))
-                self._leave_group(Outcome.LOST, why)
+                self._free(ticket)
             case _:
                 pass
 
@@ -244,29 +263,21 @@ class GroupLock:
             case Collecting():
                 self._fail(Outcome.WITHDRAWN, why)
             case Granted(ticket=ticket):
-                self._state = Free()
+                self._free(ticket)
+                # Lost: `Begin` or an unanswered claim shows it, or the initiator's time-out.
                 self._emit(Send(ticket.initiator, Release(ticket)))
             case _:
                 pass
 
     def handle_timer(self, now: Seconds) -> None:
-        state = self._state
-        match state:
-            case Collecting() if self._give_up_at(state) <= now:
-                waited = self._config.acquire_timeout_s
-                self._fail(Outcome.LATE, f"no answer from {', '.join(state.missing)} in {waited} s")
-            case Collecting() if state.resend_at <= now:
+        self._lapse(now)
+        match self._state:
+            case Collecting() as state if state.resend_at <= now:
                 self._state = replace(state, resend_at=now + self._config.resend_s)
                 self._ask(state)
-            case Granted() if state.granted_at + self._config.lease_s <= now:
-                self._state = Free()
-            case Granted() if state.inquire_at <= now:
+            case Granted() as state if state.inquire_at <= now:
                 self._state = replace(state, inquire_at=now + self._config.resend_s)
                 self._emit(Send(state.ticket.initiator, Inquire(state.ticket)))
-            case InGroup() if state.expires_at <= now:
-                why = f"the average was not over when its lease of {self._config.lease_s} s ended"
-                self._emit(Abandon(state.ticket, Outcome.LATE, why))
-                self._leave_group(Outcome.LATE, why)
             case _:
                 pass
 
@@ -291,9 +302,10 @@ class GroupLock:
                 mine = ticket.initiator == self._me in members
                 return mine and bool(missing) and set(missing) < set(members)
             case Granted(ticket=ticket, members=members):
-                return ticket.initiator != self._me and self._me in members
-            case InGroup(members=members):
-                return self._me in members and len(members) > 1
+                theirs = ticket.initiator != self._me and self._me in members
+                return theirs and ticket not in self._ended
+            case InGroup(ticket=ticket, members=members):
+                return self._me in members and len(members) > 1 and ticket not in self._ended
             case Free():
                 return True
 
@@ -316,8 +328,7 @@ class GroupLock:
                 if source in members:
                     self._emit(Send(source, Begin(ticket)))  # the first one was lost
             case _:
-                # We failed, yielded or restarted since. Lost: the granter inquires.
-                self._emit(Send(source, Release(ticket)))
+                self._disown(source, ticket)  # we failed, yielded or restarted since
 
     def _begin(self, claim: Collecting) -> None:
         expires_at = claim.asked_at + self._config.lease_s - self._config.acquire_timeout_s
@@ -328,8 +339,11 @@ class GroupLock:
         self._emit(Average(claim.ticket, claim.members, What.MODELS))
 
     def _handle_busy(self, source: PeerId, ticket: Ticket, reason: str) -> None:
-        if isinstance(self._state, Collecting) and self._state.ticket == ticket:
-            self._fail(Outcome.BUSY, f"{source} is {reason}")
+        match self._state:
+            case Collecting(ticket=mine) as claim if mine == ticket and source in claim.members:
+                self._fail(Outcome.BUSY, f"{source} is {reason}")
+            case _:
+                pass
 
     def _handle_inquire(self, source: PeerId, ticket: Ticket) -> None:
         match self._state:
@@ -339,13 +353,13 @@ class GroupLock:
                 if source in members:
                     self._emit(Send(source, Begin(ticket)))
             case _:
-                self._emit(Send(source, Release(ticket)))
+                self._disown(source, ticket)
 
     def _fail(self, outcome: Outcome, why: str) -> None:
         """Give up our claim: everyone asked is released, also who has not answered yet."""
         claim = self._state
         assert isinstance(claim, Collecting)
-        self._state = Free()
+        self._free(claim.ticket)
         for peer in claim.members:
             if peer != self._me:
                 self._emit(Send(peer, Release(claim.ticket)))  # lost: the member inquires
@@ -365,6 +379,11 @@ class GroupLock:
                 self._emit(Send(source, Grant(ticket)))  # our first grant was lost
             case InGroup(ticket=ticket) if ticket == claim.ticket:
                 pass  # a late duplicate
+            case _ if claim.ticket in self._ended:
+                self._disown(source, claim.ticket)  # an even later one
+            case Granted(ticket=ticket) if ticket.initiator == source and ticket < claim.ticket:
+                self._free(ticket)  # its initiator is past it: a `Release` was lost, or comes later
+                self._grant(claim, now)
             case Free():
                 self._grant(claim, now)
             case Collecting(ticket=mine, born=born) if (claim.born, claim.ticket) < (born, mine):
@@ -383,33 +402,71 @@ class GroupLock:
             case Granted(ticket=granted) as state if (
                 granted == ticket and source == ticket.initiator
             ):
-                # All grants of a ticket lie within acquire_timeout_s, so by now + this much no
-                # granter's lease has lapsed, whichever of us granted first.
+                # All grants of a ticket lie within acquire_timeout_s, so until then no granter's
+                # lease has lapsed, whichever of us granted first.
                 lease_s = self._config.lease_s - self._config.acquire_timeout_s
-                self._state = InGroup(ticket, state.members, state.granted_at + lease_s)
-                self._emit(Average(ticket, state.members, What.MODELS))
+                expires_at = state.granted_at + lease_s
+                if now < expires_at:
+                    self._state = InGroup(ticket, state.members, expires_at)
+                    self._emit(Average(ticket, state.members, What.MODELS))
+                else:
+                    self._free(ticket)
+                    self._disown(source, ticket)
             case InGroup(ticket=current) if current == ticket:
                 pass  # a duplicate
             case _:
-                self._emit(Send(source, Release(ticket)))  # our lease lapsed; lost: streams refuse
+                self._disown(source, ticket)  # our lease lapsed
 
     def _handle_release(self, source: PeerId, ticket: Ticket) -> None:
         match self._state:
             case Granted(ticket=granted) if granted == ticket and source == ticket.initiator:
-                self._state = Free()
+                self._free(ticket)
             case Collecting(ticket=mine) as claim if mine == ticket and source in claim.members:
                 self._fail(Outcome.REFUSED, f"{source} took its promise back")
             case InGroup(ticket=current, members=members) if current == ticket:
                 if source in members:
-                    why = f"{source} is not in the group any more"
-                    self._emit(Abandon(ticket, Outcome.REFUSED, why))
-                    self._leave_group(Outcome.REFUSED, why)
+                    self._abandon(Outcome.REFUSED, f"{source} is not in the group any more")
             case _:
                 pass
+
+    # --- both sides -------------------------------------------------------------------------------
+
+    def _lapse(self, now: Seconds) -> None:
+        """Carry out the deadlines that have passed, before anything else happens."""
+        match self._state:
+            case Collecting() as state if self._give_up_at(state) <= now:
+                waited = self._config.acquire_timeout_s
+                self._fail(Outcome.LATE, f"no answer from {', '.join(state.missing)} in {waited} s")
+            case Granted() as state if state.granted_at + self._config.lease_s <= now:
+                self._free(state.ticket)
+            case InGroup() as state if state.expires_at <= now:
+                lease_s = self._config.lease_s
+                why = f"the average was not over when its lease of {lease_s} s ended"
+                self._abandon(Outcome.LATE, why)
+            case _:
+                pass
+
+    def _disown(self, source: PeerId, ticket: Ticket) -> None:
+        """Tell `source` that we are not in `ticket`, unless we have applied its average."""
+        if not self._ended.get(ticket, False):
+            self._emit(Send(source, Release(ticket)))  # lost: `source` inquires or streams refuse
+
+    def _abandon(self, outcome: Outcome, why: str) -> None:
+        state = self._state
+        assert isinstance(state, InGroup)
+        self._emit(Abandon(state.ticket, outcome, why))
+        self._leave_group(outcome, why)
 
     def _leave_group(self, outcome: Outcome, why: str) -> None:
         state = self._state
         assert isinstance(state, InGroup)
-        self._state = Free()
+        self._free(state.ticket, done=outcome is Outcome.DONE)
         if state.ticket.initiator == self._me:
             self._emit(GroupEnded(state.ticket, outcome, why))
+
+    def _free(self, ticket: Ticket, *, done: bool = False) -> None:
+        """Our part in `ticket` is over, for good."""
+        self._state = Free()
+        self._ended[ticket] = done
+        if len(self._ended) > ENDED_REMEMBERED:
+            del self._ended[next(iter(self._ended))]

@@ -143,9 +143,9 @@ class PeerMachine:
 
     # --- what the driver asks ---------------------------------------------------------------------
 
-    def holds(self, ticket: Ticket) -> bool:
+    def holds(self, ticket: Ticket, now: Seconds) -> bool:
         """The fence: slices and results under any other ticket are refused."""
-        return self.lock.holds(ticket) or self.rendezvous.holds(ticket)
+        return self.lock.holds(ticket, now) or self.rendezvous.holds(ticket)
 
     def next_deadline(self) -> Seconds | None:
         parts = (self.membership, self.lock, self.rendezvous)
@@ -174,10 +174,16 @@ class PeerMachine:
     def _settle(self, now: Seconds) -> None:
         """Tell the groups what membership has just decided."""
         for effect in tuple(self._effects):
-            # Who left on purpose has finished its groups; our side of them ends by itself.
-            if isinstance(effect, MemberChanged) and effect.state is MemberState.GONE:
-                self.lock.peer_gone(effect.peer, effect.why)
-                self.rendezvous.peer_gone(effect.peer, effect.why, now)
+            match effect:
+                case MemberChanged(peer=peer, state=MemberState.GONE, why=why):
+                    self.lock.peer_gone(peer, why)
+                    self.rendezvous.peer_gone(peer, why, now)
+                case MemberChanged(peer=peer, state=MemberState.LEFT, why=why):
+                    # It has finished its groups; our side of them ends by itself.
+                    self.lock.peer_left(peer, why)
+                    self.rendezvous.peer_left(peer)
+                case _:
+                    pass
         participants = self.membership.participants()
         if participants != self._participants:
             self._participants = participants

@@ -164,6 +164,10 @@ class Rendezvous:
             self._last_ended = state.ticket
             self._wait(state.version, now)
 
+    def peer_left(self, peer: PeerId) -> None:
+        """A participant said goodbye; if it comes back, it arrives anew."""
+        self._arrivals.pop(peer, None)
+
     def view_changed(self) -> None:
         """Membership has news: the host may have changed, or everyone may be here now."""
         self._maybe_assemble()

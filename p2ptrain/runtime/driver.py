@@ -456,7 +456,7 @@ class Driver:
         self._exchanges[ticket] = exchange
         self._news.set()
         mean_V = await exchange.run(self._open)
-        if not self._machine.holds(ticket):
+        if not self._machine.holds(ticket, self.now):
             raise GroupBroken(Outcome.LATE, f"{ticket} was over before its result was there")
         self._committing[ticket] = None
         if what is What.GRADIENTS:

@@ -1,0 +1,724 @@
+"""The group lock, line by line of its module's docstring, message by message of `messages.py`."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from p2ptrain.core.events import Outcome
+from p2ptrain.core.group_lock import ENDED_REMEMBERED, LockConfig
+from p2ptrain.core.messages import Begin, Busy, Claim, Grant, Inquire, Release
+from p2ptrain.errors import ConfigError, LocalProtocolError
+from p2ptrain.ids import PeerId, Ticket
+from tests.helpers.trio import Trio
+
+LEASE_S, ACQUIRE_S, RESEND_S = 20.0, 2.0, 0.25
+CONFIG = LockConfig(lease_s=LEASE_S, acquire_timeout_s=ACQUIRE_S, resend_s=RESEND_S)
+
+
+@pytest.fixture
+def trio() -> Iterator[Trio]:
+    trio = Trio("abc", CONFIG)
+    yield trio
+    trio.check()
+
+
+@pytest.fixture
+def quartet() -> Iterator[Trio]:
+    quartet = Trio("abcd", CONFIG)
+    yield quartet
+    quartet.check()
+
+
+def formed(trio: Trio, name: str, others: str) -> Ticket:
+    ticket = trio.request(name, others)
+    trio.settle()
+    assert trio.groups == dict.fromkeys([name, *others], ticket)
+    return ticket
+
+
+# --- the protocol in five lines -------------------------------------------------------------------
+
+
+def test_a_pair_forms_with_one_claim_one_grant_one_begin(trio: Trio):
+    ticket = trio.request("a", "b")
+    assert trio.on_wire() == ["a -> b Claim"]
+    trio.deliver("a", "b")
+    assert trio.on_wire() == ["b -> a Grant"]
+    assert trio.groups == {}
+    trio.deliver("b", "a")
+    assert trio.on_wire() == ["a -> b Begin"]
+    assert trio.groups == {"a": ticket}
+    trio.deliver("a", "b")
+    assert trio.groups == {"a": ticket, "b": ticket}
+    assert trio.on_wire() == []
+
+
+def test_a_group_of_four_forms_when_the_last_one_has_granted(quartet: Trio):
+    ticket = quartet.request("b", "acd")
+    for member in "acd":
+        quartet.deliver("b", member)
+    for member in "ac":
+        quartet.deliver(member, "b")
+    assert quartet.groups == {}
+    quartet.deliver("d", "b")
+    quartet.settle()
+    assert quartet.groups == dict.fromkeys("abcd", ticket)
+
+
+def test_a_group_needs_no_message_to_end(trio: Trio):
+    ticket = formed(trio, "a", "bc")
+    trio.finish(ticket, by="b")
+    assert trio.groups == {"a": ticket, "c": ticket}
+    trio.finish(ticket)
+    assert trio.groups == {}
+    assert trio.wire == []
+    assert trio.ended == {ticket: Outcome.DONE}
+
+
+def test_only_the_initiator_hears_how_its_claim_ended(trio: Trio):
+    ticket = formed(trio, "a", "b")
+    trio.finish(ticket, by="b")
+    assert trio.ended == {}
+    trio.finish(ticket, by="a")
+    assert trio.ended == {ticket: Outcome.DONE}
+
+
+def test_who_is_promised_answers_busy_at_once_and_says_to_whom(trio: Trio):
+    first = trio.request("a", "b")
+    trio.deliver("a", "b")
+    second = trio.request("c", "b")
+    trio.deliver("c", "b")
+    trio.deliver("b", "c")
+    assert trio.ended == {second: Outcome.BUSY}
+    assert trio.reasons[second] == f"b is promised to {first}"
+    trio.settle()
+    assert trio.groups == {"a": first, "b": first}
+
+
+def test_who_averages_answers_busy_at_once(trio: Trio):
+    first = formed(trio, "a", "b")
+    second = trio.request("c", "b")
+    trio.settle()
+    assert trio.ended == {second: Outcome.BUSY}
+    assert trio.reasons[second] == f"b is averaging in {first}"
+
+
+def test_when_one_is_busy_the_others_are_free_again(quartet: Trio):
+    first = formed(quartet, "a", "b")
+    second = quartet.request("c", "bd")
+    quartet.settle()
+    assert quartet.ended == {second: Outcome.BUSY}
+    assert quartet.states["d"] == "free"
+    quartet.finish(first)
+    formed(quartet, "d", "abc")
+
+
+def test_a_request_while_we_are_in_a_group_fails_at_once_and_sends_nothing(trio: Trio):
+    first = formed(trio, "a", "b")
+    for name in "ab":
+        ticket = trio.request(name, "c")
+        assert trio.ended[ticket] is Outcome.BUSY
+        assert trio.reasons[ticket] == f"{name} is averaging in {first}"
+    assert trio.wire == []
+
+
+def test_a_request_while_we_claim_fails_at_once(trio: Trio):
+    first = trio.request("a", "b")
+    second = trio.request("a", "c")
+    assert trio.ended == {second: Outcome.BUSY}
+    trio.settle()
+    assert trio.groups == {"a": first, "b": first}
+
+
+def test_a_request_while_we_are_promised_fails_at_once(trio: Trio):
+    first = trio.request("a", "b")
+    trio.deliver("a", "b")
+    second = trio.request("b", "c")
+    assert trio.reasons[second] == f"b is promised to {first}"
+
+
+@pytest.mark.parametrize("others", ["", "a", "bb", "ab"])
+def test_a_group_without_others_or_with_one_twice_is_our_own_mistake(trio: Trio, others: str):
+    with pytest.raises(LocalProtocolError, match="a cannot claim a group with"):
+        trio.request("a", others)
+
+
+# --- no cycle of waits: crossing claims -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", ["ab", "ba"])
+def test_of_two_crossing_claims_the_older_wins_and_the_other_becomes_a_member(
+    trio: Trio, order: str
+):
+    older, younger = trio.request("a", "b"), trio.request("b", "a")
+    first, second = order
+    trio.deliver(first, second)
+    trio.deliver(second, first)
+    trio.settle()
+    assert trio.groups == {"a": older, "b": older}
+    assert trio.ended == {younger: Outcome.YIELDED}
+    assert trio.reasons[younger] == f"{younger} gave way to the older claim {older}"
+
+
+def test_who_has_claimed_less_has_the_older_claim_whatever_its_name(trio: Trio):
+    for _ in range(3):
+        trio.finish(formed(trio, "a", "c"))
+    of_a, of_b = trio.request("a", "b"), trio.request("b", "a")
+    trio.settle()
+    assert trio.groups == {"a": of_b, "b": of_b}
+    assert trio.ended[of_a] is Outcome.YIELDED
+
+
+def test_who_hears_a_claim_counts_on_from_it(trio: Trio):
+    for _ in range(3):
+        trio.finish(formed(trio, "a", "b"))  # b has heard of three claims, though it made none
+    of_a, of_b = trio.request("a", "b"), trio.request("b", "a")
+    trio.settle()
+    assert trio.groups == {"a": of_a, "b": of_a}
+    assert trio.ended[of_b] is Outcome.YIELDED
+
+
+def test_of_three_claims_in_a_ring_at_least_one_forms(trio: Trio):
+    tickets = [trio.request("a", "b"), trio.request("b", "c"), trio.request("c", "a")]
+    trio.settle()
+    assert trio.groups
+    assert len({trio.groups[name] for name in trio.groups}) == 1
+    assert sum(ticket in trio.ended for ticket in tickets) == 2
+
+
+def test_of_three_claims_for_everyone_the_oldest_forms(trio: Trio):
+    oldest = trio.request("a", "bc")
+    trio.request("b", "ac")
+    trio.request("c", "ab")
+    trio.settle()
+    assert trio.groups == dict.fromkeys("abc", oldest)
+
+
+def test_who_yields_frees_whoever_it_had_asked(quartet: Trio):
+    older = quartet.request("a", "b")
+    quartet.request("b", "cd")
+    quartet.deliver("b", "c")
+    quartet.deliver("b", "d")
+    quartet.settle()
+    assert quartet.groups == {"a": older, "b": older}
+    assert quartet.states["c"] == quartet.states["d"] == "free"
+
+
+def test_nobody_yields_to_an_older_claim_after_its_group_has_formed(trio: Trio):
+    older = trio.request("a", "b")
+    younger = trio.request("b", "c")
+    trio.deliver("b", "c")
+    trio.deliver("c", "b")
+    trio.settle()
+    assert trio.groups == {"b": younger, "c": younger}
+    assert trio.ended == {older: Outcome.BUSY}
+
+
+# --- each message is lost -------------------------------------------------------------------------
+
+
+def test_a_lost_claim_is_sent_again(trio: Trio):
+    ticket = trio.request("a", "b")
+    trio.drop("a", "b")
+    trio.advance(RESEND_S)
+    assert trio.groups == {"a": ticket, "b": ticket}
+
+
+def test_a_claim_is_sent_again_only_to_those_who_have_not_granted(trio: Trio):
+    trio.request("a", "bc")
+    trio.deliver("a", "b")
+    trio.deliver("b", "a")
+    trio.drop("a", "c")
+    trio.advance(RESEND_S, delivering=False)
+    assert "a -> c Claim" in trio.on_wire()
+    assert "a -> b Claim" not in trio.on_wire()
+
+
+def test_a_lost_grant_is_given_again_when_the_claim_comes_again(trio: Trio):
+    ticket = trio.request("a", "b")
+    trio.deliver("a", "b")
+    trio.drop("b", "a")
+    trio.advance(RESEND_S)
+    assert trio.groups == {"a": ticket, "b": ticket}
+
+
+def test_a_lost_busy_is_made_up_for_by_the_next_answer(trio: Trio):
+    first = formed(trio, "a", "b")
+    second = trio.request("c", "b")
+    trio.deliver("c", "b")
+    trio.drop("b", "c")
+    trio.finish(first)
+    trio.advance(RESEND_S)
+    assert trio.groups == {"b": second, "c": second}
+
+
+def test_a_lost_begin_is_asked_for(trio: Trio):
+    ticket = trio.request("a", "b")
+    trio.deliver("a", "b")
+    trio.deliver("b", "a")
+    trio.drop("a", "b")
+    trio.advance(RESEND_S, delivering=False)
+    assert "b -> a Inquire" in trio.on_wire()
+    trio.settle()
+    assert trio.groups == {"a": ticket, "b": ticket}
+
+
+def test_a_grant_that_comes_again_shows_that_begin_was_lost(trio: Trio):
+    ticket = trio.request("a", "b")
+    trio.deliver("a", "b")
+    trio.repeat("b", "a")
+    trio.deliver("b", "a")
+    trio.drop("a", "b")
+    trio.settle()
+    assert trio.groups == {"a": ticket, "b": ticket}
+
+
+def test_a_lost_release_of_a_claim_is_asked_for(trio: Trio):
+    ticket = trio.request("a", "bc")
+    trio.deliver("a", "b")
+    trio.advance(ACQUIRE_S, delivering=False)
+    trio.drop_all()
+    assert trio.ended[ticket] is Outcome.LATE
+    assert trio.states["b"] == f"promised to {ticket}"
+    trio.advance(RESEND_S)
+    assert trio.states["b"] == "free"
+
+
+def test_a_lost_inquiry_is_sent_again(trio: Trio):
+    ticket = trio.request("a", "b")
+    trio.deliver("a", "b")
+    trio.deliver("b", "a")
+    trio.drop_all()
+    trio.advance(RESEND_S, delivering=False)
+    trio.drop_all()
+    trio.advance(RESEND_S)
+    assert trio.groups == {"a": ticket, "b": ticket}
+
+
+def test_a_new_claim_of_its_initiator_ends_an_old_promise(trio: Trio):
+    """A lost `Release` costs nothing if the same initiator claims us again first."""
+    trio.request("a", "b")
+    trio.deliver("a", "b")
+    trio.advance(ACQUIRE_S, delivering=False)
+    trio.drop_all()
+    again = trio.request("a", "b")
+    trio.settle()
+    assert trio.groups == {"a": again, "b": again}
+
+
+def test_an_initiator_that_restarted_ends_its_old_promise_with_its_first_claim(trio: Trio):
+    trio.request("a", "b")
+    trio.deliver("a", "b")
+    trio.crash("a")
+    trio.start("a")
+    again = trio.request("a", "b")
+    trio.settle()
+    assert trio.groups == {"a": again, "b": again}
+
+
+def test_with_all_messages_lost_everyone_is_free_after_a_lease(trio: Trio):
+    ticket = trio.request("a", "bc")
+    trio.deliver("a", "b")
+    for _ in range(int((LEASE_S + 1) / RESEND_S)):
+        trio.advance(RESEND_S, delivering=False)
+        trio.drop_all()
+    assert trio.ended == {ticket: Outcome.LATE}
+    assert set(trio.states.values()) == {"free"}
+    assert all(lock.next_deadline() is None for lock in trio.locks.values())
+
+
+# --- duplicates and reordering --------------------------------------------------------------------
+
+
+def test_every_message_may_come_twice(quartet: Trio):
+    ticket = quartet.request("a", "bcd")
+    for _ in range(3):  # claims, grants, begins
+        quartet.wire += quartet.wire
+        for message in [quartet.wire.pop(0) for _ in range(len(quartet.wire))]:
+            quartet.release(message)
+    quartet.settle()
+    assert quartet.groups == dict.fromkeys("abcd", ticket)
+    assert len(quartet.entered) == 4
+
+
+def test_a_claim_that_comes_after_its_release_is_disowned(trio: Trio):
+    ticket = trio.request("a", "b")
+    late = trio.hold_back("a", "b")
+    trio.advance(ACQUIRE_S, delivering=False)
+    trio.drop_all()
+    trio.release(late)
+    assert trio.states["b"] == f"promised to {ticket}"  # it cannot know better
+    trio.settle()
+    assert trio.states["b"] == "free"
+
+
+def test_a_claim_that_comes_twice_and_late_promises_nothing(trio: Trio):
+    ticket = trio.request("a", "b")
+    trio.repeat("a", "b")
+    trio.deliver("a", "b")
+    late = trio.hold_back("a", "b")
+    trio.settle()
+    trio.finish(ticket)
+    trio.release(late)
+    assert trio.states["b"] == "free"
+    assert trio.wire == []
+
+
+def test_nobody_enters_a_group_twice(trio: Trio):
+    """B's average is over first; late duplicates must not draw it in again."""
+    ticket = trio.request("a", "b")
+    trio.repeat("a", "b")
+    trio.deliver("a", "b")
+    late_claim = trio.hold_back("a", "b")
+    trio.settle()
+    trio.finish(ticket, by="b")
+    trio.release(late_claim)
+    trio.settle()
+    assert trio.groups == {"a": ticket}
+    assert trio.entered.count(("b", ticket)) == 1
+
+
+def test_who_is_done_does_not_make_another_throw_its_result_away(trio: Trio):
+    """B has applied the mean while a still takes in the last slices; then b hears `Begin` again.
+
+    If it answered "not in this group any more", a would abandon what b has applied, and the mean
+    of their models would change.
+    """
+    ticket = trio.request("a", "b")
+    trio.deliver("a", "b")
+    trio.repeat("b", "a")
+    trio.deliver("b", "a")
+    trio.deliver("a", "b")
+    trio.finish(ticket, by="b")
+    trio.settle()  # the second grant arrives, and brings the second begin
+    assert trio.groups == {"a": ticket}
+    trio.finish(ticket, by="a")
+    assert trio.abandoned == {}
+
+
+def test_an_initiator_that_is_done_does_not_make_a_member_throw_its_result_away(trio: Trio):
+    ticket = trio.request("a", "b")
+    trio.deliver("a", "b")
+    trio.deliver("b", "a")
+    trio.advance(RESEND_S, delivering=False)
+    late_inquiry = trio.hold_back("b", "a")
+    trio.settle()
+    trio.finish(ticket, by="a")
+    trio.release(late_inquiry)
+    trio.settle()
+    assert trio.groups == {"b": ticket}
+    trio.finish(ticket, by="b")
+    assert trio.abandoned == {}
+
+
+def test_a_result_that_was_applied_while_the_group_was_abandoned_counts_as_done(trio: Trio):
+    ticket = formed(trio, "a", "b")
+    trio.locks["b"].peer_gone(PeerId("a"), "a is gone")
+    trio.finish(ticket, by="b")  # its result was being applied just then
+    trio.locks["b"].receive(PeerId("a"), Begin(ticket), trio.clock("b"))
+    assert trio.wire == []
+
+
+def test_a_begin_for_a_broken_average_is_disowned(trio: Trio):
+    ticket = trio.request("a", "b")
+    trio.deliver("a", "b")
+    trio.repeat("b", "a")
+    trio.deliver("b", "a")
+    trio.deliver("a", "b")
+    trio.finish(ticket, Outcome.BROKEN, by="b")
+    trio.settle()
+    assert trio.groups == {}
+    assert trio.ended == {ticket: Outcome.REFUSED}
+
+
+def test_a_begin_that_overtakes_nothing_it_belongs_to_is_disowned(trio: Trio):
+    stray = Ticket(PeerId("a"), 1, 99)
+    trio.locks["b"].receive(PeerId("a"), Begin(stray), trio.clock("b"))
+    assert trio.on_wire() == ["b -> a Release"]
+    trio.settle()
+    assert set(trio.states.values()) == {"free"}
+
+
+def test_a_late_busy_of_an_older_claim_changes_nothing(trio: Trio):
+    other = formed(trio, "b", "c")
+    first = trio.request("a", "b")
+    trio.deliver("a", "b")
+    late = trio.hold_back("b", "a")
+    trio.advance(ACQUIRE_S)
+    trio.finish(other)
+    assert trio.ended[first] in (Outcome.LATE, Outcome.BUSY)
+    second = trio.request("a", "b")
+    trio.release(late)
+    trio.settle()
+    assert trio.groups == {"a": second, "b": second}
+
+
+def test_a_late_release_of_an_older_claim_changes_nothing(trio: Trio):
+    trio.request("a", "b")
+    trio.deliver("a", "b")
+    trio.drop("b", "a")
+    trio.advance(ACQUIRE_S, delivering=False)
+    late = [m for m in trio.wire if isinstance(m.message, Release)]
+    trio.drop_all()
+    second = trio.request("a", "b")
+    trio.settle()
+    for message in late:
+        trio.release(message)
+    assert trio.groups == {"a": second, "b": second}
+
+
+def test_only_the_last_tickets_are_remembered(trio: Trio):
+    for _ in range(3 * ENDED_REMEMBERED):
+        trio.finish(formed(trio, "a", "b"))
+    assert all(len(lock._ended) == ENDED_REMEMBERED for n, lock in trio.locks.items() if n in "ab")
+
+
+# --- what each timer protects ---------------------------------------------------------------------
+
+
+def test_an_initiator_stops_collecting_in_time_and_says_who_did_not_answer(trio: Trio):
+    trio.crash("c")
+    ticket = trio.request("a", "bc")
+    trio.advance(ACQUIRE_S)
+    assert trio.ended == {ticket: Outcome.LATE}
+    assert trio.reasons[ticket] == f"no answer from c in {ACQUIRE_S} s"
+    assert set(trio.states.values()) == {"free"}
+
+
+def test_a_granter_is_free_a_lease_after_its_grant_if_its_initiator_is_dead(trio: Trio):
+    trio.request("a", "b")
+    trio.deliver("a", "b")
+    trio.crash("a")
+    trio.advance(LEASE_S - 0.001)
+    assert trio.states["b"] != "free"
+    trio.advance(0.001)
+    assert trio.states["b"] == "free"
+
+
+def test_a_granter_is_free_at_once_when_it_hears_that_its_initiator_is_gone(trio: Trio):
+    trio.request("a", "b")
+    trio.deliver("a", "b")
+    trio.locks["b"].peer_gone(PeerId("a"), "a is gone")
+    assert trio.states["b"] == "free"
+
+
+def test_a_granter_keeps_its_promise_when_another_member_is_gone(trio: Trio):
+    ticket = trio.request("a", "bc")
+    trio.deliver("a", "b")
+    trio.locks["b"].peer_gone(PeerId("c"), "c is gone")
+    assert trio.states["b"] == f"promised to {ticket}"
+
+
+@pytest.mark.parametrize("granted", [False, True])
+def test_a_claim_fails_at_once_when_a_member_is_gone_granted_or_not(trio: Trio, granted: bool):
+    ticket = trio.request("a", "bc")
+    if granted:
+        trio.deliver("a", "b")
+        trio.deliver("b", "a")
+    trio.locks["a"].peer_gone(PeerId("b"), "b is gone")
+    trio.settle()
+    assert trio.ended == {ticket: Outcome.LOST}
+    assert trio.reasons[ticket] == "b is gone"
+    assert trio.states["c"] == "free"
+
+
+def test_a_group_is_abandoned_when_a_member_is_gone(trio: Trio):
+    ticket = formed(trio, "a", "bc")
+    for name in "ac":
+        trio.locks[name].peer_gone(PeerId("b"), "b is gone")
+    assert trio.groups == {"b": ticket}
+    assert trio.abandoned == {("a", ticket): Outcome.LOST, ("c", ticket): Outcome.LOST}
+    assert trio.ended == {ticket: Outcome.LOST}
+
+
+def test_who_says_goodbye_ends_its_promises_and_our_claims_but_not_our_group(quartet: Trio):
+    group = formed(quartet, "a", "b")
+    quartet.request("c", "d")
+    quartet.deliver("c", "d")
+    quartet.locks["b"].peer_left(PeerId("a"), "a left")
+    quartet.locks["d"].peer_left(PeerId("c"), "c left")
+    quartet.locks["c"].peer_left(PeerId("d"), "d left")
+    assert quartet.holds("b", group)
+    assert quartet.states["c"] == quartet.states["d"] == "free"
+
+
+def test_an_average_that_outlives_its_deadline_is_abandoned_by_everyone(trio: Trio):
+    ticket = formed(trio, "a", "bc")
+    trio.advance(LEASE_S - ACQUIRE_S)
+    assert trio.groups == {}
+    assert set(trio.abandoned.values()) == {Outcome.LATE}
+    assert trio.ended == {ticket: Outcome.LATE}
+
+
+def test_nobody_is_in_the_group_any_more_when_the_first_granters_lease_lapses(trio: Trio):
+    """The story of house-style section 7: B grants at once, c almost too late, Begin even later."""
+    ticket = trio.request("a", "bc")
+    trio.deliver("a", "b")
+    trio.deliver("b", "a")
+    first_lease_ends = trio.time + LEASE_S
+    late_claim = trio.hold_back("a", "c")
+    trio.advance(ACQUIRE_S - 0.01, delivering=False)
+    trio.drop_all()
+    trio.release(late_claim)
+    trio.deliver("c", "a")
+    assert trio.groups == {"a": ticket}
+    trio.deliver("a", "c")
+    trio.drop_all()  # b never hears that its group has formed
+    while trio.time < first_lease_ends:
+        assert trio.states["b"] == f"promised to {ticket}"
+        trio.advance(min(RESEND_S, first_lease_ends - trio.time), delivering=False)
+        trio.drop_all()
+    assert trio.states["b"] == "free"
+    assert trio.groups == {}
+    assert trio.abandoned == {("a", ticket): Outcome.LATE, ("c", ticket): Outcome.LATE}
+
+
+def test_a_begin_that_comes_too_late_to_average_in_time_is_refused(trio: Trio):
+    ticket = trio.request("a", "b")
+    trio.deliver("a", "b")
+    trio.deliver("b", "a")
+    late_begin = trio.hold_back("a", "b")
+    for _ in range(int((LEASE_S - ACQUIRE_S) / RESEND_S) + 2):
+        trio.advance(RESEND_S, delivering=False)
+        trio.drop_all()
+    assert trio.states["b"] == f"promised to {ticket}"
+    trio.release(late_begin)
+    assert trio.states["b"] == "free"
+    assert ("b", ticket) not in trio.entered
+
+
+def test_a_paused_peer_holds_nothing_that_expired_while_it_slept(trio: Trio):
+    """Its timers are overdue when it wakes up; no message may come before them."""
+    ticket = formed(trio, "a", "b")
+    trio.time += LEASE_S  # nobody's timer fires
+    assert not trio.holds("a", ticket)
+    trio.locks["c"].request([PeerId("a")], trio.clock("c"))
+    trio.deliver("c", "a")
+    assert trio.abandoned == {("a", ticket): Outcome.LATE}
+    assert trio.on_wire() == ["a -> c Grant"]
+
+
+def test_a_paused_initiator_forms_no_group_from_grants_that_come_too_late(trio: Trio):
+    ticket = trio.request("a", "b")
+    trio.deliver("a", "b")
+    trio.time += ACQUIRE_S
+    trio.deliver("b", "a")
+    assert trio.ended == {ticket: Outcome.LATE}
+    trio.settle()
+    assert set(trio.states.values()) == {"free"}
+
+
+def test_a_paused_peer_may_request_anew_when_it_wakes_up(trio: Trio):
+    trio.request("a", "b")
+    trio.deliver("a", "b")
+    trio.time += LEASE_S
+    ticket = trio.request("b", "c")
+    trio.deliver("b", "c")
+    trio.deliver("c", "b")
+    assert trio.groups == {"b": ticket}
+
+
+# --- restarted peers, strangers, leaving ----------------------------------------------------------
+
+
+def test_a_member_that_restarted_is_not_in_the_group_any_more(trio: Trio):
+    ticket = trio.request("a", "b")
+    trio.deliver("a", "b")
+    trio.start("b")
+    trio.settle()
+    assert trio.groups == {}
+    assert trio.ended == {ticket: Outcome.REFUSED}
+    assert trio.reasons[ticket] == "b is not in the group any more"
+
+
+def test_an_initiator_that_restarted_releases_whoever_inquires(trio: Trio):
+    trio.request("a", "b")
+    trio.deliver("a", "b")
+    trio.drop_all()
+    trio.start("a")
+    trio.advance(RESEND_S)
+    assert trio.states["b"] == "free"
+
+
+def test_tickets_of_two_lives_of_a_peer_differ(trio: Trio):
+    first = trio.request("a", "b")
+    trio.start("a")
+    assert trio.request("a", "b") != first
+
+
+def test_an_initiator_that_leaves_frees_whoever_it_had_asked(trio: Trio):
+    ticket = trio.request("a", "bc")
+    trio.deliver("a", "b")
+    trio.locks["a"].withdraw("stopping")
+    trio.settle()
+    assert trio.ended == {ticket: Outcome.WITHDRAWN}
+    assert set(trio.states.values()) == {"free"}
+
+
+def test_a_member_that_leaves_takes_its_promise_back(trio: Trio):
+    ticket = trio.request("a", "bc")
+    trio.deliver("a", "b")
+    trio.locks["b"].withdraw("stopping")
+    trio.settle()
+    assert trio.ended == {ticket: Outcome.REFUSED}
+    assert trio.reasons[ticket] == "b took its promise back"
+    assert set(trio.states.values()) == {"free"}
+
+
+def test_who_leaves_lets_its_group_end(trio: Trio):
+    ticket = formed(trio, "a", "b")
+    for name in "ab":
+        trio.locks[name].withdraw("stopping")
+    assert trio.groups == {"a": ticket, "b": ticket}
+
+
+def test_a_claim_that_its_sender_could_not_make_is_not_answered(trio: Trio):
+    now, a, b, c = trio.clock("b"), PeerId("a"), PeerId("b"), PeerId("c")
+    for claim in (
+        Claim(Ticket(c, 1, 1), 1, (a, b, c)),  # somebody else's
+        Claim(Ticket(a, 1, 1), 1, (a, c)),  # without us
+        Claim(Ticket(a, 1, 1), 1, (b, c)),  # without itself
+    ):
+        trio.locks["b"].receive(a, claim, now)
+    assert trio.wire == []
+    assert trio.states["b"] == "free"
+
+
+def test_a_third_peer_cannot_speak_for_a_ticket(trio: Trio):
+    ticket = trio.request("a", "b")
+    trio.deliver("a", "b")
+    for message in (Begin(ticket), Release(ticket)):
+        trio.locks["b"].receive(PeerId("c"), message, trio.clock("b"))
+    assert trio.states["b"] == f"promised to {ticket}"
+    for message in (Grant(ticket), Release(ticket), Busy(ticket, "mean")):
+        trio.locks["a"].receive(PeerId("c"), message, trio.clock("a"))
+    assert trio.states["a"] == f"claiming {ticket}"
+    trio.settle()
+    for message in (Release(ticket), Inquire(ticket), Grant(ticket), Busy(ticket, "mean")):
+        trio.locks["a"].receive(PeerId("c"), message, trio.clock("a"))
+    assert trio.groups == {"a": ticket, "b": ticket}
+
+
+# --- configuration --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"lease_s": 0}, "lock lease_s = 0 must be above 0"),
+        ({"resend_s": -1}, "lock resend_s = -1 must be above 0"),
+        ({"lease_s": float("inf")}, "lock lease_s = inf must be above 0"),
+        ({"acquire_timeout_s": float("nan")}, "lock acquire_timeout_s = nan must be above 0"),
+        (
+            {"resend_s": 3.0},
+            "lock resend_s = 3.0 must be below acquire_timeout_s = 2.0, or nothing is ever sent",
+        ),
+        (
+            {"acquire_timeout_s": 10.0},
+            "lock acquire_timeout_s = 10.0 must be below half of lease_s = 20.0",
+        ),
+    ],
+)
+def test_deadlines_that_cannot_work_are_refused(values: dict[str, float], message: str):
+    with pytest.raises(ConfigError, match=message):
+        LockConfig(**values)
