@@ -7,6 +7,7 @@ runs a copy of a vector on a worker thread for real and inline in the simulator.
 """
 
 import asyncio
+import functools
 import hashlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -58,6 +59,19 @@ MAX_STATE_BYTES = 1 << 36
 T = TypeVar("T")
 
 
+def _or_fail(method: Callable[..., None]) -> Callable[..., None]:
+    """The driver's top: an unexpected error here is a bug; it ends the peer, never hangs it."""
+
+    @functools.wraps(method)
+    def guarded(self: "Driver", *args: Any, **kwargs: Any) -> None:  # Any: the method's own
+        try:
+            method(self, *args, **kwargs)
+        except Exception as error:  # noqa: BLE001 - see above
+            self.fail(error)
+
+    return guarded
+
+
 class Offload(Protocol):
     """Runs a function that may take long without holding up the event loop."""
 
@@ -107,7 +121,7 @@ class Driver:
         self.stopping = False
         self.wants_to_end = False  # our vote; a synchronous swarm ends at one version, together
         self.agreed_to_end = False
-        self.failure: StateError | None = None  # what the trainer contributed cannot be averaged
+        self.failure: BaseException | None = None  # the trainer is told where it waits, or next
         self._incarnation = incarnation
         self._algorithm_name = algorithm_name
         self._transport = transport
@@ -250,6 +264,7 @@ class Driver:
 
     # --- what the trainer says --------------------------------------------------------------------
 
+    @_or_fail
     def describe(self, phase: Phase, steps: int, samples: int) -> None:
         """The trainer is in `phase` and has done so much."""
         self._machine.describe(self.now, phase=phase, steps=steps, samples=samples)
@@ -259,6 +274,7 @@ class Driver:
         self._updated.set()
         self._pump()
 
+    @_or_fail
     def withdraw(self) -> None:
         """The trainer stops: whatever it waits for ends now."""
         self.stopping = True
@@ -301,6 +317,7 @@ class Driver:
 
     # --- feed -------------------------------------------------------------------------------------
 
+    @_or_fail
     def handle_message(self, envelope: Envelope) -> None:
         known = self._machine.membership.member(envelope.source)
         introduces_itself = isinstance(envelope.message, (Ping, AckMessage, Rumours))
@@ -310,6 +327,7 @@ class Driver:
             self._machine.receive(envelope.source, envelope.message, self.now)
             self._pump()
 
+    @_or_fail
     def handle_broken(self, address: Address, why: str) -> None:
         for member in self._machine.membership.others:
             if member.address == address:
@@ -339,6 +357,7 @@ class Driver:
             case StateOpening():
                 await self._serve_state(opening, stream)
 
+    @_or_fail
     def _handle_timer(self) -> None:
         self._timer = None
         self._machine.handle_timer(self.now)
@@ -352,7 +371,7 @@ class Driver:
                 case effects.Send(target=target, message=message):
                     self._send(target, message)
                 case effects.Average():
-                    self._averages[effect.ticket] = self._loop.create_task(self._average(effect))
+                    self._averages[effect.ticket] = self._watched(self._average(effect))
                 case effects.Abandon(ticket=ticket):
                     if ticket in self._averages and ticket not in self._committing:
                         self._averages[ticket].cancel(effect.why)
@@ -405,7 +424,15 @@ class Driver:
 
     def _start(self, coroutine: Coroutine[Any, Any, None]) -> None:  # Any: asyncio's own types
         self._tasks = [task for task in self._tasks if not task.done()]
-        self._tasks.append(self._loop.create_task(coroutine))
+        self._tasks.append(self._watched(coroutine))
+
+    def _watched(
+        self, coroutine: Coroutine[Any, Any, None]
+    ) -> asyncio.Task[None]:  # Any: asyncio's
+        """A task whose error is a bug, here or in an algorithm; see `_or_fail`."""
+        task = self._loop.create_task(coroutine)
+        task.add_done_callback(lambda t: self.fail(None if t.cancelled() else t.exception()))
+        return task
 
     async def _average(self, effect: effects.Average) -> None:
         """Carry out one `Average`: contribute, exchange, apply if the ticket is still held."""
@@ -423,7 +450,7 @@ class Driver:
             attempt.outcome, attempt.why = Outcome.LATE, f"it was not over after {waited:g} s"
         except StateError as error:
             attempt.outcome, attempt.why = Outcome.BROKEN, str(error)
-            self._fail(error)
+            self.fail(error)
         except asyncio.CancelledError as cancelled:
             attempt.outcome = Outcome.LOST
             attempt.why = str(cancelled) or "the peer left"
@@ -663,12 +690,16 @@ class Driver:
         self._news.clear()
         await self._news.wait()
 
-    def _fail(self, error: StateError) -> None:
-        """The trainer's own fault: it is told where it waits, or at its next boundary."""
+    def fail(self, error: BaseException | None) -> None:
+        """This peer cannot go on: the trainer gets `error` where it waits, or at its next step."""
+        if error is None or self.failure:
+            return
         self.failure = error
+        self.stopping = True
+        self.metrics.record("warning", text=f"{type(error).__name__}: {error}")
         if self._version and not self._version.done():
             self._version.set_exception(error)
-        self._machine.withdraw(self.now)
+        self._news.set()
 
 
 @dataclass(slots=True)
