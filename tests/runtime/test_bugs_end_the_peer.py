@@ -1,4 +1,4 @@
-"""An unexpected error, in here or in somebody's algorithm, reaches the trainer; it never hangs it."""
+"""An unexpected error, here or in somebody's algorithm, reaches the trainer; it never hangs it."""
 
 import asyncio
 
