@@ -12,6 +12,11 @@ before `RETRY_S` later: streams cannot be retried by the channel, so the retry i
 Keepalive is one setting for both sides. A server that expects fewer pings than its clients send
 closes their connections ("too many pings"), the classic failure of this stack; `_options` derives
 one from the other. Port sharing is off: a port in use is an error, not half of the traffic.
+
+gRPC shows a callee the same end of stream whether its caller said all, gave up or died. So a caller
+that has said all says so: an empty `Slice` is the end, and an end without it is a broken stream.
+Likewise gRPC raises CancelledError where a call was cancelled, not a task; here that is an error
+like any other, or whoever awaits it would look cancelled.
 """
 
 import asyncio
@@ -113,6 +118,8 @@ class GrpcTransport:
         self._options = _options(config or GrpcConfig())
         self._server: grpc.aio.Server | None = None
         self._links: dict[Address, _Link] = {}
+        self._dropping: list[asyncio.Task[None]] = []
+        self._closed = False
         self._handler: Handler | None = None
         self.refused_bytes = 0
         """How many calls carried bytes that did not decode."""
@@ -129,9 +136,8 @@ class GrpcTransport:
         try:
             port = server.add_insecure_port(self._listen)
         except RuntimeError as error:
+            await server.stop(None)
             raise _cannot_listen(self._listen) from error
-        if port == 0:
-            raise _cannot_listen(self._listen)
         await server.start()
         for name in ("", SERVICE):
             await checks.set(name, health_pb2.HealthCheckResponse.SERVING)
@@ -139,7 +145,8 @@ class GrpcTransport:
         return wire.address(self._advertise or f"{host}:{port}")
 
     def send(self, target: Address, envelope: Envelope) -> None:
-        self._link(target).send(wire.encode_envelope(envelope))
+        if not self._closed:
+            self._link(target).send(wire.encode_envelope(envelope))
 
     async def join(self, host: Address, hello: Hello, timeout_s: Seconds) -> Welcome:
         call = self._link(host).unary("Join")
@@ -160,11 +167,13 @@ class GrpcTransport:
     def forget(self, address: Address) -> None:
         link = self._links.pop(address, None)
         if link:
-            link.drop()
+            self._dropping = [task for task in self._dropping if not task.done()]
+            self._dropping.append(asyncio.get_running_loop().create_task(link.drop()))
 
     async def close(self, grace_s: Seconds) -> None:
+        self._closed = True
         links, self._links = list(self._links.values()), {}
-        await asyncio.gather(*(link.close(grace_s) for link in links))
+        await asyncio.gather(*(link.close(grace_s) for link in links), *self._dropping)
         if self._server:
             await self._server.stop(grace=0.2)
 
@@ -206,7 +215,7 @@ class GrpcTransport:
         assert self._handler
         stream = _CalleeStream(requests, context)
         try:
-            opening = wire.decode_opening(await stream.read() or b"")
+            opening = wire.decode_opening(await stream.read())
             await self._handler.handle_stream(opening, stream)
         except CodecError as error:
             await self._reject(context, error)
@@ -225,6 +234,8 @@ class GrpcTransport:
     # --- calling ----------------------------------------------------------------------------------
 
     def _link(self, address: Address) -> "_Link":
+        if self._closed:
+            raise TransportError(f"no connection to {address}: this peer has closed its own")
         if address not in self._links:
             assert self._handler, "start the transport first"
             self._links[address] = _Link(address, self._options, self._handler)
@@ -265,12 +276,13 @@ class _Link:
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._talk())
 
-    def drop(self) -> None:
+    async def drop(self) -> None:
         """Close at once."""
         self._closing = True
         if self._task:
             self._task.cancel()
-        self._closer = asyncio.get_running_loop().create_task(self._channel.close())
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self._channel.close()
 
     async def close(self, grace_s: Seconds) -> None:
         """Send what is queued, then close."""
@@ -324,25 +336,16 @@ class _CallerStream:
     def __init__(self, call: Any, address: Address) -> None:  # Any: grpc is untyped
         self._call = call
         self._address = address
+        self._aborted = ""
 
     async def write(self, data: bytes) -> None:
-        try:
-            await self._call.write(data)
-        except grpc.RpcError as error:
-            raise _translate(error, self._address, "sending slices") from error
-        except asyncio.InvalidStateError as error:
-            raise await self._what_ended_it() from error
+        await self._use(lambda: self._call.write(data), "sending slices")
 
     async def send(self, payload: memoryview) -> None:
         await self.write(wire.encode_payload(payload))
 
     async def receive(self) -> memoryview | None:
-        try:
-            data = await self._call.read()
-        except grpc.RpcError as error:
-            raise _translate(error, self._address, "receiving slices") from error
-        except asyncio.InvalidStateError as error:
-            raise await self._what_ended_it() from error
+        data = await self._use(self._call.read, "receiving slices")
         if data is grpc.aio.EOF:
             if await self._call.code() is not grpc.StatusCode.OK:
                 raise await self._what_ended_it()
@@ -350,15 +353,27 @@ class _CallerStream:
         return wire.decode_payload(data)
 
     async def finish(self) -> None:
-        try:
-            await self._call.done_writing()
-        except grpc.RpcError as error:
-            raise _translate(error, self._address, "ending the stream") from error
-        except asyncio.InvalidStateError as error:
-            raise await self._what_ended_it() from error
+        await self.write(wire.END)
+        await self._use(self._call.done_writing, "ending the stream")
 
     def abort(self, why: str) -> None:
+        self._aborted = self._aborted or why
         self._call.cancel()
+
+    async def _use(self, operation: Callable[[], Awaitable[T]], phase: str) -> T:
+        """One operation on the call; whatever ended the call is raised as an error of ours."""
+        if self._aborted:
+            raise TransportError(self._aborted)
+        try:
+            return await operation()
+        except grpc.RpcError as error:
+            raise _translate(error, self._address, phase) from error
+        except asyncio.InvalidStateError as error:
+            raise await self._what_ended_it() from error
+        except asyncio.CancelledError as error:
+            if _is_cancelled():
+                raise
+            raise TransportError(self._aborted or "the connection was closed here") from error
 
     async def _what_ended_it(self) -> P2PTrainError:
         code, details = await self._call.code(), await self._call.details()
@@ -372,13 +387,19 @@ class _CalleeStream:
     def __init__(self, requests: AsyncIterator[bytes], context: Any) -> None:  # Any: grpc
         self._requests = requests
         self._context = context
+        self._said_all = False
         self.aborted = ""
 
-    async def read(self) -> bytes | None:
+    async def read(self) -> bytes:
+        """The next message. Raises TransportError if there is none: a caller says when it ends."""
+        if self.aborted:
+            raise TransportError(self.aborted)
         try:
-            return await anext(self._requests, None)
-        except (grpc.RpcError, asyncio.InvalidStateError, asyncio.CancelledError) as error:
-            if isinstance(error, asyncio.CancelledError) and not self._context.cancelled():
+            return await anext(self._requests)
+        except (StopAsyncIteration, grpc.RpcError, asyncio.InvalidStateError) as error:
+            raise TransportError("the caller hung up") from error
+        except asyncio.CancelledError as error:
+            if _is_cancelled():
                 raise
             raise TransportError("the caller hung up") from error
 
@@ -391,14 +412,21 @@ class _CalleeStream:
             raise TransportError("the caller hung up") from error
 
     async def receive(self) -> memoryview | None:
-        data = await self.read()
-        return None if data is None else wire.decode_payload(data)
+        data = wire.END if self._said_all else await self.read()
+        self._said_all = data == wire.END
+        return None if self._said_all else wire.decode_payload(data)
 
     async def finish(self) -> None:
         """Nothing: the stream ends for the caller when `handle_stream` returns."""
 
     def abort(self, why: str) -> None:
         self.aborted = self.aborted or why
+
+
+def _is_cancelled() -> bool:
+    """True if it is the running task that was cancelled, not a call that it awaits."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _split(text: str) -> tuple[str, str, str]:

@@ -31,6 +31,9 @@ MAX_NUMBER = 1 << 62
 MAX_MESSAGE_BYTES = 1 << 20
 MAX_SLICE_BYTES = 4 << 20
 
+END = b""
+"""A `Slice` without content: the caller of a stream has sent all."""
+
 _PAYLOAD_TAG = b"\x0a"  # field 1, length-delimited
 
 T = TypeVar("T")

@@ -1,0 +1,460 @@
+"""One body of tests, two transports: what the port promises holds on both, or neither is believed.
+
+Over gRPC it takes real time and real sockets; over the simulated network the same waits are free.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+import pytest
+
+from p2ptrain.core.messages import Arrive, Member
+from p2ptrain.errors import RefusedError, TransportError
+from p2ptrain.ids import Address, PeerId
+from p2ptrain.net.grpc_transport import GrpcTransport
+from p2ptrain.net.transport import SliceStream, Transport
+from p2ptrain.net.wire import MAX_SLICE_BYTES, Envelope, Hello, Opening, StateOpening, Welcome
+from p2ptrain.sim.network import SimNetwork
+
+OPENING = StateOpening("swarm", PeerId("caller"), 7)
+NOBODY = {"sim": Address("sim:9999"), "grpc": Address("127.0.0.1:1")}
+SOON_S = 0.2
+"""Long enough for a message to cross; nothing that is expected waits for it."""
+
+Serve = Callable[[Opening, SliceStream], Awaitable[None]]
+
+
+class Recorder:
+    """A handler that notes what it is told, and serves streams as its test says."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.messages: list[Envelope] = []
+        self.broken: list[tuple[Address, str]] = []
+        self.joined: list[Hello] = []
+        self.cancelled = asyncio.Event()
+        self.serve: Serve | None = None
+        self.address = Address("")
+
+    def hello(self) -> Hello:
+        me = Member(peer=PeerId(self.name), address=self.address, incarnation=1)
+        return Hello((1, 0), "ad_psgd", "model", 10, me)
+
+    def handle_message(self, envelope: Envelope) -> None:
+        self.messages.append(envelope)
+
+    def handle_broken(self, address: Address, why: str) -> None:
+        self.broken.append((address, why))
+
+    async def handle_join(self, hello: Hello) -> Welcome:
+        self.joined.append(hello)
+        return Welcome("", (self.hello().me,))
+
+    def handle_identify(self) -> Hello:
+        return self.hello()
+
+    async def handle_stream(self, opening: Opening, stream: SliceStream) -> None:
+        assert self.serve
+        try:
+            await self.serve(opening, stream)
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+
+
+class Net:
+    """Makes transports of one kind, and closes them."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.nobody = NOBODY[kind]
+        self._network = SimNetwork(seed=0)
+        self._open: list[Transport] = []
+
+    async def start(self, name: str, serve: Serve | None = None) -> tuple[Transport, Recorder]:
+        handler = Recorder(name)
+        handler.serve = serve
+        transport: Transport = (
+            self._network.transport() if self.kind == "sim" else GrpcTransport("127.0.0.1:0")
+        )
+        handler.address = await transport.start(handler)
+        self._open.append(transport)
+        return transport, handler
+
+    async def die(self, transport: Transport, handler: Recorder) -> None:
+        """The nearest thing to kill -9 that leaves this process alive."""
+        if self.kind == "sim":
+            self._network.crash(handler.address)
+        else:
+            await transport._server.stop(grace=None)
+
+    async def close(self) -> None:
+        for transport in self._open:
+            await transport.close(0.2)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for something that other tasks bring about."""
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 - what is waited for does not know us
+            await asyncio.sleep(0.005)
+
+
+def message(number: int) -> Envelope:
+    return Envelope(PeerId("a"), "swarm", Arrive(number))
+
+
+async def echo(opening: Opening, stream: SliceStream) -> None:
+    while (payload := await stream.receive()) is not None:
+        await stream.send(payload)
+
+
+async def drain(stream: SliceStream) -> list[bytes]:
+    slices = []
+    while (payload := await stream.receive()) is not None:
+        slices.append(bytes(payload))
+    return slices
+
+
+async def read_elsewhere(how_it_ended: list[object], stream: SliceStream) -> None:
+    """Read in a task of its own, as an exchange does; `how_it_ended` gets an error or None."""
+    try:
+        how_it_ended.append((await drain(stream))[-1:] and None)
+    except TransportError as error:
+        how_it_ended.append(error)
+
+
+class TransportContract:
+    """What every transport must do; `kind` is set below."""
+
+    kind = ""
+
+    @pytest.fixture
+    async def net(self):
+        net = Net(self.kind)
+        yield net
+        await net.close()
+
+    # --- messages ---------------------------------------------------------------------------------
+
+    async def test_messages_arrive(self, net):
+        a, _ = await net.start("a")
+        _, at_b = await net.start("b")
+        for number in range(100):
+            a.send(at_b.address, message(number))
+        await until(lambda: len(at_b.messages) == 100)
+        numbers = sorted(envelope.message.version for envelope in at_b.messages)
+        assert numbers == list(range(100))
+
+    async def test_a_peer_can_send_to_itself(self, net):
+        a, at_a = await net.start("a")
+        a.send(at_a.address, message(1))
+        await until(lambda: at_a.messages == [message(1)])
+
+    async def test_sending_to_nobody_tells_the_handler_and_never_raises(self, net):
+        a, at_a = await net.start("a")
+        for number in range(5):
+            a.send(net.nobody, message(number))
+        await until(lambda: bool(at_a.broken))
+        address, why = at_a.broken[0]
+        assert address == net.nobody
+        assert net.nobody in why
+        assert "\n" not in why
+
+    async def test_a_peer_that_dies_is_noticed_by_the_next_message(self, net):
+        a, at_a = await net.start("a")
+        b, at_b = await net.start("b")
+        a.send(at_b.address, message(1))
+        await until(lambda: bool(at_b.messages))
+        await net.die(b, at_b)
+        a.send(at_b.address, message(2))
+        await until(lambda: bool(at_a.broken))
+        assert at_b.messages == [message(1)]
+
+    async def test_what_was_sent_before_closing_arrives(self, net):
+        a, _ = await net.start("a")
+        _, at_b = await net.start("b")
+        a.send(at_b.address, message(1))
+        await a.close(1.0)
+        await until(lambda: at_b.messages == [message(1)])
+
+    async def test_after_closing_nothing_is_sent_any_more(self, net):
+        a, at_a = await net.start("a")
+        _, at_b = await net.start("b")
+        await a.close(0.2)
+        a.send(at_b.address, message(1))
+        await asyncio.sleep(SOON_S)
+        assert at_b.messages == []
+        assert at_a.broken == []
+
+    async def test_a_forgotten_address_can_be_used_again(self, net):
+        a, _ = await net.start("a")
+        _, at_b = await net.start("b")
+        a.forget(at_b.address)
+        a.send(at_b.address, message(1))
+        await until(lambda: at_b.messages == [message(1)])
+        a.forget(at_b.address)
+        a.send(at_b.address, message(2))
+        await until(lambda: at_b.messages == [message(1), message(2)])
+
+    # --- calls ------------------------------------------------------------------------------------
+
+    async def test_a_host_hears_the_hello_and_its_welcome_comes_back(self, net):
+        a, at_a = await net.start("a")
+        _, at_b = await net.start("b")
+        welcome = await a.join(at_b.address, at_a.hello(), 5.0)
+        assert welcome == Welcome("", (at_b.hello().me,))
+        assert at_b.joined == [at_a.hello()]
+
+    async def test_who_is_asked_says_who_it_is(self, net):
+        a, _ = await net.start("a")
+        _, at_b = await net.start("b")
+        assert await a.identify(at_b.address, 5.0) == at_b.hello()
+
+    async def test_calling_nobody_names_the_address_and_the_phase(self, net):
+        a, at_a = await net.start("a")
+        with pytest.raises(TransportError, match=f"{net.nobody} while joining"):
+            await a.join(net.nobody, at_a.hello(), 2.0)
+        with pytest.raises(TransportError, match=f"{net.nobody} while asking who it is"):
+            await a.identify(net.nobody, 2.0)
+
+    # --- streams ----------------------------------------------------------------------------------
+
+    async def test_a_stream_is_ordered_both_ways_and_ends(self, net):
+        openings = []
+
+        async def serve(opening: Opening, stream: SliceStream) -> None:
+            openings.append(opening)
+            await echo(opening, stream)
+
+        a, _ = await net.start("a")
+        _, at_b = await net.start("b", serve)
+        stream = await a.open(at_b.address, OPENING)
+        sent = [bytes([number]) * (1 + 37 * number) for number in range(50)]
+
+        async def send_all() -> None:
+            for payload in sent:
+                await stream.send(memoryview(payload))
+            await stream.finish()
+
+        sending = asyncio.create_task(send_all())
+        assert await drain(stream) == sent
+        await sending
+        assert openings == [OPENING]
+
+    async def test_the_largest_slice_passes_both_ways(self, net):
+        a, _ = await net.start("a")
+        _, at_b = await net.start("b", echo)
+        stream = await a.open(at_b.address, OPENING)
+        payload = bytes(range(256)) * (MAX_SLICE_BYTES // 256)
+        await stream.send(memoryview(payload))
+        await stream.finish()
+        assert await drain(stream) == [payload]
+
+    async def test_a_payload_may_be_reused_once_it_was_sent(self, net):
+        a, _ = await net.start("a")
+        _, at_b = await net.start("b", echo)
+        stream = await a.open(at_b.address, OPENING)
+        payload = bytearray(b"first")
+        await stream.send(memoryview(payload))
+        payload[:] = b"later"
+        await stream.finish()
+        assert await drain(stream) == [b"first"]
+
+    async def test_an_empty_slice_is_not_the_end(self, net):
+        a, _ = await net.start("a")
+        _, at_b = await net.start("b", echo)
+        stream = await a.open(at_b.address, OPENING)
+        await stream.send(memoryview(b""))
+        await stream.finish()
+        assert await drain(stream) == [b""]
+
+    async def test_the_callee_ends_the_stream_by_returning(self, net):
+        async def serve(opening: Opening, stream: SliceStream) -> None:
+            await stream.send(memoryview(b"all there is"))
+
+        a, _ = await net.start("a")
+        _, at_b = await net.start("b", serve)
+        stream = await a.open(at_b.address, OPENING)
+        assert await drain(stream) == [b"all there is"]
+
+    async def test_a_refusal_arrives_in_words(self, net):
+        async def serve(opening: Opening, stream: SliceStream) -> None:
+            raise RefusedError("b is not in a#7")
+
+        a, _ = await net.start("a")
+        _, at_b = await net.start("b", serve)
+        stream = await a.open(at_b.address, OPENING)
+        with pytest.raises(RefusedError, match=r"^b is not in a#7$"):
+            await stream.receive()
+
+    async def test_an_abort_by_the_callee_is_seen_by_the_caller_in_words(self, net):
+        async def serve(opening: Opening, stream: SliceStream) -> None:
+            await stream.receive()
+            stream.abort("numbers that are not finite")
+            stream.abort("said twice")
+            with pytest.raises(TransportError, match="not finite"):
+                await stream.send(memoryview(b"more"))
+            with pytest.raises(TransportError, match="not finite"):
+                await stream.receive()
+
+        a, _ = await net.start("a")
+        _, at_b = await net.start("b", serve)
+        stream = await a.open(at_b.address, OPENING)
+        await stream.send(memoryview(b"x"))
+        with pytest.raises(TransportError, match="numbers that are not finite"):
+            await drain(stream)
+
+    async def test_an_abort_by_the_caller_cancels_the_callee(self, net):
+        async def serve(opening: Opening, stream: SliceStream) -> None:
+            await stream.receive()
+            await asyncio.Event().wait()
+
+        a, _ = await net.start("a")
+        _, at_b = await net.start("b", serve)
+        stream = await a.open(at_b.address, OPENING)
+        await stream.send(memoryview(b"x"))
+        await asyncio.sleep(SOON_S)
+        stream.abort("the group is over")
+        stream.abort("said twice")
+        async with asyncio.timeout(5):
+            await at_b.cancelled.wait()
+
+    async def test_after_its_own_abort_the_caller_is_told_why(self, net):
+        a, _ = await net.start("a")
+        _, at_b = await net.start("b", echo)
+        stream = await a.open(at_b.address, OPENING)
+        receiving = asyncio.create_task(stream.receive())
+        await asyncio.sleep(SOON_S)
+        stream.abort("the group is over")
+        with pytest.raises(TransportError, match="the group is over"):
+            await receiving
+        for use in (stream.receive(), stream.send(memoryview(b"x")), stream.finish()):
+            with pytest.raises(TransportError, match="the group is over"):
+                await use
+
+    @pytest.mark.parametrize("sent", [0, 3])
+    async def test_a_caller_that_aborts_never_looks_like_one_that_said_all(self, net, sent):
+        how_it_ended: list[object] = []
+        tasks = []
+
+        async def serve(opening: Opening, stream: SliceStream) -> None:
+            tasks.append(asyncio.create_task(read_elsewhere(how_it_ended, stream)))
+            await asyncio.Event().wait()
+
+        a, _ = await net.start("a")
+        _, at_b = await net.start("b", serve)
+        stream = await a.open(at_b.address, OPENING)
+        for _ in range(sent):
+            await stream.send(memoryview(b"x"))
+        await until(lambda: bool(tasks))
+        await asyncio.sleep(SOON_S)
+        stream.abort("the group is over")
+        await until(lambda: bool(how_it_ended))
+        assert isinstance(how_it_ended[0], TransportError)
+
+    async def test_a_caller_that_dies_never_looks_like_one_that_said_all(self, net):
+        how_it_ended: list[object] = []
+        tasks = []
+
+        async def serve(opening: Opening, stream: SliceStream) -> None:
+            tasks.append(asyncio.create_task(read_elsewhere(how_it_ended, stream)))
+            await asyncio.Event().wait()
+
+        a, at_a = await net.start("a")
+        _, at_b = await net.start("b", serve)
+        stream = await a.open(at_b.address, OPENING)
+        await stream.send(memoryview(b"x"))
+        await until(lambda: bool(tasks))
+        await (net.die(a, at_a) if net.kind == "sim" else a.close(0.1))
+        await until(lambda: bool(how_it_ended))
+        assert isinstance(how_it_ended[0], TransportError)
+
+    async def test_a_callee_that_dies_in_the_middle_fails_the_stream(self, net):
+        async def serve(opening: Opening, stream: SliceStream) -> None:
+            await stream.send(memoryview(b"first"))
+            await asyncio.Event().wait()
+
+        a, _ = await net.start("a")
+        b, at_b = await net.start("b", serve)
+        stream = await a.open(at_b.address, OPENING)
+        assert bytes(await stream.receive() or b"") == b"first"
+        await net.die(b, at_b)
+        with pytest.raises(TransportError):
+            await stream.receive()
+        with pytest.raises(TransportError):
+            await stream.send(memoryview(b"x"))
+
+    async def test_a_stream_to_nobody_fails_at_the_latest_when_it_is_used(self, net):
+        a, _ = await net.start("a")
+
+        async def open_and_use() -> None:
+            stream = await a.open(net.nobody, OPENING)
+            await stream.receive()
+
+        with pytest.raises(TransportError):
+            await open_and_use()
+
+    async def test_a_receiver_that_does_not_read_makes_its_sender_wait_and_no_other(self, net):
+        async def serve(opening: Opening, stream: SliceStream) -> None:
+            assert isinstance(opening, StateOpening)
+            if opening.version is None:
+                await asyncio.Event().wait()
+            await echo(opening, stream)
+
+        a, at_a = await net.start("a")
+        _, at_b = await net.start("b", serve)
+        megabyte = memoryview(bytes(1 << 20))
+        stuck = await a.open(at_b.address, StateOpening("swarm", PeerId("a"), None))
+        sent = 0
+
+        async def flood() -> None:
+            nonlocal sent
+            with suppress(TransportError):
+                while True:
+                    await stuck.send(megabyte)
+                    sent += 1
+
+        flooding = asyncio.create_task(flood())
+        await asyncio.sleep(1.0)
+        assert not flooding.done()
+        assert sent < 32, "slices pile up in front of a receiver that does not read"
+        before = sent
+        other = await a.open(at_b.address, OPENING)
+        for _ in range(8):
+            await other.send(megabyte)
+            payload = await other.receive()
+            assert payload is not None
+            assert payload.nbytes == 1 << 20
+        await other.finish()
+        assert await drain(other) == []
+        a.send(at_b.address, message(1))
+        await until(lambda: at_b.messages == [message(1)])
+        assert sent == before
+        stuck.abort("enough")
+        await flooding
+        assert at_a.broken == []
+
+    async def test_many_streams_at_once_keep_apart(self, net):
+        a, _ = await net.start("a")
+        _, at_b = await net.start("b", echo)
+
+        async def talk(number: int) -> list[bytes]:
+            stream = await a.open(at_b.address, OPENING)
+            for _ in range(3):
+                await stream.send(memoryview(bytes([number]) * 1000))
+            await stream.finish()
+            return await drain(stream)
+
+        answers = await asyncio.gather(*(talk(number) for number in range(20)))
+        assert answers == [[bytes([number]) * 1000] * 3 for number in range(20)]
+
+
+class TestSimTransport(TransportContract):
+    kind = "sim"
+
+
+@pytest.mark.sockets
+class TestGrpcTransport(TransportContract):
+    kind = "grpc"
