@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.consensus import Target
-from p2ptrain.averaging.base import load_algorithm
+from launcher.outsiders import check_algorithm
 from p2ptrain.compute.pace import Pace
 from p2ptrain.compute.training import TrainingConfig
 from p2ptrain.config import RunConfig, StopConfig, load_toml
@@ -148,7 +148,7 @@ class Scenario:
             ConfigError: listing the algorithms or the options there are.
         """
         for name in self.algorithms:
-            load_algorithm(name, self.options.get(name, {}))
+            check_algorithm(name, self.options.get(name, {}))
 
     def configs(self, algorithm: str, folder: Path) -> tuple[RunConfig, ...]:
         """One configuration per peer, without addresses; their files go to `folder`."""

@@ -27,11 +27,12 @@ from pathlib import Path
 
 from launcher.backends import guard
 from launcher.backends.base import Fleet, LaunchError, PeerStatus
+from launcher.outsiders import OUTSIDERS
 from p2ptrain.config import RunConfig, to_toml
 from p2ptrain.ids import Seconds
 
 PEER_COMMAND = (sys.executable, "-m", "p2ptrain", "peer", "--config")
-"""What starts a peer, up to the path of its configuration."""
+"""What starts a peer of ours, up to the path of its configuration."""
 
 USER_MISTAKE = 2
 """The exit code of a peer that refuses to run; its last line says why."""
@@ -41,7 +42,10 @@ _POLL_S = 0.02
 
 
 class ProcessBackend:
-    """Starts peers with `command`, followed by the path of a peer's configuration."""
+    """Starts peers with `command`, followed by the path of a peer's configuration.
+
+    Outsiders (`launcher.outsiders`) have commands of their own.
+    """
 
     def __init__(self, command: Sequence[str] = PEER_COMMAND) -> None:
         self._command = tuple(command)
@@ -51,7 +55,7 @@ class ProcessBackend:
         fleet = ProcessFleet()
         try:
             for config in _with_addresses(configs):
-                fleet.add(config, self._command)
+                fleet.add(config, OUTSIDERS.get(config.algorithm, self._command))
         except OSError as error:
             fleet.stop(0.0)
             raise LaunchError(f"cannot start the peers: {error}") from error

@@ -1,0 +1,32 @@
+"""Rows for outsiders: what is compared with p2ptrain and is not part of it.
+
+An outsider is an algorithm by name that p2ptrain knows nothing of. Its peers are a program of their
+own, started like ours (``--config peer.toml``, a `RunConfig`) and writing the same records, so that
+everything after the start treats it like any other row. It trains the same task from the same seed
+with the same shards, pace, batch size, optimizer and end. It has no options: what it is compared
+with must be what people run.
+"""
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from p2ptrain.averaging.base import load_algorithm
+from p2ptrain.errors import ConfigError
+
+OUTSIDERS: Mapping[str, tuple[str, ...]] = {
+    "ddp": (sys.executable, "-m", "launcher.ddp", "--config"),
+}
+"""What starts a peer of each, up to the path of its configuration."""
+
+
+def check_algorithm(name: str, options: Mapping[str, Any]) -> None:  # Any: an algorithm's own
+    """Refuse an algorithm or an option that does not exist, before anything starts.
+
+    Raises:
+        ConfigError: listing those there are.
+    """
+    if name not in OUTSIDERS:
+        load_algorithm(name, options)
+    elif options:
+        raise ConfigError(f"{name!r} has no options, but [options.{name}] sets {sorted(options)}")
