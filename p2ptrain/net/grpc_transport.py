@@ -109,7 +109,8 @@ class GrpcTransport:
 
     Args:
         listen: ``host:port`` to listen on; port 0 takes a free one.
-        advertise: what others should use; by default the address that is listened on.
+        advertise: what others should use; by default the address that is listened on. Port 0
+            stands for the port that was found.
     """
 
     def __init__(self, listen: str, advertise: str = "", config: GrpcConfig | None = None) -> None:
@@ -127,7 +128,8 @@ class GrpcTransport:
     # --- the port ---------------------------------------------------------------------------------
 
     async def start(self, handler: Handler) -> Address:
-        host, _, _ = _split(self._listen)
+        host, _ = _split("listen", self._listen)
+        advertised, port_advertised = _split("advertise", self._advertise or f"{host}:0")
         self._handler = handler
         checks = health.aio.HealthServicer()
         server = grpc.aio.server(options=self._options)
@@ -142,7 +144,7 @@ class GrpcTransport:
         for name in ("", SERVICE):
             await checks.set(name, health_pb2.HealthCheckResponse.SERVING)
         self._server = server
-        return wire.address(self._advertise or f"{host}:{port}")
+        return wire.address(f"{advertised}:{int(port_advertised) or port}")
 
     def send(self, target: Address, envelope: Envelope) -> None:
         if not self._closed:
@@ -295,18 +297,17 @@ class _Link:
 
     async def _talk(self) -> None:
         """Carry the queue to the peer, over call after call, until the link closes."""
-        while not (self._closing and not self._queue):
+        while self._queue:
             try:
                 await self._talk_once()
+                why = f"{self._address} ended the conversation"
             except grpc.RpcError as error:
                 why = str(_translate(error, self._address, "talking"))
-                self._queue.clear()  # best effort: what waited is old news by now
-                if self._closing:
-                    return
-                self._handler.handle_broken(self._address, why)
-                await asyncio.sleep(RETRY_S)
-                if not self._queue:
-                    return  # the next message opens a call again
+            if self._closing:
+                return
+            self._queue.clear()  # best effort: what waited is old news by now
+            self._handler.handle_broken(self._address, why)
+            await asyncio.sleep(RETRY_S)  # after that, the next message opens a call again
 
     async def _talk_once(self) -> None:
         call = self._channel.stream_unary(f"/{SERVICE}/Talk")()
@@ -429,13 +430,15 @@ def _is_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-def _split(text: str) -> tuple[str, str, str]:
-    host, colon, port = text.rpartition(":")
-    if not (host and wire.is_port(port)):
+def _split(setting: str, text: str) -> tuple[str, str]:
+    host, _, port = text.rpartition(":")
+    try:
+        wire.address(f"{host}:{int(port) or 1}" if wire.is_port(port) else text)
+    except CodecError as error:
         raise ConfigError(
-            f"listen = {text!r} is not an address; write host:port, port 0 for a free one"
-        )
-    return host, colon, port
+            f"{setting} = {text!r} is not an address; write host:port, port 0 for a free one"
+        ) from error
+    return host, port
 
 
 def _cannot_listen(listen: str) -> ConfigError:

@@ -1,0 +1,434 @@
+"""The real transport against real sockets: strangers, garbage, addresses that are no peer's."""
+
+import asyncio
+import logging
+import socket
+import threading
+from contextlib import asynccontextmanager, contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import grpc
+import grpc.aio
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from p2ptrain.core.messages import Arrive, Member
+from p2ptrain.errors import CodecError, ConfigError, RefusedError, TransportError
+from p2ptrain.ids import Address, PeerId
+from p2ptrain.net import grpc_transport, wire
+from p2ptrain.net.grpc_transport import SERVICE, GrpcConfig, GrpcTransport
+from p2ptrain.net.wire import Envelope, Hello, StateOpening, Welcome
+
+pytestmark = pytest.mark.sockets
+
+OPENING = StateOpening("swarm", PeerId("a"), 7)
+
+
+class Handler:
+    """Notes messages; echoes streams."""
+
+    def __init__(self) -> None:
+        self.messages: list[Envelope] = []
+        self.broken: list[str] = []
+
+    def handle_message(self, envelope):
+        self.messages.append(envelope)
+
+    def handle_broken(self, address, why):
+        self.broken.append(why)
+
+    async def handle_join(self, hello):
+        return Welcome("", (hello.me,))
+
+    def handle_identify(self):
+        return hello()
+
+    async def handle_stream(self, opening, stream):
+        while (payload := await stream.receive()) is not None:
+            await stream.send(payload)
+
+
+def hello() -> Hello:
+    return Hello((1, 0), "ad_psgd", "model", 1, Member(peer="a", address="h:1", incarnation=1))
+
+
+def message(number: int = 1) -> Envelope:
+    return Envelope(PeerId("a"), "swarm", Arrive(number))
+
+
+@asynccontextmanager
+async def started(config: GrpcConfig | None = None):
+    """A transport that listens, its handler and its address."""
+    transport, handler = GrpcTransport("127.0.0.1:0", config=config), Handler()
+    address = await transport.start(handler)
+    try:
+        yield transport, handler, address
+    finally:
+        await transport.close(0.2)
+
+
+async def until(condition) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 - what is waited for does not know us
+            await asyncio.sleep(0.005)
+
+
+@pytest.fixture
+def silent(caplog, capfd):
+    """Fails if anything was logged or printed: strangers must not fill anybody's terminal."""
+    with caplog.at_level(logging.DEBUG, logger="grpc"):
+        yield
+    noise = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+    assert noise == []
+    assert capfd.readouterr() == ("", "")
+
+
+# --- listening ------------------------------------------------------------------------------------
+
+
+async def test_a_port_in_use_is_one_sentence():
+    async with started() as (_, _, address):
+        with pytest.raises(ConfigError, match=f"cannot listen on {address}: the port is in use"):
+            await GrpcTransport(address).start(Handler())
+
+
+@pytest.mark.parametrize("listen", ["", "4000", "host:", ":4000", "host:port", "host:70000"])
+async def test_what_is_no_address_to_listen_on_is_one_sentence(listen):
+    with pytest.raises(ConfigError, match="is not an address; write host:port, port 0 for a free"):
+        await GrpcTransport(listen).start(Handler())
+
+
+async def test_an_address_of_another_machine_cannot_be_listened_on():
+    with pytest.raises(ConfigError, match=r"cannot listen on 192\.0\.2\.1:0"):
+        await GrpcTransport("192.0.2.1:0").start(Handler())
+
+
+async def test_a_free_port_is_found_and_advertised():
+    async with started() as (_, _, address):
+        assert address.startswith("127.0.0.1:")
+        assert wire.address(address) == address
+
+
+async def test_port_0_of_the_advertised_address_stands_for_the_real_port():
+    transport = GrpcTransport("127.0.0.1:0", advertise="localhost:0")
+    address = await transport.start(Handler())
+    try:
+        assert address.startswith("localhost:")
+        assert (await transport.identify(address, 5.0)) == hello()
+    finally:
+        await transport.close(0.2)
+
+
+async def test_an_advertised_address_that_is_none_is_one_sentence():
+    transport = GrpcTransport("127.0.0.1:0", advertise="my machine")
+    with pytest.raises(ConfigError, match="advertise = 'my machine' is not an address"):
+        await transport.start(Handler())
+    await transport.close(0.2)
+
+
+async def test_the_standard_health_service_says_that_a_peer_serves():
+    async with started() as (_, _, address), grpc.aio.insecure_channel(address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        for name in ("", SERVICE):
+            answer = await stub.Check(health_pb2.HealthCheckRequest(service=name))
+            assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+# --- garbage --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(range(256)),
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"\x00" * 10_000,
+        b"",
+    ],
+    ids=["http", "broken http2", "tls", "zeros", "hang up"],
+)
+async def test_garbage_over_tcp_costs_its_sender_the_connection_and_nobody_else(silent, garbage):
+    async with started() as (transport, handler, address):
+        host, port = address.split(":")
+        for _ in range(3):
+            _, writer = await asyncio.open_connection(host, int(port))
+            writer.write(garbage)
+            await writer.drain()
+            writer.close()
+        transport.send(address, message())
+        await until(lambda: handler.messages == [message()])
+
+
+MALFORMED = [b"\xff\xff\xff", b"", b"\x0a\x01a", b"\x52\x00", b"\x0b" * 200]
+
+
+@pytest.mark.parametrize("method", ["Join", "Talk", "Move"])
+async def test_malformed_messages_are_refused_counted_and_forgotten(silent, method):
+    async with started() as (transport, handler, address):
+        async with grpc.aio.insecure_channel(address) as channel:
+            for data in MALFORMED:
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await _call(channel, method, data)
+                assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert transport.refused_bytes == len(MALFORMED)
+        transport.send(address, message())
+        await until(lambda: handler.messages == [message()])
+
+
+async def _call(channel, method: str, data: bytes) -> None:
+    path = f"/{SERVICE}/{method}"
+    if method == "Join":
+        await channel.unary_unary(path)(data)
+    elif method == "Talk":
+        await channel.stream_unary(path)(iter([data]))
+    else:
+        call = channel.stream_stream(path)(iter([data]))
+        while await call.read() is not grpc.aio.EOF:
+            pass
+
+
+async def test_garbage_in_the_middle_of_a_conversation_ends_it_and_keeps_what_came_before(silent):
+    async with started() as (transport, handler, address):
+        async with grpc.aio.insecure_channel(address) as channel:
+            good = wire.encode_envelope(message())
+            with pytest.raises(grpc.aio.AioRpcError):
+                await channel.stream_unary(f"/{SERVICE}/Talk")(iter([good, b"\xff", good]))
+        assert handler.messages == [message()]
+        assert transport.refused_bytes == 1
+
+
+async def test_garbage_in_the_middle_of_a_stream_ends_that_stream(silent):
+    async with started() as (transport, _, address):
+        stream = await transport.open(address, OPENING)
+        await stream.write(b"\x12\x00")
+        with pytest.raises(TransportError, match="could not read what we sent"):
+            await stream.receive()
+        assert transport.refused_bytes == 1
+
+
+async def test_who_is_asked_ignores_what_comes_with_the_question(silent):
+    async with started() as (_, _, address), grpc.aio.insecure_channel(address) as channel:
+        answer = await channel.unary_unary(f"/{SERVICE}/Identify")(b"\xff\xff")
+        assert wire.decode_hello(answer) == hello()
+
+
+async def test_a_method_that_does_not_exist_is_unimplemented(silent):
+    async with started() as (_, _, address), grpc.aio.insecure_channel(address) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await channel.unary_unary(f"/{SERVICE}/Nonsense")(b"")
+        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+# --- sizes ----------------------------------------------------------------------------------------
+
+
+async def test_a_slice_above_the_limit_fails_its_stream_and_nothing_else(silent):
+    async with started() as (transport, handler, address):
+        stream = await transport.open(address, OPENING)
+        with pytest.raises(TransportError):
+            await _send_and_receive(stream, bytes(wire.MAX_SLICE_BYTES + 2000))
+        transport.send(address, message())
+        await until(lambda: handler.messages == [message()])
+
+
+async def _send_and_receive(stream, payload: bytes) -> None:
+    await stream.send(memoryview(payload))
+    await stream.receive()
+
+
+# --- calling what is no peer ----------------------------------------------------------------------
+
+
+@contextmanager
+def tcp_server_that_says_nothing():
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield f"127.0.0.1:{listening.getsockname()[1]}"
+
+
+@contextmanager
+def http_server():
+    class Quiet(BaseHTTPRequestHandler):
+        def log_message(self, *args):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Quiet) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@contextmanager
+def closed_port():
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+    yield f"127.0.0.1:{port}"
+
+
+@asynccontextmanager
+async def grpc_server(behaviour=None):
+    """A gRPC server without our service, or with `behaviour` for every method of it."""
+    server = grpc.aio.server()
+    if behaviour:
+        methods = {
+            "Join": grpc.unary_unary_rpc_method_handler(behaviour),
+            "Identify": grpc.unary_unary_rpc_method_handler(behaviour),
+            "Talk": grpc.stream_unary_rpc_method_handler(behaviour),
+        }
+        handlers = grpc.method_handlers_generic_handler(SERVICE, methods)
+        server.add_generic_rpc_handlers((handlers,))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield Address(f"127.0.0.1:{port}")
+    finally:
+        await server.stop(None)
+
+
+@pytest.mark.parametrize(
+    ("no_peer", "says"),
+    [
+        (closed_port, "no connection to {} while joining"),
+        (tcp_server_that_says_nothing, "{}.* while joining"),
+        (http_server, "no connection to {} while joining"),
+    ],
+)
+async def test_joining_what_is_no_peer_ends_in_time_and_names_it(silent, no_peer, says):
+    async with started() as (transport, _, _):
+        with no_peer() as address:
+            before = asyncio.get_running_loop().time()
+            with pytest.raises(TransportError, match=says.format(address)) as caught:
+                await transport.join(Address(address), hello(), 0.5)
+            assert asyncio.get_running_loop().time() - before < 2.0
+            assert "\n" not in str(caught.value)
+
+
+async def test_joining_another_grpc_server_says_that_it_is_no_peer():
+    async with started() as (transport, _, _), grpc_server() as address:
+        with pytest.raises(TransportError, match=f"{address} answers, but not as a p2ptrain peer"):
+            await transport.join(address, hello(), 5.0)
+
+
+async def test_an_answer_that_does_not_decode_is_an_error_of_ours():
+    async def answer_rubbish(request, context):
+        return b"\xff\xff"
+
+    async with started() as (transport, _, _), grpc_server(answer_rubbish) as address:
+        with pytest.raises(CodecError):
+            await transport.join(address, hello(), 5.0)
+        with pytest.raises(CodecError):
+            await transport.identify(address, 5.0)
+
+
+async def test_a_server_that_ends_every_conversation_at_once_is_not_called_in_a_storm():
+    calls = 0
+
+    async def end_at_once(request, context):
+        nonlocal calls
+        calls += 1
+        return b""
+
+    async with started() as (transport, handler, _), grpc_server(end_at_once) as address:
+        transport.send(address, message())
+        await until(lambda: bool(handler.broken))
+        await asyncio.sleep(3 * grpc_transport.RETRY_S)
+        assert calls <= 2
+        assert "ended the conversation" in handler.broken[0]
+
+
+# --- errors ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("code", list(grpc.StatusCode), ids=lambda code: code.name)
+def test_every_status_code_becomes_one_sentence_that_names_the_address(code):
+    details = "several\nlines of\n details"
+    metadata = grpc.aio.Metadata()
+    error = grpc.aio.AioRpcError(code, metadata, metadata, details)
+    ours = grpc_transport._translate(error, Address("h:1"), "joining")
+    assert "\n" not in str(ours)
+    if isinstance(ours, RefusedError):
+        assert str(ours) == "several lines of details"
+    else:
+        assert isinstance(ours, TransportError)
+        assert "h:1" in str(ours)
+
+
+# --- keepalive ------------------------------------------------------------------------------------
+
+
+def test_servers_expect_at_least_twice_the_pings_that_clients_send():
+    for period_s in (0.001, 0.5, 10.0, 3600.0):
+        options = dict(grpc_transport._options(GrpcConfig(keepalive_s=period_s)))
+        allowed = options["grpc.http2.min_recv_ping_interval_without_data_ms"]
+        assert 2 * allowed <= max(2, options["grpc.keepalive_time_ms"])
+        assert options["grpc.keepalive_permit_without_calls"] == 1
+        assert options["grpc.http2.max_pings_without_data"] == 0
+
+
+async def test_an_idle_connection_with_eager_keepalive_is_not_closed_for_too_many_pings(silent):
+    eager = GrpcConfig(keepalive_s=0.05, keepalive_timeout_s=1.0)
+    async with started(eager) as (a, at_a, _), started(eager) as (_, at_b, address):
+        a.send(address, message(1))
+        stream = await a.open(address, OPENING)
+        await asyncio.sleep(3.0)
+        a.send(address, message(2))
+        await stream.send(memoryview(b"still here"))
+        assert bytes(await stream.receive() or b"") == b"still here"
+        await stream.finish()
+        assert await stream.receive() is None
+        await until(lambda: at_b.messages == [message(1), message(2)])
+        assert at_a.broken == []
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["keepalive_s", "keepalive_timeout_s"])
+def test_a_keepalive_that_cannot_work_is_refused(name, value):
+    with pytest.raises(ConfigError, match=f"network {name} = {value} must be above 0"):
+        GrpcConfig(**{name: value})
+
+
+# --- closing --------------------------------------------------------------------------------------
+
+
+async def test_closing_twice_and_closing_what_never_started_is_harmless():
+    await GrpcTransport("127.0.0.1:0").close(0.1)
+    transport = GrpcTransport("127.0.0.1:0")
+    await transport.start(Handler())
+    await transport.close(0.1)
+    await transport.close(0.1)
+
+
+async def test_after_closing_calls_and_streams_fail_in_words():
+    async with started() as (_, _, address):
+        transport = GrpcTransport("127.0.0.1:0")
+        await transport.start(Handler())
+        await transport.close(0.1)
+        for call in (
+            transport.join(address, hello(), 1.0),
+            transport.identify(address, 1.0),
+            transport.open(address, OPENING),
+        ):
+            with pytest.raises(TransportError, match="this peer has closed its own"):
+                await call
+
+
+async def test_forgetting_an_address_ends_its_streams_with_an_error_not_a_cancellation():
+    async with started() as (transport, _, address):
+        stream = await transport.open(address, OPENING)
+        receiving = asyncio.create_task(stream.receive())
+        await asyncio.sleep(0.05)
+        transport.forget(address)
+        with pytest.raises(TransportError, match="the connection was closed here"):
+            await receiving
+
+
+async def test_messages_wait_in_a_bounded_queue(silent):
+    async with started() as (transport, _, _):
+        with tcp_server_that_says_nothing() as address:
+            for number in range(10 * grpc_transport.QUEUE):
+                transport.send(Address(address), message(number))
+            assert len(transport._links[address]._queue) == grpc_transport.QUEUE
