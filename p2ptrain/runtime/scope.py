@@ -9,17 +9,21 @@ from collections.abc import Coroutine
 from types import TracebackType
 from typing import Any, Self
 
+from p2ptrain.errors import InvariantViolation
+
 
 class Scope:
     """``async with Scope() as scope: scope.start(...)``: leaves when all tasks have ended.
 
     The first task that fails cancels the others, in order, and its error is raised when all have
-    ended. An error in the body does the same. Tasks may start tasks.
+    ended. An error in the body does the same. Tasks may start tasks. A task that is cancelled, but
+    not by the scope, has not done its work: that is an error too, or it would pass for success.
     """
 
     def __init__(self) -> None:
         self._tasks: list[asyncio.Task[Any]] = []  # Any: results are not used
         self._error: BaseException | None = None
+        self._cancelled = False
         self._stirred = asyncio.Event()
 
     def start(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
@@ -31,12 +35,13 @@ class Scope:
 
     def cancel(self) -> None:
         """Cancel all tasks, in order."""
+        self._cancelled = True
         for task in self._tasks:
             task.cancel()
 
     def _note(self, task: asyncio.Task[Any]) -> None:
-        if not task.cancelled() and task.exception() and self._error is None:
-            self._error = task.exception()
+        error = self._error_of(task)
+        self._error = self._error or error
         self._stirred.set()
 
     async def __aenter__(self) -> Self:
@@ -60,6 +65,11 @@ class Scope:
             raise self._error
         if isinstance(error, asyncio.CancelledError):
             raise error
+
+    def _error_of(self, task: asyncio.Task[Any]) -> BaseException | None:
+        if not task.cancelled():
+            return task.exception()
+        return None if self._cancelled else InvariantViolation(f"{task} was cancelled elsewhere")
 
     def _all_done(self) -> bool:
         return all(task.done() for task in self._tasks)
