@@ -196,10 +196,15 @@ class Exchange:
         span = self._mine[index]
         mean_S = self.mean_V[span.start : span.stop]
         mean_S[:] = parts[self._members[0]]
-        for other in self._members[1:]:
-            mean_S += parts[other]
-        mean_S /= np.float32(len(self._members))
+        with np.errstate(over="ignore", invalid="ignore"):
+            for other in self._members[1:]:
+                mean_S += parts[other]
+            mean_S /= np.float32(len(self._members))
         parts.clear()
+        if not np.isfinite(mean_S).all():  # the parts are; or it is our own that is not
+            raise GroupBroken(
+                Outcome.BROKEN, f"{self._me} got an overflow, or its own numbers are not finite"
+            )
         self._reduced[index].set_result(None)
 
     async def _return_means(self, caller: PeerId, stream: SliceStream) -> None:

@@ -1,0 +1,360 @@
+"""A formed group moves its slices: over the simulated network, on virtual time."""
+
+import asyncio
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from p2ptrain.core.events import Outcome
+from p2ptrain.core.slices import share
+from p2ptrain.errors import ConfigError, RefusedError
+from p2ptrain.ids import PeerId, Ticket
+from p2ptrain.net.transport import SliceStream
+from p2ptrain.net.wire import AverageOpening
+from p2ptrain.runtime.exchange import WINDOW, Exchange, ExchangeConfig, GroupBroken
+from p2ptrain.sim.network import SimNetwork
+
+TICKET = Ticket(PeerId("p0"), 1, 1)
+
+
+class Member:
+    """One member: its transport, its exchange, and the handler that leads streams to it."""
+
+    def __init__(self, group: "Group", name: str, vector_V: np.ndarray, slice_size: int) -> None:
+        self.name = PeerId(name)
+        self.vector_V = vector_V
+        self.before_V = vector_V.copy()
+        self.transport = group.network.transport(f"sim:{name[1:]}9")
+        self.group = group
+        self.exchange = Exchange(
+            self.name,
+            TICKET,
+            group.names,
+            vector_V,
+            slice_size,
+            "swarm",
+            asyncio.get_running_loop().time,
+        )
+        self.accept = self.exchange.accept
+
+    async def handle_stream(self, opening: AverageOpening, stream: SliceStream) -> None:
+        await self.accept(opening, stream)
+
+    async def open(self, peer: PeerId, opening: AverageOpening) -> SliceStream:
+        return await self.transport.open(self.group.members[peer].transport.address, opening)
+
+    async def run(self) -> np.ndarray:
+        return await self.exchange.run(self.open)
+
+
+class Group:
+    """All members of one ticket."""
+
+    def __init__(self, vectors: list[np.ndarray], slice_size: int = 3) -> None:
+        self.network = SimNetwork(seed=0)
+        self.names = tuple(PeerId(f"p{index}") for index in range(len(vectors)))
+        self.members = {
+            name: Member(self, name, vector_V, slice_size)
+            for name, vector_V in zip(self.names, vectors, strict=True)
+        }
+
+    async def start(self) -> None:
+        for member in self.members.values():
+            await member.transport.start(member)
+
+    async def run(self) -> list[np.ndarray | BaseException]:
+        """What each member's run returned or raised."""
+        await self.start()
+        runs = (member.run() for member in self.members.values())
+        async with asyncio.timeout(60):
+            return list(await asyncio.gather(*runs, return_exceptions=True))
+
+    def assert_no_vector_changed(self) -> None:
+        for member in self.members.values():
+            np.testing.assert_array_equal(member.vector_V, member.before_V)
+
+
+def vectors(size: int, members: int) -> list[np.ndarray]:
+    rng = np.random.default_rng(size * 31 + members)
+    return [rng.normal(size=size).astype(np.float32) for _ in range(members)]
+
+
+def outcome_of(result: np.ndarray | BaseException) -> Outcome:
+    assert isinstance(result, GroupBroken), result
+    return result.outcome
+
+
+# --- means ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("members", [1, 2, 3, 8])
+@pytest.mark.parametrize("size", [1, 2, 7, 8, 24, 1000])
+async def test_all_members_get_bitwise_the_same_mean(size, members):
+    group = Group(vectors(size, members))
+    means = await group.run()
+    expected_V = np.mean([m.before_V.astype(np.float64) for m in group.members.values()], axis=0)
+    for mean_V in means:
+        assert mean_V.tobytes() == means[0].tobytes()
+        assert mean_V.dtype == np.float32
+    np.testing.assert_allclose(means[0], expected_V, rtol=1e-5, atol=1e-6)
+    group.assert_no_vector_changed()
+
+
+@pytest.mark.parametrize("members", [2, 3, 8])
+async def test_each_number_is_moved_as_often_as_an_all_reduce_must(members):
+    size = 24 * members
+    group = Group(vectors(size, members), slice_size=5)
+    await group.run()
+    for member in group.members.values():
+        expected = 2 * 4 * size * (members - 1) // members
+        assert member.exchange.sent_bytes == expected
+        assert member.exchange.received_bytes == expected
+
+
+async def test_a_vector_smaller_than_the_group_is_reduced_by_those_who_have_a_share():
+    group = Group(vectors(3, 8))
+    means = await group.run()
+    assert len({mean_V.tobytes() for mean_V in means}) == 1
+    idle = [n for i, n in enumerate(group.names) if share(3, 8, i).size == 0]
+    assert len(idle) == 5
+    for name in idle:
+        assert group.members[name].exchange.received_bytes == 12
+
+
+async def test_a_group_of_one_gets_its_own_vector_and_opens_nothing():
+    group = Group(vectors(10, 1))
+    (mean_V,) = await group.run()
+    np.testing.assert_array_equal(mean_V, group.members[PeerId("p0")].before_V)
+    assert group.members[PeerId("p0")].exchange.sent_bytes == 0
+
+
+async def test_one_slice_or_many_give_the_same_mean():
+    whole, cut = Group(vectors(1000, 3), slice_size=1000), Group(vectors(1000, 3), slice_size=1)
+    means = [await whole.run(), await cut.run()]
+    assert means[0][0].tobytes() == means[1][0].tobytes()
+
+
+async def test_members_may_start_at_very_different_times():
+    group = Group(vectors(10, 3))
+    await group.start()
+
+    async def run_late(index: int, member: Member) -> np.ndarray:
+        await asyncio.sleep(7.0 * index)
+        return await member.run()
+
+    late = [run_late(index, member) for index, member in enumerate(group.members.values())]
+    means = await asyncio.gather(*late)
+    assert len({mean_V.tobytes() for mean_V in means}) == 1
+
+
+# --- what cannot be averaged ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+async def test_a_number_that_is_not_finite_is_rejected_and_nobody_gets_a_mean(bad):
+    group = Group(vectors(30, 3))
+    poisoned = group.members[PeerId("p1")]
+    poisoned.vector_V[0] = poisoned.before_V[0] = bad  # in the share of p0
+    results = await group.run()
+    assert Outcome.BROKEN in [outcome_of(result) for result in results]
+    assert "p1 sent numbers that are not finite" in str(results[0])
+    group.assert_no_vector_changed()
+
+
+async def test_finite_numbers_whose_sum_is_not_give_nobody_a_mean():
+    huge_V = np.full(9, 3e38, dtype=np.float32)
+    group = Group([huge_V.copy() for _ in range(3)])
+    results = await group.run()
+    for result in results:
+        assert isinstance(result, GroupBroken)
+    assert any("overflow" in str(result) for result in results)
+
+
+async def test_the_owner_of_a_number_that_is_not_finite_does_not_get_a_mean_either():
+    group = Group(vectors(30, 3))
+    group.members[PeerId("p0")].vector_V[0] = np.nan  # in its own share: nobody receives it as such
+    for result in await group.run():
+        assert isinstance(result, GroupBroken)
+
+
+# --- members that misbehave -----------------------------------------------------------------------
+
+
+async def test_a_member_that_dies_in_the_middle_breaks_the_group_for_all():
+    group = Group(vectors(3000, 3), slice_size=1)
+    doomed = group.members[PeerId("p1")]
+    asyncio.get_running_loop().call_later(0.02, group.network.crash, doomed.transport.address)
+    await group.start()
+    runs = [asyncio.create_task(member.run()) for member in group.members.values()]
+    for survivor in (runs[0], runs[2]):
+        with pytest.raises(GroupBroken) as caught:
+            await survivor
+        assert "after 0." in str(caught.value), "says how long it went well"
+    runs[1].cancel()
+    await asyncio.gather(*runs, return_exceptions=True)
+    group.assert_no_vector_changed()
+
+
+async def test_cancelling_one_member_breaks_the_group_for_the_others_at_once():
+    group = Group(vectors(3000, 3), slice_size=1)
+    await group.start()
+    runs = [asyncio.create_task(member.run()) for member in group.members.values()]
+    asyncio.get_running_loop().call_later(0.02, runs[0].cancel)
+    results = await asyncio.gather(*runs, return_exceptions=True)
+    assert isinstance(results[0], asyncio.CancelledError)
+    assert isinstance(results[1], GroupBroken)
+    assert isinstance(results[2], GroupBroken)
+    assert asyncio.get_running_loop().time() < 1.0
+    group.assert_no_vector_changed()
+
+
+async def test_a_member_that_refuses_is_named_with_its_reason():
+    group = Group(vectors(10, 2))
+
+    async def refuse(opening, stream):
+        raise RefusedError("p1 is not in p0#1")
+
+    group.members[PeerId("p1")].accept = refuse
+    await group.start()
+    with pytest.raises(GroupBroken, match=r"p1.*p1 is not in p0#1") as caught:
+        await group.members[PeerId("p0")].run()
+    assert caught.value.outcome is Outcome.REFUSED
+
+
+async def test_a_member_that_is_not_there_is_named_with_the_phase():
+    group = Group(vectors(10, 2))
+    alone = group.members[PeerId("p0")]
+    await alone.transport.start(alone)
+    with pytest.raises(GroupBroken, match=r"p1, opening its stream, after .* s: no con") as e:
+        await alone.run()
+    assert e.value.outcome is Outcome.LOST
+
+
+Misbehave = Callable[[SliceStream], object]
+
+
+async def scripted(script) -> BaseException:
+    """How p0's run ends if p1 serves its share well, but calls p0 as `script` says."""
+    group = Group(vectors(12, 2), slice_size=3)
+    p0, p1 = (group.members[name] for name in group.names)
+    await group.start()
+    run = asyncio.create_task(p0.run())
+
+    async def call() -> None:
+        stream = await p1.open(p0.name, AverageOpening("swarm", p1.name, TICKET, 12, 3))
+        await script(stream)
+
+    calling = asyncio.create_task(call())
+    with pytest.raises(GroupBroken) as caught:
+        await run
+    calling.cancel()
+    await asyncio.gather(calling, return_exceptions=True)
+    group.assert_no_vector_changed()
+    return caught.value
+
+
+@pytest.mark.parametrize("size", [0, 1, 8, 11, 13, 1000])
+async def test_a_slice_of_another_size_breaks_the_group(size):
+    async def script(stream):
+        await stream.send(memoryview(bytes(size)))
+
+    error = await scripted(script)
+    assert error.outcome is Outcome.BROKEN
+    assert str(error) == f"p1 sent {size} bytes where a slice of 12 bytes was due"
+
+
+async def test_a_stream_that_ends_too_early_breaks_the_group():
+    async def script(stream):
+        await stream.send(memoryview(bytes(12)))
+        await stream.finish()
+
+    error = await scripted(script)
+    assert str(error) == "p1 sent the end where a slice of 12 bytes was due"
+
+
+async def test_a_slice_too_many_breaks_the_group():
+    async def script(stream):
+        for _ in range(3):
+            await stream.send(memoryview(bytes(12)))
+
+    assert str(await scripted(script)) == "p1 sent more slices than its share has"
+
+
+async def test_an_abort_after_the_last_slice_is_no_end():
+    async def script(stream):
+        for _ in range(2):
+            await stream.send(memoryview(bytes(12)))
+        await asyncio.sleep(0.1)
+        stream.abort("changed its mind")
+
+    error = await scripted(script)
+    assert error.outcome is Outcome.LOST
+
+
+# --- openings -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("opening", "says"),
+    [
+        (AverageOpening("swarm", "p9", TICKET, 12, 3), "does not wait for a stream of p9"),
+        (AverageOpening("swarm", "p0", TICKET, 12, 3), "does not wait for a stream of p0"),
+        (AverageOpening("swarm", "p1", TICKET, 13, 3), "p1 averages 13 numbers in slices of 3, p0"),
+        (AverageOpening("swarm", "p1", TICKET, 12, 4), "in slices of 4, p0 12 in slices of 3"),
+        (AverageOpening("swarm", "p1", TICKET, 0, 0), "p1 averages 0 numbers in slices of 0"),
+    ],
+)
+async def test_an_opening_that_does_not_fit_is_refused_and_the_group_goes_on(opening, says):
+    group = Group(vectors(12, 2))
+    await group.start()
+    stream = await group.members[PeerId("p1")].open(PeerId("p0"), opening)
+    with pytest.raises(RefusedError, match=says):
+        await stream.receive()
+    runs = [member.run() for member in group.members.values()]
+    means = await asyncio.gather(*runs)
+    assert means[0].tobytes() == means[1].tobytes()
+
+
+async def test_a_second_stream_of_the_same_member_is_refused():
+    group = Group(vectors(12, 2))
+    await group.start()
+    p1 = group.members[PeerId("p1")]
+    opening = AverageOpening("swarm", p1.name, TICKET, 12, 3)
+    first = await p1.open(PeerId("p0"), opening)
+    second = await p1.open(PeerId("p0"), opening)
+    with pytest.raises(RefusedError, match="does not wait for a stream of p1"):
+        await second.receive()
+    first.abort("enough")
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+
+async def test_a_fast_member_is_never_more_than_a_window_ahead_of_a_slow_one():
+    size, slices = 3 * 200, 200
+    group = Group(vectors(size, 3), slice_size=1)
+    p0, p1 = group.members[PeerId("p0")], group.members[PeerId("p1")]
+    await group.start()
+    runs = [asyncio.create_task(p0.run()), asyncio.create_task(p1.run())]
+    await asyncio.sleep(100.0)  # p2 has not come: nothing can be reduced
+    waiting = sum(bool(parts) for parts in p0.exchange._parts if p1.name in parts)
+    assert waiting <= WINDOW
+    assert p1.exchange.sent_bytes < 4 * slices, "it was made to wait, and did not buffer"
+    runs.append(asyncio.create_task(group.members[PeerId("p2")].run()))
+    means = await asyncio.gather(*runs)
+    assert len({mean_V.tobytes() for mean_V in means}) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("slice_kib", 0),
+        ("slice_kib", 4097),
+        ("average_timeout_s", 0.0),
+        ("average_timeout_s", float("nan")),
+    ],
+)
+def test_a_setting_that_cannot_work_is_refused(name, value):
+    with pytest.raises(ConfigError, match=f"{name} = {value} must be"):
+        ExchangeConfig(**{name: value})
