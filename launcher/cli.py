@@ -97,7 +97,7 @@ def _carry_out(
     scenario: Scenario, backend: Backend, name: str, folder: Path, console: Console
 ) -> list[tuple[Run, Json]]:
     console.print(Text(f"{scenario.name}: {scenario.text}" if scenario.text else scenario.name))
-    evaluator = TaskEvaluator(scenario.task, scenario.seed)
+    evaluator = TaskEvaluator(scenario.task, scenario.seed, scenario.task_options)
     with open_display(console) as display:
         return run_scenario(scenario, backend, name, folder, evaluator, display)
 

@@ -3,7 +3,9 @@
 All of it goes through `p2ptrain.compute`, so torch is imported there and not here.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from launcher.consensus import Score
 from p2ptrain.compute.flat import load_vector, save_model
@@ -15,13 +17,13 @@ from p2ptrain.compute.training import threads
 class TaskEvaluator:
     """Evaluates models of one task by loading them, one after the other, into one module."""
 
-    def __init__(self, task: str, seed: int) -> None:
-        """Load the task and its held-out data.
+    def __init__(self, task: str, seed: int, options: Mapping[str, Any] | None = None) -> None:
+        """Load the task and its held-out data; `options` are the task's own.
 
         Raises:
-            ConfigError: if there is no such task.
+            ConfigError: if there is no such task or option, or its data is missing.
         """
-        self._task = load_task(task)
+        self._task = load_task(task, options)
         self._module = self._task.build_model(seed)
 
     def score(self, model_M: Vector) -> Score:

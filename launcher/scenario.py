@@ -9,6 +9,7 @@ to come of it. It is a TOML file (`launcher/scenarios` holds those that come wit
     peers = 4
     algorithms = ["allreduce", "ad_psgd"]     # the first is what the others are compared with
 
+    [task_options]                            # what the task calls its options
     [training]                                # p2ptrain.compute.training.TrainingConfig
     [pace]                                    # p2ptrain.compute.pace.Pace
     [stop]                                    # samples of the whole swarm, or seconds
@@ -88,6 +89,7 @@ class Scenario:
     name: str
     text: str = ""
     task: str = "digits"
+    task_options: dict[str, Any] = field(default_factory=dict)  # Any: a task's own
     peers: int = 4
     seed: int = 0
     algorithms: tuple[str, ...] = ("allreduce", "ad_psgd")
@@ -121,6 +123,7 @@ class Scenario:
         if self.snapshot_every_s <= 0:
             raise ConfigError(f"snapshot_every_s = {self.snapshot_every_s} must be above 0")
         self.pace.check(self.peers)
+        self.training.check(self.stop.samples)
         for name in self.options:
             self._check_is_compared(name, f"[options.{name}]")
         for claim in self.claims:
@@ -155,6 +158,7 @@ class Scenario:
         shared = RunConfig(
             name="",
             task=self.task,
+            task_options=self.task_options,
             algorithm=algorithm,
             algorithm_options=self.options.get(algorithm, {}),
             seed=self.seed,

@@ -32,7 +32,12 @@ def peer(
     config: Annotated[
         Path | None, typer.Option(help="TOML file; options below override it")
     ] = None,
-    task: Annotated[str | None, typer.Option(help="what to train: digits")] = None,
+    task: Annotated[
+        str | None, typer.Option(help="digits, chargpt, cifar10 or package.module:function")
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(help="file or folder that the task reads, if it takes one")
+    ] = None,
     algorithm: Annotated[
         str | None, typer.Option(help="how to average: ad_psgd, allreduce")
     ] = None,
@@ -64,6 +69,8 @@ def peer(
     }
     values = read_toml(config) if config else {}
     values |= {key: value for key, value in given.items() if value is not None}
+    if data is not None:
+        values["task_options"] = {**values.get("task_options", {}), "data": data}
     limits = {"samples": samples, "seconds": seconds}
     if samples is not None or seconds is not None:
         values["stop"] = {key: value for key, value in limits.items() if value is not None}
@@ -76,7 +83,7 @@ def run_peer(config: RunConfig) -> None:
     Raises:
         P2PTrainError: one sentence for whoever started this.
     """
-    task = load_task(config.task)
+    task = load_task(config.task, config.task_options)
     model = task.build_model(config.seed)
     optimizer = build_optimizer(model, config.training)
     with Peer(model, optimizer, config) as this:
@@ -92,6 +99,7 @@ def run_peer(config: RunConfig) -> None:
             rank=config.rank,
             peers=config.peers,
             seed=config.seed,
+            end_samples=config.stop.samples,
             clock=time.perf_counter,
             sleep=time.sleep,
         )

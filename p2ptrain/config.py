@@ -30,6 +30,9 @@ class RunConfig(PeerConfig):
     """A peer and the built-in task that it trains: what ``p2ptrain peer --config`` reads."""
 
     task: str = "digits"
+    """A file of `p2ptrain/compute/tasks`, or ``package.module:function``."""
+
+    task_options: dict[str, Any] = field(default_factory=dict)  # Any: the task checks
 
     rank: int = 0
     """Place among `peers`, from 0: which shard of the data is this peer's, and how it is paced."""
@@ -44,6 +47,7 @@ class RunConfig(PeerConfig):
                 f"rank = {self.rank} must be between 0 and {self.peers - 1} (peers = {self.peers})"
             )
         self.pace.check(self.peers)
+        self.training.check(self.stop.samples)
 
 
 __all__ = ["RunConfig", "StopConfig", "from_mapping", "load_toml", "read_toml", "to_toml"]

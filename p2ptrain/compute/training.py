@@ -6,17 +6,28 @@ time; a program passes ``time.perf_counter`` and ``time.sleep``.
 
 A step is cut short only while it sleeps: once the peer should stop, a straggler leaves within
 `SLICE_S` seconds, and what it was computing is dropped, for it would have come too late.
+
+The learning rate follows the samples of the whole swarm, not this peer's steps: a slow peer and a
+newcomer are where everyone is. It is set before each step, so that a rate which came with another
+peer's optimizer state does not stay::
+
+    rate ^       learning_rate
+         |    .------______                     cosine: falls to a tenth of it at `stop.samples`
+         |   /             ----___              constant: stays
+         |  /                     ----_____
+         +--+----------------------------+----> samples of the swarm
+            warmup_samples               stop.samples
 """
 
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import nn
-from torch.optim import SGD, Optimizer
+from torch.optim import SGD, AdamW, Optimizer
 
 from p2ptrain.compute.pace import Pace
 from p2ptrain.compute.tasks import Batch, Task
@@ -27,6 +38,10 @@ SLICE_S: Seconds = 0.05
 """A sleeping step asks this often whether it should stop."""
 
 
+FINAL_SHARE = 0.1
+"""Where a cosine schedule ends. Not at 0: the last samples are to be learned from too."""
+
+
 class SteppingPeer(Protocol):
     """What the loop needs of a peer."""
 
@@ -35,27 +50,52 @@ class SteppingPeer(Protocol):
         """True once the run has reached its end."""
         ...
 
-    def step(self, *, samples: int, loss: float | None = None) -> None:
-        """The boundary: average, update, count. Gradients are ready."""
+    @property
+    def progress(self) -> int:
+        """Samples of the whole swarm so far."""
+        ...
+
+    def step(self, *, samples: int, loss: float | None = None, clip: float | None = None) -> None:
+        """The boundary: average, clip, update, count. Gradients are ready."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingConfig:
-    """How a built-in task is trained: SGD with momentum."""
+    """How a task is trained by ``p2ptrain peer`` and the launcher."""
 
     batch_size: int = 32
     """Samples of one peer's step. Too small: noisy gradients, and the boundary costs more than the
     step. Too large: fewer updates from the same samples."""
 
+    optimizer: Literal["sgd", "adamw"] = "sgd"
+    """`adamw` for transformers; its moments stay with each peer, only parameters are averaged."""
+
     learning_rate: float = 0.05
-    """Too small: slow. Too large: the loss becomes NaN, which ends the run with a message."""
+    """Too small: slow. Too large: the loss becomes NaN, which ends the run with a message.
+    A few thousandths suit `adamw`."""
 
     momentum: float = 0.9
-    """0 is plain SGD. Towards 1 updates carry on for longer; lower `learning_rate` with it."""
+    """0 is plain SGD. Towards 1 updates carry on for longer; lower `learning_rate` with it. Under
+    `adamw` the decay of the first moment (beta 1)."""
+
+    second_momentum: float = 0.99
+    """Under `adamw` the decay of the second moment (beta 2). Towards 1: steadier, and slow to
+    notice that gradients have shrunk, which a run of a few thousand steps cannot wait for."""
 
     weight_decay: float = 0.0
     """Pull of each update towards zero, as a share of the parameter. Too large: underfits."""
+
+    clip: float | None = None
+    """Norm to which gradients are clipped, after they were averaged. Too small: every step has
+    the same length, whatever the gradient says. None: not at all."""
+
+    warmup_samples: int = 0
+    """Samples of the swarm over which the rate rises from near 0. Too small: `adamw` throws a
+    fresh transformer far off at once. Too large: time lost."""
+
+    schedule: Literal["constant", "cosine"] = "constant"
+    """What the rate does after that; `cosine` needs `stop.samples`."""
 
     threads: int = 1
     """Processor threads of one peer's torch. More than the cores over the peers of a machine: they
@@ -70,18 +110,63 @@ class TrainingConfig:
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise ConfigError(f"{name} = {value} must be a number, 0 or more")
-        if not 0 <= self.momentum < 1:
-            raise ConfigError(f"momentum = {self.momentum} must be at least 0 and below 1")
+        for name in ("momentum", "second_momentum"):
+            value = getattr(self, name)
+            if not 0 <= value < 1:
+                raise ConfigError(f"{name} = {value} must be at least 0 and below 1")
+        if self.clip is not None and not self.clip > 0:
+            raise ConfigError(f"clip = {self.clip} must be above 0; leave it out for no clipping")
+        if self.warmup_samples < 0:
+            raise ConfigError(f"warmup_samples = {self.warmup_samples} must be 0 or more")
+
+    def check(self, end_samples: int | None) -> None:
+        """Refuse a schedule that does not fit a run of so many samples.
+
+        Raises:
+            ConfigError: naming both values.
+        """
+        if self.schedule == "cosine" and end_samples is None:
+            raise ConfigError(
+                "schedule = 'cosine' needs to know the end of the run: set stop.samples"
+            )
+        if end_samples is not None and self.warmup_samples >= end_samples:
+            raise ConfigError(
+                f"warmup_samples = {self.warmup_samples} must be below stop.samples = {end_samples}"
+            )
+
+    def rate_at(self, progress: int, end_samples: int | None) -> float:
+        """The learning rate of a step that begins after `progress` samples of the swarm."""
+        if progress < self.warmup_samples:
+            # A step of this peer ahead: the first one should move the model too.
+            return self.learning_rate * min(1, (progress + self.batch_size) / self.warmup_samples)
+        if self.schedule == "constant" or end_samples is None:
+            return self.learning_rate
+        way = min(1, (progress - self.warmup_samples) / (end_samples - self.warmup_samples))
+        share = FINAL_SHARE + (1 - FINAL_SHARE) * (1 + math.cos(math.pi * way)) / 2
+        return self.learning_rate * share
 
 
 def build_optimizer(model: nn.Module, config: TrainingConfig) -> Optimizer:
     """The optimizer that `config` describes."""
+    if config.optimizer == "adamw":
+        return AdamW(
+            model.parameters(),
+            lr=config.learning_rate,
+            betas=(config.momentum, config.second_momentum),
+            weight_decay=config.weight_decay,
+        )
     return SGD(
         model.parameters(),
         lr=config.learning_rate,
         momentum=config.momentum,
         weight_decay=config.weight_decay,
     )
+
+
+def set_rate(optimizer: Optimizer, rate: float) -> None:
+    """Give all parameters the same learning rate."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate
 
 
 def train(
@@ -96,6 +181,7 @@ def train(
     rank: int,
     peers: int,
     seed: int,
+    end_samples: int | None = None,
     clock: Callable[[], Seconds],
     sleep: Callable[[Seconds], None],
 ) -> None:
@@ -104,22 +190,25 @@ def train(
     Args:
         task: gives the batches of `rank` among `peers`, drawn from `seed`.
         model: a replica of the task's model, the one behind `peer`.
-        optimizer: over `model`; only its gradients are zeroed here.
+        optimizer: over `model`; here its gradients are zeroed and its learning rate is set.
         peer: `step` is called once for each batch, gradients ready.
-        config: batch size and threads; the rest went into `optimizer`.
+        config: batch size, learning rate, clipping and threads; the rest went into `optimizer`.
         pace: how long each step is made to last.
         me: names this peer in errors.
         rank: this peer's place in shards and pace, 0 to ``peers - 1``.
         peers: how many there are by the run's plan.
         seed: the run's, shared by all peers.
+        end_samples: of the whole swarm, when the run ends by them; where the schedule leads.
         clock: any monotonic clock.
         sleep: waits so many of its seconds and leaves the processor free.
 
     Raises:
         StateError: if the loss is not finite; no such gradient has left this peer.
-        ConfigError: if `rank`, `peers` or the stragglers do not fit together.
+        ConfigError: if `rank`, `peers` or the stragglers do not fit together, or the schedule and
+            the end.
     """
     pace.check(peers)
+    config.check(end_samples)
     batches = task.batches(rank, peers, config.batch_size, seed)
     with threads(config.threads):
         step = 0
@@ -132,7 +221,8 @@ def train(
             duration_s = pace.step_s(compute_s, rank, step, peers, seed)
             if not _slept_until(started + duration_s, peer, clock, sleep):
                 return
-            peer.step(samples=len(batch[1]), loss=loss)
+            set_rate(optimizer, config.rate_at(peer.progress, end_samples))
+            peer.step(samples=len(batch[1]), loss=loss, clip=config.clip)
             step += 1
 
 

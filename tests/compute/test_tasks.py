@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from p2ptrain.compute.tasks import load_task, shard_of
+from p2ptrain.compute.shards import shard_of
+from p2ptrain.compute.tasks import load_task
 from p2ptrain.errors import ConfigError
 
 
@@ -16,7 +17,9 @@ def digits():
 
 
 def test_an_unknown_task_is_refused_with_those_there_are():
-    with pytest.raises(ConfigError, match=r"no task 'digit'; there are: .*digits"):
+    with pytest.raises(
+        ConfigError, match=r"no task 'digit'; did you mean 'digits'\? there are: .*digits"
+    ):
         load_task("digit")
 
 

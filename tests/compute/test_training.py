@@ -9,7 +9,7 @@ from torch import nn
 from p2ptrain.compute.pace import Pace, Straggler
 from p2ptrain.compute.tasks import load_task
 from p2ptrain.compute.torch_replica import TorchReplica
-from p2ptrain.compute.training import TrainingConfig, build_optimizer, train
+from p2ptrain.compute.training import TrainingConfig, build_optimizer, set_rate, train
 from p2ptrain.errors import ConfigError, StateError
 
 
@@ -34,19 +34,34 @@ class Peer:
     def __init__(self, model, optimizer, clock, steps=3, until_s=float("inf")):
         self.replica = TorchReplica(model, optimizer)
         self.optimizer, self.clock, self.steps, self.until_s = optimizer, clock, steps, until_s
-        self.calls, self.ended = [], []
+        self.calls, self.ended, self.rates, self.clips = [], [], [], set()
 
     @property
     def should_stop(self):
         return len(self.calls) >= self.steps or self.clock() >= self.until_s
 
-    def step(self, *, samples, loss=None):
+    @property
+    def progress(self):
+        return 2 * sum(samples for samples, _ in self.calls)  # another peer is as fast
+
+    def step(self, *, samples, loss=None, clip=None):
         self.calls.append((samples, loss))
+        self.rates.append(self.optimizer.param_groups[0]["lr"])
+        self.clips.add(clip)
         self.ended.append(self.clock())
         self.replica.update(self.optimizer.step)
 
 
-def run(config=None, pace=None, rank=0, peers=2, model=None, steps=3, until_s=float("inf")):
+def run(
+    config=None,
+    pace=None,
+    rank=0,
+    peers=2,
+    model=None,
+    steps=3,
+    until_s=float("inf"),
+    end_samples=None,
+):
     task = load_task("digits")
     config = config or TrainingConfig(batch_size=8)
     model = model or task.build_model(0)
@@ -64,6 +79,7 @@ def run(config=None, pace=None, rank=0, peers=2, model=None, steps=3, until_s=fl
         rank=rank,
         peers=peers,
         seed=0,
+        end_samples=end_samples,
         clock=clock,
         sleep=clock.sleep,
     )
@@ -128,6 +144,48 @@ def test_a_learning_rate_that_is_too_large_is_noticed():
         run(TrainingConfig(learning_rate=1e30, momentum=0), steps=50)
 
 
+def test_gradients_are_clipped_by_the_peer_after_averaging():
+    assert run(TrainingConfig(clip=0.5))[0].clips == {0.5}
+    assert run()[0].clips == {None}
+
+
+def test_the_rate_rises_then_falls_with_the_samples_of_the_swarm():
+    config = TrainingConfig(batch_size=8, learning_rate=0.1, warmup_samples=32, schedule="cosine")
+    rates = run(config, steps=9, end_samples=128)[0].rates  # 16 samples of the swarm per step
+    assert rates[:3] == pytest.approx([0.1 * 8 / 32, 0.1 * 24 / 32, 0.1])
+    assert rates[5] == pytest.approx(0.055)  # halfway between 0.1 and 0.01
+    assert rates[2:] == sorted(rates[2:], reverse=True)
+    assert rates[8] == pytest.approx(0.01)
+
+
+def test_a_constant_rate_stays():
+    assert set(run(TrainingConfig(learning_rate=0.02), end_samples=64)[0].rates) == {0.02}
+
+
+def test_a_rate_that_came_with_another_peers_state_does_not_stay():
+    task, config = load_task("digits"), TrainingConfig(learning_rate=0.02)
+    model = task.build_model(0)
+    optimizer = build_optimizer(model, config)
+    set_rate(optimizer, 0.5)
+    clock = Clock()
+    peer = Peer(model, optimizer, clock, steps=1)
+    run_with = {"me": "p00", "rank": 0, "peers": 2, "seed": 0}
+    train(task, model, optimizer, peer, config, Pace(), **run_with, clock=clock, sleep=clock.sleep)
+    assert peer.rates == [0.02]
+
+
+@pytest.mark.parametrize(
+    ("config", "end_samples", "message"),
+    [
+        ({"schedule": "cosine"}, None, "set stop.samples"),
+        ({"warmup_samples": 64}, 64, "warmup_samples = 64 must be below stop.samples = 64"),
+    ],
+)
+def test_a_schedule_that_does_not_fit_the_run_is_refused(config, end_samples, message):
+    with pytest.raises(ConfigError, match=message):
+        run(TrainingConfig(**config), end_samples=end_samples)
+
+
 def test_the_process_gets_its_threads_back():
     before = torch.get_num_threads()
     run(TrainingConfig(threads=before + 1), steps=1)
@@ -144,6 +202,10 @@ def test_the_process_gets_its_threads_back():
         {"momentum": 1.0},
         {"momentum": nan},
         {"weight_decay": float("inf")},
+        {"second_momentum": 1.0},
+        {"clip": 0.0},
+        {"clip": nan},
+        {"warmup_samples": -1},
     ],
 )
 def test_a_value_that_cannot_work_is_refused_by_name(wrong):
@@ -156,3 +218,7 @@ def test_the_optimizer_is_what_the_configuration_says():
     config = TrainingConfig(learning_rate=0.2, momentum=0.5, weight_decay=0.01)
     group = build_optimizer(nn.Linear(1, 1), config).param_groups[0]
     assert (group["lr"], group["momentum"], group["weight_decay"]) == (0.2, 0.5, 0.01)
+    config = TrainingConfig(optimizer="adamw", momentum=0.8, second_momentum=0.95)
+    optimizer = build_optimizer(nn.Linear(1, 1), config)
+    assert isinstance(optimizer, torch.optim.AdamW)
+    assert optimizer.param_groups[0]["betas"] == (0.8, 0.95)

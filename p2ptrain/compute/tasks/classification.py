@@ -1,0 +1,75 @@
+"""Telling classes apart: what most tasks are, and a ready shell for one's own."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from p2ptrain.compute.seeds import build_seeded, generator
+from p2ptrain.compute.shards import endless, skewed_shard_of
+from p2ptrain.compute.tasks.base import Batch, Evaluation, batches_of, judging, on_device_of
+from p2ptrain.errors import ConfigError
+
+AT_ONCE = 500
+"""Samples that are evaluated at once; more would need more memory than training does."""
+
+
+def unchanged(inputs: Tensor, rng: torch.Generator) -> Tensor:
+    """No augmentation."""
+    return inputs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Classification:
+    """A `Task` of telling classes apart, by cross-entropy."""
+
+    build: Callable[[], nn.Module]
+    """Makes a network from torch's default generator; ``(B, ...)`` to ``(B, classes)``."""
+
+    train: Batch
+    held_out: Batch
+
+    skew_alpha: float = math.inf
+    """How unlike the peers' shards are in their labels: infinity, not at all; 1, clearly; 0.1, a
+    peer knows one or two classes. Too small: peers with a handful of samples, which they repeat."""
+
+    augment: Callable[[Tensor, torch.Generator], Tensor] = unchanged
+    """Varies the inputs of a batch, drawing from nothing but the given generator."""
+
+    def __post_init__(self) -> None:
+        if not self.skew_alpha > 0:
+            raise ConfigError(
+                f"skew_alpha = {self.skew_alpha} must be above 0; inf gives all peers alike shards"
+            )
+
+    def build_model(self, seed: int) -> nn.Module:
+        """The network, initialised from the seed."""
+        return build_seeded(self.build, seed)
+
+    def batches(self, rank: int, peers: int, batch_size: int, seed: int) -> Iterator[Batch]:
+        """Endless batches of one shard; a batch may reach into the next epoch, none is short."""
+        inputs, targets = self.train
+        shard = skewed_shard_of(targets, rank, peers, seed, self.skew_alpha)
+        order = generator("order", seed, peers, rank)
+        rng = generator("augment", seed, peers, rank)
+        return (
+            (self.augment(inputs[i], rng), targets[i]) for i in endless(shard, batch_size, order)
+        )
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Mean cross-entropy."""
+        inputs, targets = on_device_of(model, batch)
+        return nn.functional.cross_entropy(model(inputs), targets)
+
+    def evaluate(self, model: nn.Module) -> Evaluation:
+        """Mean cross-entropy and share of right answers on the held-out samples."""
+        count, loss, right = len(self.held_out[1]), 0.0, 0
+        with judging(model), torch.no_grad():
+            for batch in batches_of(self.held_out, AT_ONCE):
+                inputs, targets = on_device_of(model, batch)
+                scores = model(inputs)
+                loss += nn.functional.cross_entropy(scores, targets, reduction="sum").item()
+                right += int((scores.argmax(dim=1) == targets).sum())
+        return Evaluation(loss / count, right / count)
