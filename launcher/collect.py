@@ -93,7 +93,7 @@ def row_of(summary: Json) -> Json:
 
 def write_json(path: Path, value: Any) -> None:  # Any: whatever JSON can hold
     """Write `value` for people and for strict parsers: a number that is not finite becomes null."""
-    text = json.dumps(_finite(value), indent=2, ensure_ascii=False, allow_nan=False)
+    text = json.dumps(finite(value), indent=2, ensure_ascii=False, allow_nan=False)
     path.write_text(text + "\n", encoding="utf-8")
 
 
@@ -102,11 +102,12 @@ def write_curve(path: Path, curve: ConsensusCurve) -> None:
     write_json(path, [dataclasses.asdict(point) for point in curve.points])
 
 
-def _finite(value: Any) -> Any:  # Any: whatever JSON can hold
+def finite(value: Any) -> Any:  # Any: whatever JSON can hold
+    """`value` with null for every number that is not finite: JSON has no others."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return value

@@ -50,7 +50,7 @@ def plot_comparison(path: Path, scenario: Scenario, runs: Sequence[Run]) -> None
         scenario.text or scenario.name, x=0.01, ha="left", fontsize=13, weight="bold", color=INK
     )
     _draw_curves(axes[0], scenario, runs)
-    width_s = _window_s(runs)
+    width_s = window_s(runs)
     for strip, run in zip(axes[1:], runs, strict=True):
         _draw_strip(strip, run, width_s)
     axes[-1].set_xlabel("seconds, in the middle of each run", color=INK)
@@ -134,13 +134,20 @@ def _draw_strip(axes: Axes, run: Run, width_s: Seconds) -> None:
     axes.set_title(strip_title(run), loc="left", fontsize=11, color=INK)
 
 
-def shown_ranks(scenario: Scenario) -> list[int]:
-    """The peers that get a line: all, or as many as can be read, the slow ones among them."""
-    slow_first = sorted(range(scenario.peers), key=lambda rank: not _is_slow(scenario, rank))
-    return sorted(slow_first[:MOST_PEERS])
+def shown_ranks(scenario: Scenario, most: int = MOST_PEERS, lost: Sequence[bool] = ()) -> list[int]:
+    """The peers that get a line: all, or as many as can be read.
+
+    The slow ones and the `lost` are among them.
+    """
+    gone = [rank for rank, is_lost in enumerate(lost) if is_lost]
+    first = sorted(
+        range(scenario.peers), key=lambda rank: not (is_slow(scenario, rank) or rank in gone)
+    )
+    return sorted(first[:most])
 
 
-def _is_slow(scenario: Scenario, rank: int) -> bool:
+def is_slow(scenario: Scenario, rank: int) -> bool:
+    """True if the scenario makes this peer slow at every step."""
     return any(rank in straggler.peers for straggler in scenario.pace.stragglers)
 
 
@@ -166,14 +173,12 @@ def _within(bars: Bars, start: Seconds, width_s: Seconds) -> Bars:
     return [(left - start, right - left) for left, right in ends if right >= left]
 
 
-def strip_title(run: Run) -> str:
+def strip_title(run: Run, most: int = MOST_PEERS) -> str:
     """How the peers of a run spent their time, in a sentence."""
     steps = [step for history in run.histories for step in history.steps]
     compute_s, wait_s = sum(s.compute_s for s in steps), sum(s.wait_s for s in steps)
     share = compute_s / (compute_s + wait_s) if steps else 0.0
-    shown = (
-        "" if len(run.histories) <= MOST_PEERS else f" ({MOST_PEERS} of {len(run.histories)} shown)"
-    )
+    shown = "" if len(run.histories) <= most else f" ({most} of {len(run.histories)} shown)"
     return f"{run.algorithm}: peers compute {share:.0%} of the time and wait {1 - share:.0%}{shown}"
 
 
@@ -181,14 +186,14 @@ def _peer_label(run: Run, rank: int) -> str:
     name = run.histories[rank].name
     if run.histories[rank].lost:
         return f"{name} (lost)"
-    return f"{name} (slow)" if _is_slow(run.scenario, rank) else name
+    return f"{name} (slow)" if is_slow(run.scenario, rank) else name
 
 
 def _middle(run: Run) -> Seconds:
     return (run.curve.started_at or 0.0) + run.wall_s / 2
 
 
-def _window_s(runs: Sequence[Run]) -> Seconds:
+def window_s(runs: Sequence[Run]) -> Seconds:
     """A dozen steps of the slowest peer, but no longer than the shortest run."""
     longest = max(
         (_median([s.compute_s for s in h.steps]) for run in runs for h in run.histories if h.steps),

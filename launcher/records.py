@@ -56,6 +56,21 @@ class Attempt:
     sent_bytes: int
     received_bytes: int
     staleness_steps: int | None
+    disagreement_l2: float | None = None
+    """How far this peer was from the mean of the group; None unless models were averaged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something worth telling: another peer's `state` changed, or ``warning``; `why`, a sentence.
+
+    `subject` is the peer that it is about.
+    """
+
+    at: Seconds
+    subject: str
+    state: str
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +93,7 @@ class PeerHistory:
         self.attempts: list[Attempt] = []
         self.snapshots: list[Snapshot] = []
         self.warnings: list[str] = []
+        self.events: list[Event] = []
         self.ended: Record | None = None
         self.is_closed = False
         self.lost = False
@@ -197,6 +213,9 @@ class PeerHistory:
                 self.snapshots.append(Snapshot(at, int(record["row"])))
             case "warning":
                 self.warnings.append(str(record["text"]))
+                self.events.append(Event(at, self.name, "warning", str(record["text"])))
+            case "member":
+                self.events.append(Event(at, record["member"], record["state"], record["why"]))
             case "ended":
                 self.ended = record
             case _:
@@ -224,6 +243,7 @@ class PeerHistory:
             sent_bytes=record["sent_bytes"] or 0,
             received_bytes=record["received_bytes"] or 0,
             staleness_steps=record["staleness_steps"],
+            disagreement_l2=record.get("disagreement_l2"),
         )
         self.attempts.append(attempt)
 

@@ -1,0 +1,52 @@
+"""Where and when something was measured: figures of a run mean little without it."""
+
+import os
+import platform
+from datetime import datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from launcher.collect import Json
+
+_PACKAGES = ("p2ptrain", "torch", "numpy", "grpcio")
+
+
+def describe_machine() -> Json:
+    """What a report says of this machine, in the order in which it says it.
+
+    Names no host and no user: a report is made to be passed on.
+    """
+    return {
+        "processor": _processor(),
+        "cores": os.cpu_count() or 1,
+        "memory": _memory(),
+        "system": f"{platform.system()} {platform.release()}",
+        "Python": platform.python_version(),
+        **{name: _version(name) for name in _PACKAGES},
+        "date": datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
+    }
+
+
+def _processor() -> str:
+    """Linux knows the name; other systems at least the architecture."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def _memory() -> str:
+    try:
+        size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return "unknown"
+    return f"{size / 2**30:.1f} GiB"
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,257 @@
+"""What a report says in words and cells: headline, claims, events, what each peer did.
+
+Sentences come from the numbers of the run and claim no more than they show.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from launcher.collect import Json
+from launcher.plot import curves_title, is_slow, strip_title
+from launcher.records import Event
+from launcher.run import Run
+from launcher.scenario import Scenario
+from p2ptrain.ids import Seconds
+
+MOST_EVENTS = 60
+"""Of one algorithm; a fleet in trouble has thousands, and the first say what began."""
+
+
+def lede(scenario: Scenario, runs: Sequence[Run], comparison: Json) -> list[str]:
+    """What one should see, in a few sentences."""
+    said = []
+    if any(run.curve.time_to_target_s for run in runs[1:]) and runs[0].curve.time_to_target_s:
+        said.append(curves_title(scenario, runs) + ".")
+    said += [_speed(comparison["rows"]), _waiting(runs), _claims(comparison["claims"])]
+    return [sentence for sentence in said if sentence]
+
+
+def _speed(rows: Sequence[Json]) -> str:
+    first, *others = rows
+    if not others or not first["samples_per_s"]:
+        return f"{first['algorithm']} trains {first['samples_per_s']:,.0f} samples per second."
+    best = max(others, key=lambda row: float(row["samples_per_s"]))
+    ratio = best["ratio"]["samples_per_s"]
+    return (
+        f"{best['algorithm']} trains {best['samples_per_s']:,.0f} samples per second, "
+        f"{ratio:.2f} times the {first['samples_per_s']:,.0f} of {first['algorithm']}."
+    )
+
+
+def _waiting(runs: Sequence[Run]) -> str:
+    shares = [(_waiting_share(run), run.algorithm) for run in runs]
+    known = [f"{share:.0%} under {name}" for share, name in shares if share is not None]
+    return f"Of their time peers wait for others {_enumerated(known)}." if known else ""
+
+
+def _waiting_share(run: Run) -> float | None:
+    steps = [step for history in run.histories for step in history.steps]
+    wait_s = sum(step.wait_s for step in steps)
+    total_s = wait_s + sum(step.compute_s for step in steps)
+    return wait_s / total_s if total_s else None
+
+
+def _claims(claims: Sequence[Json]) -> str:
+    broken = sum(not claim["holds"] for claim in claims)
+    if not claims:
+        return ""
+    if not broken:
+        return "Its claim holds." if len(claims) == 1 else f"All {len(claims)} claims hold."
+    return f"{broken} of {len(claims)} claims {'does' if broken == 1 else 'do'} not hold."
+
+
+def tiles(comparison: Json) -> list[Json]:
+    """A few figures to see from across the room: each with `figure` and `text`."""
+    first, *others = comparison["rows"]
+    found = []
+    ratios = [(r["ratio"]["samples_per_s"], r["algorithm"]) for r in others]
+    known = [(ratio, name) for ratio, name in ratios if ratio is not None]
+    if known:
+        ratio, name = max(known)
+        found.append(
+            {
+                "figure": f"{ratio:.2f}×",
+                "text": f"samples per second: {name} to {first['algorithm']}",
+            }
+        )
+    times = [(r["time_to_target_s"], r["algorithm"]) for r in comparison["rows"]]
+    reached = [(at, name) for at, name in times if at is not None]
+    if reached:
+        at, name = min(reached)
+        found.append({"figure": f"{at:.1f} s", "text": f"to the target: {name}, the earliest"})
+    claims = comparison["claims"]
+    if claims:
+        held = sum(claim["holds"] for claim in claims)
+        found.append({"figure": f"{held} of {len(claims)}", "text": "claims hold"})
+    return found
+
+
+def claim(checked: Json) -> Json:
+    """A row of the table of claims: `text`, `bound`, `published`, `measured`, `holds`, `note`."""
+    bound = (
+        f"≥ {checked['at_least']:g}"
+        if checked["at_least"] is not None
+        else f"≤ {checked['at_most']:g}"
+    )
+    what = f"{checked['metric']} of {checked['of']}"
+    return {
+        "text": checked["text"],
+        "what": f"{what} over {checked['over']}" if checked["over"] else what,
+        "source": checked["source"] or "",
+        "why": "" if checked["measured"] is not None else checked["why"],
+        "bound": bound,
+        "published": number(checked["published"], ".4g"),
+        "measured": number(checked["measured"], ".4g"),
+        "holds": checked["holds"],
+    }
+
+
+def strips(runs: Sequence[Run]) -> list[str]:
+    """How the peers of each run spent their time."""
+    return [strip_title(run, most=len(run.histories)) for run in runs]
+
+
+def groups(summary: Json) -> Json:
+    """How many groups were completed and how many failed, by reason, the commonest first.
+
+    Counted by members: a group of four that failed counts four times.
+    """
+    failed: Counter[str] = Counter()
+    for peer in summary["peers"]:
+        failed.update(peer["groups_failed"] or {})
+    formed = sum(peer["groups_formed"] or 0 for peer in summary["peers"])
+    total = formed + failed.total()
+    reasons = sorted(failed.items(), key=lambda item: (-item[1], item[0]))
+    return {
+        "name": summary["algorithm"],
+        "formed": f"{formed:,}",
+        "failed": f"{failed.total():,}",
+        "share": f"{failed.total() / total:.1%}" if total else "-",
+        "reasons": [
+            {"why": why.replace("_", " "), "count": f"{n:,}", "share": round(100 * n / total, 2)}
+            for why, n in reasons
+        ],
+    }
+
+
+def events(run: Run) -> Json:
+    """What happened to peers between the first step and the last, once for all who saw it."""
+    start = run.curve.started_at
+    found = [] if start is None else _within(run, start)
+    seen: dict[tuple[str, str], list[Event]] = {}
+    for event in sorted(found, key=lambda e: (e.at, e.subject, e.state)):
+        key = (event.subject, event.why if event.state == "warning" else event.state)
+        seen.setdefault(key, []).append(event)
+    lines = [(e[0].at - (start or 0.0), _event(e)) for e in seen.values()]
+    lines += [
+        (history.last_at - start, f"{history.name} was lost; its last record is of this moment")
+        for history in run.histories
+        if history.lost and history.last_at is not None and start is not None
+    ]
+    lines.sort()
+    return {
+        "name": run.algorithm,
+        "lines": [{"at": f"{at:.1f} s", "text": text} for at, text in lines[:MOST_EVENTS]],
+        "more": max(0, len(lines) - MOST_EVENTS),
+        "notes": list(run.notes),
+    }
+
+
+def _within(run: Run, start: Seconds) -> list[Event]:
+    """Arriving together and parting together, at both ends of a run, are no events."""
+    ends = [
+        history.ended is not None and history.steps[-1].at
+        for history in run.histories
+        if history.steps
+    ]
+    first_end = min((at for at in ends if at), default=start + run.wall_s)
+    return [
+        event
+        for history in run.histories
+        for event in history.events
+        if start < event.at < first_end
+    ]
+
+
+def _event(same: Sequence[Event]) -> str:
+    first = same[0]
+    if first.state == "warning":
+        return f"{first.subject}: {first.why}"
+    by = f", seen by {len(same)} peers" if len(same) > 1 else ""
+    text = {"alive": "is in", "left": "left", "gone": "is gone", "suspect": "is suspected"}
+    why = f" ({first.why})" if first.why else ""
+    return f"{first.subject} {text.get(first.state, first.state)}{why}{by}"
+
+
+def peer(scenario: Scenario, rank: int, totals: Json) -> Json:
+    """A row of the table of peers."""
+    compute_s, wait_s = totals["compute_s"] or 0.0, totals["wait_s"] or 0.0
+    failed = sum((totals["groups_failed"] or {}).values())
+    return {
+        "name": totals["peer"],
+        "state": totals["state"] if totals["state"] != "ended" else "",
+        "why": totals["why"],
+        "slow": is_slow(scenario, rank),
+        "steps": number(totals["steps"], ",d"),
+        "samples": number(totals["samples"], ",d"),
+        "compute_s": f"{compute_s:.1f}",
+        "wait_s": f"{wait_s:.1f}",
+        "waiting": round(100 * wait_s / (compute_s + wait_s), 1) if compute_s + wait_s else 0.0,
+        "comm_s": number(totals["comm_s"], ".1f"),
+        "sent": size(totals["sent_bytes"]),
+        "received": size(totals["received_bytes"]),
+        "formed": number(totals["groups_formed"], ",d"),
+        "failed": f"{failed:,}",
+        "stale": f"{number(totals['staleness_p50'], 'g')} / {number(totals['staleness_p99'], 'g')}",
+    }
+
+
+def command(scenario: Scenario) -> str:
+    """What runs it again, from the scenario beside the report."""
+    return f"p2plab run scenario.toml --algorithms {','.join(scenario.algorithms)}"
+
+
+def thinned(scenario: Scenario, drawn: Sequence[Json], listed: int, points: int) -> list[str]:
+    """What this file leaves out, in sentences; the records beside it leave out nothing."""
+    said = [f"Lines have at most {points} points."]
+    for one in drawn:
+        timeline = one["timeline"]
+        if timeline["exact_to"] - timeline["exact_from"] < one["wall_s"] - 1e-3:
+            said.append(
+                f"{one['name']}: single steps are drawn from {timeline['exact_from']:.1f} s to "
+                f"{timeline['exact_to']:.1f} s, shares of time everywhere else."
+            )
+    rows = max(len(one["timeline"]["rows"]) for one in drawn)
+    if rows < scenario.peers:
+        said.append(
+            f"Timelines show {rows} of {scenario.peers} peers, the slow and the lost among them; "
+            "in who met whom, neighbours by rank share a row. All other figures are of all peers."
+        )
+    if scenario.peers > listed:
+        said.append(
+            f"Tables list {listed} of {scenario.peers} peers; all are in each summary.json."
+        )
+    return said
+
+
+def number(value: float | None, form: str) -> str:
+    """Print a figure, or a dash if there is none."""
+    return "–" if value is None else format(value, form)
+
+
+def size(count: int | None) -> str:
+    """Bytes, readable."""
+    if count is None:
+        return "–"
+    value, unit = float(count), "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if value < 1000:
+            break
+        value, unit = value / 1000, larger
+    return f"{value:.0f} B" if unit == "B" else f"{value:.3g} {unit}"
+
+
+def _enumerated(parts: Sequence[str]) -> str:
+    if len(parts) < 2:
+        return "".join(parts)
+    return f"{', '.join(parts[:-1])} and {parts[-1]}"
