@@ -13,8 +13,9 @@ Keepalive is one setting for both sides. A server that expects fewer pings than 
 closes their connections ("too many pings"), the classic failure of this stack; `_options` derives
 one from the other. Port sharing is off: a port in use is an error, not half of the traffic.
 
-gRPC shows a callee the same end of stream whether its caller said all, gave up or died. So a caller
-that has said all says so: an empty `Slice` is the end, and an end without it is a broken stream.
+A `Move` call carries streams one after the other, since a new call costs eight times what a message
+on an old one does. So the end of a stream is said in the stream, with the last slice; that also
+tells it from the end of a call, which gRPC shows a callee alike whether its caller died or not.
 Likewise gRPC raises CancelledError where a call was cancelled, not a task; here that is an error
 like any other, or whoever awaits it would look cancelled.
 """
@@ -39,6 +40,8 @@ from p2ptrain.net.wire import Envelope, Hello, Opening, Welcome
 
 SERVICE = "p2ptrain.v1.Peer"
 QUEUE = 1024
+IDLE_CALLS = 8
+MAX_IGNORED = 256
 RETRY_S = 0.1
 
 T = TypeVar("T")
@@ -161,10 +164,7 @@ class GrpcTransport:
         return wire.decode_hello(answer)
 
     async def open(self, target: Address, opening: Opening) -> SliceStream:
-        call = self._link(target).stream("Move")()
-        stream = _CallerStream(call, target)
-        await stream.write(wire.encode_opening(opening))
-        return stream
+        return _CallerStream(self._link(target), target, opening)
 
     def forget(self, address: Address) -> None:
         link = self._links.pop(address, None)
@@ -215,18 +215,24 @@ class GrpcTransport:
 
     async def _serve_move(self, requests: AsyncIterator[bytes], context: Any) -> None:
         assert self._handler
-        stream = _CalleeStream(requests, context)
+        aborted = ""
         try:
-            opening = wire.decode_opening(await stream.read())
-            await self._handler.handle_stream(opening, stream)
+            while not aborted and (data := await anext(requests, None)) is not None:
+                first = wire.decode_slice(data)
+                if first.opening is None:
+                    raise CodecError("a stream that does not begin with an opening")
+                stream = _CalleeStream(requests, context, first)
+                await self._handler.handle_stream(first.opening, stream)
+                await stream.close()
+                aborted = stream.aborted
         except CodecError as error:
             await self._reject(context, error)
         except RefusedError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         except TransportError:
             return  # the caller hung up; whoever served the stream knows
-        if stream.aborted:
-            await context.abort(grpc.StatusCode.ABORTED, stream.aborted)
+        if aborted:
+            await context.abort(grpc.StatusCode.ABORTED, aborted)
 
     async def _reject(self, context: Any, error: CodecError) -> NoReturn:  # Any: grpc is untyped
         self.refused_bytes += 1
@@ -260,15 +266,27 @@ class _Link:
         self._queue: deque[bytes] = deque(maxlen=QUEUE)
         self._filled = asyncio.Event()
         self._closing = False
+        self._idle: list[Any] = []  # Any: grpc is untyped
         self._task: asyncio.Task[None] | None = None
 
     def unary(self, method: str) -> Callable[..., Awaitable[bytes]]:
         call: Callable[..., Awaitable[bytes]] = self._channel.unary_unary(f"/{SERVICE}/{method}")
         return call
 
-    def stream(self, method: str) -> Callable[[], Any]:  # Any: grpc is untyped
-        call: Callable[[], Any] = self._channel.stream_stream(f"/{SERVICE}/{method}")
-        return call
+    def take_call(self) -> Any:  # Any: grpc is untyped
+        """A `Move` call that carries no stream at present."""
+        while self._idle:
+            call = self._idle.pop()
+            if not call.done():
+                return call
+        return self._channel.stream_stream(f"/{SERVICE}/Move")()
+
+    def put_back(self, call: Any) -> None:  # Any: grpc is untyped
+        """The stream on `call` is over: another one may use it."""
+        if len(self._idle) < IDLE_CALLS and not self._closing:
+            self._idle.append(call)
+        else:
+            call.cancel()
 
     def send(self, data: bytes) -> None:
         if self._closing:
@@ -332,34 +350,57 @@ class _Link:
 
 
 class _CallerStream:
-    """The side of a stream that opened it."""
+    """The side of a stream that opened it; the opening travels with the first thing it says."""
 
-    def __init__(self, call: Any, address: Address) -> None:  # Any: grpc is untyped
-        self._call = call
+    def __init__(self, link: _Link, address: Address, opening: Opening) -> None:
+        self._link = link
+        self._call = link.take_call()
         self._address = address
+        self._opening: Opening | None = opening
+        self._said_all = False
+        self._heard_all = False
+        self._over = False
         self._aborted = ""
 
-    async def write(self, data: bytes) -> None:
-        await self._use(lambda: self._call.write(data), "sending slices")
-
-    async def send(self, payload: memoryview) -> None:
-        await self.write(wire.encode_payload(payload))
+    async def send(self, payload: memoryview, last: bool = False) -> None:
+        await self._say(payload, last)
 
     async def receive(self) -> memoryview | None:
+        if self._opening:
+            await asyncio.sleep(0)  # whoever sends may be about to, and takes the opening along
+        if self._opening:
+            await self._say(None, last=False)
+        if self._heard_all:
+            return None
         data = await self._use(self._call.read, "receiving slices")
         if data is grpc.aio.EOF:
-            if await self._call.code() is not grpc.StatusCode.OK:
-                raise await self._what_ended_it()
-            return None
-        return wire.decode_payload(data)
+            raise await self._what_ended_it()
+        heard = wire.decode_slice(data)
+        self._heard_all = heard.last
+        self._maybe_put_back()
+        return heard.payload
 
     async def finish(self) -> None:
-        await self.write(wire.END)
-        await self._use(self._call.done_writing, "ending the stream")
+        if not self._said_all:
+            await self._say(None, last=True)
+
+    async def _say(self, payload: memoryview | None, last: bool) -> None:
+        data = wire.encode_slice(wire.Slice(payload, last, self._opening))
+        self._opening = None
+        await self._use(lambda: self._call.write(data), "sending slices")
+        self._said_all = last
+        self._maybe_put_back()
+
+    def _maybe_put_back(self) -> None:
+        if self._said_all and self._heard_all and not self._over:
+            self._over = True
+            self._link.put_back(self._call)
 
     def abort(self, why: str) -> None:
-        self._aborted = self._aborted or why
-        self._call.cancel()
+        if not self._over:
+            self._over = True
+            self._aborted = why
+            self._call.cancel()
 
     async def _use(self, operation: Callable[[], Awaitable[T]], phase: str) -> T:
         """One operation on the call; whatever ended the call is raised as an error of ours."""
@@ -378,20 +419,62 @@ class _CallerStream:
 
     async def _what_ended_it(self) -> P2PTrainError:
         code, details = await self._call.code(), await self._call.details()
+        if code is grpc.StatusCode.OK:
+            return TransportError(f"{self._address} ended the call in the middle of a stream")
         ended = grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details)
         return _translate(ended, self._address, "moving slices")
 
 
 class _CalleeStream:
-    """The side of a stream that was called."""
+    """The side of a stream that was called; `first` came with the opening."""
 
-    def __init__(self, requests: AsyncIterator[bytes], context: Any) -> None:  # Any: grpc
+    def __init__(
+        self, requests: AsyncIterator[bytes], context: Any, first: wire.Slice
+    ) -> None:  # Any: grpc is untyped
         self._requests = requests
         self._context = context
+        self._first: wire.Slice | None = first
         self._said_all = False
+        self._heard_all = False
         self.aborted = ""
 
-    async def read(self) -> bytes:
+    async def send(self, payload: memoryview, last: bool = False) -> None:
+        await self._say(wire.Slice(payload, last))
+
+    async def receive(self) -> memoryview | None:
+        first, self._first = self._first, None
+        heard = first
+        if first is None or (first.payload is None and not first.last):
+            if self._heard_all:
+                return None
+            heard = wire.decode_slice(await self._read())
+        assert heard is not None
+        self._heard_all = heard.last
+        return heard.payload
+
+    async def finish(self) -> None:
+        """Nothing: the stream ends for the caller when `handle_stream` returns."""
+
+    async def close(self) -> None:
+        """Say that this was all, and let pass by what the caller still has to say."""
+        if not self._said_all and not self.aborted:
+            await self._say(wire.Slice(last=True))
+        for _ in range(MAX_IGNORED):
+            if self._heard_all or self.aborted:
+                return
+            await self.receive()
+        self.abort(f"more than {MAX_IGNORED} slices that nobody waits for")
+
+    async def _say(self, content: wire.Slice) -> None:
+        if self.aborted:
+            raise TransportError(self.aborted)
+        try:
+            await self._context.write(wire.encode_slice(content))
+        except (grpc.RpcError, asyncio.InvalidStateError) as error:
+            raise TransportError("the caller hung up") from error
+        self._said_all = content.last
+
+    async def _read(self) -> bytes:
         """The next message. Raises TransportError if there is none: a caller says when it ends."""
         if self.aborted:
             raise TransportError(self.aborted)
@@ -403,22 +486,6 @@ class _CalleeStream:
             if _is_cancelled():
                 raise
             raise TransportError("the caller hung up") from error
-
-    async def send(self, payload: memoryview) -> None:
-        if self.aborted:
-            raise TransportError(self.aborted)
-        try:
-            await self._context.write(wire.encode_payload(payload))
-        except (grpc.RpcError, asyncio.InvalidStateError) as error:
-            raise TransportError("the caller hung up") from error
-
-    async def receive(self) -> memoryview | None:
-        data = wire.END if self._said_all else await self.read()
-        self._said_all = data == wire.END
-        return None if self._said_all else wire.decode_payload(data)
-
-    async def finish(self) -> None:
-        """Nothing: the stream ends for the caller when `handle_stream` returns."""
 
     def abort(self, why: str) -> None:
         self.aborted = self.aborted or why

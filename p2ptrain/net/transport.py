@@ -20,8 +20,10 @@ from p2ptrain.net.wire import Envelope, Hello, Opening, Welcome
 class SliceStream(Protocol):
     """One side of a stream of slices."""
 
-    async def send(self, payload: memoryview) -> None:
+    async def send(self, payload: memoryview, last: bool = False) -> None:
         """Send one slice; waits while the receiver is behind. The payload may be reused then.
+
+        With `last`, this side has said all, in the same message: `finish` is not needed then.
 
         Raises:
             TransportError: if the stream has failed.
@@ -90,7 +92,11 @@ class Transport(Protocol):
         ...
 
     async def open(self, target: Address, opening: Opening) -> SliceStream:
-        """Open a stream of slices. Raises TransportError, here or at the first use of it."""
+        """Open a stream of slices; the opening may travel with the first use of it.
+
+        Raises:
+            TransportError: here, or at the first use of the stream.
+        """
         ...
 
     def forget(self, address: Address) -> None:

@@ -5,9 +5,9 @@ valid value or raise `CodecError` with one sentence: lengths, counts, names and 
 here, so that nothing behind this file has to be afraid of the network. The simulator sends its
 messages through this file too.
 
-Tensor bytes are the one exception to "protobuf encodes it": a `Slice` that holds a payload is
-written by hand, byte for byte as protobuf would (tag, length, bytes; a test compares), because
-protobuf copies a payload three times where one copy is enough, and reading it needs none.
+Tensor bytes are the one exception to "protobuf encodes it": a `Slice` is written and read by hand,
+byte for byte as protobuf would (tags, lengths, bytes; a test compares), because protobuf copies a
+payload three times where one copy is enough, and reading it needs none.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,13 +28,11 @@ MAX_NAME = 128
 MAX_REASON = 300
 MAX_MEMBERS = 4096
 MAX_NUMBER = 1 << 62
-MAX_MESSAGE_BYTES = 1 << 20
+MAX_OPENING_BYTES = 1 << 12
 MAX_SLICE_BYTES = 4 << 20
 
-END = b""
-"""A `Slice` without content: the caller of a stream has sent all."""
-
-_PAYLOAD_TAG = b"\x0a"  # field 1, length-delimited
+# Tags of a Slice's fields: number << 3 | kind, kind 2 has a length, kind 0 is a number.
+_PAYLOAD, _AVERAGE, _STATE, _LAST = 0x0A, 0x12, 0x1A, 0x20
 
 T = TypeVar("T")
 
@@ -88,6 +86,15 @@ class StateOpening:
 
 
 Opening = AverageOpening | StateOpening
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """One message of a stream; the caller's first one has the opening."""
+
+    payload: memoryview | None = None
+    last: bool = False
+    opening: Opening | None = None
 
 
 # --- control messages -----------------------------------------------------------------------------
@@ -196,58 +203,78 @@ def decode_welcome(data: bytes) -> Welcome:
 # --- slices ---------------------------------------------------------------------------------------
 
 
-def encode_payload(payload: memoryview) -> bytes:
-    """A `Slice` with a payload, in the one copy that gRPC needs."""
-    return b"".join((_PAYLOAD_TAG, _varint(payload.nbytes), payload))
+def encode_slice(content: Slice) -> bytes:
+    """All of a slice in the one copy that gRPC needs."""
+    parts: list[bytes | memoryview] = []
+    if content.payload is not None:
+        parts += (_varint(_PAYLOAD), _varint(content.payload.nbytes), content.payload)
+    if content.opening is not None:
+        tag = _AVERAGE if isinstance(content.opening, AverageOpening) else _STATE
+        opening = _opening_to_pb(content.opening).SerializeToString()
+        parts += (_varint(tag), _varint(len(opening)), opening)
+    if content.last:
+        parts += (_varint(_LAST), _varint(1))
+    return b"".join(parts)
 
 
-def decode_payload(data: bytes) -> memoryview:
-    """The payload inside `data`, not copied. Raises CodecError."""
-    if data[:1] != _PAYLOAD_TAG:
-        raise CodecError("a stream carries something other than a slice where a slice was due")
-    length, start = _read_varint(data, 1)
-    if len(data) - start != length:
-        raise CodecError(f"a slice says {length} bytes and carries {len(data) - start}")
-    return memoryview(data)[start:]
+def decode_slice(data: bytes) -> Slice:
+    """What `data` holds; the payload is not copied, unknown fields are skipped.
+
+    Raises:
+        CodecError: if the bytes are not a slice, or one that says nothing.
+    """
+    payload, opening, last = None, None, False
+    whole, at = memoryview(data), 0
+    while at < len(data):
+        tag, at = _read_varint(data, at)
+        if tag & 7 not in (0, 2):
+            raise CodecError(f"a slice with a field of kind {tag & 7}")
+        value, at = _read_varint(data, at)
+        if tag == _LAST:
+            last = value == 1
+        if tag & 7 == 0:
+            continue
+        if at + value > len(data):
+            raise CodecError(f"a slice says {value} bytes and carries {len(data) - at}")
+        if tag == _PAYLOAD:
+            payload = whole[at : at + value]
+        elif tag in (_AVERAGE, _STATE):
+            opening = _opening(tag, bytes(whole[at : at + value]))
+        at += value
+    if payload is None and opening is None and not last:
+        raise CodecError("a slice that says nothing")
+    return Slice(payload, last, opening)
 
 
-def encode_opening(opening: Opening) -> bytes:
+def _opening_to_pb(opening: Opening) -> Any:  # Any: a generated class
     match opening:
         case AverageOpening(swarm, sender, ticket, vector_size, slice_size):
-            average = pb.AverageOpening(
+            return pb.AverageOpening(
                 swarm=swarm,
                 sender=sender,
                 ticket=_ticket_to_pb(ticket),
                 vector_size=vector_size,
                 slice_size=slice_size,
             )
-            return bytes(pb.Slice(average=average).SerializeToString())
         case StateOpening(swarm, sender, version):
-            state = pb.StateOpening(swarm=swarm, sender=sender, version=version)
-            return bytes(pb.Slice(state=state).SerializeToString())
+            return pb.StateOpening(swarm=swarm, sender=sender, version=version)
 
 
-def decode_opening(data: bytes) -> Opening:
-    """Raises CodecError."""
-    if len(data) > MAX_MESSAGE_BYTES:
+def _opening(tag: int, data: bytes) -> Opening:
+    if len(data) > MAX_OPENING_BYTES:
         raise CodecError(f"an opening of {len(data)} bytes")
-    packed = _parse(pb.Slice, data)
-    match packed.WhichOneof("content"):
-        case "average":
-            p = packed.average
-            return AverageOpening(
-                _text(p.swarm, MAX_NAME),
-                _name(p.sender),
-                _ticket(p.ticket),
-                _number(p.vector_size),
-                _number(p.slice_size),
-            )
-        case "state":
-            version = packed.state.version if packed.state.HasField("version") else None
-            swarm = _text(packed.state.swarm, MAX_NAME)
-            return StateOpening(swarm, _name(packed.state.sender), version)
-        case _:
-            raise CodecError("a stream that does not begin with an opening")
+    if tag == _AVERAGE:
+        p: Any = _parse(pb.AverageOpening, data)  # Any: a generated class
+        return AverageOpening(
+            _text(p.swarm, MAX_NAME),
+            _name(p.sender),
+            _ticket(p.ticket),
+            _number(p.vector_size),
+            _number(p.slice_size),
+        )
+    p = _parse(pb.StateOpening, data)
+    version = p.version if p.HasField("version") else None
+    return StateOpening(_text(p.swarm, MAX_NAME), _name(p.sender), version)
 
 
 # --- parts ----------------------------------------------------------------------------------------

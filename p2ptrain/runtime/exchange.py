@@ -167,11 +167,8 @@ class Exchange:
 
     async def _send_all(self, owner: PeerId, stream: SliceStream, spans: tuple[Span, ...]) -> None:
         for span in spans:
-            await self._send(owner, stream, self._vector_V[span.start : span.stop])
-        try:
-            await stream.finish()
-        except TransportError as error:
-            raise self._broken(owner, "taking our part", error) from error
+            slice_S = self._vector_V[span.start : span.stop]
+            await self._send(owner, stream, slice_S, last=span is spans[-1])
 
     # --- our own share ----------------------------------------------------------------------------
 
@@ -210,13 +207,16 @@ class Exchange:
     async def _return_means(self, caller: PeerId, stream: SliceStream) -> None:
         for index, span in enumerate(self._mine):
             await self._reduced[index]
-            await self._send(caller, stream, self.mean_V[span.start : span.stop])
+            slice_S = self.mean_V[span.start : span.stop]
+            await self._send(caller, stream, slice_S, last=span is self._mine[-1])
 
     # --- one slice --------------------------------------------------------------------------------
 
-    async def _send(self, peer: PeerId, stream: SliceStream, slice_S: Vector) -> None:
+    async def _send(
+        self, peer: PeerId, stream: SliceStream, slice_S: Vector, *, last: bool
+    ) -> None:
         try:
-            await stream.send(slice_S.data.cast("B"))
+            await stream.send(slice_S.data.cast("B"), last)
         except (TransportError, RefusedError) as error:
             raise self._broken(peer, "taking slices", error) from error
         self.sent_bytes += slice_S.nbytes

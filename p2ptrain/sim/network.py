@@ -149,8 +149,9 @@ class SimTransport:
         for transport in (self, there):
             transport.keep(up, down)
         caller, callee = _SimStream(down, up), _SimStream(up, down)
-        opening = wire.decode_opening(wire.encode_opening(opening))
-        task = asyncio.get_running_loop().create_task(_serve(handler, opening, callee))
+        first = wire.decode_slice(wire.encode_slice(wire.Slice(opening=opening)))
+        assert first.opening is not None
+        task = asyncio.get_running_loop().create_task(_serve(handler, first.opening, callee))
         caller.on_abort = task.cancel
         there._serving.append(task)
         return caller
@@ -249,17 +250,25 @@ class _SimStream:
         self._incoming = incoming
         self.outgoing = outgoing
         self.aborted = ""
+        self._said_all = False
         self.on_abort: Callable[[], Any] | None = None
 
-    async def send(self, payload: memoryview) -> None:
-        await self.outgoing.put(wire.encode_payload(payload))
+    async def send(self, payload: memoryview, last: bool = False) -> None:
+        await self.outgoing.put(wire.encode_slice(wire.Slice(payload)))
+        if last:
+            await self.say_all()
 
     async def receive(self) -> memoryview | None:
         data = await self._incoming.get()
-        return None if data is None else wire.decode_payload(data)
+        return None if data is None else wire.decode_slice(data).payload
 
     async def finish(self) -> None:
         if self.on_abort is not None:  # the caller's side; the callee ends by returning
+            await self.say_all()
+
+    async def say_all(self) -> None:
+        if not self._said_all:
+            self._said_all = True
             await self.outgoing.put(None)
 
     def abort(self, why: str) -> None:
@@ -273,7 +282,7 @@ class _SimStream:
 async def _serve(handler: Handler, opening: Opening, stream: _SimStream) -> None:
     try:
         await handler.handle_stream(opening, stream)
-        await stream.outgoing.put(None)
+        await stream.say_all()
     except RefusedError as error:
         await stream.outgoing.put(error)
     except TransportError:

@@ -200,10 +200,12 @@ async def test_garbage_in_the_middle_of_a_conversation_ends_it_and_keeps_what_ca
 
 async def test_garbage_in_the_middle_of_a_stream_ends_that_stream(silent):
     async with started() as (transport, _, address):
-        stream = await transport.open(address, OPENING)
-        await stream.write(b"\x12\x00")
-        with pytest.raises(TransportError, match="could not read what we sent"):
-            await stream.receive()
+        async with grpc.aio.insecure_channel(address) as channel:
+            opening = wire.encode_slice(wire.Slice(opening=OPENING))
+            call = channel.stream_stream(f"/{SERVICE}/Move")(iter([opening, b"\x12\x00"]))
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call.read()
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert transport.refused_bytes == 1
 
 

@@ -13,7 +13,7 @@ from p2ptrain.errors import CodecError
 from p2ptrain.ids import Address, PeerId, Ticket
 from p2ptrain.net import wire
 from p2ptrain.net._pb import peer_pb2 as pb
-from p2ptrain.net.wire import AverageOpening, Envelope, Hello, StateOpening, Welcome
+from p2ptrain.net.wire import AverageOpening, Envelope, Hello, Slice, StateOpening, Welcome
 
 MESSAGES = typing.get_args(m.Message)
 
@@ -80,8 +80,7 @@ DECODERS = {
     "envelope": wire.decode_envelope,
     "hello": wire.decode_hello,
     "welcome": wire.decode_welcome,
-    "opening": wire.decode_opening,
-    "payload": wire.decode_payload,
+    "slice": wire.decode_slice,
 }
 
 
@@ -114,7 +113,8 @@ def test_a_welcome_comes_back_as_it_was(welcome):
 
 @given(openings)
 def test_an_opening_comes_back_as_it_was(opening):
-    assert wire.decode_opening(wire.encode_opening(opening)) == opening
+    content = Slice(opening=opening)
+    assert wire.decode_slice(wire.encode_slice(content)) == content
 
 
 def test_every_message_of_the_protocol_has_a_decoder():
@@ -151,7 +151,7 @@ encoded = st.one_of(
     envelopes.map(wire.encode_envelope),
     hellos.map(wire.encode_hello),
     welcomes.map(wire.encode_welcome),
-    openings.map(wire.encode_opening),
+    openings.map(lambda opening: wire.encode_slice(Slice(opening=opening))),
 )
 
 
@@ -257,8 +257,9 @@ def test_a_field_of_a_later_minor_version_is_ignored():
 
 
 def test_an_opening_of_megabytes_is_refused():
+    opening = pb.Slice(average=pb.AverageOpening(swarm="x" * 1_000_000)).SerializeToString()
     with pytest.raises(CodecError, match="an opening of"):
-        wire.decode_opening(bytes(wire.MAX_MESSAGE_BYTES + 1))
+        wire.decode_slice(opening)
 
 
 # --- addresses ------------------------------------------------------------------------------------
@@ -299,29 +300,43 @@ def test_these_are_no_addresses(text):
 # --- slices ---------------------------------------------------------------------------------------
 
 
-@given(st.binary(max_size=70_000))
-@example(b"")
-@example(bytes(127))
-@example(bytes(128))
-@example(bytes(16_383))
-@example(bytes(16_384))
-def test_a_payload_is_written_as_protobuf_would_write_it(payload):
-    data = wire.encode_payload(memoryview(payload))
-    assert data == pb.Slice(payload=payload).SerializeToString()
-    assert bytes(wire.decode_payload(data)) == payload
+@given(st.binary(max_size=70_000), st.booleans())
+@example(b"", True)
+@example(bytes(127), False)
+@example(bytes(128), False)
+@example(bytes(16_383), True)
+@example(bytes(16_384), False)
+def test_a_slice_is_written_as_protobuf_would_write_it(payload, last):
+    data = wire.encode_slice(Slice(memoryview(payload), last))
+    assert data == pb.Slice(payload=payload, last=last or None).SerializeToString()
+    assert wire.decode_slice(data) == Slice(memoryview(payload), last)
 
 
-def test_the_largest_payload_is_written_as_protobuf_would_write_it():
+def test_the_largest_slice_is_written_as_protobuf_would_write_it():
     payload = bytes(wire.MAX_SLICE_BYTES)
-    data = wire.encode_payload(memoryview(payload))
+    data = wire.encode_slice(Slice(memoryview(payload)))
     assert data == pb.Slice(payload=payload).SerializeToString()
+
+
+@given(openings, st.binary(max_size=100), st.booleans())
+def test_opening_payload_and_end_may_share_one_message(opening, payload, last):
+    content = Slice(memoryview(payload), last, opening)
+    data = wire.encode_slice(content)
+    assert wire.decode_slice(data) == content
+    packed = pb.Slice.FromString(data)
+    assert (packed.payload, packed.last) == (payload, last)
 
 
 def test_a_decoded_payload_is_the_received_memory_itself():
-    data = wire.encode_payload(memoryview(b"x" * 1000))
-    payload = wire.decode_payload(data)
+    data = wire.encode_slice(Slice(memoryview(b"x" * 1000), last=True))
+    payload = wire.decode_slice(data).payload
     assert payload.obj is data
     assert payload.readonly
+
+
+def test_a_slice_with_a_field_of_a_later_minor_version_is_read():
+    data = wire.encode_slice(Slice(memoryview(b"four"))) + b"\xfa\x06\x03new" + b"\x28\x07"
+    assert bytes(wire.decode_slice(data).payload) == b"four"
 
 
 @pytest.mark.parametrize(
@@ -330,11 +345,11 @@ def test_a_decoded_payload_is_the_received_memory_itself():
         b"",
         b"\x0a",
         b"\x0a\x05four",
-        b"\x0a\x03four",
         b"\x0a\x80\x80\x80\x80\x80\x01",
-        pb.Slice(state=pb.StateOpening(sender="a")).SerializeToString(),
+        b"\x0d\x00\x00\x00\x00",
+        b"\x20\x00",
     ],
 )
-def test_what_is_not_exactly_one_payload_is_refused(data):
+def test_what_is_not_a_slice_is_refused(data):
     with pytest.raises(CodecError, match="slice"):
-        wire.decode_payload(data)
+        wire.decode_slice(data)

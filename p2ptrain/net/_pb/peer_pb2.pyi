@@ -204,14 +204,16 @@ class CatchUp(_message.Message):
     def __init__(self, version: _Optional[int] = ..., donor: _Optional[str] = ...) -> None: ...
 
 class Slice(_message.Message):
-    __slots__ = ("payload", "average", "state")
+    __slots__ = ("payload", "average", "state", "last")
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     AVERAGE_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
     payload: bytes
     average: AverageOpening
     state: StateOpening
-    def __init__(self, payload: _Optional[bytes] = ..., average: _Optional[_Union[AverageOpening, _Mapping]] = ..., state: _Optional[_Union[StateOpening, _Mapping]] = ...) -> None: ...
+    last: bool
+    def __init__(self, payload: _Optional[bytes] = ..., average: _Optional[_Union[AverageOpening, _Mapping]] = ..., state: _Optional[_Union[StateOpening, _Mapping]] = ..., last: _Optional[bool] = ...) -> None: ...
 
 class AverageOpening(_message.Message):
     __slots__ = ("swarm", "sender", "ticket", "vector_size", "slice_size")
