@@ -196,7 +196,7 @@ def _fits(value: object, hint: Any) -> bool:  # Any: whatever stands behind a fi
         return any(_fits(value, part) for part in typing.get_args(hint))
     if hint is float:
         return isinstance(value, (int, float)) and not isinstance(value, bool)
-    if hint in (int, str, bool):
+    if hint in (int, str, bool, types.NoneType):
         return type(value) is hint
     return True
 
