@@ -170,10 +170,11 @@ class Driver:
         """
         deadline = self.now + timeout_s
         why = "none was tried"
-        while (left := deadline - self.now) > 0:
-            for host in hosts:
+        while self.now < deadline:
+            for index, host in enumerate(hosts):
+                share_s = max(0.0, deadline - self.now) / (len(hosts) - index)
                 try:
-                    welcome = await self._transport.join(host, self._hello(), min(left, 5.0))
+                    welcome = await self._transport.join(host, self._hello(), min(share_s, 5.0))
                 except (TransportError, CodecError) as error:
                     why = str(error)
                     continue

@@ -32,6 +32,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+from p2ptrain.errors import ConfigError
 from p2ptrain.ids import Seconds
 
 
@@ -67,12 +68,19 @@ class MemoryMetrics:
 
 
 class JsonlMetrics:
-    """Appends records to a file, flushed line by line (a killed peer loses at most one)."""
+    """Appends records to a file, flushed line by line (a killed peer loses at most one).
+
+    Raises:
+        ConfigError: if the file cannot be written.
+    """
 
     def __init__(self, path: Path, clock: Callable[[], Seconds]) -> None:
         self._clock = clock
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("a", encoding="utf-8", buffering=1)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("a", encoding="utf-8", buffering=1)
+        except OSError as error:
+            raise ConfigError(f"cannot write records to {path}: {error.strerror}") from error
 
     def record(self, kind: str, **fields: Any) -> None:
         """Append one line."""

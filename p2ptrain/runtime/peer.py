@@ -30,9 +30,11 @@ import uvloop
 from p2ptrain.averaging.base import load_algorithm
 from p2ptrain.compute.torch_replica import TorchReplica
 from p2ptrain.core.peer_machine import ProtocolConfig
-from p2ptrain.errors import ConfigError
+from p2ptrain.errors import CodecError, ConfigError, LocalProtocolError
 from p2ptrain.ids import Address, PeerId, Seconds
+from p2ptrain.net import wire
 from p2ptrain.net.grpc_transport import GrpcConfig, GrpcTransport
+from p2ptrain.net.wire import MAX_NAME
 from p2ptrain.runtime.boundary import Boundary
 from p2ptrain.runtime.driver import Driver
 from p2ptrain.runtime.exchange import ExchangeConfig
@@ -115,6 +117,13 @@ class PeerConfig:
     def __post_init__(self) -> None:
         if any(c.isspace() or not c.isprintable() or c in "/\\" for c in self.name):
             raise ConfigError(f"name = {self.name!r} must be printable, without spaces or slashes")
+        if len(self.name) > MAX_NAME:
+            raise ConfigError(f"name = {self.name!r} must be at most {MAX_NAME} characters long")
+        for host in self.join:
+            try:
+                wire.address(host)
+            except CodecError as error:
+                raise ConfigError(f"join = {error}") from error
         if self.peers < 1:
             raise ConfigError(f"peers = {self.peers} must be 1 or more")
         for key in ("join_timeout_s", "snapshot_every_s", "leave_grace_s"):
@@ -219,7 +228,10 @@ class Peer:
         Raises:
             StateError: if gradients or parameters are not finite, or a parameter was replaced.
             SystemExit: if the process was asked to end and the loop does not look at `should_stop`.
+            LocalProtocolError: outside of the with block.
         """
+        if self._began_at is None:
+            raise LocalProtocolError("step belongs inside `with peer:`, where the peer has joined")
         if self._driver.stopping:
             self._steps_after_stop += 1
             if self._steps_after_stop > 1:

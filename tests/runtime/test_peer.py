@@ -1,0 +1,532 @@
+"""`Peer` as a program holds it: real sockets, real threads, several peers in one process."""
+
+import gc
+import json
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import p2ptrain
+from p2ptrain.core.membership import MembershipConfig
+from p2ptrain.core.peer_machine import ProtocolConfig
+from p2ptrain.errors import (
+    ConfigError,
+    LocalProtocolError,
+    RefusedError,
+    StateError,
+    TransportError,
+)
+from p2ptrain.runtime.metrics import MemoryMetrics
+from p2ptrain.runtime.peer import Peer, StopConfig
+
+pytestmark = pytest.mark.sockets
+
+QUICK = ProtocolConfig(membership=MembershipConfig(probe_period_s=0.05, ack_timeout_s=0.3))
+TOGETHER_S = 20.0
+CLOCK = time.perf_counter  # noqa: TID251 - a peer's threads live in real time
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(capfd):
+    """No thread outlives its peer, and nothing is written to anybody's terminal."""
+    before = threading.active_count()
+    yield
+    gc.collect()
+    for thread in threading.enumerate():
+        if thread.name.startswith("p2ptrain"):
+            thread.join(5.0)
+    assert not [t.name for t in threading.enumerate() if t.name.startswith("p2ptrain")]
+    assert threading.active_count() <= before + 1, "gRPC keeps one poller for the process"
+    assert capfd.readouterr() == ("", "")
+
+
+def tiny(seed: int = 0, learning_rate: float = 0.1) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(seed)
+    model = nn.Linear(3, 2)
+    return model, torch.optim.SGD(model.parameters(), lr=learning_rate)
+
+
+def backward(model: nn.Module, seed: int) -> float:
+    inputs = torch.randn(4, 3, generator=torch.Generator().manual_seed(seed))
+    loss = model(inputs).square().mean()
+    model.zero_grad()
+    loss.backward()
+    return float(loss.detach())
+
+
+def peer_of(model, optimizer, **settings) -> Peer:
+    return Peer(model, optimizer, protocol=QUICK, leave_grace_s=1.0, **settings)
+
+
+def flat(model: nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().flatten().clone() for p in model.parameters()])
+
+
+class Fleet:
+    """Several peers, each with a thread of its own; the first one is who the others join."""
+
+    def __init__(self, count: int, **settings) -> None:
+        self.count = count
+        self.settings = settings
+        self.first = threading.Event()
+        self.address = ""
+        self.models = [tiny() for _ in range(count)]
+        self.metrics = [MemoryMetrics(CLOCK) for _ in range(count)]
+        self.peers: list[Peer | None] = [None] * count
+
+    def run(self, body) -> list:
+        """`body(rank, peer, model)` for all; what each returned or raised."""
+        with ThreadPoolExecutor(self.count) as pool:
+            futures = [pool.submit(self._one, rank, body) for rank in range(self.count)]
+            return [future.exception(60) or future.result() for future in futures]
+
+    def _one(self, rank: int, body):
+        model, optimizer = self.models[rank]
+        if rank > 0:
+            assert self.first.wait(TOGETHER_S)
+        settings = {"peers": self.count, "name": f"p{rank}"} | self.settings
+        settings["join"] = [self.address] if rank else []
+        peer = peer_of(model, optimizer, metrics=self.metrics[rank], **settings)
+        self.peers[rank] = peer
+        if rank == 0:
+            threading.Thread(target=self._tell, args=(peer,)).start()
+        with peer:
+            return body(rank, peer, model)
+
+    def _tell(self, peer: Peer) -> None:
+        """The first peer waits for the others inside `with`; its address is known before."""
+        for _ in range(2000):
+            if peer.address:
+                break
+            time.sleep(0.005)
+        self.address = peer.address
+        self.first.set()
+
+
+# --- alone ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("algorithm", ["allreduce", "ad_psgd"])
+def test_a_peer_alone_trains_as_if_it_were_not_there(algorithm):
+    model, optimizer = tiny()
+    other, plain = tiny()
+    with peer_of(model, optimizer, algorithm=algorithm) as peer:
+        for step in range(5):
+            backward(model, step)
+            peer.step(samples=4)
+            backward(other, step)
+            plain.step()
+        assert peer.progress <= 20
+    assert peer.progress == 20
+    torch.testing.assert_close(flat(model), flat(other), rtol=0, atol=0)
+
+
+def test_a_misspelt_setting_gets_a_suggestion():
+    with pytest.raises(ConfigError, match=r"Peer has no setting 'algoritm'; did you mean 'algorit"):
+        Peer(*tiny(), algoritm="allreduce")
+    with pytest.raises(ConfigError, match=r"Peer has no setting 'zzz'; known: name, algorithm"):
+        Peer(*tiny(), zzz=1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"algorithm": "allreduse"}, "unknown algorithm 'allreduse'; did you mean 'allreduce'"),
+        ({"algorithm_options": {"grap": "ring"}}, "has no option 'grap'; did you mean 'graph'"),
+        ({"algorithm_options": {"graph": "star"}}, "ad_psgd graph = 'star'; there are: random"),
+        ({"name": "two words"}, "name = 'two words' must be"),
+        ({"name": "x" * 129}, "name = 'x+' must be .*128"),
+        ({"peers": 0}, "peers = 0 must be 1 or more"),
+        ({"join_timeout_s": float("nan")}, "join_timeout_s = nan must be above 0"),
+        ({"listen": "0.0.0.0:0"}, "add advertise"),
+        ({"join": "nonsense"}, "join = 'nonsense' is not an address; write host:port"),
+        ({"join": ["good:1", "bad"]}, "join = 'bad' is not an address; write host:port"),
+    ],
+)
+def test_a_setting_that_cannot_work_is_one_sentence(settings, says):
+    with pytest.raises(ConfigError, match=says):
+        Peer(*tiny(), **settings)
+
+
+def test_a_folder_that_cannot_be_written_to_is_one_sentence(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(ConfigError, match="cannot write records to .*file"):
+        Peer(*tiny(), out=str(tmp_path / "file" / "folder"))
+
+
+def test_a_step_outside_of_the_with_block_is_one_sentence():
+    peer = peer_of(*tiny())
+    with pytest.raises(LocalProtocolError, match="inside `with peer:`"):
+        peer.step()
+
+
+def test_an_address_that_does_not_answer_is_named_with_the_time_that_was_tried():
+    peer = peer_of(*tiny(), join="127.0.0.1:1", join_timeout_s=0.3)
+    with pytest.raises(
+        TransportError, match=r"no peer answered at 127\.0\.0\.1:1 within 0\.3 s \(no con"
+    ):
+        peer.__enter__()
+
+
+def test_several_addresses_that_do_not_answer_share_the_time():
+    peer = peer_of(*tiny(), join=["192.0.2.1:1", "192.0.2.2:1", "192.0.2.3:1"], join_timeout_s=0.6)
+    before = CLOCK()
+    with pytest.raises(TransportError, match=r"192\.0\.2\.1:1, 192\.0\.2\.2:1, .* within 0\.6 s"):
+        peer.__enter__()
+    assert CLOCK() - before < 1.5
+
+
+def test_too_few_peers_are_named_with_the_time_that_was_waited():
+    peer = peer_of(*tiny(), name="only", peers=3, join_timeout_s=0.3)
+    with pytest.raises(TransportError, match=r"3 peers were .* after 0\.3 s there are: only"):
+        peer.__enter__()
+
+
+def test_an_error_in_the_block_leaves_at_once_and_passes_through():
+    with pytest.raises(ValueError, match="of the user"), peer_of(*tiny()):
+        raise ValueError("of the user")
+
+
+def test_stopping_ends_the_loop_and_a_loop_that_does_not_look_gets_system_exit():
+    model, optimizer = tiny()
+
+    def train_for_ever() -> None:
+        with peer_of(model, optimizer) as peer:
+            peer.stop("enough")
+            for step in range(1000):
+                backward(model, step)
+                peer.step()
+                assert peer.should_stop
+
+    with pytest.raises(SystemExit) as caught:
+        train_for_ever()
+    assert caught.value.code == 0
+
+
+def test_stopping_from_another_thread_is_seen():
+    model, optimizer = tiny()
+    metrics = MemoryMetrics(CLOCK)
+    with peer_of(model, optimizer, metrics=metrics) as peer:
+        threading.Timer(0.2, peer.stop, ["somebody said so"]).start()
+        steps = 0
+        while not peer.should_stop:
+            backward(model, steps)
+            peer.step()
+            steps += 1
+    assert metrics.of("ended")[0]["why"] == "somebody said so"
+    peer.stop("after the end is harmless")
+
+
+def test_sigterm_ends_the_loop_and_the_handler_of_the_program_comes_back():
+    model, optimizer = tiny()
+    metrics = MemoryMetrics(CLOCK)
+    before = signal.getsignal(signal.SIGTERM)
+    with peer_of(model, optimizer, metrics=metrics) as peer:
+        steps = 0
+        while not peer.should_stop:
+            backward(model, steps)
+            peer.step()
+            steps += 1
+            if steps == 3:
+                signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert metrics.of("ended")[0]["why"] == "asked to end by SIGTERM"
+    assert metrics.of("ended")[0]["steps"] == steps
+
+
+@pytest.mark.parametrize("stop", [StopConfig(samples=40), StopConfig(seconds=0.2)])
+@pytest.mark.parametrize("algorithm", ["allreduce", "ad_psgd"])
+def test_a_run_ends_by_itself(stop, algorithm):
+    model, optimizer = tiny()
+    with peer_of(model, optimizer, algorithm=algorithm, stop=stop) as peer:
+        step = 0
+        while not peer.should_stop:
+            backward(model, step)
+            peer.step(samples=4)
+            step += 1
+    assert step > 0
+
+
+def test_accumulated_samples_count_with_the_next_step():
+    model, optimizer = tiny()
+    metrics = MemoryMetrics(CLOCK)
+    with peer_of(model, optimizer, metrics=metrics) as peer:
+        for step in range(2):
+            backward(model, step)
+            peer.accumulate(samples=4)
+            peer.accumulate(samples=4)
+            peer.step(samples=4, loss=0.5)
+    assert [r["samples"] for r in metrics.of("step")] == [12, 12]
+    assert metrics.of("ended")[0]["samples"] == 24
+
+
+@pytest.mark.parametrize("algorithm", ["allreduce", "ad_psgd"])
+def test_gradients_are_clipped_after_they_were_averaged(algorithm):
+    model, optimizer = tiny(learning_rate=1.0)
+    before = flat(model)
+    with peer_of(model, optimizer, algorithm=algorithm) as peer:
+        backward(model, 0)
+        for parameter in model.parameters():
+            parameter.grad.mul_(1e6)
+        peer.step(clip=0.5)
+    assert float((flat(model) - before).norm()) == pytest.approx(0.5, rel=1e-3)
+
+
+@pytest.mark.parametrize("algorithm", ["allreduce", "ad_psgd"])
+def test_a_scaler_skips_the_steps_that_overflow_and_lowers_its_scale(algorithm):
+    model, optimizer = tiny()
+    other, plain = tiny()
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    with peer_of(model, optimizer, algorithm=algorithm) as peer:
+        for step in range(4):
+            inputs = torch.randn(4, 3, generator=torch.Generator().manual_seed(step))
+            model.zero_grad()
+            scaler.scale(model(inputs).square().mean()).backward()
+            if step == 1:
+                next(model.parameters()).grad[0, 0] = float("inf")
+            else:
+                backward(other, step)
+                plain.step()
+            peer.step(scaler=scaler)
+    assert scaler.get_scale() == 4.0
+    torch.testing.assert_close(flat(model), flat(other))
+
+
+def test_a_gradient_that_is_not_finite_reaches_nobody_under_allreduce():
+    model, optimizer = tiny()
+    before = flat(model)
+
+    def train() -> None:
+        with peer_of(model, optimizer, algorithm="allreduce") as peer:
+            backward(model, 0)
+            next(model.parameters()).grad.fill_(float("nan"))
+            peer.step()
+
+    with pytest.raises(StateError, match="the gradient of parameter weight is not finite"):
+        train()
+    assert torch.equal(flat(model), before)
+
+
+def test_a_parameter_that_was_replaced_is_named():
+    model, optimizer = tiny()
+
+    def train() -> None:
+        with peer_of(model, optimizer) as peer:
+            backward(model, 0)
+            model.weight.data = torch.zeros(2, 3)
+            peer.step()
+
+    with pytest.raises(StateError, match="weight"):
+        train()
+
+
+def test_records_and_snapshots_are_complete_on_disk(tmp_path):
+    model, optimizer = tiny()
+    with peer_of(model, optimizer, name="p0", out=str(tmp_path), snapshot_every_s=0.05) as peer:
+        for step in range(20):
+            loss = backward(model, step)
+            peer.step(samples=4, loss=loss)
+            time.sleep(0.01)
+    lines = (tmp_path / "p0.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    kinds = [record["kind"] for record in records]
+    assert kinds[:2] == ["started", "ready"]
+    assert kinds[-1] == "ended"
+    assert kinds.count("step") == 20
+    rows = (tmp_path / "p0.snapshots").read_bytes()
+    assert len(rows) == 4 * 8 * kinds.count("snapshot")
+    last = torch.frombuffer(bytearray(rows[-32:]), dtype=torch.float32)
+    assert torch.equal(last, flat(model))
+    times = [record["t"] for record in records]
+    assert times == sorted(times)
+
+
+def test_a_loop_without_a_peer_inside_leaves_nothing_behind():
+    Peer(*tiny())
+
+
+# --- together -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_peers_under_allreduce_stay_equal(count):
+    def body(rank: int, peer: Peer, model: nn.Module) -> torch.Tensor:
+        for step in range(10):
+            backward(model, 100 * rank + step)
+            peer.step(samples=4)
+        return flat(model)
+
+    fleet = Fleet(count, algorithm="allreduce")
+    models = fleet.run(body)
+    for model in models:
+        assert torch.equal(model, models[0])
+    assert not torch.equal(models[0], flat(tiny()[0]))
+    for metrics in fleet.metrics:
+        assert metrics.of("ended")[0]["steps"] == 10
+        assert metrics.of("ended")[0]["groups_formed"] == 10
+
+
+def test_peers_under_ad_psgd_with_no_learning_rate_keep_the_mean_and_come_closer():
+    def body(rank: int, peer: Peer, model: nn.Module) -> torch.Tensor:
+        for step in range(30):
+            backward(model, step)
+            peer.step(samples=4)
+            time.sleep(0.02)
+        return flat(model)
+
+    fleet = Fleet(3, algorithm="ad_psgd")
+    fleet.models = [tiny(seed, learning_rate=0.0) for seed in range(3)]
+    before = torch.stack([flat(model) for model, _ in fleet.models])
+    fleet.run(body)
+    after = torch.stack([flat(model) for model, _ in fleet.models])
+    torch.testing.assert_close(after.mean(0), before.mean(0), rtol=1e-5, atol=1e-6)
+    assert float(after.std(0).max()) < 0.2 * float(before.std(0).max())
+
+
+def test_progress_counts_the_whole_swarm():
+    def body(rank: int, peer: Peer, model: nn.Module) -> int:
+        for step in range(20):
+            backward(model, step)
+            peer.step(samples=4)
+            time.sleep(0.02)
+        return peer.progress
+
+    for progress in Fleet(2).run(body):
+        assert 80 < progress <= 160
+
+
+def test_a_step_in_which_one_of_two_overflows_uses_the_other_ones_gradient():
+    def body(rank: int, peer: Peer, model: nn.Module) -> torch.Tensor:
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+        scaler.scale(model(torch.ones(1, 3)).sum()).backward()
+        if rank == 1:
+            next(model.parameters()).grad.fill_(float("inf"))
+        peer.step(scaler=scaler)
+        return flat(model)
+
+    models = Fleet(2, algorithm="allreduce").run(body)
+    alone, plain = tiny()
+    alone(torch.ones(1, 3)).sum().backward()
+    plain.step()
+    assert torch.equal(models[0], models[1])
+    torch.testing.assert_close(models[0], flat(alone))
+
+
+def test_a_peer_with_a_gradient_that_is_not_finite_ends_and_the_others_go_on():
+    def body(rank: int, peer: Peer, model: nn.Module) -> torch.Tensor:
+        for step in range(6):
+            backward(model, step)
+            if rank == 1 and step == 2:
+                next(model.parameters()).grad.fill_(float("nan"))
+            peer.step(samples=4)
+        return flat(model)
+
+    results = Fleet(3, algorithm="allreduce").run(body)
+    assert isinstance(results[1], StateError)
+    assert torch.equal(results[0], results[2])
+    assert torch.isfinite(results[0]).all()
+
+
+@pytest.mark.parametrize("algorithm", ["allreduce", "ad_psgd"])
+def test_a_model_that_is_not_finite_reaches_nobody(algorithm):
+    def body(rank: int, peer: Peer, model: nn.Module) -> torch.Tensor:
+        for step in range(40):
+            backward(model, step)
+            if rank == 1 and step == 2:
+                with torch.no_grad():
+                    model.weight.fill_(float("nan"))
+                model.zero_grad()
+            peer.step(samples=4)
+            time.sleep(0.02)
+        return flat(model)
+
+    results = Fleet(2, algorithm=algorithm).run(body)
+    assert torch.isfinite(results[0]).all()
+    if algorithm == "ad_psgd":
+        assert isinstance(results[1], StateError)
+
+
+def test_stopping_one_that_waits_for_a_slow_peer_ends_its_wait_and_the_others_go_on():
+    waited = []
+
+    def body(rank: int, peer: Peer, model: nn.Module) -> int:
+        if rank == 1:
+            threading.Timer(0.5, peer.stop, ["asked to end"]).start()
+        for step in range(3):
+            backward(model, step)
+            if rank == 0 and step == 1:
+                time.sleep(2.0)
+            before = CLOCK()
+            peer.step(samples=4)
+            if peer.should_stop:
+                waited.append(CLOCK() - before)
+                break
+        return step
+
+    fleet = Fleet(3, algorithm="allreduce")
+    assert fleet.run(body) == [2, 1, 2]
+    assert len(waited) == 1
+    assert waited[0] < 1.5, "it waited for the slow peer although it was asked to end"
+    for rank in (0, 2):
+        assert fleet.metrics[rank].of("ended")[0]["steps"] == 3
+    told = [r for r in fleet.metrics[0].of("member") if r["member"] == "p1"]
+    assert told[-1]["state"] == "left"
+
+
+def test_a_second_peer_of_the_same_name_is_refused():
+    with (
+        peer_of(*tiny(), name="twin") as first,
+        pytest.raises(RefusedError, match=f"a peer named twin is already here, at {first.address}"),
+    ):
+        peer_of(*tiny(), name="twin", join=first.address, join_timeout_s=5.0).__enter__()
+
+
+def test_a_peer_of_another_algorithm_is_refused_with_both_values():
+    with (
+        peer_of(*tiny(), algorithm="allreduce") as first,
+        pytest.raises(RefusedError, match="runs algorithm 'ad_psgd' and this swarm 'allreduce'"),
+    ):
+        peer_of(*tiny(), name="b", join=first.address, join_timeout_s=5.0).__enter__()
+
+
+def test_a_peer_of_another_model_is_refused_with_both_values():
+    model = nn.Linear(30, 40)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with (
+        peer_of(*tiny()) as first,
+        pytest.raises(RefusedError, match=r"a model of 1,240 numbers .* and this swarm one of 8 "),
+    ):
+        peer_of(model, optimizer, name="b", join=first.address, join_timeout_s=5.0).__enter__()
+
+
+def test_a_peer_that_cannot_be_dialled_back_is_refused_and_says_what_to_do():
+    with (
+        peer_of(*tiny()) as first,
+        pytest.raises(RefusedError, match=r"cannot be reached from .* at 127\.0\.0\.1:1 .*adverti"),
+    ):
+        peer_of(
+            *tiny(), name="b", join=first.address, advertise="127.0.0.1:1", join_timeout_s=5.0
+        ).__enter__()
+
+
+def test_a_latecomer_takes_over_the_model_of_one_that_trains():
+    model, optimizer = tiny(seed=1)
+    with peer_of(model, optimizer, name="a") as first:
+        backward(model, 0)
+        first.step()
+        time.sleep(0.2)
+        late, its_optimizer = tiny(seed=2)
+        with peer_of(late, its_optimizer, name="b", join=first.address, serve=False):
+            torch.testing.assert_close(flat(late), flat(model))
+        first.stop("enough")
+
+
+def test_the_package_offers_peer_by_its_short_name():
+    assert p2ptrain.Peer is Peer
+    assert Path(p2ptrain.__file__).name == "__init__.py"
