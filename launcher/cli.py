@@ -25,7 +25,9 @@ from launcher.collect import Json, write_json
 from launcher.compare import compare, do_all_hold, print_comparison
 from launcher.evaluate import TaskEvaluator
 from launcher.live import open_display
+from launcher.machine import describe_machine
 from launcher.plot import plot_comparison
+from launcher.report import write_report
 from launcher.run import Run, run_scenario
 from launcher.scenario import Claim, Scenario, load_scenario, with_changes
 from p2ptrain.config import to_toml
@@ -74,6 +76,8 @@ def run(
     comparison = compare(chosen, [summary for _, summary in finished])
     write_json(folder / "comparison.json", comparison)
     plot_comparison(folder / "comparison.png", chosen, [run for run, _ in finished])
+    machine = describe_machine()
+    write_report(folder / "report.html", chosen, finished, comparison, machine, left_out)
     _report(console, finished, comparison, left_out, folder)
     if check and not do_all_hold(comparison):
         raise typer.Exit(CLAIM_DOES_NOT_HOLD)
@@ -86,7 +90,7 @@ def _prepare(folder: Path) -> Path:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name in ("comparison.json", "comparison.png"):
+        for name in ("comparison.json", "comparison.png", "report.html"):
             (folder / name).unlink(missing_ok=True)
     except OSError as error:
         raise ConfigError(f"cannot write to {folder}: {error.strerror}") from error
@@ -113,7 +117,7 @@ def _report(
         for note in one.notes:
             console.print(Text(f"{one.algorithm}: {note}", style="yellow"))
     print_comparison(console, comparison, left_out)
-    console.print(Text(f"written: {folder}/comparison.json, comparison.png and more"))
+    console.print(Text(f"written: {folder}/report.html, comparison.json and more"))
 
 
 def main() -> NoReturn:

@@ -126,8 +126,8 @@ function endLabels(series, x, y, top, bottom) {
   for (let k = labels.length - 2; k >= 0; k--) labels[k].y = Math.max(top, Math.min(labels[k].y, labels[k + 1].y - gap));
   const edge = Math.max(...labels.map(l => l.x));
   return labels.map(l => {
-    const far = edge - l.x > 1, end = edge + 8;
-    const lead = far ? `<line x1="${l.x + 3}" y1="${l.at}" x2="${end - 3}" y2="${l.y}" stroke="${l.s.colour}" stroke-width="1" stroke-opacity="0.45" stroke-dasharray="2 3"/>` : "";
+    const end = edge + 8, leads = edge - l.x > 1 && Math.abs(l.y - l.at) < 8;
+    const lead = leads ? `<line x1="${l.x + 3}" y1="${l.at}" x2="${end - 3}" y2="${l.y}" stroke="${l.s.colour}" stroke-width="1" stroke-opacity="0.45" stroke-dasharray="2 3"/>` : "";
     return `${lead}<circle cx="${l.x}" cy="${l.at}" r="2.5" fill="${l.s.colour}"/><text x="${end}" y="${l.y + 4}" style="font-weight:600;fill:${l.s.colour}">${escape(l.s.name)}</text>`;
   }).join("");
 }
@@ -334,8 +334,14 @@ class Timeline {
     pen.fillStyle = SOFT;
     pen.font = FONT.replace("12px", this.left < 50 ? "10px" : "11px");
     pen.fillText(this.left < 60 ? "all" : "whole run", this.left - 8, height / 2);
+    // Bins are often narrower than a step: without smoothing the strip would show their beat.
+    const reach = Math.ceil(this.data.window_s / 8 / (this.wall / bins)), smooth = key => {
+      const raw = Array.from({ length: bins }, (_, k) => mean(key, k));
+      return raw.map((_, k) => { const near = raw.slice(Math.max(0, k - reach), k + reach + 1); return near.reduce((a, b) => a + b, 0) / near.length; });
+    };
+    const computes = smooth("compute"), waits = smooth("wait");
     for (let k = 0; k < bins; k++) {
-      const compute = mean("compute", k), wait = Math.min(mean("wait", k), 1 - compute), h = height - 6;
+      const compute = computes[k], wait = Math.min(waits[k], 1 - compute), h = height - 6;
       pen.fillStyle = COMPUTING; pen.globalAlpha = 0.6;
       pen.fillRect(this.left + k * each, 3 + h * (1 - compute), each + 0.3, h * compute);
       pen.fillStyle = WAITING;
@@ -420,9 +426,9 @@ function drawMatrix(figure, met, shade) {
   for (let i = 0; i < n; i++) for (let j = 0; j < n; j++) {
     const v = met.counts[i][j], isSelf = i === j && !/ to /.test(met.labels[i]);
     pen.fillStyle = isSelf ? "#e9ebee" : colour(v);
-    pen.fillRect(left + j * cell, top + i * cell, cell - (cell > 8 ? 1 : 0.4), cell - (cell > 8 ? 1 : 0.4));
+    pen.fillRect(left + j * cell, top + i * cell, cell - (cell > 8 ? 1 : 0), cell - (cell > 8 ? 1 : 0));
     if (cell >= 30 && !isSelf) {
-      pen.fillStyle = v / highest > 0.55 ? "#fff" : INK;
+      pen.fillStyle = v / highest > 0.45 ? "#fff" : INK;
       pen.textAlign = "center";
       pen.fillText(short(v), left + (j + 0.5) * cell, top + (i + 0.5) * cell);
     }

@@ -44,7 +44,10 @@ def throughput(run: Run) -> Json:
     start = run.curve.started_at
     if start is None or not run.wall_s:
         return {"at": [], "rate": []}
-    edges = np.linspace(start, start + run.wall_s, _bins(run) + 1)
+    # Peers end within a step of each other: the last, half-empty bin would look like a breakdown.
+    lasts = [history.steps[-1].at for history in run.histories if history.steps]
+    end = max(min(lasts), start + run.wall_s - 2 * _longest_step_s(run))
+    edges = np.linspace(start, end, _bins(run) + 1)
     total = np.zeros(len(edges))
     for history in run.histories:
         if history.steps:
@@ -132,13 +135,12 @@ def significant(value: float) -> float:
 
 
 def _bins(run: Run) -> int:
-    """Wide enough that each holds some steps even of the slowest peer, or the line would tremble."""
-    longest = max(
-        (
-            (history.steps[-1].at - history.steps[0].at) / max(1, len(history.steps) - 1)
-            for history in run.histories
-            if history.steps
-        ),
-        default=0.0,
-    )
-    return max(1, min(POINTS, int(run.wall_s / max(_NARROWEST_BIN_S, _STEPS_PER_BIN * longest))))
+    """Each is wide enough for some steps even of the slowest peer, or the line would tremble."""
+    width_s = max(_NARROWEST_BIN_S, _STEPS_PER_BIN * _longest_step_s(run))
+    return max(1, min(POINTS, int(run.wall_s / width_s)))
+
+
+def _longest_step_s(run: Run) -> Seconds:
+    """The mean step of the slowest peer."""
+    spans = [(h.steps[-1].at - h.steps[0].at, len(h.steps)) for h in run.histories if h.steps]
+    return max((span / max(1, count - 1) for span, count in spans), default=0.0)

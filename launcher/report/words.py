@@ -16,6 +16,9 @@ from p2ptrain.ids import Seconds
 MOST_EVENTS = 60
 """Of one algorithm; a fleet in trouble has thousands, and the first say what began."""
 
+_TOGETHER_S: Seconds = 2.0
+"""Whoever is ready so soon after the first step began with the others."""
+
 
 def lede(scenario: Scenario, runs: Sequence[Run], comparison: Json) -> list[str]:
     """What one should see, in a few sentences."""
@@ -41,7 +44,7 @@ def _speed(rows: Sequence[Json]) -> str:
 def _waiting(runs: Sequence[Run]) -> str:
     shares = [(_waiting_share(run), run.algorithm) for run in runs]
     known = [f"{share:.0%} under {name}" for share, name in shares if share is not None]
-    return f"Of their time peers wait for others {_enumerated(known)}." if known else ""
+    return f"Share of their time that peers wait for others: {_enumerated(known)}." if known else ""
 
 
 def _waiting_share(run: Run) -> float | None:
@@ -56,7 +59,8 @@ def _claims(claims: Sequence[Json]) -> str:
     if not claims:
         return ""
     if not broken:
-        return "Its claim holds." if len(claims) == 1 else f"All {len(claims)} claims hold."
+        few = {1: "The claim holds.", 2: "Both claims hold."}
+        return few.get(len(claims), f"All {len(claims)} claims hold.")
     return f"{broken} of {len(claims)} claims {'does' if broken == 1 else 'do'} not hold."
 
 
@@ -70,8 +74,8 @@ def tiles(comparison: Json) -> list[Json]:
         ratio, name = max(known)
         found.append(
             {
-                "figure": f"{ratio:.2f}×",
-                "text": f"samples per second: {name} to {first['algorithm']}",
+                "figure": f"{ratio:.2f} times",
+                "text": f"the samples per second of {first['algorithm']}: {name}",
             }
         )
     times = [(r["time_to_target_s"], r["algorithm"]) for r in comparison["rows"]]
@@ -159,17 +163,18 @@ def events(run: Run) -> Json:
 
 def _within(run: Run, start: Seconds) -> list[Event]:
     """Arriving together and parting together, at both ends of a run, are no events."""
-    ends = [
-        history.ended is not None and history.steps[-1].at
-        for history in run.histories
-        if history.steps
-    ]
-    first_end = min((at for at in ends if at), default=start + run.wall_s)
+    ends = [h.steps[-1].at for h in run.histories if h.steps and not h.lost]
+    first_end = min(ends, default=start + run.wall_s)
+    together = start + _TOGETHER_S
+    began = {h.name for h in run.histories if (h.ready_at or 0.0) < together}
     return [
         event
         for history in run.histories
         for event in history.events
         if start < event.at < first_end
+        and not (
+            event.state == "alive" and event.subject in began and event.at < start + _TOGETHER_S
+        )
     ]
 
 
@@ -236,13 +241,13 @@ def thinned(scenario: Scenario, drawn: Sequence[Json], listed: int, points: int)
 
 def number(value: float | None, form: str) -> str:
     """Print a figure, or a dash if there is none."""
-    return "–" if value is None else format(value, form)
+    return "-" if value is None else format(value, form)
 
 
 def size(count: int | None) -> str:
     """Bytes, readable."""
     if count is None:
-        return "–"
+        return "-"
     value, unit = float(count), "B"
     for larger in ("kB", "MB", "GB", "TB"):
         if value < 1000:

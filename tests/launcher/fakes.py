@@ -57,7 +57,7 @@ class FakePeer:
         fields = {"samples": samples, "loss": loss, "compute_s": compute_s, "wait_s": wait_s}
         self.write("step", at, step=number, **fields)
 
-    def group(self, at: float, members, outcome="done", exchange_s=0.05, staleness_steps=1):
+    def group(self, at: float, members, outcome="done", exchange_s=0.05, staleness_steps=1, **more):
         fields = {"ticket": "p00#1", "what": "models", "reason": "", "wait_s": 0.01}
         numbers = {"sent_bytes": 100, "received_bytes": 200, "disagreement_l2": 0.1}
         self.write(
@@ -67,8 +67,7 @@ class FakePeer:
             outcome=outcome,
             exchange_s=exchange_s,
             staleness_steps=staleness_steps,
-            **fields,
-            **numbers,
+            **{**fields, **numbers, **more},
         )
 
     def snapshot(self, at: float, model: Sequence[float]):

@@ -71,7 +71,7 @@ class _Writer:
             for peer, step_s in zip(self.peers, self.step_s, strict=True):
                 compute_s = step_s * self.rng.uniform(0.95, 1.0)
                 peer.step(at, number, compute_s=compute_s, wait_s=longest + 0.01 - compute_s)
-                peer.group(at, self.names, exchange_s=0.012)
+                peer.group(at, self.names, exchange_s=0.012, disagreement_l2=None)
         for peer in self.peers:
             peer.end(self.seconds, **self._totals())
 

@@ -76,6 +76,7 @@ def test_a_run_compares_its_algorithms_and_writes_everything_down(p2plab, scenar
     assert [row["algorithm"] for row in comparison["rows"]] == ["allreduce", "ad_psgd"]
     assert comparison["claims"][0]["measured"] == pytest.approx(4.0)
     assert (folder / "comparison.png").exists()
+    assert "gossip is three times as fast" in (folder / "report.html").read_text()
     assert load_scenario(str(folder / "scenario.toml")) == load_scenario(str(scenario))
     assert (folder / "ad_psgd" / "consensus.safetensors").exists()
     assert "gossip is three times as fast" in out
