@@ -109,6 +109,21 @@ def test_when_one_is_busy_the_others_are_free_again(quartet: Trio):
     quartet.settle()
     assert quartet.ended == {second: Outcome.BUSY}
     assert quartet.states["d"] == "free"
+
+
+def test_who_fails_releases_everyone_it_has_asked_answered_or_not(quartet: Trio):
+    formed(quartet, "a", "b")
+    quartet.request("c", "bd")
+    quartet.deliver("c", "d")
+    quartet.deliver("c", "b")
+    quartet.deliver("b", "c")
+    assert quartet.on_wire() == ["d -> c Grant", "c -> b Release", "c -> d Release"]
+
+
+def test_after_a_failure_everyone_asked_can_be_claimed_again(quartet: Trio):
+    first = formed(quartet, "a", "b")
+    quartet.request("c", "bd")
+    quartet.settle()
     quartet.finish(first)
     formed(quartet, "d", "abc")
 

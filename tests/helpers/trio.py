@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from p2ptrain.core.effects import Abandon, Average, Effect, GroupEnded, Send
 from p2ptrain.core.events import Outcome
 from p2ptrain.core.group_lock import GroupLock, InGroup, LockConfig
-from p2ptrain.core.messages import LockMessage
+from p2ptrain.core.messages import Grant, LockMessage
 from p2ptrain.ids import PeerId, Seconds, Ticket
 
 CLOCKS = {"a": 0.0, "b": 1024.0, "c": 17.5, "d": 300.25}  # exact in binary
@@ -33,10 +33,13 @@ class Trio:
         self.time: Seconds = 0.0
         self.wire: list[InFlight] = []
         self.locks: dict[str, GroupLock] = {}
+        self.paused: dict[str, None] = {}
         self.entered: list[tuple[str, Ticket]] = []
+        self.first_granted_at: dict[Ticket, Seconds] = {}
         self.abandoned: dict[tuple[str, Ticket], Outcome] = {}
         self.ended: dict[Ticket, Outcome] = {}
         self.reasons: dict[Ticket, str] = {}
+        self._granted: dict[tuple[str, Ticket], None] = {}
         self._lives: dict[str, int] = {}
         for name in names:
             self.start(name)
@@ -51,8 +54,11 @@ class Trio:
         )
 
     def crash(self, name: str) -> None:
-        """The peer is no more; what it has sent may still arrive."""
+        """The peer is no more; what it has sent may still arrive, what was sent to it is lost."""
         del self.locks[name]
+        self.paused.pop(name, None)
+        self.wire = [sent for sent in self.wire if sent.target != name]
+        self.entered = [entry for entry in self.entered if entry[0] != name]  # of this life only
 
     def request(self, name: str, others: str) -> Ticket:
         """``request("a", "bc")``: a claims the group a, b, c."""
@@ -95,10 +101,14 @@ class Trio:
             self._arrive(self.wire.pop(0))
 
     def advance(self, duration_s: Seconds, *, delivering: bool = True) -> None:
-        """Time passes, timers fire; by default, what is sent meanwhile arrives at once."""
+        """Time passes, timers fire; by default, what is sent meanwhile arrives at once.
+
+        Those in `paused` sleep: their timers do not fire.
+        """
         until = self.time + duration_s
         while True:
-            due = [(d, name) for name in self.locks if (d := self._deadline(name)) is not None]
+            awake = [name for name in self.locks if name not in self.paused]
+            due = [(d, name) for name in awake if (d := self._deadline(name)) is not None]
             at, name = min(due, default=(until + 1, ""))
             if at > until:
                 break
@@ -163,8 +173,14 @@ class Trio:
     def _note(self, name: str, effect: Effect) -> None:
         match effect:
             case Send(target=target, message=message):
+                if isinstance(message, Grant):
+                    self._granted[name, message.ticket] = None
+                    self.first_granted_at.setdefault(message.ticket, self.time)
                 self.wire.append(InFlight(name, target, message))  # type: ignore[arg-type]
-            case Average(ticket=ticket):
+            case Average(ticket=ticket, members=members):
+                if name == ticket.initiator:
+                    others = [member for member in members if member != name]
+                    assert all((other, ticket) in self._granted for other in others)
                 self.entered.append((name, ticket))
             case Abandon(ticket=ticket, outcome=outcome):
                 self.abandoned[name, ticket] = outcome

@@ -1,0 +1,215 @@
+"""Group locks under any order, loss, duplication and delay of messages, pauses, crashes, restarts.
+
+What the lock promises, and what is tested here after every step:
+
+* *By its own state* a peer is in one group at most, and in none twice.
+* *By others' belief*: no peer holds a ticket when a lease of that ticket has lapsed, by anyone's
+  clock. A granter that frees itself because its lease lapsed therefore meets others while nobody
+  thinks that it is still in the old group. (A granter that frees itself earlier never enters the
+  old group again; its streams refuse, and the others find out. That is the whole window.)
+* *Nothing is torn*: once all slices of a group have moved, no message, however late or often it
+  comes, makes a member throw its result away. Only a crash or its own deadline does.
+* *Progress*: when the faults end, everyone is free after a while, every request has ended exactly
+  once, and each peer's next request forms a group of all.
+
+The second machine has no faults and a clock that stands still: there everyone becomes free without
+the help of any timer, in every order of events. That is the argument of the module's docstring.
+"""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+)
+
+from p2ptrain.core.events import Outcome
+from p2ptrain.core.group_lock import InGroup, LockConfig
+from p2ptrain.ids import PeerId, Ticket
+from tests.helpers.trio import Trio
+
+NAMES = "abcd"
+CONFIG = LockConfig(lease_s=8.0, acquire_timeout_s=2.0, resend_s=0.5)
+
+TROUBLES = (
+    "pause or wake",
+    "crash or restart",
+    "hear that a peer is gone, rightly or wrongly",
+    "the average breaks",
+    "withdraw",
+)
+
+peers = st.sampled_from(NAMES)
+groups = st.sets(peers, min_size=2).map(sorted)
+indices = st.integers(0, 1000)
+
+
+class LockMachine(RuleBasedStateMachine):
+    """The rules that need no fault."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trio = Trio(NAMES, CONFIG)
+        self.requested: dict[Ticket, str] = {}
+        self.moved: dict[Ticket, tuple[PeerId, ...]] = {}  # all slices of these have arrived
+
+    @rule(group=groups, index=indices)
+    def request(self, group: list[str], index: int):
+        name = group[index % len(group)]
+        if self._awake(name):
+            others = "".join(other for other in group if other != name)
+            self.requested[self.trio.request(name, others)] = name
+
+    @precondition(lambda self: self.trio.wire)
+    @rule(order=st.lists(indices, min_size=1, max_size=6))
+    def deliver(self, order: list[int]):
+        for index in order:
+            arriving = [sent for sent in self.trio.wire if sent.target not in self.trio.paused]
+            if arriving:
+                sent = arriving[index % len(arriving)]
+                self.trio.wire.remove(sent)
+                self.trio.release(sent)
+
+    @precondition(lambda self: self.trio.groups)
+    @rule()
+    def move_slices(self):
+        """Wherever all members are in the group at once, their slices can move."""
+        for name, lock in self.trio.locks.items():
+            if isinstance(lock.state, InGroup):
+                ticket, members = lock.state.ticket, lock.state.members
+                together = all(m in self.trio.locks and self._holds(m, ticket) for m in members)
+                if together and self._awake(name):
+                    self.moved[ticket] = members
+
+    @precondition(lambda self: self.moved)
+    @rule(name=peers)
+    def finish(self, name: str):
+        ticket = self.trio.groups.get(name)
+        if ticket in self.moved and self._awake(name):
+            self.trio.finish(ticket, Outcome.DONE, by=name)
+
+    # --- always -----------------------------------------------------------------------------------
+
+    @invariant()
+    def every_lock_is_sound_and_nobody_enters_a_group_twice(self):
+        self.trio.check()
+
+    @invariant()
+    def nobody_holds_a_ticket_of_which_a_lease_has_lapsed(self):
+        for name, ticket in self.trio.groups.items():
+            if self.trio.time >= self.trio.first_granted_at[ticket] + CONFIG.lease_s:
+                assert not self._holds(name, ticket)
+
+    @invariant()
+    def no_message_tears_an_average_whose_slices_have_moved(self):
+        for (name, ticket), outcome in self.trio.abandoned.items():
+            if ticket in self.moved and outcome is Outcome.REFUSED:
+                excused = [
+                    other
+                    for other in self.moved[ticket]
+                    if other in self.crashed
+                    or self.trio.abandoned.get((other, ticket)) in (Outcome.LATE, Outcome.LOST)
+                ]
+                assert excused, f"{name} threw away {ticket}"
+
+    @property
+    def crashed(self) -> dict[str, None]:
+        return {}
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    def _awake(self, name: str) -> bool:
+        return name in self.trio.locks and name not in self.trio.paused
+
+    def _holds(self, name: str, ticket: Ticket) -> bool:
+        return self.trio.holds(name, ticket)
+
+    def _end_everything(self) -> None:
+        self.trio.settle()
+        for name, ticket in self.trio.groups.items():
+            self.trio.finish(ticket, Outcome.BROKEN, by=name)
+        self.trio.settle()
+
+
+class PatientMachine(LockMachine):
+    """No faults, and no time either."""
+
+    def teardown(self):
+        for _ in NAMES:
+            self._end_everything()
+        assert set(self.trio.states.values()) == {"free"}
+        assert set(self.requested) == set(self.trio.ended)
+
+
+class FaultyMachine(LockMachine):
+    """Everything that a network, an operating system and a power supply can do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._crashed: dict[str, None] = {}
+
+    @property
+    def crashed(self) -> dict[str, None]:
+        return self._crashed
+
+    @rule(duration_s=st.sampled_from([0.25, 0.5, 1.5]))
+    def pass_time(self, duration_s: float):
+        self.trio.advance(duration_s, delivering=False)
+
+    @rule(duration_s=st.sampled_from([4.0, 6.0, 7.75]))
+    def pass_much_time(self, duration_s: float):
+        self.trio.advance(duration_s, delivering=False)
+
+    @precondition(lambda self: 0 < len(self.trio.wire) < 30)
+    @rule(index=indices, copies=st.sampled_from([0, 2]))
+    def lose_or_duplicate(self, index: int, copies: int):
+        sent = self.trio.wire.pop(index % len(self.trio.wire))
+        self.trio.wire += [sent] * copies
+
+    @rule(name=peers, other=peers, trouble=st.sampled_from(TROUBLES))
+    def trouble(self, name: str, other: str, trouble: str):
+        awake, ticket = self._awake(name), self.trio.groups.get(name)
+        match trouble:
+            case "pause or wake" if name in self.trio.paused:
+                del self.trio.paused[name]
+            case "pause or wake" if awake:
+                self.trio.paused[name] = None
+            case "crash or restart" if name in self.trio.locks:
+                self._crashed[name] = None
+                self.trio.crash(name)
+            case "crash or restart":
+                self.trio.start(name)
+            case "hear that a peer is gone, rightly or wrongly" if awake and name != other:
+                self.trio.locks[name].peer_gone(PeerId(other), f"{other} is gone")
+            case "the average breaks" if awake and ticket and ticket not in self.moved:
+                self.trio.finish(ticket, Outcome.LOST, by=name)
+            case "withdraw" if awake:
+                self.trio.locks[name].withdraw("stopping")
+            case _:
+                pass
+
+    def teardown(self):
+        trio = self.trio
+        trio.paused.clear()
+        for _ in NAMES:
+            self._end_everything()
+            trio.advance(CONFIG.lease_s)
+        assert set(trio.states.values()) <= {"free"}
+        alive = "".join(trio.locks)
+        lives = {name: lock._incarnation for name, lock in trio.locks.items()}
+        for ticket, name in self.requested.items():
+            assert ticket in trio.ended or lives.get(name) != ticket.incarnation
+        for name in alive if len(alive) > 1 else "":
+            ticket = trio.request(name, alive.replace(name, ""))
+            trio.settle()
+            assert trio.groups == dict.fromkeys(alive, ticket)
+            trio.finish(ticket)
+        trio.check()
+
+
+TestWithoutFaultsOrTime = PatientMachine.TestCase
+TestWithoutFaultsOrTime.settings = settings(max_examples=200, stateful_step_count=30)
+TestWithFaults = FaultyMachine.TestCase
+TestWithFaults.settings = settings(max_examples=400, stateful_step_count=40)
