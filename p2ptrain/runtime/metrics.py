@@ -90,3 +90,15 @@ class JsonlMetrics:
     def close(self) -> None:
         """Close the file; later records are dropped."""
         self._file.close()
+
+
+class TeeMetrics:
+    """Writes each record to several places, in order."""
+
+    def __init__(self, *sinks: Metrics) -> None:
+        self._sinks = sinks
+
+    def record(self, kind: str, **fields: Any) -> None:
+        """Write one record everywhere."""
+        for sink in self._sinks:
+            sink.record(kind, **fields)

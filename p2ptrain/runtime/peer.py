@@ -29,6 +29,7 @@ import uvloop
 
 from p2ptrain.averaging.base import load_algorithm
 from p2ptrain.compute.torch_replica import TorchReplica
+from p2ptrain.core.messages import Phase
 from p2ptrain.core.peer_machine import ProtocolConfig
 from p2ptrain.errors import CodecError, ConfigError, LocalProtocolError
 from p2ptrain.ids import Address, PeerId, Seconds
@@ -38,9 +39,11 @@ from p2ptrain.net.wire import MAX_NAME
 from p2ptrain.runtime.boundary import Boundary
 from p2ptrain.runtime.driver import Driver
 from p2ptrain.runtime.exchange import ExchangeConfig
-from p2ptrain.runtime.metrics import JsonlMetrics, Metrics, NullMetrics
+from p2ptrain.runtime.metrics import JsonlMetrics, Metrics, TeeMetrics
+from p2ptrain.runtime.prometheus import PrometheusMetrics
 from p2ptrain.runtime.snapshots import SnapshotWriter
 from p2ptrain.runtime.swarm import DriverSwarm
+from p2ptrain.runtime.tensorboard import TensorBoardMetrics
 
 if TYPE_CHECKING:
     from torch import nn
@@ -48,6 +51,8 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 T = TypeVar("T")
+
+_Sink = JsonlMetrics | PrometheusMetrics | TensorBoardMetrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +108,13 @@ class PeerConfig:
     out: str = ""
     """Folder for ``<name>.jsonl`` and ``<name>.snapshots``; empty: no files."""
 
+    metrics_port: int | None = None
+    """Port of a Prometheus endpoint on the host of `listen`; 0 takes a free one. None: no endpoint.
+    Whoever reaches it can read it: there is no password."""
+
+    tensorboard: str = ""
+    """Folder for TensorBoard scalars, one run (``<name>``) per peer; empty: none."""
+
     snapshot_every_s: Seconds = 0.5
     """How often a row is added to the snapshots. Too small: the disk; too large: a coarse curve."""
 
@@ -126,6 +138,8 @@ class PeerConfig:
                 raise ConfigError(f"join = {error}") from error
         if self.peers < 1:
             raise ConfigError(f"peers = {self.peers} must be 1 or more")
+        if self.metrics_port is not None and not 0 <= self.metrics_port < 65536:
+            raise ConfigError(f"metrics_port = {self.metrics_port} is no port; write 0 to 65535")
         for key in ("join_timeout_s", "snapshot_every_s", "leave_grace_s"):
             value = getattr(self, key)
             if not 0 < value < math.inf:
@@ -172,7 +186,8 @@ class Peer:
         self.name = PeerId(self.config.name or f"{socket.gethostname()}-{os.getpid()}")
         self.replica = TorchReplica(model, optimizer)
         self._algorithm = load_algorithm(self.config.algorithm, self.config.algorithm_options)
-        self._metrics = metrics or self._files()
+        self._sinks = self._open_sinks()
+        self._metrics = TeeMetrics(*([metrics] if metrics else []), *self._sinks)
         self._protocol = _ProtocolThread()
         self._stop_why = ""
         self._steps_after_stop = 0
@@ -180,13 +195,19 @@ class Peer:
         self._began_at: Seconds | None = None
         self._old_handler: Any = None  # Any: what signal.signal returns
         self.address = Address("")
+        self.metrics_address = Address("")
+        """Where Prometheus may ask; empty without `metrics_port`."""
 
     # --- a program's side -------------------------------------------------------------------------
 
     @property
     def progress(self) -> int:
-        """Samples of the whole swarm so far, as far as this peer knows; for LR schedules."""
-        return self._driver.progress
+        """Samples of the whole swarm so far, as far as this peer knows; for LR schedules.
+
+        Known from the first step on, for a peer that comes late too. Its own samples count at once,
+        those of others when they are heard of; it never goes back.
+        """
+        return max(self._driver.progress, self._boundary.totals.samples)
 
     @property
     def should_stop(self) -> bool:
@@ -258,12 +279,18 @@ class Peer:
     # --- life -------------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
+        try:
+            self._serve_metrics()
+        except ConfigError:
+            self._close_sinks()
+            raise
         self._protocol.start()
         try:
             self._protocol.run(self._arrive())
         except BaseException:
             self._protocol.run(self._abandon())
             self._protocol.stop()
+            self._close_sinks()
             raise
         if threading.current_thread() is threading.main_thread():
             self._old_handler = signal.signal(signal.SIGTERM, self._on_sigterm)
@@ -287,6 +314,7 @@ class Peer:
                 signal.signal(signal.SIGTERM, self._old_handler)
             self._protocol.stop()
             self._record_end(why)
+            self._close_sinks()
 
     async def _arrive(self) -> None:
         config = self.config
@@ -317,6 +345,7 @@ class Peer:
         donor = await self._driver.take_over_model()
         if donor:
             self._metrics.record("warning", text=f"took over the model of {donor}")
+        self._driver.describe(Phase.ARRIVING, steps=0, samples=0)  # from here on it knows progress
         self._metrics.record("ready", members=[self.name, *self._driver.choosable()])
         self._driver.begin_background(swarm)
         self._snapshots = self._snapshot_writer()
@@ -344,10 +373,28 @@ class Peer:
 
     # --- records ----------------------------------------------------------------------------------
 
-    def _files(self) -> Metrics:
-        if not self.config.out:
-            return NullMetrics()
-        return JsonlMetrics(Path(self.config.out) / f"{self.name}.jsonl", time.monotonic)
+    def _open_sinks(self) -> list[_Sink]:
+        """Where records go by configuration."""
+        config = self.config
+        sinks: list[_Sink] = []
+        if config.out:
+            sinks.append(JsonlMetrics(Path(config.out) / f"{self.name}.jsonl", time.monotonic))
+        if config.metrics_port is not None:
+            sinks.append(PrometheusMetrics(self.name))
+        if config.tensorboard:
+            sinks.append(TensorBoardMetrics(Path(config.tensorboard) / self.name))
+        return sinks
+
+    def _serve_metrics(self) -> None:
+        """Open the Prometheus endpoint, if there is one."""
+        for sink in self._sinks:
+            if isinstance(sink, PrometheusMetrics) and self.config.metrics_port is not None:
+                host = self.config.listen.rpartition(":")[0].strip("[]")
+                self.metrics_address = sink.serve(host, self.config.metrics_port)
+
+    def _close_sinks(self) -> None:
+        for sink in self._sinks:
+            sink.close()
 
     def _snapshot_writer(self) -> SnapshotWriter | None:
         if not self.config.out:
