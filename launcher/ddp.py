@@ -57,7 +57,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from p2ptrain.compute.tasks import Batch, Task, load_task
 from p2ptrain.compute.torch_replica import TorchReplica
-from p2ptrain.compute.training import SLICE_S, build_optimizer, threads
+from p2ptrain.compute.training import SLICE_S, build_optimizer, set_rate, threads
 from p2ptrain.config import RunConfig, load_toml
 from p2ptrain.errors import P2PTrainError, StateError
 from p2ptrain.ids import Seconds
@@ -120,7 +120,7 @@ class Rank:
 
     def __init__(self, config: RunConfig, group: dist.ProcessGroup) -> None:
         self._config = config
-        self._task: Task = load_task(config.task)
+        self._task: Task = load_task(config.task, config.task_options)
         model = self._task.build_model(config.seed)
         self._optimizer = build_optimizer(model, config.training)
         # The same flat vector that a peer writes down; DDP is wrapped around its views.
@@ -169,10 +169,16 @@ class Rank:
         reduced_at = time.monotonic()
         computed_at = self._clock.handed_over[-1]
         self._backward_s = computed_at - backward_at
-        self.replica.update(self._optimizer.step)
+        self._update()
         self._record_step(len(batch[1]), value, began, reduced_at - computed_at)
         self._record_group(reduced_at - self._clock.handed_over[0])
         return True
+
+    def _update(self) -> None:
+        training, stop = self._config.training, self._config.stop
+        progress = self.totals.samples * self._config.peers
+        set_rate(self._optimizer, training.rate_at(progress, stop.samples))
+        self.replica.update(lambda: self.replica.optimizer_step(training.clip))
 
     def _checked(self, loss: Tensor) -> float:
         value = float(loss.detach())

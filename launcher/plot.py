@@ -137,13 +137,15 @@ def _draw_strip(axes: Axes, run: Run, width_s: Seconds) -> None:
 def shown_ranks(scenario: Scenario, most: int = MOST_PEERS, lost: Sequence[bool] = ()) -> list[int]:
     """The peers that get a line: all, or as many as can be read.
 
-    The slow ones and the `lost` are among them.
+    The slow and the `lost` are among them, with half of the lines or more if the others leave room.
     """
-    gone = [rank for rank, is_lost in enumerate(lost) if is_lost]
-    first = sorted(
-        range(scenario.peers), key=lambda rank: not (is_slow(scenario, rank) or rank in gone)
-    )
-    return sorted(first[:most])
+    gone = {rank for rank, is_lost in enumerate(lost) if is_lost}
+    special = sorted(gone) + [
+        rank for rank in range(scenario.peers) if rank not in gone and is_slow(scenario, rank)
+    ]
+    others = [rank for rank in range(scenario.peers) if rank not in special]
+    kept = special[: max(most // 2, most - len(others))]
+    return sorted(kept + others[: most - len(kept)])
 
 
 def is_slow(scenario: Scenario, rank: int) -> bool:

@@ -333,7 +333,7 @@ class Timeline {
     pen.textAlign = "right";
     pen.fillStyle = SOFT;
     pen.font = FONT.replace("12px", this.left < 50 ? "10px" : "11px");
-    pen.fillText(this.left < 60 ? "all" : "whole run", this.left - 8, height / 2);
+    pen.fillText(pen.measureText("whole run").width > this.left - 10 ? "all" : "whole run", this.left - 8, height / 2);
     // Bins are often narrower than a step: without smoothing the strip would show their beat.
     const reach = Math.ceil(this.data.window_s / 8 / (this.wall / bins)), smooth = key => {
       const raw = Array.from({ length: bins }, (_, k) => mean(key, k));
@@ -401,7 +401,7 @@ function drawMatrix(figure, met, shade) {
   const n = met.labels.length, cell = n <= 6 ? 44 : n <= 12 ? 32 : n <= 24 ? 18 : Math.max(5, Math.floor(384 / n));
   const canvas = figure.querySelector("canvas") || figure.appendChild(document.createElement("canvas"));
   const label = prepare(canvas, 10, 10);
-  const every = n <= 32 ? 1 : 8, shown = met.labels.map((text, k) => k % every ? "" : text);
+  const every = n <= 32 ? 1 : 8, shown = met.labels.map((text, k) => k % every ? "" : text.split(" to ")[0]);
   const small = cell < 15 ? FONT.replace("12px", "10px") : FONT;
   label.font = small;
   const left = Math.ceil(Math.max(...shown.map(text => label.measureText(text).width))) + 8;

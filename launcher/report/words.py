@@ -229,7 +229,7 @@ def thinned(scenario: Scenario, drawn: Sequence[Json], listed: int, points: int)
     rows = max(len(one["timeline"]["rows"]) for one in drawn)
     if rows < scenario.peers:
         said.append(
-            f"Timelines show {rows} of {scenario.peers} peers, the slow and the lost among them; "
+            f"Timelines show {rows} of {scenario.peers} peers, slow and lost ones among them; "
             "in who met whom, neighbours by rank share a row. All other figures are of all peers."
         )
     if scenario.peers > listed:

@@ -75,6 +75,13 @@ def test_of_a_large_fleet_a_part_is_shown_with_the_slow_ones_in_it():
     assert shown_ranks(scenario(peers=64, pace=pace)) == [*range(MOST_PEERS - 1), 40]
 
 
+def test_the_lost_are_shown_first_and_the_slow_leave_half_of_the_lines_to_the_others():
+    pace = Pace(stragglers=(Straggler(factor=4, peers=tuple(range(0, 64, 2))),))
+    lost = [rank == 63 for rank in range(64)]
+    shown = shown_ranks(scenario(peers=64, pace=pace), most=12, lost=lost)
+    assert shown == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 63]
+
+
 def test_the_picture_is_drawn_for_one_algorithm_and_for_several(make_run, tmp_path):
     one, other = make_run("allreduce", None), make_run("ad_psgd", 2.0)
     for runs in ([one], [one, other]):
