@@ -4,7 +4,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -69,12 +69,16 @@ def peer(
     }
     values = read_toml(config) if config else {}
     values |= {key: value for key, value in given.items() if value is not None}
-    if data is not None:
-        values["task_options"] = {**values.get("task_options", {}), "data": data}
-    limits = {"samples": samples, "seconds": seconds}
-    if samples is not None or seconds is not None:
-        values["stop"] = {key: value for key, value in limits.items() if value is not None}
+    _override(values, "task_options", {"data": data})
+    _override(values, "stop", {"samples": samples, "seconds": seconds})
     run_peer(from_mapping(RunConfig, values, str(config or "command line")))
+
+
+def _override(values: dict[str, Any], table: str, given: dict[str, object]) -> None:  # Any: TOML
+    """Put what was given into a table of `values`, key by key; a mistake there is left to it."""
+    present = {key: value for key, value in given.items() if value is not None}
+    if present and isinstance(values.setdefault(table, {}), dict):
+        values[table] = values[table] | present
 
 
 def run_peer(config: RunConfig) -> None:
