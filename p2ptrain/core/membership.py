@@ -23,6 +23,10 @@ with the probes, the cost per peer does not grow with the swarm, and how fresh t
 `samples` of far members are does. Merging is a join of a semilattice (`newer`), so order and
 duplication do not matter.
 
+Who is gone is still probed, one of them once per round: it may have been cut off, not dead. The
+probe tells it what is thought of it, so that it refutes, and two halves of a swarm that could not
+hear each other for a while become one again. Who left on purpose is left alone.
+
 This file decides who may be chosen. It does not know what for.
 """
 
@@ -68,9 +72,10 @@ class MembershipConfig:
             value = getattr(self, name)
             if not 0 < value < math.inf:
                 raise ConfigError(f"membership {name} = {value} must be above 0")
-        if self.records_per_probe < 2:
+        if self.records_per_probe < 3:
             raise ConfigError(
-                f"membership records_per_probe = {self.records_per_probe} must be 2 or more"
+                f"membership records_per_probe = {self.records_per_probe} must be 3 or more: "
+                "the sender's, the receiver's, and one to spread"
             )
 
 
@@ -227,8 +232,7 @@ class Membership:
             self._condemned_at[member.peer] = now + self._config.suspicion_s
         else:
             self._condemned_at.pop(member.peer, None)
-        if member.state >= MemberState.GONE:
-            self._unanswered.pop(member.peer, None)
+            self._unanswered.pop(member.peer, None)  # its word is younger than our question
         if known is None or known.state is not member.state:
             self._emit(MemberChanged(member.peer, member.state, why))
 
@@ -249,13 +253,13 @@ class Membership:
 
     def _next_target(self) -> PeerId | None:
         """The next member of a shuffled round: everyone is probed once before anyone twice."""
-        reachable = self._reachable()
         for _ in range(2):
             while self._round:
                 peer = self._round.pop()
-                if peer in reachable:
+                if self._others[peer].state is not MemberState.LEFT:
                     return peer
-            self._round = list(reachable)
+            gone = [m.peer for m in self.others if m.state is MemberState.GONE]
+            self._round = [*self._reachable(), *self._rng.sample(gone, min(1, len(gone)))]
             self._rng.shuffle(self._round)
         return None
 
@@ -265,15 +269,18 @@ class Membership:
     def _records_for(self, target: PeerId) -> tuple[Member, ...]:
         """Ourselves, what we think of the target, the news, then the others in turn."""
         chosen: dict[PeerId, Member] = {}
+        budget = self._config.records_per_probe - 1  # beside our own
         news = sorted(self._news, key=lambda peer: (-self._news[peer], peer))
-        names = sorted(self._others)
-        turn = [names[(self._turn + i) % len(names)] for i in range(len(names))] if names else []
-        for peer in [target, *news, *turn]:
-            if len(chosen) >= self._config.records_per_probe - 1:
-                break
-            if peer in self._others:
+        for peer in [target, *news]:
+            if peer in self._others and len(chosen) < budget:
                 chosen[peer] = self._others[peer]
-        self._turn += self._config.records_per_probe
+        names = sorted(self._others)
+        for _ in names:
+            if len(chosen) == budget:
+                break
+            peer = names[self._turn % len(names)]
+            chosen[peer] = self._others[peer]
+            self._turn += 1
         for peer in chosen:
             if peer in self._news:
                 self._news[peer] -= 1

@@ -104,7 +104,7 @@ def test_who_averages_answers_busy_at_once(trio: Trio):
 
 
 def test_when_one_is_busy_the_others_are_free_again(quartet: Trio):
-    first = formed(quartet, "a", "b")
+    formed(quartet, "a", "b")
     second = quartet.request("c", "bd")
     quartet.settle()
     assert quartet.ended == {second: Outcome.BUSY}

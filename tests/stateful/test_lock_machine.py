@@ -210,6 +210,6 @@ class FaultyMachine(LockMachine):
 
 
 TestWithoutFaultsOrTime = PatientMachine.TestCase
-TestWithoutFaultsOrTime.settings = settings(max_examples=200, stateful_step_count=30)
+TestWithoutFaultsOrTime.settings = settings(max_examples=100, stateful_step_count=30)
 TestWithFaults = FaultyMachine.TestCase
-TestWithFaults.settings = settings(max_examples=400, stateful_step_count=40)
+TestWithFaults.settings = settings(max_examples=300, stateful_step_count=40)
