@@ -102,7 +102,8 @@ def to_toml(value: object) -> str:
 
 def _toml_lines(table: Mapping[str, Any], prefix: str) -> list[str]:
     simple, nested = [], []
-    for key, value in table.items():
+    for name, value in table.items():
+        key = _toml_key(str(name))
         if isinstance(value, Mapping):
             nested += [f"\n[{prefix}{key}]", *_toml_lines(value, f"{prefix}{key}.")]
         elif isinstance(value, (list, tuple)) and value and isinstance(value[0], Mapping):
@@ -111,6 +112,11 @@ def _toml_lines(table: Mapping[str, Any], prefix: str) -> list[str]:
         elif value is not None:
             simple.append(f"{key} = {_toml_value(value)}")
     return simple + nested
+
+
+def _toml_key(name: str) -> str:
+    bare = name.isascii() and name.replace("-", "").replace("_", "").isalnum()
+    return name if bare else _toml_value(name)
 
 
 def _toml_value(value: Any) -> str:  # Any: whatever a configuration field may hold
