@@ -1,0 +1,415 @@
+"""The driver against whoever talks to it: strangers, the too early, the too late."""
+
+import asyncio
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from p2ptrain.core import messages as m
+from p2ptrain.core.messages import Member, MemberState, Phase
+from p2ptrain.errors import RefusedError, StateError, TransportError
+from p2ptrain.ids import Address, PeerId, Ticket
+from p2ptrain.net.wire import AverageOpening, Envelope, Hello, StateOpening
+from p2ptrain.runtime.driver import MAX_PARKED, PARK_S
+from p2ptrain.sim.loop import run
+from p2ptrain.sim.network import SimTransport
+from p2ptrain.sim.replica import VectorReplica
+from p2ptrain.sim.world import SimPeer, World
+
+
+def replica(value: float = 0.0, size: int = 8, learning_rate: float = 0.1) -> VectorReplica:
+    return VectorReplica(np.full(size, value, np.float32), learning_rate)
+
+
+async def pair(algorithm: str = "ad_psgd") -> tuple[World, SimPeer, SimPeer]:
+    world = World(seed=3)
+    a = await world.add("a", replica(0.0), algorithm)
+    b = await world.add("b", replica(1.0), algorithm)
+    return world, a, b
+
+
+class Stranger:
+    """Something at an address of its own that can call peers and say what it likes."""
+
+    def __init__(self, world: World, address: str = "sim:77") -> None:
+        self.transport: SimTransport = world.network.transport(address)
+        self.heard: list[Envelope] = []
+        self.me = Member(peer=PeerId("s"), address=Address(address), incarnation=1)
+
+    async def start(self) -> "Stranger":
+        await self.transport.start(self)
+        return self
+
+    def handle_message(self, envelope: Envelope) -> None:
+        self.heard.append(envelope)
+
+    def handle_broken(self, address: Address, why: str) -> None:
+        pass
+
+    def handle_identify(self) -> Hello:
+        return Hello((1, 0), "ad_psgd", "vector-8", 8, self.me)
+
+
+def average(peer: SimPeer, ticket: Ticket, swarm: str | None = None) -> AverageOpening:
+    return AverageOpening(swarm or peer.driver._swarm(), PeerId("b"), ticket, 8, 65536)
+
+
+# --- strangers ------------------------------------------------------------------------------------
+
+
+async def test_messages_of_another_swarm_and_of_unknown_peers_are_ignored():
+    world, a, _b = await pair()
+    stranger = await Stranger(world).start()
+    ours = a.driver._swarm()
+    claim = m.Claim(Ticket(PeerId("s"), 1, 1), 1, (PeerId("a"), PeerId("s")))
+    for envelope in (
+        Envelope(PeerId("s"), ours, claim),
+        Envelope(PeerId("s"), "another", m.Ping(1, (stranger.me,))),
+        Envelope(PeerId("b"), "another", claim),
+        Envelope(PeerId("a"), ours, m.Rumours((stranger.me,))),
+    ):
+        stranger.transport.send(a.address, envelope)
+    await asyncio.sleep(0.5)
+    assert stranger.heard == []
+    assert a.driver.choosable() == ("b",)
+    await world.close()
+
+
+@pytest.mark.parametrize("opening", ["average", "state"])
+async def test_a_stream_of_another_swarm_is_refused(opening):
+    world, a, _ = await pair()
+    stranger = await Stranger(world).start()
+    first = (
+        average(a, Ticket(PeerId("b"), 1, 1), "another")
+        if opening == "average"
+        else StateOpening("another", PeerId("b"), None)
+    )
+    stream = await stranger.transport.open(a.address, first)
+    with pytest.raises(RefusedError, match="b is of another swarm than a"):
+        await stream.receive()
+    await world.close()
+
+
+PEERS = st.sampled_from([PeerId(name) for name in ("a", "b", "c", "z")])
+NUMBERS = st.sampled_from([0, 1, 2, 3, 10**9, 1 << 62])
+TICKETS = st.builds(Ticket, PEERS, NUMBERS, NUMBERS)
+GROUPS = st.sets(PEERS, min_size=1).map(lambda group: tuple(sorted(group)))
+MEMBERS = st.builds(
+    Member,
+    peer=PEERS,
+    address=st.sampled_from(["sim:1", "sim:2", "sim:77"]),
+    incarnation=NUMBERS,
+    state=st.sampled_from(MemberState),
+    beat=NUMBERS,
+    phase=st.sampled_from(Phase),
+    steps=NUMBERS,
+    samples=NUMBERS,
+)
+RECORDS = st.lists(MEMBERS, max_size=3).map(tuple)
+HOSTILE = st.one_of(
+    st.builds(m.Ping, NUMBERS, RECORDS),
+    st.builds(m.Ack, NUMBERS, RECORDS),
+    st.builds(m.Rumours, RECORDS),
+    st.builds(m.Claim, TICKETS, NUMBERS, GROUPS),
+    st.builds(m.Grant, TICKETS),
+    st.builds(m.Busy, TICKETS, st.just("because")),
+    st.builds(m.Begin, TICKETS),
+    st.builds(m.Release, TICKETS),
+    st.builds(m.Inquire, TICKETS),
+    st.builds(m.Arrive, NUMBERS),
+    st.builds(m.Assemble, TICKETS, NUMBERS, GROUPS),
+    st.builds(m.CatchUp, NUMBERS, PEERS),
+)
+
+
+@pytest.mark.parametrize("algorithm", ["ad_psgd", "allreduce"])
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
+@given(said=st.lists(st.tuples(PEERS, HOSTILE), max_size=12))
+def test_whatever_valid_messages_say_no_peer_falls_over_or_stops_training(algorithm, said):
+    async def story() -> None:
+        world, a, b = await pair(algorithm)
+        stranger = await Stranger(world).start()
+        training = [asyncio.create_task(peer.train(6, 0.1)) for peer in (a, b)]
+        for source, message in said:
+            envelope = Envelope(source, a.driver._swarm(), message)
+            stranger.transport.send(a.address, envelope)
+            await asyncio.sleep(0.02)
+        await asyncio.sleep(30.0)
+        for peer in (a, b):
+            assert peer.driver.failure is None
+            assert peer.boundary.totals.steps == 6
+            peer.driver.withdraw()
+        await asyncio.gather(*training)
+        await world.close()
+
+    run(story())
+
+
+# --- too early, too late --------------------------------------------------------------------------
+
+
+async def test_a_stream_under_a_stale_ticket_is_refused_after_a_bounded_wait():
+    world, a, b = await pair()
+    before = asyncio.get_running_loop().time()
+    stream = await b.driver._transport.open(a.address, average(a, Ticket(PeerId("b"), 9, 9)))
+    with pytest.raises(RefusedError, match="a is not in b#9"):
+        await stream.receive()
+    assert asyncio.get_running_loop().time() - before == pytest.approx(PARK_S, abs=0.1)
+    assert a.driver._parked == 0
+    await world.close()
+
+
+async def test_a_stream_that_comes_before_its_group_is_formed_waits_for_it(monkeypatch):
+    world, a, b = await pair()
+    slow = a.driver._contribution
+
+    async def contribute_late(what):
+        await asyncio.sleep(PARK_S / 2)
+        return await slow(what)
+
+    monkeypatch.setattr(a.driver, "_contribution", contribute_late)
+    result = await b.driver.average_models([PeerId("a")])
+    assert result.done, result
+    b.replica.settle()
+    np.testing.assert_array_equal(b.model(), np.full(8, 0.5, np.float32))
+    await world.close()
+
+
+async def test_more_streams_than_may_wait_are_refused_at_once():
+    world, a, b = await pair()
+    opening = average(a, Ticket(PeerId("b"), 9, 9))
+    waiting = [await b.driver._transport.open(a.address, opening) for _ in range(MAX_PARKED)]
+    await asyncio.sleep(0.1)
+    before = asyncio.get_running_loop().time()
+    one_more = await b.driver._transport.open(a.address, opening)
+    with pytest.raises(RefusedError, match=f"a has {MAX_PARKED} streams waiting"):
+        await one_more.receive()
+    assert asyncio.get_running_loop().time() - before < 0.1
+    for stream in waiting:
+        with pytest.raises(RefusedError, match="a is not in b#9"):
+            await stream.receive()
+    assert a.driver._parked == 0
+    await world.close()
+
+
+async def test_the_state_of_a_version_at_which_nobody_waits_is_refused():
+    world, a, b = await pair("allreduce")
+    opening = StateOpening(a.driver._swarm(), PeerId("b"), 5)
+    stream = await b.driver._transport.open(a.address, opening)
+    with pytest.raises(RefusedError, match="a does not stand still at version 5"):
+        await stream.receive()
+    await world.close()
+
+
+async def test_a_model_is_given_to_whoever_asks_in_slices():
+    world, a, b = await pair()
+    assert await b.driver._download(PeerId("a"), None) == a.model().tobytes()
+    await world.close()
+
+
+async def test_catching_up_that_fails_changes_nothing_and_is_tried_again(monkeypatch):
+    world, a, b = await pair("allreduce")
+    downloads = 0
+    honest = b.driver._download
+
+    async def fail_once(donor, version):
+        nonlocal downloads
+        downloads += 1
+        if downloads == 1:
+            raise TransportError("the cable was cut")
+        return await honest(donor, version)
+
+    monkeypatch.setattr(b.driver, "_download", fail_once)
+    a.replica.update(a.replica.descend)  # a is one version ahead
+    await asyncio.gather(a.train(3, 0.1), b.train(3, 0.1))
+    assert downloads == 2
+    warnings = [r["text"] for r in b.metrics.of("warning")]
+    assert warnings == ["could not catch up with a at version 1: the cable was cut"]
+    np.testing.assert_array_equal(a.model(), b.model())
+    assert a.replica.updates == b.replica.updates
+    await world.close()
+
+
+# --- averages -------------------------------------------------------------------------------------
+
+
+async def test_two_models_meet_in_the_middle_and_the_record_says_so():
+    world, a, b = await pair()
+    result = await a.driver.average_models([PeerId("b")])
+    assert result.done
+    await asyncio.sleep(0.1)
+    for peer in (a, b):
+        np.testing.assert_array_equal(peer.model(), np.full(8, 0.5, np.float32))
+        (record,) = peer.metrics.of("group")
+        assert record["outcome"] == "done"
+        assert record["members"] == ["a", "b"]
+        assert record["sent_bytes"] == record["received_bytes"] == 32
+        assert record["disagreement_l2"] == pytest.approx(0.5 * 8**0.5)
+        assert record["staleness_steps"] == 0
+        assert peer.driver.totals.groups_formed == 1
+    await world.close()
+
+
+async def test_a_model_that_is_not_finite_ends_its_peer_and_reaches_nobody():
+    world, a, b = await pair()
+    a.replica.live[3] = np.nan
+    result = await a.driver.average_models([PeerId("b")])
+    assert not result.done
+    assert isinstance(a.driver.failure, StateError)
+    assert "the model of a is not finite any more" in str(a.driver.failure)
+    np.testing.assert_array_equal(b.model(), np.ones(8, np.float32))
+    with pytest.raises(StateError, match="not finite"):
+        await a.boundary.step(1, None, a.replica.descend)
+    await world.close()
+
+
+async def test_a_bug_in_an_algorithm_ends_its_peer_and_does_not_hang_it():
+    world, a, _ = await pair()
+
+    async def background(swarm):
+        raise ZeroDivisionError("in the algorithm")
+
+    a.driver.algorithm.background = background
+    with pytest.raises(ZeroDivisionError, match="in the algorithm"):
+        await a.train(3, 0.1)
+    assert a.driver.stopping
+    assert a.metrics.of("warning")[0]["text"] == "ZeroDivisionError: in the algorithm"
+    await world.close()
+
+
+async def test_an_average_that_takes_too_long_is_late_and_changes_nothing(monkeypatch):
+    world, a, b = await pair()
+
+    async def never(what):
+        await asyncio.sleep(1e6)
+
+    monkeypatch.setattr(b.driver, "_contribution", never)
+    result = await a.driver.average_models([PeerId("b")])
+    assert not result.done
+    await asyncio.sleep(100.0)
+    np.testing.assert_array_equal(a.model(), np.zeros(8, np.float32))
+    np.testing.assert_array_equal(b.model(), np.ones(8, np.float32))
+    assert (await a.driver.average_models([PeerId("b")])).outcome is not None
+    await world.close()
+
+
+# --- joining and leaving --------------------------------------------------------------------------
+
+
+async def test_silent_hosts_share_the_time_and_the_one_that_answers_lets_us_in():
+    world, a, _ = await pair()
+    dark = [Address("sim:501"), Address("sim:502")]
+    joining = await world.add("c", replica(), "ad_psgd")
+    for address in dark:
+        world.network.cut(joining.address, address)
+    began = asyncio.get_running_loop().time()
+    with pytest.raises(TransportError, match=r"no peer answered at sim:501, sim:502 within 3 s"):
+        await joining.driver.join(dark, 3.0)
+    assert asyncio.get_running_loop().time() - began < 3.5
+    await joining.driver.join([*dark, a.address], 3.0)
+    await world.close()
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"protocol": (2, 0)}, "speaks protocol version 2.0 and a 1.0; install the same release"),
+        ({"algorithm": "wagma"}, "runs algorithm 'wagma' and this swarm 'ad_psgd'"),
+        (
+            {"model": "other"},
+            r"a model of 8 numbers \(other\) and this swarm one of 8 \(vector-8\)",
+        ),
+        ({"model_size": 9}, r"a model of 9 numbers \(vector-8\) and this swarm one of 8"),
+    ],
+)
+async def test_who_does_not_fit_is_refused_with_both_values(change, says):
+    world, a, _ = await pair()
+    stranger = await Stranger(world).start()
+    values = {"protocol": (1, 0), "algorithm": "ad_psgd", "model": "vector-8", "model_size": 8}
+    values |= change
+    welcome = await stranger.transport.join(a.address, Hello(me=stranger.me, **values), 5.0)
+    assert welcome.members == ()
+    with pytest.raises(RefusedError, match=says):
+        raise RefusedError(welcome.refusal)
+    await world.close()
+
+
+async def test_who_advertises_the_address_of_another_is_refused():
+    world, a, b = await pair()
+    stranger = await Stranger(world).start()
+    me = Member(peer=PeerId("s"), address=b.address, incarnation=1)
+    hello = Hello((1, 0), "ad_psgd", "vector-8", 8, me)
+    welcome = await stranger.transport.join(a.address, hello, 5.0)
+    assert welcome.refusal.startswith(f"at {b.address} is b, not s")
+    await world.close()
+
+
+async def test_a_restarted_peer_takes_its_name_again():
+    world, a, b = await pair()
+    world.crash("b")
+    again = await world.add("b", replica(2.0), "ad_psgd")
+    await asyncio.sleep(1.0)
+    assert a.driver.choosable() == ("b",)
+    assert (await a.driver.average_models([PeerId("b")])).done
+    assert again.address != b.address
+    await world.close()
+
+
+async def test_leaving_lets_a_running_average_end():
+    world, a, b = await pair()
+    averaging = asyncio.create_task(a.driver.average_models([PeerId("b")]))
+    while not a.driver._averages:  # noqa: ASYNC110 - virtual time costs nothing
+        await asyncio.sleep(0.0005)
+    await a.driver.leave(5.0)
+    await asyncio.sleep(1.0)
+    np.testing.assert_array_equal(a.model(), np.full(8, 0.5, np.float32))
+    np.testing.assert_array_equal(b.model(), np.full(8, 0.5, np.float32))
+    averaging.cancel()
+    world.peers.pop(PeerId("a"))
+    assert b.driver.choosable() == ()
+    await world.close()
+
+
+# --- the boundary ---------------------------------------------------------------------------------
+
+
+async def test_where_the_algorithm_has_no_moment_a_step_awaits_nothing():
+    world, a, _ = await pair("ad_psgd")
+    a.boundary.begin()
+    step = a.boundary.step(4, 0.25, a.replica.descend)
+    with pytest.raises(StopIteration):
+        step.send(None)
+    (record,) = a.metrics.of("step")
+    assert {k: record[k] for k in ("step", "samples", "loss")} == {
+        "step": 0,
+        "samples": 4,
+        "loss": 0.25,
+    }
+    await world.close()
+
+
+async def test_steps_are_recorded_with_what_was_computed_and_what_was_waited():
+    world, a, b = await pair("allreduce")
+    await asyncio.gather(a.train(3, 0.1), b.train(3, 0.5))
+    for record in a.metrics.of("step"):
+        assert record["compute_s"] == pytest.approx(0.1, abs=0.02)
+        assert record["wait_s"] == pytest.approx(0.4, abs=0.05)
+    for record in b.metrics.of("step"):
+        assert record["compute_s"] == pytest.approx(0.5, abs=0.02)
+        assert record["wait_s"] < 0.05
+    assert a.boundary.totals.wait_s == pytest.approx(1.2, abs=0.1)
+    assert a.boundary.totals.samples == 3
+    await world.close()
+
+
+async def test_a_step_that_nobody_averaged_is_not_made():
+    world, a, _b = await pair("allreduce")
+    training = asyncio.create_task(a.train(5, 0.1))
+    await asyncio.sleep(0.5)  # b never comes
+    a.driver.withdraw()
+    await training
+    assert a.replica.updates == 0
+    assert a.boundary.totals.steps == 0
+    await world.close()
