@@ -1,0 +1,164 @@
+"""Records, snapshots, and the trampoline that carries a step across threads."""
+
+import asyncio
+import json
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from p2ptrain.errors import ConfigError
+from p2ptrain.runtime.metrics import JsonlMetrics, MemoryMetrics, NullMetrics
+from p2ptrain.runtime.peer import _Crossing, _run_here
+from p2ptrain.runtime.snapshots import SnapshotWriter
+from p2ptrain.sim.replica import VectorReplica
+
+
+async def inline(function):
+    return function()
+
+
+# --- records --------------------------------------------------------------------------------------
+
+
+def test_records_are_lines_with_their_kind_and_time(tmp_path):
+    metrics = JsonlMetrics(tmp_path / "deep" / "p0.jsonl", lambda: 1.5)
+    metrics.record("step", loss=None, text="two\nlines", samples=4)
+    metrics.record("warning", text="é")
+    lines = (tmp_path / "deep" / "p0.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == [
+        {"kind": "step", "t": 1.5, "loss": None, "text": "two\nlines", "samples": 4},
+        {"kind": "warning", "t": 1.5, "text": "é"},
+    ]
+    metrics.close()
+
+
+def test_a_record_is_on_disk_before_the_file_is_closed_and_none_after(tmp_path):
+    path = tmp_path / "p0.jsonl"
+    metrics = JsonlMetrics(path, lambda: 0.0)
+    metrics.record("step")
+    assert path.read_text().count("\n") == 1
+    metrics.close()
+    metrics.record("late")
+    metrics.close()
+    assert path.read_text().count("\n") == 1
+
+
+def test_records_of_several_threads_do_not_run_together(tmp_path):
+    path = tmp_path / "p0.jsonl"
+    metrics = JsonlMetrics(path, lambda: 0.0)
+
+    def write(thread: int) -> None:
+        for number in range(500):
+            metrics.record("step", thread=thread, number=number, padding="x" * (number % 300))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(write, range(4)))
+    metrics.close()
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    assert len(records) == 2000
+    for thread in range(4):
+        own = [record["number"] for record in records if record["thread"] == thread]
+        assert own == list(range(500))
+
+
+def test_a_file_that_cannot_be_written_is_one_sentence(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(ConfigError, match="cannot write records to "):
+        JsonlMetrics(tmp_path / "file" / "p0.jsonl", lambda: 0.0)
+
+
+def test_records_in_memory_are_found_by_kind():
+    metrics = MemoryMetrics(lambda: 2.0)
+    metrics.record("a", x=1)
+    metrics.record("b")
+    metrics.record("a", x=2)
+    assert [record["x"] for record in metrics.of("a")] == [1, 2]
+    NullMetrics().record("a", x=1)
+
+
+# --- snapshots ------------------------------------------------------------------------------------
+
+
+async def test_rows_are_complete_before_their_record_and_come_every_so_often(tmp_path):
+    metrics = MemoryMetrics(asyncio.get_running_loop().time)
+    replica = VectorReplica(np.arange(4, dtype=np.float32))
+    path = tmp_path / "deep" / "p0.snapshots"
+    writer = SnapshotWriter(path, replica, metrics, inline)
+    writing = asyncio.create_task(writer.repeat(0.5))
+    for update in range(5):
+        await asyncio.sleep(0.38)
+        replica.update(lambda: None)
+        replica.add_delta(np.full(4, 10.0 * update, np.float32))
+    writing.cancel()
+    await asyncio.gather(writing, return_exceptions=True)
+    await writer.write()
+    writer.close()
+    records = metrics.of("snapshot")
+    rows = np.frombuffer(path.read_bytes(), "<f4").reshape(-1, 4)
+    assert [record["row"] for record in records] == list(range(len(rows)))
+    assert [record["t"] for record in records] == pytest.approx([0.0, 0.5, 1.0, 1.5, 1.9])
+    assert [record["step"] for record in records] == [0, 1, 2, 3, 5]
+    np.testing.assert_array_equal(rows[0], np.arange(4))
+    np.testing.assert_array_equal(rows[-1], np.arange(4) + 100)  # pending included
+
+
+# --- the trampoline -------------------------------------------------------------------------------
+
+
+def later(pool: ThreadPoolExecutor, function) -> _Crossing:
+    return _Crossing(pool.submit(function))
+
+
+def test_what_awaits_nothing_runs_on_this_thread_without_any_loop():
+    async def work() -> int:
+        return threading.get_ident()
+
+    assert _run_here(work()) == threading.get_ident()
+
+
+def test_results_come_back_from_the_other_thread():
+    async def work(pool: ThreadPoolExecutor) -> list[int]:
+        return [await later(pool, lambda value=value: value * 2) for value in range(3)]
+
+    with ThreadPoolExecutor(1) as pool:
+        assert _run_here(work(pool)) == [0, 2, 4]
+
+
+def test_errors_of_the_other_thread_are_raised_where_they_are_awaited():
+    def fail() -> None:
+        raise ValueError("over there")
+
+    async def work(pool: ThreadPoolExecutor) -> str:
+        try:
+            await later(pool, fail)
+        except ValueError as error:
+            return f"caught {error}"
+        return "nothing"
+
+    async def unguarded(pool: ThreadPoolExecutor) -> None:
+        await later(pool, fail)
+
+    with ThreadPoolExecutor(1) as pool:
+        assert _run_here(work(pool)) == "caught over there"
+        with pytest.raises(ValueError, match="over there"):
+            _run_here(unguarded(pool))
+
+
+def test_an_interrupt_while_waiting_reaches_the_coroutine():
+    class Interrupted(Future):
+        def result(self, timeout=None):
+            raise KeyboardInterrupt
+
+    cleaned = []
+
+    async def work() -> None:
+        try:
+            await _Crossing(Interrupted())
+        finally:
+            cleaned.append(True)
+
+    with pytest.raises(KeyboardInterrupt):
+        _run_here(work())
+    assert cleaned == [True]
