@@ -90,7 +90,7 @@ class Rendezvous:
         self._state: RendezvousState = Idle()
         self._arrivals: dict[PeerId, int] = {}  # as the host: who waits, and with which version
         self._tickets = 0
-        self._last_ended: Ticket | None = None
+        self._last_ended: dict[PeerId, Ticket] = {}  # of each host: nobody enters a group twice
         self._withdrawn = False
 
     @property
@@ -141,7 +141,7 @@ class Rendezvous:
             return
         assert isinstance(self._state, InGroup)
         version = self._state.version
-        self._last_ended = ticket
+        self._last_ended[ticket.initiator] = ticket
         if outcome is Outcome.DONE:
             self._state = Idle()
             self._emit(VersionEnded(version, outcome))
@@ -161,7 +161,7 @@ class Rendezvous:
         state = self._state
         if isinstance(state, InGroup) and peer in state.members:
             self._emit(Abandon(state.ticket, Outcome.LOST, why))
-            self._last_ended = state.ticket
+            self._last_ended[state.ticket.initiator] = state.ticket
             self._wait(state.version, now)
 
     def peer_left(self, peer: PeerId) -> None:
@@ -200,7 +200,9 @@ class Rendezvous:
     def _handle_assemble(self, message: Assemble) -> None:
         state = self._state
         fits = isinstance(state, Waiting) and state.version == message.version
-        if fits and message.ticket != self._last_ended and self._me in message.members:
+        last = self._last_ended.get(message.ticket.initiator)
+        is_new = last is None or last < message.ticket
+        if fits and is_new and self._me in message.members:
             self._state = InGroup(message.ticket, message.version, message.members)
             self._arrivals.pop(self._me, None)
             self._emit(Average(message.ticket, message.members, What.GRADIENTS))

@@ -1,0 +1,187 @@
+"""One peer's machine: its parts told of each other's news, its deadlines, its fence."""
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from p2ptrain.core.effects import Abandon, Average, Effect, GroupEnded, Send, VersionEnded, What
+from p2ptrain.core.events import AverageEnded, Outcome, StateNotTaken, StateTaken
+from p2ptrain.core.messages import (
+    Arrive,
+    Assemble,
+    Begin,
+    CatchUp,
+    Claim,
+    Grant,
+    MemberState,
+    Phase,
+    Release,
+    Rumours,
+)
+from p2ptrain.core.peer_machine import PeerMachine, ProtocolConfig
+from p2ptrain.errors import ConfigError, InvariantViolation
+from p2ptrain.ids import PeerId, Ticket
+from tests.helpers.circle import member
+
+A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
+
+
+@pytest.fixture
+def machine():
+    """Peer b, which knows a and c."""
+    machine = PeerMachine(member("b"), ProtocolConfig(), Random(0))
+    machine.learn([member("a"), member("c")], 0.0, "welcomed by a")
+    machine.take_effects()
+    yield machine
+    machine.check()
+
+
+def messages(effects: list[Effect], to: str) -> list[object]:
+    return [e.message for e in effects if isinstance(e, Send) and e.target == to]
+
+
+def grouped(machine: PeerMachine) -> Ticket:
+    """B is in a claimed group with a, which initiated it."""
+    ticket = Ticket(A, 1, 1)
+    machine.receive(A, Claim(ticket, 1, (A, B)), 1.0)
+    machine.receive(A, Begin(ticket), 1.0)
+    assert machine.holds(ticket, 1.0)
+    machine.take_effects()
+    return ticket
+
+
+def assembled(machine: PeerMachine) -> Ticket:
+    """B is in a scheduled group of all."""
+    ticket = Ticket(A, 1, 1)
+    machine.arrive(0, 1.0)
+    machine.receive(A, Assemble(ticket, 0, (A, B, C)), 1.0)
+    assert machine.holds(ticket, 1.0)
+    machine.take_effects()
+    return ticket
+
+
+def test_effects_are_taken_once_and_in_order(machine: PeerMachine):
+    machine.request([A, C], 0.0)
+    effects = machine.take_effects()
+    assert [type(e.message) for e in effects if isinstance(e, Send)] == [Claim, Claim]
+    assert machine.take_effects() == []
+
+
+def test_a_claimed_group_averages_models_and_a_scheduled_one_gradients(machine: PeerMachine):
+    ticket = machine.request([A], 0.0)
+    machine.receive(A, Grant(ticket), 0.1)
+    machine.arrive(0, 0.2)
+    machine.receive(A, Assemble(Ticket(A, 1, 9), 0, (A, B, C)), 0.3)
+    averages = [e for e in machine.take_effects() if isinstance(e, Average)]
+    assert [average.what for average in averages] == [What.MODELS, What.GRADIENTS]
+    machine.ended(AverageEnded(ticket, Outcome.DONE, ""), 0.4)  # or `check` finds two groups
+
+
+def test_a_peer_in_two_groups_is_found_out(machine: PeerMachine):
+    grouped(machine)
+    assembled(machine)
+    with pytest.raises(InvariantViolation, match="b is in two groups"):
+        machine.check()
+    machine.ended(AverageEnded(Ticket(A, 1, 1), Outcome.DONE, ""), 2.0)
+
+
+def test_when_membership_buries_a_member_its_groups_end(machine: PeerMachine):
+    ticket = grouped(machine)
+    machine.receive(C, Rumours((replace(member("a"), state=MemberState.GONE),)), 2.0)
+    effects = machine.take_effects()
+    assert Abandon(ticket, Outcome.LOST, "told by c") in effects
+    assert not machine.holds(ticket, 2.0)
+
+
+def test_when_membership_buries_a_member_the_others_are_assembled_without_it(machine: PeerMachine):
+    ticket = assembled(machine)
+    machine.receive(C, Rumours((replace(member("a"), state=MemberState.GONE),)), 2.0)
+    effects = machine.take_effects()
+    assert Abandon(ticket, Outcome.LOST, "told by c") in effects
+    machine.receive(C, Arrive(0), 2.1)
+    again = [e for e in machine.take_effects() if isinstance(e, Average)]
+    assert [average.members for average in again] == [(B, C)]
+
+
+def test_a_suspicion_ends_no_group(machine: PeerMachine):
+    ticket = grouped(machine)
+    machine.unreachable(A, "connection reset", 2.0)
+    assert machine.holds(ticket, 2.0)
+
+
+def test_a_goodbye_ends_a_promise_to_whoever_says_it_and_no_group(machine: PeerMachine):
+    machine.receive(A, Claim(Ticket(A, 1, 1), 1, (A, B)), 1.0)
+    machine.receive(A, Rumours((replace(member("a"), state=MemberState.LEFT),)), 1.1)
+    machine.take_effects()
+    ticket = machine.request([C], 1.2)
+    assert not [e for e in machine.take_effects() if isinstance(e, GroupEnded)]
+    machine.receive(C, Grant(ticket), 1.3)
+    machine.receive(A, Rumours((replace(member("c"), state=MemberState.LEFT),)), 1.4)
+    assert machine.holds(ticket, 1.4)
+
+
+def test_the_next_deadline_is_the_earliest_of_all_parts(machine: PeerMachine):
+    first = machine.next_deadline()
+    assert first is not None
+    assert first <= 0.25  # a probe
+    machine.request([A], 0.0)
+    machine.handle_timer(0.2)
+    assert any(isinstance(m, Claim) for m in messages(machine.take_effects(), "a"))
+    assert machine.next_deadline() <= 0.4
+
+
+def test_a_new_phase_is_announced_and_more_steps_are_not(machine: PeerMachine):
+    machine.describe(0.0, phase=Phase.TRAINING, steps=0, samples=0)
+    assert any(isinstance(m, Rumours) for m in messages(machine.take_effects(), "c"))
+    machine.describe(0.0, phase=Phase.TRAINING, steps=1, samples=64)
+    assert machine.take_effects() == []
+
+
+def test_who_withdraws_gives_up_its_claim_and_its_wait(machine: PeerMachine):
+    ticket = machine.request([A], 0.0)
+    machine.arrive(0, 0.0)
+    machine.withdraw(0.1)
+    effects = machine.take_effects()
+    assert GroupEnded(ticket, Outcome.WITHDRAWN, "stopping") in effects
+    assert VersionEnded(0, Outcome.WITHDRAWN) in effects
+    assert Release(ticket) in messages(effects, "a")
+
+
+def test_who_leaves_tells_everyone_and_asks_for_no_timer(machine: PeerMachine):
+    machine.leave(0.0)
+    effects = machine.take_effects()
+    for peer in "ac":
+        (goodbye,) = messages(effects, peer)
+        assert goodbye.members[0].state is MemberState.LEFT
+    assert machine.next_deadline() is None
+
+
+def test_who_serves_on_after_its_training_still_grants(machine: PeerMachine):
+    machine.withdraw(0.0)
+    machine.receive(A, Claim(Ticket(A, 1, 1), 1, (A, B)), 0.1)
+    assert messages(machine.take_effects(), "a") == [Grant(Ticket(A, 1, 1))]
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_who_caught_up_waits_with_the_new_version_and_who_could_not_with_the_old(
+    machine: PeerMachine, taken: bool
+):
+    machine.arrive(3, 0.0)
+    machine.receive(A, CatchUp(5, A), 0.1)
+    machine.take_effects()
+    machine.ended(StateTaken(5) if taken else StateNotTaken(5, "no"), 0.2)
+    assert messages(machine.take_effects(), "a") == [Arrive(5 if taken else 3)]
+
+
+def test_the_fence_falls_with_the_lease_whether_the_timer_has_fired_or_not(machine: PeerMachine):
+    ticket = grouped(machine)
+    assert machine.holds(ticket, 18.9)
+    assert not machine.holds(ticket, 19.0)
+    machine.handle_timer(19.0)
+    assert not machine.holds(ticket, 18.9)
+
+
+def test_a_repetition_that_never_comes_is_refused():
+    with pytest.raises(ConfigError, match="rendezvous_resend_s = inf must be above 0"):
+        ProtocolConfig(rendezvous_resend_s=float("inf"))

@@ -1,0 +1,51 @@
+"""Shares cover the vector once, slices cover a share once, whatever the sizes."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from p2ptrain.core.slices import Span, share, slices
+from p2ptrain.errors import LocalProtocolError
+
+sizes = st.integers(0, 1 << 40)
+
+
+@given(vector_size=sizes, member_count=st.integers(1, 100))
+def test_shares_cover_the_vector_in_order_and_differ_by_one_at_most(
+    vector_size: int, member_count: int
+):
+    shares = [share(vector_size, member_count, index) for index in range(member_count)]
+    assert shares[0].start == 0
+    assert shares[-1].stop == vector_size
+    assert all(left.stop == right.start for left, right in pairwise(shares))
+    assert max(s.size for s in shares) - min(s.size for s in shares) <= 1
+
+
+@given(start=sizes, size=st.integers(0, 1000), slice_size=st.integers(1, 300))
+def test_slices_cover_a_share_in_order_and_only_the_last_is_shorter(
+    start: int, size: int, slice_size: int
+):
+    cut = slices(Span(start, start + size), slice_size)
+    assert sum(s.size for s in cut) == size
+    assert all(left.stop == right.start for left, right in pairwise(cut))
+    assert all(s.size == slice_size for s in cut[:-1])
+    assert all(0 < s.size <= slice_size for s in cut)
+    assert not cut or cut[0].start == start
+
+
+def test_a_vector_smaller_than_its_group_leaves_some_members_without_a_share():
+    assert [share(2, 3, index).size for index in range(3)] == [0, 1, 1]
+    assert slices(share(2, 3, 0), 4) == ()
+
+
+@pytest.mark.parametrize("index", [-1, 3])
+def test_who_is_not_a_member_owns_nothing(index: int):
+    with pytest.raises(LocalProtocolError, match=f"there is no member {index} among 3"):
+        share(10, 3, index)
+
+
+def test_a_slice_of_nothing_is_our_own_mistake():
+    with pytest.raises(LocalProtocolError, match="a slice of 0 numbers"):
+        slices(Span(0, 10), 0)
