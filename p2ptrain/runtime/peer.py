@@ -52,6 +52,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+INTERRUPTED_GRACE_S = 0.5
+"""Whoever presses Ctrl-C in a peer that leaves is not made to wait longer."""
+
 _Sink = JsonlMetrics | PrometheusMetrics | TensorBoardMetrics
 
 
@@ -309,6 +312,9 @@ class Peer:
         why = f"{type(error).__name__}: {error}" if error else self._stop_why or "the loop ended"
         try:
             self._protocol.run(self._depart(serve=not error and not asked and self.config.serve))
+        except BaseException:  # interrupted: no server may outlive its loop, and others should know
+            self._protocol.run(self._driver.leave(INTERRUPTED_GRACE_S))
+            raise
         finally:
             if self._old_handler is not None:
                 signal.signal(signal.SIGTERM, self._old_handler)

@@ -156,7 +156,7 @@ def test_a_setting_that_cannot_work_is_one_sentence(settings, says):
 
 def test_a_folder_that_cannot_be_written_to_is_one_sentence(tmp_path):
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(ConfigError, match="cannot write records to .*file"):
+    with pytest.raises(ConfigError, match=r"cannot write records to .*file"):
         Peer(*tiny(), out=str(tmp_path / "file" / "folder"))
 
 
@@ -477,6 +477,37 @@ def test_stopping_one_that_waits_for_a_slow_peer_ends_its_wait_and_the_others_go
         assert fleet.metrics[rank].of("ended")[0]["steps"] == 3
     told = [r for r in fleet.metrics[0].of("member") if r["member"] == "p1"]
     assert told[-1]["state"] == "left"
+
+
+def test_an_interrupt_while_serving_the_others_is_a_goodbye():
+    """Ctrl-C after the own training: the others hear it, and nothing runs on without a loop."""
+    model, optimizer = tiny()
+    fleet = Fleet(1)
+    busy, heard = threading.Event(), threading.Event()
+
+    def train_until_told(rank: int, peer: Peer, model: nn.Module) -> None:
+        busy.set()
+        step = 0
+        while not heard.is_set() and step < 2000:
+            backward(model, step)
+            peer.step()
+            step += 1
+            time.sleep(0.01)
+            if any(r["state"] == "left" for r in fleet.metrics[0].of("member")):
+                heard.set()
+
+    def serve() -> None:
+        with peer_of(model, optimizer, name="b", join=fleet.address):
+            threading.Timer(0.3, signal.pthread_kill, [me, signal.SIGINT]).start()
+
+    me = threading.get_ident()
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(fleet.run, train_until_told)
+        assert busy.wait(TOGETHER_S)
+        with pytest.raises(KeyboardInterrupt):
+            serve()
+        assert heard.wait(5.0)
+        assert other.result(TOGETHER_S) == [None]
 
 
 def test_a_second_peer_of_the_same_name_is_refused():
