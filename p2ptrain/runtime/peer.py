@@ -213,6 +213,11 @@ class Peer:
         return max(self._driver.progress, self._boundary.totals.samples)
 
     @property
+    def averages(self) -> str:
+        """What this peer's algorithm averages: ``models`` or ``gradients``."""
+        return self._algorithm.averages
+
+    @property
     def should_stop(self) -> bool:
         """True when the run has reached its end, or the process was asked to end (SIGTERM).
 

@@ -1,0 +1,104 @@
+"""A Hugging Face `Trainer` as a peer: the extra ``p2ptrain[huggingface]``.
+
+::
+
+    from p2ptrain.integrations.huggingface import P2PTrainCallback
+
+    trainer = Trainer(model, args, train_dataset=..., callbacks=[P2PTrainCallback(join=[...])])
+    trainer.train()
+
+The `Trainer` does forward, backward, accumulation, logging, schedules and checkpoints as before;
+its call of the optimizer becomes the boundary (`boundary_step.py`). Each process is one peer: start
+it with ``python``, not with ``torchrun`` or ``accelerate launch`` over several processes.
+
+*Clipping.* The `Trainer` clips each peer's own gradients before the optimizer is called. That is
+right where models are averaged. Where gradients are, the callback takes `max_grad_norm` over, so
+that what is clipped is the average; the logged ``grad_norm`` stays that of the peer's own gradient.
+"""
+
+from typing import Any, Self
+
+from transformers import TrainerCallback
+
+from p2ptrain.errors import ConfigError
+from p2ptrain.integrations.boundary_step import BoundaryStep
+from p2ptrain.runtime.peer import Peer
+
+
+class P2PTrainCallback(TrainerCallback):  # type: ignore[misc]  # transformers has no types
+    """Makes one `Trainer` a peer, from the beginning of its training to the end.
+
+    Args:
+        settings: as of `p2ptrain.Peer`: ``join``, ``listen``, ``algorithm``, ...
+
+    After training the peer serves the others until they are done too; ``serve=False`` leaves at
+    once. A `Trainer` does not tell its callbacks of an exception. Where the process goes on after
+    one (a notebook), call `close`, or use the callback as a context manager.
+    """
+
+    def __init__(self, **settings: Any) -> None:  # Any: the fields of PeerConfig
+        self._settings = settings
+        self._boundary: BoundaryStep | None = None
+        self._max_grad_norm: float | None = None
+        self._args: Any = None  # Any: TrainingArguments
+        self.peer: Peer | None = None
+        """The peer of the present or last training."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """Join the swarm with the model and the optimizer, both where they will stay.
+
+        Raises:
+            ConfigError: if several processes share this training, or a setting cannot work.
+        """
+        if args.world_size > 1:
+            raise ConfigError(
+                f"this Trainer is one of {args.world_size} processes; a peer is one process: "
+                "start it with plain python and let peers join each other"
+            )
+        wrapper = given["optimizer"]
+        optimizer = getattr(wrapper, "optimizer", wrapper)
+        samples = args.train_batch_size * args.gradient_accumulation_steps
+        peer = Peer(given["model"], optimizer, **self._settings)
+        peer.__enter__()
+        self.peer = peer
+        self._args = args
+        self._boundary = BoundaryStep(peer, optimizer, lambda: samples)
+        _replace_kept_step(wrapper, self._boundary)
+        if peer.averages == "gradients" and args.max_grad_norm:
+            self._boundary.clip = self._max_grad_norm = args.max_grad_norm
+            args.max_grad_norm = 0.0
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """End training when the swarm has reached its end."""
+        if self.peer and self.peer.should_stop:
+            control.should_training_stop = True
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """Leave the swarm, once it can do without us."""
+        self.close()
+
+    def close(self) -> None:
+        """Leave the swarm and give the trainer's parts back as they were. Idempotent."""
+        boundary, self._boundary = self._boundary, None
+        if boundary is None or self.peer is None:
+            return
+        boundary.restore()
+        if self._max_grad_norm is not None:
+            self._args.max_grad_norm, self._max_grad_norm = self._max_grad_norm, None
+        self.peer.__exit__(None, None, None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def _replace_kept_step(wrapper: Any, boundary: BoundaryStep) -> None:
+    """With a gradient scaler, accelerate keeps the `step` that it found, and puts it back."""
+    if getattr(wrapper, "scaler", None) is None:
+        return
+    from accelerate.optimizer import patch_optimizer_step
+
+    wrapper._optimizer_original_step_method = boundary
+    wrapper._optimizer_patched_step_method = patch_optimizer_step(wrapper, boundary)
