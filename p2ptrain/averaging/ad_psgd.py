@@ -15,7 +15,8 @@ computes. Differences to the paper, and why:
 * *Any graph.* The paper needs a bipartite graph to exclude deadlock; the group lock excludes it on
   every graph, with odd and even numbers of peers. `bipartite` is still there, to compare.
 * *Paced.* An exchange starts once per `every_updates` own updates instead of as fast as the network
-  allows, so that averaging does not take the processor from computing.
+  allows, so that averaging does not take the processor from computing. Where an exchange takes
+  longer than that, the next one starts at once; what was missed meanwhile is not made up for.
 """
 
 from collections.abc import Sequence
@@ -54,8 +55,7 @@ class AdPsgd(Algorithm):
     async def background(self, swarm: Swarm) -> None:
         updates = 0
         while True:
-            updates += self.config.every_updates
-            await swarm.wait_for_update(updates)
+            updates = await swarm.wait_for_update(updates + self.config.every_updates)
             await self._meet_someone(swarm)
 
     async def _meet_someone(self, swarm: Swarm) -> None:

@@ -73,8 +73,8 @@ class Swarm(Protocol):
         """
         ...
 
-    async def wait_for_update(self, count: int) -> None:
-        """Wait until the trainer has made `count` updates in this run."""
+    async def wait_for_update(self, count: int) -> int:
+        """Wait until the trainer has made `count` updates in this run; return how many it has."""
         ...
 
     async def pause(self, duration_s: Seconds) -> None:

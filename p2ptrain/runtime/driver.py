@@ -311,10 +311,16 @@ class Driver:
         self._pump()
         return await self._version
 
-    async def wait_for_update(self, count: int) -> None:
+    async def wait_for_update(self, count: int) -> int:
         while self._updates_done < count:
             self._updated.clear()
             await self._updated.wait()
+        return self._updates_done
+
+    @property
+    def averages(self) -> bool:
+        """True while an average runs, or winds down."""
+        return bool(self._averages)
 
     # --- feed -------------------------------------------------------------------------------------
 
@@ -372,7 +378,7 @@ class Driver:
                 case effects.Send(target=target, message=message):
                     self._send(target, message)
                 case effects.Average():
-                    self._averages[effect.ticket] = self._watched(self._average(effect))
+                    self._start_average(effect)
                 case effects.Abandon(ticket=ticket):
                     if ticket in self._averages and ticket not in self._committing:
                         self._averages[ticket].cancel(effect.why)
@@ -435,6 +441,16 @@ class Driver:
         task.add_done_callback(lambda t: self.fail(None if t.cancelled() else t.exception()))
         return task
 
+    def _start_average(self, effect: effects.Average) -> None:
+        def over(_: asyncio.Task[None]) -> None:
+            # Here and not in the task: one that is cancelled before it starts runs nothing.
+            self._averages.pop(effect.ticket, None)
+            self._news.set()
+
+        task = self._watched(self._average(effect))
+        self._averages[effect.ticket] = task
+        task.add_done_callback(over)
+
     async def _average(self, effect: effects.Average) -> None:
         """Carry out one `Average`: contribute, exchange, apply if the ticket is still held."""
         now = self.now
@@ -459,14 +475,14 @@ class Driver:
         finally:
             self._exchanges.pop(effect.ticket, None)
             self._committing.pop(effect.ticket, None)
-            self._averages.pop(effect.ticket, None)
             self._account(attempt)
         self._machine.ended(AverageEnded(effect.ticket, attempt.outcome, attempt.why), self.now)
         self._pump()
 
     async def _end_of_older_averages(self, ticket: Ticket) -> None:
         """An abandoned average may still be winding down; it reads the same gradients."""
-        older = [task for other, task in self._averages.items() if other != ticket]
+        averages = self._averages.items()
+        older = [asyncio.shield(task) for other, task in averages if other != ticket]
         await asyncio.gather(*older, return_exceptions=True)
 
     async def _exchange(self, attempt: "_Attempt") -> None:

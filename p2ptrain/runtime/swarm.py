@@ -36,8 +36,8 @@ class DriverSwarm:
     async def average_gradients(self) -> GroupResult:
         return await self._driver.average_gradients()
 
-    async def wait_for_update(self, count: int) -> None:
-        await self._driver.wait_for_update(count)
+    async def wait_for_update(self, count: int) -> int:
+        return await self._driver.wait_for_update(count)
 
     async def pause(self, duration_s: Seconds) -> None:
         await asyncio.sleep(duration_s)

@@ -8,6 +8,7 @@ TCP's: they feel latency, partitions and death, not loss.
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -160,9 +161,11 @@ class SimTransport:
         """Nothing is kept per address."""
 
     async def close(self, grace_s: Seconds) -> None:
-        # What was sent is on its way already; a real transport flushes here.
-        await asyncio.sleep(0)
         self._network.remove(self)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                while any(pipe.carries_from(self) for pipe in self._pipes):
+                    await asyncio.sleep(0.001)
         self.die()
 
     # --- inside -----------------------------------------------------------------------------------
@@ -228,10 +231,16 @@ class _Pipe:
         if data is not None:
             self._items.popleft()
             self._stirred.set()
+        else:
+            self.over = True
         if isinstance(data, P2PTrainError):
             self.fail(data)
             raise data
         return data
+
+    def carries_from(self, source: SimTransport) -> bool:
+        """True while something that `source` has sent is on its way."""
+        return not self.over and self._ends[0] == source.address and bool(self._items)
 
     def fail(self, error: P2PTrainError) -> None:
         self._error = self._error or error

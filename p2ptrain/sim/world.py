@@ -7,6 +7,7 @@ that runs in production.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from random import Random
 from typing import Any, TypeVar
 
@@ -35,6 +36,7 @@ class SimPeer:
         self.replica = replica
         self.metrics = metrics
         self.address = Address("")
+        self.trainer: asyncio.Task[None] | None = None
         self.swarm = DriverSwarm(driver)
         self.boundary = Boundary(
             driver, self.swarm, _SameLoop(), metrics, asyncio.get_running_loop().time
@@ -74,6 +76,7 @@ class World:
     ) -> None:
         self.network = SimNetwork(seed, link)
         self.peers: dict[PeerId, SimPeer] = {}
+        self._lives = 0
         self._seed = seed
         self._protocol = protocol or ProtocolConfig()
         self._exchange = exchange or ExchangeConfig()
@@ -86,10 +89,11 @@ class World:
         Raises:
             RefusedError: if the others will not have it.
         """
+        self._lives += 1  # a peer that comes back counts under a new incarnation
         metrics = MemoryMetrics(asyncio.get_running_loop().time)
         driver = Driver(
             PeerId(name),
-            incarnation=1 + len(self.peers),
+            incarnation=self._lives,
             algorithm=load_algorithm(algorithm, options),
             algorithm_name=algorithm,
             replica=replica,
@@ -108,17 +112,39 @@ class World:
         self.peers[PeerId(name)] = peer
         return peer
 
-    async def train(self, steps: int, step_s: Callable[[PeerId], Seconds]) -> None:
-        """All peers train, until all have ended and nobody averages any more."""
-        trainers = [peer.train(steps, step_s(name)) for name, peer in self.peers.items()]
-        await asyncio.gather(*trainers)
+    async def train(
+        self,
+        steps: int,
+        step_s: Callable[[PeerId], Seconds],
+        before_step: Callable[[SimPeer, int], None] = lambda _, __: None,
+    ) -> None:
+        """All peers train, until all that live have ended and nobody averages any more."""
+        loop = asyncio.get_running_loop()
+        for name, peer in self.peers.items():
+            training = peer.train(steps, step_s(name), partial(before_step, peer))
+            peer.trainer = loop.create_task(training)
+        trainers = [peer.trainer for peer in self.peers.values() if peer.trainer]
+        ended = await asyncio.gather(*trainers, return_exceptions=True)
+        for error in ended:
+            if isinstance(error, BaseException) and not isinstance(error, asyncio.CancelledError):
+                raise error
         await asyncio.gather(*(p.driver.wait_until_all_done() for p in self.peers.values()))
+        await self.settle()
+
+    async def settle(self, quiet_s: Seconds = 0.5) -> None:
+        """Wait until nobody has averaged for so long: what one has applied, all have."""
+        quiet = 0
+        while quiet < 10:
+            await asyncio.sleep(quiet_s / 10)
+            quiet = 0 if any(peer.driver.averages for peer in self.peers.values()) else quiet + 1
 
     def crash(self, name: str) -> None:
         """Kill -9."""
         peer = self.peers.pop(PeerId(name))
         self.network.crash(peer.address)
         peer.driver.kill()
+        if peer.trainer:
+            peer.trainer.cancel()
 
     async def close(self) -> None:
         """Everyone leaves."""
