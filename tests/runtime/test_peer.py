@@ -504,6 +504,7 @@ def test_an_interrupt_while_serving_the_others_is_a_goodbye():
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(fleet.run, train_until_told)
         assert busy.wait(TOGETHER_S)
+        assert fleet.first.wait(TOGETHER_S)
         with pytest.raises(KeyboardInterrupt):
             serve()
         assert heard.wait(5.0)
