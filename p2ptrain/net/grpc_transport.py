@@ -22,6 +22,7 @@ like any other, or whoever awaits it would look cancelled.
 
 import asyncio
 import math
+import urllib.parse
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
@@ -35,7 +36,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from p2ptrain.errors import CodecError, ConfigError, P2PTrainError, RefusedError, TransportError
 from p2ptrain.ids import Address, Seconds
 from p2ptrain.net import wire
-from p2ptrain.net.transport import Handler, SliceStream
+from p2ptrain.net.transport import Desk, Handler, SliceStream
 from p2ptrain.net.wire import Envelope, Hello, Opening, Welcome
 
 SERVICE = "p2ptrain.v1.Peer"
@@ -127,6 +128,8 @@ class GrpcTransport:
         self._handler: Handler | None = None
         self.refused_bytes = 0
         """How many calls carried bytes that did not decode."""
+        self.desk: Desk | None = None
+        """Answers strangers; without one they are told that nobody does."""
 
     # --- the port ---------------------------------------------------------------------------------
 
@@ -189,6 +192,8 @@ class GrpcTransport:
                 "Identify": grpc.unary_unary_rpc_method_handler(self._serve_identify),
                 "Talk": grpc.stream_unary_rpc_method_handler(self._serve_talk),
                 "Move": grpc.stream_stream_rpc_method_handler(self._serve_move),
+                "Status": grpc.unary_unary_rpc_method_handler(self._serve_status),
+                "DialBack": grpc.unary_unary_rpc_method_handler(self._serve_dial_back),
             },
         )
 
@@ -233,6 +238,23 @@ class GrpcTransport:
             return  # the caller hung up; whoever served the stream knows
         if aborted:
             await context.abort(grpc.StatusCode.ABORTED, aborted)
+
+    async def _serve_status(self, _: bytes, context: Any) -> bytes:  # Any: grpc is untyped
+        if self.desk is None:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "nobody reports here")
+            raise AssertionError("abort raises")
+        return wire.encode_report(self.desk.report())
+
+    async def _serve_dial_back(self, request: bytes, context: Any) -> bytes:  # Any: as above
+        try:
+            asked = wire.decode_dial_back(request)
+        except CodecError as error:
+            await self._reject(context, error)
+        caller_ip = _ip_of(context.peer())
+        if self.desk is None or not caller_ip:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "nobody calls back from here")
+            raise AssertionError("abort raises")
+        return wire.encode_dialed_back(await self.desk.dial_back(caller_ip, asked))
 
     async def _reject(self, context: Any, error: CodecError) -> NoReturn:  # Any: grpc is untyped
         self.refused_bytes += 1
@@ -489,6 +511,12 @@ class _CalleeStream:
 
     def abort(self, why: str) -> None:
         self.aborted = self.aborted or why
+
+
+def _ip_of(peer: str) -> str:
+    """The IP address in gRPC's ``ipv4:1.2.3.4:567`` or ``ipv6:[::1]:567``; empty for others."""
+    kind, _, rest = urllib.parse.unquote(peer).partition(":")
+    return rest.rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else ""
 
 
 def _is_cancelled() -> bool:

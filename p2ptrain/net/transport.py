@@ -14,7 +14,15 @@
 from typing import Protocol
 
 from p2ptrain.ids import Address, Seconds
-from p2ptrain.net.wire import Envelope, Hello, Opening, Welcome
+from p2ptrain.net.wire import (
+    DialBackRequest,
+    DialedBack,
+    Envelope,
+    Hello,
+    Opening,
+    Report,
+    Welcome,
+)
 
 
 class SliceStream(Protocol):
@@ -105,4 +113,14 @@ class Transport(Protocol):
 
     async def close(self, grace_s: Seconds) -> None:
         """Send what is still queued, for at most `grace_s`, then close everything."""
+        ...
+
+
+class Desk(Protocol):
+    """Where the questions of strangers are answered: `p2ptrain status` and `p2ptrain doctor`."""
+
+    def report(self) -> Report: ...
+
+    async def dial_back(self, caller_ip: str, request: DialBackRequest) -> DialedBack:
+        """Try to reach the caller at its own IP address, and at no other."""
         ...

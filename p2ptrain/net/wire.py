@@ -10,6 +10,7 @@ byte for byte as protobuf would (tags, lengths, bytes; a test compares), because
 payload three times where one copy is enough, and reading it needs none.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -18,7 +19,7 @@ from google.protobuf.message import DecodeError
 
 from p2ptrain.core import messages as m
 from p2ptrain.errors import CodecError
-from p2ptrain.ids import Address, PeerId, Ticket
+from p2ptrain.ids import Address, PeerId, Seconds, Ticket
 from p2ptrain.net._pb import peer_pb2 as pb
 
 PROTOCOL_MAJOR = 1
@@ -30,6 +31,8 @@ MAX_MEMBERS = 4096
 MAX_NUMBER = 1 << 62
 MAX_OPENING_BYTES = 1 << 12
 MAX_SLICE_BYTES = 4 << 20
+LOWEST_PORT = 1024
+"""A call back goes to no port below: peers have no business there, and scanners do."""
 
 # Tags of a Slice's fields: number << 3 | kind, kind 2 has a length, kind 0 is a number.
 _PAYLOAD, _AVERAGE, _STATE, _LAST = 0x0A, 0x12, 0x1A, 0x20
@@ -95,6 +98,48 @@ class Slice:
     payload: memoryview | None = None
     last: bool = False
     opening: Opening | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What a peer tells whoever asks; rates and shares are over the last seconds."""
+
+    hello: Hello
+    members: tuple[m.Member, ...]
+    """The others, as this peer knows them."""
+    unix_s: Seconds
+    running_s: Seconds
+    samples_per_s: float
+    wait_share: float
+    """0 to 1: how much of the trainer's time it waits for the protocol."""
+    progress: int
+    """Samples of the whole swarm."""
+    doing: str
+    loss: float | None
+    partners: tuple[PeerId, ...]
+    """Of the last group that was done."""
+    disagreement_l2: float | None
+    groups_done: int
+    groups_failed: int
+    warning: str
+
+
+@dataclass(frozen=True, slots=True)
+class DialBackRequest:
+    """Please call `port` at the address that this comes from; `number` answers there."""
+
+    port: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class DialedBack:
+    """What became of it."""
+
+    seen_as: str
+    """The caller's IP address, as the callee sees it."""
+    why_not: str
+    """A sentence; empty if the caller was reached."""
 
 
 # --- control messages -----------------------------------------------------------------------------
@@ -165,28 +210,12 @@ _FROM_PB: dict[str, Callable[[Any], m.Message]] = {
 
 
 def encode_hello(hello: Hello) -> bytes:
-    major, minor = hello.protocol
-    packed = pb.Hello(
-        protocol_major=major,
-        protocol_minor=minor,
-        algorithm=hello.algorithm,
-        model=hello.model,
-        model_size=hello.model_size,
-        self=_member_to_pb(hello.me),
-    )
-    return bytes(packed.SerializeToString())
+    return bytes(_hello_to_pb(hello).SerializeToString())
 
 
 def decode_hello(data: bytes) -> Hello:
     """Raises CodecError."""
-    packed = _parse(pb.Hello, data)
-    return Hello(
-        (packed.protocol_major, packed.protocol_minor),
-        _text(packed.algorithm, MAX_REASON),
-        _text(packed.model, MAX_NAME),
-        _number(packed.model_size),
-        _member(packed.self),
-    )
+    return _hello(_parse(pb.Hello, data))
 
 
 def encode_welcome(welcome: Welcome) -> bytes:
@@ -198,6 +227,73 @@ def decode_welcome(data: bytes) -> Welcome:
     """Raises CodecError."""
     packed = _parse(pb.Welcome, data)
     return Welcome(_text(packed.refusal, 4 * MAX_REASON), _members(packed.members))
+
+
+# --- what strangers may ask -----------------------------------------------------------------------
+
+
+def encode_report(report: Report) -> bytes:
+    packed = pb.Report(
+        self=_hello_to_pb(report.hello),
+        members=map(_member_to_pb, report.members),
+        unix_s=report.unix_s,
+        running_s=report.running_s,
+        samples_per_s=report.samples_per_s,
+        wait_share=report.wait_share,
+        progress=report.progress,
+        doing=report.doing[:MAX_REASON],
+        loss=report.loss,
+        partners=report.partners,
+        disagreement_l2=report.disagreement_l2,
+        groups_done=report.groups_done,
+        groups_failed=report.groups_failed,
+        warning=report.warning[:MAX_REASON],
+    )
+    return bytes(packed.SerializeToString())
+
+
+def decode_report(data: bytes) -> Report:
+    """Raises CodecError."""
+    p: Any = _parse(pb.Report, data)  # Any: a generated class
+    return Report(
+        hello=_hello(p.self),
+        members=_members(p.members),
+        unix_s=_measure(p.unix_s),
+        running_s=_measure(p.running_s),
+        samples_per_s=_measure(p.samples_per_s),
+        wait_share=_measure(p.wait_share),
+        progress=_number(p.progress),
+        doing=_text(p.doing, MAX_REASON),
+        loss=p.loss if p.HasField("loss") else None,
+        partners=tuple(_name(partner) for partner in p.partners[:MAX_MEMBERS]),
+        disagreement_l2=_measure(p.disagreement_l2) if p.HasField("disagreement_l2") else None,
+        groups_done=_number(p.groups_done),
+        groups_failed=_number(p.groups_failed),
+        warning=_text(p.warning, MAX_REASON),
+    )
+
+
+def encode_dial_back(request: DialBackRequest) -> bytes:
+    return bytes(pb.DialBackRequest(port=request.port, number=request.number).SerializeToString())
+
+
+def decode_dial_back(data: bytes) -> DialBackRequest:
+    """Raises CodecError."""
+    p: Any = _parse(pb.DialBackRequest, data)  # Any: a generated class
+    if not LOWEST_PORT <= p.port < 65536:
+        raise CodecError(f"port {p.port} is not called back; choose one of {LOWEST_PORT} to 65535")
+    return DialBackRequest(p.port, _number(p.number))
+
+
+def encode_dialed_back(answer: DialedBack) -> bytes:
+    packed = pb.DialedBack(seen_as=answer.seen_as, why_not=answer.why_not[:MAX_REASON])
+    return bytes(packed.SerializeToString())
+
+
+def decode_dialed_back(data: bytes) -> DialedBack:
+    """Raises CodecError."""
+    p: Any = _parse(pb.DialedBack, data)  # Any: a generated class
+    return DialedBack(_text(p.seen_as, MAX_NAME), _text(p.why_not, MAX_REASON))
 
 
 # --- slices ---------------------------------------------------------------------------------------
@@ -280,6 +376,28 @@ def _opening(tag: int, data: bytes) -> Opening:
 # --- parts ----------------------------------------------------------------------------------------
 
 
+def _hello_to_pb(hello: Hello) -> Any:  # Any: a generated class
+    major, minor = hello.protocol
+    return pb.Hello(
+        protocol_major=major,
+        protocol_minor=minor,
+        algorithm=hello.algorithm,
+        model=hello.model,
+        model_size=hello.model_size,
+        self=_member_to_pb(hello.me),
+    )
+
+
+def _hello(p: Any) -> Hello:  # Any: a generated class
+    return Hello(
+        (p.protocol_major, p.protocol_minor),
+        _text(p.algorithm, MAX_REASON),
+        _text(p.model, MAX_NAME),
+        _number(p.model_size),
+        _member(p.self),
+    )
+
+
 def _member_to_pb(member: m.Member) -> Any:  # Any: a generated class
     return pb.Member(
         peer=member.peer,
@@ -356,6 +474,12 @@ def is_port(text: str) -> bool:
 def _number(value: int) -> int:
     if not 0 <= value <= MAX_NUMBER:
         raise CodecError(f"a number out of range: {value}")
+    return value
+
+
+def _measure(value: float) -> float:
+    if not (math.isfinite(value) and value >= 0):
+        raise CodecError(f"a measure that cannot be one: {value}")
     return value
 
 

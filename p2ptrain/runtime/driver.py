@@ -115,10 +115,11 @@ class Driver:
         self.algorithm = algorithm
         self.metrics = metrics
         self.totals = Totals()
-        self.progress = 0
+        self.progress = 0  # samples of the whole swarm, as far as we know, or as all agreed
         self.contributes = True  # false: our gradients have no say in the next average
         self.averaged_anything = True  # false: nobody's gradients had
         self.stopping = False
+        self.samples_of_step = 0  # of the step whose gradients are to be averaged
         self.wants_to_end = False  # our vote; a synchronous swarm ends at one version, together
         self.agreed_to_end = False
         self.failure: BaseException | None = None  # the trainer is told where it waits, or next
@@ -153,6 +154,11 @@ class Driver:
     @property
     def me(self) -> Member:
         return self._machine.membership.me
+
+    @property
+    def machine(self) -> PeerMachine:
+        """For those who only look."""
+        return self._machine
 
     async def start(self) -> Address:
         """Listen. Raises ConfigError if that is not possible."""
@@ -270,7 +276,8 @@ class Driver:
         """The trainer is in `phase` and has done so much."""
         self._machine.describe(self.now, phase=phase, steps=steps, samples=samples)
         membership = self._machine.membership
-        self.progress = samples + sum(m.samples for m in membership.others)
+        if phase is Phase.ARRIVING or self.algorithm.averages == "models":
+            self.progress = samples + sum(m.samples for m in membership.others)
         self._updates_done = steps
         self._updated.set()
         self._pump()
@@ -505,9 +512,10 @@ class Driver:
         self._committing[ticket] = None
         if what is What.GRADIENTS:
             self.averaged_anything = await self._offload(
-                lambda: self.replica.import_gradients(mean_V[:-1])
+                lambda: self.replica.import_gradients(mean_V[:-2])
             )
-            self.agreed_to_end = bool(mean_V[-1] > 0)
+            self.agreed_to_end = bool(mean_V[-2] > 0)
+            self.progress = round(float(mean_V[-1]))
             self.contributes = True
         else:
             attempt.disagreement_l2 = await self._offload(lambda: self._mix(vector_V, mean_V))

@@ -36,7 +36,9 @@ from p2ptrain.ids import Address, PeerId, Seconds
 from p2ptrain.net import wire
 from p2ptrain.net.grpc_transport import GrpcConfig, GrpcTransport
 from p2ptrain.net.wire import MAX_NAME
+from p2ptrain.runtime.board import Board
 from p2ptrain.runtime.boundary import Boundary
+from p2ptrain.runtime.desk import DriverDesk
 from p2ptrain.runtime.driver import Driver
 from p2ptrain.runtime.exchange import ExchangeConfig
 from p2ptrain.runtime.metrics import JsonlMetrics, Metrics, TeeMetrics
@@ -190,7 +192,8 @@ class Peer:
         self.replica = TorchReplica(model, optimizer)
         self._algorithm = load_algorithm(self.config.algorithm, self.config.algorithm_options)
         self._sinks = self._open_sinks()
-        self._metrics = TeeMetrics(*([metrics] if metrics else []), *self._sinks)
+        self._board = Board(time.monotonic)
+        self._metrics = TeeMetrics(self._board, *([metrics] if metrics else []), *self._sinks)
         self._protocol = _ProtocolThread()
         self._stop_why = ""
         self._steps_after_stop = 0
@@ -329,13 +332,14 @@ class Peer:
 
     async def _arrive(self) -> None:
         config = self.config
+        transport = GrpcTransport(config.listen, config.advertise, config.network)
         self._driver = Driver(
             self.name,
             incarnation=time.time_ns() // 1_000_000,
             algorithm=self._algorithm,
             algorithm_name=config.algorithm,
             replica=self.replica,
-            transport=GrpcTransport(config.listen, config.advertise, config.network),
+            transport=transport,
             protocol=config.protocol,
             exchange=config.exchange,
             rng=Random(f"{config.seed}/{self.name}"),
@@ -348,6 +352,7 @@ class Peer:
             self._driver, swarm, self._protocol, self._metrics, time.monotonic
         )
         self.address = await self._driver.start()
+        transport.desk = DriverDesk(self._driver, self._board, transport, time.time, time.monotonic)
         self._record_start()
         hosts = [Address(host) for host in config.join if host != self.address]
         if hosts:

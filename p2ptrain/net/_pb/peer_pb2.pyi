@@ -238,3 +238,51 @@ class StateOpening(_message.Message):
     sender: str
     version: int
     def __init__(self, swarm: _Optional[str] = ..., sender: _Optional[str] = ..., version: _Optional[int] = ...) -> None: ...
+
+class Report(_message.Message):
+    __slots__ = ("self", "members", "unix_s", "running_s", "samples_per_s", "wait_share", "progress", "doing", "loss", "partners", "disagreement_l2", "groups_done", "groups_failed", "warning")
+    SELF_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    UNIX_S_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_S_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    WAIT_SHARE_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    DOING_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    PARTNERS_FIELD_NUMBER: _ClassVar[int]
+    DISAGREEMENT_L2_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_DONE_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FAILED_FIELD_NUMBER: _ClassVar[int]
+    WARNING_FIELD_NUMBER: _ClassVar[int]
+    self: Hello
+    members: _containers.RepeatedCompositeFieldContainer[Member]
+    unix_s: float
+    running_s: float
+    samples_per_s: float
+    wait_share: float
+    progress: int
+    doing: str
+    loss: float
+    partners: _containers.RepeatedScalarFieldContainer[str]
+    disagreement_l2: float
+    groups_done: int
+    groups_failed: int
+    warning: str
+    def __init__(self_, self: _Optional[_Union[Hello, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., unix_s: _Optional[float] = ..., running_s: _Optional[float] = ..., samples_per_s: _Optional[float] = ..., wait_share: _Optional[float] = ..., progress: _Optional[int] = ..., doing: _Optional[str] = ..., loss: _Optional[float] = ..., partners: _Optional[_Iterable[str]] = ..., disagreement_l2: _Optional[float] = ..., groups_done: _Optional[int] = ..., groups_failed: _Optional[int] = ..., warning: _Optional[str] = ...) -> None: ...
+
+class DialBackRequest(_message.Message):
+    __slots__ = ("port", "number")
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    port: int
+    number: int
+    def __init__(self, port: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
+
+class DialedBack(_message.Message):
+    __slots__ = ("seen_as", "why_not")
+    SEEN_AS_FIELD_NUMBER: _ClassVar[int]
+    WHY_NOT_FIELD_NUMBER: _ClassVar[int]
+    seen_as: str
+    why_not: str
+    def __init__(self, seen_as: _Optional[str] = ..., why_not: _Optional[str] = ...) -> None: ...

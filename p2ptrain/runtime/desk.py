@@ -1,0 +1,118 @@
+"""The desk: what a peer answers to anybody, member or not.
+
+Two questions. *What are you doing?* has an answer of numbers and names, no parameters. *Can you
+reach me?* makes this peer open a connection, so it must not become somebody's port scanner:
+
+* it calls the IP address that the question came from, never one that the question names;
+* it calls ports from `LOWEST_PORT` up, one call at a time, and none within `PAUSE_S` after another;
+* it says yes only if a peer answers there with the number that the caller chose. Every other
+  ending is one sentence for whoever owns that address anyway.
+"""
+
+import math
+from collections.abc import Callable
+
+from p2ptrain.core import group_lock, rendezvous
+from p2ptrain.core.messages import Phase
+from p2ptrain.core.peer_machine import PeerMachine
+from p2ptrain.errors import CodecError, RefusedError, TransportError
+from p2ptrain.ids import Address, Seconds
+from p2ptrain.net.transport import Transport
+from p2ptrain.net.wire import DialBackRequest, DialedBack, Report
+from p2ptrain.runtime.board import Board
+from p2ptrain.runtime.driver import Driver
+
+PAUSE_S: Seconds = 0.5
+DIAL_BACK_S: Seconds = 3.0
+
+
+class DriverDesk:
+    """Implements `Desk` for one driver.
+
+    Args:
+        board: fed with the records of the same peer.
+        transport: the driver's.
+        unix_clock: the wall clock, for the reader to compare with its own.
+        clock: any monotonic clock.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        board: Board,
+        transport: Transport,
+        unix_clock: Callable[[], Seconds],
+        clock: Callable[[], Seconds],
+    ) -> None:
+        self._driver = driver
+        self._board = board
+        self._transport = transport
+        self._unix_clock = unix_clock
+        self._clock = clock
+        self._free_at: Seconds = -math.inf
+
+    def report(self) -> Report:
+        driver, board = self._driver, self._board
+        recently = board.recently()
+        finite = board.loss is not None and math.isfinite(board.loss)
+        return Report(
+            hello=driver.handle_identify(),
+            members=driver.machine.membership.others,
+            unix_s=self._unix_clock(),
+            running_s=board.running_s,
+            samples_per_s=recently.samples_per_s,
+            wait_share=recently.wait_share,
+            progress=driver.progress,
+            doing=doing(driver.machine),
+            loss=board.loss if finite else None,
+            partners=board.partners,
+            disagreement_l2=board.disagreement_l2,
+            groups_done=board.groups_done,
+            groups_failed=board.groups_failed,
+            warning=board.warning,
+        )
+
+    async def dial_back(self, caller_ip: str, request: DialBackRequest) -> DialedBack:
+        """Try to reach the caller at its own IP address, and at no other."""
+        if self._clock() < self._free_at:
+            return DialedBack(caller_ip, "asked too often; ask again in a few seconds")
+        self._free_at = math.inf
+        try:
+            why_not = await self._why_not(caller_ip, request)
+        finally:
+            self._free_at = self._clock() + PAUSE_S
+        return DialedBack(caller_ip, why_not)
+
+    async def _why_not(self, ip: str, request: DialBackRequest) -> str:
+        address = Address(f"[{ip}]:{request.port}" if ":" in ip else f"{ip}:{request.port}")
+        try:
+            there = await self._transport.identify(address, DIAL_BACK_S)
+        except (TransportError, RefusedError, CodecError) as error:
+            return str(error)
+        finally:
+            if all(m.address != address for m in self._driver.machine.membership.others):
+                self._transport.forget(address)  # strangers leave no connections behind
+        if there.me.incarnation != request.number:
+            return f"at {address} is somebody else"
+        return ""
+
+
+def doing(machine: PeerMachine) -> str:
+    """What a peer does at this moment, in a few words."""
+    match machine.rendezvous.state:
+        case rendezvous.Waiting(version=version):
+            return f"waits for the others at version {version}"
+        case rendezvous.CatchingUp(version=version):
+            return f"takes over the state of version {version}"
+        case rendezvous.InGroup(version=version):
+            return f"averages version {version}"
+        case rendezvous.Idle():
+            pass
+    match machine.membership.me.phase:
+        case Phase.ARRIVING:
+            return "waits for those it starts together with"
+        case Phase.DONE:
+            return "is done; serves the others"
+        case Phase.TRAINING:
+            in_group = isinstance(machine.lock.state, group_lock.InGroup)
+            return "trains, and averages" if in_group else "trains"
