@@ -45,6 +45,9 @@ IDLE_CALLS = 8
 MAX_IGNORED = 256
 RETRY_S = 0.1
 
+GONE = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
+"""What gRPC raises on a callee's side when the call has ended under it."""
+
 T = TypeVar("T")
 
 
@@ -492,7 +495,7 @@ class _CalleeStream:
             raise TransportError(self.aborted)
         try:
             await self._context.write(wire.encode_slice(content))
-        except (grpc.RpcError, asyncio.InvalidStateError) as error:
+        except GONE as error:
             raise TransportError("the caller hung up") from error
         self._said_all = content.last
 
@@ -502,7 +505,7 @@ class _CalleeStream:
             raise TransportError(self.aborted)
         try:
             return await anext(self._requests)
-        except (StopAsyncIteration, grpc.RpcError, asyncio.InvalidStateError) as error:
+        except (StopAsyncIteration, *GONE) as error:
             raise TransportError("the caller hung up") from error
         except asyncio.CancelledError as error:
             if _is_cancelled():

@@ -83,6 +83,7 @@ class Boundary:
             raise driver.failure
         if algorithm.acts("after_backward"):
             driver.averaged_anything = False
+            driver.samples_of_step = samples
             await self._cross.call(algorithm.after_backward(self._swarm))
             if not driver.averaged_anything:
                 if driver.stopping:

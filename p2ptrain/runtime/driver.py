@@ -494,7 +494,7 @@ class Driver:
 
     async def _exchange(self, attempt: "_Attempt") -> None:
         ticket, what = attempt.ticket, attempt.what
-        vector_V, updates = await self._contribution(what)
+        vector_V, updates = await self._contribution(what, attempt.members)
         attempt.exchange = exchange = Exchange(
             self.name,
             ticket,
@@ -521,15 +521,15 @@ class Driver:
             attempt.disagreement_l2 = await self._offload(lambda: self._mix(vector_V, mean_V))
             attempt.staleness_steps = self.replica.updates - updates
 
-    async def _contribution(self, what: What) -> tuple[Vector, int]:
+    async def _contribution(self, what: What, members: tuple[PeerId, ...]) -> tuple[Vector, int]:
         """What we put into the group, copied on a worker thread, and of which update it is."""
         if what is What.GRADIENTS:
-            # One number more than gradients need: who wants to end. All members see the same sum,
-            # so that all of them end after the same version.
-            vector_V = np.empty(self.replica.gradient_size + 1, np.float32)
-            vector_V[-1] = self.wants_to_end
+            # Two numbers ride along whose mean all members see alike: who wants to end, so that all
+            # end after the same version, and progress, so that all follow the same schedule.
+            vector_V = np.empty(self.replica.gradient_size + 2, np.float32)
+            vector_V[-2:] = self.wants_to_end, self._progress_of(members)
             contributes = self.contributes
-            await self._offload(lambda: self.replica.export_gradients(vector_V[:-1], contributes))
+            await self._offload(lambda: self.replica.export_gradients(vector_V[:-2], contributes))
             return vector_V, self.replica.updates
         vector_M = np.empty(self.replica.model_size, np.float32)
         updates = await self._offload(lambda: self.replica.snapshot(vector_M))
@@ -539,6 +539,13 @@ class Driver:
                 "lower the learning rate or clip gradients"
             )
         return vector_M, updates
+
+    def _progress_of(self, members: tuple[PeerId, ...]) -> int:
+        """A number whose mean over `members` is the samples of the swarm, this step's included."""
+        membership = self._machine.membership
+        own = membership.me.samples + self.samples_of_step
+        outside = sum(m.samples for m in membership.others if m.peer not in members)
+        return len(members) * own + outside
 
     def _mix(self, snapshot_M: Vector, mean_M: Vector) -> float:
         """Delta form: add mean - snapshot to whatever the model is by now."""

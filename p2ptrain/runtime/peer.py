@@ -210,10 +210,16 @@ class Peer:
     def progress(self) -> int:
         """Samples of the whole swarm so far, as far as this peer knows; for LR schedules.
 
-        Known from the first step on, for a peer that comes late too. Its own samples count at once,
-        those of others when they are heard of; it never goes back.
+        Known from the first step on, for a peer that comes late too. Under a synchronous algorithm
+        all peers see the same number at the same version; under others a peer's own samples count
+        at once, those of others when they are heard of.
         """
-        return max(self._driver.progress, self._boundary.totals.samples)
+        known = self._driver.progress
+        return known if self._is_synchronous else max(known, self._boundary.totals.samples)
+
+    @property
+    def _is_synchronous(self) -> bool:
+        return self._algorithm.averages == "gradients"
 
     @property
     def averages(self) -> str:
@@ -226,20 +232,22 @@ class Peer:
 
         Under a synchronous algorithm peers agree on the last step, and make it together.
         """
-        reached = self._has_reached_its_end()
-        if reached and self._algorithm.averages == "gradients" and not self._driver.stopping:
-            self._driver.wants_to_end = True
-            return self._driver.agreed_to_end
-        return reached or self._driver.agreed_to_end
-
-    def _has_reached_its_end(self) -> bool:
         if not self._stop_why:
-            stop, began = self.config.stop, self._began_at
-            if stop.samples is not None and self.progress >= stop.samples:
-                self._stop_why = f"the swarm has trained {self.progress} samples"
-            elif stop.seconds is not None and began and time.monotonic() - began >= stop.seconds:
-                self._stop_why = f"{stop.seconds:g} s are over"
+            self._stop_why = self._reason_to_stop()
         return bool(self._stop_why)
+
+    def _reason_to_stop(self) -> str:
+        stop, driver = self.config.stop, self._driver
+        if stop.samples is not None and self.progress >= stop.samples:
+            return f"the swarm has trained {self.progress} samples"
+        if driver.agreed_to_end:
+            return "the swarm agreed to end"
+        began = time.monotonic() if self._began_at is None else self._began_at
+        late = stop.seconds is not None and time.monotonic() - began >= stop.seconds
+        if late and self._is_synchronous:
+            driver.wants_to_end = True  # all will know with the next average
+            return ""
+        return f"{stop.seconds:g} s are over" if late else ""
 
     def step(
         self,
@@ -269,10 +277,9 @@ class Peer:
             if self._steps_after_stop > 1:
                 raise SystemExit(0)
         finite = self.replica.unscale(scaler) if scaler else True
-        averages_gradients = self._algorithm.averages == "gradients"
-        if averages_gradients:
+        if self._is_synchronous:
             self._driver.contributes = self._driver.contributes and finite
-        update = self.replica.optimizer_step if finite or averages_gradients else _no_update
+        update = self.replica.optimizer_step if finite or self._is_synchronous else _no_update
         samples, self._accumulated = samples + self._accumulated, 0
         _run_here(self._boundary.step(samples, loss, lambda: update(clip)))
         if scaler:

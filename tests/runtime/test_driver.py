@@ -1,6 +1,7 @@
 """The driver against whoever talks to it: strangers, the too early, the too late."""
 
 import asyncio
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -165,9 +166,9 @@ async def test_a_stream_that_comes_before_its_group_is_formed_waits_for_it(monke
     world, a, b = await pair()
     slow = a.driver._contribution
 
-    async def contribute_late(what):
+    async def contribute_late(what, members):
         await asyncio.sleep(PARK_S / 2)
-        return await slow(what)
+        return await slow(what, members)
 
     monkeypatch.setattr(a.driver, "_contribution", contribute_late)
     result = await b.driver.average_models([PeerId("a")])
@@ -277,6 +278,32 @@ async def test_a_bug_in_an_algorithm_ends_its_peer_and_does_not_hang_it():
     assert a.driver.stopping
     assert a.metrics.of("warning")[0]["text"] == "ZeroDivisionError: in the algorithm"
     await world.close()
+
+
+async def test_an_error_while_the_trainer_waits_ends_its_wait():
+    world = World()
+    first = await world.add("a", replica(), "allreduce")
+    await world.add("b", replica(), "allreduce")  # never arrives
+    bug = RuntimeError("a bug in here")
+    asyncio.get_running_loop().call_later(5.0, first.driver.fail, bug)
+    with pytest.raises(RuntimeError, match="a bug in here"):
+        await first.train(steps=2, step_s=1.0)
+    assert asyncio.get_running_loop().time() == pytest.approx(5.0, abs=0.01)
+
+
+async def test_synchronous_peers_agree_on_progress_after_every_step():
+    world = World()
+    peers = [await world.add(name, replica(), "allreduce") for name in ("a", "b", "c")]
+    seen = {peer.driver.name: [] for peer in peers}
+
+    def look(peer: SimPeer) -> Callable[[int], None]:
+        return lambda step: seen[peer.driver.name].append(peer.driver.progress)
+
+    prices = [0.1, 0.2, 0.7]
+    await asyncio.gather(
+        *(peer.train(5, s, look(peer)) for peer, s in zip(peers, prices, strict=True))
+    )
+    assert list(seen.values()) == [[0, 3, 6, 9, 12]] * 3
 
 
 async def test_an_average_that_takes_too_long_is_late_and_changes_nothing(monkeypatch):

@@ -1,0 +1,66 @@
+"""Questions to a peer from somebody who is none: `p2ptrain status` and `p2ptrain doctor`."""
+
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+
+import grpc
+import grpc.aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from p2ptrain.errors import TransportError
+from p2ptrain.ids import Address, Seconds
+from p2ptrain.net import wire
+from p2ptrain.net.grpc_transport import SERVICE, GrpcConfig
+from p2ptrain.net.grpc_transport import _options as channel_options
+from p2ptrain.net.grpc_transport import _translate as translate
+from p2ptrain.net.wire import DialBackRequest, DialedBack, Hello, Report
+
+
+class Asker:
+    """Asks one peer. Every answer comes within its time, or an error of ours says why not."""
+
+    def __init__(self, channel: grpc.aio.Channel, address: Address) -> None:
+        self._channel = channel
+        self._address = address
+
+    async def is_serving(self, timeout_s: Seconds) -> bool:
+        """What gRPC's health service says of a peer there. Raises TransportError."""
+        stub = health_pb2_grpc.HealthStub(self._channel)
+        request = health_pb2.HealthCheckRequest(service=SERVICE)
+        try:
+            answer = await stub.Check(request, timeout=timeout_s)
+        except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.NOT_FOUND:
+                raise TransportError(f"{self._address} speaks gRPC but is no peer") from error
+            raise translate(error, self._address, "asking for its health") from error
+        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+    async def identify(self, timeout_s: Seconds) -> Hello:
+        """Who is there. Raises TransportError, CodecError."""
+        return wire.decode_hello(await self._ask("Identify", b"", timeout_s))
+
+    async def report(self, timeout_s: Seconds) -> Report:
+        """What it is doing. Raises TransportError, RefusedError, CodecError."""
+        return wire.decode_report(await self._ask("Status", b"", timeout_s))
+
+    async def dial_back(self, request: DialBackRequest, timeout_s: Seconds) -> DialedBack:
+        """Whether it can reach us. Raises TransportError, RefusedError, CodecError."""
+        data = wire.encode_dial_back(request)
+        return wire.decode_dialed_back(await self._ask("DialBack", data, timeout_s))
+
+    async def _ask(self, method: str, data: bytes, timeout_s: Seconds) -> bytes:
+        call: Awaitable[bytes] = self._channel.unary_unary(f"/{SERVICE}/{method}")(
+            data, timeout=timeout_s
+        )
+        try:
+            return await call
+        except grpc.RpcError as error:
+            raise translate(error, self._address, f"asking ({method})") from error
+
+
+@asynccontextmanager
+async def asking(address: Address) -> AsyncIterator[Asker]:
+    """A connection to the peer at `address`, for a few questions."""
+    options = channel_options(GrpcConfig())
+    async with grpc.aio.insecure_channel(address, options=options) as channel:
+        yield Asker(channel, address)
