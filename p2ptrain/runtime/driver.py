@@ -132,6 +132,7 @@ class Driver:
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
+        self._deadline: Seconds = 0.0
         self._tasks: list[asyncio.Task[Any]] = []  # Any: results are not used
         self._averages: dict[Ticket, asyncio.Task[None]] = {}
         self._exchanges: dict[Ticket, Exchange] = {}
@@ -374,7 +375,9 @@ class Driver:
     @_or_fail
     def _handle_timer(self) -> None:
         self._timer = None
-        self._machine.handle_timer(self.now)
+        # A loop may fire a little early. The machine would find nothing due, and be asked again at
+        # the same moment; where time is virtual, for ever.
+        self._machine.handle_timer(max(self.now, self._deadline))
         self._pump()
 
     # --- pump, re-arm -----------------------------------------------------------------------------
@@ -408,6 +411,7 @@ class Driver:
             self._timer.cancel()
         self._timer = None
         if deadline is not None:
+            self._deadline = deadline
             self._timer = self._loop.call_at(deadline, self._handle_timer)
 
     def _send(self, target: PeerId, message: Any) -> None:  # Any: core's union of messages

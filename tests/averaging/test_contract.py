@@ -1,0 +1,196 @@
+"""What every algorithm must do, whichever files there are: each is found by its name.
+
+Invariants (algorithms.md, section b): the mean is conserved under concurrent updates (1), models
+come together (20), a group of everyone equals SGD on a larger batch (21), one peer equals plain SGD
+(22), runs can be repeated (23), and a vanished member stops nobody (12).
+"""
+
+import asyncio
+import hashlib
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from p2ptrain.averaging.base import known_algorithms, load_algorithm
+from p2ptrain.core.messages import Phase
+from p2ptrain.ids import PeerId
+from p2ptrain.sim.loop import run
+from p2ptrain.sim.network import Link
+from p2ptrain.sim.replica import VectorReplica
+from p2ptrain.sim.world import SimPeer
+from tests.helpers.worlds import (
+    LEARNING_RATE,
+    SIZE,
+    Books,
+    build,
+    disagreement,
+    models,
+    steps_of,
+    sum_of,
+)
+
+ALGORITHMS = known_algorithms()
+OF_MODELS = [name for name in ALGORITHMS if load_algorithm(name).averages == "models"]
+OF_GRADIENTS = [name for name in ALGORITHMS if load_algorithm(name).averages == "gradients"]
+
+
+def downhill(peer: SimPeer, _: int) -> None:
+    """The gradient of half the squared distance to a point of the peer's own."""
+    own = sum(map(ord, peer.driver.name)) % 17
+    peer.replica.gradient = peer.replica.live - np.float32(own)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+async def test_one_peer_alone_is_plain_sgd(algorithm: str):
+    world = await build(1, algorithm)
+    (peer,) = world.peers.values()
+    expected = peer.replica.live.copy()
+    await world.train(20, steps_of(0.1), downhill)
+    own = np.float32(sum(map(ord, "p0")) % 17)
+    for _ in range(20):
+        expected -= np.float32(peer.replica.learning_rate) * (expected - own)
+    assert np.array_equal(peer.replica.live, expected)
+    assert peer.replica.updates == 20
+    await world.close()
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("count", [2, 3, 5])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+async def test_no_update_is_lost_wherever_it_lands(algorithm: str, count: int, seed: int):
+    """Averages last longer than steps, so that updates land in the middle of them."""
+    world = await build(count, algorithm, seed=seed, link=Link(latency_s=0.04))
+    books = Books(world)
+    await world.train(30, steps_of(0.05), books.injecting(30))
+    np.testing.assert_allclose(sum_of(world), books.due_M, rtol=1e-5)
+    await world.close()
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+@pytest.mark.parametrize("algorithm", OF_MODELS)
+async def test_models_come_together_when_nobody_learns(algorithm: str, count: int):
+    world = await build(count, algorithm, learning_rate=0.0)
+    before, mean_M = disagreement(world), sum_of(world) / count
+    await world.train(60, steps_of(0.1))
+    assert disagreement(world) < 1e-5 < 1e-2 < before
+    np.testing.assert_allclose(models(world), np.tile(mean_M, (count, 1)), rtol=1e-5)
+    await world.close()
+
+
+@pytest.mark.parametrize("victim", ["p0", "p1", "p3"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+async def test_a_vanished_member_stops_nobody(algorithm: str, victim: str):
+    world = await build(4, algorithm, equal=True, link=Link(latency_s=0.02))
+    loop = asyncio.get_running_loop()
+    loop.call_later(1.234, world.crash, victim)
+    await world.train(40, steps_of(0.05), downhill)
+    assert victim not in world.peers
+    assert len(world.peers) == 3
+    for peer in world.peers.values():
+        assert peer.boundary.totals.steps == 40
+        assert peer.driver.me.phase is Phase.DONE
+    assert loop.time() < 60
+    await world.close()
+
+
+@pytest.mark.parametrize("algorithm", OF_GRADIENTS)
+async def test_peers_that_average_gradients_stay_equal_when_a_member_vanishes(algorithm: str):
+    for crash_at_s in np.linspace(1.0, 1.3, 7):  # before, while, and after it is asked
+        world = await build(4, algorithm, equal=True, link=Link(latency_s=0.01))
+        asyncio.get_running_loop().call_later(float(crash_at_s), world.crash, "p2")
+        await world.train(20, steps_of(0.1), downhill)
+        rows = models(world)
+        assert np.array_equal(rows, np.tile(rows[0], (3, 1)))
+        await world.close()
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+@pytest.mark.parametrize("algorithm", OF_GRADIENTS)
+async def test_a_group_of_everyone_is_sgd_on_one_large_batch(algorithm: str, count: int):
+    """With one straggler, even: it costs time and changes nothing."""
+    world = await build(count, algorithm, equal=True)
+    expected = models(world)[0]
+    targets = [sum(map(ord, name)) % 17 for name in world.peers]
+    await world.train(25, steps_of(0.1, p1=0.4), downhill)
+    for _ in range(25):
+        expected -= 1 / 64 * np.mean([expected - target for target in targets], axis=0)
+    rows = models(world)
+    assert np.array_equal(rows, np.tile(rows[0], (count, 1)))
+    np.testing.assert_allclose(rows[0], expected, rtol=1e-5)
+    assert all(peer.boundary.totals.steps == 25 for peer in world.peers.values())
+    await world.close()
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+async def test_a_newcomer_takes_part(algorithm: str):
+    world = await build(2, algorithm, equal=True)
+    loop = asyncio.get_running_loop()
+
+    async def come_late() -> None:
+        await asyncio.sleep(0.55)
+        peer = await world.add("p9", VectorReplica(np.ones(SIZE), LEARNING_RATE), algorithm)
+        await peer.driver.take_over_model()
+        peer.boundary.begin()
+        peer.driver.begin_background(peer.swarm)
+        while peer.replica.updates < 40:
+            await asyncio.sleep(0.1)
+            downhill(peer, 0)
+            await peer.boundary.step(1, None, peer.replica.descend)
+        peer.boundary.end()
+
+    late = loop.create_task(come_late())
+    await world.train(40, steps_of(0.1), downhill)
+    await late
+    await world.settle()
+    assert world.peers[PeerId("p9")].driver.totals.groups_formed > 5
+    assert disagreement(world) < (1e-7 if algorithm in OF_GRADIENTS else 0.2)
+    await world.close()
+
+
+# --- runs can be repeated -------------------------------------------------------------------------
+
+
+def fingerprint(algorithm: str, seed: int) -> str:
+    """Of every message and every bit of one run with faults of all kinds."""
+
+    async def work() -> str:
+        link = Link(latency_s=0.01, jitter_s=0.05, loss=0.05, duplication=0.05)
+        world = await build(4, algorithm, equal=True, seed=seed, link=link)
+        asyncio.get_running_loop().call_later(1.05, world.crash, "p2")
+        await world.train(20, steps_of(0.1), downhill)
+        digest = hashlib.sha256("\n".join(world.network.trace).encode())
+        digest.update(models(world).tobytes())
+        await world.close()
+        return digest.hexdigest()
+
+    return run(work())
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_the_same_seed_gives_the_same_run_bit_by_bit(algorithm: str):
+    assert fingerprint(algorithm, 1) == fingerprint(algorithm, 1)
+    assert fingerprint(algorithm, 1) != fingerprint(algorithm, 2)
+
+
+def test_the_order_of_sets_of_names_decides_nothing():
+    """Python orders them differently from process to process."""
+    code = (
+        "from tests.averaging.test_contract import ALGORITHMS, fingerprint\n"
+        "print([fingerprint(name, 3) for name in ALGORITHMS])"
+    )
+    prints = [_python(code, hash_seed) for hash_seed in ("0", "1")]
+    assert prints[0] == prints[1] == f"{[fingerprint(name, 3) for name in ALGORITHMS]}\n"
+
+
+def _python(code: str, hash_seed: str) -> str:
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return ran.stdout

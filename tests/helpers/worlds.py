@@ -1,0 +1,94 @@
+"""Worlds of simulated peers whose trainers do what a test can add up by hand."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from p2ptrain.core.peer_machine import ProtocolConfig
+from p2ptrain.ids import PeerId, Seconds
+from p2ptrain.runtime.exchange import ExchangeConfig
+from p2ptrain.sim.network import Link
+from p2ptrain.sim.replica import VectorReplica
+from p2ptrain.sim.world import SimPeer, World
+
+SIZE = 24
+LEARNING_RATE = 1 / 64
+
+Exact = NDArray[np.float64]
+
+
+class Books:
+    """What a world should hold in the end: where it began, and every update since."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.start_M: Exact = sum_of(world)
+        self.updates_M: Exact = np.zeros_like(self.start_M)
+
+    def injecting(self, until_step: int) -> Callable[[SimPeer, int], None]:
+        """Give each peer random gradients up to `until_step`, zero afterwards; note them down."""
+
+        def before_step(peer: SimPeer, step: int) -> None:
+            peer.replica.gradient = np.zeros_like(peer.replica.live)
+            if step < until_step:
+                gradient = peer.driver.rng.randrange(-64, 64)
+                peer.replica.gradient += np.float32(gradient)
+                self.updates_M -= peer.replica.learning_rate * gradient
+
+        return before_step
+
+    @property
+    def due_M(self) -> Exact:
+        """What the sum of all models has to be."""
+        return self.start_M + self.updates_M
+
+
+async def build(
+    count: int,
+    algorithm: str,
+    *,
+    seed: int = 0,
+    size: int = SIZE,
+    equal: bool = False,
+    learning_rate: float = LEARNING_RATE,
+    link: Link | None = None,
+    protocol: ProtocolConfig | None = None,
+    exchange: ExchangeConfig | None = None,
+    **options: Any,  # the algorithm's own
+) -> World:
+    """Peers p0, p1, ... at random starting points around (10, 10, ...)."""
+    world = World(seed, link, protocol, exchange)
+    chance = np.random.default_rng(seed)
+    start_M = 10 + chance.normal(size=size)
+    for i in range(count):
+        if not equal:
+            start_M = 10 + chance.normal(size=size)
+        await world.add(f"p{i}", VectorReplica(start_M, learning_rate), algorithm, **options)
+    return world
+
+
+def models(world: World) -> Exact:
+    """One row per peer."""
+    return np.array([peer.model() for peer in world.peers.values()], np.float64)
+
+
+def sum_of(world: World) -> Exact:
+    total_M: Exact = models(world).sum(axis=0)
+    return total_M
+
+
+def disagreement(world: World) -> float:
+    """The largest distance of a number from its mean over the peers, relative to that mean."""
+    rows = models(world)
+    mean_M = rows.mean(axis=0)
+    return float((np.abs(rows - mean_M) / np.abs(mean_M).max()).max())
+
+
+def steps_of(step_s: Seconds, **others: Seconds) -> Callable[[PeerId], Seconds]:
+    """``steps_of(0.1, p2=0.4)``: all peers take 0.1 s for a step, p2 takes 0.4 s.
+
+    Nobody is in step with anybody by accident: each is a little slower than the one before it.
+    """
+    return lambda peer: others.get(peer, step_s) * (1 + int(peer[1:]) / 37)
