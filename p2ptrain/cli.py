@@ -1,18 +1,30 @@
-"""The command line of one peer: argv becomes configuration here, and nowhere else."""
+"""The command lines of one peer: argv becomes configuration here, and nowhere else.
 
+torch takes seconds to import, and only training needs it, so what needs torch is imported inside.
+"""
+
+import asyncio
+import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from random import Random
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from p2ptrain.compute.tasks import load_task
-from p2ptrain.compute.training import build_optimizer, train
-from p2ptrain.config import RunConfig, from_mapping, read_toml
-from p2ptrain.errors import P2PTrainError
-from p2ptrain.runtime.peer import Peer
+from p2ptrain.console.doctor import Visit, show_findings
+from p2ptrain.console.status import show_json, show_live, show_once
+from p2ptrain.errors import CodecError, ConfigError, P2PTrainError
+from p2ptrain.ids import Address, Seconds
+from p2ptrain.net import wire
+
+if TYPE_CHECKING:
+    from p2ptrain.config import RunConfig
+
+EXIT_INTERRUPTED = 130
 
 app = typer.Typer(
     add_completion=False,
@@ -20,11 +32,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Peers of unequal speed train one PyTorch model together, without a server.",
 )
-
-
-@app.callback()
-def _commands() -> None:
-    """Keeps `peer` a command of its own while it is the only one."""
 
 
 @app.command()
@@ -53,8 +60,14 @@ def peer(
     out: Annotated[str | None, typer.Option(help="folder for records and snapshots")] = None,
     samples: Annotated[int | None, typer.Option(help="stop at so many in the whole swarm")] = None,
     seconds: Annotated[float | None, typer.Option(help="stop after so many seconds")] = None,
+    metrics_port: Annotated[
+        int | None, typer.Option(help="port of a Prometheus endpoint; 0 takes a free one")
+    ] = None,
+    tensorboard: Annotated[str | None, typer.Option(help="folder for TensorBoard scalars")] = None,
 ) -> None:
-    """Train as one peer of a swarm."""
+    """Train as one peer of a swarm, until its end or Ctrl-C."""
+    from p2ptrain.config import RunConfig, from_mapping, read_toml
+
     given = {
         "task": task,
         "algorithm": algorithm,
@@ -66,12 +79,15 @@ def peer(
         "rank": rank,
         "seed": seed,
         "out": out,
+        "metrics_port": metrics_port,
+        "tensorboard": tensorboard,
     }
     values = read_toml(config) if config else {}
     values |= {key: value for key, value in given.items() if value is not None}
     _override(values, "task_options", {"data": data})
     _override(values, "stop", {"samples": samples, "seconds": seconds})
-    run_peer(from_mapping(RunConfig, values, str(config or "command line")))
+    with _ctrl_c_ends():
+        run_peer(from_mapping(RunConfig, values, str(config or "command line")))
 
 
 def _override(values: dict[str, Any], table: str, given: dict[str, object]) -> None:  # Any: TOML
@@ -81,32 +97,70 @@ def _override(values: dict[str, Any], table: str, given: dict[str, object]) -> N
         values[table] = values[table] | present
 
 
-def run_peer(config: RunConfig) -> None:
-    """Train the configured task until the run ends or the process is asked to (SIGTERM).
+def run_peer(config: "RunConfig") -> None:
+    """Train the configured task; see `console/training.py`."""
+    from p2ptrain.console.training import run_peer as run  # torch takes seconds to import
 
-    Raises:
-        P2PTrainError: one sentence for whoever started this.
-    """
-    task = load_task(config.task, config.task_options)
-    model = task.build_model(config.seed)
-    optimizer = build_optimizer(model, config.training)
-    with Peer(model, optimizer, config) as this:
-        print(f"{this.name} listens at {this.address}", flush=True)
-        train(
-            task,
-            model,
-            optimizer,
-            this,
-            config.training,
-            config.pace,
-            me=this.name,
-            rank=config.rank,
-            peers=config.peers,
-            seed=config.seed,
-            end_samples=config.stop.samples,
-            clock=time.perf_counter,
-            sleep=time.sleep,
-        )
+    run(config)
+
+
+@app.command()
+def status(
+    address: Annotated[str, typer.Argument(help="host:port of any peer")],
+    watch: Annotated[bool, typer.Option(help="show it live, until Ctrl-C")] = False,
+    json_: Annotated[bool, typer.Option("--json", help="print it for programs")] = False,
+    timeout: Annotated[float, typer.Option(help="seconds to wait for each peer")] = 2.0,
+) -> None:
+    """Show who is in a swarm, and what they are doing."""
+    if watch and json_:
+        raise ConfigError("--watch and --json do not go together; ask for --json repeatedly")
+    show = show_live if watch else show_json if json_ else show_once
+    with _ctrl_c_ends():
+        asyncio.run(show(_address(address), _timeout(timeout)))
+
+
+@app.command()
+def doctor(
+    address: Annotated[str, typer.Argument(help="host:port of a peer that is in")],
+    listen: Annotated[str, typer.Option(help="host:port where this machine would listen")] = "",
+    advertise: Annotated[str, typer.Option(help="host:port that it would advertise")] = "",
+    timeout: Annotated[float, typer.Option(help="seconds to wait for each answer")] = 3.0,
+) -> None:
+    """Find out what keeps this machine from taking part. Exit code 1 if something does."""
+    visit = Visit(
+        address=_address(address),
+        listen=listen,
+        advertise=_address(advertise) if advertise else "",
+        timeout_s=_timeout(timeout),
+        number=Random().getrandbits(60),
+        unix_clock=time.time,
+    )
+    with _ctrl_c_ends():
+        problems = asyncio.run(show_findings(visit))
+    if problems:
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _ctrl_c_ends() -> Iterator[None]:
+    """Ctrl-C is how a person ends a command; no traceback, no word."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise SystemExit(EXIT_INTERRUPTED) from None
+
+
+def _timeout(seconds: float) -> Seconds:
+    if not 0 < seconds < math.inf:
+        raise ConfigError(f"--timeout {seconds} must be above 0")
+    return seconds
+
+
+def _address(text: str) -> Address:
+    try:
+        return wire.address(text)
+    except CodecError as error:
+        raise ConfigError(str(error)) from error
 
 
 def main() -> None:

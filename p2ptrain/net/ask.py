@@ -37,25 +37,29 @@ class Asker:
 
     async def identify(self, timeout_s: Seconds) -> Hello:
         """Who is there. Raises TransportError, CodecError."""
-        return wire.decode_hello(await self._ask("Identify", b"", timeout_s))
+        return wire.decode_hello(await self._ask("Identify", b"", timeout_s, "asking who it is"))
 
     async def report(self, timeout_s: Seconds) -> Report:
         """What it is doing. Raises TransportError, RefusedError, CodecError."""
-        return wire.decode_report(await self._ask("Status", b"", timeout_s))
+        return wire.decode_report(
+            await self._ask("Status", b"", timeout_s, "asking for its report")
+        )
 
     async def dial_back(self, request: DialBackRequest, timeout_s: Seconds) -> DialedBack:
         """Whether it can reach us. Raises TransportError, RefusedError, CodecError."""
         data = wire.encode_dial_back(request)
-        return wire.decode_dialed_back(await self._ask("DialBack", data, timeout_s))
+        return wire.decode_dialed_back(
+            await self._ask("DialBack", data, timeout_s, "asking for a call")
+        )
 
-    async def _ask(self, method: str, data: bytes, timeout_s: Seconds) -> bytes:
+    async def _ask(self, method: str, data: bytes, timeout_s: Seconds, phase: str) -> bytes:
         call: Awaitable[bytes] = self._channel.unary_unary(f"/{SERVICE}/{method}")(
             data, timeout=timeout_s
         )
         try:
             return await call
         except grpc.RpcError as error:
-            raise translate(error, self._address, f"asking ({method})") from error
+            raise translate(error, self._address, phase) from error
 
 
 @asynccontextmanager

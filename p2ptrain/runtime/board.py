@@ -38,6 +38,7 @@ class Board:
         self.disagreement_l2: float | None = None
         self.groups_done = 0
         self.groups_failed = 0
+        """Formed, but without a result; that somebody was busy is no failure."""
         self.warning = ""
 
     @property
@@ -83,7 +84,7 @@ class Board:
 
     def _note_group(self, fields: dict[str, Any]) -> None:
         if fields["outcome"] != "done":
-            self.groups_failed += 1
+            self.groups_failed += fields["outcome"] not in ("busy", "withdrawn")
             return
         self.groups_done += 1
         self.partners = tuple(name for name in fields["members"] if name != self._me)

@@ -1,0 +1,90 @@
+"""A peer's progress in lines for a terminal: made from its records, like everything else."""
+
+from collections.abc import Callable
+from typing import Any
+
+from p2ptrain.ids import Seconds
+from p2ptrain.runtime.board import Board
+
+
+class Narrator:
+    """Implements `Metrics`: says what a person would want to know, and no more.
+
+    Args:
+        say: takes one line.
+        clock: any monotonic clock.
+        every_s: how often a training peer says how it goes.
+    """
+
+    def __init__(
+        self, say: Callable[[str], None], clock: Callable[[], Seconds], every_s: Seconds = 5.0
+    ) -> None:
+        self._say = say
+        self._clock = clock
+        self._every_s = every_s
+        self._board = Board(clock)
+        self._due_at = clock()
+        self._me = ""
+        self._is_in = False
+        self._members: dict[str, str] = {}
+        self._progress: Callable[[], int] = lambda: 0
+
+    def follow(self, progress: Callable[[], int]) -> None:
+        """From now on the samples of the whole swarm are those that `progress` says."""
+        self._progress = progress
+
+    def record(self, kind: str, **fields: Any) -> None:  # Any: whatever JSON can hold
+        """Say what this record means to a person, if anything."""
+        self._board.record(kind, **fields)
+        match kind:
+            case "started":
+                self._me = fields["peer"]
+                self._say(f"{self._me} listens at {fields['address']}")
+            case "ready":
+                self._is_in = True
+                self._members = dict.fromkeys(fields["members"], "alive") | self._members
+                self._due_at = self._clock() + self._every_s
+                self._say(f"{self._me} is in, with {_others(fields['members'], self._me)}")
+            case "member":
+                self._say_member(fields)
+            case "warning":
+                self._say(f"{self._me}: {fields['text']}")
+            case "step":
+                self._maybe_say_progress()
+            case "ended":
+                self._say(
+                    f"{self._me} has left after {fields['steps']:,} steps of "
+                    f"{fields['samples']:,} samples: {fields['why']}"
+                )
+            case _:
+                pass
+
+    def _maybe_say_progress(self) -> None:
+        now = self._clock()
+        if now < self._due_at:
+            return
+        self._due_at = now + self._every_s
+        board, recently = self._board, self._board.recently()
+        here = sum(state in ("alive", "suspect") for state in self._members.values())
+        loss = "" if board.loss is None else f", loss {board.loss:.4f}"
+        self._say(
+            f"{self._me}: step {board.steps:,}{loss}, {recently.samples_per_s:,.0f} samples/s, "
+            f"{recently.wait_share:.0%} waiting; swarm: {self._progress():,} samples, "
+            f"{max(1, here)} here"
+        )
+
+    def _say_member(self, fields: dict[str, Any]) -> None:
+        member, state = fields["member"], fields["state"]
+        before = self._members.get(member)
+        self._members[member] = state
+        if not self._is_in:
+            return  # whoever is here then will be named at once
+        if state == "suspect" or (before == "suspect" and state == "alive"):
+            return  # comes and goes on a busy machine
+        words = {"alive": "has joined", "left": "has left", "gone": f"is gone: {fields['why']}"}
+        self._say(f"{self._me}: {member} {words[state]}")
+
+
+def _others(members: list[str], me: str) -> str:
+    others = [name for name in members if name != me]
+    return ", ".join(others) if others else "nobody else yet"

@@ -1,0 +1,203 @@
+"""`p2ptrain status`: who is in a swarm, and what each of them is doing.
+
+Any peer knows the members; what one is doing, only it knows. So the first peer is asked for both
+and every other one for itself, all at once; one that does not answer is shown with what the first
+one knows of it.
+"""
+
+import asyncio
+import json
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from p2ptrain.core.messages import Member, MemberState
+from p2ptrain.errors import CodecError, RefusedError, TransportError
+from p2ptrain.ids import Address, Seconds
+from p2ptrain.net.ask import asking
+from p2ptrain.net.wire import Report
+
+AT_ONCE = 32
+REFRESH_S: Seconds = 1.0
+PAPER_WIDTH = 160
+"""Columns where there is no terminal: a file or a pipe."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One peer: what the asked one knows of it, and its own report if it gave one."""
+
+    member: Member
+    report: Report | None
+    why_not: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A swarm as one peer sees it."""
+
+    seen_by: Report
+    rows: tuple[Row, ...]
+    """Sorted by name; the asked peer is one of them."""
+
+
+async def look(address: Address, timeout_s: Seconds) -> View:
+    """Ask the peer at `address` for its swarm, and each member for itself.
+
+    Raises:
+        TransportError, RefusedError, CodecError: if the first one does not answer as a peer.
+    """
+    seen_by = await _report_of(address, timeout_s)
+    slots = asyncio.Semaphore(AT_ONCE)
+
+    async def row(member: Member) -> Row:
+        if member.state >= MemberState.GONE:
+            return Row(member, None, member.state.name.lower())
+        async with slots:
+            try:
+                return Row(member, await _report_of(member.address, timeout_s))
+            except (TransportError, RefusedError, CodecError) as error:
+                return Row(member, None, str(error))
+
+    rows = await asyncio.gather(*(row(member) for member in seen_by.members))
+    rows.append(Row(seen_by.hello.me, seen_by))
+    return View(seen_by, tuple(sorted(rows, key=lambda row: row.member.peer)))
+
+
+async def _report_of(address: Address, timeout_s: Seconds) -> Report:
+    async with asking(address) as asker:
+        return await asker.report(timeout_s)
+
+
+def as_json(view: View) -> dict[str, Any]:  # Any: whatever JSON can hold
+    """The same for programs; the keys are an interface."""
+    hello = view.seen_by.hello
+    return {
+        "seen_by": hello.me.peer,
+        "algorithm": hello.algorithm,
+        "model": hello.model,
+        "model_size": hello.model_size,
+        "progress": view.seen_by.progress,
+        "peers": [_row_as_json(row) for row in view.rows],
+    }
+
+
+def _row_as_json(row: Row) -> dict[str, Any]:  # Any: as above
+    member, report = row.member, row.report
+    me = report.hello.me if report else member
+    return {
+        "peer": member.peer,
+        "address": member.address,
+        "state": member.state.name.lower(),
+        "phase": me.phase.name.lower(),
+        "steps": me.steps,
+        "samples": me.samples,
+        "answers": report is not None,
+        "why_not": row.why_not or None,
+        "doing": report.doing if report else None,
+        "running_s": report.running_s if report else None,
+        "samples_per_s": report.samples_per_s if report else None,
+        "wait_share": report.wait_share if report else None,
+        "loss": report.loss if report else None,
+        "partners": list(report.partners) if report else None,
+        "disagreement_l2": report.disagreement_l2 if report else None,
+        "groups_done": report.groups_done if report else None,
+        "groups_failed": report.groups_failed if report else None,
+        "warning": report.warning or None if report else None,
+    }
+
+
+def render(view: View) -> RenderableType:
+    """The table for a terminal."""
+    hello = view.seen_by.hello
+    rate = sum(row.report.samples_per_s for row in view.rows if row.report)
+    here = sum(row.member.state <= MemberState.SUSPECT for row in view.rows)
+    head = (
+        f"{here} peers, {hello.algorithm}, a model of {hello.model_size:,} numbers; "
+        f"{view.seen_by.progress:,} samples, {rate:,.0f} per second; seen by {hello.me.peer}"
+    )
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("peer", "doing"):
+        table.add_column(title)
+    for title in ("steps", "samples/s", "waiting", "loss"):
+        table.add_column(title, justify="right")
+    table.add_column("last met")
+    for title in ("disagreement", "groups"):
+        table.add_column(title, justify="right")
+    table.add_column("address")
+    for row in view.rows:
+        style = "" if row.report else "dim"
+        table.add_row(*_cells(row), style=style)
+    return Group(Text(head), table)
+
+
+def _cells(row: Row) -> list[str]:
+    member, report = row.member, row.report
+    if report is None:
+        what = row.why_not if member.state >= MemberState.GONE else f"no answer: {row.why_not}"
+        return [member.peer, what, f"{member.steps:,}", *[""] * 6, member.address]
+    suspect = " (suspected)" if member.state is MemberState.SUSPECT else ""
+    return [
+        member.peer,
+        report.doing + suspect,
+        f"{report.hello.me.steps:,}",
+        f"{report.samples_per_s:,.0f}",
+        f"{report.wait_share:.0%}",
+        "" if report.loss is None else f"{report.loss:.4f}",
+        _few(report.partners),
+        "" if report.disagreement_l2 is None else f"{report.disagreement_l2:.3g}",
+        _groups(report),
+        member.address,
+    ]
+
+
+def _groups(report: Report) -> str:
+    failed = f" ({report.groups_failed:,} failed)" if report.groups_failed else ""
+    return f"{report.groups_done:,}{failed}"
+
+
+def _few(names: tuple[str, ...]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+async def show_once(address: Address, timeout_s: Seconds) -> None:
+    """Print the table. Raises what `look` does."""
+    view = await look(address, timeout_s)
+    width = None if sys.stdout.isatty() else PAPER_WIDTH
+    Console(width=width, highlight=False).print(render(view))
+
+
+async def show_json(address: Address, timeout_s: Seconds) -> None:
+    """Print it for programs. Raises what `look` does."""
+    print(json.dumps(as_json(await look(address, timeout_s)), indent=2))
+
+
+async def show_live(address: Address, timeout_s: Seconds) -> None:
+    """Refresh the table until Ctrl-C; if the asked peer leaves, ask one that it knew.
+
+    Raises:
+        TransportError: when nobody answers any more.
+    """
+    view = await look(address, timeout_s)
+    with Live(render(view), console=Console(highlight=False), auto_refresh=False) as live:
+        while True:
+            await asyncio.sleep(REFRESH_S)
+            known = [row.member.address for row in view.rows if row.report]
+            view = await _first_answer(dict.fromkeys([address, *known]), timeout_s)
+            live.update(render(view), refresh=True)
+
+
+async def _first_answer(addresses: Iterable[Address], timeout_s: Seconds) -> View:
+    why: Exception | None = None
+    for address in addresses:
+        try:
+            return await look(address, timeout_s)
+        except (TransportError, RefusedError, CodecError) as error:
+            why = error
+    raise TransportError(f"nobody of this swarm answers any more ({why})")

@@ -1,0 +1,82 @@
+"""`p2ptrain peer`: a task, a model, an optimizer and a peer, from one configuration."""
+
+import signal
+import time
+import zlib
+from types import FrameType
+from typing import Self
+
+from p2ptrain.compute.tasks import load_task
+from p2ptrain.compute.training import build_optimizer, train
+from p2ptrain.config import RunConfig
+from p2ptrain.console.progress import Narrator
+from p2ptrain.ids import PeerId
+from p2ptrain.runtime.peer import Peer
+
+
+def run_peer(config: RunConfig) -> None:
+    """Train the configured task until the run ends or the process is asked to (SIGTERM, Ctrl-C).
+
+    Raises:
+        P2PTrainError: one sentence for whoever started this.
+        KeyboardInterrupt: after Ctrl-C, when the peer has left cleanly.
+    """
+    task = load_task(config.task, config.task_options)
+    model = task.build_model(config.seed)
+    optimizer = build_optimizer(model, config.training)
+    narrator = Narrator(_say, time.monotonic)
+    with Peer(model, optimizer, config, metrics=narrator) as this, _CtrlC(this) as ctrl_c:
+        narrator.follow(lambda: this.progress)
+        if this.metrics_address:
+            _say(f"{this.name} shows its metrics at http://{this.metrics_address}/metrics")
+        train(
+            task,
+            model,
+            optimizer,
+            this,
+            config.training,
+            config.pace,
+            me=this.name,
+            rank=config.rank,
+            peers=config.peers,
+            seed=data_seed(config, this.name),
+            end_samples=config.stop.samples,
+            clock=time.perf_counter,
+            sleep=time.sleep,
+        )
+    if ctrl_c.came:
+        raise KeyboardInterrupt
+
+
+def data_seed(config: RunConfig, name: PeerId) -> int:
+    """What decides the order of a peer's data.
+
+    Peers that start together (`peers` above 1) share a seed and take a shard each by their rank.
+    One that is started by hand goes through all of the data, in an order that its name decides: no
+    two of a swarm learn from the same batches, and a named peer sees the same ones again.
+    """
+    return config.seed if config.peers > 1 else zlib.crc32(f"{config.seed}/{name}".encode())
+
+
+class _CtrlC:
+    """The first Ctrl-C asks the peer to leave after its step; a second one ends the process."""
+
+    def __init__(self, peer: Peer) -> None:
+        self._peer = peer
+        self.came = False
+
+    def __enter__(self) -> Self:
+        self._before = signal.signal(signal.SIGINT, self._ask)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        self.came = True
+        signal.signal(signal.SIGINT, self._before)
+        self._peer.stop("asked to end by Ctrl-C")
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)

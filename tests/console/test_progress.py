@@ -1,0 +1,92 @@
+"""What a peer says at a terminal, made from its records."""
+
+import pytest
+
+from p2ptrain.console.progress import Narrator
+
+
+class Terminal:
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.lines: list[str] = []
+        self.narrator = Narrator(self.lines.append, lambda: self.now, every_s=5.0)
+        self.narrator.follow(lambda: 1234)
+
+    def record(self, kind: str, **fields: object) -> str:
+        """The line that this record is worth, or nothing."""
+        before = len(self.lines)
+        self.narrator.record(kind, **fields)
+        assert len(self.lines) <= before + 1
+        return self.lines[-1] if len(self.lines) > before else ""
+
+    def step(self, **changes: object) -> str:
+        fields = {"step": 0, "samples": 32, "loss": 1.5, "compute_s": 0.75, "wait_s": 0.25}
+        return self.record("step", **{**fields, **changes})
+
+
+@pytest.fixture
+def terminal():
+    terminal = Terminal()
+    terminal.record("started", peer="p01", address="127.0.0.1:4000")
+    return terminal
+
+
+@pytest.fixture
+def training(terminal):
+    terminal.record("ready", members=["p01", "p02"])
+    return terminal
+
+
+def test_where_it_listens_is_said_before_anybody_is_waited_for(terminal):
+    assert terminal.lines == ["p01 listens at 127.0.0.1:4000"]
+
+
+def test_it_says_with_whom_it_is_in(terminal):
+    assert terminal.record("ready", members=["p01", "p02"]) == "p01 is in, with p02"
+
+
+def test_alone_it_says_so(terminal):
+    assert terminal.record("ready", members=["p01"]) == "p01 is in, with nobody else yet"
+
+
+def test_members_that_it_meets_while_joining_are_named_once(terminal):
+    assert terminal.record("member", member="p02", state="alive", why="") == ""
+
+
+def test_a_line_every_few_seconds_and_not_for_every_step(training):
+    assert training.step() == ""
+    training.now = 5.0
+    line = training.step()
+    assert line.startswith("p01: step 2, loss 1.5000, ")
+    assert line.endswith("25% waiting; swarm: 1,234 samples, 2 here")
+    assert training.step() == ""
+
+
+def test_a_loop_that_tells_no_loss_has_a_line_without_one(training):
+    training.now = 5.0
+    assert "loss" not in training.step(loss=None)
+
+
+def test_who_comes_and_goes_is_named_with_the_reason(training):
+    assert training.record("member", member="p03", state="alive", why="") == "p01: p03 has joined"
+    assert training.record("member", member="p02", state="left", why="") == "p01: p02 has left"
+    why = "p03 did not refute its suspicion within 1.5 s"
+    said = training.record("member", member="p03", state="gone", why=why)
+    assert said == f"p01: p03 is gone: {why}"
+
+
+def test_a_suspicion_that_passes_is_not_worth_a_line(training):
+    assert training.record("member", member="p02", state="suspect", why="") == ""
+    assert training.record("member", member="p02", state="alive", why="") == ""
+
+
+def test_warnings_and_the_end_are_said(training):
+    assert training.record("warning", text="took over the model of p02").endswith("of p02")
+    said = training.record("ended", steps=1200, samples=38_400, why="60 s are over")
+    assert said == "p01 has left after 1,200 steps of 38,400 samples: 60 s are over"
+
+
+def test_groups_and_snapshots_are_no_news(training):
+    fields = {"outcome": "done", "members": ["p01", "p02"], "disagreement_l2": 0.1}
+    assert training.record("group", **fields) == ""
+    assert training.record("snapshot", row=0, step=0) == ""
