@@ -151,7 +151,7 @@ def _find(name: str) -> type[Algorithm]:
         module_name = f"p2ptrain.averaging.{name}"
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
+    except (ImportError, ValueError, TypeError) as error:  # the last two: no name of a module
         raise ConfigError(f"algorithm {name!r}: cannot import {module_name}: {error}") from error
     found = [
         value

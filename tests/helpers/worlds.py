@@ -26,6 +26,7 @@ class Books:
         self.world = world
         self.start_M: Exact = sum_of(world)
         self.updates_M: Exact = np.zeros_like(self.start_M)
+        self.injected = 0
 
     def injecting(self, until_step: int) -> Callable[[SimPeer, int], None]:
         """Give each peer random gradients up to `until_step`, zero afterwards; note them down."""
@@ -35,6 +36,7 @@ class Books:
             if step < until_step:
                 gradient = peer.driver.rng.randrange(-64, 64)
                 peer.replica.gradient += np.float32(gradient)
+                self.injected += 1
                 self.updates_M -= peer.replica.learning_rate * gradient
 
         return before_step

@@ -1,0 +1,132 @@
+"""Finding an algorithm by its name, and options that do not fit."""
+
+import sys
+import types
+from dataclasses import dataclass
+
+import pytest
+
+from p2ptrain.averaging.ad_psgd import AdPsgd
+from p2ptrain.averaging.allreduce import AllReduce
+from p2ptrain.averaging.base import Algorithm, Swarm, known_algorithms, load_algorithm
+from p2ptrain.errors import ConfigError
+
+
+def test_every_file_but_the_contract_itself_is_an_algorithm():
+    assert {"ad_psgd", "allreduce"} <= set(known_algorithms())
+    assert "base" not in known_algorithms()
+    for name in known_algorithms():
+        assert load_algorithm(name).averages in ("models", "gradients")
+
+
+def test_options_become_the_algorithms_config():
+    algorithm = load_algorithm("ad_psgd", {"graph": "ring", "every_updates": 3})
+    assert algorithm.config == AdPsgd.Config(graph="ring", every_updates=3)
+
+
+def test_without_options_the_defaults_hold():
+    assert load_algorithm("ad_psgd").config == AdPsgd.Config()
+
+
+def test_an_unknown_algorithm_is_told_which_there_are():
+    with pytest.raises(ConfigError) as caught:
+        load_algorithm("quantum")
+    assert str(caught.value) == (
+        f"unknown algorithm 'quantum'; there are: {', '.join(known_algorithms())}"
+    )
+
+
+def test_a_misspelt_algorithm_is_told_what_is_near():
+    with pytest.raises(ConfigError, match="'adpsgd'; did you mean 'ad_psgd'"):
+        load_algorithm("adpsgd")
+
+
+def test_a_misspelt_option_is_told_what_is_near():
+    with pytest.raises(
+        ConfigError, match="'ad_psgd' has no option 'grahp'; did you mean 'graph'\\?"
+    ):
+        load_algorithm("ad_psgd", {"grahp": "ring"})
+
+
+def test_an_option_like_no_other_is_told_which_there_are():
+    with pytest.raises(ConfigError, match="no option 'zzz'; its options: graph, every_updates"):
+        load_algorithm("ad_psgd", {"zzz": 1})
+
+
+def test_an_algorithm_without_options_says_so():
+    with pytest.raises(ConfigError, match="'allreduce' has no option 'graph'; its options: none"):
+        load_algorithm("allreduce", {"graph": "ring"})
+
+
+@pytest.mark.parametrize("value", ["2", 2.0, True, None, [2]])
+def test_an_option_of_another_type_is_refused(value: object):
+    with pytest.raises(ConfigError, match=r"'ad_psgd': every_updates = .* must be of type int"):
+        load_algorithm("ad_psgd", {"every_updates": value})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"graph": "star"}, "graph = 'star'; there are: random, ring, exponential, bipartite"),
+        ({"every_updates": 0}, "every_updates = 0 must be 1 or more"),
+    ],
+)
+def test_an_option_out_of_range_is_refused(options: dict[str, object], message: str):
+    with pytest.raises(ConfigError, match=message):
+        load_algorithm("ad_psgd", options)
+
+
+# --- algorithms from elsewhere --------------------------------------------------------------------
+
+
+class Patient(Algorithm):
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class Config:
+        patience_s: float = 1.0
+
+    async def after_update(self, swarm: Swarm) -> None:
+        await swarm.pause(self.config.patience_s)
+
+
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    module = types.ModuleType("elsewhere")
+    kinds = {name: type(name, (Patient,), {"__module__": "elsewhere"}) for name in ("One", "Two")}
+    vars(module).update(kinds, Imported=AllReduce, number=3)
+    monkeypatch.setitem(sys.modules, "elsewhere", module)
+    return module
+
+
+def test_an_algorithm_may_come_from_any_package(elsewhere: types.ModuleType):
+    algorithm = load_algorithm("elsewhere:Two", {"patience_s": 2})
+    assert type(algorithm) is elsewhere.Two
+    assert algorithm.config.patience_s == 2
+
+
+@pytest.mark.parametrize("name", ["elsewhere:Three", "elsewhere:number", "elsewhere:Imported"])
+def test_a_class_that_is_not_there_or_is_no_algorithm_is_refused(
+    elsewhere: types.ModuleType, name: str
+):
+    with pytest.raises(ConfigError, match=f"algorithm '{name}': elsewhere has 0 such classes"):
+        load_algorithm(name)
+
+
+def test_a_module_that_cannot_be_imported_is_refused_in_one_sentence():
+    with pytest.raises(ConfigError, match=r"cannot import no\.such: No module named 'no'"):
+        load_algorithm("no.such:Thing")
+
+
+@pytest.mark.parametrize("name", ["", ":", ":Thing", "..:Thing", "a..b:C", "base", "elsewhere:"])
+def test_a_name_that_is_none_is_refused_in_one_sentence(name: str):
+    with pytest.raises(ConfigError):
+        load_algorithm(name)
+
+
+# --- moments --------------------------------------------------------------------------------------
+
+
+def test_an_algorithm_acts_at_the_moments_that_it_defines():
+    moments = ("after_backward", "after_update", "background")
+    assert [AdPsgd().acts(m) for m in moments] == [False, False, True]
+    assert [AllReduce().acts(m) for m in moments] == [True, False, False]
+    assert [Algorithm().acts(m) for m in moments] == [False, False, False]
