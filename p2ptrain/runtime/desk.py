@@ -19,11 +19,11 @@ from p2ptrain.errors import CodecError, RefusedError, TransportError
 from p2ptrain.ids import Address, Seconds
 from p2ptrain.net.transport import Transport
 from p2ptrain.net.wire import DialBackRequest, DialedBack, Report
+from p2ptrain.runtime.admission import DIAL_BACK_S
 from p2ptrain.runtime.board import Board
 from p2ptrain.runtime.driver import Driver
 
 PAUSE_S: Seconds = 0.5
-DIAL_BACK_S: Seconds = 3.0
 
 
 class DriverDesk:

@@ -8,11 +8,8 @@ runs a copy of a vector on a worker thread for real and inline in the simulator.
 
 import asyncio
 import functools
-import hashlib
-from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Protocol, TypeVar, assert_never
 
@@ -46,6 +43,8 @@ from p2ptrain.net.wire import (
     StateOpening,
     Welcome,
 )
+from p2ptrain.runtime.accounts import Accounts, Attempt
+from p2ptrain.runtime.admission import cannot_reach, knock, objection, swarm_digest
 from p2ptrain.runtime.exchange import Exchange, ExchangeConfig, GroupBroken
 from p2ptrain.runtime.metrics import Metrics
 
@@ -53,7 +52,6 @@ PARK_S = 2.0
 """A stream may come before the message that forms its group; it waits so long."""
 
 MAX_PARKED = 64
-DIAL_BACK_S = 3.0
 MAX_STATE_BYTES = 1 << 36
 
 T = TypeVar("T")
@@ -76,18 +74,6 @@ class Offload(Protocol):
     """Runs a function that may take long without holding up the event loop."""
 
     def __call__(self, function: Callable[[], T], /) -> Awaitable[T]: ...
-
-
-@dataclass(slots=True)
-class Totals:
-    """What the summary of one peer adds up."""
-
-    comm_s: Seconds = 0.0
-    sent_bytes: int = 0
-    received_bytes: int = 0
-    groups_formed: int = 0
-    groups_failed: Counter[str] = field(default_factory=Counter)
-    staleness: list[int] = field(default_factory=list)
 
 
 class Driver:
@@ -114,7 +100,7 @@ class Driver:
         self.replica = replica
         self.algorithm = algorithm
         self.metrics = metrics
-        self.totals = Totals()
+        self.accounts = Accounts()
         self.progress = 0  # samples of the whole swarm, as far as we know, or as all agreed
         self.contributes = True  # false: our gradients have no say in the next average
         self.averaged_anything = True  # false: nobody's gradients had
@@ -175,27 +161,10 @@ class Driver:
             RefusedError: if one says no.
             TransportError: if none answered within `timeout_s`.
         """
-        deadline = self.now + timeout_s
-        why = "none was tried"
-        while self.now < deadline:
-            for index, host in enumerate(hosts):
-                share_s = max(0.0, deadline - self.now) / (len(hosts) - index)
-                try:
-                    welcome = await self._transport.join(host, self._hello(), min(share_s, 5.0))
-                except (TransportError, CodecError) as error:
-                    why = str(error)
-                    continue
-                if welcome.refusal:
-                    raise RefusedError(welcome.refusal)
-                self._machine.learn(welcome.members, self.now, f"welcomed by {host}")
-                self._machine.membership.announce()
-                self._pump()
-                return
-            await asyncio.sleep(0.1)
-        raise TransportError(
-            f"no peer answered at {', '.join(hosts)} within {timeout_s:g} s ({why}); "
-            "start that peer first, or check its address"
-        )
+        host, welcome = await knock(self._transport, hosts, self._hello(), timeout_s, self._clock)
+        self._machine.learn(welcome.members, self.now, f"welcomed by {host}")
+        self._machine.membership.announce()
+        self._pump()
 
     async def wait_for_members(self, count: int, timeout_s: Seconds) -> None:
         """Wait until `count` peers are here, ourselves included, or others already train.
@@ -308,9 +277,9 @@ class Driver:
             asked_at = self._asked_at.pop(ticket, None)
         if asked_at is not None:  # the group was never formed
             members = tuple(sorted([self.name, *others]))
-            attempt = _Attempt(ticket, members, What.MODELS, asked_at, self.now)
+            attempt = Attempt(ticket, members, What.MODELS, asked_at, self.now)
             attempt.outcome, attempt.why = result.outcome, result.why
-            self._account(attempt)
+            self.accounts.close(attempt, self.now, self.metrics)
         return result
 
     async def average_gradients(self) -> GroupResult:
@@ -353,7 +322,9 @@ class Driver:
         return self._hello()
 
     async def handle_join(self, hello: Hello) -> Welcome:
-        refusal = self._objection(hello) or await self._cannot_reach(hello.me)
+        refusal = objection(self.name, self._hello(), hello) or await cannot_reach(
+            self._transport, self._machine.membership, hello.me
+        )
         if refusal:
             self.metrics.record("warning", text=f"refused {hello.me.peer}: {refusal}")
             return Welcome(refusal, ())
@@ -466,7 +437,7 @@ class Driver:
         """Carry out one `Average`: contribute, exchange, apply if the ticket is still held."""
         now = self.now
         asked_at = self._asked_at.pop(effect.ticket, now)
-        attempt = _Attempt(effect.ticket, effect.members, effect.what, asked_at, now)
+        attempt = Attempt(effect.ticket, effect.members, effect.what, asked_at, now)
         try:
             await self._end_of_older_averages(effect.ticket)
             async with asyncio.timeout(self._exchange_config.average_timeout_s):
@@ -486,7 +457,7 @@ class Driver:
         finally:
             self._exchanges.pop(effect.ticket, None)
             self._committing.pop(effect.ticket, None)
-            self._account(attempt)
+            self.accounts.close(attempt, self.now, self.metrics)
         self._machine.ended(AverageEnded(effect.ticket, attempt.outcome, attempt.why), self.now)
         self._pump()
 
@@ -496,7 +467,7 @@ class Driver:
         older = [asyncio.shield(task) for other, task in averages if other != ticket]
         await asyncio.gather(*older, return_exceptions=True)
 
-    async def _exchange(self, attempt: "_Attempt") -> None:
+    async def _exchange(self, attempt: Attempt) -> None:
         ticket, what = attempt.ticket, attempt.what
         vector_V, updates = await self._contribution(what, attempt.members)
         attempt.exchange = exchange = Exchange(
@@ -556,33 +527,6 @@ class Driver:
         np.subtract(mean_M, snapshot_M, out=mean_M)
         self.replica.add_delta(mean_M)
         return float(np.linalg.norm(mean_M))
-
-    def _account(self, attempt: "_Attempt") -> None:
-        """One wide record per attempt, and the sums of the summary."""
-        exchange, now = attempt.exchange, self.now
-        totals = self.totals
-        totals.comm_s += now - attempt.formed_at
-        totals.sent_bytes += exchange.sent_bytes if exchange else 0
-        totals.received_bytes += exchange.received_bytes if exchange else 0
-        if attempt.outcome is Outcome.DONE:
-            totals.groups_formed += 1
-            totals.staleness.append(attempt.staleness_steps or 0)
-        else:
-            totals.groups_failed[attempt.outcome.value] += 1
-        self.metrics.record(
-            "group",
-            ticket=str(attempt.ticket),
-            members=list(attempt.members),
-            what=attempt.what.value,
-            outcome=attempt.outcome.value,
-            reason=attempt.why,
-            wait_s=attempt.formed_at - attempt.asked_at,
-            exchange_s=now - attempt.formed_at,
-            sent_bytes=exchange.sent_bytes if exchange else 0,
-            received_bytes=exchange.received_bytes if exchange else 0,
-            disagreement_l2=attempt.disagreement_l2,
-            staleness_steps=attempt.staleness_steps,
-        )
 
     async def _take_state(self, effect: effects.TakeState) -> None:
         """Catch up: take over the state of one that waits ahead of us."""
@@ -645,54 +589,7 @@ class Driver:
         )
 
     def _swarm(self) -> str:
-        """The digest of what must agree among peers that talk to each other."""
-        text = f"{PROTOCOL_MAJOR}/{self._algorithm_name}/{self.replica.fingerprint}"
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-    def _objection(self, hello: Hello) -> str:
-        """Why `hello` cannot be one of us, or nothing."""
-        peer, ours = hello.me.peer, self._hello()
-        if hello.protocol[0] != ours.protocol[0]:
-            theirs_text, ours_text = (".".join(map(str, h.protocol)) for h in (hello, ours))
-            return (
-                f"{peer} speaks protocol version {theirs_text} and {self.name} {ours_text}; "
-                "install the same release of p2ptrain on both"
-            )
-        if hello.algorithm != ours.algorithm:
-            return (
-                f"{peer} runs algorithm {hello.algorithm!r} and this swarm {ours.algorithm!r}; "
-                "start it with the same one"
-            )
-        if (hello.model, hello.model_size) != (ours.model, ours.model_size):
-            return (
-                f"{peer} trains a model of {hello.model_size:,} numbers ({hello.model}) "
-                f"and this swarm one of {ours.model_size:,} ({ours.model}); use the same model"
-            )
-        return ""
-
-    async def _cannot_reach(self, newcomer: Member) -> str:
-        """Dial back: why others could not reach `newcomer`, or nothing."""
-        peer, address = newcomer.peer, newcomer.address
-        known = self._machine.membership.member(peer)
-        if known and known.address != address and await self._answers(known):
-            return f"a peer named {peer} is already here, at {known.address}; choose another name"
-        try:
-            there = (await self._transport.identify(address, DIAL_BACK_S)).me
-        except (TransportError, CodecError) as error:
-            return (
-                f"{peer} cannot be reached from {self.name} at {address} ({error}); "
-                "advertise an address that other peers can reach"
-            )
-        if (there.peer, there.incarnation) != (peer, newcomer.incarnation):
-            return f"at {address} is {there.peer}, not {peer}; advertise an address of your own"
-        return ""
-
-    async def _answers(self, member: Member) -> bool:
-        try:
-            there = await self._transport.identify(member.address, DIAL_BACK_S)
-        except (TransportError, CodecError):
-            return False
-        return there.me.peer == member.peer
+        return swarm_digest(self._algorithm_name, self.replica.fingerprint)
 
     # --- small things -----------------------------------------------------------------------------
 
@@ -736,19 +633,3 @@ class Driver:
         if self._version and not self._version.done():
             self._version.set_exception(error)
         self._news.set()
-
-
-@dataclass(slots=True)
-class _Attempt:
-    """What becomes one ``group`` record."""
-
-    ticket: Ticket
-    members: tuple[PeerId, ...]
-    what: What
-    asked_at: Seconds
-    formed_at: Seconds
-    exchange: Exchange | None = None
-    outcome: Outcome = Outcome.DONE
-    why: str = ""
-    disagreement_l2: float | None = None
-    staleness_steps: int | None = None

@@ -438,8 +438,7 @@ class Peer:
         )
 
     def _record_end(self, why: str) -> None:
-        trainer, protocol = self._boundary.totals, self._driver.totals
-        staleness = sorted(protocol.staleness) or [0]
+        trainer, protocol = self._boundary.totals, self._driver.accounts
         self._metrics.record(
             "ended",
             steps=trainer.steps,
@@ -451,8 +450,8 @@ class Peer:
             received_bytes=protocol.received_bytes,
             groups_formed=protocol.groups_formed,
             groups_failed=dict(protocol.groups_failed),
-            staleness_p50=staleness[(len(staleness) - 1) // 2],
-            staleness_p99=staleness[(len(staleness) - 1) * 99 // 100],
+            staleness_p50=protocol.staleness_percentile(50),
+            staleness_p99=protocol.staleness_percentile(99),
             why=why,
         )
 

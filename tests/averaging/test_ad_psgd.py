@@ -134,7 +134,7 @@ async def test_nobody_meets_outside_the_graph(graph: str):
 async def test_a_group_is_asked_for_once_per_so_many_updates():
     world = await build(2, "ad_psgd", every_updates=5)
     await world.train(50, steps_of(0.1))
-    formed = [peer.driver.totals.groups_formed for peer in world.peers.values()]
+    formed = [peer.driver.accounts.groups_formed for peer in world.peers.values()]
     assert all(10 <= count <= 20 for count in formed)  # ten of its own, and those it was asked into
     await world.close()
 

@@ -145,7 +145,7 @@ async def test_a_newcomer_takes_part(algorithm: str):
     await world.train(40, steps_of(0.1), downhill)
     await late
     await world.settle()
-    assert world.peers[PeerId("p9")].driver.totals.groups_formed > 5
+    assert world.peers[PeerId("p9")].driver.accounts.groups_formed > 5
     assert disagreement(world) < (1e-7 if algorithm in OF_GRADIENTS else 0.2)
     await world.close()
 

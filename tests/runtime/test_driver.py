@@ -249,7 +249,7 @@ async def test_two_models_meet_in_the_middle_and_the_record_says_so():
         assert record["sent_bytes"] == record["received_bytes"] == 32
         assert record["disagreement_l2"] == pytest.approx(0.5 * 8**0.5)
         assert record["staleness_steps"] == 0
-        assert peer.driver.totals.groups_formed == 1
+        assert peer.driver.accounts.groups_formed == 1
     await world.close()
 
 

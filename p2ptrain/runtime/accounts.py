@@ -1,0 +1,75 @@
+"""One wide record per group attempt, and the sums of a peer's summary."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from p2ptrain.core.effects import What
+from p2ptrain.core.events import Outcome
+from p2ptrain.ids import PeerId, Seconds, Ticket
+from p2ptrain.runtime.exchange import Exchange
+from p2ptrain.runtime.metrics import Metrics
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One attempt to average in a group, from the asking to the end."""
+
+    ticket: Ticket
+    members: tuple[PeerId, ...]
+    what: What
+    asked_at: Seconds
+    formed_at: Seconds
+    exchange: Exchange | None = None
+    outcome: Outcome = Outcome.DONE
+    why: str = ""
+    disagreement_l2: float | None = None
+    staleness_steps: int | None = None
+
+
+@dataclass(slots=True)
+class Accounts:
+    """What the summary of one peer adds up."""
+
+    comm_s: Seconds = 0.0
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    groups_formed: int = 0
+    groups_failed: Counter[str] = field(default_factory=Counter)
+    staleness: Counter[int] = field(default_factory=Counter)
+    """How often a result was so many updates late."""
+
+    def close(self, attempt: Attempt, now: Seconds, metrics: Metrics) -> None:
+        """The attempt is over: add it up and write its record."""
+        sent = attempt.exchange.sent_bytes if attempt.exchange else 0
+        received = attempt.exchange.received_bytes if attempt.exchange else 0
+        self.comm_s += now - attempt.formed_at
+        self.sent_bytes += sent
+        self.received_bytes += received
+        if attempt.outcome is Outcome.DONE:
+            self.groups_formed += 1
+            self.staleness[attempt.staleness_steps or 0] += 1
+        else:
+            self.groups_failed[attempt.outcome.value] += 1
+        metrics.record(
+            "group",
+            ticket=str(attempt.ticket),
+            members=list(attempt.members),
+            what=attempt.what.value,
+            outcome=attempt.outcome.value,
+            reason=attempt.why,
+            wait_s=attempt.formed_at - attempt.asked_at,
+            exchange_s=now - attempt.formed_at,
+            sent_bytes=sent,
+            received_bytes=received,
+            disagreement_l2=attempt.disagreement_l2,
+            staleness_steps=attempt.staleness_steps,
+        )
+
+    def staleness_percentile(self, percent: int) -> int:
+        """Updates that `percent` of all results were late, or fewer; 0 without results."""
+        rank = (self.staleness.total() - 1) * percent // 100
+        for updates in sorted(self.staleness):
+            rank -= self.staleness[updates]
+            if rank < 0:
+                return updates
+        return 0

@@ -1,0 +1,105 @@
+"""Who may join: version, algorithm, model, name and address are checked, and refused in words."""
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Sequence
+
+from p2ptrain.core.membership import Membership
+from p2ptrain.core.messages import Member
+from p2ptrain.errors import CodecError, RefusedError, TransportError
+from p2ptrain.ids import Address, PeerId, Seconds
+from p2ptrain.net.transport import Transport
+from p2ptrain.net.wire import PROTOCOL_MAJOR, Hello, Welcome
+
+DIAL_BACK_S: Seconds = 3.0
+"""How long a newcomer's advertised address may take to answer."""
+
+ASK_S: Seconds = 5.0
+"""How long one host is asked before the next one is."""
+
+
+def swarm_digest(algorithm: str, fingerprint: str) -> str:
+    """Names what must agree among peers that talk to each other."""
+    text = f"{PROTOCOL_MAJOR}/{algorithm}/{fingerprint}"
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+async def knock(
+    transport: Transport,
+    hosts: Sequence[Address],
+    hello: Hello,
+    timeout_s: Seconds,
+    clock: Callable[[], Seconds],
+) -> tuple[Address, Welcome]:
+    """Ask `hosts` in turn, again and again, until one answers; silent ones share the time.
+
+    Raises:
+        RefusedError: if one says no.
+        TransportError: if none answered within `timeout_s`.
+    """
+    deadline = clock() + timeout_s
+    why = "none was tried"
+    while clock() < deadline:
+        for index, host in enumerate(hosts):
+            share_s = max(0.0, deadline - clock()) / (len(hosts) - index)
+            try:
+                welcome = await transport.join(host, hello, min(share_s, ASK_S))
+            except (TransportError, CodecError) as error:
+                why = str(error)
+                continue
+            if welcome.refusal:
+                raise RefusedError(welcome.refusal)
+            return host, welcome
+        await asyncio.sleep(0.1)
+    raise TransportError(
+        f"no peer answered at {', '.join(hosts)} within {timeout_s:g} s ({why}); "
+        "start that peer first, or check its address"
+    )
+
+
+def objection(me: PeerId, ours: Hello, theirs: Hello) -> str:
+    """Why whoever says `theirs` cannot be one of us, or nothing."""
+    peer = theirs.me.peer
+    if theirs.protocol[0] != ours.protocol[0]:
+        theirs_text, ours_text = (".".join(map(str, h.protocol)) for h in (theirs, ours))
+        return (
+            f"{peer} speaks protocol version {theirs_text} and {me} {ours_text}; "
+            "install the same release of p2ptrain on both"
+        )
+    if theirs.algorithm != ours.algorithm:
+        return (
+            f"{peer} runs algorithm {theirs.algorithm!r} and this swarm {ours.algorithm!r}; "
+            "start it with the same one"
+        )
+    if (theirs.model, theirs.model_size) != (ours.model, ours.model_size):
+        return (
+            f"{peer} trains a model of {theirs.model_size:,} numbers ({theirs.model}) "
+            f"and this swarm one of {ours.model_size:,} ({ours.model}); use the same model"
+        )
+    return ""
+
+
+async def cannot_reach(transport: Transport, membership: Membership, newcomer: Member) -> str:
+    """Dial back: why others could not reach `newcomer` under its name, or nothing."""
+    peer, address = newcomer.peer, newcomer.address
+    known = membership.member(peer)
+    if known and known.address != address and await _answers(transport, known):
+        return f"a peer named {peer} is already here, at {known.address}; choose another name"
+    try:
+        there = (await transport.identify(address, DIAL_BACK_S)).me
+    except (TransportError, CodecError) as error:
+        return (
+            f"{peer} cannot be reached from {membership.me.peer} at {address} ({error}); "
+            "advertise an address that other peers can reach"
+        )
+    if (there.peer, there.incarnation) != (peer, newcomer.incarnation):
+        return f"at {address} is {there.peer}, not {peer}; advertise an address of your own"
+    return ""
+
+
+async def _answers(transport: Transport, member: Member) -> bool:
+    try:
+        there = await transport.identify(member.address, DIAL_BACK_S)
+    except (TransportError, CodecError):
+        return False
+    return there.me.peer == member.peer
