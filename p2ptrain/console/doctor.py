@@ -34,6 +34,8 @@ from p2ptrain.net.wire import (
 )
 
 CLOCKS_DIFFER_S: Seconds = 2.0
+OTHERS_S: Seconds = 10.0
+"""A call back has to wait for those of others."""
 
 
 class Level(Enum):
@@ -220,7 +222,7 @@ async def _about_members(report: Report, theirs: str, timeout_s: Seconds) -> Asy
                 "others need --listen and --advertise host:port",
             )
     if not beyond_reach:
-        yield Finding(Level.OK, f"all {len(here)} peers can be reached at what they advertise")
+        yield Finding(Level.OK, f"all peers ({len(here)}) can be reached at what they advertise")
 
 
 async def _about_member(member: Member, theirs: str, timeout_s: Seconds) -> Finding | None:
@@ -259,7 +261,7 @@ async def _about_us(
     try:
         async with _listening(listen, visit) as port:
             asked = DialBackRequest(_port_of(visit.advertise) or port, visit.number)
-            answer = await asker.dial_back(asked, visit.timeout_s + 4)
+            answer = await asker.dial_back(asked, visit.timeout_s + OTHERS_S)
     except (TransportError, RefusedError, CodecError) as error:
         yield Finding(Level.NOTE, f"{peer} could not be asked to call back ({error})")
         return

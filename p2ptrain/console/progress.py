@@ -6,6 +6,9 @@ from typing import Any
 from p2ptrain.ids import Seconds
 from p2ptrain.runtime.board import Board
 
+FIRST_S: Seconds = 1.0
+"""A first sign of life comes sooner than the others."""
+
 
 class Narrator:
     """Implements `Metrics`: says what a person would want to know, and no more.
@@ -43,7 +46,7 @@ class Narrator:
             case "ready":
                 self._is_in = True
                 self._members = dict.fromkeys(fields["members"], "alive") | self._members
-                self._due_at = self._clock() + self._every_s
+                self._due_at = self._clock() + FIRST_S
                 self._say(f"{self._me} is in, with {_others(fields['members'], self._me)}")
             case "member":
                 self._say_member(fields)

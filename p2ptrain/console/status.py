@@ -119,7 +119,8 @@ def render(view: View) -> RenderableType:
     rate = sum(row.report.samples_per_s for row in view.rows if row.report)
     here = sum(row.member.state <= MemberState.SUSPECT for row in view.rows)
     head = (
-        f"{here} peers, {hello.algorithm}, a model of {hello.model_size:,} numbers; "
+        f"{here} peer{'s' * (here != 1)}, {hello.algorithm}, "
+        f"a model of {hello.model_size:,} numbers; "
         f"{view.seen_by.progress:,} samples, {rate:,.0f} per second; seen by {hello.me.peer}"
     )
     table = Table(box=None, pad_edge=False, header_style="bold")

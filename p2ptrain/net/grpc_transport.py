@@ -257,7 +257,11 @@ class GrpcTransport:
         if self.desk is None or not caller_ip:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "nobody calls back from here")
             raise AssertionError("abort raises")
-        return wire.encode_dialed_back(await self.desk.dial_back(caller_ip, asked))
+        try:
+            return wire.encode_dialed_back(await self.desk.dial_back(caller_ip, asked))
+        except RefusedError as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+            raise AssertionError("abort raises") from error
 
     async def _reject(self, context: Any, error: CodecError) -> NoReturn:  # Any: grpc is untyped
         self.refused_bytes += 1

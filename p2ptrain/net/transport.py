@@ -122,5 +122,5 @@ class Desk(Protocol):
     def report(self) -> Report: ...
 
     async def dial_back(self, caller_ip: str, request: DialBackRequest) -> DialedBack:
-        """Try to reach the caller at its own IP address, and at no other."""
+        """Try to reach the caller at its own IP address, at no other. Raises RefusedError."""
         ...

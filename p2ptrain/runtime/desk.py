@@ -4,11 +4,12 @@ Two questions. *What are you doing?* has an answer of numbers and names, no para
 reach me?* makes this peer open a connection, so it must not become somebody's port scanner:
 
 * it calls the IP address that the question came from, never one that the question names;
-* it calls ports from `LOWEST_PORT` up, one call at a time, and none within `PAUSE_S` after another;
+* it calls ports from `LOWEST_PORT` up, one at a time, none within `PAUSE_S` after another;
 * it says yes only if a peer answers there with the number that the caller chose. Every other
   ending is one sentence for whoever owns that address anyway.
 """
 
+import asyncio
 import math
 from collections.abc import Callable
 
@@ -24,6 +25,7 @@ from p2ptrain.runtime.board import Board
 from p2ptrain.runtime.driver import Driver
 
 PAUSE_S: Seconds = 0.5
+MAX_WAITING = 4
 
 
 class DriverDesk:
@@ -50,6 +52,8 @@ class DriverDesk:
         self._unix_clock = unix_clock
         self._clock = clock
         self._free_at: Seconds = -math.inf
+        self._one_at_a_time = asyncio.Lock()
+        self._waiting = 0
 
     def report(self) -> Report:
         driver, board = self._driver, self._board
@@ -73,15 +77,23 @@ class DriverDesk:
         )
 
     async def dial_back(self, caller_ip: str, request: DialBackRequest) -> DialedBack:
-        """Try to reach the caller at its own IP address, and at no other."""
-        if self._clock() < self._free_at:
-            return DialedBack(caller_ip, "asked too often; ask again in a few seconds")
-        self._free_at = math.inf
+        """Try to reach the caller at its own IP address, and at no other.
+
+        Raises:
+            RefusedError: if too many others wait for the same.
+        """
+        if self._waiting >= MAX_WAITING:
+            raise RefusedError(f"{self._driver.name} has many to call back; ask again soon")
+        self._waiting += 1
         try:
-            why_not = await self._why_not(caller_ip, request)
+            async with self._one_at_a_time:
+                await asyncio.sleep(max(0.0, self._free_at - self._clock()))
+                try:
+                    return DialedBack(caller_ip, await self._why_not(caller_ip, request))
+                finally:
+                    self._free_at = self._clock() + PAUSE_S
         finally:
-            self._free_at = self._clock() + PAUSE_S
-        return DialedBack(caller_ip, why_not)
+            self._waiting -= 1
 
     async def _why_not(self, ip: str, request: DialBackRequest) -> str:
         address = Address(f"[{ip}]:{request.port}" if ":" in ip else f"{ip}:{request.port}")

@@ -55,11 +55,14 @@ def test_members_that_it_meets_while_joining_are_named_once(terminal):
 
 def test_a_line_every_few_seconds_and_not_for_every_step(training):
     assert training.step() == ""
-    training.now = 5.0
+    training.now = 1.0
     line = training.step()
     assert line.startswith("p01: step 2, loss 1.5000, ")
     assert line.endswith("25% waiting; swarm: 1,234 samples, 2 here")
+    training.now = 5.9
     assert training.step() == ""
+    training.now = 6.0
+    assert training.step()
 
 
 def test_a_loop_that_tells_no_loss_has_a_line_without_one(training):

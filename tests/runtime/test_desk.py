@@ -1,5 +1,7 @@
 """The desk: a peer answers strangers, and is nobody's port scanner."""
 
+import asyncio
+
 import pytest
 
 from p2ptrain.core.messages import Member, Phase
@@ -7,7 +9,7 @@ from p2ptrain.errors import CodecError, TransportError
 from p2ptrain.net import wire
 from p2ptrain.net.wire import DialBackRequest, DialedBack, Hello
 from p2ptrain.runtime.board import Board
-from p2ptrain.runtime.desk import PAUSE_S, DriverDesk
+from p2ptrain.runtime.desk import MAX_WAITING, PAUSE_S, DriverDesk
 from p2ptrain.sim.replica import VectorReplica
 from p2ptrain.sim.world import World
 
@@ -80,16 +82,15 @@ async def test_why_the_caller_was_not_reached_is_said(desk):
     assert answer.why_not == "no connection"
 
 
-async def test_calls_are_rare(desk, world):
-    line = Line(hello(number=7))
-    desk = desk(line)
-    for _ in range(3):
-        await desk.dial_back(CALLER, DialBackRequest(4000, 7))
-    refused = await desk.dial_back(CALLER, DialBackRequest(4001, 7))
-    assert "asked too often" in refused.why_not
-    assert line.called == [f"{CALLER}:4000"]
-    await world.peers["p01"].swarm.pause(PAUSE_S)
-    assert (await desk.dial_back(CALLER, DialBackRequest(4000, 7))).why_not == ""
+async def test_calls_are_rare_and_a_queue_of_strangers_is_short(desk, world):
+    line, driver = Line(hello(number=7)), world.peers["p01"].driver
+    desk, began = desk(line), driver.now
+    calls = [desk.dial_back(CALLER, DialBackRequest(4000, 7)) for _ in range(MAX_WAITING + 1)]
+    *answers, refused = await asyncio.gather(*calls, return_exceptions=True)
+    assert answers == [DialedBack(CALLER, "")] * MAX_WAITING
+    assert driver.now - began == pytest.approx((MAX_WAITING - 1) * PAUSE_S)
+    assert "many to call back" in str(refused)
+    assert len(line.called) == MAX_WAITING
 
 
 async def test_a_member_that_asks_keeps_its_connection(desk, world):

@@ -1,0 +1,159 @@
+"""Peers that a person starts one by one, in terminals, and `p2ptrain status` beside them."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from p2ptrain.console.status import View, look
+from p2ptrain.errors import P2PTrainError
+
+pytestmark = [pytest.mark.sockets, pytest.mark.slow]
+
+PACE = "[pace]\nmin_step_ms = 10\n[training]\nlearning_rate = 0.02\n"
+GUESSING = 2.3
+"""Loss of a guess among ten digits."""
+PATIENCE_S = 60
+CLOCK = time.monotonic  # noqa: TID251 - processes live in real time
+
+
+class Terminal:
+    """One `p2ptrain` command, as if typed; its output goes to a file."""
+
+    def __init__(self, folder: Path, name: str, *arguments: str) -> None:
+        self._log = folder / f"{name}.txt"
+        with self._log.open("wb") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "p2ptrain", "peer", "--name", name, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
+
+    @property
+    def lines(self) -> list[str]:
+        return self._log.read_text().splitlines()
+
+    def address(self) -> str:
+        until(lambda: any("listens at" in line for line in self.lines), self.lines)
+        return self.lines[0].split()[-1]
+
+    def interrupt(self) -> int:
+        self.process.send_signal(signal.SIGINT)
+        return self.process.wait(PATIENCE_S)
+
+
+def until(holds: Callable[[], object], *shown: object) -> None:
+    deadline = CLOCK() + PATIENCE_S
+    while not holds():
+        assert CLOCK() < deadline, f"it never came true; {shown}"
+        time.sleep(0.1)
+
+
+def swarm(address: str) -> View | None:
+    try:
+        return asyncio.run(look(address, 5.0))
+    except P2PTrainError:
+        return None
+
+
+def trained(address: str, *names: str, steps: int) -> bool:
+    """True when exactly these peers are in and each has made so many steps."""
+    view = swarm(address)
+    reports = [row.report for row in view.rows] if view else []
+    all_answer = [r.hello.me.peer for r in reports if r] == sorted(names)
+    return all_answer and all(r.hello.me.steps >= steps and r.partners for r in reports)
+
+
+@pytest.fixture
+def terminals(tmp_path):
+    opened: list[Terminal] = []
+    (tmp_path / "pace.toml").write_text(PACE)
+
+    def open_terminal(name: str, *arguments: str) -> Terminal:
+        config = ("--config", str(tmp_path / "pace.toml"), "--task", "digits")
+        opened.append(Terminal(tmp_path, name, *config, *arguments))
+        return opened[-1]
+
+    yield open_terminal
+    for terminal in opened:
+        terminal.process.kill()
+        terminal.process.wait()
+
+
+@pytest.mark.parametrize("algorithm", ["ad_psgd", "allreduce"])
+def test_two_train_together_a_third_takes_over_and_takes_part(terminals, tmp_path, algorithm):
+    first = terminals("p01", "--algorithm", algorithm, "--listen", "127.0.0.1:0")
+    address = first.address()
+    second = terminals("p02", "--algorithm", algorithm, "--join", address)
+    until(lambda: trained(address, "p01", "p02", steps=60))
+
+    joins = ("--join", second.address(), "--out", str(tmp_path))
+    third = terminals("p03", "--algorithm", algorithm, *joins)
+    until(lambda: trained(address, "p01", "p02", "p03", steps=10))
+    records = [json.loads(line) for line in (tmp_path / "p03.jsonl").read_text().splitlines()]
+    losses = [record["loss"] for record in records if record["kind"] == "step"]
+    # Gradients of the first step are of its own new model: it takes over when it first meets.
+    assert losses[1] < GUESSING / 2, "the third began anew"
+    if algorithm == "allreduce":
+        last = [row.report.partners for row in swarm(address).rows]
+        assert last == [("p02", "p03"), ("p01", "p03"), ("p01", "p02")]
+
+    shown = subprocess.run(
+        [sys.executable, "-m", "p2ptrain", "status", address],
+        capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    assert all(name in shown for name in ("3 peers", "p01", "p02", "p03", algorithm)), shown
+
+    assert second.interrupt() == 130
+    assert second.lines[-1].endswith("samples: asked to end by Ctrl-C")
+    until(lambda: any("p02 has left" in line for line in first.lines), first.lines)
+    before = {row.member.peer: row.member.steps for row in swarm(address).rows}
+    until(lambda: min_steps(address, "p01", "p03") > max(before.values()) + 5)
+    assert [first.interrupt(), third.interrupt()] == [130, 130]
+    said = "\n".join(first.lines + second.lines + third.lines)
+    assert "Traceback" not in said
+    assert "rror" not in said
+
+
+def min_steps(address: str, *names: str) -> int:
+    view = swarm(address)
+    steps = [row.report.hello.me.steps for row in view.rows if row.report] if view else []
+    return min(steps) if len(steps) == len(names) else 0
+
+
+def test_a_peer_says_where_it_is_how_it_goes_and_how_it_ended(terminals):
+    peer = terminals("p01", "--algorithm", "ad_psgd", "--seconds", "2")
+    assert peer.process.wait(PATIENCE_S) == 0
+    listens, joined, *progress, left = peer.lines
+    assert listens.startswith("p01 listens at 127.0.0.1:")
+    assert joined == "p01 is in, with nobody else yet"
+    assert all(line.startswith("p01: step ") and "samples/s" in line for line in progress)
+    assert progress
+    assert left.startswith("p01 has left after ")
+    assert left.endswith(": 2 s are over")
+
+
+def test_ctrl_c_while_nobody_answers_ends_at_once_without_a_traceback(terminals):
+    peer = terminals("p01", "--algorithm", "ad_psgd", "--join", "127.0.0.1:1")
+    peer.address()
+    assert peer.interrupt() == 130
+    assert len(peer.lines) == 1, peer.lines
+
+
+def test_two_peers_by_hand_see_the_data_in_different_orders():
+    from p2ptrain.config import RunConfig
+    from p2ptrain.console.training import data_seed
+
+    alone, together = RunConfig(seed=3), RunConfig(seed=3, peers=2)
+    assert data_seed(alone, "p01") != data_seed(alone, "p02")
+    assert data_seed(alone, "p01") == data_seed(alone, "p01")
+    assert data_seed(together, "p01") == data_seed(together, "p02") == 3
