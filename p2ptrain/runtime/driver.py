@@ -51,6 +51,9 @@ from p2ptrain.runtime.metrics import Metrics
 PARK_S = 2.0
 """A stream may come before the message that forms its group; it waits so long."""
 
+SHORT = 1 << 18
+"""Copying so many numbers takes less time than a hop to the worker thread and back."""
+
 MAX_PARKED = 64
 MAX_STATE_BYTES = 1 << 36
 
@@ -486,7 +489,7 @@ class Driver:
             raise GroupBroken(Outcome.LATE, f"{ticket} was over before its result was there")
         self._committing[ticket] = None
         if what is What.GRADIENTS:
-            self.averaged_anything = await self._offload(
+            self.averaged_anything = await self._copy(
                 lambda: self.replica.import_gradients(mean_V[:-2])
             )
             self.agreed_to_end = bool(mean_V[-2] > 0)
@@ -504,7 +507,7 @@ class Driver:
             vector_V = np.empty(self.replica.gradient_size + 2, np.float32)
             vector_V[-2:] = self.wants_to_end, self._progress_of(members)
             contributes = self.contributes
-            await self._offload(lambda: self.replica.export_gradients(vector_V[:-2], contributes))
+            await self._copy(lambda: self.replica.export_gradients(vector_V[:-2], contributes))
             return vector_V, self.replica.updates
         vector_M = np.empty(self.replica.model_size, np.float32)
         updates = await self._offload(lambda: self.replica.snapshot(vector_M))
@@ -514,6 +517,11 @@ class Driver:
                 "lower the learning rate or clip gradients"
             )
         return vector_M, updates
+
+    async def _copy(self, function: Callable[[], T]) -> T:
+        """Copy gradients: nobody else wants them now, so a short copy is made here and at once."""
+        short = self.replica.gradient_size <= SHORT
+        return function() if short else await self._offload(function)
 
     def _progress_of(self, members: tuple[PeerId, ...]) -> int:
         """A number whose mean over `members` is the samples of the swarm, this step's included."""
