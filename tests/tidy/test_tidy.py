@@ -75,7 +75,10 @@ def test_no_file_is_long_enough_to_hide_a_second_noun():
     assert not long
 
 
-@pytest.mark.parametrize("name", ["README.md", "CHANGELOG.md", "docs/architecture.md"])
+PAGES = ["README.md", "CHANGELOG.md", *(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("name", sorted(PAGES))
 def test_every_file_that_a_page_links_to_exists(name):
     page = ROOT / name
     links = [part.split(")")[0] for part in page.read_text().split("](")[1:]]
