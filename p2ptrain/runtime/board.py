@@ -12,6 +12,9 @@ WINDOW_S: Seconds = 10.0
 MAX_STEPS = 4096
 """Of one window: a rate over fewer steps is as good, and a list that grows is not."""
 
+NO_FAILURE = ("busy", "yielded", "withdrawn")
+"""How an attempt ends every day, without anybody's fault."""
+
 
 @dataclass(frozen=True, slots=True)
 class Recently:
@@ -38,7 +41,7 @@ class Board:
         self.disagreement_l2: float | None = None
         self.groups_done = 0
         self.groups_failed = 0
-        """Formed, but without a result; that somebody was busy is no failure."""
+        """That somebody was busy is no failure."""
         self.warning = ""
 
     @property
@@ -84,7 +87,7 @@ class Board:
 
     def _note_group(self, fields: dict[str, Any]) -> None:
         if fields["outcome"] != "done":
-            self.groups_failed += fields["outcome"] not in ("busy", "withdrawn")
+            self.groups_failed += fields["outcome"] not in NO_FAILURE
             return
         self.groups_done += 1
         self.partners = tuple(name for name in fields["members"] if name != self._me)

@@ -116,30 +116,20 @@ def test_two_train_together_a_third_takes_over_and_takes_part(terminals, tmp_pat
     assert second.interrupt() == 130
     assert second.lines[-1].endswith("samples: asked to end by Ctrl-C")
     until(lambda: any("p02 has left" in line for line in first.lines), first.lines)
-    before = {row.member.peer: row.member.steps for row in swarm(address).rows}
-    until(lambda: min_steps(address, "p01", "p03") > max(before.values()) + 5)
+    before = steps_of(address)
+    until(lambda: all(steps_of(address).get(p, 0) > before[p] + 5 for p in ("p01", "p03")))
     assert [first.interrupt(), third.interrupt()] == [130, 130]
+    assert first.lines[1] == "p01 is in, with nobody else yet"
+    assert first.lines[2].startswith("p01: step ")
     said = "\n".join(first.lines + second.lines + third.lines)
     assert "Traceback" not in said
     assert "rror" not in said
 
 
-def min_steps(address: str, *names: str) -> int:
+def steps_of(address: str) -> dict[str, int]:
     view = swarm(address)
-    steps = [row.report.hello.me.steps for row in view.rows if row.report] if view else []
-    return min(steps) if len(steps) == len(names) else 0
-
-
-def test_a_peer_says_where_it_is_how_it_goes_and_how_it_ended(terminals):
-    peer = terminals("p01", "--algorithm", "ad_psgd", "--seconds", "2")
-    assert peer.process.wait(PATIENCE_S) == 0
-    listens, joined, *progress, left = peer.lines
-    assert listens.startswith("p01 listens at 127.0.0.1:")
-    assert joined == "p01 is in, with nobody else yet"
-    assert all(line.startswith("p01: step ") and "samples/s" in line for line in progress)
-    assert progress
-    assert left.startswith("p01 has left after ")
-    assert left.endswith(": 2 s are over")
+    reports = [row.report for row in view.rows if row.report] if view else []
+    return {report.hello.me.peer: report.hello.me.steps for report in reports}
 
 
 def test_ctrl_c_while_nobody_answers_ends_at_once_without_a_traceback(terminals):
