@@ -10,7 +10,7 @@ demo: $(READY)  ## train with all-reduce and with gossip beside a straggler; wri
 	$(BIN)/p2plab run launcher/scenarios/one_slow.toml --out runs/demo --check
 
 test: $(READY)  ## everything that CI runs
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 protos: $(READY)  ## regenerate p2ptrain/net/_pb from protos/
 	$(BIN)/python tests/tidy/generate_protos.py p2ptrain/net/_pb

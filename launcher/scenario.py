@@ -163,6 +163,7 @@ class Scenario:
             algorithm_options=self.options.get(algorithm, {}),
             seed=self.seed,
             peers=self.peers,
+            join_timeout_s=30.0 + 10.0 * self.peers,  # they all import torch at once
             out=str(folder.resolve()),
             snapshot_every_s=self.snapshot_every_s,
             training=self.training,

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -15,6 +16,17 @@ def pytest_asyncio_loop_factories(
     if item.get_closest_marker("sockets"):
         return {"real": asyncio.SelectorEventLoop}
     return {"virtual": VirtualLoop}
+
+
+STARTS_PROCESSES = ("integration", "docs", "integrations", "test_cli.py", "test_ddp.py")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Under xdist what starts processes runs one after the other: importing torch takes a core."""
+    for item in items:
+        if any(part in STARTS_PROCESSES for part in Path(item.path).parts):
+            item.add_marker(pytest.mark.xdist_group("processes"))
 
 
 # `--hypothesis-profile=dev` looks elsewhere each time; `night` looks for long.

@@ -15,12 +15,12 @@ import pytest
 from p2ptrain.console.status import View, look
 from p2ptrain.errors import P2PTrainError
 
-pytestmark = [pytest.mark.sockets, pytest.mark.slow]
+pytestmark = [pytest.mark.sockets, pytest.mark.slow, pytest.mark.timeout(400)]
 
 PACE = "[pace]\nmin_step_ms = 10\n[training]\nlearning_rate = 0.02\n"
 GUESSING = 2.3
 """Loss of a guess among ten digits."""
-PATIENCE_S = 60
+PATIENCE_S = 150
 CLOCK = time.monotonic  # noqa: TID251 - processes live in real time
 
 
