@@ -54,7 +54,10 @@ class SliceStream(Protocol):
         ...
 
     def abort(self, why: str) -> None:
-        """End the stream now, on both sides; the other side is told `why`. Idempotent."""
+        """End the stream now, on both sides. Idempotent.
+
+        A caller is told `why`; a callee may learn only that the caller hung up (gRPC's cancel).
+        """
         ...
 
 
