@@ -5,6 +5,11 @@ member that owns a share receives it from everyone else, reduces it and sends th
 member sends and receives 2 n (g - 1) / g numbers, the least that an all-reduce can do (Patarasuk
 and Yuan, JPDC 2009). A share travels in slices, in order, so that one slice is on the wire while
 another is being reduced; both sides cut alike, so a slice needs no header.
+
+A pair, and any group whose vector is short, *swaps* instead: each member sends its whole vector to
+each other one and reduces everything itself. That is half of the messages and one hop less for
+n (g - 1) numbers, which for a pair is the same and for a short vector costs less than a message
+does.
 """
 
 from dataclasses import dataclass
@@ -22,6 +27,17 @@ class Span:
     @property
     def size(self) -> int:
         return self.stop - self.start
+
+
+SWAP_EXTRA = 1 << 17
+"""A group swaps if that moves at most so many numbers more per member. Larger: bytes that a slow
+link feels; smaller: more messages, each of which costs what ten thousands of numbers do."""
+
+
+def is_swapped(vector_size: int, member_count: int) -> bool:
+    """True if members swap whole vectors; the same at all of them, since it follows from sizes."""
+    least = 2 * vector_size * (member_count - 1) // member_count
+    return vector_size > 0 and vector_size * (member_count - 1) - least <= SWAP_EXTRA
 
 
 def share(vector_size: int, member_count: int, index: int) -> Span:

@@ -45,11 +45,8 @@ from p2ptrain.net.wire import (
 )
 from p2ptrain.runtime.accounts import Accounts, Attempt
 from p2ptrain.runtime.admission import cannot_reach, knock, objection, swarm_digest
-from p2ptrain.runtime.exchange import Exchange, ExchangeConfig, GroupBroken
+from p2ptrain.runtime.exchange import ARRIVAL_S, Exchange, ExchangeConfig, GroupBroken
 from p2ptrain.runtime.metrics import Metrics
-
-PARK_S = 2.0
-"""A stream may come before the message that forms its group; it waits so long."""
 
 SHORT = 1 << 18
 """Copying so many numbers takes less time than a hop to the worker thread and back."""
@@ -405,7 +402,7 @@ class Driver:
         member = self._machine.membership.member(effect.peer)
         if member and effect.state >= MemberState.GONE:
             # Not at once: the last slices of one that leaves may be on the way.
-            self._loop.call_later(PARK_S, self._forget, member)
+            self._loop.call_later(ARRIVAL_S, self._forget, member)
 
     def _forget(self, member: Member) -> None:
         now = self._machine.membership.member(member.peer)
@@ -613,7 +610,7 @@ class Driver:
             raise RefusedError(f"{self.name} has {MAX_PARKED} streams waiting for their groups")
         self._parked += 1
         try:
-            async with asyncio.timeout(PARK_S):
+            async with asyncio.timeout(ARRIVAL_S):
                 while ticket not in self._exchanges:
                     await self._wait_for_news()
         except TimeoutError as error:

@@ -6,12 +6,15 @@ the stream go the caller's slices of that share, down it come their means:
     caller i  ── slices of share j, one by one ──►  owner j   waits for slice k of all members,
               ◄── means of the same slices ───────            reduces it, sends the mean to all
 
+Where members swap whole vectors, one stream per pair does, opened by the later by name, and each
+member reduces all slices itself.
+
 While slice k is being reduced, later ones are on the wire; a receiver that falls behind by `WINDOW`
 slices stops reading, so memory is bounded and only this group waits.
 
 The vector that a member contributes is never written: means go into a buffer of their own, and only
 a complete buffer is a result. A broken group therefore leaves no trace. All members hold bitwise
-the same mean, since each slice is reduced once, by its owner, in the order of the members' names.
+the same mean, since each slice is reduced in the order of the members' names, wherever it is.
 
 Legend of shapes: ``V`` numbers of the vector, ``S`` of one slice.
 """
@@ -25,7 +28,7 @@ import numpy as np
 
 from p2ptrain.compute.replica import Vector
 from p2ptrain.core.events import Outcome
-from p2ptrain.core.slices import Span, share, slices
+from p2ptrain.core.slices import Span, is_swapped, share, slices
 from p2ptrain.errors import CodecError, ConfigError, RefusedError, TransportError
 from p2ptrain.ids import PeerId, Seconds, Ticket
 from p2ptrain.net.transport import SliceStream
@@ -34,6 +37,10 @@ from p2ptrain.runtime.scope import Scope
 
 WINDOW = 8
 """Slices of one member that wait to be reduced, at most."""
+
+ARRIVAL_S: Seconds = 2.0
+"""Members learn of their group within so long of each other: a stream that comes before its group
+waits so long, and so does a group for a stream."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,10 +105,14 @@ class Exchange:
         self.sent_bytes = 0
         self.received_bytes = 0
         loop = asyncio.get_running_loop()
+        self._swaps = is_swapped(len(vector_V), len(members))
         self._mine = slices(self._share(me), slice_size)
         self._parts: list[dict[PeerId, Vector]] = [{} for _ in self._mine]
         self._reduced = [loop.create_future() for _ in self._mine]
-        self._incoming = {peer: loop.create_future() for peer in members if peer != me}
+        callers = (peer for peer in members if peer != me and not (self._swaps and peer < me))
+        self._incoming: dict[PeerId, asyncio.Future[SliceStream]] = {
+            peer: loop.create_future() for peer in callers
+        }
         self._served = {peer: loop.create_future() for peer in self._incoming}
         self._streams: list[SliceStream] = []
 
@@ -118,11 +129,11 @@ class Exchange:
             async with Scope() as scope:
                 for index, span in enumerate(self._mine):
                     self._contribute(index, self._me, self._vector_V[span.start : span.stop])
-                for peer in self._incoming:
-                    if self._share(peer).size:
-                        scope.start(self._ask_owner(scope, peer, open_stream))
-                    if self._mine:
-                        scope.start(self._serve_caller(scope, peer))
+                for peer in self._members:
+                    if peer != self._me and self._swaps:
+                        scope.start(self._swap(scope, peer, open_stream))
+                    elif peer != self._me:
+                        self._reduce_scatter(scope, peer, open_stream)
             broken = ""
         except GroupBroken as error:
             broken = error.why
@@ -150,39 +161,71 @@ class Exchange:
         waiting.set_result(stream)
         await asyncio.shield(self._served[opening.sender])
 
+    # --- whole vectors ----------------------------------------------------------------------------
+
+    async def _swap(self, scope: Scope, peer: PeerId, open_stream: OpenStream) -> None:
+        waits = peer in self._incoming
+        stream = await (self._called_by(peer) if waits else self._call(peer, open_stream))
+        sending = scope.start(self._send_all(peer, stream, self._mine))
+        await self._take_parts(peer, stream)
+        await sending
+        if waits:
+            self._served[peer].set_result(None)
+
     # --- our part of others' shares ---------------------------------------------------------------
+
+    def _reduce_scatter(self, scope: Scope, peer: PeerId, open_stream: OpenStream) -> None:
+        if self._share(peer).size:
+            scope.start(self._ask_owner(scope, peer, open_stream))
+        if self._mine:
+            scope.start(self._serve_caller(scope, peer))
 
     async def _ask_owner(self, scope: Scope, owner: PeerId, open_stream: OpenStream) -> None:
         spans = slices(self._share(owner), self._slice_size)
-        try:
-            stream = await open_stream(owner, self._opening())
-        except (TransportError, RefusedError) as error:
-            raise self._broken(owner, "opening its stream", error) from error
-        self._streams.append(stream)
+        stream = await self._call(owner, open_stream)
         scope.start(self._send_all(owner, stream, spans))
         for span in spans:
             slice_S = await self._receive(owner, stream, span, "sending means")
             self.mean_V[span.start : span.stop] = slice_S
         await self._expect_end(owner, stream)
 
-    async def _send_all(self, owner: PeerId, stream: SliceStream, spans: tuple[Span, ...]) -> None:
+    async def _call(self, peer: PeerId, open_stream: OpenStream) -> SliceStream:
+        try:
+            stream = await open_stream(peer, self._opening())
+        except (TransportError, RefusedError) as error:
+            raise self._broken(peer, "opening its stream", error) from error
+        self._streams.append(stream)
+        return stream
+
+    async def _called_by(self, peer: PeerId) -> SliceStream:
+        try:
+            async with asyncio.timeout(ARRIVAL_S):
+                return await self._incoming[peer]
+        except TimeoutError as error:
+            why = f"{peer} opened no stream within {ARRIVAL_S:g} s"
+            raise GroupBroken(Outcome.LATE, why) from error
+
+    async def _send_all(self, peer: PeerId, stream: SliceStream, spans: tuple[Span, ...]) -> None:
         for span in spans:
             slice_S = self._vector_V[span.start : span.stop]
-            await self._send(owner, stream, slice_S, last=span is spans[-1])
+            await self._send(peer, stream, slice_S, last=span is spans[-1])
 
     # --- our own share ----------------------------------------------------------------------------
 
     async def _serve_caller(self, scope: Scope, caller: PeerId) -> None:
-        stream = await self._incoming[caller]
+        stream = await self._called_by(caller)
         returning = scope.start(self._return_means(caller, stream))
+        await self._take_parts(caller, stream)
+        await returning
+        self._served[caller].set_result(None)
+
+    async def _take_parts(self, peer: PeerId, stream: SliceStream) -> None:
         for index, span in enumerate(self._mine):
             if index >= WINDOW:
                 await self._reduced[index - WINDOW]
-            slice_S = await self._receive(caller, stream, span, "sending its part")
-            self._contribute(index, caller, slice_S)
-        await self._expect_end(caller, stream)
-        await returning
-        self._served[caller].set_result(None)
+            slice_S = await self._receive(peer, stream, span, "sending its part")
+            self._contribute(index, peer, slice_S)
+        await self._expect_end(peer, stream)
 
     def _contribute(self, index: int, member: PeerId, slice_S: Vector) -> None:
         """Take one member's slice in; the last one reduces it."""
@@ -250,6 +293,9 @@ class Exchange:
     # --- small things -----------------------------------------------------------------------------
 
     def _share(self, peer: PeerId) -> Span:
+        """What `peer` reduces."""
+        if self._swaps:
+            return Span(0, len(self._vector_V))
         return share(len(self._vector_V), len(self._members), self._members.index(peer))
 
     def _opening(self) -> AverageOpening:

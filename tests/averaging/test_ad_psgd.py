@@ -191,7 +191,7 @@ async def test_late_words_between_slow_streams_tear_no_average(seed: int):
     link = Link(latency_s=0.15, jitter_s=0.6, duplication=0.5)
     world = await build(3, "ad_psgd", seed=seed, link=link)
     books = Books(world)
-    await world.train(100, steps_of(0.1), books.injecting(100))
+    await world.train(200, steps_of(0.1), books.injecting(200))
     np.testing.assert_allclose(sum_of(world), books.due_M, rtol=1e-5)
     assert len(meetings(world)) == 3
     await world.close()

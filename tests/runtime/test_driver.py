@@ -13,7 +13,8 @@ from p2ptrain.core.messages import Member, MemberState, Phase
 from p2ptrain.errors import RefusedError, StateError, TransportError
 from p2ptrain.ids import Address, PeerId, Ticket
 from p2ptrain.net.wire import AverageOpening, Envelope, Hello, StateOpening
-from p2ptrain.runtime.driver import MAX_PARKED, PARK_S
+from p2ptrain.runtime.driver import MAX_PARKED
+from p2ptrain.runtime.exchange import ARRIVAL_S
 from p2ptrain.sim.loop import run
 from p2ptrain.sim.network import SimTransport
 from p2ptrain.sim.replica import VectorReplica
@@ -157,7 +158,7 @@ async def test_a_stream_under_a_stale_ticket_is_refused_after_a_bounded_wait():
     stream = await b.driver._transport.open(a.address, average(a, Ticket(PeerId("b"), 9, 9)))
     with pytest.raises(RefusedError, match="a is not in b#9"):
         await stream.receive()
-    assert asyncio.get_running_loop().time() - before == pytest.approx(PARK_S, abs=0.1)
+    assert asyncio.get_running_loop().time() - before == pytest.approx(ARRIVAL_S, abs=0.1)
     assert a.driver._parked == 0
     await world.close()
 
@@ -167,7 +168,7 @@ async def test_a_stream_that_comes_before_its_group_is_formed_waits_for_it(monke
     slow = a.driver._contribution
 
     async def contribute_late(what, members):
-        await asyncio.sleep(PARK_S / 2)
+        await asyncio.sleep(ARRIVAL_S / 2)
         return await slow(what, members)
 
     monkeypatch.setattr(a.driver, "_contribution", contribute_late)

@@ -6,14 +6,25 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from p2ptrain.core import slices as slices_module
 from p2ptrain.core.events import Outcome
 from p2ptrain.core.slices import share
 from p2ptrain.errors import ConfigError, RefusedError
 from p2ptrain.ids import PeerId, Ticket
 from p2ptrain.net.transport import SliceStream
 from p2ptrain.net.wire import AverageOpening
-from p2ptrain.runtime.exchange import WINDOW, Exchange, ExchangeConfig, GroupBroken
+from p2ptrain.runtime.exchange import ARRIVAL_S, WINDOW, Exchange, ExchangeConfig, GroupBroken
 from p2ptrain.sim.network import SimNetwork
+
+WAYS = {"swap": slices_module.SWAP_EXTRA, "reduce-scatter": -1}
+
+
+@pytest.fixture(params=WAYS, autouse=True)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Every test of this file runs in both ways: the vectors are short, so swapping is the rule."""
+    monkeypatch.setattr(slices_module, "SWAP_EXTRA", WAYS[request.param])
+    return request.param
+
 
 TICKET = Ticket(PeerId("p0"), 1, 1)
 
@@ -102,17 +113,19 @@ async def test_all_members_get_bitwise_the_same_mean(size, members):
 
 
 @pytest.mark.parametrize("members", [2, 3, 8])
-async def test_each_number_is_moved_as_often_as_an_all_reduce_must(members):
+async def test_each_number_is_moved_as_often_as_its_way_needs(members, way):
     size = 24 * members
     group = Group(vectors(size, members), slice_size=5)
     await group.run()
     for member in group.members.values():
-        expected = 2 * 4 * size * (members - 1) // members
+        swapped = 4 * size * (members - 1)
+        expected = swapped if way == "swap" else 2 * swapped // members
         assert member.exchange.sent_bytes == expected
         assert member.exchange.received_bytes == expected
 
 
-async def test_a_vector_smaller_than_the_group_is_reduced_by_those_who_have_a_share():
+async def test_a_vector_smaller_than_the_group_is_reduced_by_those_who_have_a_share(monkeypatch):
+    monkeypatch.setattr(slices_module, "SWAP_EXTRA", -1)
     group = Group(vectors(3, 8))
     means = await group.run()
     assert len({mean_V.tobytes() for mean_V in means}) == 1
@@ -135,12 +148,28 @@ async def test_one_slice_or_many_give_the_same_mean():
     assert means[0][0].tobytes() == means[1][0].tobytes()
 
 
-async def test_members_may_start_at_very_different_times():
+async def test_both_ways_give_the_same_bits(monkeypatch):
+    swapped = await Group(vectors(1000, 3)).run()
+    monkeypatch.setattr(slices_module, "SWAP_EXTRA", -1)
+    assert (await Group(vectors(1000, 3)).run())[0].tobytes() == swapped[0].tobytes()
+
+
+async def test_a_member_that_never_comes_breaks_the_group_in_two_seconds():
+    group = Group(vectors(12, 2))
+    await group.start()
+    p0, p1 = group.members.values()
+    p1.accept = lambda *_: asyncio.sleep(100.0)  # alive, and silent
+    with pytest.raises(GroupBroken, match=r"p1 opened no stream within 2 s") as caught:
+        await p0.run()
+    assert caught.value.outcome is Outcome.LATE
+
+
+async def test_members_may_start_at_different_times():
     group = Group(vectors(10, 3))
     await group.start()
 
     async def run_late(index: int, member: Member) -> np.ndarray:
-        await asyncio.sleep(7.0 * index)
+        await asyncio.sleep(0.9 * index)
         return await member.run()
 
     late = [run_late(index, member) for index, member in enumerate(group.members.values())]
@@ -213,20 +242,20 @@ async def test_a_member_that_refuses_is_named_with_its_reason():
     group = Group(vectors(10, 2))
 
     async def refuse(opening, stream):
-        raise RefusedError("p1 is not in p0#1")
+        raise RefusedError("p0 is not in p0#1")
 
-    group.members[PeerId("p1")].accept = refuse
+    group.members[PeerId("p0")].accept = refuse
     await group.start()
-    with pytest.raises(GroupBroken, match=r"p1.*p1 is not in p0#1") as caught:
-        await group.members[PeerId("p0")].run()
+    with pytest.raises(GroupBroken, match=r"p0.*p0 is not in p0#1") as caught:
+        await group.members[PeerId("p1")].run()
     assert caught.value.outcome is Outcome.REFUSED
 
 
 async def test_a_member_that_is_not_there_is_named_with_the_phase():
     group = Group(vectors(10, 2))
-    alone = group.members[PeerId("p0")]
+    alone = group.members[PeerId("p1")]
     await alone.transport.start(alone)
-    with pytest.raises(GroupBroken, match=r"p1, opening its stream, after .* s: no con") as e:
+    with pytest.raises(GroupBroken, match=r"p0, opening its stream, after .* s: no con") as e:
         await alone.run()
     assert e.value.outcome is Outcome.LOST
 
@@ -235,7 +264,7 @@ Misbehave = Callable[[SliceStream], object]
 
 
 async def scripted(script) -> BaseException:
-    """How p0's run ends if p1 serves its share well, but calls p0 as `script` says."""
+    """How p0's run ends if p1 calls p0 as `script` says."""
     group = Group(vectors(12, 2), slice_size=3)
     p0, p1 = (group.members[name] for name in group.names)
     await group.start()
@@ -273,17 +302,21 @@ async def test_a_stream_that_ends_too_early_breaks_the_group():
     assert str(error) == "p1 sent the end where a slice of 12 bytes was due"
 
 
-async def test_a_slice_too_many_breaks_the_group():
+SLICES_DUE = {"swap": 4, "reduce-scatter": 2}
+"""By p1, in a pair that averages 12 numbers in slices of 3."""
+
+
+async def test_a_slice_too_many_breaks_the_group(way):
     async def script(stream):
-        for _ in range(3):
+        for _ in range(SLICES_DUE[way] + 1):
             await stream.send(memoryview(bytes(12)))
 
     assert str(await scripted(script)) == "p1 sent more slices than its share has"
 
 
-async def test_an_abort_after_the_last_slice_is_no_end():
+async def test_an_abort_after_the_last_slice_is_no_end(way):
     async def script(stream):
-        for _ in range(2):
+        for _ in range(SLICES_DUE[way]):
             await stream.send(memoryview(bytes(12)))
         await asyncio.sleep(0.1)
         stream.abort("changed its mind")
@@ -337,10 +370,10 @@ async def test_a_fast_member_is_never_more_than_a_window_ahead_of_a_slow_one():
     p0, p1 = group.members[PeerId("p0")], group.members[PeerId("p1")]
     await group.start()
     runs = [asyncio.create_task(p0.run()), asyncio.create_task(p1.run())]
-    await asyncio.sleep(100.0)  # p2 has not come: nothing can be reduced
+    await asyncio.sleep(ARRIVAL_S / 2)  # p2 has not come: nothing can be reduced
     waiting = sum(bool(parts) for parts in p0.exchange._parts if p1.name in parts)
     assert waiting <= WINDOW
-    assert p1.exchange.sent_bytes < 4 * slices, "it was made to wait, and did not buffer"
+    assert p1.exchange.sent_bytes < 4 * size / 2, "it was made to wait, and did not buffer"
     runs.append(asyncio.create_task(group.members[PeerId("p2")].run()))
     means = await asyncio.gather(*runs)
     assert len({mean_V.tobytes() for mean_V in means}) == 1
