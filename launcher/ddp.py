@@ -55,14 +55,15 @@ from torch._C._distributed_c10d import GradBucket  # torch.distributed's own, wi
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from p2ptrain.compute.steps import SLICE_S
 from p2ptrain.compute.tasks import Batch, Task, load_task
 from p2ptrain.compute.torch_replica import TorchReplica
-from p2ptrain.compute.training import SLICE_S, build_optimizer, set_rate, threads
+from p2ptrain.compute.training import build_optimizer, set_rate, threads
 from p2ptrain.config import RunConfig, load_toml
 from p2ptrain.errors import P2PTrainError, StateError
 from p2ptrain.ids import Seconds
 from p2ptrain.runtime.metrics import JsonlMetrics
-from p2ptrain.runtime.peer import StopConfig
+from p2ptrain.runtime.settings import StopConfig
 from p2ptrain.runtime.snapshots import SnapshotWriter
 
 T = TypeVar("T")

@@ -13,7 +13,8 @@ from p2ptrain.errors import (
 )
 
 if TYPE_CHECKING:
-    from p2ptrain.runtime.peer import Peer, PeerConfig, StopConfig
+    from p2ptrain.runtime.peer import Peer
+    from p2ptrain.runtime.settings import PeerConfig, StopConfig
 
 __version__ = "0.1.0"
 
@@ -39,8 +40,12 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:  # Any: a class
     """Import torch only when a `Peer` is wanted: the protocol and the simulator do without it."""
-    if name in ("Peer", "PeerConfig", "StopConfig"):
-        from p2ptrain.runtime import peer
+    if name == "Peer":
+        from p2ptrain.runtime.peer import Peer
 
-        return getattr(peer, name)
+        return Peer
+    if name in ("PeerConfig", "StopConfig"):
+        from p2ptrain.runtime import settings
+
+        return getattr(settings, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -20,7 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 from p2ptrain.compute.pace import Pace
 from p2ptrain.compute.training import TrainingConfig
 from p2ptrain.errors import ConfigError
-from p2ptrain.runtime.peer import PeerConfig, StopConfig
+from p2ptrain.runtime.settings import PeerConfig, StopConfig
 
 T = TypeVar("T")
 

@@ -19,7 +19,7 @@ from p2ptrain.core.peer_machine import ProtocolConfig
 from p2ptrain.errors import ConfigError
 from p2ptrain.net.grpc_transport import GrpcConfig
 from p2ptrain.runtime.exchange import ExchangeConfig
-from p2ptrain.runtime.peer import StopConfig
+from p2ptrain.runtime.settings import StopConfig
 
 texts = st.text(st.characters(codec="utf-8"), max_size=40)
 keys = st.text("abcdefghijklmnopqrstuvwxyz_-0123456789", min_size=1, max_size=10)

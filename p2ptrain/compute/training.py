@@ -1,11 +1,9 @@
-"""The loop for built-in tasks: forward, backward, the pace, then the peer.
+"""How built-in tasks are trained: forward and backward of a batch, by a schedule of rates.
 
-The optimizer's step is not here: it is the peer's, which does what its algorithm asks before and
-after it (`Replica.update`). Clock and sleep are arguments, so that a test runs a slow fleet in no
-time; a program passes ``time.perf_counter`` and ``time.sleep``.
-
-A step is cut short only while it sleeps: once the peer should stop, a straggler leaves within
-`SLICE_S` seconds, and what it was computing is dropped, for it would have come too late.
+The loop around it is `compute/steps.py`; `train` runs it on the caller's thread. The optimizer's
+step is not here: it is the peer's, which does what its algorithm asks before and after it
+(`Replica.update`). Clock and sleep are arguments, so that a test runs a slow fleet in no time; a
+program passes ``time.perf_counter`` and ``time.sleep``.
 
 The learning rate follows the samples of the whole swarm, not this peer's steps: a slow peer and a
 newcomer are where everyone is. It is set before each step, so that a rate which came with another
@@ -20,23 +18,20 @@ peer's optimizer state does not stay::
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from p2ptrain.compute.pace import Pace
-from p2ptrain.compute.tasks import Batch, Task
-from p2ptrain.errors import ConfigError, StateError
+from p2ptrain.compute.steps import take_steps
+from p2ptrain.compute.tasks import Task
+from p2ptrain.errors import ConfigError, InvariantViolation, StateError
 from p2ptrain.ids import PeerId, Seconds
-
-SLICE_S: Seconds = 0.05
-"""A sleeping step asks this often whether it should stop."""
-
 
 FINAL_SHARE = 0.1
 """Where a cosine schedule ends. Not at 0: the last samples are to be learned from too."""
@@ -169,6 +164,70 @@ def set_rate(optimizer: Optimizer, rate: float) -> None:
         group["lr"] = rate
 
 
+class Learner:
+    """Gradients of one peer's batches; implements `Work`.
+
+    Args:
+        task: gives the batches of `rank` among `peers`, drawn from `seed`.
+        model: a replica of the task's model.
+        optimizer: over `model`; here its gradients are zeroed and its learning rate is set.
+        config: batch size and learning rate; the rest went into `optimizer`.
+        me: names this peer in errors.
+        rank: this peer's place in shards, 0 to ``peers - 1``.
+        peers: how many there are by the run's plan.
+        seed: the run's, shared by all peers.
+        end_samples: of the whole swarm, when the run ends by them; where the schedule leads.
+
+    Raises:
+        ConfigError: if there are more peers than samples, or the schedule does not fit the end.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        model: nn.Module,
+        optimizer: Optimizer,
+        config: TrainingConfig,
+        *,
+        me: PeerId,
+        rank: int,
+        peers: int,
+        seed: int,
+        end_samples: int | None,
+    ) -> None:
+        config.check(end_samples)
+        self._task = task
+        self._model = model
+        self._optimizer = optimizer
+        self._config = config
+        self._me = me
+        self._end_samples = end_samples
+        self._batches = task.batches(rank, peers, config.batch_size, seed)
+
+    def compute(self, step: int) -> tuple[int, float | None]:
+        """Forward and backward of the next batch; its samples, and its loss.
+
+        Raises:
+            StateError: if the loss is not finite; no such gradient has left this peer.
+        """
+        batch = next(self._batches)
+        self._optimizer.zero_grad()
+        loss = self._task.loss(self._model, batch)
+        value = float(loss.detach())
+        if not math.isfinite(value):
+            rate = float(self._optimizer.param_groups[0]["lr"])
+            raise StateError(
+                f"{self._me}: the loss of step {step} is {value}; "
+                f"lower learning_rate (now {rate:g})"
+            )
+        loss.backward()  # type: ignore[no-untyped-call]  # torch has no types here
+        return len(batch[1]), value
+
+    def prepare(self, progress: int) -> None:
+        """Set the rate anew, whatever rate came with another peer's optimizer state."""
+        set_rate(self._optimizer, self._config.rate_at(progress, self._end_samples))
+
+
 def train(
     task: Task,
     model: nn.Module,
@@ -185,74 +244,55 @@ def train(
     clock: Callable[[], Seconds],
     sleep: Callable[[Seconds], None],
 ) -> None:
-    """Train until the peer should stop, on this thread.
+    """Train until the peer should stop, on this thread; arguments as of `Learner`, `take_steps`.
 
-    Args:
-        task: gives the batches of `rank` among `peers`, drawn from `seed`.
-        model: a replica of the task's model, the one behind `peer`.
-        optimizer: over `model`; here its gradients are zeroed and its learning rate is set.
-        peer: `step` is called once for each batch, gradients ready.
-        config: batch size, learning rate, clipping and threads; the rest went into `optimizer`.
-        pace: how long each step is made to last.
-        me: names this peer in errors.
-        rank: this peer's place in shards and pace, 0 to ``peers - 1``.
-        peers: how many there are by the run's plan.
-        seed: the run's, shared by all peers.
-        end_samples: of the whole swarm, when the run ends by them; where the schedule leads.
-        clock: any monotonic clock.
-        sleep: waits so many of its seconds and leaves the processor free.
+    `peer` is the one around `model`; its `step` is called once for each batch, gradients ready.
+    `sleep` blocks for so many of the clock's seconds, and leaves the processor free.
 
     Raises:
-        StateError: if the loss is not finite; no such gradient has left this peer.
+        StateError: if the loss is not finite.
         ConfigError: if `rank`, `peers` or the stragglers do not fit together, or the schedule and
             the end.
     """
+    where = {"rank": rank, "peers": peers, "seed": seed}
     pace.check(peers)
-    config.check(end_samples)
-    batches = task.batches(rank, peers, config.batch_size, seed)
+    learner = Learner(task, model, optimizer, config, me=me, end_samples=end_samples, **where)
+
+    async def nap(duration_s: Seconds) -> None:
+        sleep(duration_s)
+
     with threads(config.threads):
-        step = 0
-        while not peer.should_stop:
-            started = clock()
-            batch = next(batches)
-            optimizer.zero_grad()
-            loss = _backward(task, model, batch, me, step, optimizer)
-            compute_s = clock() - started
-            duration_s = pace.step_s(compute_s, rank, step, peers, seed)
-            if not _slept_until(started + duration_s, peer, clock, sleep):
-                return
-            set_rate(optimizer, config.rate_at(peer.progress, end_samples))
-            peer.step(samples=len(batch[1]), loss=loss, clip=config.clip)
-            step += 1
-
-
-def _backward(
-    task: Task, model: nn.Module, batch: Batch, me: PeerId, step: int, optimizer: Optimizer
-) -> float:
-    """Forward and backward of one batch; the loss as a number."""
-    loss = task.loss(model, batch)
-    value = float(loss.detach())
-    if not math.isfinite(value):
-        rate = float(optimizer.param_groups[0]["lr"])
-        raise StateError(
-            f"{me}: the loss of step {step} is {value}; lower learning_rate (now {rate:g})"
+        _at_once(
+            take_steps(learner, _Calling(peer, config.clip), pace, **where, clock=clock, sleep=nap)
         )
-    loss.backward()  # type: ignore[no-untyped-call]  # torch has no types here
-    return value
 
 
-def _slept_until(
-    end: Seconds,
-    peer: SteppingPeer,
-    clock: Callable[[], Seconds],
-    sleep: Callable[[Seconds], None],
-) -> bool:
-    """Sleep in slices; False if the peer should stop before `end`."""
-    while (left_s := end - clock()) > 0:
-        if peer.should_stop:
-            return False
-        sleep(min(left_s, SLICE_S))
-    return True
+class _Calling:
+    """A peer whose step blocks, as one that is awaited."""
+
+    def __init__(self, peer: SteppingPeer, clip: float | None) -> None:
+        self._peer = peer
+        self._clip = clip
+
+    @property
+    def should_stop(self) -> bool:
+        return self._peer.should_stop
+
+    @property
+    def progress(self) -> int:
+        return self._peer.progress
+
+    async def step(self, samples: int, loss: float | None) -> None:
+        self._peer.step(samples=samples, loss=loss, clip=self._clip)
+
+
+def _at_once(work: Coroutine[Any, Any, None]) -> None:  # Any: it never yields, nor is sent anything
+    """Run a coroutine that blocks where others would wait: it ends before it yields anything."""
+    try:
+        work.send(None)
+    except StopIteration:
+        return
+    raise InvariantViolation("a loop on the caller's thread waited for an event loop")
 
 
 @contextmanager

@@ -11,7 +11,6 @@ The main thread waits for the protocol only where the algorithm says so, inside 
 
 import asyncio
 import difflib
-import math
 import os
 import signal
 import socket
@@ -19,9 +18,8 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from pathlib import Path
-from random import Random
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -29,22 +27,15 @@ import uvloop
 
 from p2ptrain.averaging.base import load_algorithm
 from p2ptrain.compute.torch_replica import TorchReplica
-from p2ptrain.core.messages import Phase
-from p2ptrain.core.peer_machine import ProtocolConfig
-from p2ptrain.errors import CodecError, ConfigError, LocalProtocolError
-from p2ptrain.ids import Address, PeerId, Seconds
-from p2ptrain.net import wire
-from p2ptrain.net.grpc_transport import GrpcConfig, GrpcTransport
-from p2ptrain.net.wire import MAX_NAME
+from p2ptrain.errors import ConfigError, LocalProtocolError
+from p2ptrain.ids import Address, PeerId
+from p2ptrain.net.grpc_transport import GrpcTransport
 from p2ptrain.runtime.board import Board
-from p2ptrain.runtime.boundary import Boundary
 from p2ptrain.runtime.desk import DriverDesk
-from p2ptrain.runtime.driver import Driver
-from p2ptrain.runtime.exchange import ExchangeConfig
+from p2ptrain.runtime.life import Life, Surroundings
 from p2ptrain.runtime.metrics import JsonlMetrics, Metrics, TeeMetrics
 from p2ptrain.runtime.prometheus import PrometheusMetrics
-from p2ptrain.runtime.snapshots import SnapshotWriter
-from p2ptrain.runtime.swarm import DriverSwarm
+from p2ptrain.runtime.settings import PeerConfig
 from p2ptrain.runtime.tensorboard import TensorBoardMetrics
 
 if TYPE_CHECKING:
@@ -58,102 +49,6 @@ INTERRUPTED_GRACE_S = 0.5
 """Whoever presses Ctrl-C in a peer that leaves is not made to wait longer."""
 
 _Sink = JsonlMetrics | PrometheusMetrics | TensorBoardMetrics
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StopConfig:
-    """When a run ends by itself; whatever comes first."""
-
-    samples: int | None = None
-    """Samples of the whole swarm."""
-
-    seconds: Seconds | None = None
-    """Seconds from this peer's first step."""
-
-    def __post_init__(self) -> None:
-        for name in ("samples", "seconds"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise ConfigError(f"stop {name} = {value} must be above 0")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeerConfig:
-    """Everything about a peer that is not its model."""
-
-    name: str = ""
-    """Unique in the swarm; by default host and process number."""
-
-    algorithm: str = "ad_psgd"
-    """A file of `p2ptrain/averaging`, or ``package.module:Class``."""
-
-    algorithm_options: dict[str, Any] = field(default_factory=dict)  # Any: the algorithm checks
-
-    listen: str = "127.0.0.1:0"
-    """``host:port`` to listen on; port 0 takes a free one."""
-
-    advertise: str = ""
-    """What other peers should use, if it is not `listen`; port 0 stands for the real port."""
-
-    join: tuple[str, ...] = ()
-    """Addresses of peers that are in; one that answers is enough. Empty: the first of a swarm."""
-
-    join_timeout_s: Seconds = 30.0
-    """How long to try to join, and to wait for `peers`."""
-
-    peers: int = 1
-    """How many start together: the first step waits until so many are here, or others train."""
-
-    seed: int = 0
-    """Of this peer's choices; mixed with its name."""
-
-    serve: bool = True
-    """After its own training, serve the others until all are done."""
-
-    out: str = ""
-    """Folder for ``<name>.jsonl`` and ``<name>.snapshots``; empty: no files."""
-
-    metrics_port: int | None = None
-    """Port of a Prometheus endpoint on the host of `listen`; 0 takes a free one. None: no endpoint.
-    Whoever reaches it can read it: there is no password."""
-
-    tensorboard: str = ""
-    """Folder for TensorBoard scalars, one run (``<name>``) per peer; empty: none."""
-
-    snapshot_every_s: Seconds = 0.5
-    """How often a row is added to the snapshots. Too small: the disk; too large: a coarse curve."""
-
-    leave_grace_s: Seconds = 5.0
-    """How long a leaving peer lets a running average end."""
-
-    stop: StopConfig = field(default_factory=StopConfig)
-    protocol: ProtocolConfig = field(default_factory=ProtocolConfig)
-    exchange: ExchangeConfig = field(default_factory=ExchangeConfig)
-    network: GrpcConfig = field(default_factory=GrpcConfig)
-
-    def __post_init__(self) -> None:
-        if any(c.isspace() or not c.isprintable() or c in "/\\" for c in self.name):
-            raise ConfigError(f"name = {self.name!r} must be printable, without spaces or slashes")
-        if len(self.name) > MAX_NAME:
-            raise ConfigError(f"name = {self.name!r} must be at most {MAX_NAME} characters long")
-        for host in self.join:
-            try:
-                wire.address(host)
-            except CodecError as error:
-                raise ConfigError(f"join = {error}") from error
-        if self.peers < 1:
-            raise ConfigError(f"peers = {self.peers} must be 1 or more")
-        if self.metrics_port is not None and not 0 <= self.metrics_port < 65536:
-            raise ConfigError(f"metrics_port = {self.metrics_port} is no port; write 0 to 65535")
-        for key in ("join_timeout_s", "snapshot_every_s", "leave_grace_s"):
-            value = getattr(self, key)
-            if not 0 < value < math.inf:
-                raise ConfigError(f"{key} = {value} must be above 0")
-        if self.listen.startswith(("0.0.0.0:", "[::]:")) and not self.advertise:
-            raise ConfigError(
-                f"listen = {self.listen!r} is every address and none that others can use; "
-                "add advertise = 'host:port' as they reach this peer"
-            )
 
 
 class Peer:
@@ -190,15 +85,29 @@ class Peer:
         self.config = config or _config_from(settings)
         self.name = PeerId(self.config.name or f"{socket.gethostname()}-{os.getpid()}")
         self.replica = TorchReplica(model, optimizer)
-        self._algorithm = load_algorithm(self.config.algorithm, self.config.algorithm_options)
+        algorithm = load_algorithm(self.config.algorithm, self.config.algorithm_options)
         self._sinks = self._open_sinks()
         self._board = Board(time.monotonic)
         self._metrics = TeeMetrics(self._board, *([metrics] if metrics else []), *self._sinks)
         self._protocol = _ProtocolThread()
-        self._stop_why = ""
+        self._life = Life(
+            self.name,
+            self.config,
+            algorithm,
+            self.replica,
+            self._metrics,
+            Surroundings(
+                clock=time.monotonic,
+                unix_clock=time.time,
+                incarnation=time.time_ns() // 1_000_000,
+                cross=self._protocol,
+                offload=self._protocol.offload,
+            ),
+            device=self.replica.device,
+            snapshots=bool(self.config.out),
+        )
         self._steps_after_stop = 0
         self._accumulated = 0
-        self._began_at: Seconds | None = None
         self._old_handler: Any = None  # Any: what signal.signal returns
         self.address = Address("")
         self.metrics_address = Address("")
@@ -214,17 +123,12 @@ class Peer:
         all peers see the same number at the same version; under others a peer's own samples count
         at once, those of others when they are heard of.
         """
-        known = self._driver.progress
-        return known if self._is_synchronous else max(known, self._boundary.totals.samples)
-
-    @property
-    def _is_synchronous(self) -> bool:
-        return self._algorithm.averages == "gradients"
+        return self._life.progress
 
     @property
     def averages(self) -> str:
         """What this peer's algorithm averages: ``models`` or ``gradients``."""
-        return self._algorithm.averages
+        return self._life.averages
 
     @property
     def should_stop(self) -> bool:
@@ -232,22 +136,7 @@ class Peer:
 
         Under a synchronous algorithm peers agree on the last step, and make it together.
         """
-        if not self._stop_why:
-            self._stop_why = self._reason_to_stop()
-        return bool(self._stop_why)
-
-    def _reason_to_stop(self) -> str:
-        stop, driver = self.config.stop, self._driver
-        if stop.samples is not None and self.progress >= stop.samples:
-            return f"the swarm has trained {self.progress} samples"
-        if driver.agreed_to_end:
-            return "the swarm agreed to end"
-        began = time.monotonic() if self._began_at is None else self._began_at
-        late = stop.seconds is not None and time.monotonic() - began >= stop.seconds
-        if late and self._is_synchronous:
-            driver.wants_to_end = True  # all will know with the next average
-            return ""
-        return f"{stop.seconds:g} s are over" if late else ""
+        return self._life.should_stop
 
     def step(
         self,
@@ -270,18 +159,19 @@ class Peer:
             SystemExit: if the process was asked to end and the loop does not look at `should_stop`.
             LocalProtocolError: outside of the with block.
         """
-        if self._began_at is None:
+        life = self._life
+        if not life.has_begun:
             raise LocalProtocolError("step belongs inside `with peer:`, where the peer has joined")
-        if self._driver.stopping:
+        if life.driver.stopping:
             self._steps_after_stop += 1
             if self._steps_after_stop > 1:
                 raise SystemExit(0)
         finite = self.replica.unscale(scaler) if scaler else True
-        if self._is_synchronous:
-            self._driver.contributes = self._driver.contributes and finite
-        update = self.replica.optimizer_step if finite or self._is_synchronous else _no_update
+        if life.is_synchronous:
+            life.driver.contributes = life.driver.contributes and finite
+        update = self.replica.optimizer_step if finite or life.is_synchronous else _no_update
         samples, self._accumulated = samples + self._accumulated, 0
-        _run_here(self._boundary.step(samples, loss, lambda: update(clip)))
+        _run_here(life.step(samples, loss, lambda: update(clip)))
         if scaler:
             scaler.update()
 
@@ -291,8 +181,7 @@ class Peer:
 
     def stop(self, why: str) -> None:
         """Ask the loop to end, from any thread or a signal handler; a wait in `step` ends."""
-        self._stop_why = self._stop_why or why
-        self._protocol.post(self._driver.withdraw)
+        self._life.stop(why)
 
     # --- life -------------------------------------------------------------------------------------
 
@@ -306,14 +195,13 @@ class Peer:
         try:
             self._protocol.run(self._arrive())
         except BaseException:
-            self._protocol.run(self._abandon())
+            self._protocol.run(self._life.abandon())
             self._protocol.stop()
             self._close_sinks()
             raise
         if threading.current_thread() is threading.main_thread():
             self._old_handler = signal.signal(signal.SIGTERM, self._on_sigterm)
-        self._began_at = time.monotonic()
-        self._boundary.begin()
+        self._life.begin()
         return self
 
     def __exit__(
@@ -322,79 +210,33 @@ class Peer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._boundary.end()
-        asked = self._driver.stopping
-        why = f"{type(error).__name__}: {error}" if error else self._stop_why or "the loop ended"
+        life = self._life
+        life.end()
+        asked = life.driver.stopping
+        why = f"{type(error).__name__}: {error}" if error else life.why_stopped or "the loop ended"
         try:
-            self._protocol.run(self._depart(serve=not error and not asked and self.config.serve))
+            self._protocol.run(life.depart(serve=not error and not asked and self.config.serve))
         except BaseException:  # interrupted: no server may outlive its loop, and others should know
-            self._protocol.run(self._driver.leave(INTERRUPTED_GRACE_S))
+            self._protocol.run(life.driver.leave(INTERRUPTED_GRACE_S))
             raise
         finally:
             if self._old_handler is not None:
                 signal.signal(signal.SIGTERM, self._old_handler)
             self._protocol.stop()
-            self._record_end(why)
+            life.record_end(why)
             self._close_sinks()
 
     async def _arrive(self) -> None:
-        config = self.config
+        config, life = self.config, self._life
         transport = GrpcTransport(config.listen, config.advertise, config.network)
-        self._driver = Driver(
-            self.name,
-            incarnation=time.time_ns() // 1_000_000,
-            algorithm=self._algorithm,
-            algorithm_name=config.algorithm,
-            replica=self.replica,
-            transport=transport,
-            protocol=config.protocol,
-            exchange=config.exchange,
-            rng=Random(f"{config.seed}/{self.name}"),
-            offload=self._protocol.offload,
-            clock=time.monotonic,
-            metrics=self._metrics,
-        )
-        swarm = DriverSwarm(self._driver)
-        self._boundary = Boundary(
-            self._driver, swarm, self._protocol, self._metrics, time.monotonic
-        )
-        self.address = await self._driver.start()
-        transport.desk = DriverDesk(self._driver, self._board, transport, time.time, time.monotonic)
-        self._record_start()
-        hosts = [Address(host) for host in config.join if host != self.address]
-        if hosts:
-            await self._driver.join(hosts, config.join_timeout_s)
-        await self._driver.wait_for_members(config.peers, config.join_timeout_s)
-        donor = await self._driver.take_over_model()
-        if donor:
-            self._metrics.record("warning", text=f"took over the model of {donor}")
-        self._driver.describe(Phase.ARRIVING, steps=0, samples=0)  # from here on it knows progress
-        self._metrics.record("ready", members=[self.name, *self._driver.choosable()])
-        self._driver.begin_background(swarm)
-        self._snapshots = self._snapshot_writer()
-        if self._snapshots:
-            self._writing = asyncio.ensure_future(self._snapshots.repeat(config.snapshot_every_s))
-
-    async def _depart(self, serve: bool) -> None:
-        if serve:
-            await self._driver.wait_until_all_done()
-        await self._driver.leave(self.config.leave_grace_s)
-        await self._protocol.offload(self.replica.settle)
-        if self._snapshots:
-            self._writing.cancel()
-            await asyncio.gather(self._writing, return_exceptions=True)
-            await self._snapshots.write()
-            self._snapshots.close()
-
-    async def _abandon(self) -> None:
-        """Entering failed: close whatever was opened."""
-        if hasattr(self, "_driver"):
-            await self._driver.close()
+        self.address = await life.listen(transport)
+        transport.desk = DriverDesk(life.driver, self._board, transport, time.time, time.monotonic)
+        await life.join()
 
     def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
         self.stop("asked to end by SIGTERM")
 
-    # --- records ----------------------------------------------------------------------------------
+    # --- where records go -------------------------------------------------------------------------
 
     def _open_sinks(self) -> list[_Sink]:
         """Where records go by configuration."""
@@ -418,42 +260,6 @@ class Peer:
     def _close_sinks(self) -> None:
         for sink in self._sinks:
             sink.close()
-
-    def _snapshot_writer(self) -> SnapshotWriter | None:
-        if not self.config.out:
-            return None
-        path = Path(self.config.out) / f"{self.name}.snapshots"
-        return SnapshotWriter(path, self.replica, self._metrics, self._protocol.offload)
-
-    def _record_start(self) -> None:
-        self._metrics.record(
-            "started",
-            unix_s=time.time(),
-            peer=self.name,
-            address=self.address,
-            algorithm=self.config.algorithm,
-            device=self.replica.device,
-            model_size=self.replica.model_size,
-            fingerprint=self.replica.fingerprint,
-        )
-
-    def _record_end(self, why: str) -> None:
-        trainer, protocol = self._boundary.totals, self._driver.accounts
-        self._metrics.record(
-            "ended",
-            steps=trainer.steps,
-            samples=trainer.samples,
-            compute_s=trainer.compute_s,
-            wait_s=trainer.wait_s,
-            comm_s=protocol.comm_s,
-            sent_bytes=protocol.sent_bytes,
-            received_bytes=protocol.received_bytes,
-            groups_formed=protocol.groups_formed,
-            groups_failed=dict(protocol.groups_failed),
-            staleness_p50=protocol.staleness_percentile(50),
-            staleness_p99=protocol.staleness_percentile(99),
-            why=why,
-        )
 
 
 class _ProtocolThread:

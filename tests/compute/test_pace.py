@@ -1,6 +1,7 @@
 """The pace: how long steps last, and who is slow when."""
 
 from math import inf, nan
+from statistics import mean, median, stdev
 
 import pytest
 
@@ -54,6 +55,89 @@ def test_every_peer_gets_its_turn_and_seeds_differ():
     assert {rank for step in range(100) for rank in slow_ranks(straggler, step)} == set(range(8))
     seeds = [[slow_ranks(straggler, step, seed=seed) for step in range(20)] for seed in (1, 2)]
     assert seeds[0] != seeds[1]
+
+
+def test_a_log_normal_pace_has_the_mean_and_the_deviation_it_was_given():
+    pace = Pace(mean_ms=100, deviation_ms=50)
+    drawn = [pace.step_s(0.0, rank, step, 8, 0) for rank in range(8) for step in range(2500)]
+    assert mean(drawn) == pytest.approx(0.1, rel=0.01)
+    assert stdev(drawn) == pytest.approx(0.05, rel=0.03)
+    assert min(drawn) > 0
+    assert median(drawn) < 0.1, "most steps are shorter than the mean, a few much longer"
+
+
+def test_what_chance_makes_of_a_step_follows_from_seed_rank_and_step_alone():
+    pace = Pace(mean_ms=100, deviation_ms=50)
+    assert pace.step_s(0.0, 3, 7, 8, 1) == pace.step_s(0.05, 3, 7, 8, 1)
+    assert pace.step_s(0.0, 0, 0, 8, 1) == pytest.approx(0.0717, abs=1e-4)  # on every machine
+    assert len({pace.step_s(0.0, r, s, 8, k) for r in (0, 1) for s in (0, 1) for k in (0, 1)}) == 8
+
+
+def test_a_pace_without_deviation_is_the_mean():
+    assert Pace(mean_ms=80).step_s(0.0, 0, 0, 1, 0) == pytest.approx(0.08)
+
+
+def test_a_trace_is_gone_through_again_and_again_from_a_place_of_each_peers_own():
+    pace = Pace(trace_ms=(10, 20, 30, 40))
+    assert [pace.step_s(0.0, 0, step, 2, 0) for step in range(5)] == [0.01, 0.02, 0.03, 0.04, 0.01]
+    assert [pace.step_s(0.0, 1, step, 2, 0) for step in range(3)] == [0.03, 0.04, 0.01]
+
+
+def test_a_trace_may_come_from_a_file(tmp_path):
+    file = tmp_path / "steps.txt"
+    file.write_text("12.5\n\n250\n")
+    pace = Pace(trace_file=str(file))
+    pace.check(1)
+    assert [pace.step_s(0.0, 0, step, 1, 0) for step in range(3)] == [0.0125, 0.25, 0.0125]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "is empty"),
+        ("12\nfast\n", "must hold one number to a line"),
+        ("12\n-1\n", "has a duration of -1.0 ms"),
+        (None, "cannot read the pace's trace_file"),
+    ],
+)
+def test_a_file_that_is_no_trace_is_refused_before_training(tmp_path, content, message):
+    file = tmp_path / "steps.txt"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(ConfigError, match=message):
+        Pace(trace_file=str(file)).check(1)
+
+
+def test_stragglers_stretch_whatever_the_price_is():
+    slow = (Straggler(factor=4, peers=(1,)),)
+    assert Pace(trace_ms=(10,), stragglers=slow).step_s(0.0, 1, 0, 2, 0) == 0.04
+    drawn, stretched = (
+        Pace(mean_ms=50, deviation_ms=9),
+        Pace(mean_ms=50, deviation_ms=9, stragglers=slow),
+    )
+    assert stretched.step_s(0.0, 1, 5, 2, 0) == 4 * drawn.step_s(0.0, 1, 5, 2, 0)
+
+
+def test_a_price_is_what_a_step_costs_where_computing_costs_nothing():
+    assert not Pace(stragglers=(Straggler(extra_ms=5, peers=(0,)),)).is_priced
+    assert Pace(min_step_ms=1).is_priced
+    assert Pace(mean_ms=1).is_priced
+    assert Pace(trace_ms=(1,)).is_priced
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"mean_ms": -1}, "mean_ms = -1"),
+        ({"deviation_ms": inf}, "deviation_ms = inf"),
+        ({"deviation_ms": 5}, "needs mean_ms above 0"),
+        ({"mean_ms": 5, "trace_ms": (5,)}, "mean_ms and trace_ms: give at most one"),
+        ({"trace_ms": (5, 0)}, "trace_ms has a duration of 0 ms"),
+    ],
+)
+def test_a_price_that_is_none_is_refused(wrong, message):
+    with pytest.raises(ConfigError, match=message):
+        Pace(**wrong)
 
 
 @pytest.mark.parametrize("value", [0, -1, nan, inf, -inf])

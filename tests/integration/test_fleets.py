@@ -14,7 +14,7 @@ from launcher.evaluate import TaskEvaluator
 from launcher.run import Run
 from launcher.scenario import Scenario
 from p2ptrain.compute.pace import Pace
-from p2ptrain.runtime.peer import StopConfig
+from p2ptrain.runtime.settings import StopConfig
 
 pytestmark = [pytest.mark.sockets, pytest.mark.slow, pytest.mark.timeout(400)]
 

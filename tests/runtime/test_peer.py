@@ -23,7 +23,8 @@ from p2ptrain.errors import (
     TransportError,
 )
 from p2ptrain.runtime.metrics import MemoryMetrics
-from p2ptrain.runtime.peer import Peer, StopConfig
+from p2ptrain.runtime.peer import Peer
+from p2ptrain.runtime.settings import StopConfig
 
 pytestmark = pytest.mark.sockets
 

@@ -1,0 +1,101 @@
+"""The loop of one peer: compute, last as long as the pace says, then the boundary.
+
+There is one loop body. It is a coroutine, and what it waits for comes in as arguments: for real
+nothing of it ever waits for an event loop (`compute/training.py` runs it on the caller's thread,
+where `sleep` blocks); in a simulated world the waits are on virtual time (`sim/peer.py`).
+
+A step is cut short only while it sleeps: once the peer should stop, a straggler leaves within
+`SLICE_S` seconds, and what it was computing is dropped, for it would have come too late.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from p2ptrain.compute.pace import Pace
+from p2ptrain.ids import Seconds
+
+SLICE_S: Seconds = 0.05
+"""A sleeping step asks this often whether it should stop."""
+
+
+class Work(Protocol):
+    """What a peer computes in a step."""
+
+    def compute(self, step: int) -> tuple[int, float | None]:
+        """Make gradients of the next batch; return its samples, and the loss if there is one."""
+        ...
+
+    def prepare(self, progress: int) -> None:
+        """An update comes next, after so many samples of the swarm."""
+        ...
+
+
+class Stepping(Protocol):
+    """What the loop needs of a peer."""
+
+    @property
+    def should_stop(self) -> bool:
+        """True once the run has reached its end."""
+        ...
+
+    @property
+    def progress(self) -> int:
+        """Samples of the whole swarm so far."""
+        ...
+
+    def step(self, samples: int, loss: float | None) -> Awaitable[None]:
+        """The boundary: average, update, count. Gradients are ready."""
+        ...
+
+
+async def take_steps(
+    work: Work,
+    peer: Stepping,
+    pace: Pace,
+    *,
+    rank: int,
+    peers: int,
+    seed: int,
+    clock: Callable[[], Seconds],
+    sleep: Callable[[Seconds], Awaitable[None]],
+) -> None:
+    """Train until the peer should stop.
+
+    Args:
+        work: what is computed, and on what.
+        peer: asked to step once for each batch.
+        pace: how long each step is made to last, beside what computing takes on `clock`.
+        rank: this peer's place in the pace, 0 to ``peers - 1``.
+        peers: how many there are by the run's plan.
+        seed: the run's, shared by all peers.
+        clock: any monotonic clock.
+        sleep: waits so many of its seconds.
+
+    Raises:
+        ConfigError: if `rank`, `peers` or the stragglers do not fit together.
+    """
+    pace.check(peers)
+    step = 0
+    while not peer.should_stop:
+        started = clock()
+        samples, loss = work.compute(step)
+        duration_s = pace.step_s(clock() - started, rank, step, peers, seed)
+        if not await _slept_until(started + duration_s, peer, clock, sleep):
+            return
+        work.prepare(peer.progress)
+        await peer.step(samples, loss)
+        step += 1
+
+
+async def _slept_until(
+    end: Seconds,
+    peer: Stepping,
+    clock: Callable[[], Seconds],
+    sleep: Callable[[Seconds], Awaitable[None]],
+) -> bool:
+    """Sleep in slices; False if the peer should stop before `end`."""
+    while (left_s := end - clock()) > 0:
+        if peer.should_stop:
+            return False
+        await sleep(min(left_s, SLICE_S))
+    return True

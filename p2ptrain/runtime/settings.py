@@ -1,0 +1,109 @@
+"""What can be set about a peer that is not its model; the command line and TOML fill it in."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from p2ptrain.core.peer_machine import ProtocolConfig
+from p2ptrain.errors import CodecError, ConfigError
+from p2ptrain.ids import Seconds
+from p2ptrain.net import wire
+from p2ptrain.net.grpc_transport import GrpcConfig
+from p2ptrain.net.wire import MAX_NAME
+from p2ptrain.runtime.exchange import ExchangeConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopConfig:
+    """When a run ends by itself; whatever comes first."""
+
+    samples: int | None = None
+    """Samples of the whole swarm."""
+
+    seconds: Seconds | None = None
+    """Seconds from this peer's first step."""
+
+    def __post_init__(self) -> None:
+        for name in ("samples", "seconds"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ConfigError(f"stop {name} = {value} must be above 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerConfig:
+    """Everything about a peer that is not its model."""
+
+    name: str = ""
+    """Unique in the swarm; by default host and process number."""
+
+    algorithm: str = "ad_psgd"
+    """A file of `p2ptrain/averaging`, or ``package.module:Class``."""
+
+    algorithm_options: dict[str, Any] = field(default_factory=dict)  # Any: the algorithm checks
+
+    listen: str = "127.0.0.1:0"
+    """``host:port`` to listen on; port 0 takes a free one."""
+
+    advertise: str = ""
+    """What other peers should use, if it is not `listen`; port 0 stands for the real port."""
+
+    join: tuple[str, ...] = ()
+    """Addresses of peers that are in; one that answers is enough. Empty: the first of a swarm."""
+
+    join_timeout_s: Seconds = 30.0
+    """How long to try to join, and to wait for `peers`."""
+
+    peers: int = 1
+    """How many start together: the first step waits until so many are here, or others train."""
+
+    seed: int = 0
+    """Of this peer's choices; mixed with its name."""
+
+    serve: bool = True
+    """After its own training, serve the others until all are done."""
+
+    out: str = ""
+    """Folder for ``<name>.jsonl`` and ``<name>.snapshots``; empty: no files."""
+
+    metrics_port: int | None = None
+    """Port of a Prometheus endpoint on the host of `listen`; 0 takes a free one. None: no endpoint.
+    Whoever reaches it can read it: there is no password."""
+
+    tensorboard: str = ""
+    """Folder for TensorBoard scalars, one run (``<name>``) per peer; empty: none."""
+
+    snapshot_every_s: Seconds = 0.5
+    """How often a row is added to the snapshots. Too small: the disk; too large: a coarse curve."""
+
+    leave_grace_s: Seconds = 5.0
+    """How long a leaving peer lets a running average end."""
+
+    stop: StopConfig = field(default_factory=StopConfig)
+    protocol: ProtocolConfig = field(default_factory=ProtocolConfig)
+    exchange: ExchangeConfig = field(default_factory=ExchangeConfig)
+    network: GrpcConfig = field(default_factory=GrpcConfig)
+
+    def __post_init__(self) -> None:
+        if any(c.isspace() or not c.isprintable() or c in "/\\" for c in self.name):
+            raise ConfigError(f"name = {self.name!r} must be printable, without spaces or slashes")
+        if len(self.name) > MAX_NAME:
+            raise ConfigError(f"name = {self.name!r} must be at most {MAX_NAME} characters long")
+        for host in self.join:
+            try:
+                wire.address(host)
+            except CodecError as error:
+                raise ConfigError(f"join = {error}") from error
+        if self.peers < 1:
+            raise ConfigError(f"peers = {self.peers} must be 1 or more")
+        if self.metrics_port is not None and not 0 <= self.metrics_port < 65536:
+            raise ConfigError(f"metrics_port = {self.metrics_port} is no port; write 0 to 65535")
+        for key in ("join_timeout_s", "snapshot_every_s", "leave_grace_s"):
+            value = getattr(self, key)
+            if not 0 < value < math.inf:
+                raise ConfigError(f"{key} = {value} must be above 0")
+        if self.listen.startswith(("0.0.0.0:", "[::]:")) and not self.advertise:
+            raise ConfigError(
+                f"listen = {self.listen!r} is every address and none that others can use; "
+                "add advertise = 'host:port' as they reach this peer"
+            )
