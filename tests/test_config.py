@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from p2ptrain.compute.pace import Pace, Straggler
 from p2ptrain.compute.training import TrainingConfig
 from p2ptrain.config import RunConfig, from_mapping, load_toml, read_toml, to_toml
-from p2ptrain.core.group_lock import LockConfig
+from p2ptrain.core.lock_state import LockConfig
 from p2ptrain.core.membership import MembershipConfig
 from p2ptrain.core.peer_machine import ProtocolConfig
 from p2ptrain.errors import ConfigError

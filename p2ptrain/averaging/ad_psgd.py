@@ -59,12 +59,10 @@ class AdPsgd(Algorithm):
             await self._meet_someone(swarm)
 
     async def _meet_someone(self, swarm: Swarm) -> None:
-        """Average with one neighbour: the first of a shuffled list that is free."""
+        """Average with one neighbour: of all in random order, the first that is free."""
         candidates = neighbours(self.config.graph, swarm.me, swarm.choosable())
-        for partner in shuffled(candidates, swarm.rng):
-            result = await swarm.average_models([partner])
-            if result.done:
-                return
+        if candidates:
+            await swarm.average_with_any(shuffled(candidates, swarm.rng))
 
 
 def neighbours(graph: str, me: PeerId, others: Sequence[PeerId]) -> tuple[PeerId, ...]:

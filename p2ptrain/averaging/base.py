@@ -32,6 +32,8 @@ class GroupResult:
 
     outcome: Outcome
     why: str
+    members: tuple[PeerId, ...] = ()
+    """Of a claimed group, ourselves included; who was asked, if it was never formed."""
 
     @property
     def done(self) -> bool:
@@ -59,10 +61,20 @@ class Swarm(Protocol):
         ...
 
     async def average_models(self, others: Sequence[PeerId]) -> GroupResult:
-        """Claim a group with `others` and average models in it, in delta form.
+        """Claim a group with all of `others` and average models in it, in delta form.
 
-        Ends at once if somebody is busy; the result says who. A `DONE` result is in the model, or
-        pending until the trainer's next boundary.
+        Waits for those that are busy. A `DONE` result is in the model, or pending until the
+        trainer's next boundary.
+        """
+        ...
+
+    async def average_with_any(self, candidates: Sequence[PeerId], count: int = 1) -> GroupResult:
+        """Claim a group with the first `count` of `candidates` that are free; average models in it.
+
+        They are asked in this order, several at once. While we are in somebody else's group, the
+        claim waits; it ends with `YIELDED` if it gives way to an older one that includes us. An
+        attempt that cannot even start (too few candidates, or the peer stops) takes a moment all
+        the same, so that a loop around this never spins.
         """
         ...
 

@@ -65,6 +65,8 @@ class GroupEnded:
     ticket: Ticket
     outcome: Outcome
     why: str
+    members: tuple[PeerId, ...]
+    """Who was in the group, ourselves included; if it was never formed, who was asked."""
 
 
 @dataclass(frozen=True, slots=True)

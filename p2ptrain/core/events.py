@@ -11,7 +11,7 @@ class Outcome(StrEnum):
 
     DONE = "done"
     BUSY = "busy"
-    """A member, or we ourselves, was in another group."""
+    """Another claim of ours was under way, or there was nobody to ask."""
     YIELDED = "yielded"
     """We gave way to an older claim that includes us."""
     REFUSED = "refused"

@@ -1,165 +1,117 @@
-"""The group lock: several peers, one group each, never a deadlock.
+"""The group lock: several peers, one group each, never a deadlock, and everybody's turn comes.
 
 Rule 1: all lock state of a peer changes here, in handlers that run to completion.
 Rule 2: this file does not know what a group is for.
 
-**The protocol in five lines.** The *initiator* sends `Claim` to every other member at once. A
-member that is free answers `Grant` and promises nobody else; any other member answers `Busy`, at
-once. When all have granted, the initiator sends `Begin`: the group is formed, and each member moves
-its slices under the ticket. When one is busy, the initiator sends `Release` to all and its claim
-has failed. A group needs no message to end: each member is free when its own average has ended.
+A claim is for ourselves and any `needed` of some `candidates`; particular members are the case in
+which all of them are needed. It follows Maekawa (1985), with Sanders' way out of its deadlocks
+(1987): who is promised to a younger claim asks to be let go.
+
+**The protocol in six lines.** The *initiator* sends `Claim` to as many candidates as it needs and
+some to spare. One that is free answers `Grant` and promises nobody else; any other keeps the claim
+in its queue, answers `Busy`, at once, and the next candidate is asked. As soon as enough have
+granted, the initiator sends `Begin` to those, with the list of them, and `Release` to all others
+that it had asked: the group is formed, and each member moves its slices under the ticket. A group
+needs no message to end: each member is free when its own average has ended. Whoever becomes free
+grants the oldest claim in its queue, or starts its own if that is older.
 
 ::
 
-                 request                         last Grant                 average ended,
+                our turn                    enough have granted              average ended,
         +------> COLLECTING -----------------------------------> IN_GROUP - expired, broken --+
-        |            |   Busy, late, member gone: Release to all     ^                        |
-      FREE <---------+   older claim that includes us: yield         |                        |
+        |            |   too few are left, late: Release to all      ^                        |
+      FREE <---------+   an older claim comes: yield                 |                        |
       ^ |            +-----------+                                   |                        |
       | |  Claim                 v              Begin                |                        |
       | +------------------> GRANTED --------------------------------+                        |
       |                          | Release, lease lapsed, initiator gone                      |
       +--------------------------+------------------------------------------------------------+
 
-**Why no cycle of waits can exist.** Look at what a peer can wait for.
+**Why no cycle of waits can exist.** Claims are ordered by age: a Lamport clock, with the ticket to
+break ties. Look at what a peer can wait for.
 
-1. COLLECTING waits for answers to its claims. Whoever receives a claim answers in the handler that
-   receives it, whatever state it is in: no answer depends on another claim's progress.
+1. COLLECTING waits for answers to its claims, which whoever receives one gives in the handler that
+   receives it; and for those candidates that have answered `Busy`. Such a candidate is
+
+   * IN_GROUP (case 3), or GRANTED to a claim whose group has formed, which `Begin` will tell it; or
+   * COLLECTING or GRANTED for an *older* claim. For a younger one it does not stay: if it is its
+     own, it yields at once; if not, it sends `Inquire` to that claim's initiator, which lets it
+     go if it is still collecting, for good under this ticket.
+
 2. GRANTED waits for the word of one initiator, which is COLLECTING for that ticket (case 1), or in
-   the group, or does not know the ticket any more; then it says `Begin` or `Release` when inquired.
+   the group, or does not know the ticket any more; then it says `Begin` or `Release` when told of
+   the grant again.
 3. IN_GROUP waits for the slices of the members of the same ticket, all of which are in that group
    and in no other, and wait for nothing but it.
 
-So every chain of waits has at most the links GRANTED -> COLLECTING -> (an immediate answer), or
-ends inside one group. Nobody holds one group while waiting for another; there is no queue to be
-first in. Two claims that cross (a claims b, b claims a) would refuse each other for ever: the
-younger one *yields* to an older claim that includes its own initiator. Age is a Lamport clock with
-the peer's name to break ties, a total order, so of any set of crossing claims the oldest never
-yields. The yielder is not cheated: it becomes a member of a group, which is what it wanted.
+So a chain of waits leads from younger claims to older ones, or ends in a formed group: no cycle. A
+claim of our own that waits for its turn holds nothing that anyone could wait for.
 
-**What each timer protects.** None of them is needed for the argument above; they bound the damage
+**Why everybody's turn comes.** Of all claims that are being collected the oldest gets each
+candidate that it has asked as soon as the group which that one is in, if any, has ended: nobody
+else's claim is granted before it, and it is let go by all others. A claim that comes to nothing
+hands its age on to our next one, until we have been in a group. Only finitely many claims can be
+older than a given one (every peer's clock grows with each claim that it makes or hears of), and
+each of those forms, is given up, or dies with its initiator; so whoever keeps asking is the oldest
+one day, and in a group soon after. One condition: an average lasts less than `acquire_timeout_s`,
+or a large group may be given up each time before the last of its members is free.
+
+**What each timer protects.** None of them is needed for the arguments above; they bound the damage
 of lost messages and dead peers.
 
-* `resend_s`: a lost `Claim`, `Grant`, `Begin`: the claim is sent again; a grant that comes again
-  after `Begin` shows that `Begin` was lost. A member that granted inquires as often, so that a lost
-  `Begin` or `Release` idles nobody for a lease.
-* `acquire_timeout_s`: an initiator stops collecting (a member died or is cut off).
+* `resend_s`: claims without a grant, and grants without an answer, are sent again. That repairs
+  every loss: a claim that comes again is answered again; a grant that comes again is answered with
+  `Begin` or `Release`, whichever was lost. No lost message idles anybody for a lease.
+* `acquire_timeout_s`: an initiator stops collecting (candidates died, are cut off, or average for
+  too long).
 * `lease_s`: a granter is free again by itself so long after its grant (the initiator died).
-* A member's own time in a group ends *earlier*: `acquire_timeout_s` before its lease would lapse,
-  and at the initiator likewise. All grants of one ticket are given within `acquire_timeout_s` of
-  the first, so when the earliest lease lapses nobody is in the group any more. (Leases protect the
-  granter; without the holder's own deadline a granter could meet others while the group still
-  thinks it has it.)
+* A member's own time in a group ends *earlier*, so that when the earliest lease of a ticket lapses
+  nobody is in its group any more. (Leases protect the granter; without the holder's own deadline a
+  granter could meet others while the group still thinks it has it.) Clocks may differ, and run too
+  fast or too slow by a share of `clock_drift` = r. In true seconds after the claim was born: the
+  earliest lease lapses no earlier than lease_s / (1 + r), on the fastest clock; the last grant that
+  counts was given no later than acquire_timeout_s / (1 - r), and T seconds of a member's clock last
+  no longer than T / (1 - r). So T = lease_s (1 - r) / (1 + r) - acquire_timeout_s, from its grant,
+  is a member's time in a group, and the initiator's, from its claim.
 * Deadlines bind before anything else happens: a peer that was paused takes no late `Begin` or
   `Grant` for a timely one, and `holds` nothing that has expired, whether its timer has fired or
-  not. Each peer reads its own clock only; clocks may differ, and must run at the same rate.
+  not.
 * The *ticket* fences the rest: slices under a ticket that is not `holds` are refused, and a result
   is applied only while it is held.
 
 **What a late duplicate can do.** Nothing. Each peer remembers the last tickets that it was part of.
-It never enters one twice; and once its average is *done*, it says nothing about the ticket any
-more: another member may still be taking the last slices in, and a `Release` would make it throw
-away what we have applied. A claim under a newer ticket of the initiator we are promised to shows
-that the older one is over.
+It never promises itself to one twice, nor enters it twice; and once its average is *done*, it says
+nothing about the ticket to other members: one of them may still be taking the last slices in, and
+a `Release` would make it throw away what we have applied. A claim under a newer ticket of the same
+initiator shows that the older one is over.
 
 **What happens when each message is lost** stands beside each in `core/messages.py`;
 `tests/core/test_group_lock.py` shows every line of it.
-
-Not promised yet: a claim for *particular* members may find one of them busy again and again.
-Algorithms that do not care whom they meet ask someone else.
 """
 
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import assert_never
+import copy
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
+from typing import Self, assert_never
 
 from p2ptrain.core.effects import Abandon, Average, Effect, GroupEnded, Send, What
 from p2ptrain.core.events import Outcome
+from p2ptrain.core.lock_state import (
+    NEVER_FORMED,
+    Collecting,
+    Ended,
+    Free,
+    Granted,
+    InGroup,
+    LockConfig,
+    LockState,
+    Wish,
+    age,
+    relative,
+)
 from p2ptrain.core.messages import Begin, Busy, Claim, Grant, Inquire, LockMessage, Release
-from p2ptrain.errors import ConfigError, InvariantViolation, LocalProtocolError
+from p2ptrain.errors import InvariantViolation, LocalProtocolError
 from p2ptrain.ids import PeerId, Seconds, Ticket
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LockConfig:
-    """Deadlines of the group lock."""
-
-    lease_s: Seconds = 20.0
-    """How long a granted peer stays promised without news. Too short: groups on slow links expire
-    in the middle of an average; too long: an unnoticed dead initiator idles its members."""
-
-    acquire_timeout_s: Seconds = 2.0
-    """Stop collecting grants after this. Must leave most of the lease for the average itself."""
-
-    resend_s: Seconds = 0.2
-    """Ask again after this long without an answer. Too short: duplicates; too long: a lost message
-    costs more."""
-
-    def __post_init__(self) -> None:
-        for name in ("lease_s", "acquire_timeout_s", "resend_s"):
-            value = getattr(self, name)
-            if not 0 < value < math.inf:
-                raise ConfigError(f"lock {name} = {value} must be above 0")
-        if self.resend_s >= self.acquire_timeout_s:
-            raise ConfigError(
-                f"lock resend_s = {self.resend_s} must be below "
-                f"acquire_timeout_s = {self.acquire_timeout_s}, or nothing is ever sent again"
-            )
-        if 2 * self.acquire_timeout_s >= self.lease_s:
-            raise ConfigError(
-                f"lock acquire_timeout_s = {self.acquire_timeout_s} must be below half of "
-                f"lease_s = {self.lease_s}, or no time is left to average in"
-            )
-
-
-@dataclass(frozen=True, slots=True)
-class Free:
-    def __str__(self) -> str:
-        return "free"
-
-
-@dataclass(frozen=True, slots=True)
-class Collecting:
-    """Our own claim; `missing` have not granted yet."""
-
-    ticket: Ticket
-    born: int
-    members: tuple[PeerId, ...]
-    missing: tuple[PeerId, ...]
-    asked_at: Seconds
-    resend_at: Seconds
-
-    def __str__(self) -> str:
-        return f"claiming {self.ticket}"
-
-
-@dataclass(frozen=True, slots=True)
-class Granted:
-    """Promised to somebody else's claim."""
-
-    ticket: Ticket
-    members: tuple[PeerId, ...]
-    granted_at: Seconds
-    inquire_at: Seconds
-
-    def __str__(self) -> str:
-        return f"promised to {self.ticket}"
-
-
-@dataclass(frozen=True, slots=True)
-class InGroup:
-    """The group is formed; its average runs."""
-
-    ticket: Ticket
-    members: tuple[PeerId, ...]
-    expires_at: Seconds
-
-    def __str__(self) -> str:
-        return f"averaging in {self.ticket}"
-
-
-LockState = Free | Collecting | Granted | InGroup
 
 ENDED_REMEMBERED = 64
 """Tickets whose end we remember, far more than can be under way at once."""
@@ -176,9 +128,12 @@ class GroupLock:
         self._config = config
         self._emit = emit
         self._state: LockState = Free()
+        self._queue: tuple[Claim, ...] = ()  # others' claims, the oldest first, one of each peer
+        self._wish: Wish | None = None
+        self._born: int | None = None  # since when we want a group and have not been in one
         self._clock = 0  # Lamport's
         self._tickets = 0
-        self._ended: dict[Ticket, bool] = {}  # what we were part of, and whether it was done
+        self._ended: dict[Ticket, Ended] = {}
 
     @property
     def state(self) -> LockState:
@@ -189,29 +144,61 @@ class GroupLock:
         state = self._state
         return isinstance(state, InGroup) and state.ticket == ticket and now < state.expires_at
 
+    # --- for explorers ----------------------------------------------------------------------------
+
+    def frozen(self, now: Seconds) -> Hashable:
+        """All that decides what this lock will do, as one value, with times relative to `now`."""
+        ended = tuple(self._ended.items())
+        return (
+            relative(self._state, now),
+            self._queue,
+            self._wish,
+            self._born,
+            self._clock,
+            self._tickets,
+            ended,
+        )
+
+    def clone(self, emit: Callable[[Effect], None]) -> Self:
+        """An independent lock in the same state."""
+        twin = copy.copy(self)
+        twin._emit = emit
+        twin._ended = dict(self._ended)
+        return twin
+
     # --- what happens -----------------------------------------------------------------------------
 
-    def request(self, others: Sequence[PeerId], now: Seconds) -> Ticket:
-        """Claim a group of ourselves and `others`; it ends in `Average` or in `GroupEnded`.
+    def request(self, candidates: Sequence[PeerId], needed: int, now: Seconds) -> Ticket:
+        """Claim a group of ourselves and `needed` of `candidates`, which we prefer in this order.
+
+        It ends in `Average` and then `GroupEnded`, or in `GroupEnded` only. While we are somebody
+        else's, it waits for its turn.
 
         Raises:
-            LocalProtocolError: if `others` is empty, repeats a peer or contains us.
+            LocalProtocolError: if `candidates` repeats a peer, contains us or has less than
+                `needed`, or nobody is needed.
         """
-        members = tuple(sorted({self._me, *others}))
-        if len(members) != len(others) + 1 or len(members) < 2:
-            raise LocalProtocolError(f"{self._me} cannot claim a group with {list(others)}")
+        if len({self._me, *candidates}) != len(candidates) + 1:
+            raise LocalProtocolError(f"{self._me} cannot claim a group with {list(candidates)}")
+        if not 1 <= needed <= len(candidates):
+            raise LocalProtocolError(
+                f"{self._me} cannot claim a group with {needed} of {list(candidates)}"
+            )
         self._lapse(now)
         self._tickets += 1
         ticket = Ticket(self._me, self._incarnation, self._tickets)
-        if not isinstance(self._state, Free):
-            self._emit(GroupEnded(ticket, Outcome.BUSY, f"{self._me} is {self._state}"))
+        if self._wish or isinstance(self._state, Collecting):
+            why = f"{self._me} has another claim under way"
+            self._emit(GroupEnded(ticket, Outcome.BUSY, why, (self._me,)))
             return ticket
-        self._clock += 1
-        missing = tuple(peer for peer in members if peer != self._me)
-        self._state = Collecting(
-            ticket, self._clock, members, missing, now, now + self._config.resend_s
-        )
-        self._ask(self._state)
+        self._wish = Wish(ticket, tuple(candidates), needed)
+        match self._state:
+            case Free():
+                self._next_turn(now)
+            case Granted() as state:
+                self._maybe_inquire(state)
+            case _:
+                pass
         return ticket
 
     def receive(self, source: PeerId, message: LockMessage, now: Seconds) -> None:
@@ -220,52 +207,56 @@ class GroupLock:
             case Claim():
                 self._handle_claim(source, message, now)
             case Grant(ticket=ticket):
-                self._handle_grant(source, ticket, now)
-            case Busy(ticket=ticket, reason=reason):
-                self._handle_busy(source, ticket, reason)
-            case Begin(ticket=ticket):
-                self._handle_begin(source, ticket, now)
-            case Release(ticket=ticket):
-                self._handle_release(source, ticket)
+                self._handle_grant(source, ticket, now, wanted=False)
             case Inquire(ticket=ticket):
-                self._handle_inquire(source, ticket)
+                self._handle_grant(source, ticket, now, wanted=True)
+            case Busy(ticket=ticket):
+                self._handle_busy(source, ticket)
+            case Begin():
+                self._handle_begin(source, message, now)
+            case Release(ticket=ticket):
+                self._handle_release(source, ticket, now)
             case _:
                 assert_never(message)
 
-    def average_ended(self, ticket: Ticket, outcome: Outcome, why: str) -> None:
-        """Our own average under `ticket` is over; we are free."""
+    def average_ended(self, ticket: Ticket, outcome: Outcome, why: str, now: Seconds) -> None:
+        """Our own average under `ticket` is over; it is the next one's turn."""
         if isinstance(self._state, InGroup) and self._state.ticket == ticket:
-            self._leave_group(outcome, why)
-        elif ticket in self._ended:
-            self._ended[ticket] = outcome is Outcome.DONE  # abandoned too late: it was applied
+            self._leave_group(outcome, why, now)
+        elif ticket in self._ended:  # abandoned too late: it was applied
+            self._ended[ticket] = replace(self._ended[ticket], done=outcome is Outcome.DONE)
 
-    def peer_gone(self, peer: PeerId, why: str) -> None:
-        """A member crashed or is cut off: whatever waits for it does not."""
+    def peer_gone(self, peer: PeerId, why: str, now: Seconds) -> None:
+        """A peer crashed or is cut off: whatever waits for it does not."""
+        self._forget(peer, why)
         match self._state:
             case InGroup(members=members) if peer in members:
-                self._abandon(Outcome.LOST, why)
+                self._abandon(Outcome.LOST, why, now)
             case _:
-                self.peer_left(peer, why)
+                self._do_without(peer, why, now)
 
-    def peer_left(self, peer: PeerId, why: str) -> None:
-        """A member said goodbye: no claim of it or with it comes to anything, its group does."""
-        match self._state:
-            case Collecting(members=members) if peer in members:
-                self._fail(Outcome.LOST, why)
-            case Granted(ticket=ticket) if ticket.initiator == peer:
-                self._free(ticket)
-            case _:
-                pass
+    def peer_left(self, peer: PeerId, why: str, now: Seconds) -> None:
+        """A peer said goodbye: no claim of it or with it comes to anything, its group does."""
+        self._forget(peer, why)
+        self._do_without(peer, why, now)
 
-    def withdraw(self, why: str) -> None:
-        """We are leaving: give up a claim and a promise. A formed group is left to end."""
+    def withdraw(self, why: str, now: Seconds) -> None:
+        """We stop: give up our claim and a promise. A formed group is left to end.
+
+        Whoever asks us from now on is served like before.
+        """
+        self._born = None
+        if self._wish:
+            ticket, self._wish = self._wish.ticket, None
+            self._emit(GroupEnded(ticket, Outcome.WITHDRAWN, why, (self._me,)))
         match self._state:
             case Collecting():
-                self._fail(Outcome.WITHDRAWN, why)
+                self._fail(Outcome.WITHDRAWN, why, now)
             case Granted(ticket=ticket):
                 self._free(ticket)
                 # Lost: `Begin` or an unanswered claim shows it, or the initiator's time-out.
                 self._emit(Send(ticket.initiator, Release(ticket)))
+                self._next_turn(now)
             case _:
                 pass
 
@@ -274,10 +265,12 @@ class GroupLock:
         match self._state:
             case Collecting() as state if state.resend_at <= now:
                 self._state = replace(state, resend_at=now + self._config.resend_s)
-                self._ask(state)
-            case Granted() as state if state.inquire_at <= now:
-                self._state = replace(state, inquire_at=now + self._config.resend_s)
-                self._emit(Send(state.ticket.initiator, Inquire(state.ticket)))
+                for peer in (*state.asked, *state.queued):
+                    self._emit(Send(peer, state.claim))
+            case Granted() as state if state.resend_at <= now:
+                self._state = replace(state, resend_at=now + self._config.resend_s)
+                if not self._maybe_inquire(state):
+                    self._emit(Send(state.ticket.initiator, Grant(state.ticket)))
             case _:
                 pass
 
@@ -288,90 +281,167 @@ class GroupLock:
             case Collecting() as state:
                 return min(state.resend_at, self._give_up_at(state))
             case Granted() as state:
-                return min(state.inquire_at, state.granted_at + self._config.lease_s)
+                return min(state.resend_at, state.granted_at + self._config.lease_s)
             case InGroup() as state:
                 return state.expires_at
 
     def check(self) -> None:
-        if not self._is_sound():
-            raise InvariantViolation(f"{self._me}: unsound lock state {self._state!r}")
+        if not (self._is_sound() and self._is_queue_sound()):
+            raise InvariantViolation(
+                f"{self._me}: unsound lock state {self._state!r}, {self._queue}, {self._wish}"
+            )
 
     def _is_sound(self) -> bool:
         match self._state:
-            case Collecting(ticket=ticket, members=members, missing=missing):
-                mine = ticket.initiator == self._me in members
-                return mine and bool(missing) and set(missing) < set(members)
-            case Granted(ticket=ticket, members=members):
-                theirs = ticket.initiator != self._me and self._me in members
-                return theirs and ticket not in self._ended
+            case Collecting() as state:
+                candidates = (*state.told, *state.unasked, *state.dropped)
+                once = len({self._me, *candidates}) == len(candidates) + 1
+                enough = len(state.told) + len(state.unasked) >= state.needed
+                mine = state.ticket.initiator == self._me and self._wish is None
+                return mine and once and enough and len(state.granted) < state.needed
+            case Granted(ticket=ticket):
+                return ticket.initiator != self._me and ticket not in self._ended
             case InGroup(ticket=ticket, members=members):
                 return self._me in members and len(members) > 1 and ticket not in self._ended
             case Free():
-                return True
+                return not self._queue and self._wish is None
+
+    def _is_queue_sound(self) -> bool:
+        initiators = {self._me, *(claim.ticket.initiator for claim in self._queue)}
+        in_order = list(self._queue) == sorted(self._queue, key=age)
+        return in_order and len(initiators) == len(self._queue) + 1
+
+    # --- whose turn it is -------------------------------------------------------------------------
+
+    def _next_turn(self, now: Seconds) -> None:
+        """We are free: grant the oldest claim that waits for us, or start our own."""
+        assert isinstance(self._state, Free)
+        oldest = self._queue[0] if self._queue else None
+        own = self._own_claim()
+        if own and (oldest is None or age(own) < age(oldest)):
+            self._collect(own, now)
+        elif oldest:
+            self._queue = self._queue[1:]
+            self._grant(oldest, now)
+
+    def _own_claim(self) -> Claim | None:
+        """Our wish as a claim; it is as old as our wish to be in a group."""
+        if self._wish is None:
+            return None
+        if self._born is None:
+            self._clock += 1
+            self._born = self._clock
+        return Claim(self._wish.ticket, self._born)
+
+    def _enqueue(self, claim: Claim) -> None:
+        initiator = claim.ticket.initiator
+        others = [waiting for waiting in self._queue if waiting.ticket.initiator != initiator]
+        self._queue = tuple(sorted([*others, claim], key=age))
+
+    def _maybe_inquire(self, granted: Granted) -> bool:
+        """If an older claim than the one that we are promised to waits for us: ask to be let go."""
+        own = self._own_claim()
+        waiting = [*self._queue[:1], *([own] if own else [])]
+        wanted = any(age(claim) < age(granted.claim) for claim in waiting)
+        if wanted:  # lost: sent again in place of the grant
+            self._emit(Send(granted.ticket.initiator, Inquire(granted.ticket)))
+        return wanted
 
     # --- the initiator's side ---------------------------------------------------------------------
 
-    def _ask(self, claim: Collecting) -> None:
-        # A lost claim or grant is asked for again at `resend_at`.
-        for peer in claim.missing:
-            self._emit(Send(peer, Claim(claim.ticket, claim.born, claim.members)))
+    def _collect(self, own: Claim, now: Seconds) -> None:
+        assert self._wish is not None
+        wish, self._wish = self._wish, None
+        # Whoever waits for us will yield to us: it is younger.
+        waiting = {claim.ticket.initiator for claim in self._queue}
+        candidates = tuple(sorted(wish.candidates, key=lambda peer: peer not in waiting))
+        resend_at = now + self._config.resend_s
+        self._ask_more(Collecting(own, wish.needed, candidates, now, resend_at))
 
-    def _handle_grant(self, source: PeerId, ticket: Ticket, now: Seconds) -> None:
+    def _ask_more(self, state: Collecting) -> None:
+        """Ask as many as are still needed and some to spare, as long as there are any left."""
+        count = state.needed + self._config.spare_claims - len(state.granted) - len(state.asked)
+        if count > 0:
+            self._ask(state, state.unasked[:count])
+        else:
+            self._state = state
+
+    def _ask(self, state: Collecting, peers: tuple[PeerId, ...]) -> None:
+        unasked = tuple(peer for peer in state.unasked if peer not in peers)
+        self._state = replace(state, unasked=unasked, asked=(*state.asked, *peers))
+        for peer in peers:
+            self._emit(Send(peer, state.claim))  # lost: sent again at `resend_at`
+
+    def _handle_grant(self, source: PeerId, ticket: Ticket, now: Seconds, *, wanted: bool) -> None:
+        """`source` is promised to us, and, if `wanted`, would rather be let go."""
         match self._state:
-            case Collecting(ticket=mine) as claim if mine == ticket:
-                missing = tuple(peer for peer in claim.missing if peer != source)
-                if missing:
-                    self._state = replace(claim, missing=missing)
-                else:
-                    self._begin(claim)
-            case InGroup(ticket=current, members=members) if current == ticket:
-                if source in members:
-                    self._emit(Send(source, Begin(ticket)))  # the first one was lost
+            case Collecting() as state if state.ticket == ticket and source in state.told:
+                if wanted:
+                    self._emit(Send(source, Release(ticket)))  # lost: it inquires again
+                    why = f"{source} was wanted by an older claim"
+                    self._drop(source, Outcome.YIELDED, why, now)
+                elif source not in state.granted:
+                    state = state.without(source)
+                    self._take(replace(state, granted=(*state.granted, source)))
+            case InGroup() as state if state.ticket == ticket and source in state.members:
+                self._emit(Send(source, Begin(ticket, state.members)))  # the first one was lost
             case _:
-                self._disown(source, ticket)  # we failed, yielded or restarted since
+                self._disown(source, ticket)  # too late, or we can do without it
 
-    def _begin(self, claim: Collecting) -> None:
-        expires_at = claim.asked_at + self._config.lease_s - self._config.acquire_timeout_s
-        self._state = InGroup(claim.ticket, claim.members, expires_at)
-        for peer in claim.members:
-            if peer != self._me:
-                self._emit(Send(peer, Begin(claim.ticket)))  # lost: the member inquires
-        self._emit(Average(claim.ticket, claim.members, What.MODELS))
+    def _take(self, state: Collecting) -> None:
+        if len(state.granted) == state.needed:
+            self._begin(state)
+        else:
+            self._state = state
 
-    def _handle_busy(self, source: PeerId, ticket: Ticket, reason: str) -> None:
+    def _begin(self, state: Collecting) -> None:
+        ticket, members = state.ticket, tuple(sorted((self._me, *state.granted)))
+        self._state = InGroup(ticket, members, state.asked_at + self._config.time_in_group_s)
+        for peer in state.granted:
+            self._emit(Send(peer, Begin(ticket, members)))  # lost: the member grants again
+        for peer in (*state.queued, *state.asked):
+            self._emit(Send(peer, Release(ticket)))  # lost: it will grant, and be told again
+        self._emit(Average(ticket, members, What.MODELS))
+
+    def _handle_busy(self, source: PeerId, ticket: Ticket) -> None:
         match self._state:
-            case Collecting(ticket=mine) as claim if mine == ticket and source in claim.members:
-                self._fail(Outcome.BUSY, f"{source} is {reason}")
+            case Collecting() as state if state.ticket == ticket and source in state.asked:
+                state = state.without(source)
+                self._ask_more(replace(state, queued=(*state.queued, source)))
             case _:
-                pass
+                pass  # it has granted since, or we do without it
 
-    def _handle_inquire(self, source: PeerId, ticket: Ticket) -> None:
-        match self._state:
-            case Collecting(ticket=mine) if mine == ticket:
-                pass  # still collecting: the outcome follows by itself
-            case InGroup(ticket=current, members=members) if current == ticket:
-                if source in members:
-                    self._emit(Send(source, Begin(ticket)))
-            case _:
-                self._disown(source, ticket)
+    def _drop(self, peer: PeerId, outcome: Outcome, why: str, now: Seconds) -> None:
+        """Do without one candidate; if too few are left, our claim has failed, and says why."""
+        state = self._state
+        assert isinstance(state, Collecting)
+        if peer not in state.told and peer not in state.unasked:
+            return
+        state = state.without(peer)
+        state = replace(state, dropped=(*state.dropped, peer))
+        if len(state.told) + len(state.unasked) < state.needed:
+            self._fail(outcome, why, now)
+        else:
+            self._ask_more(state)
 
-    def _fail(self, outcome: Outcome, why: str) -> None:
+    def _fail(self, outcome: Outcome, why: str, now: Seconds) -> None:
         """Give up our claim: everyone asked is released, also who has not answered yet."""
-        claim = self._state
-        assert isinstance(claim, Collecting)
-        self._free(claim.ticket)
-        for peer in claim.members:
-            if peer != self._me:
-                self._emit(Send(peer, Release(claim.ticket)))  # lost: the member inquires
-        self._emit(GroupEnded(claim.ticket, outcome, why))
+        state = self._state
+        assert isinstance(state, Collecting)
+        self._free(state.ticket)
+        for peer in state.told:
+            self._emit(Send(peer, Release(state.ticket)))  # lost: it grants, and is told again
+        asked = tuple(sorted((self._me, *state.told, *state.dropped)))
+        self._emit(GroupEnded(state.ticket, outcome, why, asked))
+        self._next_turn(now)
 
-    def _give_up_at(self, claim: Collecting) -> Seconds:
-        return claim.asked_at + self._config.acquire_timeout_s
+    def _give_up_at(self, state: Collecting) -> Seconds:
+        return state.asked_at + self._config.acquire_timeout_s
 
     # --- the member's side ------------------------------------------------------------------------
 
     def _handle_claim(self, source: PeerId, claim: Claim, now: Seconds) -> None:
-        if claim.ticket.initiator != source or not {source, self._me} <= set(claim.members):
+        if claim.ticket.initiator != source:
             return  # not a claim that its sender could make: nothing to answer
         self._clock = max(self._clock, claim.born)
         match self._state:
@@ -381,92 +451,144 @@ class GroupLock:
                 pass  # a late duplicate
             case _ if claim.ticket in self._ended:
                 self._disown(source, claim.ticket)  # an even later one
-            case Granted(ticket=ticket) if ticket.initiator == source and ticket < claim.ticket:
-                self._free(ticket)  # its initiator is past it: a `Release` was lost, or comes later
-                self._grant(claim, now)
+            case _ if not self._is_past(claim.ticket):
+                self._enqueue(claim)
+                self._consider(claim, now)
+                if claim in self._queue:
+                    self._emit(Send(source, Busy(claim.ticket, str(self._state))))
+            case _:
+                pass  # a late one, of which we need not even say so
+
+    def _consider(self, claim: Claim, now: Seconds) -> None:
+        """A claim has joined our queue: does it change what we do?"""
+        initiator = claim.ticket.initiator
+        match self._state:
             case Free():
-                self._grant(claim, now)
-            case Collecting(ticket=mine, born=born) if (claim.born, claim.ticket) < (born, mine):
-                self._fail(Outcome.YIELDED, f"{mine} gave way to the older claim {claim.ticket}")
-                self._grant(claim, now)
-            case state:
-                self._emit(Send(source, Busy(claim.ticket, str(state))))
+                self._next_turn(now)
+            case Granted(ticket=ticket) if ticket.initiator == initiator:
+                self._free(ticket)  # its initiator is past it: a `Release` was lost, or comes later
+                self._next_turn(now)
+            case Granted() as state if claim == self._queue[0]:
+                self._maybe_inquire(state)
+            case Collecting() as state if age(claim) < age(state.claim):
+                why = f"{state.ticket} gave way to the older claim {claim.ticket}"
+                self._fail(Outcome.YIELDED, why, now)
+            case Collecting() as state if initiator in state.unasked:
+                self._ask(state, (initiator,))  # it wants a group, and will yield to us
+            case _:
+                pass
+
+    def _is_past(self, ticket: Ticket) -> bool:
+        """True if we know a newer claim of the same initiator."""
+        known = [claim.ticket for claim in self._queue]
+        if isinstance(self._state, Granted | InGroup):
+            known.append(self._state.ticket)
+        return any(other.initiator == ticket.initiator and ticket < other for other in known)
 
     def _grant(self, claim: Claim, now: Seconds) -> None:
-        inquire_at = now + self._config.resend_s
-        self._state = Granted(claim.ticket, claim.members, now, inquire_at)
-        self._emit(Send(claim.ticket.initiator, Grant(claim.ticket)))  # lost: the claim comes again
+        self._state = Granted(claim, now, now + self._config.resend_s)
+        self._emit(Send(claim.ticket.initiator, Grant(claim.ticket)))  # lost: sent again
 
-    def _handle_begin(self, source: PeerId, ticket: Ticket, now: Seconds) -> None:
+    def _handle_begin(self, source: PeerId, begin: Begin, now: Seconds) -> None:
+        ticket, members = begin.ticket, begin.members
+        if source != ticket.initiator or not {source, self._me} <= set(members):
+            return  # not a group that its sender could form
         match self._state:
-            case Granted(ticket=granted) as state if (
-                granted == ticket and source == ticket.initiator
-            ):
-                # All grants of a ticket lie within acquire_timeout_s, so until then no granter's
-                # lease has lapsed, whichever of us granted first.
-                lease_s = self._config.lease_s - self._config.acquire_timeout_s
-                expires_at = state.granted_at + lease_s
+            case Granted() as state if state.ticket == ticket:
+                expires_at = state.granted_at + self._config.time_in_group_s
                 if now < expires_at:
-                    self._state = InGroup(ticket, state.members, expires_at)
-                    self._emit(Average(ticket, state.members, What.MODELS))
+                    self._state = InGroup(ticket, members, expires_at)
+                    self._emit(Average(ticket, members, What.MODELS))
                 else:
                     self._free(ticket)
                     self._disown(source, ticket)
+                    self._next_turn(now)
             case InGroup(ticket=current) if current == ticket:
                 pass  # a duplicate
             case _:
                 self._disown(source, ticket)  # our lease lapsed
 
-    def _handle_release(self, source: PeerId, ticket: Ticket) -> None:
+    # --- both sides -------------------------------------------------------------------------------
+
+    def _handle_release(self, source: PeerId, ticket: Ticket, now: Seconds) -> None:
+        """`source` is not in `ticket`, or has nothing to do with it any more."""
+        if source == ticket.initiator:
+            self._queue = tuple(claim for claim in self._queue if claim.ticket != ticket)
         match self._state:
-            case Granted(ticket=granted) if granted == ticket and source == ticket.initiator:
+            case Granted() as state if state.ticket == ticket and source == ticket.initiator:
                 self._free(ticket)
-            case Collecting(ticket=mine) as claim if mine == ticket and source in claim.members:
-                self._fail(Outcome.REFUSED, f"{source} took its promise back")
-            case InGroup(ticket=current, members=members) if current == ticket:
-                if source in members:
-                    self._abandon(Outcome.REFUSED, f"{source} is not in the group any more")
+                self._next_turn(now)
+            case Collecting() as state if state.ticket == ticket:
+                self._drop(source, Outcome.REFUSED, f"{source} took its promise back", now)
+            case InGroup(members=members) as state if state.ticket == ticket and source in members:
+                self._abandon(Outcome.REFUSED, f"{source} is not in the group any more", now)
             case _:
                 pass
 
-    # --- both sides -------------------------------------------------------------------------------
+    def _forget(self, peer: PeerId, why: str) -> None:
+        """Neither the claim of `peer` nor `peer` for our own claim waits for its turn any more."""
+        self._queue = tuple(claim for claim in self._queue if claim.ticket.initiator != peer)
+        if self._wish and peer in self._wish.candidates:
+            candidates = tuple(other for other in self._wish.candidates if other != peer)
+            wish, self._wish = self._wish, replace(self._wish, candidates=candidates)
+            if len(candidates) < wish.needed:
+                self._wish = None
+                self._emit(GroupEnded(wish.ticket, Outcome.LOST, why, (self._me,)))
+
+    def _do_without(self, peer: PeerId, why: str, now: Seconds) -> None:
+        match self._state:
+            case Collecting():
+                self._drop(peer, Outcome.LOST, why, now)
+            case Granted(ticket=ticket) if ticket.initiator == peer:
+                self._free(ticket)
+                self._next_turn(now)
+            case _:
+                pass
 
     def _lapse(self, now: Seconds) -> None:
         """Carry out the deadlines that have passed, before anything else happens."""
         match self._state:
             case Collecting() as state if self._give_up_at(state) <= now:
-                waited = self._config.acquire_timeout_s
-                self._fail(Outcome.LATE, f"no answer from {', '.join(state.missing)} in {waited} s")
+                self._fail(Outcome.LATE, self._whom_we_waited_for(state), now)
             case Granted() as state if state.granted_at + self._config.lease_s <= now:
                 self._free(state.ticket)
+                self._next_turn(now)
             case InGroup() as state if state.expires_at <= now:
                 lease_s = self._config.lease_s
                 why = f"the average was not over when its lease of {lease_s} s ended"
-                self._abandon(Outcome.LATE, why)
+                self._abandon(Outcome.LATE, why, now)
             case _:
                 pass
 
-    def _disown(self, source: PeerId, ticket: Ticket) -> None:
-        """Tell `source` that we are not in `ticket`, unless we have applied its average."""
-        if not self._ended.get(ticket, False):
-            self._emit(Send(source, Release(ticket)))  # lost: `source` inquires or streams refuse
+    def _whom_we_waited_for(self, state: Collecting) -> str:
+        silent = [f"no answer from {', '.join(state.asked)}"] if state.asked else []
+        busy = [f"{', '.join(state.queued)} busy all the time"] if state.queued else []
+        return f"{'; '.join(silent + busy)} in {self._config.acquire_timeout_s} s"
 
-    def _abandon(self, outcome: Outcome, why: str) -> None:
+    def _disown(self, source: PeerId, ticket: Ticket) -> None:
+        """Tell `source` that we are not in `ticket` with it, unless we have applied its average."""
+        ended = self._ended.get(ticket)
+        if not (ended and ended.done and source in ended.members):
+            self._emit(Send(source, Release(ticket)))  # lost: `source` asks again, or streams end
+
+    def _abandon(self, outcome: Outcome, why: str, now: Seconds) -> None:
         state = self._state
         assert isinstance(state, InGroup)
         self._emit(Abandon(state.ticket, outcome, why))
-        self._leave_group(outcome, why)
+        self._leave_group(outcome, why, now)
 
-    def _leave_group(self, outcome: Outcome, why: str) -> None:
+    def _leave_group(self, outcome: Outcome, why: str, now: Seconds) -> None:
         state = self._state
         assert isinstance(state, InGroup)
-        self._free(state.ticket, done=outcome is Outcome.DONE)
+        self._born = None
+        self._free(state.ticket, Ended(state.members, outcome is Outcome.DONE))
         if state.ticket.initiator == self._me:
-            self._emit(GroupEnded(state.ticket, outcome, why))
+            self._emit(GroupEnded(state.ticket, outcome, why, state.members))
+        self._next_turn(now)
 
-    def _free(self, ticket: Ticket, *, done: bool = False) -> None:
-        """Our part in `ticket` is over, for good."""
+    def _free(self, ticket: Ticket, ended: Ended = NEVER_FORMED) -> None:
+        """Our part in `ticket` is over, for good; somebody's turn is next."""
         self._state = Free()
-        self._ended[ticket] = done
+        self._ended[ticket] = ended
         if len(self._ended) > ENDED_REMEMBERED:
             del self._ended[next(iter(self._ended))]

@@ -75,23 +75,38 @@ class Rumours:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Will you be in this group? Lost: sent again."""
+    """Will you be in a group with me? Lost: sent again.
+
+    Of two claims the one that was `born` earlier, by a Lamport clock, is the older.
+    """
 
     ticket: Ticket
     born: int
-    members: tuple[PeerId, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """I will, and promise nobody else meanwhile. Lost: the claim comes again, and so does this."""
+    """I will, and promise nobody else until you have said `Begin` or `Release`.
+
+    Sent again until then, so that the loss of any of the three costs little.
+    """
+
+    ticket: Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class Inquire:
+    """As `Grant`, but an older claim wants me: if you are still collecting, let me go.
+
+    Lost: sent again.
+    """
 
     ticket: Ticket
 
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """I will not. Lost: the claim comes again, and by then we may be free."""
+    """Not now; your claim waits in my queue. Lost: the claim comes again, and is answered again."""
 
     ticket: Ticket
     reason: str
@@ -99,21 +114,19 @@ class Busy:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """All have granted: the group is formed. Lost: the member inquires."""
+    """Enough have granted: these are the group. Lost: the grant comes again, and so does this."""
 
     ticket: Ticket
+    members: tuple[PeerId, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """I am not in this ticket (any more). Lost: the other side inquires, or its stream ends."""
+    """I am not in this ticket with you (any more).
 
-    ticket: Ticket
-
-
-@dataclass(frozen=True, slots=True)
-class Inquire:
-    """I granted this some time ago: what became of it? Lost: sent again."""
+    Lost: a promise or a place in a queue ends when the grant comes (again); in a group, when a
+    stream is refused.
+    """
 
     ticket: Ticket
 
@@ -145,7 +158,7 @@ class CatchUp:
     donor: PeerId
 
 
-LockMessage = Claim | Grant | Busy | Begin | Release | Inquire
+LockMessage = Claim | Grant | Inquire | Busy | Begin | Release
 RendezvousMessage = Arrive | Assemble | CatchUp
 MembershipMessage = Ping | Ack | Rumours
 Message = MembershipMessage | LockMessage | RendezvousMessage

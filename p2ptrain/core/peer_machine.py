@@ -18,8 +18,9 @@ from random import Random
 
 from p2ptrain.core.effects import Effect, MemberChanged
 from p2ptrain.core.events import AverageEnded, Ending, StateNotTaken, StateTaken
-from p2ptrain.core.group_lock import GroupLock, LockConfig
-from p2ptrain.core.group_lock import InGroup as InLockGroup
+from p2ptrain.core.group_lock import GroupLock
+from p2ptrain.core.lock_state import InGroup as InLockGroup
+from p2ptrain.core.lock_state import LockConfig
 from p2ptrain.core.membership import Membership, MembershipConfig
 from p2ptrain.core.messages import (
     Ack,
@@ -79,9 +80,12 @@ class PeerMachine:
 
     # --- what can happen --------------------------------------------------------------------------
 
-    def request(self, others: Sequence[PeerId], now: Seconds) -> Ticket:
-        """The algorithm claims a group with `others`; ends in a `GroupEnded` with this ticket."""
-        return self.lock.request(others, now)
+    def request(self, candidates: Sequence[PeerId], needed: int, now: Seconds) -> Ticket:
+        """The algorithm claims a group with `needed` of `candidates`, which it prefers in order.
+
+        Ends in a `GroupEnded` with this ticket.
+        """
+        return self.lock.request(candidates, needed, now)
 
     def arrive(self, version: int, now: Seconds) -> None:
         """The trainer waits to average `version` with everyone; ends in `VersionEnded`."""
@@ -118,7 +122,7 @@ class PeerMachine:
     def ended(self, ending: Ending, now: Seconds) -> None:
         match ending:
             case AverageEnded(ticket=ticket, outcome=outcome, why=why):
-                self.lock.average_ended(ticket, outcome, why)
+                self.lock.average_ended(ticket, outcome, why, now)
                 self.rendezvous.average_ended(ticket, outcome, now)
             case StateTaken(version=version):
                 self.rendezvous.state_taken(version, now)
@@ -128,7 +132,7 @@ class PeerMachine:
     def withdraw(self, now: Seconds) -> None:
         """The trainer stops: no new groups, except those that others claim."""
         self.rendezvous.withdraw()
-        self.lock.withdraw("stopping")
+        self.lock.withdraw("stopping", now)
 
     def leave(self, now: Seconds) -> None:
         """Say goodbye to everyone. Call it when no group is held any more."""
@@ -176,11 +180,11 @@ class PeerMachine:
         for effect in tuple(self._effects):
             match effect:
                 case MemberChanged(peer=peer, state=MemberState.GONE, why=why):
-                    self.lock.peer_gone(peer, why)
+                    self.lock.peer_gone(peer, why, now)
                     self.rendezvous.peer_gone(peer, why, now)
                 case MemberChanged(peer=peer, state=MemberState.LEFT, why=why):
                     # It has finished its groups; our side of them ends by itself.
-                    self.lock.peer_left(peer, why)
+                    self.lock.peer_left(peer, why, now)
                     self.rendezvous.peer_left(peer)
                 case _:
                     pass

@@ -169,14 +169,14 @@ def _message_to_pb(message: m.Message) -> tuple[str, Any]:  # Any: protobuf's ge
             return "ack", pb.Ack(number=number, members=map(_member_to_pb, members))
         case m.Rumours(members):
             return "rumours", pb.Rumours(members=map(_member_to_pb, members))
-        case m.Claim(ticket, born, group):
-            return "claim", pb.Claim(ticket=_ticket_to_pb(ticket), born=born, members=group)
+        case m.Claim(ticket, born):
+            return "claim", pb.Claim(ticket=_ticket_to_pb(ticket), born=born)
         case m.Grant(ticket):
             return "grant", pb.Grant(ticket=_ticket_to_pb(ticket))
         case m.Busy(ticket, reason):
             return "busy", pb.Busy(ticket=_ticket_to_pb(ticket), reason=reason[:MAX_REASON])
-        case m.Begin(ticket):
-            return "begin", pb.Begin(ticket=_ticket_to_pb(ticket))
+        case m.Begin(ticket, group):
+            return "begin", pb.Begin(ticket=_ticket_to_pb(ticket), members=group)
         case m.Release(ticket):
             return "release", pb.Release(ticket=_ticket_to_pb(ticket))
         case m.Inquire(ticket):
@@ -194,10 +194,10 @@ _FROM_PB: dict[str, Callable[[Any], m.Message]] = {
     "ping": lambda p: m.Ping(_number(p.number), _members(p.members)),
     "ack": lambda p: m.Ack(_number(p.number), _members(p.members)),
     "rumours": lambda p: m.Rumours(_members(p.members)),
-    "claim": lambda p: m.Claim(_ticket(p.ticket), _number(p.born), _group(p.members)),
+    "claim": lambda p: m.Claim(_ticket(p.ticket), _number(p.born)),
     "grant": lambda p: m.Grant(_ticket(p.ticket)),
     "busy": lambda p: m.Busy(_ticket(p.ticket), _text(p.reason, MAX_REASON)),
-    "begin": lambda p: m.Begin(_ticket(p.ticket)),
+    "begin": lambda p: m.Begin(_ticket(p.ticket), _group(p.members)),
     "release": lambda p: m.Release(_ticket(p.ticket)),
     "inquire": lambda p: m.Inquire(_ticket(p.ticket)),
     "arrive": lambda p: m.Arrive(_number(p.version)),

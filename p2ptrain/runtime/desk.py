@@ -13,7 +13,7 @@ import asyncio
 import math
 from collections.abc import Callable
 
-from p2ptrain.core import group_lock, rendezvous
+from p2ptrain.core import lock_state, rendezvous
 from p2ptrain.core.messages import Phase
 from p2ptrain.core.peer_machine import PeerMachine
 from p2ptrain.errors import CodecError, RefusedError, TransportError
@@ -126,5 +126,5 @@ def doing(machine: PeerMachine) -> str:
         case Phase.DONE:
             return "is done; serves the others"
         case Phase.TRAINING:
-            in_group = isinstance(machine.lock.state, group_lock.InGroup)
+            in_group = isinstance(machine.lock.state, lock_state.InGroup)
             return "trains, and averages" if in_group else "trains"

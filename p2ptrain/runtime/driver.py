@@ -124,6 +124,7 @@ class Driver:
         self._exchanges: dict[Ticket, Exchange] = {}
         self._committing: dict[Ticket, None] = {}  # their result is being applied: no way back
         self._parked = 0
+        self._claiming = asyncio.Lock()  # one claim at a time; the next one waits
         self._claims: dict[Ticket, asyncio.Future[GroupResult]] = {}
         self._asked_at: dict[Ticket, Seconds] = {}
         self._version: asyncio.Future[GroupResult] | None = None
@@ -215,8 +216,7 @@ class Driver:
 
     async def leave(self, grace_s: Seconds) -> None:
         """Let a running average end, say goodbye, close everything."""
-        self._machine.withdraw(self.now)
-        self._pump()
+        self.withdraw()
         with suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
                 while self._averages:
@@ -264,9 +264,19 @@ class Driver:
     def choosable(self) -> tuple[PeerId, ...]:
         return self._machine.membership.choosable()
 
-    async def average_models(self, others: Sequence[PeerId]) -> GroupResult:
+    async def average_with_any(self, candidates: Sequence[PeerId], count: int) -> GroupResult:
+        async with self._claiming:
+            if not self.stopping and len(candidates) >= count:
+                return await self._claim(candidates, count)
+            await asyncio.sleep(self._protocol.lock.resend_s)  # whoever asks on must not spin
+        if self.stopping:
+            return GroupResult(Outcome.WITHDRAWN, f"{self.name} stops")
+        why = f"{len(candidates)} candidates for a group with {count} others"
+        return GroupResult(Outcome.BUSY, why)
+
+    async def _claim(self, candidates: Sequence[PeerId], count: int) -> GroupResult:
         ended: asyncio.Future[GroupResult] = self._loop.create_future()
-        ticket = self._machine.request(others, self.now)
+        ticket = self._machine.request(candidates, count, self.now)
         self._claims[ticket] = ended
         self._asked_at[ticket] = self.now
         self._pump()
@@ -276,8 +286,7 @@ class Driver:
             self._claims.pop(ticket, None)
             asked_at = self._asked_at.pop(ticket, None)
         if asked_at is not None:  # the group was never formed
-            members = tuple(sorted([self.name, *others]))
-            attempt = Attempt(ticket, members, What.MODELS, asked_at, self.now)
+            attempt = Attempt(ticket, result.members, What.MODELS, asked_at, self.now)
             attempt.outcome, attempt.why = result.outcome, result.why
             self.accounts.close(attempt, self.now, self.metrics)
         return result
@@ -393,7 +402,7 @@ class Driver:
     def _group_ended(self, effect: effects.GroupEnded) -> None:
         ended = self._claims.get(effect.ticket)
         if ended and not ended.done():
-            ended.set_result(GroupResult(effect.outcome, effect.why))
+            ended.set_result(GroupResult(effect.outcome, effect.why, effect.members))
 
     def _member_changed(self, effect: effects.MemberChanged) -> None:
         self.metrics.record(

@@ -31,7 +31,10 @@ class DriverSwarm:
         return self._driver.choosable()
 
     async def average_models(self, others: Sequence[PeerId]) -> GroupResult:
-        return await self._driver.average_models(others)
+        return await self._driver.average_with_any(others, len(others))
+
+    async def average_with_any(self, candidates: Sequence[PeerId], count: int = 1) -> GroupResult:
+        return await self._driver.average_with_any(candidates, count)
 
     async def average_gradients(self) -> GroupResult:
         return await self._driver.average_gradients()

@@ -140,12 +140,12 @@ async def test_a_group_is_asked_for_once_per_so_many_updates():
 
 
 async def test_a_slow_exchange_leaves_no_backlog_behind():
-    """An average of 0.4 s and more, a step of 0.02 s: averages end with the training."""
+    """An average of 0.8 s and more, a step of 0.02 s: one may run, and each peer may want one."""
     world = await build(2, "ad_psgd", link=Link(latency_s=0.1))
     await world.train(100, steps_of(0.02))
     ended = [peer.metrics.of("step")[-1]["t"] for peer in world.peers.values()]
     averaged = [peer.metrics.of("group")[-1]["t"] for peer in world.peers.values()]
-    assert max(averaged) < max(ended) + 1.5
+    assert max(averaged) < max(ended) + 3.0
     await world.close()
 
 

@@ -5,14 +5,20 @@ from collections.abc import Iterator
 import pytest
 
 from p2ptrain.core.events import Outcome
-from p2ptrain.core.group_lock import ENDED_REMEMBERED, LockConfig
+from p2ptrain.core.group_lock import ENDED_REMEMBERED
+from p2ptrain.core.lock_state import LockConfig
 from p2ptrain.core.messages import Begin, Busy, Claim, Grant, Inquire, Release
 from p2ptrain.errors import ConfigError, LocalProtocolError
 from p2ptrain.ids import PeerId, Ticket
 from tests.helpers.trio import Trio
 
 LEASE_S, ACQUIRE_S, RESEND_S = 20.0, 2.0, 0.25
-CONFIG = LockConfig(lease_s=LEASE_S, acquire_timeout_s=ACQUIRE_S, resend_s=RESEND_S)
+CONFIG = LockConfig(
+    lease_s=LEASE_S, acquire_timeout_s=ACQUIRE_S, resend_s=RESEND_S, clock_drift=0.0
+)
+IN_GROUP_S = CONFIG.time_in_group_s
+
+AB = (PeerId("a"), PeerId("b"))
 
 
 @pytest.fixture
@@ -86,29 +92,51 @@ def test_only_the_initiator_hears_how_its_claim_ended(trio: Trio):
 def test_who_is_promised_answers_busy_at_once_and_says_to_whom(trio: Trio):
     first = trio.request("a", "b")
     trio.deliver("a", "b")
-    second = trio.request("c", "b")
+    trio.request("c", "b")
     trio.deliver("c", "b")
-    trio.deliver("b", "c")
-    assert trio.ended == {second: Outcome.BUSY}
-    assert trio.reasons[second] == f"b is promised to {first}"
-    trio.settle()
-    assert trio.groups == {"a": first, "b": first}
+    assert trio.on_wire() == ["b -> a Grant", "b -> c Busy"]
+    assert trio.said("b", "c").reason == f"promised to {first}"
 
 
 def test_who_averages_answers_busy_at_once(trio: Trio):
     first = formed(trio, "a", "b")
+    trio.request("c", "b")
+    trio.deliver("c", "b")
+    assert trio.said("b", "c").reason == f"averaging in {first}"
+
+
+def test_who_becomes_free_grants_the_claim_that_waits_for_it(trio: Trio):
+    first = formed(trio, "a", "b")
     second = trio.request("c", "b")
     trio.settle()
-    assert trio.ended == {second: Outcome.BUSY}
-    assert trio.reasons[second] == f"b is averaging in {first}"
+    assert trio.groups == {"a": first, "b": first}
+    trio.finish(first)
+    assert trio.on_wire() == ["b -> c Grant"]
+    trio.settle()
+    assert trio.groups == {"b": second, "c": second}
 
 
-def test_when_one_is_busy_the_others_are_free_again(quartet: Trio):
-    formed(quartet, "a", "b")
+def test_of_the_claims_that_wait_the_oldest_is_granted_first(quartet: Trio):
+    first = formed(quartet, "a", "b")
+    older, younger = quartet.request("c", "b"), quartet.request("d", "b")
+    quartet.deliver("d", "b")
+    quartet.settle()
+    quartet.finish(first)
+    quartet.settle()
+    assert quartet.groups == {"b": older, "c": older}
+    quartet.finish(older)
+    quartet.settle()
+    assert quartet.groups == {"b": younger, "d": younger}
+
+
+def test_who_waits_for_one_holds_the_others(quartet: Trio):
+    first = formed(quartet, "a", "b")
     second = quartet.request("c", "bd")
     quartet.settle()
-    assert quartet.ended == {second: Outcome.BUSY}
-    assert quartet.states["d"] == "free"
+    assert quartet.states["d"] == f"promised to {second}"
+    quartet.finish(first)
+    quartet.settle()
+    assert quartet.groups == dict.fromkeys("bcd", second)
 
 
 def test_who_fails_releases_everyone_it_has_asked_answered_or_not(quartet: Trio):
@@ -117,24 +145,39 @@ def test_who_fails_releases_everyone_it_has_asked_answered_or_not(quartet: Trio)
     quartet.deliver("c", "d")
     quartet.deliver("c", "b")
     quartet.deliver("b", "c")
+    quartet.withdraw("c")
     assert quartet.on_wire() == ["d -> c Grant", "c -> b Release", "c -> d Release"]
 
 
-def test_after_a_failure_everyone_asked_can_be_claimed_again(quartet: Trio):
+def test_a_claim_that_was_given_up_waits_nowhere(quartet: Trio):
     first = formed(quartet, "a", "b")
-    quartet.request("c", "bd")
+    quartet.request("c", "b")
+    quartet.settle()
+    quartet.withdraw("c")
     quartet.settle()
     quartet.finish(first)
-    formed(quartet, "d", "abc")
+    assert quartet.wire == []
+    assert set(quartet.states.values()) == {"free"}
 
 
-def test_a_request_while_we_are_in_a_group_fails_at_once_and_sends_nothing(trio: Trio):
+def test_our_own_claim_waits_until_we_are_free(trio: Trio):
     first = formed(trio, "a", "b")
-    for name in "ab":
-        ticket = trio.request(name, "c")
-        assert trio.ended[ticket] is Outcome.BUSY
-        assert trio.reasons[ticket] == f"{name} is averaging in {first}"
+    second = trio.request("a", "c")
     assert trio.wire == []
+    trio.finish(first)
+    trio.settle()
+    assert trio.groups == {"a": second, "c": second}
+
+
+def test_our_own_claim_waits_while_we_are_promised(trio: Trio):
+    first = trio.request("a", "b")
+    trio.deliver("a", "b")
+    second = trio.request("b", "c")
+    trio.settle()
+    assert trio.groups == {"a": first, "b": first}
+    trio.finish(first)
+    trio.settle()
+    assert trio.groups == {"b": second, "c": second}
 
 
 def test_a_request_while_we_claim_fails_at_once(trio: Trio):
@@ -145,17 +188,13 @@ def test_a_request_while_we_claim_fails_at_once(trio: Trio):
     assert trio.groups == {"a": first, "b": first}
 
 
-def test_a_request_while_we_are_promised_fails_at_once(trio: Trio):
-    first = trio.request("a", "b")
-    trio.deliver("a", "b")
-    second = trio.request("b", "c")
-    assert trio.reasons[second] == f"b is promised to {first}"
-
-
-@pytest.mark.parametrize("others", ["", "a", "bb", "ab"])
-def test_a_group_without_others_or_with_one_twice_is_our_own_mistake(trio: Trio, others: str):
+@pytest.mark.parametrize(
+    ("candidates", "needed"), [("", 0), ("a", 1), ("bb", 1), ("ab", 1), ("bc", 3), ("bc", -1)]
+)
+def test_a_group_that_cannot_be_is_our_own_mistake(trio: Trio, candidates: str, needed: int):
     with pytest.raises(LocalProtocolError, match="a cannot claim a group with"):
-        trio.request("a", others)
+        trio.request("a", candidates, needed)
+    assert trio.states["a"] == "free"
 
 
 # --- no cycle of waits: crossing claims -----------------------------------------------------------
@@ -226,7 +265,7 @@ def test_nobody_yields_to_an_older_claim_after_its_group_has_formed(trio: Trio):
     trio.deliver("c", "b")
     trio.settle()
     assert trio.groups == {"b": younger, "c": younger}
-    assert trio.ended == {older: Outcome.BUSY}
+    assert trio.states["a"] == f"claiming {older}"
 
 
 # --- each message is lost -------------------------------------------------------------------------
@@ -257,13 +296,13 @@ def test_a_lost_grant_is_given_again_when_the_claim_comes_again(trio: Trio):
     assert trio.groups == {"a": ticket, "b": ticket}
 
 
-def test_a_lost_busy_is_made_up_for_by_the_next_answer(trio: Trio):
+def test_a_lost_busy_costs_nothing_once_the_grant_comes(trio: Trio):
     first = formed(trio, "a", "b")
     second = trio.request("c", "b")
     trio.deliver("c", "b")
     trio.drop("b", "c")
     trio.finish(first)
-    trio.advance(RESEND_S)
+    trio.settle()
     assert trio.groups == {"b": second, "c": second}
 
 
@@ -273,7 +312,7 @@ def test_a_lost_begin_is_asked_for(trio: Trio):
     trio.deliver("b", "a")
     trio.drop("a", "b")
     trio.advance(RESEND_S, delivering=False)
-    assert "b -> a Inquire" in trio.on_wire()
+    assert "b -> a Grant" in trio.on_wire()
     trio.settle()
     assert trio.groups == {"a": ticket, "b": ticket}
 
@@ -428,9 +467,9 @@ def test_an_initiator_that_is_done_does_not_make_a_member_throw_its_result_away(
 
 def test_a_result_that_was_applied_while_the_group_was_abandoned_counts_as_done(trio: Trio):
     ticket = formed(trio, "a", "b")
-    trio.locks["b"].peer_gone(PeerId("a"), "a is gone")
+    trio.hear_gone("b", "a")
     trio.finish(ticket, by="b")  # its result was being applied just then
-    trio.locks["b"].receive(PeerId("a"), Begin(ticket), trio.clock("b"))
+    trio.locks["b"].receive(PeerId("a"), Begin(ticket, AB), trio.clock("b"))
     assert trio.wire == []
 
 
@@ -448,7 +487,7 @@ def test_a_begin_for_a_broken_average_is_disowned(trio: Trio):
 
 def test_a_begin_that_overtakes_nothing_it_belongs_to_is_disowned(trio: Trio):
     stray = Ticket(PeerId("a"), 1, 99)
-    trio.locks["b"].receive(PeerId("a"), Begin(stray), trio.clock("b"))
+    trio.locks["b"].receive(PeerId("a"), Begin(stray, (PeerId("a"), PeerId("b"))), trio.clock("b"))
     assert trio.on_wire() == ["b -> a Release"]
     trio.settle()
     assert set(trio.states.values()) == {"free"}
@@ -513,14 +552,14 @@ def test_a_granter_is_free_a_lease_after_its_grant_if_its_initiator_is_dead(trio
 def test_a_granter_is_free_at_once_when_it_hears_that_its_initiator_is_gone(trio: Trio):
     trio.request("a", "b")
     trio.deliver("a", "b")
-    trio.locks["b"].peer_gone(PeerId("a"), "a is gone")
+    trio.hear_gone("b", "a")
     assert trio.states["b"] == "free"
 
 
 def test_a_granter_keeps_its_promise_when_another_member_is_gone(trio: Trio):
     ticket = trio.request("a", "bc")
     trio.deliver("a", "b")
-    trio.locks["b"].peer_gone(PeerId("c"), "c is gone")
+    trio.hear_gone("b", "c")
     assert trio.states["b"] == f"promised to {ticket}"
 
 
@@ -530,7 +569,7 @@ def test_a_claim_fails_at_once_when_a_member_is_gone_granted_or_not(trio: Trio, 
     if granted:
         trio.deliver("a", "b")
         trio.deliver("b", "a")
-    trio.locks["a"].peer_gone(PeerId("b"), "b is gone")
+    trio.hear_gone("a", "b")
     trio.settle()
     assert trio.ended == {ticket: Outcome.LOST}
     assert trio.reasons[ticket] == "b is gone"
@@ -540,7 +579,7 @@ def test_a_claim_fails_at_once_when_a_member_is_gone_granted_or_not(trio: Trio, 
 def test_a_group_is_abandoned_when_a_member_is_gone(trio: Trio):
     ticket = formed(trio, "a", "bc")
     for name in "ac":
-        trio.locks[name].peer_gone(PeerId("b"), "b is gone")
+        trio.hear_gone(name, "b")
     assert trio.groups == {"b": ticket}
     assert trio.abandoned == {("a", ticket): Outcome.LOST, ("c", ticket): Outcome.LOST}
     assert trio.ended == {ticket: Outcome.LOST}
@@ -550,16 +589,16 @@ def test_who_says_goodbye_ends_its_promises_and_our_claims_but_not_our_group(qua
     group = formed(quartet, "a", "b")
     quartet.request("c", "d")
     quartet.deliver("c", "d")
-    quartet.locks["b"].peer_left(PeerId("a"), "a left")
-    quartet.locks["d"].peer_left(PeerId("c"), "c left")
-    quartet.locks["c"].peer_left(PeerId("d"), "d left")
+    quartet.hear_left("b", "a")
+    quartet.hear_left("d", "c")
+    quartet.hear_left("c", "d")
     assert quartet.holds("b", group)
     assert quartet.states["c"] == quartet.states["d"] == "free"
 
 
 def test_an_average_that_outlives_its_deadline_is_abandoned_by_everyone(trio: Trio):
     ticket = formed(trio, "a", "bc")
-    trio.advance(LEASE_S - ACQUIRE_S)
+    trio.advance(IN_GROUP_S)
     assert trio.groups == {}
     assert set(trio.abandoned.values()) == {Outcome.LATE}
     assert trio.ended == {ticket: Outcome.LATE}
@@ -593,7 +632,7 @@ def test_a_begin_that_comes_too_late_to_average_in_time_is_refused(trio: Trio):
     trio.deliver("a", "b")
     trio.deliver("b", "a")
     late_begin = trio.hold_back("a", "b")
-    for _ in range(int((LEASE_S - ACQUIRE_S) / RESEND_S) + 2):
+    for _ in range(int((IN_GROUP_S) / RESEND_S) + 2):
         trio.advance(RESEND_S, delivering=False)
         trio.drop_all()
     assert trio.states["b"] == f"promised to {ticket}"
@@ -607,7 +646,7 @@ def test_a_paused_peer_holds_nothing_that_expired_while_it_slept(trio: Trio):
     ticket = formed(trio, "a", "b")
     trio.time += LEASE_S  # nobody's timer fires
     assert not trio.holds("a", ticket)
-    trio.locks["c"].request([PeerId("a")], trio.clock("c"))
+    trio.request("c", "a")
     trio.deliver("c", "a")
     assert trio.abandoned == {("a", ticket): Outcome.LATE}
     assert trio.on_wire() == ["a -> c Grant"]
@@ -664,7 +703,7 @@ def test_tickets_of_two_lives_of_a_peer_differ(trio: Trio):
 def test_an_initiator_that_leaves_frees_whoever_it_had_asked(trio: Trio):
     ticket = trio.request("a", "bc")
     trio.deliver("a", "b")
-    trio.locks["a"].withdraw("stopping")
+    trio.withdraw("a")
     trio.settle()
     assert trio.ended == {ticket: Outcome.WITHDRAWN}
     assert set(trio.states.values()) == {"free"}
@@ -673,7 +712,7 @@ def test_an_initiator_that_leaves_frees_whoever_it_had_asked(trio: Trio):
 def test_a_member_that_leaves_takes_its_promise_back(trio: Trio):
     ticket = trio.request("a", "bc")
     trio.deliver("a", "b")
-    trio.locks["b"].withdraw("stopping")
+    trio.withdraw("b")
     trio.settle()
     assert trio.ended == {ticket: Outcome.REFUSED}
     assert trio.reasons[ticket] == "b took its promise back"
@@ -683,26 +722,30 @@ def test_a_member_that_leaves_takes_its_promise_back(trio: Trio):
 def test_who_leaves_lets_its_group_end(trio: Trio):
     ticket = formed(trio, "a", "b")
     for name in "ab":
-        trio.locks[name].withdraw("stopping")
+        trio.withdraw(name)
     assert trio.groups == {"a": ticket, "b": ticket}
 
 
 def test_a_claim_that_its_sender_could_not_make_is_not_answered(trio: Trio):
-    now, a, b, c = trio.clock("b"), PeerId("a"), PeerId("b"), PeerId("c")
-    for claim in (
-        Claim(Ticket(c, 1, 1), 1, (a, b, c)),  # somebody else's
-        Claim(Ticket(a, 1, 1), 1, (a, c)),  # without us
-        Claim(Ticket(a, 1, 1), 1, (b, c)),  # without itself
-    ):
-        trio.locks["b"].receive(a, claim, now)
+    stray = Claim(Ticket(PeerId("c"), 1, 1), 1)
+    trio.locks["b"].receive(PeerId("a"), stray, trio.clock("b"))
     assert trio.wire == []
     assert trio.states["b"] == "free"
+
+
+@pytest.mark.parametrize("members", ["bc", "ac"])
+def test_a_group_that_its_sender_could_not_form_is_not_entered(trio: Trio, members: str):
+    ticket = trio.request("a", "b")
+    trio.deliver("a", "b")
+    begin = Begin(ticket, tuple(PeerId(member) for member in members))
+    trio.locks["b"].receive(PeerId("a"), begin, trio.clock("b"))
+    assert trio.states["b"] == f"promised to {ticket}"
 
 
 def test_a_third_peer_cannot_speak_for_a_ticket(trio: Trio):
     ticket = trio.request("a", "b")
     trio.deliver("a", "b")
-    for message in (Begin(ticket), Release(ticket)):
+    for message in (Begin(ticket, AB), Release(ticket)):
         trio.locks["b"].receive(PeerId("c"), message, trio.clock("b"))
     assert trio.states["b"] == f"promised to {ticket}"
     for message in (Grant(ticket), Release(ticket), Busy(ticket, "mean")):

@@ -7,6 +7,7 @@ import pytest
 
 from p2ptrain.core.effects import Abandon, Average, Effect, GroupEnded, Send, VersionEnded, What
 from p2ptrain.core.events import AverageEnded, Outcome, StateNotTaken, StateTaken
+from p2ptrain.core.lock_state import LockConfig
 from p2ptrain.core.messages import (
     Arrive,
     Assemble,
@@ -44,8 +45,8 @@ def messages(effects: list[Effect], to: str) -> list[object]:
 def grouped(machine: PeerMachine) -> Ticket:
     """B is in a claimed group with a, which initiated it."""
     ticket = Ticket(A, 1, 1)
-    machine.receive(A, Claim(ticket, 1, (A, B)), 1.0)
-    machine.receive(A, Begin(ticket), 1.0)
+    machine.receive(A, Claim(ticket, 1), 1.0)
+    machine.receive(A, Begin(ticket, (A, B)), 1.0)
     assert machine.holds(ticket, 1.0)
     machine.take_effects()
     return ticket
@@ -62,14 +63,14 @@ def assembled(machine: PeerMachine) -> Ticket:
 
 
 def test_effects_are_taken_once_and_in_order(machine: PeerMachine):
-    machine.request([A, C], 0.0)
+    machine.request([A, C], 2, 0.0)
     effects = machine.take_effects()
     assert [type(e.message) for e in effects if isinstance(e, Send)] == [Claim, Claim]
     assert machine.take_effects() == []
 
 
 def test_a_claimed_group_averages_models_and_a_scheduled_one_gradients(machine: PeerMachine):
-    ticket = machine.request([A], 0.0)
+    ticket = machine.request([A], 1, 0.0)
     machine.receive(A, Grant(ticket), 0.1)
     machine.arrive(0, 0.2)
     machine.receive(A, Assemble(Ticket(A, 1, 9), 0, (A, B, C)), 0.3)
@@ -111,10 +112,10 @@ def test_a_suspicion_ends_no_group(machine: PeerMachine):
 
 
 def test_a_goodbye_ends_a_promise_to_whoever_says_it_and_no_group(machine: PeerMachine):
-    machine.receive(A, Claim(Ticket(A, 1, 1), 1, (A, B)), 1.0)
+    machine.receive(A, Claim(Ticket(A, 1, 1), 1), 1.0)
     machine.receive(A, Rumours((replace(member("a"), state=MemberState.LEFT),)), 1.1)
     machine.take_effects()
-    ticket = machine.request([C], 1.2)
+    ticket = machine.request([C], 1, 1.2)
     assert not [e for e in machine.take_effects() if isinstance(e, GroupEnded)]
     machine.receive(C, Grant(ticket), 1.3)
     machine.receive(A, Rumours((replace(member("c"), state=MemberState.LEFT),)), 1.4)
@@ -125,7 +126,7 @@ def test_the_next_deadline_is_the_earliest_of_all_parts(machine: PeerMachine):
     first = machine.next_deadline()
     assert first is not None
     assert first <= 0.25  # a probe
-    machine.request([A], 0.0)
+    machine.request([A], 1, 0.0)
     machine.handle_timer(0.2)
     assert any(isinstance(m, Claim) for m in messages(machine.take_effects(), "a"))
     assert machine.next_deadline() <= 0.4
@@ -139,11 +140,11 @@ def test_a_new_phase_is_announced_and_more_steps_are_not(machine: PeerMachine):
 
 
 def test_who_withdraws_gives_up_its_claim_and_its_wait(machine: PeerMachine):
-    ticket = machine.request([A], 0.0)
+    ticket = machine.request([A], 1, 0.0)
     machine.arrive(0, 0.0)
     machine.withdraw(0.1)
     effects = machine.take_effects()
-    assert GroupEnded(ticket, Outcome.WITHDRAWN, "stopping") in effects
+    assert GroupEnded(ticket, Outcome.WITHDRAWN, "stopping", (A, B)) in effects
     assert VersionEnded(0, Outcome.WITHDRAWN) in effects
     assert Release(ticket) in messages(effects, "a")
 
@@ -159,7 +160,7 @@ def test_who_leaves_tells_everyone_and_asks_for_no_timer(machine: PeerMachine):
 
 def test_who_serves_on_after_its_training_still_grants(machine: PeerMachine):
     machine.withdraw(0.0)
-    machine.receive(A, Claim(Ticket(A, 1, 1), 1, (A, B)), 0.1)
+    machine.receive(A, Claim(Ticket(A, 1, 1), 1), 0.1)
     assert messages(machine.take_effects(), "a") == [Grant(Ticket(A, 1, 1))]
 
 
@@ -176,10 +177,11 @@ def test_who_caught_up_waits_with_the_new_version_and_who_could_not_with_the_old
 
 def test_the_fence_falls_with_the_lease_whether_the_timer_has_fired_or_not(machine: PeerMachine):
     ticket = grouped(machine)
-    assert machine.holds(ticket, 18.9)
-    assert not machine.holds(ticket, 19.0)
-    machine.handle_timer(19.0)
-    assert not machine.holds(ticket, 18.9)
+    ends_at = 1.0 + LockConfig().time_in_group_s
+    assert machine.holds(ticket, ends_at - 0.1)
+    assert not machine.holds(ticket, ends_at)
+    machine.handle_timer(ends_at)
+    assert not machine.holds(ticket, ends_at - 0.1)
 
 
 def test_a_repetition_that_never_comes_is_refused():

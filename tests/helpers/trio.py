@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from p2ptrain.core.effects import Abandon, Average, Effect, GroupEnded, Send
 from p2ptrain.core.events import Outcome
-from p2ptrain.core.group_lock import GroupLock, InGroup, LockConfig
+from p2ptrain.core.group_lock import GroupLock
+from p2ptrain.core.lock_state import InGroup, LockConfig
 from p2ptrain.core.messages import Grant, LockMessage
 from p2ptrain.ids import PeerId, Seconds, Ticket
 
@@ -60,9 +61,11 @@ class Trio:
         self.wire = [sent for sent in self.wire if sent.target != name]
         self.entered = [entry for entry in self.entered if entry[0] != name]  # of this life only
 
-    def request(self, name: str, others: str) -> Ticket:
-        """``request("a", "bc")``: a claims the group a, b, c."""
-        return self.locks[name].request([PeerId(o) for o in others], self.clock(name))
+    def request(self, name: str, candidates: str, needed: int = 0) -> Ticket:
+        """``request("a", "bc")``: a claims the group a, b, c; or itself and `needed` of them."""
+        return self.locks[name].request(
+            [PeerId(c) for c in candidates], needed or len(candidates), self.clock(name)
+        )
 
     def deliver(self, source: str, target: str, count: int = 1) -> None:
         """The oldest messages from `source` to `target` arrive."""
@@ -121,7 +124,18 @@ class Trio:
     def finish(self, ticket: Ticket, outcome: Outcome = Outcome.DONE, by: str = "") -> None:
         """The average of `ticket` ends at the peers `by`, or at all that are in it."""
         for name in by or tuple(self.locks):
-            self.locks[name].average_ended(ticket, outcome, outcome.value)
+            self.locks[name].average_ended(ticket, outcome, outcome.value, self.clock(name))
+
+    def hear_gone(self, name: str, gone: str) -> None:
+        """Membership tells `name` that `gone` crashed."""
+        self.locks[name].peer_gone(PeerId(gone), f"{gone} is gone", self.clock(name))
+
+    def hear_left(self, name: str, left: str) -> None:
+        """Membership tells `name` that `left` said goodbye."""
+        self.locks[name].peer_left(PeerId(left), f"{left} left", self.clock(name))
+
+    def withdraw(self, name: str) -> None:
+        self.locks[name].withdraw("stopping", self.clock(name))
 
     # --- what a test sees -------------------------------------------------------------------------
 
@@ -142,6 +156,10 @@ class Trio:
     def on_wire(self) -> list[str]:
         """``["a -> b Claim", ...]`` in the order of sending."""
         return [str(message) for message in self.wire]
+
+    def said(self, source: str, target: str) -> LockMessage:
+        """The oldest message from `source` to `target` that has not arrived."""
+        return next(m.message for m in self.wire if (m.source, m.target) == (source, target))
 
     def clock(self, name: str) -> Seconds:
         return self.time + CLOCKS[name]

@@ -202,7 +202,8 @@ def test_valid_protobuf_with_hostile_values_decodes_or_is_refused(data):
     for packed in (
         pb.Envelope(source=text(), ping=pb.Ping(members=[member])),
         pb.Envelope(source="a", rumours=pb.Rumours(members=[member])),
-        pb.Envelope(source="a", claim=pb.Claim(ticket=ticket, born=number(), members=everyone)),
+        pb.Envelope(source="a", claim=pb.Claim(ticket=ticket, born=number())),
+        pb.Envelope(source="a", begin=pb.Begin(ticket=ticket, members=everyone)),
         pb.Envelope(source="a", busy=pb.Busy(ticket=ticket, reason=text())),
         pb.Envelope(source="a", catch_up=pb.CatchUp(version=number(), donor=text())),
         pb.Hello(algorithm=text(), model=text(), model_size=number(), self=member),
@@ -233,9 +234,9 @@ def test_a_number_out_of_range_is_refused(number):
 
 @pytest.mark.parametrize("group", [[], ["b", "a"], ["a", "a"]])
 def test_a_group_that_is_empty_unsorted_or_repeats_a_peer_is_refused(group):
-    claim = pb.Claim(ticket=pb.Ticket(initiator="a"), members=group)
+    begin = pb.Begin(ticket=pb.Ticket(initiator="a"), members=group)
     with pytest.raises(CodecError, match="group"):
-        wire.decode_envelope(pb.Envelope(source="a", claim=claim).SerializeToString())
+        wire.decode_envelope(pb.Envelope(source="a", begin=begin).SerializeToString())
 
 
 def test_more_members_than_a_swarm_may_have_are_refused():

@@ -65,7 +65,7 @@ async def test_messages_of_another_swarm_and_of_unknown_peers_are_ignored():
     world, a, _b = await pair()
     stranger = await Stranger(world).start()
     ours = a.driver._swarm()
-    claim = m.Claim(Ticket(PeerId("s"), 1, 1), 1, (PeerId("a"), PeerId("s")))
+    claim = m.Claim(Ticket(PeerId("s"), 1, 1), 1)
     for envelope in (
         Envelope(PeerId("s"), ours, claim),
         Envelope(PeerId("s"), "another", m.Ping(1, (stranger.me,))),
@@ -114,10 +114,10 @@ HOSTILE = st.one_of(
     st.builds(m.Ping, NUMBERS, RECORDS),
     st.builds(m.Ack, NUMBERS, RECORDS),
     st.builds(m.Rumours, RECORDS),
-    st.builds(m.Claim, TICKETS, NUMBERS, GROUPS),
+    st.builds(m.Claim, TICKETS, NUMBERS),
     st.builds(m.Grant, TICKETS),
     st.builds(m.Busy, TICKETS, st.just("because")),
-    st.builds(m.Begin, TICKETS),
+    st.builds(m.Begin, TICKETS, GROUPS),
     st.builds(m.Release, TICKETS),
     st.builds(m.Inquire, TICKETS),
     st.builds(m.Arrive, NUMBERS),
@@ -172,7 +172,7 @@ async def test_a_stream_that_comes_before_its_group_is_formed_waits_for_it(monke
         return await slow(what, members)
 
     monkeypatch.setattr(a.driver, "_contribution", contribute_late)
-    result = await b.driver.average_models([PeerId("a")])
+    result = await b.driver.average_with_any([PeerId("a")], 1)
     assert result.done, result
     b.replica.settle()
     np.testing.assert_array_equal(b.model(), np.full(8, 0.5, np.float32))
@@ -239,7 +239,7 @@ async def test_catching_up_that_fails_changes_nothing_and_is_tried_again(monkeyp
 
 async def test_two_models_meet_in_the_middle_and_the_record_says_so():
     world, a, b = await pair()
-    result = await a.driver.average_models([PeerId("b")])
+    result = await a.driver.average_with_any([PeerId("b")], 1)
     assert result.done
     await asyncio.sleep(0.1)
     for peer in (a, b):
@@ -257,7 +257,7 @@ async def test_two_models_meet_in_the_middle_and_the_record_says_so():
 async def test_a_model_that_is_not_finite_ends_its_peer_and_reaches_nobody():
     world, a, b = await pair()
     a.replica.live[3] = np.nan
-    result = await a.driver.average_models([PeerId("b")])
+    result = await a.driver.average_with_any([PeerId("b")], 1)
     assert not result.done
     assert isinstance(a.driver.failure, StateError)
     assert "the model of a is not finite any more" in str(a.driver.failure)
@@ -314,12 +314,12 @@ async def test_an_average_that_takes_too_long_is_late_and_changes_nothing(monkey
         await asyncio.sleep(1e6)
 
     monkeypatch.setattr(b.driver, "_contribution", never)
-    result = await a.driver.average_models([PeerId("b")])
+    result = await a.driver.average_with_any([PeerId("b")], 1)
     assert not result.done
     await asyncio.sleep(100.0)
     np.testing.assert_array_equal(a.model(), np.zeros(8, np.float32))
     np.testing.assert_array_equal(b.model(), np.ones(8, np.float32))
-    assert (await a.driver.average_models([PeerId("b")])).outcome is not None
+    assert (await a.driver.average_with_any([PeerId("b")], 1)).outcome is not None
     await world.close()
 
 
@@ -380,14 +380,14 @@ async def test_a_restarted_peer_takes_its_name_again():
     again = await world.add("b", replica(2.0), "ad_psgd")
     await asyncio.sleep(1.0)
     assert a.driver.choosable() == ("b",)
-    assert (await a.driver.average_models([PeerId("b")])).done
+    assert (await a.driver.average_with_any([PeerId("b")], 1)).done
     assert again.address != b.address
     await world.close()
 
 
 async def test_leaving_lets_a_running_average_end():
     world, a, b = await pair()
-    averaging = asyncio.create_task(a.driver.average_models([PeerId("b")]))
+    averaging = asyncio.create_task(a.driver.average_with_any([PeerId("b")], 1))
     while not a.driver._averages:  # noqa: ASYNC110 - virtual time costs nothing
         await asyncio.sleep(0.0005)
     await a.driver.leave(5.0)

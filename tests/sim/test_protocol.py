@@ -70,7 +70,7 @@ async def test_a_peer_that_is_killed_is_not_chosen_by_whoever_talks_to_it_next()
     world = await build(2, "ad_psgd")
     await asyncio.sleep(1.0)
     world.crash("p1")
-    result = await world.peers[PeerId("p0")].driver.average_models([PeerId("p1")])
+    result = await world.peers[PeerId("p0")].driver.average_with_any([PeerId("p1")], 1)
     assert result.outcome in (Outcome.LOST, Outcome.LATE)
     assert choosing(world, "p1") == []
     await world.close()
@@ -112,7 +112,7 @@ async def averaging(count: int) -> tuple[World, "asyncio.Task[object]"]:
     )
     await asyncio.sleep(1.0)
     first, *others = world.peers
-    task = asyncio.create_task(world.peers[first].driver.average_models(others))
+    task = asyncio.create_task(world.peers[first].driver.average_with_any(others, len(others)))
     await asyncio.sleep(0.5)
     assert not task.done()
     assert all(peer.driver.averages for peer in world.peers.values())
@@ -151,7 +151,7 @@ async def test_a_peer_that_dies_mid_average_costs_bounded_time_and_no_update(
     if len(survivors) > 1:  # and they go on without it
         await asyncio.sleep(NOTICED_S)
         first, *others = survivors
-        assert (await survivors[first].driver.average_models(others)).done
+        assert (await survivors[first].driver.average_with_any(others, len(others))).done
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     world.network.heal()
@@ -169,7 +169,7 @@ async def test_whenever_a_third_peer_dies_the_other_two_agree_on_what_was_applie
     await asyncio.sleep(1.0)
     before, mean_M = models(world), models(world).mean(axis=0)
     asking = asyncio.create_task(
-        world.peers[PeerId("p0")].driver.average_models([PeerId("p1"), PeerId("p2")])
+        world.peers[PeerId("p0")].driver.average_with_any([PeerId("p1"), PeerId("p2")], 2)
     )
     await asyncio.sleep(float(crash_at_s))
     world.crash("p2")

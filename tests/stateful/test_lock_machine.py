@@ -26,7 +26,7 @@ from hypothesis.stateful import (
 )
 
 from p2ptrain.core.events import Outcome
-from p2ptrain.core.group_lock import InGroup, LockConfig
+from p2ptrain.core.lock_state import InGroup, LockConfig
 from p2ptrain.ids import PeerId, Ticket
 from tests.helpers.trio import Trio
 
@@ -137,7 +137,7 @@ class PatientMachine(LockMachine):
     """No faults, and no time either."""
 
     def teardown(self):
-        for _ in NAMES:
+        for _ in self.requested:  # each round, at least the oldest claim has its turn
             self._end_everything()
         assert set(self.trio.states.values()) == {"free"}
         assert set(self.requested) == set(self.trio.ended)
@@ -182,11 +182,11 @@ class FaultyMachine(LockMachine):
             case "crash or restart":
                 self.trio.start(name)
             case "hear that a peer is gone, rightly or wrongly" if awake and name != other:
-                self.trio.locks[name].peer_gone(PeerId(other), f"{other} is gone")
+                self.trio.hear_gone(name, other)
             case "the average breaks" if awake and ticket and ticket not in self.moved:
                 self.trio.finish(ticket, Outcome.LOST, by=name)
             case "withdraw" if awake:
-                self.trio.locks[name].withdraw("stopping")
+                self.trio.withdraw(name)
             case _:
                 pass
 

@@ -138,14 +138,12 @@ class Rumours(_message.Message):
     def __init__(self, members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
 
 class Claim(_message.Message):
-    __slots__ = ("ticket", "born", "members")
+    __slots__ = ("ticket", "born")
     TICKET_FIELD_NUMBER: _ClassVar[int]
     BORN_FIELD_NUMBER: _ClassVar[int]
-    MEMBERS_FIELD_NUMBER: _ClassVar[int]
     ticket: Ticket
     born: int
-    members: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, ticket: _Optional[_Union[Ticket, _Mapping]] = ..., born: _Optional[int] = ..., members: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, ticket: _Optional[_Union[Ticket, _Mapping]] = ..., born: _Optional[int] = ...) -> None: ...
 
 class Grant(_message.Message):
     __slots__ = ("ticket",)
@@ -162,10 +160,12 @@ class Busy(_message.Message):
     def __init__(self, ticket: _Optional[_Union[Ticket, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Begin(_message.Message):
-    __slots__ = ("ticket",)
+    __slots__ = ("ticket", "members")
     TICKET_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
     ticket: Ticket
-    def __init__(self, ticket: _Optional[_Union[Ticket, _Mapping]] = ...) -> None: ...
+    members: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, ticket: _Optional[_Union[Ticket, _Mapping]] = ..., members: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Release(_message.Message):
     __slots__ = ("ticket",)
