@@ -1,66 +1,182 @@
 """A network that is as bad as the port allows: latency, loss, duplication, jitter, silence, death.
 
 Messages are encoded and decoded by `net/wire.py`, as on a real wire. What chance decides comes from
-one seeded generator per link, so that a run can be repeated. Streams are ordered and reliable, like
-TCP's: they feel latency, partitions and death, not loss.
+one seeded generator per sender, so that a run can be repeated. `sim/link.py` says what a way costs,
+`sim/streams.py` what streams promise.
+
+What a way can suffer, beside its `Link`:
+
+* *cut* and *partition*: nothing passes. Messages are lost and nobody is told; streams and calls
+  stall as TCP does, go on a little after healing, or are given up when it lasts too long.
+* *hold*: messages and streams stop on their way and go on when released. No message is lost; a
+  stream that stands still for too long is given up, as above.
+* *crash*: who is dead answers nothing. Its streams are reset; a message to its address is answered
+  by a refusal, which the sender's handler hears of, once in a while.
+
+Calls (join, identify) run over TCP: loss costs them time, a retry after `RETRY_S` and twice that
+each time, and no answer.
 """
 
 import asyncio
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
+from contextvars import copy_context
 from dataclasses import dataclass
+from functools import partial
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
-from p2ptrain.errors import ConfigError, P2PTrainError, RefusedError, TransportError
+from p2ptrain.errors import CodecError, ConfigError, TransportError
 from p2ptrain.ids import Address, Seconds
 from p2ptrain.net import wire
 from p2ptrain.net.transport import Handler, SliceStream
-from p2ptrain.net.wire import Envelope, Hello, Opening, Welcome
+from p2ptrain.net.wire import AverageOpening, Envelope, Hello, Opening, Slice, Welcome
+from p2ptrain.sim.link import Link, Uplink, check_bandwidth
+from p2ptrain.sim.loop import virtual_loop
+from p2ptrain.sim.streams import SimStream
+from p2ptrain.sim.trace import Trace, said
 
-PIPE_SLICES = 4
-"""Slices in flight on a stream before its sender waits."""
+RETRY_S: Seconds = 0.1
+"""TCP tries again after so long; so soon after a break does a sender hear of the next one."""
+
+GIVEN_UP_S: Seconds = 15.0
+"""A connection over which nothing has passed for so long, though it should, is closed: keepalive's
+period and its time-out as real peers have them by default."""
+
+T = TypeVar("T")
+Way = tuple[Address, Address]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
-    """What one way from a peer to another is like."""
+@dataclass(slots=True, eq=False)
+class _Stall:
+    """Bytes of a stream that cannot arrive yet."""
 
-    latency_s: Seconds = 0.001
-    jitter_s: Seconds = 0.0
-    """Up to so much is added per message; more than the gap between two reorders them."""
-    loss: float = 0.0
-    """Share of messages that vanish."""
-    duplication: float = 0.0
-    """Share of messages that arrive twice."""
+    way: Way
+    arrive: Callable[[], None]
+    is_over: bool = False
+
+
+@dataclass(slots=True)
+class _Machine:
+    """What peers on one machine share."""
+
+    uplink: Uplink
+    inner: Link
+
+
+@dataclass(frozen=True, slots=True)
+class _Flight:
+    """A message on its way."""
+
+    source: "SimTransport"
+    target: Address
+    there: "SimTransport | None"
+    """Who was at `target` when it was sent: another one does not hear of it."""
+    envelope: Envelope | None
+    """As it comes out there; None if it cannot be read."""
+    what: str
+    sent_at: Seconds
 
 
 class SimNetwork:
     """All transports of one world, and what lies between them."""
 
-    def __init__(self, seed: int, link: Link | None = None) -> None:
+    def __init__(self, seed: int, link: Link | None = None, trace: Trace | None = None) -> None:
         self.link = link or Link()
-        self.trace: list[str] = []
-        """Every message that arrived: time, source, target, what."""
+        """Every way's, unless it has one of its own."""
+        self.trace = trace or Trace()
         self._seed = seed
+        self._context = copy_context()  # the world's: what lies between peers is in no process
         self._transports: dict[Address, SimTransport] = {}
-        self._chance: dict[tuple[Address, Address], Random] = {}
-        self._cut: dict[tuple[Address, Address], None] = {}
+        self._names: dict[Address, str] = {}
         self._ports = 0
+        self._flows = 0
+        self._links: dict[Way, Link] = {}
+        self._machines: dict[str, _Machine] = {}
+        self._machine_of: dict[Address, str] = {}
+        self._uplinks: dict[object, Uplink] = {}
+        self._cut: dict[Way, None] = {}
+        self._part: dict[Address, int] = {}
+        self._held: dict[Way, list[_Flight]] = {}
+        self._stalled: list[_Stall] = []
+        self._coded_last: tuple[Envelope, int, Envelope | None] | None = None
 
-    def transport(self, address: str = "") -> "SimTransport":
-        """A transport at `address`; by default at one of its own."""
+    # --- what a world is built of -----------------------------------------------------------------
+
+    def transport(self, address: str = "", name: str = "") -> "SimTransport":
+        """A transport at `address`, by default at one of its own; the trace calls it `name`."""
         self._ports += 1
-        return SimTransport(self, Address(address or f"sim:{self._ports}"))
+        found = Address(address or f"sim:{self._ports}")
+        self._names[found] = name or found
+        return SimTransport(self, found)
+
+    def set_link(self, source: Address, target: Address, link: Link | None) -> None:
+        """The way from `source` to `target` is `link` from now on; None: like all others."""
+        if link is None:
+            self._links.pop((source, target), None)
+        else:
+            self._links[source, target] = link
+        self._set_uplink((source, target), link.bandwidth_bytes_s if link else None)
+
+    def machine(
+        self, name: str, uplink_bytes_s: float | None = None, inner: Link | None = None
+    ) -> None:
+        """A machine whose peers share an uplink; `inner` is the way between two of them.
+
+        Raises:
+            ConfigError: if the uplink's bandwidth cannot be one.
+        """
+        check_bandwidth(f"machine {name}: uplink_bytes_s", uplink_bytes_s)
+        self._machines[name] = _Machine(Uplink(uplink_bytes_s, self._context), inner or self.link)
+
+    def place(self, address: Address, machine: str) -> None:
+        """`address` is on `machine`.
+
+        Raises:
+            ConfigError: if there is no such machine.
+        """
+        if machine not in self._machines:
+            known = ", ".join(self._machines) or "none"
+            raise ConfigError(f"no machine {machine!r} in this network; there are: {known}")
+        self._machine_of[address] = machine
+
+    # --- what can happen to it --------------------------------------------------------------------
+
+    def throttle(self, address: Address, bytes_s: float | None) -> None:
+        """The uplink of `address` carries no more than `bytes_s` from now on; None: as before.
+
+        Raises:
+            ConfigError: if that cannot be a bandwidth.
+        """
+        check_bandwidth(f"the uplink of {address}: bytes_s", bytes_s)
+        self._set_uplink(address, bytes_s or self.link.bandwidth_bytes_s)
 
     def cut(self, one: Address, other: Address) -> None:
         """Nothing passes between two addresses any more; nobody is told."""
         self._cut[one, other] = self._cut[other, one] = None
 
+    def partition(self, *parts: Sequence[Address]) -> None:
+        """Nothing passes between two parts; who is in none of them is in one more part.
+
+        One partition at a time: it replaces the one before.
+        """
+        self._part = {address: number for number, part in enumerate(parts) for address in part}
+
     def heal(self) -> None:
-        """All cuts end."""
+        """All cuts and the partition end."""
         self._cut.clear()
+        self._part.clear()
+        self._go_on(RETRY_S)
+
+    def hold(self, source: Address, target: Address) -> None:
+        """What goes from `source` to `target` stops on its way until `release`."""
+        self._held.setdefault((source, target), [])
+
+    def release(self, source: Address, target: Address) -> None:
+        """What was held arrives now, in the order in which it would have."""
+        for flight in self._held.pop((source, target), []):
+            self._fly(virtual_loop().now, flight)
+        self._go_on(0.0)
 
     def crash(self, address: Address) -> None:
         """The process at `address` dies: its connections are reset, it says nothing more."""
@@ -80,37 +196,232 @@ class SimNetwork:
     def at(self, address: Address) -> "SimTransport | None":
         return self._transports.get(address)
 
+    def name(self, address: Address) -> str:
+        """What the trace calls whoever is there."""
+        return self._names.get(address, address)
+
+    def link_of(self, source: Address, target: Address) -> Link:
+        """What the way from `source` to `target` is like."""
+        if not self._links and not self._machine_of:
+            return self.link
+        own = self._links.get((source, target))
+        if own is None and self._are_together(source, target):
+            own = self._machines[self._machine_of[source]].inner
+        return own or self.link
+
     def is_cut(self, one: Address, other: Address) -> bool:
-        return (one, other) in self._cut
+        if self._part and self._part.get(one) != self._part.get(other):
+            return True
+        return bool(self._cut) and (one, other) in self._cut
 
-    def carry(self, source: Address, target: Address, data: bytes) -> None:
+    def random_of(self, address: Address) -> Random:
+        """The chance that rules over what `address` sends."""
+        return Random(f"{self._seed}/{address}")
+
+    def carry_message(self, source: "SimTransport", target: Address, envelope: Envelope) -> None:
         """One message on its way: perhaps lost, late, or twice."""
-        chance = self._chance_of(source, target)
-        copies = 2 if chance.random() < self.link.duplication else 1
+        now, chance = virtual_loop().now, source.chance
+        link = self.link_of(source.address, target)
+        size, decoded = self._coded(envelope)
+        flight = _Flight(source, target, self.at(target), decoded, said(envelope.message), now)
+        left_at = now
+        for uplink in self._path(source.address, target):
+            left_at = uplink.message(left_at, size)
+        copies = 2 if link.duplication and chance.random() < link.duplication else 1
         for _ in range(copies):
-            delay_s = self.link.latency_s + chance.random() * self.link.jitter_s
-            if chance.random() >= self.link.loss and not self.is_cut(source, target):
-                loop = asyncio.get_running_loop()
-                loop.call_later(delay_s, self._deliver, source, target, data)
+            jitter_s = chance.random() * link.jitter_s if link.jitter_s else 0.0
+            if link.loss and chance.random() < link.loss:
+                self._lost(flight, "lost")
+            else:
+                self._fly(left_at + link.latency_s + jitter_s, flight)
 
-    def _deliver(self, source: Address, target: Address, data: bytes) -> None:
-        there, here = self._transports.get(target), self._transports.get(source)
-        if self.is_cut(source, target):
+    def carry_bytes(
+        self,
+        flow: int,
+        way: Way,
+        size: int,
+        arrive: Callable[[], None],
+        give_up: Callable[[], None] | None = None,
+    ) -> None:
+        """Bring so many bytes of `flow` over, reliably; size 0 is a signal and waits for none.
+
+        Args:
+            flow: bytes of one flow stay in order on the uplink.
+            way: from, to.
+            size: of all of it.
+            arrive: called when it is over there, in no process.
+            give_up: called instead if the way is cut for too long.
+        """
+        then = partial(self._leave, way, arrive, give_up)
+        for uplink in reversed(self._path(*way) if size else ()):
+            then = partial(uplink.send, flow, size, then)
+        then()
+
+    def open_stream(self, caller: "SimTransport", target: Address, opening: Opening) -> SliceStream:
+        """A stream whose opening is on its way."""
+        number, way = self.new_flow(), (caller.address, target)
+
+        def over(stream: SimStream, why: str) -> None:
+            caller.drop(stream)
+            self.note(*way, "=>", f"stream {number} {f'fails: {why}' if why else 'ends'}")
+
+        def give_up() -> None:
+            error = TransportError(f"nothing passed to or from {target} for {GIVEN_UP_S:g} s")
+            here.hear_end(error)
+            there.hear_end(error)
+
+        def up(size: int, arrive: Callable[[], None]) -> None:
+            self.carry_bytes(number, way, size, arrive, give_up)
+
+        def down(size: int, arrive: Callable[[], None]) -> None:
+            self.carry_bytes(-number, (target, caller.address), size, arrive, give_up)
+
+        def accept() -> None:
+            callee = self.at(target)
+            if callee is None:
+                why = f"no connection to {target} while opening a stream: refused"
+                down(0, partial(here.hear_end, TransportError(why)))
+            else:
+                self.note(*way, "=>", f"stream {number} opens: {_what_for(opening)}")
+                callee.serve_stream(there, data)
+
+        here, there = (
+            SimStream(up, over),
+            SimStream(down, lambda stream, _: self._drop(target, stream)),
+        )
+        here.other, there.other = there, here
+        caller.keep(here)
+        data = wire.encode_slice(Slice(opening=opening))
+        up(len(data), accept)
+        return here
+
+    def new_flow(self) -> int:
+        """A number that no other stream or call has."""
+        self._flows += 1
+        return self._flows
+
+    def note(self, source: Address, target: Address, arrow: str, what: str) -> None:
+        """A line of the trace."""
+        text = f"{self.name(source)} {arrow} {self.name(target)} {what}"
+        self.trace.note(virtual_loop().now, text)
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    def _coded(self, envelope: Envelope) -> tuple[int, Envelope | None]:
+        """The size on the wire, and what comes out there; an announcement is the same for all."""
+        if self._coded_last is None or self._coded_last[0] != envelope:
+            data = wire.encode_envelope(envelope)
+            decoded: Envelope | None = None
+            with suppress(CodecError):
+                decoded = wire.decode_envelope(data)
+            self._coded_last = (envelope, len(data), decoded)
+        return self._coded_last[1:]
+
+    def _fly(self, at: Seconds, flight: _Flight) -> None:
+        context = flight.there.context if flight.there else self._context
+        virtual_loop().at(at, self._land, flight, context=context)
+
+    def _land(self, flight: _Flight) -> None:
+        """A message has arrived, in the process that it is for."""
+        there, way, now = flight.there, (flight.source.address, flight.target), virtual_loop().now
+        if self.is_cut(*way):
+            self._lost(flight, "cut off")
+        elif way in self._held:
+            self._held[way].append(flight)
+        elif there is None or there.handler is None:
+            self._lost(flight, "nobody is there")
+            self._bounce(flight, f"no connection to {flight.target}: it is not there")
+        elif flight.envelope is None:
+            self._lost(flight, "unreadable")
+            self._bounce(flight, f"{flight.target} could not read what we sent")
+        else:
+            self.note(*way, "->", f"{flight.what} after {now - flight.sent_at:.6f}s")
+            there.handler.handle_message(flight.envelope)
+
+    def _bounce(self, flight: _Flight, why: str) -> None:
+        """Tell the sender that the way to its target is broken."""
+        source, loop = flight.source, virtual_loop()
+        way_back = (flight.target, source.address)
+        if not self.is_cut(*way_back):
+            at = loop.now + self.link_of(*way_back).latency_s
+            loop.at(at, source.hear_of_break, flight.target, why, context=source.context)
+
+    def _lost(self, flight: _Flight, why: str) -> None:
+        what = f"{flight.what} {why}, sent t={flight.sent_at:.6f}s"
+        self.note(flight.source.address, flight.target, "-x", what)
+
+    def _leave(
+        self, way: Way, arrive: Callable[[], None], give_up: Callable[[], None] | None
+    ) -> None:
+        """Bytes of a stream have passed all uplinks."""
+        loop = virtual_loop()
+        at = loop.now + self.link_of(*way).latency_s
+        loop.at(at, self._land_bytes, way, arrive, give_up, context=self._context)
+
+    def _land_bytes(
+        self, way: Way, arrive: Callable[[], None], give_up: Callable[[], None] | None
+    ) -> None:
+        if not self._stops(way):
+            arrive()
             return
-        if there is not None and there.handler is not None:
-            envelope = wire.decode_envelope(data)
-            now = asyncio.get_running_loop().time()
-            kind = type(envelope.message).__name__
-            self.trace.append(f"t={now:.6f} {source} -> {target} {kind}")
-            there.handler.handle_message(envelope)
-        elif here is not None and here.handler is not None:
-            here.handler.handle_broken(target, f"no connection to {target}: it is not there")
+        loop = virtual_loop()
+        stall = _Stall(way, arrive)
+        self._stalled.append(stall)
+        if give_up:
+            loop.at(loop.now + GIVEN_UP_S, self._give_up, stall, give_up, context=self._context)
 
-    def _chance_of(self, source: Address, target: Address) -> Random:
-        way = (source, target)
-        if way not in self._chance:
-            self._chance[way] = Random(f"{self._seed}/{source}/{target}")
-        return self._chance[way]
+    def _give_up(self, stall: _Stall, give_up: Callable[[], None]) -> None:
+        if stall.is_over:
+            return
+        stall.is_over = True
+        self._stalled.remove(stall)
+        give_up()
+
+    def _go_on(self, after_s: Seconds) -> None:
+        """Whatever stalled on a way that is free again arrives in so long."""
+        loop = virtual_loop()
+        going = [stall for stall in self._stalled if not self._stops(stall.way)]
+        self._stalled = [stall for stall in self._stalled if self._stops(stall.way)]
+        for stall in going:
+            stall.is_over = True
+            loop.at(loop.now + after_s, stall.arrive, context=self._context)
+
+    def _stops(self, way: Way) -> bool:
+        return way in self._held or self.is_cut(*way)
+
+    def _path(self, source: Address, target: Address) -> tuple[Uplink, ...]:
+        """The uplinks that something passes on its way, in order."""
+        if not self._uplinks and not self._machine_of and self.link.bandwidth_bytes_s is None:
+            return ()
+        machine = self._machine_of.get(source)
+        if machine is not None and self._are_together(source, target):
+            inner = self._machines[machine].inner
+            path = [self._uplink((source, "inner"), inner.bandwidth_bytes_s)]
+        else:
+            path = [self._uplink(source, self.link.bandwidth_bytes_s)]
+            if machine is not None:
+                path.append(self._machines[machine].uplink)
+        if (source, target) in self._uplinks:
+            path.append(self._uplinks[source, target])
+        return tuple(path)
+
+    def _uplink(self, key: object, bytes_s: float | None) -> Uplink:
+        if key not in self._uplinks:
+            self._uplinks[key] = Uplink(bytes_s, self._context)
+        return self._uplinks[key]
+
+    def _set_uplink(self, key: object, bytes_s: float | None) -> None:
+        """An existing uplink is changed and not replaced: it may be carrying something."""
+        self._uplink(key, bytes_s).bytes_s = bytes_s
+
+    def _are_together(self, one: Address, other: Address) -> bool:
+        machine = self._machine_of.get(one)
+        return machine is not None and machine == self._machine_of.get(other)
+
+    def _drop(self, address: Address, stream: SimStream) -> None:
+        callee = self.at(address)
+        if callee:
+            callee.drop(stream)
 
 
 class SimTransport:
@@ -119,180 +430,151 @@ class SimTransport:
     def __init__(self, network: SimNetwork, address: Address) -> None:
         self.address = address
         self.handler: Handler | None = None
+        self.chance = network.random_of(address)
+        self.context = copy_context()
+        """Of the process that listens here."""
         self._network = network
-        self._pipes: list[_Pipe] = []
-        self._serving: list[asyncio.Task[None]] = []
+        self._streams: dict[SimStream, None] = {}
+        self._serving: dict[asyncio.Task[Any], None] = {}  # Any: each call's answer
+        self._told: dict[Address, Seconds] = {}  # when we last told of a break
+
+    # --- the port ---------------------------------------------------------------------------------
 
     async def start(self, handler: Handler) -> Address:
         self.handler = handler
+        self.context = copy_context()
         self._network.add(self)
         return self.address
 
     def send(self, target: Address, envelope: Envelope) -> None:
         if self.handler is not None:
-            self._network.carry(self.address, target, wire.encode_envelope(envelope))
+            self._network.carry_message(self, target, envelope)
 
     async def join(self, host: Address, hello: Hello, timeout_s: Seconds) -> Welcome:
-        handler = await self._reach(host, timeout_s, "joining")
-        welcome = await handler.handle_join(wire.decode_hello(wire.encode_hello(hello)))
-        await asyncio.sleep(self._network.link.latency_s)
-        return wire.decode_welcome(wire.encode_welcome(welcome))
+        async def answer(handler: Handler, request: bytes) -> bytes:
+            return wire.encode_welcome(await handler.handle_join(wire.decode_hello(request)))
+
+        request = wire.encode_hello(hello)
+        data = await self._call(host, request, answer, timeout_s, "joining")
+        return wire.decode_welcome(data)
 
     async def identify(self, address: Address, timeout_s: Seconds) -> Hello:
-        handler = await self._reach(address, timeout_s, "asking who it is")
-        return wire.decode_hello(wire.encode_hello(handler.handle_identify()))
+        async def answer(handler: Handler, _: bytes) -> bytes:
+            return wire.encode_hello(handler.handle_identify())
+
+        data = await self._call(address, b"", answer, timeout_s, "asking who it is")
+        return wire.decode_hello(data)
 
     async def open(self, target: Address, opening: Opening) -> SliceStream:
-        handler = await self._reach(target, 60.0, "opening a stream")
-        there = self._network.at(target)
-        assert there is not None
-        up, down = _Pipe(self._network, self, there), _Pipe(self._network, there, self)
-        for transport in (self, there):
-            transport.keep(up, down)
-        caller, callee = _SimStream(down, up), _SimStream(up, down)
-        first = wire.decode_slice(wire.encode_slice(wire.Slice(opening=opening)))
-        assert first.opening is not None
-        task = asyncio.get_running_loop().create_task(_serve(handler, first.opening, callee))
-        caller.on_abort = task.cancel
-        there._serving.append(task)
-        return caller
+        if self.handler is None:
+            raise TransportError(f"no connection to {target}: this peer has closed its own")
+        return self._network.open_stream(self, target, opening)
 
     def forget(self, address: Address) -> None:
-        """Nothing is kept per address."""
+        """Nothing else is kept per address."""
+        self._told.pop(address, None)
 
     async def close(self, grace_s: Seconds) -> None:
         self._network.remove(self)
         with suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
-                while any(pipe.carries_from(self) for pipe in self._pipes):
+                while any(stream.sends for stream in self._streams):
                     await asyncio.sleep(0.001)
         self.die()
 
-    # --- inside -----------------------------------------------------------------------------------
+    # --- for the network --------------------------------------------------------------------------
 
-    def keep(self, *pipes: "_Pipe") -> None:
-        self._pipes = [pipe for pipe in self._pipes if not pipe.over]
-        self._pipes += pipes
+    def keep(self, stream: SimStream) -> None:
+        """`stream` has a side here."""
+        self._streams[stream] = None
+
+    def drop(self, stream: SimStream) -> None:
+        """`stream` is over here."""
+        self._streams.pop(stream, None)
+
+    def serve_stream(self, stream: SimStream, first: bytes) -> None:
+        """A stream to us begins."""
+        opening = wire.decode_slice(first).opening
+        assert self.handler is not None
+        assert opening is not None
+        self.keep(stream)
+        stream.serving = self._start(stream.serve(self.handler, opening))
+
+    def hear_of_break(self, target: Address, why: str) -> None:
+        """A message of ours could not be delivered: our handler is told once per break."""
+        now = virtual_loop().now
+        if self.handler is not None and self._told.get(target, -RETRY_S) + RETRY_S <= now:
+            self._told[target] = now
+            self.handler.handle_broken(target, why)
 
     def die(self) -> None:
         """Connections are reset; whoever served here stops in the middle."""
         self.handler = None
-        for pipe in self._pipes:
-            pipe.fail(TransportError(f"{self.address} reset the connection"))
-        for task in self._serving:
+        for stream in tuple(self._streams):
+            stream.abort(f"{self.address} reset the connection")
+        for task in tuple(self._serving):
             task.cancel()
 
-    async def _reach(self, target: Address, timeout_s: Seconds, phase: str) -> Handler:
-        """One round trip to `target`, or the error that a real network would give."""
-        if self._network.is_cut(self.address, target):
-            await asyncio.sleep(timeout_s)
-            raise TransportError(f"{target} did not answer in time while {phase}")
-        await asyncio.sleep(2 * self._network.link.latency_s)
-        there = self._network.at(target)
-        if there is None or there.handler is None:
-            raise TransportError(f"no connection to {target} while {phase}: refused")
-        return there.handler
+    # --- inside -----------------------------------------------------------------------------------
 
+    def _start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:  # Any: asyncio's own types
+        """Run `work` in the process that listens here."""
+        task = asyncio.get_running_loop().create_task(work, context=self.context.copy())
+        self._serving[task] = None
+        task.add_done_callback(lambda done: self._serving.pop(done, None))
+        return task
 
-class _Pipe:
-    """One direction of a stream: ordered, late by the latency, bounded."""
-
-    def __init__(self, network: SimNetwork, source: SimTransport, target: SimTransport) -> None:
-        self._network = network
-        self._ends = (source.address, target.address)
-        self._items: deque[tuple[Seconds, bytes | P2PTrainError | None]] = deque()
-        self._stirred = asyncio.Event()
-        self._error: P2PTrainError | None = None
-        self.over = False
-
-    async def put(self, data: bytes | P2PTrainError | None) -> None:
-        """Data, or None for the end, or the error that ends it."""
-        while len(self._items) >= PIPE_SLICES and not self._error:
-            await self._wait()
-        if self._error:
-            raise self._error
-        arrives_at = asyncio.get_running_loop().time() + self._network.link.latency_s
-        self._items.append((arrives_at, data))
-        self._stirred.set()
-
-    async def get(self) -> bytes | None:
-        while not self._items and not self._error:
-            await self._wait()
-        if self._error:
-            raise self._error
-        arrives_at, data = self._items[0]
-        while self._network.is_cut(*self._ends) and not self._error:
-            await asyncio.sleep(0.05)  # TCP tries again
-        delay_s = arrives_at - asyncio.get_running_loop().time()
-        if delay_s > 0:
-            await asyncio.sleep(delay_s)
-        if self._error:
-            raise self._error
-        if data is not None:
-            self._items.popleft()
-            self._stirred.set()
-        else:
-            self.over = True
-        if isinstance(data, P2PTrainError):
-            self.fail(data)
-            raise data
+    async def _call(
+        self,
+        target: Address,
+        request: bytes,
+        answer: Callable[[Handler, bytes], Awaitable[bytes]],
+        timeout_s: Seconds,
+        phase: str,
+    ) -> bytes:
+        """One call to `target`, answered in its process; or the error a real network gives."""
+        there_and_back = (self.address, target), (target, self.address)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._pass(there_and_back[0], len(request))
+                there = self._network.at(target)
+                if there is None or there.handler is None:
+                    await self._pass(there_and_back[1], 0)
+                    raise TransportError(f"no connection to {target} while {phase}: refused")
+                self._network.note(*there_and_back[0], "->", f"call: {phase}")
+                serving = there._start(_bytes_of(answer(there.handler, request)))
+                (data,) = await asyncio.gather(serving, return_exceptions=True)
+                if isinstance(data, asyncio.CancelledError):
+                    raise TransportError(f"{target} reset the connection while {phase}")
+                if isinstance(data, BaseException):
+                    raise data
+                await self._pass(there_and_back[1], len(data))
+        except TimeoutError as error:
+            raise TransportError(f"{target} did not answer in time while {phase}") from error
         return data
 
-    def carries_from(self, source: SimTransport) -> bool:
-        """True while something that `source` has sent is on its way."""
-        return not self.over and self._ends[0] == source.address and bool(self._items)
-
-    def fail(self, error: P2PTrainError) -> None:
-        self._error = self._error or error
-        self.over = True
-        self._stirred.set()
-
-    async def _wait(self) -> None:
-        self._stirred.clear()
-        await self._stirred.wait()
+    async def _pass(self, way: Way, size: int) -> None:
+        """Bytes of a call pass; each time they are lost they come later, not never."""
+        loop, retry_s = virtual_loop(), RETRY_S
+        while self.chance.random() < self._network.link_of(*way).loss:
+            await loop.wait(retry_s)
+            retry_s *= 2
+        passed = loop.create_future()
+        self._network.carry_bytes(self._network.new_flow(), way, size, partial(_resolve, passed))
+        await passed
 
 
-class _SimStream:
-    """One side of a stream: what comes in, what goes out."""
-
-    def __init__(self, incoming: _Pipe, outgoing: _Pipe) -> None:
-        self._incoming = incoming
-        self.outgoing = outgoing
-        self.aborted = ""
-        self._said_all = False
-        self.on_abort: Callable[[], Any] | None = None
-
-    async def send(self, payload: memoryview, last: bool = False) -> None:
-        await self.outgoing.put(wire.encode_slice(wire.Slice(payload)))
-        if last:
-            await self.say_all()
-
-    async def receive(self) -> memoryview | None:
-        data = await self._incoming.get()
-        return None if data is None else wire.decode_slice(data).payload
-
-    async def finish(self) -> None:
-        if self.on_abort is not None:  # the caller's side; the callee ends by returning
-            await self.say_all()
-
-    async def say_all(self) -> None:
-        if not self._said_all:
-            self._said_all = True
-            await self.outgoing.put(None)
-
-    def abort(self, why: str) -> None:
-        self.aborted = self.aborted or why
-        for pipe in (self._incoming, self.outgoing):
-            pipe.fail(TransportError(why))
-        if self.on_abort is not None:
-            self.on_abort()
+async def _bytes_of(answer: Awaitable[bytes]) -> bytes:
+    return await answer
 
 
-async def _serve(handler: Handler, opening: Opening, stream: _SimStream) -> None:
-    try:
-        await handler.handle_stream(opening, stream)
-        await stream.say_all()
-    except RefusedError as error:
-        await stream.outgoing.put(error)
-    except TransportError:
-        pass  # the other side is gone, or the stream was aborted here
+def _resolve(passed: asyncio.Future[None]) -> None:
+    if not passed.done():
+        passed.set_result(None)
+
+
+def _what_for(opening: Opening) -> str:
+    """What a stream is opened for, as the trace says it."""
+    if isinstance(opening, AverageOpening):
+        return f"average {opening.ticket}"
+    return "model" if opening.version is None else f"state of version {opening.version}"

@@ -3,10 +3,14 @@
 What is simulated is the network (`sim/network.py`), the clock (`sim/loop.py`) and the price of
 compute: a trainer's step is a wait of so many virtual seconds. Everything that decides is the code
 that runs in production.
+
+Each peer is a process (`sim/process.py`): what it starts belongs to it, reads its clock, and stands
+still when it is paused. What a test or a plan of faults does belongs to the world.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
 from functools import partial
 from random import Random
 from typing import Any, TypeVar
@@ -16,14 +20,19 @@ import numpy as np
 from p2ptrain.averaging.base import load_algorithm
 from p2ptrain.compute.replica import Vector
 from p2ptrain.core.peer_machine import ProtocolConfig
+from p2ptrain.errors import ConfigError
 from p2ptrain.ids import Address, PeerId, Seconds
 from p2ptrain.runtime.boundary import Boundary
 from p2ptrain.runtime.driver import Driver
 from p2ptrain.runtime.exchange import ExchangeConfig
-from p2ptrain.runtime.metrics import MemoryMetrics
+from p2ptrain.runtime.metrics import MemoryMetrics, Metrics, TeeMetrics
 from p2ptrain.runtime.swarm import DriverSwarm
-from p2ptrain.sim.network import Link, SimNetwork
+from p2ptrain.sim.link import Link
+from p2ptrain.sim.loop import virtual_loop
+from p2ptrain.sim.network import SimNetwork
+from p2ptrain.sim.process import Process
 from p2ptrain.sim.replica import VectorReplica
+from p2ptrain.sim.trace import Trace, TraceMetrics
 
 T = TypeVar("T")
 
@@ -31,16 +40,31 @@ T = TypeVar("T")
 class SimPeer:
     """One peer of a world: a driver, a replica and a trainer whose steps cost virtual time."""
 
-    def __init__(self, driver: Driver, replica: VectorReplica, metrics: MemoryMetrics) -> None:
+    def __init__(
+        self, process: Process, driver: Driver, replica: VectorReplica, metrics: MemoryMetrics
+    ) -> None:
+        self.process = process
         self.driver = driver
         self.replica = replica
         self.metrics = metrics
         self.address = Address("")
         self.trainer: asyncio.Task[None] | None = None
+        self.slowness = 1.0
+        """How many times as long as usual this peer computes."""
+        self.steps_before = 0
+        """Steps of this peer's earlier lives."""
         self.swarm = DriverSwarm(driver)
-        self.boundary = Boundary(
-            driver, self.swarm, _SameLoop(), metrics, asyncio.get_running_loop().time
-        )
+        clock = virtual_loop().clock_of(process)
+        self.boundary = Boundary(driver, self.swarm, _SameLoop(), driver.metrics, clock)
+
+    @property
+    def steps(self) -> int:
+        """Steps of all lives."""
+        return self.steps_before + self.boundary.totals.steps
+
+    async def compute(self, price_s: Seconds) -> None:
+        """Compute for `price_s` seconds of the world, times `slowness`, while not paused."""
+        await virtual_loop().work(self.process, price_s * self.slowness)
 
     async def train(
         self,
@@ -48,11 +72,11 @@ class SimPeer:
         step_s: Seconds,
         before_step: Callable[[int], None] = lambda _: None,
     ) -> None:
-        """Train `steps` steps of `step_s` each, then serve; `before_step` sets gradients."""
+        """Train until step `steps`, of `step_s` each, then serve; `before_step` sets gradients."""
         self.boundary.begin()
         self.driver.begin_background(self.swarm)
-        for step in range(steps):
-            await asyncio.sleep(step_s)
+        for step in range(self.steps_before, steps):
+            await self.compute(step_s)
             before_step(step)
             await self.boundary.step(1, None, self.replica.descend)
         self.boundary.end()
@@ -64,8 +88,27 @@ class SimPeer:
         return vector_M
 
 
+Trainer = Callable[[SimPeer], Coroutine[Any, Any, None]]  # Any: asyncio's own types
+"""What one peer's trainer does, from its first step (of this life) to its last."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Birth:
+    """What a peer was started with: its next life begins with it too."""
+
+    algorithm: str
+    options: dict[str, Any]  # Any: the algorithm checks
+    state: bytes
+
+
 class World:
-    """Peers, the network between them, and one seed for all chance."""
+    """Peers, the network between them, and one seed for all chance.
+
+    Args:
+        seed: of the network's losses, the peers' choices, and who runs first of those that could
+            run at one moment.
+        trace: by default one that keeps its last lines.
+    """
 
     def __init__(
         self,
@@ -73,44 +116,80 @@ class World:
         link: Link | None = None,
         protocol: ProtocolConfig | None = None,
         exchange: ExchangeConfig | None = None,
+        trace: Trace | None = None,
     ) -> None:
-        self.network = SimNetwork(seed, link)
+        self.trace = trace or Trace()
+        self.network = SimNetwork(seed, link, self.trace)
         self.peers: dict[PeerId, SimPeer] = {}
+        self.dead: dict[PeerId, SimPeer] = {}
+        """Who crashed and has not come back, as it was."""
+        self._loop = virtual_loop()
+        self._loop.shuffle(Random(f"{seed}/order"))
+        self._loop.story = self.trace.story
+        self._births: dict[PeerId, _Birth] = {}
         self._lives = 0
         self._seed = seed
         self._protocol = protocol or ProtocolConfig()
         self._exchange = exchange or ExchangeConfig()
+        self._trainer: Trainer | None = None
+        self._trainers: list[asyncio.Task[None]] = []
+
+    # --- who is here ------------------------------------------------------------------------------
 
     async def add(
-        self, name: str, replica: VectorReplica, algorithm: str, **options: Any
+        self,
+        name: str,
+        replica: VectorReplica,
+        algorithm: str,
+        *,
+        metrics: Metrics | None = None,
+        **options: Any,  # Any: the algorithm checks
     ) -> SimPeer:
         """Start a peer and let it join; the first one of a world has nobody to join.
+
+        Its records go to memory and to the trace, and to `metrics` if that is given.
 
         Raises:
             RefusedError: if the others will not have it.
         """
-        self._lives += 1  # a peer that comes back counts under a new incarnation
-        metrics = MemoryMetrics(asyncio.get_running_loop().time)
-        driver = Driver(
-            PeerId(name),
-            incarnation=self._lives,
-            algorithm=load_algorithm(algorithm, options),
-            algorithm_name=algorithm,
-            replica=replica,
-            transport=self.network.transport(),
-            protocol=self._protocol,
-            exchange=self._exchange,
-            rng=Random(f"{self._seed}/{name}"),
-            offload=_inline,
-            clock=asyncio.get_running_loop().time,
-            metrics=metrics,
-        )
-        peer = SimPeer(driver, replica, metrics)
-        peer.address = await driver.start()
-        if self.peers:
-            await driver.join([p.address for p in self.peers.values()], timeout_s=10.0)
-        self.peers[PeerId(name)] = peer
+        self._births[PeerId(name)] = _Birth(algorithm, options, replica.export_state())
+        return await self._start(PeerId(name), replica, "", metrics)
+
+    def crash(self, name: str) -> None:
+        """Kill -9."""
+        peer = self.peers.pop(PeerId(name))
+        self.dead[PeerId(name)] = peer
+        self._loop.resume(peer.process)  # what is dead does not stand still
+        self.network.crash(peer.address)
+        peer.driver.kill()
+        if peer.trainer:
+            peer.trainer.cancel()
+
+    async def restart(self, name: str, *, keeps_model: bool = False) -> SimPeer:
+        """A crashed peer starts again: a fresh process, under a new incarnation, where it was.
+
+        With `keeps_model` it has the model that it had, as from a checkpoint; else the one it was
+        born with, and takes over another's as every late newcomer does.
+
+        Raises:
+            ConfigError: if it has not crashed.
+            RefusedError, TransportError: if the others will not have it, or none answers.
+        """
+        before = self.dead.get(PeerId(name))
+        if before is None:
+            raise ConfigError(f"{name} has not crashed; only who crashed starts again")
+        if not keeps_model:
+            before.replica.import_state(self._births[PeerId(name)].state)
+        peer = await self._start(PeerId(name), before.replica, before.address, None)
+        del self.dead[PeerId(name)]
+        peer.steps_before, peer.slowness = before.steps, before.slowness
+        if not keeps_model:
+            await peer.process.start(peer.driver.take_over_model())
+        if self._trainer:
+            self._begin(peer, self._trainer)
         return peer
+
+    # --- training ---------------------------------------------------------------------------------
 
     async def train(
         self,
@@ -119,16 +198,31 @@ class World:
         before_step: Callable[[SimPeer, int], None] = lambda _, __: None,
     ) -> None:
         """All peers train, until all that live have ended and nobody averages any more."""
-        loop = asyncio.get_running_loop()
-        for name, peer in self.peers.items():
-            training = peer.train(steps, step_s(name), partial(before_step, peer))
-            peer.trainer = loop.create_task(training)
-        trainers = [peer.trainer for peer in self.peers.values() if peer.trainer]
-        ended = await asyncio.gather(*trainers, return_exceptions=True)
-        for error in ended:
-            if isinstance(error, BaseException) and not isinstance(error, asyncio.CancelledError):
-                raise error
-        await asyncio.gather(*(p.driver.wait_until_all_done() for p in self.peers.values()))
+        await self.run(
+            lambda peer: peer.train(steps, step_s(peer.driver.name), partial(before_step, peer))
+        )
+
+    async def run(self, trainer: Trainer) -> None:
+        """All peers do what `trainer` says, also those that restart meanwhile; then all serve.
+
+        Raises:
+            BaseException: whatever a trainer raised, with the end of the trace as a note.
+        """
+        self._trainer = trainer
+        for peer in self.peers.values():
+            self._begin(peer, trainer)
+        while self._trainers:
+            try:
+                await self._trainers.pop(0)
+            except asyncio.CancelledError:
+                if (task := asyncio.current_task()) and task.cancelling():
+                    raise
+            except BaseException as error:
+                error.add_note(self.trace.story())
+                raise
+        self._trainer = None
+        here = self.peers.values()
+        await asyncio.gather(*(p.process.start(p.driver.wait_until_all_done()) for p in here))
         await self.settle()
 
     async def settle(self, quiet_s: Seconds = 0.5) -> None:
@@ -138,18 +232,62 @@ class World:
             await asyncio.sleep(quiet_s / 10)
             quiet = 0 if any(peer.driver.averages for peer in self.peers.values()) else quiet + 1
 
-    def crash(self, name: str) -> None:
-        """Kill -9."""
-        peer = self.peers.pop(PeerId(name))
-        self.network.crash(peer.address)
-        peer.driver.kill()
-        if peer.trainer:
-            peer.trainer.cancel()
-
     async def close(self) -> None:
         """Everyone leaves."""
         for peer in self.peers.values():
-            await peer.driver.leave(1.0)
+            self._loop.resume(peer.process)
+            await peer.process.start(peer.driver.leave(1.0))
+        self.trace.close()
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    async def _start(
+        self, name: PeerId, replica: VectorReplica, address: str, metrics: Metrics | None
+    ) -> SimPeer:
+        """A new life of `name`, which has joined the others."""
+        process = Process(name)
+        peer = await process.start(self._make(name, replica, address, metrics, process))
+        if self.peers:
+            hosts = [other.address for other in self.peers.values()]
+            await process.start(peer.driver.join(hosts, timeout_s=10.0))
+        self.peers[name] = peer
+        return peer
+
+    async def _make(
+        self,
+        name: PeerId,
+        replica: VectorReplica,
+        address: str,
+        metrics: Metrics | None,
+        process: Process,
+    ) -> SimPeer:
+        """Make and start a driver, on behalf of its process."""
+        loop, birth = self._loop, self._births[name]
+        memory = MemoryMetrics(lambda: loop.now)
+        self._lives += 1  # a peer that comes back counts under a new incarnation
+        driver = Driver(
+            name,
+            incarnation=self._lives,
+            algorithm=load_algorithm(birth.algorithm, birth.options),
+            algorithm_name=birth.algorithm,
+            replica=replica,
+            transport=self.network.transport(address, name),
+            protocol=self._protocol,
+            exchange=self._exchange,
+            rng=Random(f"{self._seed}/{name}"),
+            offload=_inline,
+            clock=loop.clock_of(process),
+            metrics=TeeMetrics(
+                memory, TraceMetrics(self.trace, name), *([metrics] if metrics else [])
+            ),
+        )
+        peer = SimPeer(process, driver, replica, memory)
+        peer.address = await driver.start()
+        return peer
+
+    def _begin(self, peer: SimPeer, trainer: Trainer) -> None:
+        peer.trainer = peer.process.start(trainer(peer))
+        self._trainers.append(peer.trainer)
 
 
 class _SameLoop:

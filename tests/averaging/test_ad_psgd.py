@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from p2ptrain.averaging.ad_psgd import GRAPHS, neighbours, shuffled
 from p2ptrain.core.events import Outcome
 from p2ptrain.ids import PeerId, Seconds
-from p2ptrain.sim.network import Link
+from p2ptrain.sim.link import Link
 from p2ptrain.sim.world import World
 from tests.helpers.worlds import Books, build, disagreement, models, steps_of, sum_of
 

@@ -17,8 +17,8 @@ import pytest
 from p2ptrain.averaging.base import known_algorithms, load_algorithm
 from p2ptrain.core.messages import Phase
 from p2ptrain.ids import PeerId
+from p2ptrain.sim.link import Link
 from p2ptrain.sim.loop import run
-from p2ptrain.sim.network import Link
 from p2ptrain.sim.replica import VectorReplica
 from p2ptrain.sim.world import SimPeer
 from tests.helpers.worlds import (
@@ -161,7 +161,7 @@ def fingerprint(algorithm: str, seed: int) -> str:
         world = await build(4, algorithm, equal=True, seed=seed, link=link)
         asyncio.get_running_loop().call_later(1.05, world.crash, "p2")
         await world.train(20, steps_of(0.1), downhill)
-        digest = hashlib.sha256("\n".join(world.network.trace).encode())
+        digest = hashlib.sha256(world.trace.hash.encode())
         digest.update(models(world).tobytes())
         await world.close()
         return digest.hexdigest()

@@ -1,5 +1,6 @@
 """Worlds of simulated peers whose trainers do what a test can add up by hand."""
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -9,8 +10,9 @@ from numpy.typing import NDArray
 from p2ptrain.core.peer_machine import ProtocolConfig
 from p2ptrain.ids import PeerId, Seconds
 from p2ptrain.runtime.exchange import ExchangeConfig
-from p2ptrain.sim.network import Link
+from p2ptrain.sim.link import Link
 from p2ptrain.sim.replica import VectorReplica
+from p2ptrain.sim.trace import Trace
 from p2ptrain.sim.world import SimPeer, World
 
 SIZE = 24
@@ -58,10 +60,11 @@ async def build(
     link: Link | None = None,
     protocol: ProtocolConfig | None = None,
     exchange: ExchangeConfig | None = None,
+    trace: Trace | None = None,
     **options: Any,  # the algorithm's own
 ) -> World:
     """Peers p0, p1, ... at random starting points around (10, 10, ...)."""
-    world = World(seed, link, protocol, exchange)
+    world = World(seed, link, protocol, exchange, trace)
     chance = np.random.default_rng(seed)
     start_M = 10 + chance.normal(size=size)
     for i in range(count):
@@ -94,3 +97,21 @@ def steps_of(step_s: Seconds, **others: Seconds) -> Callable[[PeerId], Seconds]:
     Nobody is in step with anybody by accident: each is a little slower than the one before it.
     """
     return lambda peer: others.get(peer, step_s) * (1 + int(peer[1:]) / 37)
+
+
+async def lively(algorithm: str, seed: int) -> Trace:
+    """Eight peers on a bad network, one of which dies and comes back; the trace of all of it."""
+    link = Link(latency_s=0.005, jitter_s=0.01, loss=0.02, duplication=0.02, bandwidth_bytes_s=1e6)
+    world = await build(8, algorithm, equal=True, seed=seed, link=link, trace=Trace(keep=None))
+
+    async def die_and_come_back() -> None:
+        await asyncio.sleep(1.05)
+        world.crash("p2")
+        await asyncio.sleep(0.5)
+        await world.restart("p2")
+
+    back = asyncio.get_running_loop().create_task(die_and_come_back())
+    await world.train(30, steps_of(0.1), Books(world).injecting(20))
+    await back
+    await world.close()
+    return world.trace

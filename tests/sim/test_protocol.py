@@ -13,7 +13,8 @@ from p2ptrain.net.transport import Handler
 from p2ptrain.net.wire import Hello
 from p2ptrain.runtime.driver import Driver
 from p2ptrain.runtime.exchange import ExchangeConfig
-from p2ptrain.sim.network import Link, SimTransport
+from p2ptrain.sim.link import Link
+from p2ptrain.sim.network import SimTransport
 from p2ptrain.sim.replica import VectorReplica
 from p2ptrain.sim.world import World
 from tests.helpers.worlds import SIZE, build, models
@@ -106,7 +107,7 @@ async def averaging(count: int) -> tuple[World, "asyncio.Task[object]"]:
     world = await build(
         count,
         "ad_psgd",
-        size=20_000,
+        size=10_000 * count,
         link=Link(latency_s=0.05),
         exchange=ExchangeConfig(slice_kib=1),
     )
@@ -269,7 +270,9 @@ async def test_an_advertised_address_that_nobody_can_reach_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ):
     world = await build(2, "ad_psgd")
-    monkeypatch.setattr(world.network, "transport", lambda: Elsewhere(world.network, Address("x")))
+    monkeypatch.setattr(
+        world.network, "transport", lambda *_: Elsewhere(world.network, Address("x"))
+    )
     with pytest.raises(
         RefusedError,
         match=r"new cannot be reached from p0 at nowhere:1 \(.*\); advertise an address that",

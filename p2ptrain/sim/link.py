@@ -1,0 +1,107 @@
+"""What lies between two peers: links, and the uplinks through which everything leaves.
+
+**The model.** Whatever leaves a peer passes its *uplink*, then its machine's uplink if it leaves
+the machine, then the way itself if that one is narrower. Each is a server with a rate; after the
+last one comes the latency. Slices of one stream wait for each other, and streams take turns, slice
+by slice: that is fair sharing, as among TCP connections, with a slice as its grain. Exact sharing
+would recompute every stream's end whenever any stream starts or stops; with slices of 256 KiB
+turns differ from it by a few slices' time.
+
+**Messages overtake.** A control message is a packet or two; on a real link it waits for the packet
+in front of it, not for megabytes of another connection. So messages wait for each other only, and
+the time they take is taken from the streams: bandwidth is shared, never invented.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable
+from contextvars import Context
+from dataclasses import dataclass
+
+from p2ptrain.errors import ConfigError
+from p2ptrain.ids import Seconds
+from p2ptrain.sim.loop import virtual_loop
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """What one way from a peer to another is like."""
+
+    latency_s: Seconds = 0.001
+    jitter_s: Seconds = 0.0
+    """Up to so much is added per message; more than the gap between two reorders them."""
+    loss: float = 0.0
+    """Share of messages that vanish."""
+    duplication: float = 0.0
+    """Share of messages that arrive twice."""
+    bandwidth_bytes_s: float | None = None
+    """Of the network's link: what each peer's uplink carries. Of one way's: what that way carries,
+    beside the uplink. None: as much as anybody sends."""
+
+    def __post_init__(self) -> None:
+        for name in ("latency_s", "jitter_s"):
+            value = getattr(self, name)
+            if not 0 <= value < math.inf:
+                raise ConfigError(f"link {name} = {value} must be 0 or more")
+        for name in ("loss", "duplication"):
+            value = getattr(self, name)
+            if not 0 <= value <= 1:
+                raise ConfigError(f"link {name} = {value} is a share; it must be from 0 to 1")
+        check_bandwidth("link bandwidth_bytes_s", self.bandwidth_bytes_s)
+
+
+def check_bandwidth(name: str, bytes_s: float | None) -> None:
+    """Raises ConfigError."""
+    if bytes_s is not None and not 0 < bytes_s < math.inf:
+        raise ConfigError(f"{name} = {bytes_s} must be above 0; leave it out for no limit")
+
+
+class Uplink:
+    """Carries what leaves through it, one thing at a time, at `bytes_s`.
+
+    Args:
+        bytes_s: None for no limit.
+        context: on whose behalf; the world's, since a paused process does not stop its wire.
+    """
+
+    def __init__(self, bytes_s: float | None, context: Context) -> None:
+        self._context = context
+        self.bytes_s = bytes_s
+        """May be changed; what is being carried ends at the old rate."""
+        self._flows: dict[object, deque[tuple[int, Callable[[], None]]]] = {}
+        self._is_busy = False
+        self._messages_until: Seconds = 0.0
+        self._taken_s: Seconds = 0.0  # by messages, since the last slice began
+
+    def message(self, at: Seconds, size: int) -> Seconds:
+        """When a message of `size` bytes that comes `at` has left."""
+        if self.bytes_s is None:
+            return at
+        lasts_s = size / self.bytes_s
+        self._messages_until = max(at, self._messages_until) + lasts_s
+        self._taken_s += lasts_s
+        return self._messages_until
+
+    def send(self, flow: object, size: int, then: Callable[[], None]) -> None:
+        """Carry `size` bytes of `flow`, behind what it has sent before; `then` they have left."""
+        self._flows.setdefault(flow, deque()).append((size, then))
+        if not self._is_busy:
+            self._carry_next()
+
+    def _carry_next(self) -> None:
+        self._is_busy = bool(self._flows)
+        if not self._is_busy:
+            return
+        flow, waiting = next(iter(self._flows.items()))
+        del self._flows[flow]
+        size, then = waiting.popleft()
+        if waiting:
+            self._flows[flow] = waiting  # at the end: the others' turn first
+        loop = virtual_loop()
+        lasts_s = size / self.bytes_s + self._taken_s if self.bytes_s is not None else 0.0
+        self._taken_s = 0.0
+        loop.at(loop.now + lasts_s, self._carried, then, context=self._context)
+
+    def _carried(self, then: Callable[[], None]) -> None:
+        then()
+        self._carry_next()

@@ -1,0 +1,167 @@
+"""Streams of slices between simulated peers: ordered, reliable, bounded, like TCP's.
+
+They feel latency, bandwidth, partitions and death, not loss. What is sent lies at once in the other
+side's `_coming`, in order; its arrival is an event that makes one more of them readable. So nothing
+can be overtaken, whatever the network does to single arrivals.
+
+A side that hangs up, or dies, knows it at once; the other one when the word has reached it.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+
+from p2ptrain.errors import P2PTrainError, RefusedError, TransportError
+from p2ptrain.net import wire
+from p2ptrain.net.transport import Handler
+from p2ptrain.net.wire import Opening, Slice
+
+WINDOW_SLICES = 4
+"""Slices that a side has sent and the other has not read, at most. What the other reads makes room
+at once: real transports widen their windows to hide the way back."""
+
+MAX_IGNORED = 256
+"""Slices that a callee which has returned lets pass before it hangs up."""
+
+Carry = Callable[[int, Callable[[], None]], None]
+"""``carry(size, arrive)``: bring so many bytes to the other side, then call. Size 0: a signal,
+which waits for no bytes."""
+
+
+class SimStream:
+    """One side of a stream; implements `SliceStream`.
+
+    Args:
+        carry: to the other side.
+        when_over: called once, with a sentence if the stream has failed.
+    """
+
+    def __init__(self, carry: Carry, when_over: "Callable[[SimStream, str], None]") -> None:
+        self.other: SimStream
+        self.serving: asyncio.Task[None] | None = None
+        """What serves this stream, on the side that was called."""
+        self._carry = carry
+        self._when_over = when_over
+        self._coming: deque[bytes] = deque()
+        self._here = 0  # how many of them have arrived
+        self._unread = 0  # slices of ours that the other side has not read
+        self._said_all = False
+        self._heard_all = False
+        self._error: P2PTrainError | None = None
+        self._reader: asyncio.Future[None] | None = None
+        self._writer: asyncio.Future[None] | None = None
+
+    # --- the port ---------------------------------------------------------------------------------
+
+    async def send(self, payload: memoryview, last: bool = False) -> None:
+        await self._say(Slice(payload, last))
+
+    async def receive(self) -> memoryview | None:
+        while not self._here and not self._heard_all and not self._error:
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
+        if self._error:
+            raise self._error
+        if self._heard_all:
+            return None
+        self._here -= 1
+        heard = wire.decode_slice(self._coming.popleft())
+        self.other._was_read()
+        if heard.last:
+            self._heard_all = True
+            self._maybe_over()
+        return heard.payload
+
+    async def finish(self) -> None:
+        if self.serving is None:  # a callee ends by returning
+            await self.say_all()
+
+    def abort(self, why: str) -> None:
+        if self.fail(TransportError(why)):
+            self._carry(0, partial(self.other.hear_end, TransportError(why)))
+
+    # --- for the network --------------------------------------------------------------------------
+
+    @property
+    def sends(self) -> bool:
+        """True while something of ours is on its way."""
+        return self._unread > 0 and self._error is None
+
+    async def say_all(self) -> None:
+        """Say that this was all, if that was not said."""
+        if not self._said_all:
+            await self._say(Slice(last=True))
+
+    def refuse(self, error: RefusedError) -> None:
+        """Refuse in words."""
+        if self.fail(error):
+            self._carry(0, partial(self.other.hear_end, error))
+
+    def fail(self, error: P2PTrainError) -> bool:
+        """This side is over; false if it was before."""
+        if self._error or self._is_over:
+            return False
+        self._error = error
+        self._coming.clear()
+        self._stir(self._reader)
+        self._stir(self._writer)
+        self._when_over(self, str(error))
+        return True
+
+    def hear_end(self, error: P2PTrainError) -> None:
+        """The other side has ended the stream."""
+        if self.fail(error) and self.serving:
+            self.serving.cancel()
+
+    async def serve(self, handler: Handler, opening: Opening) -> None:
+        """The side that was called: let `handler` do its part, then say that this was all."""
+        try:
+            await handler.handle_stream(opening, self)
+            await self.say_all()
+            for _ in range(MAX_IGNORED):
+                if self._heard_all:
+                    return
+                await self.receive()
+            self.abort(f"more than {MAX_IGNORED} slices that nobody waits for")
+        except RefusedError as error:
+            self.refuse(error)
+        except TransportError:
+            pass  # the other side is gone, or the stream was aborted here
+
+    def arrive(self) -> None:
+        """One more of what was sent to us is here."""
+        self._here += 1
+        self._stir(self._reader)
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    @property
+    def _is_over(self) -> bool:
+        return self._said_all and self._heard_all
+
+    async def _say(self, content: Slice) -> None:
+        while self._unread >= WINDOW_SLICES and not self._error:
+            self._writer = asyncio.get_running_loop().create_future()
+            await self._writer
+        if self._error:
+            raise self._error
+        data = wire.encode_slice(content)
+        self._unread += 1
+        self.other._coming.append(data)
+        self._carry(len(data), self.other.arrive)
+        if content.last:
+            self._said_all = True
+            self._maybe_over()
+
+    def _was_read(self) -> None:
+        self._unread -= 1
+        self._stir(self._writer)
+
+    def _maybe_over(self) -> None:
+        if self._is_over:
+            self._when_over(self, "")
+
+    def _stir(self, waiting: asyncio.Future[None] | None) -> None:
+        if waiting and not waiting.done():
+            waiting.set_result(None)

@@ -1,0 +1,151 @@
+"""What happened in a world: one line per message, stream, fault, step and group; and one hash.
+
+A line starts with the world's clock, then says who, then what::
+
+    t=12.041000s p03 -> p05 Claim p03#17 after 0.001000s
+    t=12.041000s p03 -x p05 Claim p03#18 lost
+    t=12.042000s p05 => p03 stream 7 opens: average p03#17
+    t=12.046000s p05 => p03 stream 7 ends
+    t=12.046000s p03 p03#17 done with p05 after 0.004000s
+    t=12.500000s p03 step 11
+    t=13.000000s ! p05 is paused for 2 s
+
+The hash is sha256 over the lines, each with its newline: of a trace that is written to a file it is
+what `sha256sum` prints. Two runs of one world have one hash, or something depends on what it should
+not depend on; the first line that differs says where to look.
+
+Worlds may be large, so the hash is fed as lines come and only the last ones are kept.
+"""
+
+import hashlib
+from collections import deque
+from pathlib import Path
+from typing import Any, TextIO
+
+from p2ptrain.core.messages import Message
+from p2ptrain.errors import ConfigError
+from p2ptrain.ids import PeerId, Seconds
+from p2ptrain.sim.loop import virtual_loop
+
+KEPT = 10_000
+BATCH = 256
+"""Lines that are hashed at a time."""
+
+TAIL = 12
+"""Lines that a failure shows."""
+
+
+class Trace:
+    """The lines of one world.
+
+    Args:
+        keep: how many of the last lines stay in `lines`; None for all.
+        path: a file that gets all of them.
+
+    Raises:
+        ConfigError: if the file cannot be written.
+    """
+
+    def __init__(self, keep: int | None = KEPT, path: Path | None = None) -> None:
+        self.lines: deque[str] = deque(maxlen=keep)
+        self.count = 0
+        self._path = path
+        self._file: TextIO | None = None
+        self._sha = hashlib.sha256()
+        self._batch: list[str] = []
+        if path:
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self._file = path.open("w", encoding="utf-8")
+            except OSError as error:
+                raise ConfigError(f"cannot write a trace to {path}: {error.strerror}") from error
+
+    def note(self, now: Seconds, what: str) -> None:
+        """Add one line: at `now` of the world, `what` happened."""
+        line = f"t={now:.6f}s {what}"
+        self.lines.append(line)
+        self._batch.append(line)
+        self.count += 1
+        if len(self._batch) == BATCH:
+            self._flush()
+
+    @property
+    def hash(self) -> str:
+        """Of all lines so far, in hex."""
+        self._flush()
+        return self._sha.hexdigest()
+
+    def close(self) -> None:
+        """Write what is left; lines that come later are hashed but in no file."""
+        self._flush()
+        if self._file:
+            self._file.close()
+            self._file = None
+
+    def story(self) -> str:
+        """The last lines, and how to see more: for whoever reads of a failure."""
+        self._flush()
+        last = "\n".join([*self.lines][-TAIL:])
+        if not self._path or not self.lines:
+            return f"the last of {self.count} lines of the trace:\n{last}\n"
+        until = time_of(self.lines[-1])
+        return (
+            f"the last of {self.count} lines of {self._path}:\n{last}\nto see them: "
+            f"python -m p2ptrain.sim.diagram {self._path} --from {max(0.0, until - 1):.3f} "
+            f"--to {until:.3f} --out failure.svg\n"
+        )
+
+    def _flush(self) -> None:
+        if self._batch:
+            text = "\n".join(self._batch) + "\n"
+            self._batch.clear()
+            self._sha.update(text.encode())
+            if self._file:
+                self._file.write(text)
+                self._file.flush()
+
+
+class TraceMetrics:
+    """Implements `Metrics`: a peer's steps, groups and doubts about others become lines."""
+
+    def __init__(self, trace: Trace, peer: PeerId) -> None:
+        self._trace = trace
+        self._peer = peer
+
+    def record(self, kind: str, **fields: Any) -> None:
+        match kind:
+            case "step":
+                self._note(f"step {fields['step']}")
+            case "group":
+                others = ",".join(name for name in fields["members"] if name != self._peer)
+                lasted = f"after {fields['exchange_s']:.6f}s"
+                self._note(f"{fields['ticket']} {fields['outcome']} with {others} {lasted}")
+            case "member" if fields["state"] != "alive":
+                self._note(f"thinks {fields['member']} {fields['state']}")
+            case _:
+                pass
+
+    def _note(self, what: str) -> None:
+        self._trace.note(virtual_loop().now, f"{self._peer} {what}")
+
+
+def said(message: Message) -> str:
+    """A message in few words: what it is, and of which ticket, version or number."""
+    for field in ("ticket", "version", "number"):
+        value = getattr(message, field, None)
+        if value is not None:
+            return f"{type(message).__name__} {value}"
+    return type(message).__name__
+
+
+def time_of(line: str) -> Seconds:
+    """When `line` happened.
+
+    Raises:
+        ConfigError: if it is not a line of a trace.
+    """
+    stamp = line.partition(" ")[0]
+    try:
+        return float(stamp.removeprefix("t=").removesuffix("s"))
+    except ValueError as error:
+        raise ConfigError(f"{line[:80]!r} is not a line of a trace: it begins t=...s") from error
