@@ -120,6 +120,11 @@ class _Run:
     at: slice
     live: Tensor
 
+    @property
+    def is_exact(self) -> bool:
+        """True if live + pending fits into live, so that nothing stays pending."""
+        return self.live.dtype in (torch.float32, torch.float64)
+
 
 class FlatModel:
     """A module whose numbers live in flat vectors.
@@ -148,8 +153,9 @@ class FlatModel:
         self._layout = {slot.name: _layout(slot.tensor) for slot in self.slots}
         self._pending = torch.zeros(self.size)
         self._pending_lock = threading.Lock()
-        self._has_pending = False
+        self._has_pending = False  # pending counts as zero then, whatever its memory holds
         self._variances = [s for s in self.slots if s.name.endswith("running_var")]
+        self._takes_all = not self._variances and all(run.is_exact for run in self._runs)
         devices = [run.live.device for run in self._runs if run.live.is_cuda]
         self._fences = {device: _fence() for device in devices}
         self.synchronize()  # the first snapshot may come from a thread with another stream
@@ -177,8 +183,16 @@ class FlatModel:
                 _copy_sum(into[run.at], run.live, pending)
             return self.updates
 
-    def add_delta(self, delta_M: Vector) -> None:
-        """Add `delta_M` (read only, not kept) to pending; any thread, never waits for a step.
+    def add_delta(self, delta_M: Vector) -> Vector:
+        """Add `delta_M` to pending; any thread, never waits for a step.
+
+        Where nothing is pending, `delta_M` itself becomes the pending vector: nothing is copied.
+
+        Args:
+            delta_M: belongs to this model from now on, unless it is read-only.
+
+        Returns:
+            A vector of the same shape, contents arbitrary, that is the caller's in its place.
 
         Raises:
             StateError: if dtype or shape differ.
@@ -187,8 +201,15 @@ class FlatModel:
         with self._pending_lock, np.errstate(over="ignore", invalid="ignore"):
             # numpy, not torch: a delta may be read-only memory of the transport.
             pending = self._pending.numpy()
-            np.add(pending, delta_M, out=pending)
+            if self._has_pending:
+                np.add(pending, delta_M, out=pending)
+                return delta_M
             self._has_pending = True
+            if delta_M.flags.writeable:
+                self._pending = torch.from_numpy(delta_M)
+                return pending
+            pending[:] = delta_M
+            return delta_M
 
     def check(self) -> None:
         """Refuse a module whose tensors are no longer the views that they were made.
@@ -212,10 +233,10 @@ class FlatModel:
         with self._pending_lock:
             if self._has_pending:
                 for run in self._runs:
-                    _move_pending(self._pending[run.at], run.live)
+                    _move_pending(self._pending[run.at], run)
                 for slot in self._variances:
                     _keep_positive(self._pending[slot.at], slot.tensor.detach().view(-1))
-                self._has_pending = bool(self._pending.any())
+                self._has_pending = not self._takes_all and bool(self._pending.any())
         for device, fence in self._fences.items():
             fence.record(torch.cuda.current_stream(device))
 
@@ -235,7 +256,8 @@ class FlatModel:
         with self._pending_lock:
             for slot in self.slots:
                 slot.tensor.detach().copy_(values[slot.name])
-            self._pending.zero_() if pending is None else self._pending.copy_(pending)
+            if pending is not None:
+                self._pending.copy_(pending)
             self._has_pending = pending is not None
         self.updates = updates
         self.synchronize()
@@ -477,10 +499,11 @@ def _copy_sum(into: Tensor, live: Tensor, pending: Tensor | None) -> None:
         into.add_(pending)
 
 
-def _move_pending(pending: Tensor, live: Tensor) -> None:
+def _move_pending(pending: Tensor, run: _Run) -> None:
     """Add pending to live; what live cannot hold stays in pending."""
+    live = run.live
     arriving = pending.to(live.device)
-    if live.dtype in (torch.float32, torch.float64):
+    if run.is_exact:
         live.add_(arriving)
         pending.zero_()
         return

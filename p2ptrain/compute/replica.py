@@ -50,10 +50,11 @@ class Replica(Protocol):
         """
         ...
 
-    def add_delta(self, delta_M: Vector) -> None:
+    def add_delta(self, delta_M: Vector) -> Vector:
         """Add `delta_M` to the pending vector; the next boundary adds that to the live numbers.
 
-        Read only, not kept. Never waits for a step.
+        `delta_M` may be kept; what is returned, of the same shape, is the caller's in its place.
+        Never waits for a step.
         """
         ...
 

@@ -69,9 +69,9 @@ class TorchReplica:
         """Copy live + pending; return the updates in it."""
         return self._flat.snapshot(into_M)
 
-    def add_delta(self, delta_M: Vector) -> None:
-        """Add to pending; never waits for a step. `delta_M` is read only and not kept."""
-        self._flat.add_delta(delta_M)
+    def add_delta(self, delta_M: Vector) -> Vector:
+        """Add to pending; never waits for a step. Returns a vector in place of `delta_M`."""
+        return self._flat.add_delta(delta_M)
 
     def update(self, optimizer_step: Callable[[], None]) -> None:
         """Run the boundary of a step.

@@ -20,6 +20,8 @@ class Attempt:
     asked_at: Seconds
     formed_at: Seconds
     exchange: Exchange | None = None
+    snapshot_s: Seconds = 0.0
+    apply_s: Seconds = 0.0
     outcome: Outcome = Outcome.DONE
     why: str = ""
     disagreement_l2: float | None = None
@@ -59,6 +61,8 @@ class Accounts:
             reason=attempt.why,
             wait_s=attempt.formed_at - attempt.asked_at,
             exchange_s=now - attempt.formed_at,
+            snapshot_s=attempt.snapshot_s,
+            apply_s=attempt.apply_s,
             sent_bytes=sent,
             received_bytes=received,
             disagreement_l2=attempt.disagreement_l2,

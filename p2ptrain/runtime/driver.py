@@ -8,6 +8,7 @@ runs a copy of a vector on a worker thread for real and inline in the simulator.
 
 import asyncio
 import functools
+import math
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from random import Random
@@ -45,7 +46,14 @@ from p2ptrain.net.wire import (
 )
 from p2ptrain.runtime.accounts import Accounts, Attempt
 from p2ptrain.runtime.admission import cannot_reach, knock, objection, swarm_digest
-from p2ptrain.runtime.exchange import ARRIVAL_S, Exchange, ExchangeConfig, GroupBroken
+from p2ptrain.runtime.buffers import Buffers
+from p2ptrain.runtime.exchange import (
+    ARRIVAL_S,
+    Exchange,
+    ExchangeConfig,
+    GroupBroken,
+    is_finite,
+)
 from p2ptrain.runtime.metrics import Metrics
 
 SHORT = 1 << 18
@@ -125,6 +133,7 @@ class Driver:
         self._committing: dict[Ticket, None] = {}  # their result is being applied: no way back
         self._parked = 0
         self._claiming = asyncio.Lock()  # one claim at a time; the next one waits
+        self._buffers = Buffers()
         self._claims: dict[Ticket, asyncio.Future[GroupResult]] = {}
         self._asked_at: dict[Ticket, Seconds] = {}
         self._version: asyncio.Future[GroupResult] | None = None
@@ -478,51 +487,64 @@ class Driver:
 
     async def _exchange(self, attempt: Attempt) -> None:
         ticket, what = attempt.ticket, attempt.what
+        began = self.now
         vector_V, updates = await self._contribution(what, attempt.members)
+        attempt.snapshot_s = self.now - began
+        result_V = self._buffers.take(len(vector_V))
         attempt.exchange = exchange = Exchange(
             self.name,
             ticket,
             attempt.members,
             vector_V,
-            self._exchange_config.slice_kib * 256,
-            self._swarm(),
-            self._clock,
+            result_V,
+            delta=what is What.MODELS,
+            slice_size=self._exchange_config.slice_kib * 256,
+            swarm=self._swarm(),
+            clock=self._clock,
         )
         self._exchanges[ticket] = exchange
         self._news.set()
-        mean_V = await exchange.run(self._open)
+        await exchange.run(self._open)
         if not self._machine.holds(ticket, self.now):
             raise GroupBroken(Outcome.LATE, f"{ticket} was over before its result was there")
         self._committing[ticket] = None
+        averaged = self.now
         if what is What.GRADIENTS:
             self.averaged_anything = await self._copy(
-                lambda: self.replica.import_gradients(mean_V[:-2])
+                lambda: self.replica.import_gradients(result_V[:-2])
             )
-            self.agreed_to_end = bool(mean_V[-2] > 0)
-            self.progress = round(float(mean_V[-1]))
+            self.agreed_to_end = bool(result_V[-2] > 0)
+            self.progress = round(float(result_V[-1]))
             self.contributes = True
         else:
-            attempt.disagreement_l2 = await self._offload(lambda: self._mix(vector_V, mean_V))
+            result_V = await self._offload(lambda: self.replica.add_delta(result_V))
+            attempt.disagreement_l2 = math.sqrt(exchange.square_sum)
             attempt.staleness_steps = self.replica.updates - updates
+        attempt.apply_s = self.now - averaged
+        for vector in (vector_V, result_V):  # not after a break: streams may still read them
+            self._buffers.give(vector)
 
     async def _contribution(self, what: What, members: tuple[PeerId, ...]) -> tuple[Vector, int]:
         """What we put into the group, copied on a worker thread, and of which update it is."""
         if what is What.GRADIENTS:
             # Two numbers ride along whose mean all members see alike: who wants to end, so that all
             # end after the same version, and progress, so that all follow the same schedule.
-            vector_V = np.empty(self.replica.gradient_size + 2, np.float32)
+            vector_V = self._buffers.take(self.replica.gradient_size + 2)
             vector_V[-2:] = self.wants_to_end, self._progress_of(members)
             contributes = self.contributes
             await self._copy(lambda: self.replica.export_gradients(vector_V[:-2], contributes))
             return vector_V, self.replica.updates
-        vector_M = np.empty(self.replica.model_size, np.float32)
-        updates = await self._offload(lambda: self.replica.snapshot(vector_M))
-        if not np.isfinite(vector_M).all():
+        vector_M = self._buffers.take(self.replica.model_size)
+        updates, finite = await self._offload(lambda: self._snapshot(vector_M))
+        if not finite:
             raise StateError(
                 f"the model of {self.name} is not finite any more after {updates} updates; "
                 "lower the learning rate or clip gradients"
             )
         return vector_M, updates
+
+    def _snapshot(self, into_M: Vector) -> tuple[int, bool]:
+        return self.replica.snapshot(into_M), is_finite(into_M)
 
     async def _copy(self, function: Callable[[], T]) -> T:
         """Copy gradients: nobody else wants them now, so a short copy is made here and at once."""
@@ -535,12 +557,6 @@ class Driver:
         own = membership.me.samples + self.samples_of_step
         outside = sum(m.samples for m in membership.others if m.peer not in members)
         return len(members) * own + outside
-
-    def _mix(self, snapshot_M: Vector, mean_M: Vector) -> float:
-        """Delta form: add mean - snapshot to whatever the model is by now."""
-        np.subtract(mean_M, snapshot_M, out=mean_M)
-        self.replica.add_delta(mean_M)
-        return float(np.linalg.norm(mean_M))
 
     async def _take_state(self, effect: effects.TakeState) -> None:
         """Catch up: take over the state of one that waits ahead of us."""

@@ -12,16 +12,21 @@ member reduces all slices itself.
 While slice k is being reduced, later ones are on the wire; a receiver that falls behind by `WINDOW`
 slices stops reading, so memory is bounded and only this group waits.
 
-The vector that a member contributes is never written: means go into a buffer of their own, and only
-a complete buffer is a result. A broken group therefore leaves no trace. All members hold bitwise
-the same mean, since each slice is reduced in the order of the members' names, wherever it is.
+The result goes into a buffer of its own, and only a complete one counts: a broken group leaves no
+trace in any model. All members hold bitwise the same mean, since each slice is reduced in the order
+of the members' names, wherever it is.
 
-Legend of shapes: ``V`` numbers of the vector, ``S`` of one slice.
+Memory is what bounds an average, so each number is touched as rarely as possible: a slice is
+checked, reduced and turned into a delta (mean - own) in blocks that stay in the processor's cache,
+when it arrives. The owner keeps the means that it still has to hand out where its own part of them
+was.
+
+Legend of shapes: ``V`` numbers of the vector, ``S`` of one slice, ``B`` of one block.
 """
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,6 +39,9 @@ from p2ptrain.ids import PeerId, Seconds, Ticket
 from p2ptrain.net.transport import SliceStream
 from p2ptrain.net.wire import MAX_SLICE_BYTES, AverageOpening
 from p2ptrain.runtime.scope import Scope
+
+BLOCK = 1 << 15
+"""Numbers that are worked on at a time: a handful of such blocks fits into a core's cache."""
 
 WINDOW = 8
 """Slices of one member that wait to be reduced, at most."""
@@ -78,7 +86,9 @@ class Exchange:
     """One member's side of one group's average.
 
     Args:
-        vector_V: what this member contributes; read only, must not change while `run` runs.
+        vector_V: what this member contributes; scratch memory for the exchange from now on.
+        result_V: where the result goes, of the same shape: the mean, or with `delta` the mean
+            minus what this member contributes.
         swarm: the digest that openings carry.
         clock: for the times that messages of failure state.
     """
@@ -89,6 +99,9 @@ class Exchange:
         ticket: Ticket,
         members: tuple[PeerId, ...],
         vector_V: Vector,
+        result_V: Vector,
+        *,
+        delta: bool,
         slice_size: int,
         swarm: str,
         clock: Callable[[], Seconds],
@@ -97,13 +110,16 @@ class Exchange:
         self._ticket = ticket
         self._members = members
         self._vector_V = vector_V
+        self._result_V = result_V
+        self._delta = delta
         self._slice_size = slice_size
         self._swarm = swarm
         self._clock = clock
         self._started = clock()
-        self.mean_V: Vector = np.empty_like(vector_V)
         self.sent_bytes = 0
         self.received_bytes = 0
+        self.square_sum = 0.0
+        """Of the result's numbers: with `delta`, how far this member was from the mean, squared."""
         loop = asyncio.get_running_loop()
         self._swaps = is_swapped(len(vector_V), len(members))
         self._mine = slices(self._share(me), slice_size)
@@ -118,8 +134,8 @@ class Exchange:
 
     # --- for the driver ---------------------------------------------------------------------------
 
-    async def run(self, open_stream: OpenStream) -> Vector:
-        """Move all slices; return the group's mean.
+    async def run(self, open_stream: OpenStream) -> None:
+        """Move all slices; the result is complete when this returns.
 
         Raises:
             GroupBroken: if any member vanished, refused, or sent what cannot be averaged.
@@ -140,7 +156,6 @@ class Exchange:
             raise
         finally:
             self._close(broken)
-        return self.mean_V
 
     async def accept(self, opening: AverageOpening, stream: SliceStream) -> None:
         """A member's stream to our share has come; returns when it has been served, or all is over.
@@ -185,8 +200,8 @@ class Exchange:
         stream = await self._call(owner, open_stream)
         scope.start(self._send_all(owner, stream, spans))
         for span in spans:
-            slice_S = await self._receive(owner, stream, span, "sending means")
-            self.mean_V[span.start : span.stop] = slice_S
+            mean_S = await self._receive(owner, stream, span, "sending means")
+            self._take_mean(owner, span, mean_S)
         await self._expect_end(owner, stream)
 
     async def _call(self, peer: PeerId, open_stream: OpenStream) -> SliceStream:
@@ -231,26 +246,57 @@ class Exchange:
         """Take one member's slice in; the last one reduces it."""
         parts = self._parts[index]
         parts[member] = slice_S
-        if len(parts) < len(self._members):
-            return
-        span = self._mine[index]
-        mean_S = self.mean_V[span.start : span.stop]
-        mean_S[:] = parts[self._members[0]]
-        with np.errstate(over="ignore", invalid="ignore"):
-            for other in self._members[1:]:
-                mean_S += parts[other]
-            mean_S /= np.float32(len(self._members))
-        parts.clear()
-        if not np.isfinite(mean_S).all():  # the parts are; or it is our own that is not
-            raise GroupBroken(
-                Outcome.BROKEN, f"{self._me} got an overflow, or its own numbers are not finite"
-            )
-        self._reduced[index].set_result(None)
+        if len(parts) == len(self._members):
+            self._reduce(self._mine[index], [parts[peer] for peer in self._members])
+            parts.clear()
+            self._reduced[index].set_result(None)
+
+    def _reduce(self, span: Span, parts: Sequence[Vector]) -> None:
+        """Average one slice of all members, in their order."""
+        weight = np.float32(len(parts))
+        mean_B = np.empty(min(BLOCK, span.size), np.float32)
+        for start in range(0, span.size, BLOCK):
+            stop = min(start + BLOCK, span.size)
+            mean = mean_B[: stop - start]
+            with np.errstate(over="ignore", invalid="ignore"):
+                mean[:] = parts[0][start:stop]
+                for part in parts[1:]:
+                    mean += part[start:stop]
+                mean /= weight
+            if not is_finite(mean):
+                raise self._not_finite(parts)
+            self._put(span.start + start, mean)
+            if not self._swaps:  # the others still want this mean, and nobody our part of it
+                self._vector_V[span.start + start : span.start + stop] = mean
+
+    def _take_mean(self, owner: PeerId, span: Span, mean_S: Vector) -> None:
+        for start in range(0, span.size, BLOCK):
+            mean = mean_S[start : start + BLOCK]
+            if not is_finite(mean):
+                raise GroupBroken(Outcome.BROKEN, f"{owner} sent numbers that are not finite")
+            self._put(span.start + start, mean)
+
+    def _put(self, at: int, mean_B: Vector) -> None:
+        """One block of the mean is known: it becomes a block of the result."""
+        result_B = self._result_V[at : at + len(mean_B)]
+        if self._delta:
+            with np.errstate(over="ignore"):
+                np.subtract(mean_B, self._vector_V[at : at + len(mean_B)], out=result_B)
+                self.square_sum += float(np.dot(result_B, result_B))
+        else:
+            result_B[:] = mean_B
+
+    def _not_finite(self, parts: Sequence[Vector]) -> GroupBroken:
+        for member, part in zip(self._members, parts, strict=True):
+            if member != self._me and not np.isfinite(part).all():
+                return GroupBroken(Outcome.BROKEN, f"{member} sent numbers that are not finite")
+        why = f"{self._me} got an overflow, or its own numbers are not finite"
+        return GroupBroken(Outcome.BROKEN, why)
 
     async def _return_means(self, caller: PeerId, stream: SliceStream) -> None:
         for index, span in enumerate(self._mine):
             await self._reduced[index]
-            slice_S = self.mean_V[span.start : span.stop]
+            slice_S = self._vector_V[span.start : span.stop]
             await self._send(caller, stream, slice_S, last=span is self._mine[-1])
 
     # --- one slice --------------------------------------------------------------------------------
@@ -265,7 +311,7 @@ class Exchange:
         self.sent_bytes += slice_S.nbytes
 
     async def _receive(self, peer: PeerId, stream: SliceStream, span: Span, phase: str) -> Vector:
-        """One checked slice; it may alias the transport's memory."""
+        """One slice of the right size; it may alias the transport's memory."""
         try:
             payload = await stream.receive()
         except (TransportError, RefusedError, CodecError) as error:
@@ -275,11 +321,8 @@ class Exchange:
             raise GroupBroken(
                 Outcome.BROKEN, f"{peer} sent {got} where a slice of {4 * span.size} bytes was due"
             )
-        slice_S = np.frombuffer(payload, dtype="<f4")
-        if not np.isfinite(slice_S).all():
-            raise GroupBroken(Outcome.BROKEN, f"{peer} sent numbers that are not finite")
         self.received_bytes += payload.nbytes
-        return slice_S
+        return np.frombuffer(payload, dtype="<f4")
 
     async def _expect_end(self, peer: PeerId, stream: SliceStream) -> None:
         """Both sides have said all: only then is the average complete for this pair."""
@@ -315,3 +358,13 @@ class Exchange:
         for served in self._served.values():
             if not served.done():
                 served.set_result(None)
+
+
+_ZEROS_B = np.zeros(BLOCK, np.float32)
+
+
+def is_finite(vector_V: Vector) -> bool:
+    """True if none of the numbers is infinite or not a number; reads them once, writes nothing."""
+    blocks = (vector_V[at : at + BLOCK] for at in range(0, len(vector_V), BLOCK))
+    with np.errstate(invalid="ignore"):
+        return all(math.isfinite(np.dot(block_B, _ZEROS_B[: len(block_B)])) for block_B in blocks)

@@ -13,7 +13,8 @@ batch),
               then waited for the protocol until ``t``
 ``group``     one group attempt ended at ``t``, a wide record: ``ticket``, ``members``, ``what``
               (models or gradients), ``outcome`` (done, or why not), ``reason`` (a sentence),
-              ``wait_s`` (asking until formed), ``exchange_s`` (formed until ended), ``sent_bytes``,
+              ``wait_s`` (asking until formed), ``exchange_s`` (formed until ended; of that,
+              ``snapshot_s`` before the first slice and ``apply_s`` after the last), ``sent_bytes``,
               ``received_bytes``, ``disagreement_l2`` (norm of mean - own; null unless done),
               ``staleness_steps`` (own updates between snapshot and result; null unless done)
 ``member``    what is known of another peer changed: ``member``, ``state`` (alive, suspect, gone,

@@ -41,8 +41,9 @@ class VectorReplica:
         np.add(self.live, self.pending, out=into_M)
         return self._updates
 
-    def add_delta(self, delta_M: Vector) -> None:
+    def add_delta(self, delta_M: Vector) -> Vector:
         self.pending += delta_M
+        return delta_M
 
     def update(self, optimizer_step: Callable[[], None]) -> None:
         optimizer_step()

@@ -388,7 +388,7 @@ def test_deltas_from_many_threads_are_all_counted():
     def add():
         start.wait()
         for _ in range(100):
-            flat.add_delta(delta)
+            flat.add_delta(delta.copy())
 
     threads = [threading.Thread(target=add) for _ in range(4)]
     for thread in threads:

@@ -1,0 +1,294 @@
+"""What the data plane is measured against, and itself: one function per system, run in P processes.
+
+Every function averages one float32 vector of `numbers` numbers among `peers` processes, again and
+again, with a barrier before and after each round, and returns what rank 0 saw between the two: the
+time of the slowest. Processes are spawned, never forked, and talk over loopback.
+"""
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.context import SpawnContext
+from pathlib import Path
+from queue import Queue
+from random import Random
+from threading import Barrier
+from time import perf_counter
+from typing import Any, TypeVar
+
+import grpc.aio
+import numpy as np
+import torch
+import torch.distributed
+import uvloop
+
+from p2ptrain.averaging.base import load_algorithm
+from p2ptrain.compute.torch_replica import TorchReplica
+from p2ptrain.core.peer_machine import ProtocolConfig
+from p2ptrain.ids import Address, PeerId, Seconds
+from p2ptrain.net.grpc_transport import GrpcConfig, GrpcTransport
+from p2ptrain.runtime.driver import Driver
+from p2ptrain.runtime.exchange import ExchangeConfig
+from p2ptrain.runtime.metrics import MemoryMetrics
+
+T = TypeVar("T")
+
+WARM_UP = 2
+CHUNK_BYTES = 1 << 18
+LIMIT_S: Seconds = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One process among `peers`, and what they share."""
+
+    rank: int
+    peers: int
+    numbers: int
+    rounds: int
+    folder: Path
+    barrier: Barrier
+
+    def tell(self, value: str) -> None:
+        """Let the others know something of ours."""
+        partial_path = self.folder / f"{self.rank}.partial"
+        partial_path.write_text(value, encoding="utf-8")
+        partial_path.replace(self.folder / str(self.rank))
+
+    def hear(self, rank: int) -> str:
+        """What `rank` told; call it after a barrier."""
+        return (self.folder / str(rank)).read_text(encoding="utf-8")
+
+    def vector(self) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """This rank's own numbers; the mean of all ranks is known: see `check`."""
+        return np.full(self.numbers, self.rank, np.float32)
+
+    def check(self, mean: float) -> None:
+        """Raise AssertionError unless `mean` is that of all ranks."""
+        expected = (self.peers - 1) / 2
+        assert abs(mean - expected) < 1e-4, f"rank {self.rank} got {mean}, not {expected}"
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One average: from barrier to barrier, and what the system itself says of it."""
+
+    whole_s: Seconds
+    exchange_s: Seconds | None = None
+    snapshot_s: Seconds | None = None
+    apply_s: Seconds | None = None
+    sent_bytes: int | None = None
+
+
+System = Callable[[Place], list[Round]]
+
+
+def gloo(place: Place) -> list[Round]:
+    """``torch.distributed``'s all_reduce on Gloo, as its users get it."""
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group(
+        "gloo",
+        init_method=f"file://{place.folder}/gloo",
+        rank=place.rank,
+        world_size=place.peers,
+    )
+    rounds = []
+    for _ in range(place.rounds + WARM_UP):
+        tensor = torch.from_numpy(place.vector())
+        place.barrier.wait(LIMIT_S)
+        started = perf_counter()
+        torch.distributed.all_reduce(tensor)
+        place.barrier.wait(LIMIT_S)
+        rounds.append(Round(perf_counter() - started))
+        place.check(float(tensor[-1]) / place.peers)
+    torch.distributed.destroy_process_group()
+    return rounds[WARM_UP:]
+
+
+def bare_grpc(place: Place) -> list[Round]:
+    """A bidirectional swap of the bytes that an all-reduce moves, with nothing around it."""
+    return uvloop.run(_bare_grpc(place))
+
+
+async def _bare_grpc(place: Place) -> list[Round]:
+    pairs = place.peers // 2 * 2
+    size = 4 * place.numbers * 2 * (place.peers - 1) // place.peers
+    data = bytes(CHUNK_BYTES)
+    chunks = [data] * (size // CHUNK_BYTES) + [data[: size % CHUNK_BYTES]]
+
+    async def write(call: Any) -> None:  # Any: grpc is untyped
+        for chunk in chunks:
+            await call.write(chunk)
+
+    async def read(call: Any) -> None:  # Any: as above
+        for chunk in chunks:
+            assert len(await call.read()) == len(chunk)
+
+    async def serve(_: Any, context: Any) -> None:  # Any: as above
+        await asyncio.gather(write(context), read(context))
+
+    server = grpc.aio.server()
+    handlers = {"Swap": grpc.stream_stream_rpc_method_handler(serve)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bench", handlers),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    place.tell(f"127.0.0.1:{port}")
+    await _meet(place)
+    rounds = []
+    async with grpc.aio.insecure_channel(place.hear(place.rank ^ 1 if pairs else 0)) as channel:
+        for _ in range(place.rounds + WARM_UP):
+            await _meet(place)
+            started = perf_counter()
+            if place.rank < pairs and place.rank % 2 == 0:
+                call: Any = channel.stream_stream("/bench/Swap")()  # Any: as above
+                await asyncio.gather(write(call), read(call))
+                await call.done_writing()
+            await _meet(place)
+            rounds.append(Round(perf_counter() - started))
+    await server.stop(None)
+    return rounds[WARM_UP:]
+
+
+def p2ptrain(place: Place, way: str) -> list[Round]:
+    """Our own whole average: lock, snapshot, exchange, reduce and delta, over one transport."""
+    torch.set_num_threads(1)
+    return uvloop.run(_p2ptrain(place, way))
+
+
+class _Model(torch.nn.Module):
+    def __init__(self, place: Place) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.from_numpy(place.vector()))
+
+
+async def _p2ptrain(place: Place, way: str) -> list[Round]:
+    model = _Model(place)
+    metrics = _NotingMetrics()
+    loop = asyncio.get_running_loop()
+
+    def offload(function: Callable[[], T], /) -> Awaitable[T]:
+        return loop.run_in_executor(None, function)
+
+    driver = Driver(
+        PeerId(f"p{place.rank}"),
+        incarnation=1,
+        algorithm=load_algorithm("ad_psgd"),
+        algorithm_name="ad_psgd",
+        replica=TorchReplica(model, torch.optim.SGD(model.parameters(), lr=0.1)),
+        transport=GrpcTransport("127.0.0.1:0", config=GrpcConfig()),
+        protocol=ProtocolConfig(),
+        exchange=ExchangeConfig(),
+        rng=Random(place.rank),
+        offload=offload,
+        clock=perf_counter,
+        metrics=metrics,
+    )
+    place.tell(await driver.start())
+    await _meet(place)
+    if place.rank:
+        await driver.join([Address(place.hear(0))], LIMIT_S)
+    await driver.wait_for_members(place.peers, LIMIT_S)
+    others = [PeerId(f"p{rank}") for rank in range(place.peers) if rank != place.rank]
+    rounds = []
+    for _ in range(place.rounds + WARM_UP):
+        with torch.no_grad():
+            model.weight.fill_(place.rank)
+        await _meet(place)
+        started = perf_counter()
+        if place.rank == 0:
+            await driver.average_models(others)
+        record = await metrics.next_group()
+        await _meet(place)
+        whole_s = perf_counter() - started
+        assert record["outcome"] == "done", record["reason"]
+        rounds.append(
+            Round(
+                whole_s,
+                record["exchange_s"] - record["snapshot_s"] - record["apply_s"],
+                record["snapshot_s"],
+                record["apply_s"],
+                record["sent_bytes"],
+            )
+        )
+        driver.replica.settle()
+        place.check(float(model.weight.detach()[-1]))
+    await _meet(place)
+    await driver.leave(1.0)
+    return rounds[WARM_UP:]
+
+
+class _NotingMetrics(MemoryMetrics):
+    """Tells when a group has ended."""
+
+    def __init__(self) -> None:
+        super().__init__(perf_counter)
+        self._groups: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+
+    def record(self, kind: str, **fields: Any) -> None:  # Any: whatever JSON can hold
+        if kind == "group":
+            self._groups.put_nowait(fields)
+
+    async def next_group(self) -> dict[str, Any]:
+        async with asyncio.timeout(LIMIT_S):
+            return await self._groups.get()
+
+
+async def _meet(place: Place) -> None:
+    """The barrier, without holding up the event loop."""
+    loop = asyncio.get_running_loop()
+    await loop.run_in_executor(None, place.barrier.wait, LIMIT_S)
+
+
+SYSTEMS: dict[str, System] = {
+    "gloo": gloo,
+    "bare grpc": bare_grpc,
+    "p2ptrain grpc": partial(p2ptrain, way="grpc"),
+    "p2ptrain sockets": partial(p2ptrain, way="sockets"),
+    "p2ptrain memory": partial(p2ptrain, way="memory"),
+}
+
+
+def run(
+    context: SpawnContext, name: str, peers: int, numbers: int, rounds: int, folder: Path
+) -> list[Round]:
+    """Run `name` in `peers` processes; what rank 0 measured.
+
+    Raises:
+        RuntimeError: if a process died; its error is on standard error.
+    """
+    for path in folder.iterdir():
+        path.unlink()
+    barrier, results = context.Barrier(peers), context.Queue()
+    processes = [
+        context.Process(
+            target=_work,
+            args=(name, Place(rank, peers, numbers, rounds, folder, barrier), results),
+        )
+        for rank in range(peers)
+    ]
+    for process in processes:
+        process.start()
+    try:
+        return _slowest(processes, results)
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+def _slowest(processes: Sequence[Any], results: Any) -> list[Round]:  # Any: multiprocessing's own
+    found: list[list[Round]] = []
+    while len(found) < len(processes):
+        try:
+            found.append(results.get(timeout=0.2))
+        except Exception as error:
+            if any(process.exitcode not in (None, 0) for process in processes):
+                raise RuntimeError("a process of the benchmark died") from error
+    return [max(rounds, key=lambda one: one.whole_s) for rounds in zip(*found, strict=True)]
+
+
+def _work(name: str, place: Place, results: "Queue[list[Round]]") -> None:
+    os.environ["OMP_NUM_THREADS"] = "1"
+    results.put(SYSTEMS[name](place))
