@@ -34,6 +34,9 @@ Ts = TypeVarTuple("Ts")
 CANCELLED_KEPT = 1024
 """Cancelled timers stay queued until there are so many, and more than those that are not."""
 
+LEAST_S: Seconds = 1e-9
+"""Less than this is a rounding error, not a time to wait."""
+
 
 class SimulationStuck(P2PTrainError):
     """Nothing is ready and no timer is armed; the message has each task's stack."""
@@ -116,14 +119,19 @@ class VirtualLoop(asyncio.BaseEventLoop):
         finally:
             timer.cancel()
 
-    async def work(self, process: Process, duration_s: Seconds) -> None:
-        """Wait until `process` has run for so long: while it is paused it does no work."""
-        stood_still_s = process.stood_still_s
-        await self.wait(duration_s)
-        while process.stood_still_s > stood_still_s:
-            more_s = process.stood_still_s - stood_still_s
-            stood_still_s = process.stood_still_s
-            await self.wait(more_s)
+    async def work(self, price_s: Seconds) -> None:
+        """Wait as long as the calling process takes for what usually takes `price_s`.
+
+        Of the world's time, times its slowness; while it is paused it does no work.
+        """
+        process = running()
+        if process is None:
+            await self.wait(price_s)
+            return
+        until = self.now + price_s * process.slowness - process.stood_still_s
+        await self.wait(until + process.stood_still_s - self.now)
+        while (left_s := until + process.stood_still_s - self.now) > LEAST_S:
+            await self.wait(left_s)
 
     def shuffle(self, order: Random) -> None:
         """From now on `order` decides which process is first when several are ready."""

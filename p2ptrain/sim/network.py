@@ -96,6 +96,8 @@ class SimNetwork:
         self._machine_of: dict[Address, str] = {}
         self._uplinks: dict[object, Uplink] = {}
         self._cut: dict[Way, None] = {}
+        self.partitions = 0
+        """How many there have been."""
         self._part: dict[Address, int] = {}
         self._held: dict[Way, list[_Flight]] = {}
         self._stalled: list[_Stall] = []
@@ -149,18 +151,22 @@ class SimNetwork:
             ConfigError: if that cannot be a bandwidth.
         """
         check_bandwidth(f"the uplink of {address}: bytes_s", bytes_s)
-        self._set_uplink(address, bytes_s or self.link.bandwidth_bytes_s)
+        rates = [rate for rate in (bytes_s, self.link.bandwidth_bytes_s) if rate is not None]
+        self._set_uplink(address, min(rates, default=None))
 
     def cut(self, one: Address, other: Address) -> None:
         """Nothing passes between two addresses any more; nobody is told."""
         self._cut[one, other] = self._cut[other, one] = None
 
-    def partition(self, *parts: Sequence[Address]) -> None:
+    def partition(self, *parts: Sequence[Address]) -> int:
         """Nothing passes between two parts; who is in none of them is in one more part.
 
-        One partition at a time: it replaces the one before.
+        One partition at a time: it replaces the one before. Returns its number, from 1.
         """
         self._part = {address: number for number, part in enumerate(parts) for address in part}
+        self._go_on(RETRY_S)
+        self.partitions += 1
+        return self.partitions
 
     def heal(self) -> None:
         """All cuts and the partition end."""

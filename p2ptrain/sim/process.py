@@ -26,6 +26,8 @@ class Process:
         self.name = name
         self.rate = 1.0
         """Seconds that its clock goes on in one second of the world."""
+        self.slowness = 1.0
+        """How many times as long as usual its computing takes."""
         self.is_paused = False
         self.waiting: list[asyncio.Handle] = []
         """What became ready while it was paused."""

@@ -17,8 +17,9 @@ not depend on; the first line that differs says where to look.
 Worlds may be large, so the hash is fed as lines come and only the last ones are kept.
 """
 
+import asyncio
 import hashlib
-from collections import deque
+from collections import Counter, deque
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -53,6 +54,8 @@ class Trace:
         self._file: TextIO | None = None
         self._sha = hashlib.sha256()
         self._batch: list[str] = []
+        self._steps: Counter[PeerId] = Counter()
+        self._awaited: list[tuple[PeerId, int, asyncio.Future[None]]] = []
         if path:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -68,6 +71,23 @@ class Trace:
         self.count += 1
         if len(self._batch) == BATCH:
             self._flush()
+
+    def step(self, peer: PeerId, number: int) -> None:
+        """`peer` has made one more step, of this number in its present life."""
+        self.note(virtual_loop().now, f"{peer} step {number}")
+        self._steps[peer] += 1
+        for awaited, count, reached in tuple(self._awaited):
+            if awaited == peer and count <= self._steps[peer]:
+                self._awaited.remove((awaited, count, reached))
+                if not reached.done():  # or nobody waits for it any more
+                    reached.set_result(None)
+
+    async def wait_for_step(self, peer: PeerId, count: int) -> None:
+        """Wait until `peer` has made `count` steps, over all its lives."""
+        if self._steps[peer] < count:
+            reached = asyncio.get_running_loop().create_future()
+            self._awaited.append((peer, count, reached))
+            await reached
 
     @property
     def hash(self) -> str:
@@ -115,7 +135,7 @@ class TraceMetrics:
     def record(self, kind: str, **fields: Any) -> None:
         match kind:
             case "step":
-                self._note(f"step {fields['step']}")
+                self._trace.step(self._peer, fields["step"])
             case "group":
                 others = ",".join(name for name in fields["members"] if name != self._peer)
                 lasted = f"after {fields['exchange_s']:.6f}s"

@@ -9,7 +9,7 @@ still when it is paused. What a test or a plan of faults does belongs to the wor
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 from random import Random
@@ -27,6 +27,7 @@ from p2ptrain.runtime.driver import Driver
 from p2ptrain.runtime.exchange import ExchangeConfig
 from p2ptrain.runtime.metrics import MemoryMetrics, Metrics, TeeMetrics
 from p2ptrain.runtime.swarm import DriverSwarm
+from p2ptrain.sim.faults import Fault, carry_out
 from p2ptrain.sim.link import Link
 from p2ptrain.sim.loop import virtual_loop
 from p2ptrain.sim.network import SimNetwork
@@ -49,8 +50,6 @@ class SimPeer:
         self.metrics = metrics
         self.address = Address("")
         self.trainer: asyncio.Task[None] | None = None
-        self.slowness = 1.0
-        """How many times as long as usual this peer computes."""
         self.steps_before = 0
         """Steps of this peer's earlier lives."""
         self.swarm = DriverSwarm(driver)
@@ -62,10 +61,6 @@ class SimPeer:
         """Steps of all lives."""
         return self.steps_before + self.boundary.totals.steps
 
-    async def compute(self, price_s: Seconds) -> None:
-        """Compute for `price_s` seconds of the world, times `slowness`, while not paused."""
-        await virtual_loop().work(self.process, price_s * self.slowness)
-
     async def train(
         self,
         steps: int,
@@ -76,7 +71,7 @@ class SimPeer:
         self.boundary.begin()
         self.driver.begin_background(self.swarm)
         for step in range(self.steps_before, steps):
-            await self.compute(step_s)
+            await virtual_loop().work(step_s)
             before_step(step)
             await self.boundary.step(1, None, self.replica.descend)
         self.boundary.end()
@@ -182,12 +177,32 @@ class World:
             before.replica.import_state(self._births[PeerId(name)].state)
         peer = await self._start(PeerId(name), before.replica, before.address, None)
         del self.dead[PeerId(name)]
-        peer.steps_before, peer.slowness = before.steps, before.slowness
+        peer.steps_before = before.steps
+        peer.process.slowness = before.process.slowness  # its machine is as it was
         if not keeps_model:
             await peer.process.start(peer.driver.take_over_model())
         if self._trainer:
             self._begin(peer, self._trainer)
         return peer
+
+    # --- what a plan of faults asks ---------------------------------------------------------------
+
+    async def carry_out(self, plan: Sequence[Fault]) -> None:
+        """Let all of `plan` happen; returns when its last fault has ended. Raises ConfigError."""
+        await carry_out(plan, self)
+
+    def address_of(self, name: PeerId) -> Address:
+        """Where a peer is, or was before it crashed. Raises ConfigError for no peer of ours."""
+        peer = self.peers.get(name) or self.dead.get(name)
+        if peer is None:
+            known = ", ".join(sorted([*self.peers, *self.dead])) or "none"
+            raise ConfigError(f"no peer {name!r} in this world; there are: {known}")
+        return peer.address
+
+    def process_of(self, name: PeerId) -> Process | None:
+        """None for one that has crashed."""
+        peer = self.peers.get(name)
+        return peer.process if peer else None
 
     # --- training ---------------------------------------------------------------------------------
 
@@ -247,9 +262,13 @@ class World:
         """A new life of `name`, which has joined the others."""
         process = Process(name)
         peer = await process.start(self._make(name, replica, address, metrics, process))
-        if self.peers:
-            hosts = [other.address for other in self.peers.values()]
-            await process.start(peer.driver.join(hosts, timeout_s=10.0))
+        hosts = [other.address for other in self.peers.values()]
+        try:
+            if hosts:
+                await process.start(peer.driver.join(hosts, timeout_s=10.0))
+        except BaseException:
+            await process.start(peer.driver.close())
+            raise
         self.peers[name] = peer
         return peer
 

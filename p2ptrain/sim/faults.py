@@ -1,0 +1,370 @@
+"""What can go wrong in a world, as a plan: what, when, for how long.
+
+A fault begins at `at_s` of the world's clock, or as soon as a peer has made `at_step` steps over
+all its lives: the peer that the fault is about, or the one that `of` names. It ends `for_s` later;
+without `for_s`, never. ::
+
+    plan = [
+        Crash(peer="p3", at_step=50, for_s=2.0),              # kill -9; back two seconds later
+        Pause(peer="p1", at_s=10.0, for_s=3.0),               # SIGSTOP, SIGCONT
+        SlowDown(peer="p2", at_s=0.0, factor=4.0),            # for ever
+        Drift(peer="p4", at_s=0.0, rate=1.001),               # 1 ms a second fast
+        Partition(parts=(("p0", "p1"),), at_s=20.0, for_s=5.0),   # these two, and all others
+        Hold(source="p0", target="p1", at_s=30.0, for_s=0.5),
+        Throttle(peer="p5", bytes_s=1e6, at_s=0.0, for_s=60.0),
+    ]
+    carrying_out = asyncio.create_task(world.carry_out(plan))
+
+Beginning and end of each are lines of the trace. Faults of different peers may overlap; of two
+partitions the later one replaces the other, and of two faults of one kind that hit one peer the
+first that ends ends both. A fault that finds its peer dead does nothing and says so.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import ClassVar, Protocol
+
+from p2ptrain.errors import ConfigError, RefusedError, TransportError
+from p2ptrain.ids import Address, PeerId, Seconds
+from p2ptrain.runtime.scope import Scope
+from p2ptrain.sim.link import check_bandwidth
+from p2ptrain.sim.loop import virtual_loop
+from p2ptrain.sim.network import SimNetwork
+from p2ptrain.sim.process import Process
+from p2ptrain.sim.trace import Trace
+
+TRY_AGAIN_S: Seconds = 1.0
+"""Who starts again and is not let in (it is cut off, say) tries again after so long."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Timed:
+    """When something goes wrong, and for how long."""
+
+    at_s: Seconds | None = None
+    at_step: int | None = None
+    of: str = ""
+    for_s: Seconds | None = None
+
+    def __post_init__(self) -> None:
+        kind = type(self).__name__
+        if (self.at_s is None) == (self.at_step is None):
+            raise ConfigError(
+                f"{kind}: at_s = {self.at_s}, at_step = {self.at_step}; give exactly one of them"
+            )
+        for name in ("at_s", "at_step", "for_s"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < math.inf:
+                raise ConfigError(f"{kind}: {name} = {value} must be 0 or more")
+        if self.at_step is not None and not self.counts_steps_of:
+            raise ConfigError(f"{kind}: at_step = {self.at_step} of which peer? Name it in `of`")
+
+    @property
+    def about(self) -> tuple[str, ...]:
+        """The peers that it names."""
+        return ()
+
+    @property
+    def counts_steps_of(self) -> str:
+        """The peer whose steps `at_step` counts."""
+        return self.of or (self.about[0] if len(self.about) == 1 else "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _OfPeer(_Timed):
+    """Something that befalls one peer."""
+
+    peer: str
+    ends: ClassVar[str]
+    """What the trace says of its end."""
+
+    @property
+    def about(self) -> tuple[str, ...]:
+        return (self.peer,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crash(_OfPeer):
+    """It dies, as by kill -9; in the end it starts again under a new incarnation."""
+
+    keeps_model: bool = False
+    """Start again with the model that it had, not with another peer's."""
+    ends = "is back"
+
+    def __str__(self) -> str:
+        return f"{self.peer} crashes"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pause(_OfPeer):
+    """It stands still; what others send waits for it."""
+
+    ends = "goes on"
+
+    def __str__(self) -> str:
+        return f"{self.peer} is paused"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowDown(_OfPeer):
+    """Computing takes it `factor` times as long."""
+
+    factor: float
+    ends = "is as fast as before"
+
+    def __post_init__(self) -> None:
+        _Timed.__post_init__(self)
+        if not 0 < self.factor < math.inf:
+            raise ConfigError(f"SlowDown: factor = {self.factor} must be above 0")
+
+    def __str__(self) -> str:
+        return f"{self.peer} computes {self.factor:g} times as long"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drift(_OfPeer):
+    """Its clock shows `rate` seconds for each one that passes."""
+
+    rate: float
+    ends = "has a clock that runs like others"
+
+    def __post_init__(self) -> None:
+        _Timed.__post_init__(self)
+        if not 0 < self.rate < math.inf:
+            raise ConfigError(f"Drift: rate = {self.rate} must be above 0; 1.001 is 1 ms a second")
+
+    def __str__(self) -> str:
+        return f"{self.peer} has a clock at rate {self.rate:g}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Throttle(_OfPeer):
+    """Its uplink carries no more than `bytes_s`."""
+
+    bytes_s: float
+    ends = "sends as fast as before"
+
+    def __post_init__(self) -> None:
+        _Timed.__post_init__(self)
+        check_bandwidth("Throttle: bytes_s", self.bytes_s)
+
+    def __str__(self) -> str:
+        return f"{self.peer} sends {self.bytes_s:g} bytes a second"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Partition(_Timed):
+    """Nothing passes between two parts; whoever is in none of them is in one more."""
+
+    parts: tuple[tuple[str, ...], ...]
+
+    @property
+    def about(self) -> tuple[str, ...]:
+        return tuple(name for part in self.parts for name in part)
+
+    def __str__(self) -> str:
+        return f"{' | '.join(','.join(part) for part in self.parts)} | are cut off"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hold(_Timed):
+    """What `source` sends to `target` stops on its way, and goes on in the end."""
+
+    source: str
+    target: str
+
+    @property
+    def about(self) -> tuple[str, ...]:
+        return (self.source, self.target)
+
+    def __str__(self) -> str:
+        return f"{self.source} to {self.target} is held"
+
+
+PeerFault = Crash | Pause | SlowDown | Drift | Throttle
+NetworkFault = Partition | Hold
+Fault = PeerFault | NetworkFault
+
+
+class Afflicted(Protocol):
+    """What a plan is carried out on: a world."""
+
+    network: SimNetwork
+    trace: Trace
+
+    def address_of(self, name: PeerId) -> Address:
+        """Where a peer is, or was before it crashed. Raises ConfigError for no peer of ours."""
+        ...
+
+    def process_of(self, name: PeerId) -> Process | None:
+        """None for one that has crashed."""
+        ...
+
+    def crash(self, name: str) -> None: ...
+
+    async def restart(self, name: str, *, keeps_model: bool = False) -> object:
+        """Raises RefusedError, TransportError."""
+        ...
+
+
+async def carry_out(plan: Sequence[Fault], world: Afflicted) -> None:
+    """Let everything happen that `plan` says; returns when the last fault has ended.
+
+    Raises:
+        ConfigError: if it names a peer that is not of this world; nothing has happened then.
+    """
+    for fault in plan:
+        for name in (*fault.about, *([fault.of] if fault.of else [])):
+            world.address_of(PeerId(name))
+    async with Scope() as scope:
+        for fault in plan:
+            scope.start(_befall(fault, world))
+
+
+async def _befall(fault: Fault, world: Afflicted) -> None:
+    loop = virtual_loop()
+    if fault.at_s is not None:
+        await loop.wait(max(0.0, fault.at_s - loop.now))
+    else:
+        assert fault.at_step is not None
+        await world.trace.wait_for_step(PeerId(fault.counts_steps_of), fault.at_step)
+    lasts = "" if fault.for_s is None else f" for {fault.for_s:g} s"
+    if isinstance(fault, PeerFault):
+        process = world.process_of(PeerId(fault.peer))
+        if process is None:
+            world.trace.note(loop.now, f"! {fault}{lasts}: no, it is dead")
+            return
+        world.trace.note(loop.now, f"! {fault}{lasts}")
+        await _befall_peer(fault, process, world)
+        return
+    world.trace.note(loop.now, f"! {fault}{lasts}")
+    await _befall_network(fault, world)
+
+
+async def _befall_peer(fault: PeerFault, process: Process, world: Afflicted) -> None:
+    loop, address = virtual_loop(), world.address_of(PeerId(fault.peer))
+    match fault:
+        case Crash():
+            world.crash(fault.peer)
+        case Pause():
+            loop.pause(process)
+        case SlowDown(factor=factor):
+            process.slowness = factor
+        case Drift(rate=rate):
+            loop.set_rate(process, rate)
+        case Throttle(bytes_s=bytes_s):
+            world.network.throttle(address, bytes_s)
+    if fault.for_s is None:
+        return
+    await loop.wait(fault.for_s)
+    now_it = world.process_of(PeerId(fault.peer)) or process  # it may have crashed and come back
+    match fault:
+        case Crash(keeps_model=keeps_model):
+            await _come_back(fault.peer, keeps_model, world)
+        case Pause():
+            loop.resume(process)
+        case SlowDown():
+            now_it.slowness = 1.0
+        case Drift():
+            loop.set_rate(process, 1.0)
+        case Throttle():
+            world.network.throttle(address, None)
+    world.trace.note(loop.now, f"! {fault.peer} {fault.ends}")
+
+
+async def _befall_network(fault: NetworkFault, world: Afflicted) -> None:
+    loop, network = virtual_loop(), world.network
+    match fault:
+        case Partition(parts=parts):
+            number = network.partition(*([_at(name, world) for name in part] for part in parts))
+            if fault.for_s is not None:
+                await loop.wait(fault.for_s)
+                if network.partitions == number:  # or a later one has replaced it
+                    world.trace.note(loop.now, "! the partition is healed")
+                    network.heal()
+        case Hold(source=source, target=target):
+            way = _at(source, world), _at(target, world)
+            network.hold(*way)
+            if fault.for_s is not None:
+                await loop.wait(fault.for_s)
+                world.trace.note(loop.now, f"! {source} to {target} is released")
+                network.release(*way)
+
+
+async def _come_back(peer: str, keeps_model: bool, world: Afflicted) -> None:
+    loop = virtual_loop()
+    while True:  # until the world ends, as whoever restarts processes does
+        try:
+            await world.restart(peer, keeps_model=keeps_model)
+            return
+        except (RefusedError, TransportError) as error:
+            world.trace.note(loop.now, f"! {peer} cannot come back: {error}")
+            await loop.wait(TRY_AGAIN_S)
+
+
+def _at(name: str, world: Afflicted) -> Address:
+    return world.address_of(PeerId(name))
+
+
+# --- chance ---------------------------------------------------------------------------------------
+
+MAX_DRIFT = 0.02
+MEAN_GAP_S: Seconds = 2.0
+
+
+def random_plan(seed: int, peers: Sequence[str], until_s: Seconds) -> tuple[Fault, ...]:
+    """Faults of all kinds by chance, all over at `until_s`: what comes then has to be progress.
+
+    A peer has one fault at a time, one partition is in force at a time, and fewer than half of the
+    peers are dead at any moment.
+    """
+    chance = Random(f"{seed}/faults")
+    return tuple(_faults(chance, list(peers), until_s))
+
+
+def _faults(chance: Random, peers: list[str], until_s: Seconds) -> Iterator[Fault]:
+    free_at = dict.fromkeys([*peers, "network"], 0.0)
+    back_at: list[Seconds] = []
+    now = chance.expovariate(1 / MEAN_GAP_S)
+    while now < until_s:
+        for_s = min(until_s - now, chance.uniform(0.1, 5.0))
+        spared = [name for name in peers if free_at[name] <= now]
+        dead = sum(at > now for at in back_at)
+        kinds = ["pause", "slow", "drift", "throttle", "hold"] if len(spared) > 1 else []
+        kinds += ["partition"] if free_at["network"] <= now and len(peers) > 1 else []
+        kinds += ["crash"] if spared and 2 * (dead + 1) < len(peers) else []
+        kind = chance.choice(kinds) if kinds else ""
+        if kind == "partition":
+            free_at["network"] = now + for_s
+            part = chance.sample(peers, chance.randrange(1, len(peers)))
+            yield Partition(parts=(tuple(sorted(part)),), at_s=now, for_s=for_s)
+        elif kind:
+            victim = chance.choice(spared)
+            free_at[victim] = now + for_s
+            if kind == "crash":
+                back_at.append(now + for_s)
+            yield _fault(kind, victim, peers, now, for_s, chance)
+        now += chance.expovariate(1 / MEAN_GAP_S)
+
+
+def _fault(
+    kind: str, peer: str, peers: list[str], at_s: Seconds, for_s: Seconds, chance: Random
+) -> Fault:
+    match kind:
+        case "crash":
+            keeps_model = chance.random() < 0.5
+            return Crash(peer=peer, at_s=at_s, for_s=for_s, keeps_model=keeps_model)
+        case "pause":
+            return Pause(peer=peer, at_s=at_s, for_s=for_s)
+        case "slow":
+            return SlowDown(peer=peer, at_s=at_s, for_s=for_s, factor=chance.uniform(2, 8))
+        case "drift":
+            rate = 1 + chance.uniform(-MAX_DRIFT, MAX_DRIFT)
+            return Drift(peer=peer, at_s=at_s, for_s=for_s, rate=rate)
+        case "throttle":
+            return Throttle(peer=peer, at_s=at_s, for_s=for_s, bytes_s=10 ** chance.uniform(3, 6))
+        case _:
+            target = chance.choice([name for name in peers if name != peer])
+            return Hold(source=peer, target=target, at_s=at_s, for_s=for_s)
