@@ -19,7 +19,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from launcher.backends import load_backend
+from launcher.backends import known_backends, load_backend
 from launcher.backends.base import Backend
 from launcher.collect import Json, write_json
 from launcher.compare import compare, do_all_hold, print_comparison
@@ -29,7 +29,7 @@ from launcher.machine import describe_machine
 from launcher.plot import plot_comparison
 from launcher.report import write_report
 from launcher.run import Run, run_scenario
-from launcher.scenario import Claim, Scenario, load_scenario, with_changes
+from launcher.scenario import LeftOut, Scenario, load_scenario, with_changes
 from p2ptrain.config import to_toml
 from p2ptrain.errors import ConfigError, P2PTrainError
 
@@ -56,6 +56,10 @@ def run(
     ] = "",
     peers: Annotated[int | None, typer.Option(help="How many peers start together.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of model, data and delays.")] = None,
+    gradients: Annotated[
+        bool,
+        typer.Option("--gradients/--no-gradients", help="Off: price steps, train nothing (sim)."),
+    ] = True,
     out: Annotated[
         Path | None, typer.Option(help="Folder of the results.", show_default="runs/NAME")
     ] = None,
@@ -64,14 +68,19 @@ def run(
     ] = False,
 ) -> None:
     """Run each algorithm of a scenario and compare them; what is not given the scenario gives."""
-    names = tuple(name.strip() for name in algorithms.split(",") if name.strip())
+    place = load_backend(backend)
+    asked = tuple(name.strip() for name in algorithms.split(",") if name.strip())
+    whole = load_scenario(scenario)
+    names, without = _there(place, backend, whole, asked)
     chosen, left_out = with_changes(
-        load_scenario(scenario), algorithms=names, peers=peers, seed=seed
+        whole, algorithms=names, peers=peers, seed=seed, gradients=gradients
     )
+    left_out += without
     chosen.check_algorithms()
+    place.check(chosen)
     folder = _prepare(Path("runs", chosen.name) if out is None else out)
     console = Console(highlight=False)
-    finished = _carry_out(chosen, load_backend(backend), backend, folder, console)
+    finished = _carry_out(chosen, place, backend, folder, console)
     (folder / "scenario.toml").write_text(to_toml(chosen), encoding="utf-8")
     comparison = compare(chosen, [summary for _, summary in finished])
     write_json(folder / "comparison.json", comparison)
@@ -81,6 +90,24 @@ def run(
     _report(console, finished, comparison, left_out, folder)
     if check and not do_all_hold(comparison):
         raise typer.Exit(CLAIM_DOES_NOT_HOLD)
+
+
+def _there(
+    place: Backend, backend: str, scenario: Scenario, asked: Sequence[str]
+) -> tuple[tuple[str, ...], tuple[LeftOut, ...]]:
+    """The algorithms that `place` can run, and those of the scenario that it cannot.
+
+    Raises:
+        ConfigError: if somebody asked for one of these, or none is left.
+    """
+    names = tuple(asked) or scenario.algorithms
+    reasons = {name: place.refusal(name) for name in names}
+    able = tuple(name for name in names if not reasons[name])
+    unable = tuple(LeftOut(name, f"{name} {why}") for name, why in reasons.items() if why)
+    if unable and (asked or not able):
+        there_are = ", ".join(known_backends())
+        raise ConfigError(f"{unable[0].why}; use another --backend than {backend!r} ({there_are})")
+    return able, unable
 
 
 def _prepare(folder: Path) -> Path:
@@ -110,7 +137,7 @@ def _report(
     console: Console,
     finished: Sequence[tuple[Run, Json]],
     comparison: Json,
-    left_out: Sequence[Claim],
+    left_out: Sequence[LeftOut],
     folder: Path,
 ) -> None:
     for one, _ in finished:

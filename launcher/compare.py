@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from launcher.collect import Json, row_of
-from launcher.scenario import Claim, Scenario, metric_of
+from launcher.scenario import Claim, LeftOut, Scenario, metric_of
 from p2ptrain.ids import Seconds
 
 _COMPARED = (
@@ -108,12 +108,11 @@ def _ratios(row: Json, first: Json) -> Json:
     return ratios
 
 
-def print_comparison(console: Console, comparison: Json, left_out: Sequence[Claim]) -> None:
+def print_comparison(console: Console, comparison: Json, left_out: Sequence[LeftOut]) -> None:
     """Show the rows, then each claim with published beside measured, then what was left out."""
     console.print(Group(_rows_table(comparison["rows"]), *_claims_parts(comparison["claims"])))
-    for claim in left_out:
-        names = " and ".join(claim.algorithms)
-        console.print(Text(f"left out, since not all of {names} ran: {claim.text}", style="dim"))
+    for one in left_out:
+        console.print(Text(f"left out, since {one.why}: {one.what}", style="dim"))
 
 
 def _rows_table(rows: Sequence[Json]) -> Table:

@@ -137,13 +137,15 @@ class ConsensusCurve:
         """When the target was first reached, after the first step; None if it was not."""
         return next((p.wall_s for p in self.points if self._target.is_reached(p)), None)
 
-    def advance(self, most: int = 1) -> None:
-        """Evaluate up to `most` settled moments: few, since the peers want the processor."""
-        for _ in range(most):
+    def advance(self, most: int | None = 1) -> None:
+        """Evaluate up to `most` settled moments, or all there are."""
+        taken = 0
+        while most is None or taken < most:
             moment = self._next_moment()
             if moment is None or not self._is_settled(moment):
                 return
             self._take_point(moment)
+            taken += 1
 
     def finish(self) -> None:
         """Evaluate what is left, then the last models of all peers that were not lost."""

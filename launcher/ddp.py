@@ -392,7 +392,6 @@ def _snapshots(writer: SnapshotWriter, period_s: Seconds) -> Iterator[None]:
         done.set()
         thread.join()
         asyncio.run(writer.write())
-        writer.close()
 
 
 async def _done(value: T) -> T:

@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from launcher.backends.base import PeerStatus
+from launcher.plot import shown_ranks
 from launcher.records import PeerHistory
 from launcher.run import Display, Run
 from p2ptrain.ids import Seconds
@@ -25,6 +26,9 @@ from p2ptrain.ids import Seconds
 RECENT_S: Seconds = 5.0
 LINE_EVERY_S: Seconds = 5.0
 TABLE_EVERY_S: Seconds = 0.5
+
+MOST_PEERS = 24
+"""More lines than this do not fit on a screen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +91,16 @@ def headline(run: Run) -> str:
     samples = f"{run.samples:,}"
     if run.scenario.stop.samples is not None:
         samples += f" of {run.scenario.stop.samples:,}"
-    parts = [run.algorithm, f"{run.wall_s:.1f} s", f"{samples} samples"]
+    parts = [run.algorithm, _time(run), f"{samples} samples"]
     if run.wall_s:
         parts.append(f"{run.samples / run.wall_s:,.0f} samples/s")
     return "  ".join([*parts, *_consensus_parts(run)])
+
+
+def _time(run: Run) -> str:
+    if run.speed is None:
+        return f"{run.wall_s:.1f} s"
+    return f"{run.wall_s:.1f} s of virtual time ({run.speed:.3g} times real time)"
 
 
 def _consensus_parts(run: Run) -> list[str]:
@@ -114,11 +124,11 @@ class PlainDisplay:
 
     def show(self, run: Run) -> None:
         """Print a line if it is time for one, or if the run has just ended."""
-        is_over = run.curve.final_model is not None
-        if self._pace.is_due(run) or is_over:
-            views = _views(run)
-            peers = "  ".join(_in_a_word(view) for view in views)
-            self._console.print(Text(f"{headline(run)}  |  {peers}"), soft_wrap=True)
+        if self._pace.is_due(run) or run.is_over:
+            peers = "  ".join(_in_a_word(view) for view in _views(run))
+            rest = _not_shown(run)
+            line = f"{headline(run)}  |  {peers}{f'  {rest}' if rest else ''}"
+            self._console.print(Text(line), soft_wrap=True)
 
 
 def _in_a_word(view: PeerView) -> str:
@@ -135,7 +145,7 @@ class LiveDisplay:
 
     def show(self, run: Run) -> None:
         """Redraw if it is time to."""
-        if self._pace.is_due(run) or run.curve.final_model is not None:
+        if self._pace.is_due(run) or run.is_over:
             self._live.update(render(run), refresh=True)
 
 
@@ -151,7 +161,8 @@ def render(run: Run) -> RenderableType:
         table.add_row(*_cells(view))
     bar = ProgressBar(total=1.0, completed=progress_of(run), width=60)
     # Bare, a progress bar does not end its line.
-    return Group(Text(headline(run), style="bold"), Padding(bar, (0, 0, 1, 0)), table)
+    head, rest = Text(headline(run), style="bold"), Text(_not_shown(run), style="dim")
+    return Group(head, Padding(bar, (0, 0, 1, 0)), table, rest)
 
 
 def _cells(view: PeerView) -> Sequence[str]:
@@ -164,7 +175,14 @@ def _cells(view: PeerView) -> Sequence[str]:
 
 
 def _views(run: Run) -> list[PeerView]:
-    return [view_of(h, s) for h, s in zip(run.histories, run.statuses, strict=True)]
+    """Of as many peers as fit; the slow and the lost are among them."""
+    ranks = shown_ranks(run.scenario, MOST_PEERS, [history.lost for history in run.histories])
+    return [view_of(run.histories[rank], run.statuses[rank]) for rank in ranks]
+
+
+def _not_shown(run: Run) -> str:
+    left_out = len(run.histories) - MOST_PEERS
+    return f"and {left_out:,} peers more" if left_out > 0 else ""
 
 
 @contextmanager

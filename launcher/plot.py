@@ -35,6 +35,9 @@ MOST_PEERS = 12
 
 _STEPS_SHOWN = 12
 
+_SAMPLED = 100
+"""Points of a line that counts samples."""
+
 Bars = list[tuple[Seconds, Seconds]]
 """Where bars start, and how long they are."""
 
@@ -60,6 +63,9 @@ def plot_comparison(path: Path, scenario: Scenario, runs: Sequence[Run]) -> None
 
 def _draw_curves(axes: Axes, scenario: Scenario, runs: Sequence[Run]) -> None:
     _clean(axes)
+    if not scenario.gradients:
+        _draw_samples(axes, runs)
+        return
     has_accuracy = all(p.accuracy is not None for run in runs for p in run.curve.points)
     for run, (colour, dash) in zip(runs, _line_styles(len(runs)), strict=True):
         times = [point.wall_s for point in run.curve.points]
@@ -75,6 +81,22 @@ def _draw_curves(axes: Axes, scenario: Scenario, runs: Sequence[Run]) -> None:
     axes.set_ylabel(f"held-out {'accuracy' if has_accuracy else 'loss'}", color=INK)
     axes.set_xlim(left=0)
     axes.legend(frameon=False, loc="lower right" if has_accuracy else "upper right")
+
+
+def _draw_samples(axes: Axes, runs: Sequence[Run]) -> None:
+    """Where nothing was trained, how far each swarm came is all there is to see."""
+    for run, (colour, dash) in zip(runs, _line_styles(len(runs)), strict=True):
+        start = run.curve.started_at or 0.0
+        times = [run.wall_s * index / _SAMPLED for index in range(_SAMPLED + 1)]
+        values = [sum(h.samples_until(start + time) for h in run.histories) for time in times]
+        axes.plot(times, values, dash, color=colour, linewidth=2.2, label=run.algorithm)
+    title = "Samples of the whole swarm; steps were only priced, nothing was trained"
+    axes.set_title(title, loc="left", fontsize=11, color=INK)
+    axes.set_xlabel("seconds since the first step", color=INK)
+    axes.set_ylabel("samples", color=INK)
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
+    axes.legend(frameon=False, loc="lower right")
 
 
 def _mark_target(axes: Axes, run: Run, colour: str, has_accuracy: bool) -> None:

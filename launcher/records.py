@@ -40,7 +40,9 @@ class Step:
     at: Seconds
     number: int
     samples: int
-    loss: float
+    loss: float | None
+    """None if nothing was trained."""
+
     compute_s: Seconds
     wait_s: Seconds
 
@@ -227,7 +229,7 @@ class PeerHistory:
             at=at,
             number=record["step"],
             samples=record["samples"],
-            loss=float(record["loss"]),
+            loss=None if record["loss"] is None else float(record["loss"]),
             compute_s=record["compute_s"],
             wait_s=record["wait_s"],
         )

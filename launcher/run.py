@@ -1,8 +1,9 @@
 """One algorithm's run, from the first process to the last record; and a scenario, which is several.
 
 The loop is short and always the same: ask the fleet how its peers are, read what they wrote,
-evaluate a moment of the consensus curve, show it, sleep. It ends when no peer runs any more, and it
-cannot last for ever:
+evaluate a moment of the consensus curve, show it, let time pass: real time, or that of a simulated
+world, which stands still while it is looked at. It ends when no peer runs any more, and it cannot
+last for ever (on the peers' clock):
 
 * a run has `limit_s` plus the seconds it was given to train; when nobody has ended by then it is an
   error, which names the peers and where they were;
@@ -32,8 +33,6 @@ LATE_S: Seconds = 30.0
 GRACE_S: Seconds = 8.0
 """How long a peer that is told to leave may take: one slow step, and its farewell."""
 
-POLL_S: Seconds = 0.1
-
 
 class Run:
     """One algorithm of a scenario.
@@ -53,9 +52,12 @@ class Run:
             self.histories, evaluator, scenario.snapshot_every_s, scenario.target
         )
         self.notes: list[str] = []
+        self.is_over = False
+        self.speed: float | None = None
+        """Seconds that pass for the peers in one of ours; None where they share our time."""
+        self._facts: Json = {}
         self._folder = folder
         self._evaluator = evaluator
-        self._deadline = Deadline(scenario)
 
     @property
     def samples(self) -> int:
@@ -74,19 +76,23 @@ class Run:
             LaunchError: if a peer refuses, nobody ends in time, or all are lost.
         """
         clear_results(self._folder)
-        fleet = backend.start(self.scenario.configs(self.algorithm, self._folder))
+        fleet = backend.start(self.scenario, self.scenario.configs(self.algorithm, self._folder))
+        self._deadline = Deadline(self.scenario, fleet.now)
         try:
             self._follow(fleet, watch)
         finally:
             fleet.stop(GRACE_S)
         self._look(fleet)
         self._check_somebody_ended()
+        self._facts = fleet.facts()
         self.curve.finish()
+        self.is_over = True
         watch(self)
 
     def save(self, backend: str) -> Json:
         """Write ``summary.json``, ``curve.json`` and the consensus model; return the summary."""
         summary = summarise(self.algorithm, backend, self.histories, self.statuses, self.curve)
+        summary |= self._facts
         write_json(self._folder / "summary.json", summary)
         write_curve(self._folder / "curve.json", self.curve)
         if self.curve.final_model is not None:
@@ -94,13 +100,18 @@ class Run:
         return summary
 
     def _follow(self, fleet: Fleet, watch: Callable[["Run"], None]) -> None:
+        started = time.monotonic()
         while True:
             self._look(fleet)
-            self.curve.advance()
+            if self.scenario.gradients:
+                # Peers in real time want the processor for themselves.
+                self.curve.advance(None if fleet.is_virtual else 1)
+            if fleet.is_virtual:
+                self.speed = fleet.now() / max(time.monotonic() - started, 1e-9)
             watch(self)
-            if self._is_over():
+            if self._must_end():
                 return
-            time.sleep(POLL_S)
+            fleet.let_pass()
 
     def _look(self, fleet: Fleet) -> None:
         """Ask first, read second: what an ended peer wrote last is then there to be read."""
@@ -122,7 +133,7 @@ class Run:
         if history.lost:
             self.notes.append(f"{status.name} was lost: it {status.why}")
 
-    def _is_over(self) -> bool:
+    def _must_end(self) -> bool:
         running = [status.name for status in self.statuses if status.state == "running"]
         if not running:
             return True
@@ -154,7 +165,7 @@ class Run:
 class Deadline:
     """When a run is over whatever its peers say."""
 
-    def __init__(self, scenario: Scenario, clock: Callable[[], Seconds] = time.monotonic) -> None:
+    def __init__(self, scenario: Scenario, clock: Callable[[], Seconds]) -> None:
         self.limit_s = scenario.limit_s + (scenario.stop.seconds or 0.0)
         self._clock = clock
         self._at = clock() + self.limit_s

@@ -12,6 +12,7 @@ to come of it. It is a TOML file (`launcher/scenarios` holds those that come wit
     [task_options]                            # what the task calls its options
     [training]                                # p2ptrain.compute.training.TrainingConfig
     [pace]                                    # p2ptrain.compute.pace.Pace
+    [link]                                    # what lies between peers; only where it is simulated
     [stop]                                    # samples of the whole swarm, or seconds
     [target]                                  # what the consensus model is to reach
     [options.ad_psgd]                         # what the algorithm calls its options
@@ -28,6 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from launcher.conditions import LinkConfig
 from launcher.consensus import Target
 from launcher.outsiders import check_algorithm
 from p2ptrain.compute.pace import Pace
@@ -98,6 +100,13 @@ class Scenario:
     pace: Pace = field(default_factory=Pace)
     stop: StopConfig = field(default_factory=StopConfig)
     target: Target = field(default_factory=Target)
+    link: LinkConfig | None = None
+    """None: whatever there is; in a simulation, what `LinkConfig` has by default."""
+
+    gradients: bool = True
+    """Off: steps are only priced, nothing is trained, and thousands of peers fit into a
+    simulation."""
+
     claims: tuple[Claim, ...] = ()
 
     snapshot_every_s: Seconds = 0.5
@@ -202,29 +211,48 @@ def bundled_scenarios() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in BUNDLED.glob("*.toml")))
 
 
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """Something of a scenario that a run of it does without, and why."""
+
+    what: str
+    why: str
+
+
 def with_changes(
     scenario: Scenario,
     *,
     algorithms: Sequence[str] = (),
     peers: int | None = None,
     seed: int | None = None,
-) -> tuple[Scenario, tuple[Claim, ...]]:
+    gradients: bool = True,
+) -> tuple[Scenario, tuple[LeftOut, ...]]:
     """The scenario with what the command line changes, and the claims that can then not be checked.
 
     Raises:
         ConfigError: if the scenario does not work with these values.
     """
     chosen = tuple(algorithms) or scenario.algorithms
-    kept = tuple(claim for claim in scenario.claims if set(claim.algorithms) <= set(chosen))
+    trains = gradients and scenario.gradients
+    reasons = {claim: _why_not(claim, chosen, trains) for claim in scenario.claims}
     changed = dataclasses.replace(
         scenario,
         algorithms=chosen,
         options={name: value for name, value in scenario.options.items() if name in chosen},
-        claims=kept,
+        claims=tuple(claim for claim, why in reasons.items() if not why),
+        gradients=trains,
         peers=scenario.peers if peers is None else peers,
         seed=scenario.seed if seed is None else seed,
     )
-    return changed, tuple(claim for claim in scenario.claims if claim not in kept)
+    return changed, tuple(LeftOut(claim.text, why) for claim, why in reasons.items() if why)
+
+
+def _why_not(claim: Claim, algorithms: Sequence[str], trains: bool) -> str:
+    """Why a claim cannot be checked by a run of these algorithms, or nothing."""
+    if not set(claim.algorithms) <= set(algorithms):
+        return f"not all of {' and '.join(claim.algorithms)} ran"
+    about_a_model = claim.metric == "time_to_target_s" or claim.metric.startswith("final.")
+    return "" if trains or not about_a_model else "nothing was trained"
 
 
 def suggestion(wrong: str, known: Sequence[str]) -> str:

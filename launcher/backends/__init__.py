@@ -2,9 +2,10 @@
 
 from launcher.backends.base import Backend
 from launcher.backends.process import ProcessBackend
+from launcher.backends.sim import SimBackend
 from p2ptrain.errors import ConfigError
 
-_BACKENDS: dict[str, type[Backend]] = {"process": ProcessBackend}
+_BACKENDS: dict[str, type[Backend]] = {"process": ProcessBackend, "sim": SimBackend}
 
 
 def known_backends() -> tuple[str, ...]:

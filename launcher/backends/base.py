@@ -16,8 +16,9 @@ A peer is in one of four states, and never leaves the last three::
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
+from launcher.scenario import Scenario
 from p2ptrain.config import RunConfig
 from p2ptrain.errors import P2PTrainError
 from p2ptrain.ids import Seconds
@@ -41,6 +42,19 @@ class PeerStatus:
 class Fleet(Protocol):
     """The peers of one run."""
 
+    @property
+    def is_virtual(self) -> bool:
+        """True if time passes for them only inside `let_pass`, and then as fast as it can."""
+        ...
+
+    def now(self) -> Seconds:
+        """The clock by which they live, and by which their deadlines are meant."""
+        ...
+
+    def let_pass(self) -> None:
+        """Let a moment of their time pass."""
+        ...
+
     def poll(self) -> Sequence[PeerStatus]:
         """Say how every peer is, in the order in which they were given. Never waits."""
         ...
@@ -48,16 +62,32 @@ class Fleet(Protocol):
     def stop(self, grace_s: Seconds) -> None:
         """Ask whoever still runs to leave.
 
-        After `grace_s` leave nothing behind. May be called again.
+        After `grace_s` of their time leave nothing behind. May be called again.
         """
+        ...
+
+    def facts(self) -> dict[str, Any]:  # Any: JSON
+        """What the summary is to say of this run beyond what all backends can say."""
         ...
 
 
 class Backend(Protocol):
     """A place where peers can run."""
 
-    def start(self, configs: Sequence[RunConfig]) -> Fleet:
-        """Start one peer per configuration, all of one swarm.
+    def refusal(self, algorithm: str) -> str:
+        """Why it has no peers of `algorithm`, as the end of a sentence; nothing if it has."""
+        ...
+
+    def check(self, scenario: Scenario) -> None:
+        """Refuse a scenario that cannot be carried out here as it is written.
+
+        Raises:
+            ConfigError: naming what cannot be done, and where it can.
+        """
+        ...
+
+    def start(self, scenario: Scenario, configs: Sequence[RunConfig]) -> Fleet:
+        """Start one peer per configuration of `scenario`, all of one swarm.
 
         The backend fills in the addresses (`listen`, `advertise`, `join`), which only it can know.
 

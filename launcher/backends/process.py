@@ -24,11 +24,14 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from launcher.backends import guard
 from launcher.backends.base import Fleet, LaunchError, PeerStatus
 from launcher.outsiders import OUTSIDERS
+from launcher.scenario import Scenario
 from p2ptrain.config import RunConfig, to_toml
+from p2ptrain.errors import ConfigError
 from p2ptrain.ids import Seconds
 
 PEER_COMMAND = (sys.executable, "-m", "p2ptrain", "peer", "--config")
@@ -40,6 +43,9 @@ USER_MISTAKE = 2
 _ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _POLL_S = 0.02
 
+LOOK_S: Seconds = 0.1
+"""Between two looks at what peers have written."""
+
 
 class ProcessBackend:
     """Starts peers with `command`, followed by the path of a peer's configuration.
@@ -50,7 +56,24 @@ class ProcessBackend:
     def __init__(self, command: Sequence[str] = PEER_COMMAND) -> None:
         self._command = tuple(command)
 
-    def start(self, configs: Sequence[RunConfig]) -> Fleet:
+    def refusal(self, algorithm: str) -> str:
+        """Every algorithm has processes."""
+        return ""
+
+    def check(self, scenario: Scenario) -> None:
+        """Refuse what only a simulation can do; see `launcher.backends.base.Backend`."""
+        if scenario.link is not None:
+            raise ConfigError(
+                f"{scenario.name} has a [link], but processes of one machine have the link they "
+                "have; leave it out, or use --backend sim"
+            )
+        if not scenario.gradients:
+            raise ConfigError(
+                f"{scenario.name} is to run without gradients, but processes compute what they "
+                "train on; use --backend sim"
+            )
+
+    def start(self, scenario: Scenario, configs: Sequence[RunConfig]) -> Fleet:
         """Start one process per configuration; see `launcher.backends.base.Backend`."""
         fleet = ProcessFleet()
         try:
@@ -94,6 +117,23 @@ class ProcessFleet:
     def pids(self) -> Sequence[int]:
         """The process ids of the peers, in order; a scenario's faults are aimed at them."""
         return [peer.process.pid for peer in self._peers]
+
+    @property
+    def is_virtual(self) -> bool:
+        """Processes live in real time."""
+        return False
+
+    def now(self) -> Seconds:
+        """A monotonic clock of this machine."""
+        return time.monotonic()
+
+    def let_pass(self) -> None:
+        """Leave the processor to the peers for a moment."""
+        time.sleep(LOOK_S)
+
+    def facts(self) -> dict[str, Any]:  # Any: JSON
+        """Nothing beyond what all backends say."""
+        return {}
 
     def poll(self) -> Sequence[PeerStatus]:
         """Say how every peer is."""

@@ -22,7 +22,7 @@ from launcher.collect import Json, finite
 from launcher.plot import shown_ranks
 from launcher.report import series, timeline, words
 from launcher.run import Run
-from launcher.scenario import Claim, Scenario
+from launcher.scenario import LeftOut, Scenario
 from p2ptrain.config import to_toml
 
 BARS = 150_000
@@ -43,7 +43,7 @@ def write_report(
     finished: Sequence[tuple[Run, Json]],
     comparison: Json,
     machine: Json,
-    left_out: Sequence[Claim] = (),
+    left_out: Sequence[LeftOut] = (),
 ) -> None:
     """Write the report of finished runs, with the summary of each, to `path`."""
     path.write_text(render(scenario, finished, comparison, machine, left_out), encoding="utf-8")
@@ -54,7 +54,7 @@ def render(
     finished: Sequence[tuple[Run, Json]],
     comparison: Json,
     machine: Json,
-    left_out: Sequence[Claim] = (),
+    left_out: Sequence[LeftOut] = (),
 ) -> str:
     """The report as text; `machine` says where and when it was measured (`describe_machine`)."""
     runs = [run for run, _ in finished]
@@ -76,7 +76,7 @@ def render(
         tiles=words.tiles(comparison),
         rows=comparison["rows"],
         claims=[words.claim(claim) for claim in comparison["claims"]],
-        left_out=[claim.text for claim in left_out],
+        left_out=left_out,
         has_accuracy=any(points["accuracy"] for points in (one["curve"] for one in algorithms)),
         has_disagreement=any(one["disagreement"]["at"] for one in algorithms),
         has_target=scenario.target.accuracy is not None or scenario.target.loss is not None,
@@ -86,7 +86,8 @@ def render(
         events=[words.events(run) for run in runs],
         tables=[_listed(run, summary) for run, summary in finished],
         toml=to_toml(scenario).strip(),
-        command=words.command(scenario),
+        command=words.command(scenario, finished[0][1]["backend"]),
+        simulated=words.simulated([summary for _, summary in finished]),
         machine=machine,
         notes=words.thinned(scenario, algorithms, LISTED, series.POINTS),
         css=(_HERE / "report.css").read_text(encoding="utf-8"),

@@ -26,6 +26,7 @@ def lede(scenario: Scenario, runs: Sequence[Run], comparison: Json) -> list[str]
     if any(run.curve.time_to_target_s for run in runs[1:]) and runs[0].curve.time_to_target_s:
         said.append(curves_title(scenario, runs) + ".")
     said += [_speed(comparison["rows"]), _waiting(runs), _claims(comparison["claims"])]
+    said.append("" if scenario.gradients else "Steps were only priced: nothing was trained.")
     return [sentence for sentence in said if sentence]
 
 
@@ -211,9 +212,29 @@ def peer(scenario: Scenario, rank: int, totals: Json) -> Json:
     }
 
 
-def command(scenario: Scenario) -> str:
+def command(scenario: Scenario, backend: str) -> str:
     """What runs it again, from the scenario beside the report."""
-    return f"p2plab run scenario.toml --algorithms {','.join(scenario.algorithms)}"
+    names = ",".join(scenario.algorithms)
+    return f"p2plab run scenario.toml --backend {backend} --algorithms {names}"
+
+
+def simulated(summaries: Sequence[Json]) -> str:
+    """What to think of figures from a virtual world; nothing where they were measured."""
+    traces = [
+        f"{one['algorithm']} {one['trace_hash'][:16]}" for one in summaries if is_virtual(one)
+    ]
+    if not traces:
+        return ""
+    return (
+        "Simulated: peers in virtual time ran the protocol, the driver and the algorithms that run "
+        "for real; a step lasts as long as [pace] says, and what is sent as long as [link] says. "
+        f"Seed {summaries[0]['seed']} gives these traces again: {', '.join(traces)}."
+    )
+
+
+def is_virtual(summary: Json) -> bool:
+    """True if a simulation yielded this summary."""
+    return "trace_hash" in summary
 
 
 def thinned(scenario: Scenario, drawn: Sequence[Json], listed: int, points: int) -> list[str]:

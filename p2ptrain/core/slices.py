@@ -29,15 +29,16 @@ class Span:
         return self.stop - self.start
 
 
-SWAP_EXTRA = 1 << 17
-"""A group swaps if that moves at most so many numbers more per member. Larger: bytes that a slow
+SWAP_SLICES = 2
+"""A group swaps if that moves at most so many slices more per member. Larger: bytes that a slow
 link feels; smaller: more messages, each of which costs what ten thousands of numbers do."""
 
 
-def is_swapped(vector_size: int, member_count: int) -> bool:
+def is_swapped(vector_size: int, member_count: int, slice_size: int) -> bool:
     """True if members swap whole vectors; the same at all of them, since it follows from sizes."""
     least = 2 * vector_size * (member_count - 1) // member_count
-    return vector_size > 0 and vector_size * (member_count - 1) - least <= SWAP_EXTRA
+    extra = vector_size * (member_count - 1) - least
+    return vector_size > 0 and extra <= SWAP_SLICES * slice_size
 
 
 def share(vector_size: int, member_count: int, index: int) -> Span:

@@ -121,7 +121,7 @@ class Exchange:
         self.square_sum = 0.0
         """Of the result's numbers: with `delta`, how far this member was from the mean, squared."""
         loop = asyncio.get_running_loop()
-        self._swaps = is_swapped(len(vector_V), len(members))
+        self._swaps = is_swapped(len(vector_V), len(members), slice_size)
         self._mine = slices(self._share(me), slice_size)
         self._parts: list[dict[PeerId, Vector]] = [{} for _ in self._mine]
         self._reduced = [loop.create_future() for _ in self._mine]

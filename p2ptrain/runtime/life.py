@@ -208,7 +208,6 @@ class Life:
             self._writing.cancel()
             await asyncio.gather(self._writing, return_exceptions=True)
             await self._snapshots.write()
-            self._snapshots.close()
 
     async def abandon(self) -> None:
         """Joining failed: close whatever was opened."""

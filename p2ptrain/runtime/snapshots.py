@@ -12,15 +12,21 @@ from p2ptrain.runtime.metrics import Metrics
 
 
 class SnapshotWriter:
-    """Appends the model as one row of little-endian float32 (M numbers), now and every so often."""
+    """Appends the model as one row of little-endian float32 (M numbers), now and every so often.
+
+    Rows that are there already stay, as records do: a peer that starts again goes on behind them.
+    The file is open while a row is written and no longer: a simulated world has more peers than a
+    process may have files open.
+    """
 
     def __init__(self, path: Path, replica: Replica, metrics: Metrics, offload: Offload) -> None:
         self._replica = replica
         self._metrics = metrics
         self._offload = offload
-        self._row = 0
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("wb", buffering=0)
+        self._path = path
+        size = 4 * replica.model_size
+        self._row = path.stat().st_size // size if path.exists() else 0
 
     async def repeat(self, period_s: Seconds) -> None:
         """Write a row every `period_s`, for ever."""
@@ -34,11 +40,10 @@ class SnapshotWriter:
         self._metrics.record("snapshot", row=self._row, step=step)
         self._row += 1
 
-    def close(self) -> None:
-        self._file.close()
-
     def _write_row(self) -> int:
         row_M = np.empty(self._replica.model_size, np.float32)
         step = self._replica.snapshot(row_M)
-        self._file.write(row_M.astype("<f4", copy=False).data)
+        with self._path.open("r+b" if self._path.exists() else "wb", buffering=0) as file:
+            file.seek(self._row * row_M.nbytes)  # over a row of which a killed peer wrote a part
+            file.write(row_M.astype("<f4", copy=False).data)
         return step

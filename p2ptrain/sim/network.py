@@ -84,6 +84,8 @@ class SimNetwork:
     def __init__(self, seed: int, link: Link | None = None, trace: Trace | None = None) -> None:
         self.link = link or Link()
         """Every way's, unless it has one of its own."""
+        self.stands_for = 1
+        """Bytes on a link for which one byte of a slice stands; see `sim/compute.py`."""
         self.trace = trace or Trace()
         self._seed = seed
         self._context = copy_context()  # the world's: what lies between peers is in no process
@@ -292,8 +294,8 @@ class SimNetwork:
                 callee.serve_stream(there, data)
 
         here, there = (
-            SimStream(up, over),
-            SimStream(down, lambda stream, _: self._drop(target, stream)),
+            SimStream(up, over, self.stands_for),
+            SimStream(down, lambda stream, _: self._drop(target, stream), self.stands_for),
         )
         here.other, there.other = there, here
         caller.keep(here)

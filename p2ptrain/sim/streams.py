@@ -35,14 +35,21 @@ class SimStream:
     Args:
         carry: to the other side.
         when_over: called once, with a sentence if the stream has failed.
+        stands_for: bytes on the way for which one byte of a payload stands.
     """
 
-    def __init__(self, carry: Carry, when_over: "Callable[[SimStream, str], None]") -> None:
+    def __init__(
+        self,
+        carry: Carry,
+        when_over: "Callable[[SimStream, str], None]",
+        stands_for: int = 1,
+    ) -> None:
         self.other: SimStream
         self.serving: asyncio.Task[None] | None = None
         """What serves this stream, on the side that was called."""
         self._carry = carry
         self._when_over = when_over
+        self._stands_for = stands_for
         self._coming: deque[bytes] = deque()
         self._here = 0  # how many of them have arrived
         self._unread = 0  # slices of ours that the other side has not read
@@ -149,7 +156,8 @@ class SimStream:
         data = wire.encode_slice(content)
         self._unread += 1
         self.other._coming.append(data)
-        self._carry(len(data), self.other.arrive)
+        payload_bytes = content.payload.nbytes if content.payload is not None else 0
+        self._carry(len(data) + (self._stands_for - 1) * payload_bytes, self.other.arrive)
         if content.last:
             self._said_all = True
             self._maybe_over()

@@ -21,15 +21,16 @@ pytestmark = [pytest.mark.sockets, pytest.mark.slow, pytest.mark.timeout(400)]
 LAST_STEP_BEFORE_THE_KILL = 5
 
 
-class Killer:
+class Killer(ProcessBackend):
     """A backend that remembers its fleet, and kills one peer when a run has come far enough."""
 
     def __init__(self, victim: int | None) -> None:
+        super().__init__()
         self.victim = victim
         self.fleet: Fleet | None = None
 
-    def start(self, configs) -> Fleet:
-        self.fleet = ProcessBackend().start(configs)
+    def start(self, scenario, configs) -> Fleet:
+        self.fleet = super().start(scenario, configs)
         return self.fleet
 
     def watch(self, run: Run) -> None:

@@ -101,10 +101,23 @@ class FakeFleet:
     names: Sequence[str]
     acts: list[Callable[[dict[str, PeerStatus]], None]]
     stops: int = 0
+    moments: float = 0.0
     states: dict[str, PeerStatus] = field(default_factory=dict)
 
     def __post_init__(self):
         self.states = {name: PeerStatus(name) for name in self.names}
+
+    is_virtual = False
+
+    def now(self) -> float:
+        return self.moments
+
+    def let_pass(self) -> None:
+        """Nothing happens but at a poll."""
+        self.moments += 0.1
+
+    def facts(self):
+        return {}
 
     def poll(self) -> list[PeerStatus]:
         if self.acts:
@@ -125,7 +138,13 @@ class FakeBackend:
     fleet: FakeFleet
     configs: Sequence[object] = ()
 
-    def start(self, configs):
+    def refusal(self, algorithm):
+        return ""
+
+    def check(self, scenario):
+        """Everything can be done here."""
+
+    def start(self, scenario, configs):
         self.configs = configs
         return self.fleet
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-import launcher.run
 from launcher import backends
+from launcher.backends import process
 from launcher.backends.process import ProcessBackend
 from launcher.cli import main
 from launcher.scenario import load_scenario
@@ -34,7 +34,7 @@ at_least = 3.0
 @pytest.fixture(autouse=True)
 def _own_signals(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(launcher.run, "POLL_S", 0.02)
+    monkeypatch.setattr(process, "LOOK_S", 0.02)
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     yield
     for number, handler in before.items():

@@ -2,6 +2,7 @@ import pytest
 from rich.console import Console
 
 from launcher.compare import check_claim, compare, do_all_hold, print_comparison
+from launcher.scenario import LeftOut
 from tests.launcher.fakes import claim, scenario
 
 
@@ -95,7 +96,7 @@ def test_the_table_shows_published_beside_measured_and_what_was_left_out():
     stated = claim(text="four times as fast", published=4.4, source="Luo et al.")
     summaries = [row("allreduce"), row("ad_psgd", samples_per_s=150.0)]
     comparison = compare(scenario(claims=(stated,)), summaries)
-    left_out = [claim(of="ripples", text="faster still")]
+    left_out = [LeftOut("faster still", "not all of ripples and allreduce ran")]
     console = Console(width=120)
     with console.capture() as capture:
         print_comparison(console, comparison, left_out)

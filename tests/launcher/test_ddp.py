@@ -44,8 +44,8 @@ def execute(folder: Path, watch=lambda run, fleet: None, **changes) -> Run:
 class KeepingBackend(ProcessBackend):
     """Remembers its fleet."""
 
-    def start(self, configs):
-        self.fleet = super().start(configs)
+    def start(self, scenario, configs):
+        self.fleet = super().start(scenario, configs)
         return self.fleet
 
 

@@ -15,6 +15,7 @@ from launcher.backends import known_backends, load_backend
 from launcher.backends.process import ProcessBackend, last_words, peer_environment
 from p2ptrain.config import RunConfig
 from p2ptrain.errors import ConfigError
+from tests.launcher.fakes import scenario
 
 pytestmark = pytest.mark.sockets
 
@@ -39,7 +40,7 @@ def start(tmp_path):
     fleets = []
 
     def start_fleet(*behaviours: str):
-        fleets.append(ProcessBackend(FAKE_PEER).start(configs(tmp_path, *behaviours)))
+        fleets.append(ProcessBackend(FAKE_PEER).start(scenario(), configs(tmp_path, *behaviours)))
         return fleets[-1]
 
     yield start_fleet
@@ -116,8 +117,9 @@ def test_a_launcher_that_is_killed_leaves_no_peer_behind(tmp_path):
         "import sys, time\n"
         "from pathlib import Path\n"
         "from launcher.backends.process import ProcessBackend\n"
-        "from tests.launcher.test_process import FAKE_PEER, configs\n"
-        "fleet = ProcessBackend(FAKE_PEER).start(configs(Path(sys.argv[1]), 'polite', 'sleep'))\n"
+        "from tests.launcher.test_process import FAKE_PEER, configs, scenario\n"
+        "peers = configs(Path(sys.argv[1]), 'polite', 'sleep')\n"
+        "fleet = ProcessBackend(FAKE_PEER).start(scenario(), peers)\n"
         "print(*fleet.pids(), flush=True)\n"
         "time.sleep(60)\n"
     )
@@ -136,7 +138,7 @@ def test_a_launcher_that_is_killed_leaves_no_peer_behind(tmp_path):
 def test_a_backend_that_cannot_start_its_peers_leaves_none(tmp_path):
     missing = ProcessBackend((str(tmp_path / "no-such-program"),))
     with pytest.raises(Exception, match="cannot start the peers"):
-        missing.start(configs(tmp_path, "train"))
+        missing.start(scenario(), configs(tmp_path, "train"))
 
 
 def test_the_first_peer_gets_a_port_and_the_others_join_there(start, tmp_path):
@@ -165,6 +167,6 @@ def test_the_last_words_are_the_last_error_whatever_was_printed_after_it(tmp_pat
 
 
 def test_an_unknown_backend_is_refused_with_those_there_are():
-    assert known_backends() == ("process",)
+    assert known_backends() == ("process", "sim")
     with pytest.raises(ConfigError, match="unknown backend 'dokcer'; there are: process"):
         load_backend("dokcer")

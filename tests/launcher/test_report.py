@@ -12,8 +12,8 @@ from launcher.machine import describe_machine
 from launcher.records import PeerHistory
 from launcher.report import render, series, timeline, words, write_report
 from launcher.run import Run
-from launcher.scenario import peer_names
-from tests.launcher.fakes import UNIX_S, FakeEvaluator, FakePeer, claim, scenario
+from launcher.scenario import LeftOut, peer_names
+from tests.launcher.fakes import UNIX_S, FakeEvaluator, FakePeer, scenario
 from tests.launcher.fleets import MACHINE, generate
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
@@ -182,7 +182,7 @@ def test_a_run_without_a_single_step_has_a_report(tmp_path):
         "ratio": {"samples_per_s": None, "time_to_target_s": None},
     }
     peers = [{"peer": h.name, "state": "ended", "why": "", **h.totals()} for h in run.histories]
-    summary = {**row, "peers": peers}
+    summary = {**row, "backend": "generated", "peers": peers}
     comparison = {"scenario": "test", "rows": [row], "claims": []}
     assert "p01" in Page(render(chosen, [(run, summary)], comparison, MACHINE)).text
 
@@ -215,9 +215,9 @@ def test_claims_show_published_beside_measured_and_say_which_do_not_hold(tmp_pat
 
 def test_claims_that_were_left_out_are_named(tmp_path):
     chosen, finished, comparison = generate(tmp_path, 2, seconds=4.0)
-    left_out = [claim(text="faster still", of="ripples")]
+    left_out = [LeftOut("faster still", "ripples did not run")]
     page = Page(render(chosen, finished, comparison, MACHINE, left_out))
-    assert "Left out, since not all of its algorithms ran: faster still" in page.text
+    assert "Left out, since ripples did not run: faster still" in page.text
 
 
 def test_arriving_and_parting_are_no_events_but_losing_a_peer_is_one_for_all_who_saw_it(tmp_path):

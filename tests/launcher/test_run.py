@@ -16,11 +16,6 @@ from tests.launcher.fakes import (
 )
 
 
-@pytest.fixture(autouse=True)
-def _no_naps(monkeypatch):
-    monkeypatch.setattr(launcher.run, "POLL_S", 0.0)
-
-
 @pytest.fixture
 def folder(tmp_path):
     return tmp_path / "ad_psgd"

@@ -3,7 +3,14 @@ from pathlib import Path
 import pytest
 
 from launcher.consensus import Target
-from launcher.scenario import Scenario, bundled_scenarios, load_scenario, peer_names, with_changes
+from launcher.scenario import (
+    LeftOut,
+    Scenario,
+    bundled_scenarios,
+    load_scenario,
+    peer_names,
+    with_changes,
+)
 from p2ptrain.compute.pace import Pace, Straggler
 from p2ptrain.config import StopConfig, from_mapping, load_toml, to_toml
 from p2ptrain.errors import ConfigError
@@ -137,7 +144,15 @@ def test_claims_on_algorithms_that_do_not_run_are_left_out():
     both = claim()
     changed, left_out = with_changes(scenario(claims=(alone, both)), algorithms=["allreduce"])
     assert changed.claims == (alone,)
-    assert left_out == (both,)
+    assert left_out == (LeftOut(both.text, "not all of ad_psgd and allreduce ran"),)
+
+
+def test_claims_about_a_model_are_left_out_when_nothing_is_trained():
+    speed, accuracy = claim(text="faster"), claim(text="better", metric="final.accuracy")
+    changed, left_out = with_changes(scenario(claims=(speed, accuracy)), gradients=False)
+    assert not changed.gradients
+    assert changed.claims == (speed,)
+    assert left_out == (LeftOut("better", "nothing was trained"),)
 
 
 def test_what_the_command_line_does_not_change_stays():

@@ -23,13 +23,13 @@ from p2ptrain.runtime.exchange import (
 )
 from p2ptrain.sim.network import SimNetwork
 
-WAYS = {"swap": slices_module.SWAP_EXTRA, "reduce-scatter": -1}
+WAYS = {"swap": 1 << 17, "reduce-scatter": -1}
 
 
 @pytest.fixture(params=WAYS, autouse=True)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Every test of this file runs in both ways: the vectors are short, so swapping is the rule."""
-    monkeypatch.setattr(slices_module, "SWAP_EXTRA", WAYS[request.param])
+    monkeypatch.setattr(slices_module, "SWAP_SLICES", WAYS[request.param])
     return request.param
 
 
@@ -156,7 +156,7 @@ async def test_each_number_is_moved_as_often_as_its_way_needs(members, way):
 
 
 async def test_a_vector_smaller_than_the_group_is_reduced_by_those_who_have_a_share(monkeypatch):
-    monkeypatch.setattr(slices_module, "SWAP_EXTRA", -1)
+    monkeypatch.setattr(slices_module, "SWAP_SLICES", -1)
     group = Group(vectors(3, 8))
     means = await group.run()
     assert len({mean_V.tobytes() for mean_V in means}) == 1
@@ -181,7 +181,7 @@ async def test_one_slice_or_many_give_the_same_mean():
 
 async def test_both_ways_give_the_same_bits(monkeypatch):
     swapped = await Group(vectors(1000, 3)).run()
-    monkeypatch.setattr(slices_module, "SWAP_EXTRA", -1)
+    monkeypatch.setattr(slices_module, "SWAP_SLICES", -1)
     assert (await Group(vectors(1000, 3)).run())[0].tobytes() == swapped[0].tobytes()
 
 

@@ -94,7 +94,6 @@ async def test_rows_are_complete_before_their_record_and_come_every_so_often(tmp
     writing.cancel()
     await asyncio.gather(writing, return_exceptions=True)
     await writer.write()
-    writer.close()
     records = metrics.of("snapshot")
     rows = np.frombuffer(path.read_bytes(), "<f4").reshape(-1, 4)
     assert [record["row"] for record in records] == list(range(len(rows)))
@@ -102,6 +101,19 @@ async def test_rows_are_complete_before_their_record_and_come_every_so_often(tmp
     assert [record["step"] for record in records] == [0, 1, 2, 3, 5]
     np.testing.assert_array_equal(rows[0], np.arange(4))
     np.testing.assert_array_equal(rows[-1], np.arange(4) + 100)  # pending included
+
+
+async def test_a_peer_that_starts_again_goes_on_behind_its_last_whole_row(tmp_path):
+    metrics = MemoryMetrics(asyncio.get_running_loop().time)
+    path = tmp_path / "p0.snapshots"
+    first = VectorReplica(np.arange(4, dtype=np.float32))
+    await SnapshotWriter(path, first, metrics, inline).write()
+    with path.open("ab") as file:
+        file.write(b"half a row")
+    await SnapshotWriter(path, VectorReplica(np.full(4, 7.0)), metrics, inline).write()
+    assert [record["row"] for record in metrics.of("snapshot")] == [0, 1]
+    rows = np.frombuffer(path.read_bytes(), "<f4").reshape(-1, 4)
+    np.testing.assert_array_equal(rows, [[0, 1, 2, 3], [7, 7, 7, 7]])
 
 
 # --- the trampoline -------------------------------------------------------------------------------

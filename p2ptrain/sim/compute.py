@@ -1,0 +1,66 @@
+"""Priced compute: what a step costs where nothing is computed.
+
+In a world computing takes no time on any clock, so a step lasts exactly as long as its price
+(`compute/pace.py`), and gradients of small models are computed inline: the world learns, and how
+long that takes can be read off its clock. Where only speed is asked for they need not be. Then a
+model is a short vector of zeros in which **one number stands for many**: slices are shorter by the
+same factor, the network counts their bytes as often, and so do the records. As many slices travel
+as for real, each of them as long on its link, and a thousand peers fit into one process.
+
+What such a world cannot say it does not: there is no loss, no model to evaluate, no disagreement.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from p2ptrain.runtime.exchange import ExchangeConfig
+from p2ptrain.runtime.metrics import Metrics
+from p2ptrain.sim.replica import VectorReplica
+
+STANDS_FOR = 128
+"""Numbers of a model for which one travels. Larger: a model of thousands becomes too coarse;
+smaller: memory, and time to copy it."""
+
+
+class PricedWork:
+    """Computes nothing; implements `Work`. Every step is of so many `samples`."""
+
+    def __init__(self, samples: int) -> None:
+        self._samples = samples
+
+    def compute(self, step: int) -> tuple[int, float | None]:
+        return self._samples, None
+
+    def prepare(self, progress: int) -> None:
+        """There is nothing to prepare."""
+
+
+def priced_replica(model_size: int) -> VectorReplica:
+    """A model of `model_size` numbers, of which one in `STANDS_FOR` exists."""
+    return VectorReplica(np.zeros(-(-model_size // STANDS_FOR), np.float32))
+
+
+def priced_exchange(config: ExchangeConfig) -> ExchangeConfig:
+    """The exchange that cuts such a model into as many slices as the real one."""
+    return replace(config, slice_kib=max(1, config.slice_kib // STANDS_FOR))
+
+
+class PricedMetrics:
+    """Implements `Metrics`: passes records on as if all numbers had travelled."""
+
+    def __init__(self, sink: Metrics, model_size: int) -> None:
+        self._sink = sink
+        self._model_size = model_size
+
+    def record(self, kind: str, **fields: Any) -> None:  # Any: whatever JSON can hold
+        """Count bytes in full; say nothing of models that do not exist."""
+        for name in ("sent_bytes", "received_bytes"):
+            if name in fields:
+                fields[name] *= STANDS_FOR
+        if "disagreement_l2" in fields:
+            fields["disagreement_l2"] = None
+        if "model_size" in fields:
+            fields["model_size"] = self._model_size
+        self._sink.record(kind, **fields)

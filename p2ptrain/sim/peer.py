@@ -1,0 +1,164 @@
+"""A configured peer in a world: what `Peer` and ``p2ptrain peer`` are for real.
+
+Its life (`runtime/life.py`) and its loop (`compute/steps.py`) are those of a real peer. Trainer and
+protocol share one event loop, so nothing is carried from one to the other, and copies are made
+inline.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from p2ptrain.averaging.base import load_algorithm
+from p2ptrain.compute.pace import Pace
+from p2ptrain.compute.replica import Replica
+from p2ptrain.compute.steps import Work, take_steps
+from p2ptrain.errors import P2PTrainError
+from p2ptrain.ids import Address, PeerId
+from p2ptrain.net.transport import Transport
+from p2ptrain.runtime.driver import Driver
+from p2ptrain.runtime.life import Life, Surroundings
+from p2ptrain.runtime.metrics import Metrics
+from p2ptrain.runtime.settings import PeerConfig
+from p2ptrain.sim.loop import virtual_loop
+from p2ptrain.sim.process import Process
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Trainee:
+    """A model, what a step computes on it, and how it is updated from that."""
+
+    replica: Replica
+    work: Work
+    update: Callable[[], None]
+
+
+class LivingPeer:
+    """One peer of a simulated fleet.
+
+    Args:
+        config: as a real peer's; its name is not empty.
+        trainee: what it trains.
+        pace: what a step costs.
+        rank: its place in the pace.
+        metrics: takes the records.
+        incarnation: larger than that of any earlier life under this name.
+        snapshots: whether rows of the model are written to `config.out`.
+    """
+
+    def __init__(
+        self,
+        config: PeerConfig,
+        trainee: Trainee,
+        pace: Pace,
+        rank: int,
+        metrics: Metrics,
+        incarnation: int,
+        snapshots: bool,
+    ) -> None:
+        self.name = PeerId(config.name)
+        self.address = Address("")
+        self._config = config
+        self._rank = rank
+        self._trainee = trainee
+        self._pace = pace
+        self.process = Process(config.name)
+        self.trainer: asyncio.Task[None] | None = None
+        """What it does all its life."""
+        self._clock = virtual_loop().clock_of(self.process)
+        self._life = Life(
+            self.name,
+            config,
+            load_algorithm(config.algorithm, config.algorithm_options),
+            trainee.replica,
+            metrics,
+            Surroundings(
+                clock=self._clock,
+                unix_clock=self._clock,
+                incarnation=incarnation,
+                cross=SameLoop(),
+                offload=inline,
+            ),
+            device="simulated",
+            snapshots=snapshots,
+        )
+
+    @property
+    def driver(self) -> Driver:
+        return self._life.driver
+
+    @property
+    def should_stop(self) -> bool:
+        return self._life.should_stop
+
+    @property
+    def progress(self) -> int:
+        return self._life.progress
+
+    async def step(self, samples: int, loss: float | None) -> None:
+        """The boundary."""
+        await self._life.step(samples, loss, self._trainee.update)
+
+    def stop(self, why: str) -> None:
+        """Ask it to leave, as SIGTERM does."""
+        self.process.context().run(self._life.stop, why)
+
+    def start(self, transport: Transport) -> asyncio.Task[None]:
+        """Begin to live, in a process of its own."""
+        self.trainer = self.process.start(self._live(transport))
+        return self.trainer
+
+    async def _live(self, transport: Transport) -> None:
+        """Join, train, serve, leave.
+
+        Raises:
+            P2PTrainError: the sentence with which a real peer would end; it has left cleanly.
+        """
+        life, error = self._life, None
+        self.address = await life.listen(transport)
+        try:
+            await life.join()
+        except P2PTrainError:
+            await life.abandon()
+            raise
+        life.begin()
+        try:
+            await self._train()
+        except P2PTrainError as raised:
+            error = raised
+        life.end()
+        await life.depart(serve=not error and not life.driver.stopping and self._config.serve)
+        life.record_end(f"{type(error).__name__}: {error}" if error else life.why_stopped)
+        if error:
+            raise error
+
+    async def _train(self) -> None:
+        config = self._config
+        await take_steps(
+            self._trainee.work,
+            self,
+            self._pace,
+            rank=self._rank,
+            peers=config.peers,
+            seed=config.seed,
+            clock=self._clock,
+            sleep=asyncio.sleep,
+        )
+
+
+class SameLoop:
+    """Implements `Cross` where trainer and protocol share a loop: nothing is carried anywhere."""
+
+    def call(self, work: Coroutine[Any, Any, T]) -> Awaitable[T]:  # Any: asyncio's own types
+        return work
+
+    def post(self, function: Callable[[], None]) -> None:
+        function()
+
+
+async def inline(function: Callable[[], T], /) -> T:
+    """There are no threads here: compute runs inline."""
+    return function()

@@ -1,0 +1,286 @@
+"""The backend `sim`: scenarios in virtual time, by the command that people type.
+
+What runs inside a world is tested where it lives; here it is what comes out of one.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launcher.backends.sim import SLICE_S, SimFleet
+from launcher.cli import main
+from launcher.conditions import LinkConfig
+from launcher.run import Run
+from p2ptrain.compute.pace import Pace, Straggler
+from p2ptrain.compute.training import TrainingConfig
+from p2ptrain.config import StopConfig
+from p2ptrain.sim.compute import STANDS_FOR
+from tests.launcher.fakes import FakeEvaluator, scenario
+
+ROOT = Path(__file__).parents[2]
+
+SCENARIO = """
+name = "small"
+text = "Three peers, one of them three times slower"
+peers = 3
+seed = 5
+stop = { samples = 3_200 }
+training = { learning_rate = 0.1 }
+target = { accuracy = 0.5 }
+
+[pace]
+min_step_ms = 100
+
+[[pace.stragglers]]
+peers = [2]
+factor = 3
+
+[[claims]]
+text = "gossip is faster"
+metric = "samples_per_s"
+of = "ad_psgd"
+over = "allreduce"
+at_least = 2.0
+
+[[claims]]
+text = "and learns"
+metric = "final.accuracy"
+of = "ad_psgd"
+at_least = 0.5
+"""
+
+
+@pytest.fixture(autouse=True)
+def _own_signals(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def p2plab(monkeypatch, capfd):
+    """Type a command: (exit code, standard output, standard error)."""
+
+    def type_command(*arguments: str):
+        monkeypatch.setattr(sys, "argv", ["p2plab", *arguments])
+        with pytest.raises(SystemExit) as caught:
+            main()
+        out, err = capfd.readouterr()
+        return caught.value.code, out, err
+
+    return type_command
+
+
+@pytest.fixture
+def small(tmp_path):
+    path = tmp_path / "small.toml"
+    path.write_text(SCENARIO)
+    return path
+
+
+def priced(**changes):
+    """A scenario without gradients, which takes no time."""
+    defaults = {"gradients": False, "pace": Pace(min_step_ms=100), "algorithms": ("ad_psgd",)}
+    return scenario(**{**defaults, "peers": 3, "stop": StopConfig(seconds=2.0), **changes})
+
+
+def fleet_of(folder, chosen, algorithm="ad_psgd"):
+    folder.mkdir(exist_ok=True)
+    return SimFleet(chosen, chosen.configs(algorithm, folder))
+
+
+def lived(fleet, until_s=60.0):
+    """Let the world go on until all have ended."""
+    while any(status.state == "running" for status in fleet.poll()) and fleet.now() < until_s:
+        fleet.let_pass()
+    fleet.stop(0.0)
+    return fleet
+
+
+def records(folder, name, kind):
+    lines = (folder / f"{name}.jsonl").read_text().splitlines()
+    return [record for record in map(json.loads, lines) if record["kind"] == kind]
+
+
+# --- what a person gets ---------------------------------------------------------------------------
+
+
+def test_a_scenario_gives_the_same_files_in_virtual_time(p2plab, small, tmp_path):
+    code, out, err = p2plab("run", str(small), "--backend", "sim", "--check")
+    assert (code, err) == (0, "")
+    folder = tmp_path / "runs" / "small"
+    for name in ("comparison.json", "comparison.png", "report.html", "scenario.toml"):
+        assert (folder / name).stat().st_size
+    summary = json.loads((folder / "ad_psgd" / "summary.json").read_text())
+    assert (summary["backend"], summary["seed"]) == ("sim", 5)
+    assert len(summary["trace_hash"]) == 64
+    assert summary["wall_s"] == pytest.approx(4.4, abs=0.2), "3,200 samples at 7 x 32 in 300 ms"
+    assert 0 < summary["time_to_target_s"] <= summary["wall_s"]
+    assert (folder / "ad_psgd" / "consensus.safetensors").exists()
+    assert len(records(folder / "ad_psgd", "p00", "step")) == summary["peers"][0]["steps"]
+    assert "of virtual time (" in out
+    report = (folder / "report.html").read_text()
+    assert "3 simulated peers" in report
+    assert summary["trace_hash"][:16] in report
+    assert "--backend sim" in report
+
+
+def test_without_gradients_only_speed_is_told(p2plab, small, tmp_path):
+    code, out, _ = p2plab("run", str(small), "--backend", "sim", "--no-gradients", "--check")
+    assert code == 0
+    assert "left out, since nothing was trained: and learns" in out
+    folder = tmp_path / "runs" / "small"
+    summary = json.loads((folder / "ad_psgd" / "summary.json").read_text())
+    assert summary["final"] == {"loss": None, "accuracy": None, "consensus_distance": None}
+    assert summary["time_to_target_s"] is None
+    assert summary["samples_per_s"] > 0
+    assert not (folder / "ad_psgd" / "consensus.safetensors").exists()
+    report = (folder / "report.html").read_text()
+    assert "nothing was trained" in report
+    assert 'data-chart="loss-time"' not in report
+    assert 'data-chart="throughput"' in report
+    assert (folder / "comparison.png").stat().st_size
+
+
+def test_one_seed_gives_one_trace_whatever_the_hash_seed(small, tmp_path):
+    def simulate(hash_seed: str):
+        out = tmp_path / f"out{hash_seed}"
+        command = (sys.executable, "-m", "launcher", "run", str(small), "--backend", "sim")
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        subprocess.run(
+            [*command, "--out", str(out)],
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            check=True,
+        )
+        return [(out / name / "summary.json").read_text() for name in ("allreduce", "ad_psgd")]
+
+    first = simulate("0")
+    assert "trace_hash" in first[0]
+    assert simulate("1") == first, "not only the trace: every figure"
+    assert simulate("2") == first
+
+
+def test_another_seed_gives_another_trace(tmp_path):
+    traces = [lived(fleet_of(tmp_path, priced(seed=seed))).facts() for seed in (1, 2, 1)]
+    assert traces[0] == traces[2]
+    assert traces[0]["trace_hash"] != traces[1]["trace_hash"]
+
+
+def test_every_mistake_is_one_sentence_and_exit_code_2(p2plab, small, tmp_path):
+    unpriced = tmp_path / "unpriced.toml"
+    unpriced.write_text('name = "unpriced"\npeers = 2\nstop = { samples = 64 }\n')
+    linked = tmp_path / "linked.toml"
+    linked.write_text(SCENARIO + "[link]\nlatency_ms = 5\n")
+    mistakes = {
+        (str(unpriced), "--backend", "sim"): "unpriced cannot be simulated: computing takes no",
+        (str(small), "--backend", "sim", "--algorithms", "ddp"): "ddp cannot be simulated; use",
+        (str(small), "--backend", "smi"): "unknown backend 'smi'; there are: process, sim",
+        (str(small), "--backend", "sim", "--peers", "0"): "peers = 0 must be 1 or more",
+        (str(small), "--no-gradients"): "small is to run without gradients, but processes compute",
+        (str(linked),): "small has a [link], but processes of one machine have the link they have",
+    }
+    for arguments, sentence in mistakes.items():
+        code, _, err = p2plab("run", *arguments)
+        assert code == 2
+        assert err.startswith(f"error: {sentence}"), err
+        assert err.count("\n") == 1
+
+
+def test_an_outsider_of_the_scenario_is_left_out_with_a_word(p2plab, small):
+    small.write_text(SCENARIO.replace("seed = 5", 'seed = 5\nalgorithms = ["ad_psgd", "ddp"]'))
+    small.write_text(small.read_text().replace('over = "allreduce"', 'over = "ddp"'))
+    code, out, _ = p2plab("run", str(small), "--backend", "sim", "--no-gradients")
+    assert code == 0
+    assert "left out, since not all of ad_psgd and ddp ran: gossip is faster" in out
+    assert "left out, since ddp cannot be simulated: ddp" in out
+
+
+def test_ctrl_c_exits_with_130(p2plab, small, monkeypatch):
+    monkeypatch.setattr(SimFleet, "poll", lambda fleet: signal.raise_signal(signal.SIGINT))
+    assert p2plab("run", str(small), "--backend", "sim")[0] == 130
+
+
+# --- what happens inside --------------------------------------------------------------------------
+
+
+def test_steps_cost_what_the_pace_says_to_the_microsecond(tmp_path):
+    slow = (Straggler(factor=4, peers=(1,)),)
+    lived(fleet_of(tmp_path, priced(pace=Pace(min_step_ms=100, stragglers=slow))))
+    for name, price_s in (("p00", 0.1), ("p01", 0.4)):
+        steps = records(tmp_path, name, "step")
+        assert steps
+        assert {round(step["compute_s"], 6) for step in steps} == {price_s}
+
+
+def test_a_peer_that_refuses_says_so_with_its_sentence(tmp_path):
+    exploding = TrainingConfig(learning_rate=1e30, momentum=0.0)
+    chosen = priced(gradients=True, training=exploding, stop=StopConfig(seconds=20.0))
+    statuses = lived(fleet_of(tmp_path, chosen)).poll()
+    assert {status.state for status in statuses} <= {"refused", "ended"}
+    sentence = next(status.why for status in statuses if status.state == "refused")
+    assert "lower" in sentence
+    assert "\n" not in sentence
+
+
+def test_stop_lets_peers_leave_within_the_grace_of_their_own_time(tmp_path):
+    fleet = fleet_of(tmp_path, priced(stop=StopConfig(seconds=1000.0)))
+    fleet.let_pass()
+    fleet.stop(8.0)
+    assert [status.state for status in fleet.poll()] == ["ended"] * 3
+    assert fleet.now() < 9.0
+    assert records(tmp_path, "p00", "ended")[0]["why"] == "asked to end by the launcher"
+    fleet.stop(8.0)  # and once more does no harm
+
+
+def test_a_world_that_was_interrupted_is_not_asked_to_go_on(tmp_path):
+    fleet = fleet_of(tmp_path, priced())
+    fleet._loop.call_later(SLICE_S / 2, signal.raise_signal, signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        fleet.let_pass()
+    interrupted_at = fleet.now()
+    fleet.stop(8.0)
+    assert fleet.now() == interrupted_at
+    assert [status.state for status in fleet.poll()] == ["lost"] * 3
+
+
+def test_a_run_that_does_not_end_is_ended_by_the_worlds_clock(tmp_path):
+    chosen = priced(limit_s=3.0, stop=StopConfig(samples=10**9))
+    run = Run(chosen, "ad_psgd", tmp_path / "ad_psgd", FakeEvaluator())
+    with pytest.raises(Exception, match="ad_psgd did not end within 3 s; still running: p00"):
+        run.execute(_Backend(), lambda run: None)
+
+
+class _Backend:
+    def start(self, scenario, configs):
+        return SimFleet(scenario, configs)
+
+
+@pytest.mark.parametrize("link", [None, LinkConfig(latency_ms=40), LinkConfig(bandwidth_mbit_s=1)])
+def test_the_link_decides_how_long_an_exchange_takes(tmp_path, link):
+    folder = tmp_path / "run"
+    lived(fleet_of(folder, priced(link=link, peers=2)))
+    done = [g for g in records(folder, "p00", "group") if g["outcome"] == "done"]
+    exchange_s = min(group["exchange_s"] for group in done)
+    if link is None:
+        assert exchange_s < 0.005
+    elif link.latency_ms == 40:
+        assert 0.04 <= exchange_s < 0.2
+    else:
+        # 17,226 numbers of 4 bytes at 1 Mbit/s; both send at once, each over its own uplink.
+        assert exchange_s == pytest.approx(17_226 * 4 * 8 / 1e6, rel=0.05)
+    assert {g["sent_bytes"] for g in done} == {-(-17_226 // STANDS_FOR) * STANDS_FOR * 4}
+    assert all(group["disagreement_l2"] is None for group in done)
+
+
+def test_lost_messages_are_lost_and_the_run_ends_all_the_same(tmp_path):
+    fleet = lived(fleet_of(tmp_path, priced(link=LinkConfig(loss=0.1, jitter_ms=2))))
+    assert {status.state for status in fleet.poll()} == {"ended"}
