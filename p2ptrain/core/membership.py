@@ -30,6 +30,8 @@ hear each other for a while become one again. Who left on purpose is left alone.
 This file decides who may be chosen. It does not know what for.
 """
 
+import bisect
+import heapq
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -84,7 +86,36 @@ def newer(known: Member, heard: Member) -> Member:
     if known.incarnation != heard.incarnation:
         return max(known, heard, key=lambda member: member.incarnation)
     facts = max(known, heard, key=lambda member: (member.beat, member.steps, member.samples))
-    return replace(facts, state=max(known.state, heard.state), phase=max(known.phase, heard.phase))
+    state, phase = max(known.state, heard.state), max(known.phase, heard.phase)
+    if (facts.state, facts.phase) == (state, phase):
+        return facts
+    return replace(facts, state=state, phase=phase)
+
+
+class _Names:
+    """Some names, sorted. Changing one among a thousand does not sort the thousand again."""
+
+    def __init__(self) -> None:
+        self._names: list[PeerId] = []
+        self._sorted: tuple[PeerId, ...] | None = ()
+
+    @property
+    def sorted(self) -> tuple[PeerId, ...]:
+        """The same object until something changes."""
+        if self._sorted is None:
+            self._sorted = tuple(self._names)
+        return self._sorted
+
+    def keep(self, name: PeerId, belongs: bool) -> None:
+        """`name` is one of them, or is not."""
+        place = bisect.bisect_left(self._names, name)
+        if (self._names[place : place + 1] == [name]) is belongs:
+            return
+        if belongs:
+            self._names.insert(place, name)
+        else:
+            del self._names[place]
+        self._sorted = None
 
 
 class Membership:
@@ -98,7 +129,12 @@ class Membership:
         self._emit = emit
         self._me = me
         self._others: dict[PeerId, Member] = {}
+        self._names = _Names()  # of the others
+        self._alive = _Names()  # of those of them that may be chosen
+        self._participants = _Names()
+        self._sort(me)
         self._news: dict[PeerId, int] = {}  # peer -> how often its record is still to be told
+        self._most_news: list[tuple[int, PeerId]] = []  # heap of (-how often, peer), some outdated
         self._round: list[PeerId] = []  # who is probed next, last first
         self._turn = 0  # whose record fills the next probe
         self._probe_at: Seconds | None = None
@@ -115,22 +151,21 @@ class Membership:
     @property
     def others(self) -> tuple[Member, ...]:
         """Everyone else we have heard of, sorted by name."""
-        return tuple(self._others[peer] for peer in sorted(self._others))
+        return tuple(self._others[peer] for peer in self._names.sorted)
 
     def member(self, peer: PeerId) -> Member | None:
         return self._me if peer == self._me.peer else self._others.get(peer)
 
     def choosable(self) -> tuple[PeerId, ...]:
         """Who may be asked into a group: alive by all we know, and not ourselves."""
-        return tuple(m.peer for m in self.others if m.state is MemberState.ALIVE)
+        return self._alive.sorted
 
     def participants(self) -> tuple[PeerId, ...]:
         """Who takes part in scheduled groups: everyone here who is not done, ourselves included.
 
         A suspect still counts: a synchronous group waits until the suspicion is settled.
         """
-        here = [m for m in (self._me, *self.others) if m.state <= MemberState.SUSPECT]
-        return tuple(sorted(m.peer for m in here if m.phase is not Phase.DONE))
+        return self._participants.sorted
 
     # --- what we say of ourselves -----------------------------------------------------------------
 
@@ -139,6 +174,7 @@ class Membership:
         self._me = replace(
             self._me, phase=phase, steps=steps, samples=samples, beat=self._me.beat + 1
         )
+        self._sort(self._me)
 
     def announce(self) -> None:
         """Tell everyone our record now (joined, done, leaving)."""
@@ -148,6 +184,7 @@ class Membership:
     def leave(self) -> None:
         """Say goodbye; nobody will choose us once this has arrived."""
         self._me = replace(self._me, state=MemberState.LEFT, beat=self._me.beat + 1)
+        self._sort(self._me)
         self.announce()
         self._probe_at = None
 
@@ -217,6 +254,14 @@ class Membership:
 
     # --- inside -----------------------------------------------------------------------------------
 
+    def _sort(self, member: Member) -> None:
+        """Keep the lists of names that are asked for with everything that happens."""
+        is_me = member.peer == self._me.peer
+        here = member.state <= MemberState.SUSPECT
+        self._participants.keep(member.peer, here and member.phase is not Phase.DONE)
+        self._names.keep(member.peer, not is_me)
+        self._alive.keep(member.peer, not is_me and member.state is MemberState.ALIVE)
+
     def _store(self, member: Member, now: Seconds, why: str) -> None:
         known = self._others.get(member.peer)
         self._others[member.peer] = member
@@ -225,7 +270,8 @@ class Membership:
             member.state,
         )
         if not same_word or (known is not None and known.phase != member.phase):
-            self._news[member.peer] = 3 * math.ceil(math.log2(len(self._others) + 2))
+            self._sort(member)
+            self._tell(member.peer, 3 * math.ceil(math.log2(len(self._others) + 2)))
         if same_word:
             return
         if member.state is MemberState.SUSPECT:
@@ -270,11 +316,11 @@ class Membership:
         """Ourselves, what we think of the target, the news, then the others in turn."""
         chosen: dict[PeerId, Member] = {}
         budget = self._config.records_per_probe - 1  # beside our own
-        news = sorted(self._news, key=lambda peer: (-self._news[peer], peer))
-        for peer in [target, *news]:
-            if peer in self._others and len(chosen) < budget:
-                chosen[peer] = self._others[peer]
-        names = sorted(self._others)
+        if target in self._others:
+            chosen[target] = self._others[target]
+        for peer in self._take_news(budget - len(chosen)):
+            chosen[peer] = self._others[peer]
+        names = self._names.sorted
         for _ in names:
             if len(chosen) == budget:
                 break
@@ -283,7 +329,24 @@ class Membership:
             self._turn += 1
         for peer in chosen:
             if peer in self._news:
-                self._news[peer] -= 1
-                if self._news[peer] <= 0:
-                    del self._news[peer]
+                self._tell(peer, self._news[peer] - 1)
         return (self._me, *chosen.values())
+
+    def _take_news(self, count: int) -> list[PeerId]:
+        """Up to `count` peers of whom there is news, the least told first; `_tell` each of them."""
+        taken: dict[PeerId, None] = {}
+        while self._most_news and len(taken) < count:
+            often, peer = heapq.heappop(self._most_news)
+            if self._news.get(peer) == -often:
+                taken[peer] = None
+        return list(taken)
+
+    def _tell(self, peer: PeerId, often: int) -> None:
+        """The record of `peer` is to be told so often from now on."""
+        self._news.pop(peer, None)
+        if often > 0:
+            self._news[peer] = often
+            heapq.heappush(self._most_news, (-often, peer))
+        if len(self._most_news) > 2 * len(self._news) + 64:
+            self._most_news = [(-often, peer) for peer, often in self._news.items()]
+            heapq.heapify(self._most_news)

@@ -189,6 +189,6 @@ class PeerMachine:
                 case _:
                     pass
         participants = self.membership.participants()
-        if participants != self._participants:
+        if participants is not self._participants:
             self._participants = participants
             self.rendezvous.view_changed()

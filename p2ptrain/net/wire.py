@@ -10,6 +10,7 @@ byte for byte as protobuf would (tags, lengths, bytes; a test compares), because
 payload three times where one copy is enough, and reading it needs none.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -457,6 +458,7 @@ def _name(text: str) -> PeerId:
     return PeerId(text)
 
 
+@functools.lru_cache(maxsize=4096)  # each record carries one, and there are as many as peers
 def address(text: str) -> Address:
     """Check ``host:port``. Raises CodecError."""
     host, _, port = text.rpartition(":")

@@ -1,6 +1,7 @@
 """Who may join: version, algorithm, model, name and address are checked, and refused in words."""
 
 import asyncio
+import functools
 import hashlib
 from collections.abc import Callable, Sequence
 
@@ -18,6 +19,7 @@ ASK_S: Seconds = 5.0
 """How long one host is asked before the next one is."""
 
 
+@functools.cache  # it is said with every message
 def swarm_digest(algorithm: str, fingerprint: str) -> str:
     """Names what must agree among peers that talk to each other."""
     text = f"{PROTOCOL_MAJOR}/{algorithm}/{fingerprint}"

@@ -218,8 +218,7 @@ class Driver:
     async def wait_until_all_done(self) -> None:
         """Serve the others until nobody who is here trains any more, or we are to stop."""
         while not self.stopping and any(
-            m.state <= MemberState.SUSPECT and m.phase is not Phase.DONE
-            for m in self._machine.membership.others
+            peer != self.name for peer in self._machine.membership.participants()
         ):
             await self._wait_for_news()
 
@@ -396,6 +395,8 @@ class Driver:
         self._news.set()
 
     def _rearm(self, deadline: Seconds | None) -> None:
+        if self._timer and deadline == self._deadline:
+            return  # most messages change no deadline
         if self._timer:
             self._timer.cancel()
         self._timer = None
