@@ -264,9 +264,12 @@ class GroupLock:
         self._lapse(now)
         match self._state:
             case Collecting() as state if state.resend_at <= now:
-                self._state = replace(state, resend_at=now + self._config.resend_s)
-                for peer in (*state.asked, *state.queued):
+                silent = (*state.queued, *state.asked)
+                for peer in silent:
                     self._emit(Send(peer, state.claim))
+                resend_at = now + self._config.resend_s
+                # Whoever is dead, or cut off, keeps us from asking others no longer.
+                self._ask_more(replace(state, resend_at=resend_at, asked=(), queued=silent))
             case Granted() as state if state.resend_at <= now:
                 self._state = replace(state, resend_at=now + self._config.resend_s)
                 if not self._maybe_inquire(state):
@@ -359,17 +362,15 @@ class GroupLock:
         self._ask_more(Collecting(own, wish.needed, candidates, now, resend_at))
 
     def _ask_more(self, state: Collecting) -> None:
-        """Ask as many as are still needed and some to spare, as long as there are any left."""
-        count = state.needed + self._config.spare_claims - len(state.granted) - len(state.asked)
-        if count > 0:
-            self._ask(state, state.unasked[:count])
-        else:
-            self._state = state
-
-    def _ask(self, state: Collecting, peers: tuple[PeerId, ...]) -> None:
-        unasked = tuple(peer for peer in state.unasked if peer not in peers)
-        self._state = replace(state, unasked=unasked, asked=(*state.asked, *peers))
-        for peer in peers:
+        """Ask as many as are needed and some to spare, and wait for more where they are busy."""
+        spare = len(state.granted) + len(state.asked) - state.needed
+        count = min(
+            self._config.spare_claims - spare,
+            self._config.spare_places - spare - len(state.queued),
+        )
+        now, later = state.unasked[: max(0, count)], state.unasked[max(0, count) :]
+        self._state = replace(state, unasked=later, asked=(*state.asked, *now))
+        for peer in now:
             self._emit(Send(peer, state.claim))  # lost: sent again at `resend_at`
 
     def _handle_grant(self, source: PeerId, ticket: Ticket, now: Seconds, *, wanted: bool) -> None:
@@ -474,7 +475,9 @@ class GroupLock:
                 why = f"{state.ticket} gave way to the older claim {claim.ticket}"
                 self._fail(Outcome.YIELDED, why, now)
             case Collecting() as state if initiator in state.unasked:
-                self._ask(state, (initiator,))  # it wants a group, and will yield to us
+                # It wants a group, and will yield to us.
+                self._state = replace(state.without(initiator), asked=(*state.asked, initiator))
+                self._emit(Send(initiator, state.claim))  # lost: sent again at `resend_at`
             case _:
                 pass
 
@@ -549,7 +552,9 @@ class GroupLock:
         """Carry out the deadlines that have passed, before anything else happens."""
         match self._state:
             case Collecting() as state if self._give_up_at(state) <= now:
-                self._fail(Outcome.LATE, self._whom_we_waited_for(state), now)
+                whom = ", ".join((*state.queued, *state.asked))
+                why = f"no grant from {whom} in {self._config.acquire_timeout_s} s"
+                self._fail(Outcome.LATE, why, now)
             case Granted() as state if state.granted_at + self._config.lease_s <= now:
                 self._free(state.ticket)
                 self._next_turn(now)
@@ -559,11 +564,6 @@ class GroupLock:
                 self._abandon(Outcome.LATE, why, now)
             case _:
                 pass
-
-    def _whom_we_waited_for(self, state: Collecting) -> str:
-        silent = [f"no answer from {', '.join(state.asked)}"] if state.asked else []
-        busy = [f"{', '.join(state.queued)} busy all the time"] if state.queued else []
-        return f"{'; '.join(silent + busy)} in {self._config.acquire_timeout_s} s"
 
     def _disown(self, source: PeerId, ticket: Ticket) -> None:
         """Tell `source` that we are not in `ticket` with it, unless we have applied its average."""

@@ -32,8 +32,12 @@ class LockConfig:
     meet others while its last group still counts on it; too large: leases are cut short."""
 
     spare_claims: int = 1
-    """Ask so many candidates more than are still needed. Too few: a lost or slow answer holds
-    everyone up; too many: peers are promised and released for nothing."""
+    """Ask so many candidates more than are needed. Too few: a lost or slow answer holds everyone
+    up; too many: peers are promised and released for nothing."""
+
+    spare_places: int = 16
+    """Where candidates are busy, wait in the queues of so many more than are needed. Too few: the
+    first one that becomes free comes late; too many: needless messages."""
 
     def __post_init__(self) -> None:
         for name in ("lease_s", "acquire_timeout_s", "resend_s"):
@@ -42,8 +46,9 @@ class LockConfig:
                 raise ConfigError(f"lock {name} = {value} must be above 0")
         if not 0 <= self.clock_drift < 1:
             raise ConfigError(f"lock clock_drift = {self.clock_drift} must be from 0 to below 1")
-        if self.spare_claims < 0:
-            raise ConfigError(f"lock spare_claims = {self.spare_claims} must be 0 or more")
+        for name in ("spare_claims", "spare_places"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"lock {name} = {getattr(self, name)} must be 0 or more")
         if self.resend_s >= self.acquire_timeout_s:
             raise ConfigError(
                 f"lock resend_s = {self.resend_s} must be below "
@@ -85,9 +90,9 @@ class Collecting:
     asked_at: Seconds
     resend_at: Seconds
     asked: tuple[PeerId, ...] = ()
-    """Have not answered yet."""
+    """Should answer any moment."""
     queued: tuple[PeerId, ...] = ()
-    """Are busy, and will grant us in our turn."""
+    """Are busy, and will grant us in our turn; or have not answered for a while."""
     granted: tuple[PeerId, ...] = ()
     dropped: tuple[PeerId, ...] = ()
     """Will not be in this group any more."""

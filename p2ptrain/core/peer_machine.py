@@ -108,11 +108,11 @@ class PeerMachine:
         match message:
             case Ping() | Ack() | Rumours():
                 self.membership.receive(source, message, now)
+                self._settle(now)
             case Claim() | Grant() | Busy() | Begin() | Release() | Inquire():
                 self.lock.receive(source, message, now)
             case Arrive() | Assemble() | CatchUp():
                 self.rendezvous.receive(source, message, now)
-        self._settle(now)
 
     def unreachable(self, peer: PeerId, why: str, now: Seconds) -> None:
         """A connection to `peer` broke."""

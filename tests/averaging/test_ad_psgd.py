@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2ptrain.averaging.ad_psgd import GRAPHS, neighbours, shuffled
+from p2ptrain.averaging.ad_psgd import GRAPHS, MOST_ASKED, in_turn, neighbours
 from p2ptrain.core.events import Outcome
 from p2ptrain.ids import PeerId, Seconds
 from p2ptrain.sim.link import Link
@@ -91,10 +91,26 @@ def test_alone_one_asks_nobody():
 def test_the_choice_follows_from_the_view_and_the_seed(seed: int, graph: str, count: int):
     for me, others in asks(graph, count).items():
         view = [PeerId(name) for name in asks(graph, count) if name != me]
-        once = shuffled(neighbours(graph, PeerId(me), view), Random(seed))
-        again = shuffled(neighbours(graph, PeerId(me), view[::-1]), Random(seed))
+        once = in_turn(neighbours(graph, PeerId(me), view), {}, Random(seed))
+        again = in_turn(neighbours(graph, PeerId(me), view[::-1]), {}, Random(seed))
         assert once == again
         assert sorted(once) == list(others)
+
+
+@given(seed=st.integers())
+def test_whom_we_met_longest_ago_is_asked_first_and_before_them_whom_we_never_met(seed: int):
+    peers = [PeerId(name) for name in "abcdef"]
+    met = {PeerId("a"): 9, PeerId("b"): 3, PeerId("c"): 9, PeerId("d"): 5}
+    order = "".join(in_turn(peers, met, Random(seed)))
+    assert sorted(order[:2]) == ["e", "f"]
+    assert order[2:4] == "bd"
+    assert sorted(order[4:]) == ["a", "c"]
+
+
+def test_of_very_many_only_some_are_asked():
+    peers = [PeerId(f"p{i:04}") for i in range(2000)]
+    some = in_turn(peers, {}, Random(1))
+    assert len(set(some)) == len(some) == MOST_ASKED
 
 
 # --- meetings -------------------------------------------------------------------------------------

@@ -535,7 +535,7 @@ def test_an_initiator_stops_collecting_in_time_and_says_who_did_not_answer(trio:
     ticket = trio.request("a", "bc")
     trio.advance(ACQUIRE_S)
     assert trio.ended == {ticket: Outcome.LATE}
-    assert trio.reasons[ticket] == f"no answer from c in {ACQUIRE_S} s"
+    assert trio.reasons[ticket] == f"no grant from c in {ACQUIRE_S} s"
     assert set(trio.states.values()) == {"free"}
 
 
