@@ -24,6 +24,10 @@ class What(StrEnum):
 
     MODELS = "models"
     GRADIENTS = "gradients"
+    """Of this step: all members wait for the mean."""
+
+    LATE_GRADIENTS = "late gradients"
+    """Whatever a member has not delivered yet, of no step or of several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,8 @@ class Average:
     ticket: Ticket
     members: tuple[PeerId, ...]
     what: What
+    held: bool = False
+    """Keep the mean of models for the trainer, which has a rule of its own for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +77,10 @@ class GroupEnded:
 
 @dataclass(frozen=True, slots=True)
 class VersionEnded:
-    """The scheduled average of this version is done, or we withdrew from it."""
+    """The scheduled average of this version is done, or we withdrew from it.
+
+    Where versions run without their trainers also: it ran without ours (`LATE`), or broke.
+    """
 
     version: int
     outcome: Outcome

@@ -19,7 +19,7 @@ class Outcome(StrEnum):
     LOST = "lost"
     """A member vanished, or its connection broke."""
     LATE = "late"
-    """A deadline passed."""
+    """A deadline passed, or a version had run before its trainer arrived."""
     BROKEN = "broken"
     """A member sent what cannot be averaged: non-finite numbers, a wrong size."""
     WITHDRAWN = "withdrawn"

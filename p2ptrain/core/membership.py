@@ -132,6 +132,7 @@ class Membership:
         self._names = _Names()  # of the others
         self._alive = _Names()  # of those of them that may be chosen
         self._participants = _Names()
+        self._trainees = _Names()
         self._sort(me)
         self._news: dict[PeerId, int] = {}  # peer -> how often its record is still to be told
         self._most_news: list[tuple[int, PeerId]] = []  # heap of (-how often, peer), some outdated
@@ -166,6 +167,13 @@ class Membership:
         A suspect still counts: a synchronous group waits until the suspicion is settled.
         """
         return self._participants.sorted
+
+    def trainees(self) -> tuple[PeerId, ...]:
+        """Who takes part in wait-avoiding groups: ourselves, and whoever trains by all we know.
+
+        A suspect does not, unlike above: nobody waits to hear whether it is dead.
+        """
+        return self._trainees.sorted
 
     # --- what we say of ourselves -----------------------------------------------------------------
 
@@ -259,6 +267,8 @@ class Membership:
         is_me = member.peer == self._me.peer
         here = member.state <= MemberState.SUSPECT
         self._participants.keep(member.peer, here and member.phase is not Phase.DONE)
+        trains = member.state is MemberState.ALIVE and member.phase is Phase.TRAINING
+        self._trainees.keep(member.peer, is_me or trains)
         self._names.keep(member.peer, not is_me)
         self._alive.keep(member.peer, not is_me and member.state is MemberState.ALIVE)
 

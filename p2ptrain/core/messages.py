@@ -158,7 +158,43 @@ class CatchUp:
     donor: PeerId
 
 
+# --- wait-avoiding groups: the activation ---------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Activate:
+    """My trainer is at this version, and waits for it or not. Lost: sent again until it begins."""
+
+    version: int
+    waits: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """This version runs in this group, now. Lost: sent again while the host's own average runs."""
+
+    ticket: Ticket
+    version: int
+    members: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Decline:
+    """I am not in this group: so far am I. Lost: `Run` comes again, or a stream is refused."""
+
+    ticket: Ticket
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """The version that you are at has begun here without you: so far am I. Lost: you ask again."""
+
+    version: int
+
+
 LockMessage = Claim | Grant | Inquire | Busy | Begin | Release
 RendezvousMessage = Arrive | Assemble | CatchUp
+ActivationMessage = Activate | Run | Decline | Past
 MembershipMessage = Ping | Ack | Rumours
-Message = MembershipMessage | LockMessage | RendezvousMessage
+Message = MembershipMessage | LockMessage | RendezvousMessage | ActivationMessage

@@ -1,4 +1,4 @@
-"""Everything that one peer decides, as one machine: membership, the group lock, the rendezvous.
+"""Everything that one peer decides, as one machine: membership, and the three kinds of groups.
 
 ::
 
@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
+from p2ptrain.core.activation import Activation, Schedule
 from p2ptrain.core.effects import Effect, MemberChanged
 from p2ptrain.core.events import AverageEnded, Ending, StateNotTaken, StateTaken
 from p2ptrain.core.group_lock import GroupLock
@@ -24,21 +25,25 @@ from p2ptrain.core.lock_state import LockConfig
 from p2ptrain.core.membership import Membership, MembershipConfig
 from p2ptrain.core.messages import (
     Ack,
+    Activate,
     Arrive,
     Assemble,
     Begin,
     Busy,
     CatchUp,
     Claim,
+    Decline,
     Grant,
     Inquire,
     Member,
     MemberState,
     Message,
+    Past,
     Phase,
     Ping,
     Release,
     Rumours,
+    Run,
 )
 from p2ptrain.core.rendezvous import InGroup as InScheduledGroup
 from p2ptrain.core.rendezvous import Rendezvous
@@ -63,9 +68,19 @@ class ProtocolConfig:
 
 
 class PeerMachine:
-    """One peer's decisions; the module's docstring states the duties of whoever drives it."""
+    """One peer's decisions; the module's docstring states the duties of whoever drives it.
 
-    def __init__(self, me: Member, config: ProtocolConfig, rng: Random) -> None:
+    Args:
+        schedule: the algorithm's, if it has one.
+    """
+
+    def __init__(
+        self,
+        me: Member,
+        config: ProtocolConfig,
+        rng: Random,
+        schedule: Schedule | None = None,
+    ) -> None:
         self._effects: list[Effect] = []
         self.membership = Membership(me, config.membership, rng, self._note)
         self.lock = GroupLock(me.peer, me.incarnation, config.lock, self._note)
@@ -76,7 +91,16 @@ class PeerMachine:
             self.membership.participants,
             self._note,
         )
+        self.activation = Activation(
+            me.peer,
+            me.incarnation,
+            config.rendezvous_resend_s,
+            schedule,
+            lambda: self._trainees,
+            self._note,
+        )
         self._participants = self.membership.participants()
+        self._trainees = self.membership.trainees()
 
     # --- what can happen --------------------------------------------------------------------------
 
@@ -90,6 +114,10 @@ class PeerMachine:
     def arrive(self, version: int, now: Seconds) -> None:
         """The trainer waits to average `version` with everyone; ends in `VersionEnded`."""
         self.rendezvous.arrive(version, now)
+
+    def arrive_at(self, version: int, now: Seconds, *, waits: bool) -> None:
+        """The trainer is at a version of the schedule; if it waits, that ends in `VersionEnded`."""
+        self.activation.arrive(version, now, waits=waits)
 
     def describe(self, now: Seconds, *, phase: Phase, steps: int, samples: int) -> None:
         """The trainer is in `phase` and has done so much; everyone hears of a new phase at once."""
@@ -113,6 +141,8 @@ class PeerMachine:
                 self.lock.receive(source, message, now)
             case Arrive() | Assemble() | CatchUp():
                 self.rendezvous.receive(source, message, now)
+            case Activate() | Run() | Decline() | Past():
+                self.activation.receive(source, message, now)
 
     def unreachable(self, peer: PeerId, why: str, now: Seconds) -> None:
         """A connection to `peer` broke."""
@@ -124,6 +154,7 @@ class PeerMachine:
             case AverageEnded(ticket=ticket, outcome=outcome, why=why):
                 self.lock.average_ended(ticket, outcome, why, now)
                 self.rendezvous.average_ended(ticket, outcome, now)
+                self.activation.average_ended(ticket, outcome, now)
             case StateTaken(version=version):
                 self.rendezvous.state_taken(version, now)
             case StateNotTaken(version=version):
@@ -132,6 +163,7 @@ class PeerMachine:
     def withdraw(self, now: Seconds) -> None:
         """The trainer stops: no new groups, except those that others claim."""
         self.rendezvous.withdraw()
+        self.activation.withdraw()
         self.lock.withdraw("stopping", now)
 
     def leave(self, now: Seconds) -> None:
@@ -144,15 +176,17 @@ class PeerMachine:
         self._settle(now)
         self.lock.handle_timer(now)
         self.rendezvous.handle_timer(now)
+        self.activation.handle_timer(now)
 
     # --- what the driver asks ---------------------------------------------------------------------
 
     def holds(self, ticket: Ticket, now: Seconds) -> bool:
         """The fence: slices and results under any other ticket are refused."""
-        return self.lock.holds(ticket, now) or self.rendezvous.holds(ticket)
+        scheduled = self.rendezvous.holds(ticket) or self.activation.holds(ticket)
+        return scheduled or self.lock.holds(ticket, now)
 
     def next_deadline(self) -> Seconds | None:
-        parts = (self.membership, self.lock, self.rendezvous)
+        parts = (self.membership, self.lock, self.rendezvous, self.activation)
         deadlines = [deadline for part in parts if (deadline := part.next_deadline()) is not None]
         return min(deadlines, default=None)
 
@@ -165,9 +199,13 @@ class PeerMachine:
         self.membership.check()
         self.lock.check()
         self.rendezvous.check()
-        if isinstance(self.lock.state, InLockGroup) and isinstance(
-            self.rendezvous.state, InScheduledGroup
-        ):
+        self.activation.check()
+        groups = (
+            isinstance(self.lock.state, InLockGroup),
+            isinstance(self.rendezvous.state, InScheduledGroup),
+            self.activation.group is not None,
+        )
+        if sum(groups) > 1:
             raise InvariantViolation(f"{self.membership.me.peer} is in two groups")
 
     # --- inside -----------------------------------------------------------------------------------
@@ -177,18 +215,23 @@ class PeerMachine:
 
     def _settle(self, now: Seconds) -> None:
         """Tell the groups what membership has just decided."""
+        trained, self._trainees = self._trainees, self.membership.trainees()
         for effect in tuple(self._effects):
             match effect:
                 case MemberChanged(peer=peer, state=MemberState.GONE, why=why):
                     self.lock.peer_gone(peer, why, now)
                     self.rendezvous.peer_gone(peer, why, now)
+                    self.activation.peer_gone(peer, why, now)
                 case MemberChanged(peer=peer, state=MemberState.LEFT, why=why):
                     # It has finished its groups; our side of them ends by itself.
                     self.lock.peer_left(peer, why, now)
                     self.rendezvous.peer_left(peer)
+                    self.activation.peer_left(peer)
                 case _:
                     pass
         participants = self.membership.participants()
         if participants is not self._participants:
             self._participants = participants
             self.rendezvous.view_changed()
+        if self._trainees is not trained:
+            self.activation.view_changed(now)

@@ -189,6 +189,14 @@ def _message_to_pb(message: m.Message) -> tuple[str, Any]:  # Any: protobuf's ge
             return "assemble", body
         case m.CatchUp(version, donor):
             return "catch_up", pb.CatchUp(version=version, donor=donor)
+        case m.Activate(version, waits):
+            return "activate", pb.Activate(version=version, waits=waits)
+        case m.Run(ticket, version, group):
+            return "run", pb.Run(ticket=_ticket_to_pb(ticket), version=version, members=group)
+        case m.Decline(ticket, version):
+            return "decline", pb.Decline(ticket=_ticket_to_pb(ticket), version=version)
+        case m.Past(version):
+            return "past", pb.Past(version=version)
 
 
 _FROM_PB: dict[str, Callable[[Any], m.Message]] = {
@@ -204,6 +212,10 @@ _FROM_PB: dict[str, Callable[[Any], m.Message]] = {
     "arrive": lambda p: m.Arrive(_number(p.version)),
     "assemble": lambda p: m.Assemble(_ticket(p.ticket), _number(p.version), _group(p.members)),
     "catch_up": lambda p: m.CatchUp(_number(p.version), _name(p.donor)),
+    "activate": lambda p: m.Activate(_number(p.version), p.waits),
+    "run": lambda p: m.Run(_ticket(p.ticket), _number(p.version), _group(p.members)),
+    "decline": lambda p: m.Decline(_ticket(p.ticket), _number(p.version)),
+    "past": lambda p: m.Past(_number(p.version)),
 }
 
 

@@ -9,6 +9,7 @@ from p2ptrain.core.effects import Abandon, Average, Effect, GroupEnded, Send, Ve
 from p2ptrain.core.events import AverageEnded, Outcome, StateNotTaken, StateTaken
 from p2ptrain.core.lock_state import LockConfig
 from p2ptrain.core.messages import (
+    Activate,
     Arrive,
     Assemble,
     Begin,
@@ -19,11 +20,13 @@ from p2ptrain.core.messages import (
     Phase,
     Release,
     Rumours,
+    Run,
 )
 from p2ptrain.core.peer_machine import PeerMachine, ProtocolConfig
 from p2ptrain.errors import ConfigError, InvariantViolation
 from p2ptrain.ids import PeerId, Ticket
 from tests.helpers.circle import member
+from tests.helpers.crowd import everyone
 
 A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
 
@@ -187,3 +190,77 @@ def test_the_fence_falls_with_the_lease_whether_the_timer_has_fired_or_not(machi
 def test_a_repetition_that_never_comes_is_refused():
     with pytest.raises(ConfigError, match="rendezvous_resend_s = inf must be above 0"):
         ProtocolConfig(rendezvous_resend_s=float("inf"))
+
+
+# --- wait-avoiding groups -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def scheduled():
+    """Peer b with a schedule of one group; a and c train."""
+    machine = PeerMachine(member("b"), ProtocolConfig(), Random(0), everyone())
+    training = [replace(member(name), phase=Phase.TRAINING) for name in "ac"]
+    machine.learn(training, 0.0, "welcomed by a")
+    machine.take_effects()
+    yield machine
+    machine.check()
+
+
+def activated(machine: PeerMachine) -> Ticket:
+    """B is in a group that c activated."""
+    ticket = Ticket(A, 1, 1)
+    machine.receive(A, Run(ticket, 1, (A, B, C)), 1.0)
+    assert machine.holds(ticket, 1.0)
+    machine.take_effects()
+    return ticket
+
+
+def test_an_activated_group_ends_with_its_average(scheduled: PeerMachine):
+    ticket = activated(scheduled)
+    scheduled.ended(AverageEnded(ticket, Outcome.DONE, ""), 2.0)
+    assert not scheduled.holds(ticket, 2.0)
+
+
+def test_a_peer_in_an_activated_group_and_a_claimed_one_is_found_out(scheduled: PeerMachine):
+    grouped(scheduled)
+    activated(scheduled)
+    with pytest.raises(InvariantViolation, match="b is in two groups"):
+        scheduled.check()
+    scheduled.ended(AverageEnded(Ticket(A, 1, 1), Outcome.DONE, ""), 2.0)
+
+
+def test_only_those_who_train_are_in_a_group_and_a_suspect_is_left_out(scheduled: PeerMachine):
+    scheduled.learn([member("d")], 0.0, "it joined here")
+    scheduled.unreachable(A, "connection reset", 0.5)
+    scheduled.arrive_at(1, 1.0, waits=True)
+    (average,) = [e for e in scheduled.take_effects() if isinstance(e, Average)]
+    assert average.members == (B, C)
+    scheduled.ended(AverageEnded(average.ticket, Outcome.DONE, ""), 2.0)
+
+
+def test_whoever_waits_tells_the_next_host_when_the_first_is_suspect(scheduled: PeerMachine):
+    scheduled.receive(C, Rumours((replace(member("c"), state=MemberState.LEFT),)), 0.5)
+    scheduled.arrive_at(1, 1.0, waits=True)
+    assert messages(scheduled.take_effects(), "a") == [Activate(1, True)]
+    scheduled.unreachable(A, "connection reset", 1.1)
+    assert VersionEnded(1, Outcome.DONE) in scheduled.take_effects(), "it is alone"
+
+
+def test_when_membership_buries_a_member_its_activated_group_ends(scheduled: PeerMachine):
+    ticket = activated(scheduled)
+    scheduled.receive(C, Rumours((replace(member("a"), state=MemberState.GONE),)), 2.0)
+    assert Abandon(ticket, Outcome.LOST, "told by c") in scheduled.take_effects()
+    assert not scheduled.holds(ticket, 2.0)
+
+
+def test_what_was_not_heard_of_an_activation_is_said_again(scheduled: PeerMachine):
+    scheduled.arrive_at(1, 1.0, waits=False)
+    scheduled.take_effects()
+    scheduled.handle_timer(1.25)
+    assert Activate(1, False) in messages(scheduled.take_effects(), "a")
+
+
+def test_who_withdraws_gives_up_its_wait_for_a_version(scheduled: PeerMachine):
+    scheduled.arrive_at(1, 1.0, waits=True)
+    scheduled.withdraw(1.1)
+    assert VersionEnded(1, Outcome.WITHDRAWN) in scheduled.take_effects()

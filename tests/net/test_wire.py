@@ -46,6 +46,7 @@ FIELDS: dict[str, st.SearchStrategy] = {
     "ticket": tickets,
     "reason": st.text(st.characters(codec="utf-8").filter(str.isprintable), max_size=300),
     "donor": names,
+    "waits": st.booleans(),
 }
 
 

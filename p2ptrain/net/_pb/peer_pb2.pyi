@@ -84,7 +84,7 @@ class Ticket(_message.Message):
     def __init__(self, initiator: _Optional[str] = ..., incarnation: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
 
 class Envelope(_message.Message):
-    __slots__ = ("source", "swarm", "ping", "ack", "rumours", "claim", "grant", "busy", "begin", "release", "inquire", "arrive", "assemble", "catch_up")
+    __slots__ = ("source", "swarm", "ping", "ack", "rumours", "claim", "grant", "busy", "begin", "release", "inquire", "arrive", "assemble", "catch_up", "activate", "run", "decline", "past")
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     SWARM_FIELD_NUMBER: _ClassVar[int]
     PING_FIELD_NUMBER: _ClassVar[int]
@@ -99,6 +99,10 @@ class Envelope(_message.Message):
     ARRIVE_FIELD_NUMBER: _ClassVar[int]
     ASSEMBLE_FIELD_NUMBER: _ClassVar[int]
     CATCH_UP_FIELD_NUMBER: _ClassVar[int]
+    ACTIVATE_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    DECLINE_FIELD_NUMBER: _ClassVar[int]
+    PAST_FIELD_NUMBER: _ClassVar[int]
     source: str
     swarm: str
     ping: Ping
@@ -113,7 +117,11 @@ class Envelope(_message.Message):
     arrive: Arrive
     assemble: Assemble
     catch_up: CatchUp
-    def __init__(self, source: _Optional[str] = ..., swarm: _Optional[str] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., rumours: _Optional[_Union[Rumours, _Mapping]] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., grant: _Optional[_Union[Grant, _Mapping]] = ..., busy: _Optional[_Union[Busy, _Mapping]] = ..., begin: _Optional[_Union[Begin, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., inquire: _Optional[_Union[Inquire, _Mapping]] = ..., arrive: _Optional[_Union[Arrive, _Mapping]] = ..., assemble: _Optional[_Union[Assemble, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ...) -> None: ...
+    activate: Activate
+    run: Run
+    decline: Decline
+    past: Past
+    def __init__(self, source: _Optional[str] = ..., swarm: _Optional[str] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., rumours: _Optional[_Union[Rumours, _Mapping]] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., grant: _Optional[_Union[Grant, _Mapping]] = ..., busy: _Optional[_Union[Busy, _Mapping]] = ..., begin: _Optional[_Union[Begin, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., inquire: _Optional[_Union[Inquire, _Mapping]] = ..., arrive: _Optional[_Union[Arrive, _Mapping]] = ..., assemble: _Optional[_Union[Assemble, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ..., activate: _Optional[_Union[Activate, _Mapping]] = ..., run: _Optional[_Union[Run, _Mapping]] = ..., decline: _Optional[_Union[Decline, _Mapping]] = ..., past: _Optional[_Union[Past, _Mapping]] = ...) -> None: ...
 
 class Ping(_message.Message):
     __slots__ = ("number", "members")
@@ -202,6 +210,38 @@ class CatchUp(_message.Message):
     version: int
     donor: str
     def __init__(self, version: _Optional[int] = ..., donor: _Optional[str] = ...) -> None: ...
+
+class Activate(_message.Message):
+    __slots__ = ("version", "waits")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    waits: bool
+    def __init__(self, version: _Optional[int] = ..., waits: _Optional[bool] = ...) -> None: ...
+
+class Run(_message.Message):
+    __slots__ = ("ticket", "version", "members")
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    ticket: Ticket
+    version: int
+    members: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, ticket: _Optional[_Union[Ticket, _Mapping]] = ..., version: _Optional[int] = ..., members: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Decline(_message.Message):
+    __slots__ = ("ticket", "version")
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    ticket: Ticket
+    version: int
+    def __init__(self, ticket: _Optional[_Union[Ticket, _Mapping]] = ..., version: _Optional[int] = ...) -> None: ...
+
+class Past(_message.Message):
+    __slots__ = ("version",)
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    def __init__(self, version: _Optional[int] = ...) -> None: ...
 
 class Slice(_message.Message):
     __slots__ = ("payload", "average", "state", "last")
