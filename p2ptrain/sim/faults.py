@@ -165,7 +165,7 @@ class Partition(_Timed):
         return tuple(name for part in self.parts for name in part)
 
     def __str__(self) -> str:
-        return f"{' | '.join(','.join(part) for part in self.parts)} | are cut off"
+        return f"nothing passes between {' | '.join(map(','.join, self.parts))} | all others"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -270,7 +270,9 @@ async def test_a_fault_waits_for_a_step_of_the_peer_that_it_names():
     ]
     world = await trained(plan)
     assert times_of(world, "! p1 is paused for 0.1 s") == times_of(world, " p0 step 9")
-    assert times_of(world, "! p2 | are cut off for 0.1 s") == times_of(world, " p3 step 11")
+    assert times_of(world, "! nothing passes between p2 | all others for 0.1 s") == times_of(
+        world, " p3 step 11"
+    )
     await world.close()
 
 
