@@ -4,13 +4,16 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test protos wheel clean
+.PHONY: demo test explore protos wheel clean
 
 demo: $(READY)  ## train with all-reduce and with gossip beside a straggler; write runs/demo
 	$(BIN)/p2plab run launcher/scenarios/one_slow.toml --out runs/demo --check
 
 test: $(READY)  ## everything that CI runs
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+explore: $(READY)  ## the group lock, exhaustively: every order of events, with some faults
+	$(BIN)/python -m p2ptrain.sim.explore --full
 
 protos: $(READY)  ## regenerate p2ptrain/net/_pb from protos/
 	$(BIN)/python tests/tidy/generate_protos.py p2ptrain/net/_pb

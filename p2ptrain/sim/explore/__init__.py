@@ -1,0 +1,12 @@
+"""The group lock explored exhaustively: every order of events, within a budget of faults.
+
+::
+
+    scenario    who may ask whom, how time runs, how much may go wrong
+    locks       the real locks: what each does in a state at an event, asked once
+    story       what has become of each ticket, and what must hold
+    situations  all that can happen next
+    search      all situations, breadth first; who is stuck, and who waits for how long
+    transcript  a way through situations, in words
+    __main__    the scenarios, and the command line
+"""

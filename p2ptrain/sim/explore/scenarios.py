@@ -1,0 +1,40 @@
+"""The explorations: the small ones run in every test run, the full ones with `make explore`."""
+
+from p2ptrain.core.lock_state import LockConfig
+from p2ptrain.sim.explore.scenario import Ask, Scenario
+
+SHORT = LockConfig(lease_s=5.0, acquire_timeout_s=2.0, resend_s=1.0, clock_drift=0.0)
+"""The smallest whole numbers that a `LockConfig` allows: few moments, all relations kept."""
+
+DRIFTING = LockConfig(lease_s=105.0, acquire_timeout_s=30.0, resend_s=15.0, clock_drift=0.25)
+"""The clocks' extremes are as 3 to 5: exact in binary, and every resend falls on a tick."""
+
+SLOW_AND_FAST = (3, 5)
+
+A_TRIO = Ask("a", "bc", 2)
+A_PAIR = (Ask("a", "b", 1), Ask("b", "c", 1), Ask("c", "a", 1))
+"""Three pairs, in a circle."""
+
+
+def small() -> tuple[Scenario, ...]:
+    """Some seconds each."""
+    return (
+        Scenario(name="one", asks=(A_TRIO,), faults=2, config=SHORT),
+        Scenario(name="crossing", asks=(A_TRIO, Ask("b", "ac", 2)), config=SHORT),
+        Scenario(name="overlapping", asks=(A_TRIO, Ask("b", "c", 1)), faults=1, config=SHORT),
+        Scenario(name="circle", asks=A_PAIR, config=SHORT),
+        Scenario(name="any", asks=(Ask("a", "bc", 1), Ask("b", "ca", 1)), config=SHORT),
+        Scenario(name="late", asks=(A_TRIO,), latency_ticks=None, copies=1, config=SHORT),
+        Scenario(name="drift", asks=(A_TRIO,), faults=1, config=DRIFTING, rates=SLOW_AND_FAST),
+    )
+
+
+def full() -> tuple[Scenario, ...]:
+    """Minutes each."""
+    return (
+        Scenario(name="crossing-1", asks=(A_TRIO, Ask("b", "ac", 2)), faults=1, config=SHORT),
+        Scenario(name="any-1", asks=(Ask("a", "bc", 1), Ask("b", "ca", 1)), faults=1, config=SHORT),
+        Scenario(name="mixed-1", asks=(A_TRIO, Ask("b", "ca", 1)), faults=1, config=SHORT),
+        Scenario(name="overlapping-2", asks=(A_TRIO, Ask("b", "c", 1)), faults=2, config=SHORT),
+        Scenario(name="circle-1", asks=A_PAIR, faults=1, config=SHORT),
+    )

@@ -1,0 +1,70 @@
+"""The messages in flight, as a row of numbers in ascending order: for each its event and its age.
+
+The order of sending is not kept: any of them may arrive next.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from p2ptrain.sim.explore.scenario import Ticks
+
+LATE = 7
+"""The age of a message that is held back; others are as old as that many ticks."""
+
+AGES = LATE + 1
+
+Wire = tuple[int, ...]
+
+
+class InFlight(NamedTuple):
+    """One of the messages, and the others."""
+
+    event: int
+    is_late: bool
+    others: Wire
+    late: Wire
+    """All of them, with this one held back."""
+
+
+def each(wire: Wire) -> Iterator[InFlight]:
+    """Every message in flight, once where several are alike."""
+    previous = -1
+    for place, item in enumerate(wire):
+        if item != previous:
+            event, age = divmod(item, AGES)
+            others = wire[:place] + wire[place + 1 :]
+            late = event * AGES + LATE
+            yield InFlight(event, age == LATE, others, tuple(sorted((*others, late))))
+            previous = item
+
+
+def put(wire: Wire, sent: tuple[int, ...], copies: int) -> Wire:
+    """More messages in flight, but never more than so many that are alike."""
+    events = [item // AGES for item in wire]
+    for event in sent:
+        if events.count(event) < copies:
+            events.append(event)
+            wire = (*wire, event * AGES)
+    return tuple(sorted(wire))
+
+
+def without(wire: Wire, is_idle: Callable[[int], bool]) -> Wire:
+    """Those of which `is_idle` is not true."""
+    if any(is_idle(item // AGES) for item in wire):
+        return tuple(item for item in wire if not is_idle(item // AGES))
+    return wire
+
+
+def oldest(wire: Wire, waits: Callable[[int], bool]) -> Ticks:
+    """The age of the oldest message that is not held back and of which `waits` is not true."""
+    ages = [item % AGES for item in wire if item % AGES != LATE and not waits(item // AGES)]
+    return max(ages, default=-1)
+
+
+def grow_old(wire: Wire, ticks: Ticks, waits: Callable[[int], bool]) -> Wire:
+    """So much time has passed."""
+    return tuple(
+        sorted(
+            item if item % AGES == LATE or waits(item // AGES) else item + ticks for item in wire
+        )
+    )
