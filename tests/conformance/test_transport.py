@@ -71,8 +71,13 @@ class Net:
         self.nobody = NOBODY[kind]
         self._network = SimNetwork(seed=0)
         self._open: list[Transport] = []
+        self._behind: list[Address] = []
+        self._ways: list[TcpWay] = []
 
-    async def start(self, name: str, serve: Serve | None = None) -> tuple[Transport, Recorder]:
+    async def start(
+        self, name: str, serve: Serve | None = None, behind_a_way: bool = False
+    ) -> tuple[Transport, Recorder]:
+        """A transport and its handler, which others may reach across a way that can stall."""
         handler = Recorder(name)
         handler.serve = serve
         transport: Transport = (
@@ -80,7 +85,26 @@ class Net:
         )
         handler.address = await transport.start(handler)
         self._open.append(transport)
+        if behind_a_way and self.kind == "sim":
+            self._behind.append(handler.address)
+        elif behind_a_way:
+            self._ways.append(TcpWay(handler.address))
+            handler.address = await self._ways[-1].start()
         return transport, handler
+
+    def stall(self) -> None:
+        """Nothing passes the ways any more, and nobody is told."""
+        if self._behind:
+            self._network.partition(self._behind)
+        for way in self._ways:
+            way.is_open.clear()
+
+    def go_on(self) -> None:
+        """Everything passes again."""
+        if self._behind:
+            self._network.heal()
+        for way in self._ways:
+            way.is_open.set()
 
     async def die(self, transport: Transport, handler: Recorder) -> None:
         """The nearest thing to kill -9 that leaves this process alive."""
@@ -92,6 +116,43 @@ class Net:
     async def close(self) -> None:
         for transport in self._open:
             await transport.close(0.2)
+        for way in self._ways:
+            await way.close()
+
+
+class TcpWay:
+    """What lies between two real peers: passes bytes on, unless it stands still."""
+
+    def __init__(self, target: Address) -> None:
+        self.is_open = asyncio.Event()
+        self.is_open.set()
+        self._target = target
+        self._pumps: list[asyncio.Task[None]] = []
+
+    async def start(self) -> Address:
+        self._server = await asyncio.start_server(self._pass, "127.0.0.1", 0)
+        return Address(f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}")
+
+    async def close(self) -> None:
+        self._server.close()
+        for pump in self._pumps:
+            pump.cancel()
+        await asyncio.gather(*self._pumps, return_exceptions=True)
+
+    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        host, _, port = self._target.rpartition(":")
+        there = await asyncio.open_connection(host, int(port))
+        for source, sink in ((reader, there[1]), (there[0], writer)):
+            self._pumps.append(asyncio.create_task(self._pump(source, sink)))
+
+    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        try:
+            while data := await source.read(1 << 16):
+                await self.is_open.wait()
+                sink.write(data)
+                await sink.drain()
+        finally:
+            sink.close()
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -452,6 +513,116 @@ class TransportContract:
 
         answers = await asyncio.gather(*(talk(number) for number in range(20)))
         assert answers == [[bytes([number]) * 1000] * 3 for number in range(20)]
+
+    async def test_peers_can_open_streams_to_each_other_at_the_same_time(self, net):
+        a, at_a = await net.start("a", echo)
+        b, at_b = await net.start("b", echo)
+
+        async def talk(source: Transport, target: Address, word: bytes) -> list[bytes]:
+            stream = await source.open(target, OPENING)
+            for _ in range(50):
+                await stream.send(memoryview(word))
+                answer = await stream.receive()
+                assert answer is not None
+                assert bytes(answer) == word
+            await stream.finish()
+            return await drain(stream)
+
+        ends = await asyncio.gather(
+            *(talk(a, at_b.address, b"to b") for _ in range(3)),
+            *(talk(b, at_a.address, b"to a") for _ in range(3)),
+        )
+        assert ends == [[]] * 6
+
+    async def test_the_last_slice_can_say_that_it_is_the_last(self, net):
+        async def serve(opening: Opening, stream: SliceStream) -> None:
+            for payload in await drain(stream):
+                await stream.send(memoryview(payload))
+            await stream.send(memoryview(b"and that was all"), last=True)
+
+        a, _ = await net.start("a")
+        _, at_b = await net.start("b", serve)
+        stream = await a.open(at_b.address, OPENING)
+        await stream.send(memoryview(b"one"))
+        await stream.send(memoryview(b"two"), last=True)
+        await stream.finish()  # says nothing new
+        assert await drain(stream) == [b"one", b"two", b"and that was all"]
+        assert await stream.receive() is None
+
+    async def test_a_callee_that_has_heard_enough_lets_the_caller_finish(self, net):
+        async def serve(opening: Opening, stream: SliceStream) -> None:
+            await stream.receive()
+
+        a, _ = await net.start("a")
+        _, at_b = await net.start("b", serve)
+        stream = await a.open(at_b.address, OPENING)
+        for _ in range(100):
+            await stream.send(memoryview(bytes(10_000)))
+        await stream.finish()
+        assert await drain(stream) == []
+
+    async def test_a_caller_that_only_sends_is_stopped_by_a_refusal(self, net):
+        """In words only if it listens: gRPC forgets them when a write meets the end of its call."""
+
+        async def serve(opening: Opening, stream: SliceStream) -> None:
+            raise RefusedError("b is not in a#7")
+
+        a, _ = await net.start("a")
+        _, at_b = await net.start("b", serve)
+        stream = await a.open(at_b.address, OPENING)
+
+        async def send_on() -> None:
+            async with asyncio.timeout(10):
+                while True:
+                    await stream.send(memoryview(bytes(10_000)))
+
+        with pytest.raises((RefusedError, TransportError)):
+            await send_on()
+
+    async def test_what_is_refused_leaves_the_way_open_for_what_is_not(self, net):
+        async def serve(opening: Opening, stream: SliceStream) -> None:
+            assert isinstance(opening, StateOpening)
+            if opening.version == 0:
+                raise RefusedError("not this one")
+            await echo(opening, stream)
+
+        a, at_a = await net.start("a")
+        _, at_b = await net.start("b", serve)
+        kept = await a.open(at_b.address, OPENING)
+        await kept.send(memoryview(b"before"))
+        assert bytes(await kept.receive() or b"") == b"before"
+        for _ in range(3):
+            refused = await a.open(at_b.address, StateOpening("swarm", PeerId("a"), 0))
+            with pytest.raises(RefusedError, match="not this one"):
+                await refused.receive()
+        await kept.send(memoryview(b"after"), last=True)
+        assert await drain(kept) == [b"after"]
+        assert at_a.broken == []
+
+    async def test_a_stream_across_a_way_that_stands_still_goes_on_where_it_was(self, net):
+        a, _ = await net.start("a")
+        _, at_b = await net.start("b", echo, behind_a_way=True)
+        stream = await a.open(at_b.address, OPENING)
+        heard: list[int] = []
+
+        async def talk() -> None:
+            for number in range(1000):
+                await stream.send(memoryview(number.to_bytes(2, "big")))
+                answer = await stream.receive()
+                assert answer is not None
+                heard.append(int.from_bytes(answer, "big"))
+
+        talking = asyncio.create_task(talk())
+        await until(lambda: len(heard) > 10)
+        net.stall()
+        await asyncio.sleep(SOON_S)
+        before = len(heard)
+        await asyncio.sleep(5 * SOON_S)
+        assert len(heard) == before < 1000
+        assert not talking.done()
+        net.go_on()
+        await talking
+        assert heard == list(range(1000))
 
 
 class TestSimTransport(TransportContract):
