@@ -20,13 +20,17 @@ OUTSIDERS: Mapping[str, tuple[str, ...]] = {
 """What starts a peer of each, up to the path of its configuration."""
 
 
-def check_algorithm(name: str, options: Mapping[str, Any]) -> None:  # Any: an algorithm's own
-    """Refuse an algorithm or an option that does not exist, before anything starts.
+def check_algorithm(
+    name: str,
+    options: Mapping[str, Any],  # Any: an algorithm's own
+    peers: int,
+) -> None:
+    """Refuse an algorithm or an option that cannot work with so many peers, before anything starts.
 
     Raises:
-        ConfigError: listing those there are.
+        ConfigError: listing those there are, or naming the value and the number of peers.
     """
     if name not in OUTSIDERS:
-        load_algorithm(name, options)
+        load_algorithm(name, options).check_swarm(peers)
     elif options:
         raise ConfigError(f"{name!r} has no options, but [options.{name}] sets {sorted(options)}")

@@ -160,7 +160,7 @@ class Scenario:
             ConfigError: listing the algorithms or the options there are.
         """
         for name in self.algorithms:
-            check_algorithm(name, self.options.get(name, {}))
+            check_algorithm(name, self.options.get(name, {}), self.peers)
 
     def configs(self, algorithm: str, folder: Path) -> tuple[RunConfig, ...]:
         """One configuration per peer, without addresses; their files go to `folder`."""

@@ -8,6 +8,9 @@ like the paper. It acts at the moments that it defines, and leaves the others al
 * `after_update`    the optimizer has run; the trainer waits for it.
 * `background`      a loop of its own beside the trainer, which never waits for it.
 
+One whose groups follow from versions and the view of who trains states a `schedule` as well: then
+versions run in whole groups while some of their trainers compute (`core/activation.py`).
+
 The file's name is the configuration name; ``"package.module:Class"`` loads one from anywhere.
 Options are the fields of the class's nested frozen dataclass `Config`.
 """
@@ -21,6 +24,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, ClassVar, Protocol
 
+from p2ptrain.core.activation import Round
 from p2ptrain.core.events import Outcome
 from p2ptrain.errors import ConfigError
 from p2ptrain.ids import PeerId, Seconds
@@ -85,6 +89,39 @@ class Swarm(Protocol):
         """
         ...
 
+    @property
+    def version(self) -> int:
+        """The last version of the schedule that has begun, as far as we know; 0 before any has."""
+        ...
+
+    async def average_at(self, version: int) -> GroupResult:
+        """Arrive at a version of the schedule and wait until it has run.
+
+        `DONE`: the result is in the model or, of gradients, taken in at this boundary. `LATE`, at
+        once: it has run without this trainer. Anything else: it broke and changed nothing here.
+        """
+        ...
+
+    def pass_by(self, version: int) -> None:
+        """Arrive at a version, as far as rules count, and do not wait for it."""
+        ...
+
+    async def hand_in_gradients(self) -> None:
+        """Have the gradients of this step delivered: with the next version, exactly once."""
+        ...
+
+    def forget_all_but_latest(self) -> None:
+        """Of several means of gradients that were missed, take in the last one only."""
+        ...
+
+    async def add_late_average(self) -> bool:
+        """Add the model to the mean of models that it missed, as one model more.
+
+        x <- (sum over the group + x) / (S + 1); false, and nothing done, if it missed none. For
+        rounds that keep it (`Round.keeps_late`).
+        """
+        ...
+
     async def wait_for_update(self, count: int) -> int:
         """Wait until the trainer has made `count` updates in this run; return how many it has."""
         ...
@@ -116,8 +153,18 @@ class Algorithm:
     async def background(self, swarm: Swarm) -> None:
         """Beside the trainer; cancelled when the peer leaves."""
 
+    def schedule(self, version: int, peers: Sequence[PeerId], me: PeerId) -> Round:
+        """The group that `me` is in at `version` (1, 2, ...) if `peers` train, and its rule.
+
+        Pure: all peers find the same groups, which do not overlap.
+        """
+        raise NotImplementedError
+
+    def check_swarm(self, peers: int) -> None:
+        """Raise ConfigError if the options make no sense in a swarm of so many peers."""
+
     def acts(self, moment: str) -> bool:
-        """True if this algorithm defines `moment`."""
+        """True if this algorithm defines `moment`, or `schedule`."""
         return getattr(type(self), moment) is not getattr(Algorithm, moment)
 
 

@@ -16,6 +16,11 @@ same mean, dividing by it gives the mean over the *contributors*, whoever they w
   the gradients (overflow, just caught up) has none in the statistics either, and afterwards all
   peers hold the same bits: each computes them from the same vector by the same division.
 
+Where gradients are delivered late (`runtime/late.py`), a peer's vector is the sum of those that
+wait, of one step, several or none. Weights add up like the rest, so buffers come out as the mean
+over all that were delivered; gradients are then divided by the number of *members*, so that each
+counts the same whenever it comes.
+
 Numbers of 16 bits travel as float32 and are rounded once, after the mean.
 """
 
@@ -75,8 +80,12 @@ class GradientVector:
             into_G.fill(0)
             raise
 
-    def load(self, mean_G: Vector) -> bool:
-        """Set gradients and buffers from the group's mean (read only, not kept).
+    def load(self, mean_G: Vector, *, per_member: bool = False) -> bool:
+        """Set gradients and buffers from the group's mean.
+
+        Args:
+            mean_G: read only, not kept.
+            per_member: gradients are the sum over the number of members, not of contributors.
 
         Returns:
             False, and nothing changed, if nobody contributed.
@@ -91,7 +100,8 @@ class GradientVector:
         if weight <= 0:
             return False
         for gradient, flag in zip(self._gradients, mean_G[self._flags], strict=True):
-            mean = torch.from_numpy(mean_G[gradient.at] / weight) if flag > 0 else None
+            share = np.float32(1) if per_member else weight
+            mean = torch.from_numpy(mean_G[gradient.at] / share) if flag > 0 else None
             _set_gradient(gradient.parameter, mean)
         with self._flat.step_lock:
             for slot, at in self._buffers:

@@ -85,11 +85,14 @@ class Replica(Protocol):
         """
         ...
 
-    def import_gradients(self, mean_G: Vector) -> bool:
+    def import_gradients(self, mean_G: Vector, *, per_member: bool = False) -> bool:
         """Set gradients and buffers from the group's mean; false if nobody contributed.
 
         Means are over those who contributed, and afterwards gradients and buffers are the same
         bits on every peer. A parameter that had no gradient anywhere keeps ``None``. Trainer waits.
+
+        With `per_member` gradients are divided by the number of members instead, so that one that
+        comes late, alone or with others, weighs what it would have weighed in time.
 
         Raises StateError, with nothing changed, if the mean is not finite.
         """

@@ -116,13 +116,13 @@ class TorchReplica:
         """Write gradients, buffers, flags and weight; `into_G` is zero if this raises."""
         self._gradients.export(into_G, contributes)
 
-    def import_gradients(self, mean_G: Vector) -> bool:
-        """Set gradients and buffers from the contributors' mean.
+    def import_gradients(self, mean_G: Vector, *, per_member: bool = False) -> bool:
+        """Set gradients and buffers from the contributors' mean, or gradients per member.
 
         Raises:
             StateError: if the mean is not finite; nothing has changed then.
         """
-        return self._gradients.load(mean_G)
+        return self._gradients.load(mean_G, per_member=per_member)
 
     def export_state(self) -> bytes:
         """Everything of this boundary, pending included."""

@@ -176,6 +176,10 @@ class Activation:
         """True while we are in the group of `ticket`: the fence for its slices and its result."""
         return self._group is not None and self._group.ticket == ticket
 
+    def version_of(self, ticket: Ticket) -> int | None:
+        """The version that runs under `ticket`, if that is the group we are in."""
+        return self._group.version if self._group and self._group.ticket == ticket else None
+
     def expects(self, ticket: Ticket) -> bool:
         """True while the group of `ticket` waits for us to leave another one."""
         return any(queued == ticket for _, queued, _ in self._queue)

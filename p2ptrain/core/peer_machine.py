@@ -185,6 +185,14 @@ class PeerMachine:
         scheduled = self.rendezvous.holds(ticket) or self.activation.holds(ticket)
         return scheduled or self.lock.holds(ticket, now)
 
+    def expects(self, ticket: Ticket) -> bool:
+        """True if the group of `ticket` waits for us to leave another one."""
+        return self.activation.expects(ticket)
+
+    def is_over(self, ticket: Ticket) -> bool:
+        """True if no slices can come under `ticket` any more, here."""
+        return self.activation.is_over(ticket)
+
     def next_deadline(self) -> Seconds | None:
         parts = (self.membership, self.lock, self.rendezvous, self.activation)
         deadlines = [deadline for part in parts if (deadline := part.next_deadline()) is not None]

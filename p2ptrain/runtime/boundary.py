@@ -78,6 +78,7 @@ class Boundary:
             StateError: if what this trainer contributed cannot be averaged (not finite).
         """
         algorithm, driver = self._driver.algorithm, self._driver
+        late = algorithm.averages == "gradients" and algorithm.acts("schedule")
         computed_at = self._clock()
         if driver.failure:
             raise driver.failure
@@ -85,22 +86,33 @@ class Boundary:
             driver.averaged_anything = False
             driver.samples_of_step = samples
             await self._cross.call(algorithm.after_backward(self._swarm))
-            if not driver.averaged_anything:
+            if not driver.averaged_anything and not late:
                 if driver.stopping:
                     return  # a step that nobody averaged is not made: we would differ from the rest
                 optimizer_step = _nothing  # nobody had gradients; the version counts all the same
         waited_s = self._clock() - computed_at
-        driver.replica.update(optimizer_step)
+        if late:
+            self._take_in_late(optimizer_step)
+        else:
+            driver.replica.update(optimizer_step)
         self._count(samples, loss, computed_at, waited_s)
         if algorithm.acts("after_update"):
             before = self._clock()
             await self._cross.call(algorithm.after_update(self._swarm))
+            driver.replica.settle()  # the next step begins with what it waited for
             self.totals.wait_s += self._clock() - before
         self._since = self._clock()
 
     def end(self) -> None:
         """The trainer has stopped; the peer serves the others."""
         self._tell(Phase.DONE)
+
+    def _take_in_late(self, optimizer_step: Callable[[], None]) -> None:
+        """Update from all means of gradients that have come since the last boundary."""
+        riding = self._driver.late.take_in(optimizer_step)
+        if riding is not None:
+            self._driver.agreed_to_end = bool(riding[0] > 0)
+            self._driver.progress = round(float(riding[1]))
 
     def _count(
         self, samples: int, loss: float | None, computed_at: Seconds, waited_s: Seconds

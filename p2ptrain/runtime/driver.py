@@ -9,10 +9,10 @@ runs a copy of a vector on a worker thread for real and inline in the simulator.
 import asyncio
 import functools
 import math
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from random import Random
-from typing import Any, Protocol, TypeVar, assert_never
+from typing import Any, TypeVar, assert_never
 
 import numpy as np
 
@@ -54,7 +54,9 @@ from p2ptrain.runtime.exchange import (
     GroupBroken,
     is_finite,
 )
+from p2ptrain.runtime.late import KeptMean, LateGradients
 from p2ptrain.runtime.metrics import Metrics
+from p2ptrain.runtime.offload import Offload
 
 SHORT = 1 << 18
 """Copying so many numbers takes less time than a hop to the worker thread and back."""
@@ -76,12 +78,6 @@ def _or_fail(method: Callable[..., None]) -> Callable[..., None]:
             self.fail(error)
 
     return guarded
-
-
-class Offload(Protocol):
-    """Runs a function that may take long without holding up the event loop."""
-
-    def __call__(self, function: Callable[[], T], /) -> Awaitable[T]: ...
 
 
 class Driver:
@@ -134,6 +130,8 @@ class Driver:
         self._parked = 0
         self._claiming = asyncio.Lock()  # one claim at a time; the next one waits
         self._buffers = Buffers()
+        self.late = LateGradients(replica, self._buffers, self._copy)
+        self.kept = KeptMean(replica, self._buffers, offload)
         self._claims: dict[Ticket, asyncio.Future[GroupResult]] = {}
         self._asked_at: dict[Ticket, Seconds] = {}
         self._version: asyncio.Future[GroupResult] | None = None
@@ -161,7 +159,8 @@ class Driver:
         """Listen. Raises ConfigError if that is not possible."""
         address = await self._transport.start(self)
         me = Member(peer=self.name, address=address, incarnation=self._incarnation)
-        self._machine = PeerMachine(me, self._protocol, self.rng)
+        schedule = self.algorithm.schedule if self.algorithm.acts("schedule") else None
+        self._machine = PeerMachine(me, self._protocol, self.rng, schedule)
         return address
 
     async def join(self, hosts: Sequence[Address], timeout_s: Seconds) -> None:
@@ -196,7 +195,9 @@ class Driver:
         """If others already train, take the model of one of them; returns whose."""
         others = self._machine.membership.others
         donors = [m.peer for m in others if m.state is MemberState.ALIVE and m.steps]
-        for donor in donors if self.algorithm.averages == "models" else []:
+        algorithm = self.algorithm
+        copies = algorithm.averages == "models" or algorithm.acts("schedule")
+        for donor in donors if copies else []:  # others catch up at their first average
             try:
                 data = await self._download(donor, None)
             except (TransportError, RefusedError, CodecError, GroupBroken):
@@ -304,6 +305,19 @@ class Driver:
         self._machine.arrive(self.replica.updates, self.now)
         self._pump()
         return await self._version
+
+    async def average_at(self, version: int) -> GroupResult:
+        self._version = self._loop.create_future()
+        self.arrive_at(version, waits=True)
+        return await self._version
+
+    def arrive_at(self, version: int, *, waits: bool) -> None:
+        self._machine.arrive_at(version, self.now, waits=waits)
+        self._pump()
+
+    async def hand_in_gradients(self) -> None:
+        contributes, self.contributes = self.contributes, True
+        await self.late.hand_in(self.samples_of_step, contributes=contributes)
 
     async def wait_for_update(self, count: int) -> int:
         while self._updates_done < count:
@@ -460,7 +474,7 @@ class Driver:
         try:
             await self._end_of_older_averages(effect.ticket)
             async with asyncio.timeout(self._exchange_config.average_timeout_s):
-                await self._exchange(attempt)
+                await self._exchange(attempt, held=effect.held)
         except GroupBroken as broken:
             attempt.outcome, attempt.why = broken.outcome, broken.why
         except TimeoutError:
@@ -474,6 +488,7 @@ class Driver:
             attempt.why = str(cancelled) or "the peer left"
             raise
         finally:
+            self.late.give_back()
             self._exchanges.pop(effect.ticket, None)
             self._committing.pop(effect.ticket, None)
             self.accounts.close(attempt, self.now, self.metrics)
@@ -486,9 +501,9 @@ class Driver:
         older = [asyncio.shield(task) for other, task in averages if other != ticket]
         await asyncio.gather(*older, return_exceptions=True)
 
-    async def _exchange(self, attempt: Attempt) -> None:
+    async def _exchange(self, attempt: Attempt, *, held: bool) -> None:
         ticket, what = attempt.ticket, attempt.what
-        began = self.now
+        began, version = self.now, self._machine.activation.version_of(ticket)
         vector_V, updates = await self._contribution(what, attempt.members)
         attempt.snapshot_s = self.now - began
         result_V = self._buffers.take(len(vector_V))
@@ -498,10 +513,11 @@ class Driver:
             attempt.members,
             vector_V,
             result_V,
-            delta=what is What.MODELS,
+            delta=what is What.MODELS and not held,
             slice_size=self._exchange_config.slice_kib * 256,
             swarm=self._swarm(),
             clock=self._clock,
+            arrival_s=ARRIVAL_S if version is None else self._exchange_config.average_timeout_s,
         )
         self._exchanges[ticket] = exchange
         self._news.set()
@@ -517,6 +533,13 @@ class Driver:
             self.agreed_to_end = bool(result_V[-2] > 0)
             self.progress = round(float(result_V[-1]))
             self.contributes = True
+        elif what is What.LATE_GRADIENTS:
+            assert version is not None
+            attempt.staleness_steps = self.late.delivered(version, result_V)
+            return
+        elif held:
+            self.kept.keep(result_V, len(attempt.members))
+            return
         else:
             result_V = await self._offload(lambda: self.replica.add_delta(result_V))
             attempt.disagreement_l2 = math.sqrt(exchange.square_sum)
@@ -527,11 +550,14 @@ class Driver:
 
     async def _contribution(self, what: What, members: tuple[PeerId, ...]) -> tuple[Vector, int]:
         """What we put into the group, copied on a worker thread, and of which update it is."""
-        if what is What.GRADIENTS:
+        if what is not What.MODELS:
             # Two numbers ride along whose mean all members see alike: who wants to end, so that all
             # end after the same version, and progress, so that all follow the same schedule.
             vector_V = self._buffers.take(self.replica.gradient_size + 2)
-            vector_V[-2:] = self.wants_to_end, self._progress_of(members)
+            vector_V[-2:] = self.wants_to_end, self._progress_of(what, members)
+            if what is What.LATE_GRADIENTS:
+                await self.late.contribute(vector_V[:-2])
+                return vector_V, self.replica.updates
             contributes = self.contributes
             await self._copy(lambda: self.replica.export_gradients(vector_V[:-2], contributes))
             return vector_V, self.replica.updates
@@ -552,10 +578,11 @@ class Driver:
         short = self.replica.gradient_size <= SHORT
         return function() if short else await self._offload(function)
 
-    def _progress_of(self, members: tuple[PeerId, ...]) -> int:
+    def _progress_of(self, what: What, members: tuple[PeerId, ...]) -> int:
         """A number whose mean over `members` is the samples of the swarm, this step's included."""
         membership = self._machine.membership
-        own = membership.me.samples + self.samples_of_step
+        waits = what is What.GRADIENTS
+        own = membership.me.samples + self.samples_of_step if waits else self.late.samples
         outside = sum(m.samples for m in membership.others if m.peer not in members)
         return len(members) * own + outside
 
@@ -635,15 +662,17 @@ class Driver:
         if self._parked >= MAX_PARKED:
             raise RefusedError(f"{self.name} has {MAX_PARKED} streams waiting for their groups")
         self._parked += 1
+        until = self.now + ARRIVAL_S  # or for as long as another group keeps us from that one
         try:
-            async with asyncio.timeout(ARRIVAL_S):
-                while ticket not in self._exchanges:
+            while ticket not in self._exchanges and not self._machine.is_over(ticket):
+                expected = self._machine.expects(ticket)
+                async with asyncio.timeout(None if expected else until - self.now):
                     await self._wait_for_news()
-        except TimeoutError as error:
+            return self._exchanges[ticket]
+        except (TimeoutError, KeyError) as error:
             raise RefusedError(f"{self.name} is not in {ticket}") from error
         finally:
             self._parked -= 1
-        return self._exchanges[ticket]
 
     def _complete(self, count: int) -> bool:
         membership = self._machine.membership

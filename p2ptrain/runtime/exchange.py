@@ -91,6 +91,7 @@ class Exchange:
             minus what this member contributes.
         swarm: the digest that openings carry.
         clock: for the times that messages of failure state.
+        arrival_s: how long to wait for a member's stream; it may still be in another group.
     """
 
     def __init__(
@@ -105,6 +106,7 @@ class Exchange:
         slice_size: int,
         swarm: str,
         clock: Callable[[], Seconds],
+        arrival_s: Seconds = ARRIVAL_S,
     ) -> None:
         self._me = me
         self._ticket = ticket
@@ -116,6 +118,7 @@ class Exchange:
         self._swarm = swarm
         self._clock = clock
         self._started = clock()
+        self._arrival_s = arrival_s
         self.sent_bytes = 0
         self.received_bytes = 0
         self.square_sum = 0.0
@@ -214,10 +217,10 @@ class Exchange:
 
     async def _called_by(self, peer: PeerId) -> SliceStream:
         try:
-            async with asyncio.timeout(ARRIVAL_S):
+            async with asyncio.timeout(self._arrival_s):
                 return await self._incoming[peer]
         except TimeoutError as error:
-            why = f"{peer} opened no stream within {ARRIVAL_S:g} s"
+            why = f"{peer} opened no stream within {self._arrival_s:g} s"
             raise GroupBroken(Outcome.LATE, why) from error
 
     async def _send_all(self, peer: PeerId, stream: SliceStream, spans: tuple[Span, ...]) -> None:

@@ -24,8 +24,9 @@ from p2ptrain.core.messages import Phase
 from p2ptrain.ids import Address, PeerId, Seconds
 from p2ptrain.net.transport import Transport
 from p2ptrain.runtime.boundary import Boundary, Cross
-from p2ptrain.runtime.driver import Driver, Offload
+from p2ptrain.runtime.driver import Driver
 from p2ptrain.runtime.metrics import Metrics
+from p2ptrain.runtime.offload import Offload
 from p2ptrain.runtime.settings import PeerConfig
 from p2ptrain.runtime.snapshots import SnapshotWriter
 from p2ptrain.runtime.swarm import DriverSwarm

@@ -86,6 +86,8 @@ class Peer:
         self.name = PeerId(self.config.name or f"{socket.gethostname()}-{os.getpid()}")
         self.replica = TorchReplica(model, optimizer)
         algorithm = load_algorithm(self.config.algorithm, self.config.algorithm_options)
+        if self.config.peers > 1:  # otherwise nobody knows how many will come
+            algorithm.check_swarm(self.config.peers)
         self._sinks = self._open_sinks()
         self._board = Board(time.monotonic)
         self._metrics = TeeMetrics(self._board, *([metrics] if metrics else []), *self._sinks)

@@ -7,8 +7,8 @@ import numpy as np
 
 from p2ptrain.compute.replica import Replica
 from p2ptrain.ids import Seconds
-from p2ptrain.runtime.driver import Offload
 from p2ptrain.runtime.metrics import Metrics
+from p2ptrain.runtime.offload import Offload
 
 
 class SnapshotWriter:

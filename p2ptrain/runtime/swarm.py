@@ -39,6 +39,25 @@ class DriverSwarm:
     async def average_gradients(self) -> GroupResult:
         return await self._driver.average_gradients()
 
+    @property
+    def version(self) -> int:
+        return self._driver.machine.activation.version
+
+    async def average_at(self, version: int) -> GroupResult:
+        return await self._driver.average_at(version)
+
+    def pass_by(self, version: int) -> None:
+        self._driver.arrive_at(version, waits=False)
+
+    async def hand_in_gradients(self) -> None:
+        await self._driver.hand_in_gradients()
+
+    def forget_all_but_latest(self) -> None:
+        self._driver.late.forget_all_but_latest()
+
+    async def add_late_average(self) -> bool:
+        return await self._driver.kept.add()
+
     async def wait_for_update(self, count: int) -> int:
         return await self._driver.wait_for_update(count)
 

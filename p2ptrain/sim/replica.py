@@ -64,10 +64,10 @@ class VectorReplica:
         into_G[:-1] = self.gradient if contributes else 0
         into_G[-1] = contributes
 
-    def import_gradients(self, mean_G: Vector) -> bool:
+    def import_gradients(self, mean_G: Vector, *, per_member: bool = False) -> bool:
         if mean_G[-1] == 0:
             return False
-        self.gradient = mean_G[:-1] / mean_G[-1]
+        self.gradient = mean_G[:-1] / (np.float32(1) if per_member else mean_G[-1])
         return True
 
     def export_state(self) -> bytes:

@@ -1,0 +1,152 @@
+"""WAGMA-SGD: wait-avoiding group model averaging (Li et al., TPDS 2021).
+
+Each peer trains on its own and averages models in groups of S, which change with every version so
+that an update reaches everyone in log_S P of them; every `tau` versions, everyone averages:
+
+    x_i  <-  x_i - lr * update(g_i)
+    x_i  <-  (1 / S) * sum of x_j, over the group of this version
+
+Nobody waits for a slow peer: whoever arrives first has the version run in its whole group, where
+each member contributes the latest it has, wherever its own trainer is (`core/activation.py`).
+
+**Butterfly groups.** Write a peer's place among P = 2^k by name in binary. Version t joins those
+peers whose places differ in m = log2 S of the k bits only: bits (t m + r) mod k for r < m.
+(Printed, the mask is shifted in place, and 8 peers in fours end in groups of two; the paper's
+example, and this file, do what is meant.) Any other number of peers shares 2^k slots, k = log2 P
+rounded down, one or two neighbours to a slot: groups are of S slots, so of S to 2 S peers, and
+k / m versions reach everyone all the same.
+
+Differences to the paper, and why:
+
+* *Delta form* (`late = "delta"`). Each member adds mean - snapshot to its live model, so a late
+  one loses nothing and the mean of all models stays what training made it. The paper's rule
+  (`late = "paper"`) has a late peer add its model to the mean that it missed, as one model more:
+  x <- (S * mean + x) / (S + 1). That moves the mean of all, which only `sync = "step"` mends.
+* *Elastic synchronisation* (`sync = "elastic"`). In the paper every peer makes `tau` steps between
+  two global averages and waits there, so that one slow peer slows everybody (`sync = "step"`). Here
+  the global average runs like any other version: a slow peer joins with the steps it has. Versions
+  then count what ran, not own steps: a peer whose version was run by others goes on with the next.
+* *Only the group is activated*, not everybody: S - 1 small messages instead of P - 1. Where nobody
+  has arrived nothing runs, and the next version finds whatever there is.
+* *Fewer words.* Groups reduce and gather shares: 2 n (S - 1) / S words instead of n log2 S.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from p2ptrain.averaging.base import Algorithm, Swarm
+from p2ptrain.core.activation import NOBODY, Round, Rule
+from p2ptrain.core.effects import What
+from p2ptrain.errors import ConfigError
+from p2ptrain.ids import PeerId
+
+SYNCS = ("elastic", "step")
+LATES = ("delta", "paper")
+
+
+class Wagma(Algorithm):
+    averages = "models"
+
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class Config:
+        """How large groups are, and how all of them keep together."""
+
+        group_size: int = 0
+        """Peers per group, a power of two; 0: the one nearest to the square root of their number.
+        Too small: models drift apart between two synchronisations; too large: each version moves
+        more and waits for more peers' transfers. A swarm of fewer peers is one group."""
+
+        tau: int = 10
+        """Every so many versions everyone averages. Too small: as all-reduce, every step; too
+        large: models drift apart."""
+
+        sync: str = "elastic"
+        """``elastic``: nobody waits for a slow peer, it joins with the steps it has. ``step``: the
+        paper's; all make `tau` steps and wait, so no model is older, and one slow peer slows all.
+        """
+
+        late: str = "delta"
+        """What a peer does with a mean that ran before it arrived. ``delta``: its own share of it
+        is added, nothing is lost. ``paper``: its model counts as one model more."""
+
+        def __post_init__(self) -> None:
+            size = self.group_size
+            if size < 0 or size == 1 or size & (size - 1):
+                raise ConfigError(
+                    f"wagma group_size = {size} must be a power of two from 2 on, or 0 for the one "
+                    "nearest to the square root of the number of peers"
+                )
+            if self.tau < 1:
+                raise ConfigError(f"wagma tau = {self.tau} must be 1 or more")
+            for name, known in (("sync", SYNCS), ("late", LATES)):
+                if getattr(self, name) not in known:
+                    raise ConfigError(
+                        f"wagma {name} = {getattr(self, name)!r}; there are: {', '.join(known)}"
+                    )
+
+    _seen = 0  # the version that our last step ended with
+
+    async def after_update(self, swarm: Swarm) -> None:
+        version = self._next(swarm)
+        is_late = version <= swarm.version
+        if self.config.late == "paper":
+            await swarm.average_at(version)  # a late one waits for what still runs, if anything
+            await swarm.add_late_average()
+        elif not is_late:
+            await swarm.average_at(version)
+        elastic = self.config.sync == "elastic"
+        self._seen = max(version, swarm.version) if elastic else version
+
+    def _next(self, swarm: Swarm) -> int:
+        """The version that this step ends with: one that has begun meanwhile, or a new one."""
+        ran, tau = swarm.version, self.config.tau
+        if self.config.sync == "elastic":
+            return ran if ran > self._seen else self._seen + 1
+        missed_sync = ran // tau > self._seen // tau  # then we are new here
+        return ran if missed_sync else self._seen + 1
+
+    def schedule(self, version: int, peers: Sequence[PeerId], me: PeerId) -> Round:
+        keeps_late = self.config.late == "paper"
+        if version % self.config.tau == 0:
+            rule = NOBODY if self.config.sync == "elastic" else Rule(arrivals=len(peers))
+            return Round(tuple(peers), What.MODELS, rule, keeps_late)
+        size = self.config.group_size or default_group_size(len(peers))
+        place = peers.index(me)
+        group = next(g for g in butterfly(version, len(peers), size) if place in g)
+        return Round(tuple(peers[p] for p in group), What.MODELS, NOBODY, keeps_late)
+
+    def check_swarm(self, peers: int) -> None:
+        if self.config.group_size > peers:
+            raise ConfigError(
+                f"wagma group_size = {self.config.group_size} is more than the {peers} peers of "
+                "the swarm; make it smaller, or 0 to fit"
+            )
+
+
+def default_group_size(count: int) -> int:
+    """The power of two nearest to the square root of `count`, and at least 2."""
+    below = 1
+    while 4 * below * below <= count:
+        below *= 2
+    nearest = 2 * below if 4 * count > 9 * below * below else below
+    return max(2, nearest)
+
+
+@lru_cache(maxsize=256)  # every peer of a simulated world asks for the same groups
+def butterfly(version: int, count: int, size: int) -> tuple[tuple[int, ...], ...]:
+    """The groups of places 0 ... `count` - 1 at `version`, each sorted; a partition."""
+    slots = 1 << _log2(count)
+    bits = range(_log2(slots))
+    joined = {(version * _log2(size) + r) % len(bits) for r in range(min(_log2(size), len(bits)))}
+    mask = sum(1 << bit for bit in bits if bit not in joined)
+    groups: dict[int, list[int]] = {}
+    for place in range(count):
+        slot = place * slots // count
+        groups.setdefault(slot & mask, []).append(place)
+    return tuple(tuple(group) for group in groups.values())
+
+
+def _log2(number: int) -> int:
+    """Rounded down."""
+    return number.bit_length() - 1
