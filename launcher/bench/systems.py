@@ -177,7 +177,7 @@ async def _p2ptrain(place: Place, way: str) -> list[Round]:
         algorithm=load_algorithm("ad_psgd"),
         algorithm_name="ad_psgd",
         replica=TorchReplica(model, torch.optim.SGD(model.parameters(), lr=0.1)),
-        transport=GrpcTransport("127.0.0.1:0", config=GrpcConfig()),
+        transport=GrpcTransport("127.0.0.1:0", config=GrpcConfig(data=way)),
         protocol=ProtocolConfig(),
         exchange=ExchangeConfig(),
         rng=Random(place.rank),

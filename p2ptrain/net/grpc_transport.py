@@ -31,11 +31,14 @@ from typing import Any, NoReturn, TypeVar
 
 import grpc
 import grpc.aio
+import numpy as np
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from p2ptrain.compute.replica import Vector
 from p2ptrain.errors import CodecError, ConfigError, P2PTrainError, RefusedError, TransportError
 from p2ptrain.ids import Address, Seconds
 from p2ptrain.net import wire
+from p2ptrain.net.sockets import SharedVectors, SocketCaller, SocketServer, this_machine
 from p2ptrain.net.transport import Desk, Handler, SliceStream
 from p2ptrain.net.wire import Envelope, Hello, Opening, Welcome
 
@@ -44,6 +47,11 @@ QUEUE = 1024
 IDLE_CALLS = 8
 MAX_IGNORED = 256
 RETRY_S = 0.1
+SOCKETS_RETRY_S: Seconds = 30.0
+"""A peer whose sockets could not be reached is asked again after so long."""
+
+SOCKETS_TIMEOUT_S: Seconds = 2.0
+DATA_WAYS = ("auto", "memory", "sockets", "grpc")
 
 GONE = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
 """What gRPC raises on a callee's side when the call has ended under it."""
@@ -62,11 +70,19 @@ class GrpcConfig:
     keepalive_timeout_s: Seconds = 5.0
     """A probe unanswered for so long closes the connection."""
 
+    data: str = "auto"
+    """How slices travel. ``grpc``: through the one port. ``sockets``: over a TCP port of their own.
+    ``memory``: by shared memory between peers of one machine. ``auto``: by the fastest of these that
+    works between two peers. gRPC is what is left where the others do not."""
+
     def __post_init__(self) -> None:
         for name in ("keepalive_s", "keepalive_timeout_s"):
             value = getattr(self, name)
             if not 0 < value < math.inf:
                 raise ConfigError(f"network {name} = {value} must be above 0")
+        if self.data not in DATA_WAYS:
+            ways = ", ".join(DATA_WAYS)
+            raise ConfigError(f"network data = {self.data!r}; there are: {ways}")
 
 
 def _options(config: GrpcConfig) -> list[tuple[str, int]]:
@@ -123,7 +139,10 @@ class GrpcTransport:
     def __init__(self, listen: str, advertise: str = "", config: GrpcConfig | None = None) -> None:
         self._listen = listen
         self._advertise = advertise
-        self._options = _options(config or GrpcConfig())
+        self._config = config or GrpcConfig()
+        self._options = _options(self._config)
+        self._vectors = SharedVectors()
+        self._sockets: SocketServer | None = None
         self._server: grpc.aio.Server | None = None
         self._links: dict[Address, _Link] = {}
         self._dropping: list[asyncio.Task[None]] = []
@@ -153,6 +172,9 @@ class GrpcTransport:
         for name in ("", SERVICE):
             await checks.set(name, health_pb2.HealthCheckResponse.SERVING)
         self._server = server
+        if self._config.data != "grpc":
+            self._sockets = SocketServer(handler.handle_stream, self._vectors)
+            self._sockets.start(host.strip("[]"))
         return wire.address(f"{advertised}:{int(port_advertised) or port}")
 
     def send(self, target: Address, envelope: Envelope) -> None:
@@ -170,7 +192,17 @@ class GrpcTransport:
         return wire.decode_hello(answer)
 
     async def open(self, target: Address, opening: Opening) -> SliceStream:
-        return _CallerStream(self._link(target), target, opening)
+        link = self._link(target)
+        try:
+            if sockets := link.sockets(self._config.data, self._vectors):
+                return await sockets.open(opening, target)
+        except TransportError:
+            link.forget_sockets()
+        return _CallerStream(link, target, opening)
+
+    def vector(self, size: int) -> Vector:
+        shares = self._config.data in ("auto", "memory") and this_machine()
+        return self._vectors.take(size) if shares else np.empty(size, np.float32)
 
     def forget(self, address: Address) -> None:
         link = self._links.pop(address, None)
@@ -182,6 +214,8 @@ class GrpcTransport:
         self._closed = True
         links, self._links = list(self._links.values()), {}
         await asyncio.gather(*(link.close(grace_s) for link in links), *self._dropping)
+        if self._sockets:
+            await self._sockets.close()
         if self._server:
             await self._server.stop(grace=0.2)
 
@@ -192,6 +226,7 @@ class GrpcTransport:
             SERVICE,
             {
                 "Join": grpc.unary_unary_rpc_method_handler(self._serve_join),
+                "Paths": grpc.unary_unary_rpc_method_handler(self._serve_paths),
                 "Identify": grpc.unary_unary_rpc_method_handler(self._serve_identify),
                 "Talk": grpc.stream_unary_rpc_method_handler(self._serve_talk),
                 "Move": grpc.stream_stream_rpc_method_handler(self._serve_move),
@@ -211,6 +246,12 @@ class GrpcTransport:
     async def _serve_identify(self, _: bytes, context: Any) -> bytes:  # Any: grpc is untyped
         assert self._handler
         return wire.encode_hello(self._handler.handle_identify())
+
+    async def _serve_paths(self, _: bytes, context: Any) -> bytes:  # Any: grpc is untyped
+        if self._sockets is None:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "slices travel by gRPC here")
+            raise AssertionError("abort raises")
+        return wire.encode_paths(self._sockets.paths)
 
     async def _serve_talk(self, requests: AsyncIterator[bytes], context: Any) -> bytes:
         assert self._handler
@@ -297,6 +338,36 @@ class _Link:
         self._closing = False
         self._idle: list[Any] = []  # Any: grpc is untyped
         self._task: asyncio.Task[None] | None = None
+        self._sockets: SocketCaller | None = None
+        self._looking: asyncio.Task[None] | None = None
+        self._look_again_at: Seconds = 0.0
+
+    def sockets(self, way: str, vectors: SharedVectors) -> SocketCaller | None:
+        """The other peer's sockets, if they are known to work; else look for them meanwhile."""
+        loop = asyncio.get_running_loop()
+        idle = self._looking is None or self._looking.done()
+        if way != "grpc" and self._sockets is None and idle and loop.time() >= self._look_again_at:
+            self._look_again_at = loop.time() + SOCKETS_RETRY_S
+            self._looking = loop.create_task(self._look_for_sockets(way, vectors))
+        return self._sockets
+
+    def forget_sockets(self) -> None:
+        """They did not work."""
+        sockets, self._sockets = self._sockets, None
+        if sockets:
+            sockets.close()
+
+    async def _look_for_sockets(self, way: str, vectors: SharedVectors) -> None:
+        try:
+            paths = wire.decode_paths(await self.unary("Paths")(b"", timeout=SOCKETS_TIMEOUT_S))
+            near = bool(paths.machine) and paths.machine == this_machine() and way != "sockets"
+            if near or way != "memory":
+                host, _ = _split("address", self._address)
+                sockets = SocketCaller(paths, host.strip("[]"), vectors, near=near)
+                await sockets.connect()
+                self._sockets = sockets
+        except (grpc.RpcError, CodecError, TransportError):
+            pass  # gRPC it is; asked again later
 
     def unary(self, method: str) -> Callable[..., Awaitable[bytes]]:
         call: Callable[..., Awaitable[bytes]] = self._channel.unary_unary(f"/{SERVICE}/{method}")
@@ -328,14 +399,21 @@ class _Link:
     async def drop(self) -> None:
         """Close at once."""
         self._closing = True
+        self._end_sockets()
         if self._task:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         await self._channel.close()
 
+    def _end_sockets(self) -> None:
+        if self._looking:
+            self._looking.cancel()
+        self.forget_sockets()
+
     async def close(self, grace_s: Seconds) -> None:
         """Send what is queued, then close."""
         self._closing = True
+        self._end_sockets()
         self._filled.set()
         if self._task:
             with suppress(TimeoutError, asyncio.CancelledError):
@@ -394,7 +472,7 @@ class _CallerStream:
     async def send(self, payload: memoryview, last: bool = False) -> None:
         await self._say(payload, last)
 
-    async def receive(self) -> memoryview | None:
+    async def receive(self, into: memoryview | None = None) -> memoryview | None:
         if self._opening:
             await asyncio.sleep(0)  # whoever sends may be about to, and takes the opening along
         if self._opening:
@@ -412,6 +490,9 @@ class _CallerStream:
     async def finish(self) -> None:
         if not self._said_all:
             await self._say(None, last=True)
+
+    async def release(self) -> None:
+        """Nothing: what was received is our own."""
 
     async def _say(self, payload: memoryview | None, last: bool) -> None:
         data = wire.encode_slice(wire.Slice(payload, last, self._opening))
@@ -470,7 +551,7 @@ class _CalleeStream:
     async def send(self, payload: memoryview, last: bool = False) -> None:
         await self._say(wire.Slice(payload, last))
 
-    async def receive(self) -> memoryview | None:
+    async def receive(self, into: memoryview | None = None) -> memoryview | None:
         first, self._first = self._first, None
         heard = first
         if first is None or (first.payload is None and not first.last):
@@ -483,6 +564,9 @@ class _CalleeStream:
 
     async def finish(self) -> None:
         """Nothing: the stream ends for the caller when `handle_stream` returns."""
+
+    async def release(self) -> None:
+        """Nothing: what was received is our own."""
 
     async def close(self) -> None:
         """Say that this was all, and let pass by what the caller still has to say."""

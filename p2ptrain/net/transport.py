@@ -13,6 +13,7 @@
 
 from typing import Protocol
 
+from p2ptrain.compute.replica import Vector
 from p2ptrain.ids import Address, Seconds
 from p2ptrain.net.wire import (
     DialBackRequest,
@@ -38,8 +39,15 @@ class SliceStream(Protocol):
         """
         ...
 
-    async def receive(self) -> memoryview | None:
+    async def receive(self, into: memoryview | None = None) -> memoryview | None:
         """The next slice, or None after the other side said that this was all.
+
+        Args:
+            into: where a slice of exactly this size is wanted; a transport that can puts it there.
+
+        Returns:
+            The slice, in memory that stays as it is until `release` (of this stream or of those
+            who share its memory, at most until the stream is over).
 
         Raises:
             TransportError: if the stream has failed or was refused; the message says why.
@@ -50,6 +58,17 @@ class SliceStream(Protocol):
         """Say that we, who opened the stream, have sent all. Receiving goes on.
 
         The other side says so by returning from `Handler.handle_stream`.
+        """
+        ...
+
+    async def release(self) -> None:
+        """Say that we need nothing any more of what we received.
+
+        Call it when that is so and all is sent, before receiving the other side's end: where memory
+        is shared, that is what a sender waits for before it uses its own again.
+
+        Raises:
+            TransportError: if the stream has failed.
         """
         ...
 
@@ -108,6 +127,10 @@ class Transport(Protocol):
         Raises:
             TransportError: here, or at the first use of the stream.
         """
+        ...
+
+    def vector(self, size: int) -> Vector:
+        """Memory for `size` float32 numbers from where slices travel best; freed like any array."""
         ...
 
     def forget(self, address: Address) -> None:

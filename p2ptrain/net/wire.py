@@ -32,6 +32,7 @@ MAX_MEMBERS = 4096
 MAX_NUMBER = 1 << 62
 MAX_OPENING_BYTES = 1 << 12
 MAX_SLICE_BYTES = 4 << 20
+SECRET_BYTES = 32
 LOWEST_PORT = 1024
 """A call back goes to no port below: peers have no business there, and scanners do."""
 
@@ -141,6 +142,16 @@ class DialedBack:
     """The caller's IP address, as the callee sees it."""
     why_not: str
     """A sentence; empty if the caller was reached."""
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """How else streams can come to a peer, besides gRPC; see `net/sockets.py`."""
+
+    port: int
+    secret: bytes
+    machine: str
+    unix_name: str
 
 
 # --- control messages -----------------------------------------------------------------------------
@@ -307,6 +318,25 @@ def decode_dialed_back(data: bytes) -> DialedBack:
     """Raises CodecError."""
     p: Any = _parse(pb.DialedBack, data)  # Any: a generated class
     return DialedBack(_text(p.seen_as, MAX_NAME), _text(p.why_not, MAX_REASON))
+
+
+def encode_paths(paths: Paths) -> bytes:
+    """As bytes."""
+    packed = pb.Paths(
+        port=paths.port,
+        secret=paths.secret,
+        machine=paths.machine,
+        unix_name=paths.unix_name,
+    )
+    return bytes(packed.SerializeToString())
+
+
+def decode_paths(data: bytes) -> Paths:
+    """Raises CodecError."""
+    p: Any = _parse(pb.Paths, data)  # Any: a generated class
+    if p.port > 65535 or len(p.secret) != SECRET_BYTES:
+        raise CodecError(f"paths with port {p.port} and a secret of {len(p.secret)} bytes")
+    return Paths(p.port, p.secret, _text(p.machine, MAX_NAME), _text(p.unix_name, MAX_NAME))
 
 
 # --- slices ---------------------------------------------------------------------------------------

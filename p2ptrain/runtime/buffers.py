@@ -1,8 +1,7 @@
 """Vectors that are used again: fresh memory costs a page fault per 4 KiB, as much as copying it."""
 
 import threading
-
-import numpy as np
+from collections.abc import Callable
 
 from p2ptrain.compute.replica import Vector
 
@@ -13,7 +12,8 @@ KEPT = 2
 class Buffers:
     """Lends float32 vectors, from any thread; those that nobody gives back are simply forgotten."""
 
-    def __init__(self) -> None:
+    def __init__(self, make: Callable[[int], Vector]) -> None:
+        self._make = make
         self._lock = threading.Lock()
         self._idle: dict[int, list[Vector]] = {}
 
@@ -21,7 +21,7 @@ class Buffers:
         """A vector of `size` numbers, contents arbitrary."""
         with self._lock:
             idle = self._idle.get(size)
-            return idle.pop() if idle else np.empty(size, np.float32)
+            return idle.pop() if idle else self._make(size)
 
     def give(self, vector: Vector) -> None:
         """Take a vector back; nobody else may use it any more."""

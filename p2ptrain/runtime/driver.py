@@ -129,7 +129,7 @@ class Driver:
         self._committing: dict[Ticket, None] = {}  # their result is being applied: no way back
         self._parked = 0
         self._claiming = asyncio.Lock()  # one claim at a time; the next one waits
-        self._buffers = Buffers()
+        self._buffers = Buffers(transport.vector)
         self.late = LateGradients(replica, self._buffers, self._copy)
         self.kept = KeptMean(replica, self._buffers, offload)
         self._claims: dict[Ticket, asyncio.Future[GroupResult]] = {}

@@ -186,7 +186,8 @@ class Exchange:
         stream = await (self._called_by(peer) if waits else self._call(peer, open_stream))
         sending = scope.start(self._send_all(peer, stream, self._mine))
         await self._take_parts(peer, stream)
-        await sending
+        await asyncio.gather(sending, *self._reduced)
+        await self._end(peer, stream)
         if waits:
             self._served[peer].set_result(None)
 
@@ -201,11 +202,12 @@ class Exchange:
     async def _ask_owner(self, scope: Scope, owner: PeerId, open_stream: OpenStream) -> None:
         spans = slices(self._share(owner), self._slice_size)
         stream = await self._call(owner, open_stream)
-        scope.start(self._send_all(owner, stream, spans))
+        sending = scope.start(self._send_all(owner, stream, spans))
         for span in spans:
             mean_S = await self._receive(owner, stream, span, "sending means")
             self._take_mean(owner, span, mean_S)
-        await self._expect_end(owner, stream)
+        await sending
+        await self._end(owner, stream)
 
     async def _call(self, peer: PeerId, open_stream: OpenStream) -> SliceStream:
         try:
@@ -235,6 +237,7 @@ class Exchange:
         returning = scope.start(self._return_means(caller, stream))
         await self._take_parts(caller, stream)
         await returning
+        await self._end(caller, stream)
         self._served[caller].set_result(None)
 
     async def _take_parts(self, peer: PeerId, stream: SliceStream) -> None:
@@ -243,7 +246,6 @@ class Exchange:
                 await self._reduced[index - WINDOW]
             slice_S = await self._receive(peer, stream, span, "sending its part")
             self._contribute(index, peer, slice_S)
-        await self._expect_end(peer, stream)
 
     def _contribute(self, index: int, member: PeerId, slice_S: Vector) -> None:
         """Take one member's slice in; the last one reduces it."""
@@ -266,28 +268,30 @@ class Exchange:
                 for part in parts[1:]:
                     mean += part[start:stop]
                 mean /= weight
-            if not is_finite(mean):
+            if not self._put(span.start + start, mean):
                 raise self._not_finite(parts)
-            self._put(span.start + start, mean)
             if not self._swaps:  # the others still want this mean, and nobody our part of it
                 self._vector_V[span.start + start : span.start + stop] = mean
 
     def _take_mean(self, owner: PeerId, span: Span, mean_S: Vector) -> None:
         for start in range(0, span.size, BLOCK):
-            mean = mean_S[start : start + BLOCK]
-            if not is_finite(mean):
+            if not self._put(span.start + start, mean_S[start : start + BLOCK]):
                 raise GroupBroken(Outcome.BROKEN, f"{owner} sent numbers that are not finite")
-            self._put(span.start + start, mean)
 
-    def _put(self, at: int, mean_B: Vector) -> None:
-        """One block of the mean is known: it becomes a block of the result."""
+    def _put(self, at: int, mean_B: Vector) -> bool:
+        """One block of the mean becomes a block of the result; false if that is not finite.
+
+        The result is what is checked: shared memory may change under whoever looks at it twice.
+        """
         result_B = self._result_V[at : at + len(mean_B)]
-        if self._delta:
-            with np.errstate(over="ignore"):
+        with np.errstate(over="ignore", invalid="ignore"):
+            if self._delta:
                 np.subtract(mean_B, self._vector_V[at : at + len(mean_B)], out=result_B)
-                self.square_sum += float(np.dot(result_B, result_B))
-        else:
-            result_B[:] = mean_B
+            else:
+                result_B[:] = mean_B
+            square_sum = float(np.dot(result_B, result_B))
+        self.square_sum += square_sum
+        return math.isfinite(square_sum) or is_finite(result_B)
 
     def _not_finite(self, parts: Sequence[Vector]) -> GroupBroken:
         for member, part in zip(self._members, parts, strict=True):
@@ -315,8 +319,11 @@ class Exchange:
 
     async def _receive(self, peer: PeerId, stream: SliceStream, span: Span, phase: str) -> Vector:
         """One slice of the right size; it may alias the transport's memory."""
+        # Nobody else writes there yet: in a pair and for means, a slice has one place to go.
+        alone = len(self._members) == 2 or phase == "sending means"
+        into = self._result_V[span.start : span.stop].data.cast("B") if alone else None
         try:
-            payload = await stream.receive()
+            payload = await stream.receive(into)
         except (TransportError, RefusedError, CodecError) as error:
             raise self._broken(peer, phase, error) from error
         if payload is None or payload.nbytes != 4 * span.size:
@@ -327,9 +334,10 @@ class Exchange:
         self.received_bytes += payload.nbytes
         return np.frombuffer(payload, dtype="<f4")
 
-    async def _expect_end(self, peer: PeerId, stream: SliceStream) -> None:
-        """Both sides have said all: only then is the average complete for this pair."""
+    async def _end(self, peer: PeerId, stream: SliceStream) -> None:
+        """Both sides have said and read all: only then is the average complete for this pair."""
         try:
+            await stream.release()
             extra = await stream.receive()
         except (TransportError, RefusedError, CodecError) as error:
             raise self._broken(peer, "ending its stream", error) from error

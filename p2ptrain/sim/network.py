@@ -26,6 +26,9 @@ from functools import partial
 from random import Random
 from typing import Any, TypeVar
 
+import numpy as np
+
+from p2ptrain.compute.replica import Vector
 from p2ptrain.errors import CodecError, ConfigError, TransportError
 from p2ptrain.ids import Address, Seconds
 from p2ptrain.net import wire
@@ -477,6 +480,9 @@ class SimTransport:
         if self.handler is None:
             raise TransportError(f"no connection to {target}: this peer has closed its own")
         return self._network.open_stream(self, target, opening)
+
+    def vector(self, size: int) -> Vector:
+        return np.empty(size, np.float32)
 
     def forget(self, address: Address) -> None:
         """Nothing else is kept per address."""

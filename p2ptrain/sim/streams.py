@@ -64,7 +64,7 @@ class SimStream:
     async def send(self, payload: memoryview, last: bool = False) -> None:
         await self._say(Slice(payload, last))
 
-    async def receive(self) -> memoryview | None:
+    async def receive(self, into: memoryview | None = None) -> memoryview | None:
         while not self._here and not self._heard_all and not self._error:
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
@@ -83,6 +83,9 @@ class SimStream:
     async def finish(self) -> None:
         if self.serving is None:  # a callee ends by returning
             await self.say_all()
+
+    async def release(self) -> None:
+        """Nothing: what was received is our own."""
 
     def abort(self, why: str) -> None:
         if self.fail(TransportError(why)):

@@ -326,3 +326,15 @@ class DialedBack(_message.Message):
     seen_as: str
     why_not: str
     def __init__(self, seen_as: _Optional[str] = ..., why_not: _Optional[str] = ...) -> None: ...
+
+class Paths(_message.Message):
+    __slots__ = ("port", "secret", "machine", "unix_name")
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    SECRET_FIELD_NUMBER: _ClassVar[int]
+    MACHINE_FIELD_NUMBER: _ClassVar[int]
+    UNIX_NAME_FIELD_NUMBER: _ClassVar[int]
+    port: int
+    secret: bytes
+    machine: str
+    unix_name: str
+    def __init__(self, port: _Optional[int] = ..., secret: _Optional[bytes] = ..., machine: _Optional[str] = ..., unix_name: _Optional[str] = ...) -> None: ...

@@ -1,0 +1,499 @@
+"""Streams of slices over plain sockets, and by shared memory between peers of one machine.
+
+gRPC carries everything by default and through one port. Beside it, where it can, a peer listens on
+a TCP port of its own and on a Unix socket; who may use them is told by gRPC (`Paths`), together with
+a secret that every connection begins with. So whoever may not speak gRPC to a peer does not get in
+here either.
+
+**Frames.** A connection carries streams one after the other, each a conversation of frames: one byte
+of kind, four bytes of length, then so many bytes::
+
+    caller:  Opening, Slice ... Slice, End          callee:  Slice ... Slice, End, or Refused
+             └──────────── the two directions do not wait for each other ────────────┘
+
+A slice goes from the vector it stands in into the vector it belongs to, without a copy between: the
+receiver says where it wants it (`receive(into=...)`).
+
+**Shared memory.** A vector from `SharedVectors` lies in memory that another process of this machine
+can map. A slice of it travels as a reference (`Shared`: which memory, where), and the receiver reads
+the sender's own vector. So `End` means here: I have said all, *and read all*; the vector is the
+sender's again when it has heard it. Over copied bytes the `End` rides with the last slice.
+
+The memory is an anonymous file without a name (memfd): nothing is left behind, however a process
+dies. A receiver opens it through the sender's entry in /proc, with the process number that the
+kernel vouches for, and only if it is such a file: a sender can make nobody open anything else.
+Where that is not allowed (containers of different users), slices travel as bytes.
+"""
+
+import asyncio
+import contextlib
+import mmap
+import os
+import secrets
+import socket
+import struct
+import weakref
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from p2ptrain.compute.replica import Vector
+from p2ptrain.errors import CodecError, RefusedError, TransportError
+from p2ptrain.ids import Seconds
+from p2ptrain.net import wire
+from p2ptrain.net.transport import SliceStream
+from p2ptrain.net.wire import MAX_SLICE_BYTES, SECRET_BYTES, Opening, Paths
+
+
+class Kind(IntEnum):
+    """What a frame is."""
+
+    OPENING = 1
+    SLICE = 2
+    LAST_SLICE = 3
+    END = 4
+    REFUSED = 5
+    SHARED = 6
+
+
+HEADER = struct.Struct("<BI")
+REFERENCE = struct.Struct("<IQQQ")
+"""File of the sender's process, number of the vector; where in it, and how many bytes."""
+
+KINDS = frozenset(Kind)
+CONNECT_S: Seconds = 2.0
+"""A connection that cannot be had in this time is not: a firewall may swallow the attempt."""
+
+JOINED_BYTES = 1 << 14
+"""Up to here header and payload leave in one call."""
+
+SHARED_BYTES = 1 << 16
+"""Slices below this travel as bytes: a reference costs a round trip at the end."""
+
+BUFFER_BYTES = 1 << 22
+IDLE_CONNECTIONS = 8
+MAX_MAPPED = 4
+"""Vectors of the other side that stay mapped: a peer uses one or two, again and again."""
+
+MAX_TEXT = 1024
+SHARED_NAME = "p2ptrain-vector"
+
+T = TypeVar("T")
+
+Serve = Callable[[Opening, SliceStream], Awaitable[None]]
+
+
+def this_machine() -> str:
+    """Names the machine and network namespace; empty where there is nothing to share.
+
+    Abstract Unix sockets reach exactly as far.
+    """
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot}/{os.stat('/proc/self/ns/net').st_ino}"
+    return ""
+
+
+class SharedVectors:
+    """Vectors that other processes of this machine can read."""
+
+    def __init__(self) -> None:
+        self._stand: dict[int, _Place] = {}  # by address
+        self._made = 0
+
+    def take(self, size: int) -> Vector:
+        """A float32 vector of `size` numbers; its memory is freed with the last array on it."""
+        self._made += 1
+        size_bytes = max(4 * size, 1)
+        file = os.memfd_create(f"{SHARED_NAME}-{self._made}")
+        os.ftruncate(file, size_bytes)
+        vector: Vector = np.frombuffer(mmap.mmap(file, size_bytes), np.float32, size)
+        at = vector.ctypes.data
+        self._stand[at] = _Place(file, self._made, size_bytes)
+        weakref.finalize(vector, self._forget, at)
+        return vector
+
+    def find(self, payload: memoryview) -> bytes | None:
+        """A reference to `payload`, if it lies in one of our vectors."""
+        at = np.frombuffer(payload, np.uint8).ctypes.data
+        for start, place in self._stand.items():
+            if start <= at and at + payload.nbytes <= start + place.size_bytes:
+                return REFERENCE.pack(place.file, place.number, at - start, payload.nbytes)
+        return None
+
+    def _forget(self, at: int) -> None:
+        os.close(self._stand.pop(at).file)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    file: int
+    number: int  # unlike a file's, never used again
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """Where a peer's sockets are, for us."""
+
+    family: socket.AddressFamily
+    address: str | tuple[str, int]
+    secret: bytes
+
+
+class SocketServer:
+    """Listens for streams beside gRPC; `paths` is what callers need to know."""
+
+    def __init__(self, serve: Serve, vectors: SharedVectors) -> None:
+        self._serve = serve
+        self._vectors = vectors
+        self._secret = secrets.token_bytes(SECRET_BYTES)
+        self._listening: list[socket.socket] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self.paths = Paths(0, self._secret, "", "")
+
+    def start(self, host: str) -> None:
+        """Listen on a free TCP port of `host`, and on a Unix socket where there is such a thing."""
+        tcp = socket.create_server((host, 0), family=_family_of(host))
+        self._listening.append(tcp)
+        machine, name = this_machine(), ""
+        if machine:
+            name = f"p2ptrain-{secrets.token_hex(8)}"
+            unix = socket.socket(socket.AF_UNIX)
+            unix.bind(f"\0{name}")
+            unix.listen()
+            self._listening.append(unix)
+        self.paths = Paths(tcp.getsockname()[1], self._secret, machine, name)
+        for listening in self._listening:
+            listening.setblocking(False)
+            self._start(self._accept(listening))
+
+    async def close(self) -> None:
+        """Stop listening and end every connection."""
+        for listening in self._listening:
+            listening.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _accept(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                accepted, _ = await loop.sock_accept(listening)
+            except OSError:
+                await asyncio.sleep(0.1)  # out of files, most likely: others close theirs
+                continue
+            self._start(self._converse(Connection(accepted, self._vectors)))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:  # Any: asyncio's own types
+        self._tasks = [task for task in self._tasks if not task.done()]
+        self._tasks.append(asyncio.get_running_loop().create_task(work))
+
+    async def _converse(self, connection: "Connection") -> None:
+        """Serve the streams of one connection, one after the other."""
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                told = await connection.receive_exactly(SECRET_BYTES)
+            if not secrets.compare_digest(told, self._secret):
+                return
+            while True:
+                kind, frame = await connection.receive_frame()
+                if kind != Kind.OPENING:
+                    raise CodecError("a stream that does not begin with an opening")
+                opening = wire.decode_slice(bytes(frame)).opening
+                if opening is None:
+                    raise CodecError("an opening that opens nothing")
+                stream = SocketStream(connection, None, "the caller")
+                await self._serve_one(opening, stream)
+        except (TransportError, CodecError, TimeoutError):
+            pass  # whoever serves the stream knows; between streams it is a goodbye
+        finally:
+            connection.close()
+
+    async def _serve_one(self, opening: Opening, stream: "SocketStream") -> None:
+        try:
+            await self._serve(opening, stream)
+            await stream.end()
+        except RefusedError as error:
+            await stream.refuse(str(error))
+            raise TransportError("refused") from error
+
+
+class SocketCaller:
+    """Opens streams to one peer; keeps connections that carry none at present."""
+
+    def __init__(self, paths: Paths, host: str, vectors: SharedVectors, *, near: bool) -> None:
+        """Args: near: whether to use the Unix socket and shared memory, on the same machine."""
+        self._vectors = vectors
+        self._idle: list[Connection] = []
+        self._closed = False
+        if near:
+            self._way = _Way(socket.AF_UNIX, f"\0{paths.unix_name}", paths.secret)
+        else:
+            self._way = _Way(_family_of(host), (host, paths.port), paths.secret)
+
+    async def connect(self) -> None:
+        """Make sure that there is a way. Raises TransportError."""
+        self._idle.append(await self._connect())
+
+    async def open(self, opening: Opening, name: str) -> "SocketStream":
+        """Raises TransportError."""
+        connection = None
+        while self._idle and connection is None:
+            connection = self._idle.pop()
+            if connection.is_dead():
+                connection.close()
+                connection = None
+        return SocketStream(connection or await self._connect(), opening, name, self._put_back)
+
+    def close(self) -> None:
+        """End the connections that carry nothing; the others end with their streams."""
+        self._closed = True
+        for connection in self._idle:
+            connection.close()
+
+    def _put_back(self, connection: "Connection") -> None:
+        if self._closed or len(self._idle) >= IDLE_CONNECTIONS:
+            connection.close()
+        else:
+            self._idle.append(connection)
+
+    async def _connect(self) -> "Connection":
+        connecting = socket.socket(self._way.family)
+        connecting.setblocking(False)
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                await loop.sock_connect(connecting, self._way.address)
+                await loop.sock_sendall(connecting, self._way.secret)
+        except (OSError, TimeoutError) as error:
+            connecting.close()
+            raise TransportError(f"no socket to {self._way.address!r}: {error}") from error
+        return Connection(connecting, self._vectors)
+
+
+class Connection:
+    """Frames on one socket."""
+
+    def __init__(self, connected: socket.socket, vectors: SharedVectors) -> None:
+        self._socket = connected
+        self._loop = asyncio.get_running_loop()
+        self._header = memoryview(bytearray(HEADER.size))
+        self._vectors = vectors
+        self._mapped: dict[int, memoryview] = {}
+        self._peer_process = 0
+        connected.setblocking(False)
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            connected.setsockopt(socket.SOL_SOCKET, option, BUFFER_BYTES)
+        if connected.family == socket.AF_UNIX:
+            told = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+            self._peer_process = struct.unpack("3i", told)[0]
+        else:
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def close(self) -> None:
+        """End it; whoever waits on the other side is told by the kernel."""
+        self._socket.close()
+
+    def is_dead(self) -> bool:
+        """True if the other side has hung up; asked of a connection that carries no stream."""
+        try:
+            return self._socket.recv(1, socket.MSG_PEEK) == b""
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
+    def reference(self, payload: memoryview) -> bytes | None:
+        """How the other side can find `payload` in our memory; None if it cannot."""
+        if not self._peer_process or payload.nbytes < SHARED_BYTES:
+            return None
+        return self._vectors.find(payload)
+
+    def resolve(self, frame: memoryview) -> memoryview:
+        """The bytes in the other side's memory that `frame` refers to; they are read only.
+
+        Raises:
+            CodecError: if there are none.
+        """
+        if len(frame) != REFERENCE.size or not self._peer_process:
+            raise CodecError("a reference to memory that cannot be shared")
+        file, number, start, size_bytes = REFERENCE.unpack(frame)
+        memory = self._mapped.get(number)
+        if memory is None:
+            self._mapped = dict(list(self._mapped.items())[1 - MAX_MAPPED :])
+            memory = self._mapped[number] = _map(self._peer_process, file, number)
+        if start + size_bytes > len(memory):
+            raise CodecError(f"a reference to {size_bytes} bytes of {len(memory)}")
+        return memory[start : start + size_bytes]
+
+    async def send_frame(self, kind: Kind, payload: memoryview | bytes = b"") -> None:
+        """Raises TransportError."""
+        size_bytes = len(payload)
+        header = HEADER.pack(kind, size_bytes)
+        try:
+            if size_bytes <= JOINED_BYTES:
+                await self._loop.sock_sendall(self._socket, header + bytes(payload))
+            else:
+                await self._loop.sock_sendall(self._socket, header)
+                await self._loop.sock_sendall(self._socket, payload)
+        except (OSError, ValueError) as error:  # ValueError: closed under us
+            raise TransportError(f"the connection broke: {error}") from error
+
+    async def receive_frame(self, into: memoryview | None = None) -> tuple[Kind, memoryview]:
+        """The next frame, in the memory `into` if it is a slice that fits there exactly.
+
+        Raises:
+            TransportError: if the connection ended.
+            CodecError: if it is no frame of ours.
+        """
+        await self._fill(self._header)
+        number, size_bytes = HEADER.unpack(self._header)
+        is_slice = number in (Kind.SLICE, Kind.LAST_SLICE)
+        if number not in KINDS or size_bytes > (MAX_SLICE_BYTES if is_slice else MAX_TEXT):
+            raise CodecError(f"a frame of kind {number} with {size_bytes} bytes")
+        if into is None or not is_slice or into.nbytes != size_bytes:
+            into = memoryview(bytearray(size_bytes))
+        await self._fill(into)
+        return Kind(number), into
+
+    async def receive_exactly(self, size_bytes: int) -> bytes:
+        """Raises TransportError."""
+        data = bytearray(size_bytes)
+        await self._fill(memoryview(data))
+        return bytes(data)
+
+    async def _fill(self, memory: memoryview) -> None:
+        at = 0
+        while at < len(memory):
+            try:
+                got = await self._loop.sock_recv_into(self._socket, memory[at:])
+            except (OSError, ValueError) as error:
+                raise TransportError(f"the connection broke: {error}") from error
+            if got == 0:
+                raise TransportError("the other side hung up")
+            at += got
+
+
+class SocketStream:
+    """One side of a stream; `opening` is None for the side that was called."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        opening: Opening | None,
+        name: str,
+        put_back: Callable[[Connection], None] = lambda _: None,
+    ) -> None:
+        self._connection = connection
+        self._opening = opening
+        self._name = name
+        self._put_back = put_back
+        self._said_all = False
+        self._said_end = False
+        self._heard_end = False
+        self._over = ""
+
+    async def send(self, payload: memoryview, last: bool = False) -> None:
+        await self._maybe_open()
+        reference = self._connection.reference(payload)
+        if reference is not None:
+            await self._say(Kind.SHARED, reference)
+            self._said_all = last  # the end is said when we have read all, too
+            return
+        await self._say(Kind.LAST_SLICE if last else Kind.SLICE, payload)
+        self._said_all = self._said_end = last
+        self._maybe_put_back()
+
+    async def receive(self, into: memoryview | None = None) -> memoryview | None:
+        if self._opening is not None:
+            await asyncio.sleep(0)  # whoever sends may be about to, and takes the opening along
+            await self._maybe_open()
+        if self._heard_end:
+            return None
+        kind, payload = await self._use(self._connection.receive_frame(into))
+        match kind:
+            case Kind.SLICE | Kind.LAST_SLICE | Kind.END:
+                self._heard_end = kind is not Kind.SLICE
+            case Kind.SHARED:
+                payload = self._connection.resolve(payload)
+            case Kind.REFUSED:
+                self.abort("refused")
+                raise RefusedError(str(payload, "utf-8", "replace"))
+            case Kind.OPENING:
+                raise CodecError("an opening inside a stream")
+        self._maybe_put_back()
+        return None if kind is Kind.END else payload
+
+    async def finish(self) -> None:
+        if self._opening is not None or not self._said_all:
+            await self._maybe_open()
+            self._said_all = True
+            await self.release()
+
+    async def release(self) -> None:
+        if self._said_all and not self._said_end:
+            self._said_end = True
+            await self._say(Kind.END)
+            self._maybe_put_back()
+
+    async def end(self) -> None:
+        """The called side has served the stream: say so, and hear the caller out."""
+        self._said_all = True
+        await self.release()
+        while not self._heard_end:
+            await self.receive()
+
+    async def refuse(self, why: str) -> None:
+        """Say no. Raises TransportError."""
+        await self._say(Kind.REFUSED, why.encode()[:MAX_TEXT])
+
+    def abort(self, why: str) -> None:
+        if not self._over:
+            self._over = why
+            self._connection.close()
+
+    async def _maybe_open(self) -> None:
+        opening, self._opening = self._opening, None
+        if opening is not None:
+            await self._say(Kind.OPENING, wire.encode_slice(wire.Slice(opening=opening)))
+
+    async def _say(self, kind: Kind, payload: memoryview | bytes = b"") -> None:
+        await self._use(self._connection.send_frame(kind, payload))
+
+    async def _use(self, operation: Awaitable[T]) -> T:
+        try:
+            return await operation
+        except (TransportError, CodecError) as error:
+            why = self._over or str(error)
+            self.abort(why)
+            raise TransportError(f"{self._name}: {why}") from error
+
+    def _maybe_put_back(self) -> None:
+        if self._said_end and self._heard_end and not self._over:
+            self._over = "it is over"
+            self._put_back(self._connection)
+
+
+def _map(process: int, file: int, number: int) -> memoryview:
+    """Map another process's shared vector. Raises CodecError."""
+    path = f"/proc/{process}/fd/{file}"
+    try:
+        if os.readlink(path) != f"/memfd:{SHARED_NAME}-{number} (deleted)":
+            raise CodecError("a reference to a file that is not a shared vector")
+        opened = os.open(path, os.O_RDONLY)
+        try:
+            return memoryview(mmap.mmap(opened, 0, prot=mmap.PROT_READ))
+        finally:
+            os.close(opened)
+    except (OSError, ValueError) as error:
+        raise CodecError(f"a reference to memory that cannot be mapped: {error}") from error
+
+
+def _family_of(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
