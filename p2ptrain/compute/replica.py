@@ -10,10 +10,7 @@ Legend of shapes: ``M`` numbers that models average over (parameters, then float
 from collections.abc import Callable
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
-Vector = NDArray[np.float32]
+from p2ptrain.vectors import Vector as Vector  # the port's own word
 
 
 class Replica(Protocol):

@@ -34,13 +34,13 @@ import grpc.aio
 import numpy as np
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from p2ptrain.compute.replica import Vector
 from p2ptrain.errors import CodecError, ConfigError, P2PTrainError, RefusedError, TransportError
 from p2ptrain.ids import Address, Seconds
 from p2ptrain.net import wire
 from p2ptrain.net.sockets import SharedVectors, SocketCaller, SocketServer, this_machine
 from p2ptrain.net.transport import Desk, Handler, SliceStream
 from p2ptrain.net.wire import Envelope, Hello, Opening, Welcome
+from p2ptrain.vectors import Vector
 
 SERVICE = "p2ptrain.v1.Peer"
 QUEUE = 1024
@@ -72,8 +72,8 @@ class GrpcConfig:
 
     data: str = "auto"
     """How slices travel. ``grpc``: through the one port. ``sockets``: over a TCP port of their own.
-    ``memory``: by shared memory between peers of one machine. ``auto``: by the fastest of these that
-    works between two peers. gRPC is what is left where the others do not."""
+    ``memory``: by shared memory between peers of one machine. ``auto``: by the fastest of these
+    that works between two peers. gRPC is what is left where the others do not."""
 
     def __post_init__(self) -> None:
         for name in ("keepalive_s", "keepalive_timeout_s"):
@@ -194,7 +194,7 @@ class GrpcTransport:
     async def open(self, target: Address, opening: Opening) -> SliceStream:
         link = self._link(target)
         try:
-            if sockets := link.sockets(self._config.data, self._vectors):
+            if sockets := await link.sockets(self._config.data, self._vectors):
                 return await sockets.open(opening, target)
         except TransportError:
             link.forget_sockets()
@@ -342,13 +342,15 @@ class _Link:
         self._looking: asyncio.Task[None] | None = None
         self._look_again_at: Seconds = 0.0
 
-    def sockets(self, way: str, vectors: SharedVectors) -> SocketCaller | None:
-        """The other peer's sockets, if they are known to work; else look for them meanwhile."""
+    async def sockets(self, way: str, vectors: SharedVectors) -> SocketCaller | None:
+        """The other peer's sockets, if they work; ``auto`` looks for them without waiting."""
         loop = asyncio.get_running_loop()
         idle = self._looking is None or self._looking.done()
         if way != "grpc" and self._sockets is None and idle and loop.time() >= self._look_again_at:
             self._look_again_at = loop.time() + SOCKETS_RETRY_S
             self._looking = loop.create_task(self._look_for_sockets(way, vectors))
+        if way != "auto" and self._looking:
+            await asyncio.shield(self._looking)
         return self._sockets
 
     def forget_sockets(self) -> None:

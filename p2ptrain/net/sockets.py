@@ -1,23 +1,26 @@
 """Streams of slices over plain sockets, and by shared memory between peers of one machine.
 
 gRPC carries everything by default and through one port. Beside it, where it can, a peer listens on
-a TCP port of its own and on a Unix socket; who may use them is told by gRPC (`Paths`), together with
-a secret that every connection begins with. So whoever may not speak gRPC to a peer does not get in
-here either.
+a TCP port of its own and on a Unix socket; who may use them is told by gRPC (`Paths`), together
+with a secret that every connection begins with. So whoever may not speak gRPC to a peer does not
+get in here either.
 
-**Frames.** A connection carries streams one after the other, each a conversation of frames: one byte
+**Frames.** A connection carries streams one after the other, each a conversation of frames: a byte
 of kind, four bytes of length, then so many bytes::
 
-    caller:  Opening, Slice ... Slice, End          callee:  Slice ... Slice, End, or Refused
-             └──────────── the two directions do not wait for each other ────────────┘
+    caller:  Opening, Slice ... Slice, End      callee:  Slice ... Slice, End, or Refused, Aborted
+             └────────── the two directions do not wait for each other ──────────┘
+
+Whoever aborts a stream ends the connection; a callee says why before.
 
 A slice goes from the vector it stands in into the vector it belongs to, without a copy between: the
 receiver says where it wants it (`receive(into=...)`).
 
-**Shared memory.** A vector from `SharedVectors` lies in memory that another process of this machine
-can map. A slice of it travels as a reference (`Shared`: which memory, where), and the receiver reads
-the sender's own vector. So `End` means here: I have said all, *and read all*; the vector is the
-sender's again when it has heard it. Over copied bytes the `End` rides with the last slice.
+**Shared memory.** A vector from `SharedVectors` lies in memory that another process of this
+machine can map. A slice of it travels as a reference (`Shared`: which memory, where), and the
+receiver reads the sender's own vector. So `End` means here: I have said all, *and read all*; the
+vector is the sender's again when it has heard it. Over copied bytes the `End` rides with the last
+slice.
 
 The memory is an anonymous file without a name (memfd): nothing is left behind, however a process
 dies. A receiver opens it through the sender's entry in /proc, with the process number that the
@@ -30,10 +33,11 @@ import contextlib
 import mmap
 import os
 import secrets
+import select
 import socket
 import struct
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -41,12 +45,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from p2ptrain.compute.replica import Vector
 from p2ptrain.errors import CodecError, RefusedError, TransportError
 from p2ptrain.ids import Seconds
 from p2ptrain.net import wire
 from p2ptrain.net.transport import SliceStream
 from p2ptrain.net.wire import MAX_SLICE_BYTES, SECRET_BYTES, Opening, Paths
+from p2ptrain.vectors import Vector
 
 
 class Kind(IntEnum):
@@ -57,7 +61,8 @@ class Kind(IntEnum):
     LAST_SLICE = 3
     END = 4
     REFUSED = 5
-    SHARED = 6
+    ABORTED = 6
+    SHARED = 7
 
 
 HEADER = struct.Struct("<BI")
@@ -84,7 +89,7 @@ SHARED_NAME = "p2ptrain-vector"
 
 T = TypeVar("T")
 
-Serve = Callable[[Opening, SliceStream], Awaitable[None]]
+Serve = Callable[[Opening, SliceStream], Coroutine[Any, Any, None]]  # Any: asyncio's own types
 
 
 def this_machine() -> str:
@@ -154,6 +159,7 @@ class SocketServer:
         self._secret = secrets.token_bytes(SECRET_BYTES)
         self._listening: list[socket.socket] = []
         self._tasks: list[asyncio.Task[None]] = []
+        self._hangups = _Hangups()
         self.paths = Paths(0, self._secret, "", "")
 
     def start(self, host: str) -> None:
@@ -179,6 +185,7 @@ class SocketServer:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._hangups.close()
 
     async def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -208,20 +215,62 @@ class SocketServer:
                 opening = wire.decode_slice(bytes(frame)).opening
                 if opening is None:
                     raise CodecError("an opening that opens nothing")
-                stream = SocketStream(connection, None, "the caller")
-                await self._serve_one(opening, stream)
+                await self._serve_one(opening, SocketStream(connection, None, "the caller"))
         except (TransportError, CodecError, TimeoutError):
             pass  # whoever serves the stream knows; between streams it is a goodbye
         finally:
             connection.close()
 
     async def _serve_one(self, opening: Opening, stream: "SocketStream") -> None:
+        """Serve one stream, and stop if the caller hangs up while nobody reads."""
+        serving = asyncio.get_running_loop().create_task(self._serve(opening, stream))
         try:
-            await self._serve(opening, stream)
-            await stream.end()
+            with self._hangups.watching(stream.connection, serving):
+                await serving
+            if stream.aborted:
+                await stream.connection.send_frame(Kind.ABORTED, stream.aborted.encode()[:MAX_TEXT])
+                await stream.connection.hear_out()
+            else:
+                await stream.end()
         except RefusedError as error:
-            await stream.refuse(str(error))
-            raise TransportError("refused") from error
+            await stream.connection.send_frame(Kind.REFUSED, str(error).encode()[:MAX_TEXT])
+            await stream.connection.hear_out()
+        except asyncio.CancelledError:
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
+            raise
+
+
+class _Hangups:
+    """Notices that a caller has hung up on a stream that nobody reads at the moment."""
+
+    def __init__(self) -> None:
+        self._poll = select.epoll()
+        self._watched: dict[int, tuple[Connection, asyncio.Task[None]]] = {}
+        asyncio.get_running_loop().add_reader(self._poll.fileno(), self._look)
+
+    def close(self) -> None:
+        if not self._poll.closed:
+            asyncio.get_running_loop().remove_reader(self._poll.fileno())
+            self._poll.close()
+
+    @contextlib.contextmanager
+    def watching(self, connection: "Connection", task: asyncio.Task[None]) -> Iterator[None]:
+        number = connection.number
+        self._watched[number] = (connection, task)
+        self._poll.register(number, select.EPOLLRDHUP | select.EPOLLONESHOT)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):  # closed meanwhile: unregistered with it
+                self._poll.unregister(number)
+            self._watched.pop(number, None)
+
+    def _look(self) -> None:
+        for number, _ in self._poll.poll(0):
+            connection, task = self._watched[number]
+            if connection.is_dead():  # not while something that was sent before waits to be read
+                task.cancel()
 
 
 class SocketCaller:
@@ -231,6 +280,7 @@ class SocketCaller:
         """Args: near: whether to use the Unix socket and shared memory, on the same machine."""
         self._vectors = vectors
         self._idle: list[Connection] = []
+        self._all: list[Connection] = []
         self._closed = False
         if near:
             self._way = _Way(socket.AF_UNIX, f"\0{paths.unix_name}", paths.secret)
@@ -252,9 +302,9 @@ class SocketCaller:
         return SocketStream(connection or await self._connect(), opening, name, self._put_back)
 
     def close(self) -> None:
-        """End the connections that carry nothing; the others end with their streams."""
+        """End all connections, and the streams on them."""
         self._closed = True
-        for connection in self._idle:
+        for connection in self._all:
             connection.close()
 
     def _put_back(self, connection: "Connection") -> None:
@@ -274,7 +324,10 @@ class SocketCaller:
         except (OSError, TimeoutError) as error:
             connecting.close()
             raise TransportError(f"no socket to {self._way.address!r}: {error}") from error
-        return Connection(connecting, self._vectors)
+        connection = Connection(connecting, self._vectors)
+        self._all = [known for known in self._all if not known.closed]
+        self._all.append(connection)
+        return connection
 
 
 class Connection:
@@ -287,6 +340,9 @@ class Connection:
         self._vectors = vectors
         self._mapped: dict[int, memoryview] = {}
         self._peer_process = 0
+        self._busy = 0
+        self.closed = False
+        self.number = connected.fileno()
         connected.setblocking(False)
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             connected.setsockopt(socket.SOL_SOCKET, option, BUFFER_BYTES)
@@ -297,8 +353,28 @@ class Connection:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def close(self) -> None:
-        """End it; whoever waits on the other side is told by the kernel."""
-        self._socket.close()
+        """End it; whoever uses it, here or on the other side, is told by the kernel."""
+        if not self.closed:
+            self.closed = True
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+            self._maybe_free()
+
+    @contextlib.contextmanager
+    def _in_use(self) -> Iterator[None]:
+        """The loop still watches the socket's number: it must not be given to another one."""
+        self._busy += 1
+        try:
+            yield
+        except (OSError, ValueError) as error:
+            raise TransportError(f"the connection broke: {error}") from error
+        finally:
+            self._busy -= 1
+            self._maybe_free()
+
+    def _maybe_free(self) -> None:
+        if self.closed and not self._busy:
+            self._socket.close()
 
     def is_dead(self) -> bool:
         """True if the other side has hung up; asked of a connection that carries no stream."""
@@ -336,14 +412,12 @@ class Connection:
         """Raises TransportError."""
         size_bytes = len(payload)
         header = HEADER.pack(kind, size_bytes)
-        try:
+        with self._in_use():
             if size_bytes <= JOINED_BYTES:
                 await self._loop.sock_sendall(self._socket, header + bytes(payload))
             else:
                 await self._loop.sock_sendall(self._socket, header)
                 await self._loop.sock_sendall(self._socket, payload)
-        except (OSError, ValueError) as error:  # ValueError: closed under us
-            raise TransportError(f"the connection broke: {error}") from error
 
     async def receive_frame(self, into: memoryview | None = None) -> tuple[Kind, memoryview]:
         """The next frame, in the memory `into` if it is a slice that fits there exactly.
@@ -368,16 +442,25 @@ class Connection:
         await self._fill(memoryview(data))
         return bytes(data)
 
+    async def hear_out(self) -> None:
+        """Let the other side read what we said last, before this is closed."""
+        waste = memoryview(bytearray(BUFFER_BYTES))
+        with contextlib.suppress(TransportError, TimeoutError):
+            async with asyncio.timeout(CONNECT_S):
+                while True:
+                    await self._receive_into(waste)
+
     async def _fill(self, memory: memoryview) -> None:
         at = 0
         while at < len(memory):
-            try:
-                got = await self._loop.sock_recv_into(self._socket, memory[at:])
-            except (OSError, ValueError) as error:
-                raise TransportError(f"the connection broke: {error}") from error
-            if got == 0:
-                raise TransportError("the other side hung up")
-            at += got
+            at += await self._receive_into(memory[at:])
+
+    async def _receive_into(self, memory: memoryview) -> int:
+        with self._in_use():
+            got = await self._loop.sock_recv_into(self._socket, memory)
+        if got == 0:
+            raise TransportError("the other side hung up")
+        return got
 
 
 class SocketStream:
@@ -390,18 +473,20 @@ class SocketStream:
         name: str,
         put_back: Callable[[Connection], None] = lambda _: None,
     ) -> None:
-        self._connection = connection
+        self.connection = connection
         self._opening = opening
+        self._calls = opening is not None
         self._name = name
         self._put_back = put_back
         self._said_all = False
         self._said_end = False
         self._heard_end = False
-        self._over = ""
+        self._over = False
+        self.aborted = ""
 
     async def send(self, payload: memoryview, last: bool = False) -> None:
         await self._maybe_open()
-        reference = self._connection.reference(payload)
+        reference = self.connection.reference(payload)
         if reference is not None:
             await self._say(Kind.SHARED, reference)
             self._said_all = last  # the end is said when we have read all, too
@@ -416,15 +501,16 @@ class SocketStream:
             await self._maybe_open()
         if self._heard_end:
             return None
-        kind, payload = await self._use(self._connection.receive_frame(into))
+        kind, payload = await self._use(self.connection.receive_frame(into))
         match kind:
             case Kind.SLICE | Kind.LAST_SLICE | Kind.END:
                 self._heard_end = kind is not Kind.SLICE
             case Kind.SHARED:
-                payload = self._connection.resolve(payload)
-            case Kind.REFUSED:
-                self.abort("refused")
-                raise RefusedError(str(payload, "utf-8", "replace"))
+                payload = self.connection.resolve(payload)
+            case Kind.REFUSED | Kind.ABORTED:
+                why = str(payload, "utf-8", "replace")
+                self.abort(why)
+                raise RefusedError(why) if kind is Kind.REFUSED else TransportError(why)
             case Kind.OPENING:
                 raise CodecError("an opening inside a stream")
         self._maybe_put_back()
@@ -449,14 +535,11 @@ class SocketStream:
         while not self._heard_end:
             await self.receive()
 
-    async def refuse(self, why: str) -> None:
-        """Say no. Raises TransportError."""
-        await self._say(Kind.REFUSED, why.encode()[:MAX_TEXT])
-
     def abort(self, why: str) -> None:
-        if not self._over:
-            self._over = why
-            self._connection.close()
+        if not self.aborted and not self._over:
+            self.aborted = why
+            if self._calls:  # whoever serves a callee says why before
+                self.connection.close()
 
     async def _maybe_open(self) -> None:
         opening, self._opening = self._opening, None
@@ -464,20 +547,23 @@ class SocketStream:
             await self._say(Kind.OPENING, wire.encode_slice(wire.Slice(opening=opening)))
 
     async def _say(self, kind: Kind, payload: memoryview | bytes = b"") -> None:
-        await self._use(self._connection.send_frame(kind, payload))
+        await self._use(self.connection.send_frame(kind, payload))
 
-    async def _use(self, operation: Awaitable[T]) -> T:
+    async def _use(self, operation: Coroutine[Any, Any, T]) -> T:  # Any: asyncio's own types
+        if self.aborted:
+            operation.close()
+            raise TransportError(self.aborted)
         try:
             return await operation
         except (TransportError, CodecError) as error:
-            why = self._over or str(error)
+            why = self.aborted or str(error)
             self.abort(why)
             raise TransportError(f"{self._name}: {why}") from error
 
     def _maybe_put_back(self) -> None:
         if self._said_end and self._heard_end and not self._over:
-            self._over = "it is over"
-            self._put_back(self._connection)
+            self._over = True
+            self._put_back(self.connection)
 
 
 def _map(process: int, file: int, number: int) -> memoryview:

@@ -13,7 +13,6 @@
 
 from typing import Protocol
 
-from p2ptrain.compute.replica import Vector
 from p2ptrain.ids import Address, Seconds
 from p2ptrain.net.wire import (
     DialBackRequest,
@@ -24,6 +23,7 @@ from p2ptrain.net.wire import (
     Report,
     Welcome,
 )
+from p2ptrain.vectors import Vector
 
 
 class SliceStream(Protocol):

@@ -12,13 +12,13 @@ import pytest
 from p2ptrain.core.messages import Arrive, Member
 from p2ptrain.errors import RefusedError, TransportError
 from p2ptrain.ids import Address, PeerId
-from p2ptrain.net.grpc_transport import GrpcTransport
+from p2ptrain.net.grpc_transport import GrpcConfig, GrpcTransport
 from p2ptrain.net.transport import SliceStream, Transport
 from p2ptrain.net.wire import MAX_SLICE_BYTES, Envelope, Hello, Opening, StateOpening, Welcome
 from p2ptrain.sim.network import SimNetwork
 
 OPENING = StateOpening("swarm", PeerId("caller"), 7)
-NOBODY = {"sim": Address("sim:9999"), "grpc": Address("127.0.0.1:1")}
+NOBODY = {"sim": Address("sim:9999")}
 SOON_S = 0.2
 """Long enough for a message to cross; nothing that is expected waits for it."""
 
@@ -68,7 +68,7 @@ class Net:
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
-        self.nobody = NOBODY[kind]
+        self.nobody = NOBODY.get(kind, Address("127.0.0.1:1"))
         self._network = SimNetwork(seed=0)
         self._open: list[Transport] = []
         self._behind: list[Address] = []
@@ -81,7 +81,9 @@ class Net:
         handler = Recorder(name)
         handler.serve = serve
         transport: Transport = (
-            self._network.transport() if self.kind == "sim" else GrpcTransport("127.0.0.1:0")
+            self._network.transport()
+            if self.kind == "sim"
+            else GrpcTransport("127.0.0.1:0", config=GrpcConfig(data=self.kind))
         )
         handler.address = await transport.start(handler)
         self._open.append(transport)
@@ -112,6 +114,8 @@ class Net:
             self._network.crash(handler.address)
         else:
             await transport._server.stop(grace=None)
+            if transport._sockets:
+                await transport._sockets.close()
 
     async def close(self) -> None:
         for transport in self._open:
@@ -632,3 +636,13 @@ class TestSimTransport(TransportContract):
 @pytest.mark.sockets
 class TestGrpcTransport(TransportContract):
     kind = "grpc"
+
+
+@pytest.mark.sockets
+class TestSocketsBesideGrpc(TransportContract):
+    kind = "sockets"
+
+
+@pytest.mark.sockets
+class TestSharedMemoryBesideGrpc(TransportContract):
+    kind = "memory"
