@@ -21,6 +21,7 @@ like any other, or whoever awaits it would look cancelled.
 """
 
 import asyncio
+import logging
 import math
 import urllib.parse
 from collections import deque
@@ -57,6 +58,15 @@ GONE = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
 """What gRPC raises on a callee's side when the call has ended under it."""
 
 T = TypeVar("T")
+
+
+def _is_worth_telling(record: logging.LogRecord) -> bool:
+    """False for gRPC's reports that a call was cancelled: that is how calls end when peers leave."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, asyncio.CancelledError)
+
+
+logging.getLogger("grpc._cython.cygrpc").addFilter(_is_worth_telling)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
