@@ -61,7 +61,7 @@ T = TypeVar("T")
 
 
 def _is_worth_telling(record: logging.LogRecord) -> bool:
-    """False for gRPC's reports that a call was cancelled: that is how calls end when peers leave."""
+    """False for gRPC's reports that a call was cancelled: so calls end when peers leave."""
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, asyncio.CancelledError)
 
