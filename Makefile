@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test explore protos wheel clean
+.PHONY: demo test explore bench-lock protos wheel clean
 
 demo: $(READY)  ## train with all-reduce and with gossip beside a straggler; write runs/demo
 	$(BIN)/p2plab run launcher/scenarios/one_slow.toml --out runs/demo --check
@@ -17,6 +17,9 @@ explore: $(READY)  ## the group lock, exhaustively: every order of events, with 
 
 protos: $(READY)  ## regenerate p2ptrain/net/_pb from protos/
 	$(BIN)/python tests/tidy/generate_protos.py p2ptrain/net/_pb
+
+bench-lock: $(READY)  ## how fast 64 peers that ask all the time find someone free; runs/bench-lock
+	$(BIN)/python -m launcher.bench.lock --out runs/bench-lock --check
 
 wheel: $(READY)  ## a pure Python wheel in dist/
 	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .

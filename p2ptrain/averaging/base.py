@@ -64,6 +64,10 @@ class Swarm(Protocol):
         """The other peers that are alive by all we know, sorted."""
         ...
 
+    def met(self) -> Mapping[PeerId, int]:
+        """With whom we have been in a group, whoever asked: the number of the last such group."""
+        ...
+
     async def average_models(self, others: Sequence[PeerId]) -> GroupResult:
         """Claim a group with all of `others` and average models in it, in delta form.
 

@@ -35,7 +35,7 @@ class LockConfig:
     """Ask so many candidates more than are needed. Too few: a lost or slow answer holds everyone
     up; too many: peers are promised and released for nothing."""
 
-    spare_places: int = 16
+    spare_places: int = 24
     """Where candidates are busy, wait in the queues of so many more than are needed. Too few: the
     first one that becomes free comes late; too many: needless messages."""
 

@@ -39,6 +39,8 @@ class Accounts:
     groups_failed: Counter[str] = field(default_factory=Counter)
     staleness: Counter[int] = field(default_factory=Counter)
     """How often a result was so many updates late."""
+    met: dict[PeerId, int] = field(default_factory=dict)
+    """In which of the groups that were done, by number, we were with whom last."""
 
     def close(self, attempt: Attempt, now: Seconds, metrics: Metrics) -> None:
         """The attempt is over: add it up and write its record."""
@@ -50,6 +52,7 @@ class Accounts:
         if attempt.outcome is Outcome.DONE:
             self.groups_formed += 1
             self.staleness[attempt.staleness_steps or 0] += 1
+            self.met.update(dict.fromkeys(attempt.members, self.groups_formed))
         else:
             self.groups_failed[attempt.outcome.value] += 1
         metrics.record(

@@ -1,7 +1,7 @@
 """What an algorithm holds: the `Swarm` port, on top of a driver."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from random import Random
 
 from p2ptrain.averaging.base import GroupResult
@@ -29,6 +29,9 @@ class DriverSwarm:
 
     def choosable(self) -> tuple[PeerId, ...]:
         return self._driver.choosable()
+
+    def met(self) -> Mapping[PeerId, int]:
+        return self._driver.accounts.met
 
     async def average_models(self, others: Sequence[PeerId]) -> GroupResult:
         return await self._driver.average_with_any(others, len(others))

@@ -155,6 +155,17 @@ async def test_a_group_is_asked_for_once_per_so_many_updates():
     await world.close()
 
 
+async def test_who_is_taken_by_others_still_starts_its_own_exchanges():
+    world = await build(3, "ad_psgd")
+    await world.train(50, steps_of(0.1))
+    for name, peer in world.peers.items():
+        done = [r["ticket"] for r in peer.metrics.of("group") if r["outcome"] == Outcome.DONE]
+        own = [ticket for ticket in done if ticket.startswith(f"{name}#")]
+        assert len(own) == pytest.approx(50, abs=2)
+        assert len(done) > len(own)
+    await world.close()
+
+
 async def test_a_slow_exchange_leaves_no_backlog_behind():
     """An average of 0.8 s and more, a step of 0.02 s: one may run, and each peer may want one."""
     world = await build(2, "ad_psgd", link=Link(latency_s=0.1))

@@ -1,12 +1,14 @@
 """The group lock, line by line of its module's docstring, message by message of `messages.py`."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
+from p2ptrain.core.effects import Average, Effect, GroupEnded, Send
 from p2ptrain.core.events import Outcome
 from p2ptrain.core.group_lock import ENDED_REMEMBERED
-from p2ptrain.core.lock_state import LockConfig
+from p2ptrain.core.lock_state import Collecting, LockConfig
 from p2ptrain.core.messages import Begin, Busy, Claim, Grant, Inquire, Release
 from p2ptrain.errors import ConfigError, LocalProtocolError
 from p2ptrain.ids import PeerId, Ticket
@@ -197,6 +199,335 @@ def test_a_group_that_cannot_be_is_our_own_mistake(trio: Trio, candidates: str, 
     assert trio.states["a"] == "free"
 
 
+def claims_in_vain(trio: Trio, name: str, times: int) -> None:
+    """Afterwards the claims of `name` are younger than those of others who have heard of none."""
+    for _ in range(times):
+        trio.request(name, next(other for other in trio.locks if other != name))
+        trio.withdraw(name)
+        trio.drop_all()
+
+
+# --- any of several candidates --------------------------------------------------------------------
+
+
+def crowd(names: str, **changes: int) -> Trio:
+    """Many peers, of whom the last ones may be busy with each other."""
+    return Trio(names, replace(CONFIG, **changes))
+
+
+def test_the_first_that_are_free_are_taken_and_all_others_let_go():
+    quintet = crowd("abcde", spare_claims=2)
+    ticket = quintet.request("a", "bcde", 2)
+    for other in "bcde":
+        quintet.deliver("a", other)
+    for other in "ec":
+        quintet.deliver(other, "a")
+    assert quintet.groups == {"a": ticket}
+    assert quintet.on_wire()[-4:] == [
+        "a -> e Begin",
+        "a -> c Begin",
+        "a -> b Release",
+        "a -> d Release",
+    ]
+    quintet.settle()
+    assert quintet.groups == dict.fromkeys("ace", ticket)
+    assert quintet.states["b"] == quintet.states["d"] == "free"
+
+
+def test_as_many_as_are_needed_and_some_to_spare_are_asked_at_first_in_order_of_preference():
+    quintet = crowd("abcde", spare_claims=1)
+    quintet.request("a", "ecdb", 2)
+    assert quintet.on_wire() == ["a -> e Claim", "a -> c Claim", "a -> d Claim"]
+
+
+def test_where_one_is_busy_the_next_is_asked_at_once():
+    quintet = crowd("abcde", spare_claims=0)
+    formed(quintet, "d", "e")
+    quintet.request("a", "dbc", 1)
+    quintet.deliver("a", "d")
+    quintet.deliver("d", "a")
+    assert quintet.on_wire() == ["a -> b Claim"]
+
+
+def test_nobody_waits_in_more_queues_than_it_may():
+    quintet = crowd("abcde", spare_claims=0, spare_places=1)
+    for pair in ("bc", "de"):
+        formed_beside(quintet, *pair)
+    quintet.request("a", "bcde", 1)
+    quintet.settle()
+    state = quintet.locks["a"].state
+    assert isinstance(state, Collecting)
+    assert (state.queued, state.unasked) == (("b", "c"), ("d", "e"))
+
+
+def formed_beside(trio: Trio, name: str, other: str) -> None:
+    """As `formed`, while others are in groups too."""
+    ticket = trio.request(name, other)
+    trio.settle()
+    assert trio.groups[name] == trio.groups[other] == ticket
+
+
+def test_who_is_silent_keeps_a_claim_from_asking_others_only_for_a_while():
+    quintet = crowd("abcde", spare_claims=0)
+    quintet.crash("b")
+    ticket = quintet.request("a", "bc", 1)
+    quintet.settle()
+    assert quintet.groups == {}
+    quintet.advance(RESEND_S)
+    assert quintet.groups == {"a": ticket, "c": ticket}
+
+
+def test_a_claim_fails_when_too_few_candidates_are_left(quartet: Trio):
+    ticket = quartet.request("a", "bcd", 2)
+    quartet.hear_gone("a", "b")
+    assert ticket not in quartet.ended
+    quartet.hear_left("a", "d")
+    assert quartet.ended == {ticket: Outcome.LOST}
+    assert quartet.reasons[ticket] == "d left"
+
+
+def test_when_it_ends_a_claim_says_who_was_in_its_group_or_who_was_asked():
+    quintet = crowd("abcde", spare_claims=1)
+    ended: list[GroupEnded] = []
+    lock = quintet.locks["a"]
+    quintet.locks["a"] = lock.clone(
+        lambda e: ended.append(e) if isinstance(e, GroupEnded) else None
+    )
+    quintet.request("a", "dcbe", 1)
+    quintet.withdraw("a")
+    second = quintet.request("a", "cb", 1)
+    quintet.locks["a"].receive(PeerId("b"), Grant(second), 0.0)
+    quintet.finish(second, by="a")
+    assert [e.members for e in ended] == [("a", "c", "d"), AB]
+
+
+# --- the queue ------------------------------------------------------------------------------------
+
+
+def test_a_newer_claim_of_the_same_peer_takes_the_place_of_its_older_one(trio: Trio):
+    first = formed(trio, "a", "b")
+    trio.request("c", "b")
+    trio.settle()
+    trio.withdraw("c")
+    trio.drop_all()  # the release is lost
+    newer = trio.request("c", "b")
+    trio.settle()
+    trio.finish(first)
+    trio.settle()
+    assert trio.groups == {"b": newer, "c": newer}
+
+
+def test_an_older_claim_that_comes_after_a_newer_one_is_not_answered(trio: Trio):
+    formed(trio, "a", "b")
+    trio.request("c", "b")
+    late = trio.hold_back("c", "b")
+    trio.withdraw("c")
+    trio.settle()
+    trio.request("c", "b")
+    trio.settle()
+    trio.release(late)
+    assert trio.wire == []
+
+
+@pytest.mark.parametrize("news", ["gone", "left"])
+def test_the_claim_of_one_who_is_no_more_waits_no_longer(trio: Trio, news: str):
+    first = formed(trio, "a", "b")
+    trio.request("c", "b")
+    trio.settle()
+    if news == "gone":
+        trio.hear_gone("b", "c")
+    else:
+        trio.hear_left("b", "c")
+    trio.finish(first)
+    assert trio.states["b"] == "free"
+
+
+def test_a_claim_whose_release_was_lost_is_granted_once_and_disowned(trio: Trio):
+    first = formed(trio, "a", "b")
+    trio.request("c", "b")
+    trio.settle()
+    trio.withdraw("c")
+    trio.drop("c", "b")
+    trio.finish(first)
+    assert trio.on_wire() == ["b -> c Grant"]
+    trio.settle()
+    assert trio.states["b"] == "free"
+
+
+def test_who_waits_for_us_is_asked_first_when_our_turn_comes_before_it(quartet: Trio):
+    """Its claim is younger, so it will yield."""
+    quartet.crash("c")
+    claims_in_vain(quartet, "d", 5)
+    quartet.request("a", "bc")
+    quartet.settle()
+    ours = quartet.request("b", "cd", 1)
+    theirs = quartet.request("d", "b")
+    quartet.settle()
+    quartet.withdraw("a")
+    quartet.deliver("a", "b")
+    assert [m for m in quartet.on_wire() if m.startswith("b")] == ["b -> d Claim", "b -> c Claim"]
+    quartet.settle()
+    assert quartet.groups == {"b": ours, "d": ours}
+    assert quartet.ended[theirs] is Outcome.YIELDED
+
+
+def test_a_younger_claim_of_a_candidate_is_an_offer(quartet: Trio):
+    """It is asked at once, out of turn: it wants a group and will yield."""
+    quartet.crash("c")
+    older = quartet.request("a", "cbd", 1)
+    younger = quartet.request("d", "a")
+    assert "a -> d Claim" not in quartet.on_wire()
+    quartet.deliver("d", "a")
+    assert "a -> d Claim" in quartet.on_wire()
+    quartet.settle()
+    assert quartet.ended[younger] is Outcome.YIELDED
+    assert quartet.groups in ({"a": older, "d": older}, {"a": older, "b": older})
+
+
+# --- who is wanted by an older claim --------------------------------------------------------------
+
+
+def contest(trio: Trio, candidates: str = "bc", needed: int = 2) -> tuple[Ticket, Ticket]:
+    """B is promised to a younger claim of a, which still collects, when an older one of d comes."""
+    claims_in_vain(trio, "a", 3)
+    older = trio.request("d", "b")
+    late = trio.hold_back("d", "b")
+    younger = trio.request("a", candidates, needed)
+    trio.deliver("a", "b")
+    trio.deliver("b", "a")
+    trio.release(late)
+    return older, younger
+
+
+def test_who_is_promised_to_a_younger_claim_asks_to_be_let_go(quartet: Trio):
+    older, younger = contest(quartet)
+    assert quartet.on_wire()[-2:] == ["b -> a Inquire", "b -> d Busy"]
+    quartet.settle()
+    assert quartet.groups == {"b": older, "d": older}
+    assert quartet.ended[younger] is Outcome.YIELDED
+    assert quartet.reasons[younger] == "b was wanted by an older claim"
+
+
+def test_who_lets_one_go_collects_on_if_enough_are_left():
+    quintet = Trio("abcde", CONFIG)
+    older, younger = contest(quintet, "bce", 2)
+    quintet.settle()
+    assert quintet.groups == {
+        **dict.fromkeys("bd", older),
+        **dict.fromkeys("ace", younger),
+    }
+
+
+def test_who_was_let_go_is_not_taken_again_under_the_same_ticket():
+    quintet = Trio("abcde", CONFIG)
+    _, younger = contest(quintet, "bce", 2)
+    quintet.deliver("b", "a")
+    quintet.drop_all()
+    quintet.locks["a"].receive(PeerId("b"), Grant(younger), quintet.clock("a"))  # a late one
+    assert quintet.on_wire() == ["a -> b Release"]
+
+
+def test_an_inquiry_comes_too_late_when_the_group_has_formed(quartet: Trio):
+    claims_in_vain(quartet, "a", 3)
+    older = quartet.request("d", "b")
+    late = quartet.hold_back("d", "b")
+    younger = quartet.request("a", "b")
+    quartet.deliver("a", "b")
+    quartet.release(late)
+    quartet.settle()
+    assert quartet.groups == {"a": younger, "b": younger}
+    quartet.finish(younger)
+    quartet.settle()
+    assert quartet.groups == {"b": older, "d": older}
+
+
+def test_a_lost_inquiry_is_sent_again_in_place_of_the_grant(quartet: Trio):
+    older, _ = contest(quartet)
+    quartet.drop_all()
+    quartet.advance(RESEND_S, delivering=False)
+    assert "b -> a Inquire" in quartet.on_wire()
+    assert "b -> a Grant" not in quartet.on_wire()
+    quartet.settle()
+    assert quartet.groups == {"b": older, "d": older}
+
+
+def test_an_inquiry_that_overtakes_its_grant_lets_go_all_the_same(quartet: Trio):
+    claims_in_vain(quartet, "a", 3)
+    older = quartet.request("d", "b")
+    late = quartet.hold_back("d", "b")
+    quartet.request("a", "bc")
+    quartet.deliver("a", "b")
+    quartet.release(late)
+    quartet.deliver_last("b", "a")
+    quartet.settle()
+    assert quartet.groups == {"b": older, "d": older}
+
+
+def test_our_own_older_wish_asks_to_be_let_go_too(trio: Trio):
+    """B's claim failed and left it its age; then b is promised to a younger one."""
+    trio.crash("c")
+    trio.request("b", "c")
+    trio.advance(ACQUIRE_S)
+    claims_in_vain(trio, "a", 3)
+    trio.request("a", "bc")
+    trio.settle()
+    again = trio.request("b", "a")
+    assert trio.on_wire() == ["b -> a Inquire"]
+    trio.settle()
+    assert trio.groups == {"a": again, "b": again}
+
+
+# --- everybody's turn comes -----------------------------------------------------------------------
+
+
+def test_a_claim_that_came_to_nothing_hands_its_age_on(quartet: Trio):
+    quartet.crash("c")
+    claims_in_vain(quartet, "b", 10)
+    first = quartet.request("a", "c")
+    quartet.request("b", "a")
+    quartet.settle()  # a has heard of a claim that was born much later than its own
+    quartet.withdraw("b")
+    quartet.advance(ACQUIRE_S)
+    assert quartet.ended[first] is Outcome.LATE
+    claims_in_vain(quartet, "d", 5)
+    crossing, again = quartet.request("d", "a"), quartet.request("a", "d")
+    quartet.settle()
+    assert quartet.groups == {"a": again, "d": again}
+    assert quartet.ended[crossing] is Outcome.YIELDED
+
+
+def test_after_a_group_one_is_the_youngest_again(quartet: Trio):
+    first = formed(quartet, "a", "b")
+    wish = quartet.request("b", "c")
+    other = quartet.request("c", "b")
+    quartet.settle()
+    quartet.finish(first)
+    quartet.settle()
+    assert quartet.groups == {"b": other, "c": other}
+    assert wish not in quartet.ended
+    quartet.finish(other)
+    quartet.settle()
+    assert quartet.groups == {"b": wish, "c": wish}
+
+
+def test_among_peers_that_ask_all_the_time_nobody_is_left_out():
+    """Particular pairs on a ring: each peer wants its right neighbour, which is in demand."""
+    names = "abcd"
+    quartet = Trio(names, CONFIG)
+    done = dict.fromkeys(names, 0)
+    right = dict(zip(names, names[1:] + names[:1], strict=True))
+    wanted = {name: quartet.request(name, right[name]) for name in names}
+    for _ in range(60):
+        quartet.settle()
+        for ticket in sorted(set(quartet.groups.values())):
+            quartet.finish(ticket)
+        for name, ticket in tuple(wanted.items()):
+            if ticket in quartet.ended:
+                done[name] += quartet.ended[ticket] is Outcome.DONE
+                wanted[name] = quartet.request(name, right[name])
+    assert min(done.values()) >= 10
+
+
 # --- no cycle of waits: crossing claims -----------------------------------------------------------
 
 
@@ -338,7 +669,7 @@ def test_a_lost_release_of_a_claim_is_asked_for(trio: Trio):
     assert trio.states["b"] == "free"
 
 
-def test_a_lost_inquiry_is_sent_again(trio: Trio):
+def test_a_grant_is_said_again_until_it_is_answered(trio: Trio):
     ticket = trio.request("a", "b")
     trio.deliver("a", "b")
     trio.deliver("b", "a")
@@ -347,6 +678,22 @@ def test_a_lost_inquiry_is_sent_again(trio: Trio):
     trio.drop_all()
     trio.advance(RESEND_S)
     assert trio.groups == {"a": ticket, "b": ticket}
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_a_lost_release_of_one_who_was_not_needed_idles_it_for_no_lease(trio: Trio, is_over: bool):
+    """B and c both grant, one is enough; the initiator knows even when its average is done."""
+    ticket = trio.request("a", "bc", 1)
+    for other in "bc":
+        trio.deliver("a", other)
+    trio.deliver("b", "a")
+    trio.deliver("a", "b")
+    trio.drop("a", "c")  # the release
+    trio.drop("c", "a")  # the grant that would have told
+    if is_over:
+        trio.finish(ticket)
+    trio.advance(RESEND_S)
+    assert trio.states["c"] == "free"
 
 
 def test_a_new_claim_of_its_initiator_ends_an_old_promise(trio: Trio):
@@ -672,6 +1019,39 @@ def test_a_paused_peer_may_request_anew_when_it_wakes_up(trio: Trio):
     assert trio.groups == {"b": ticket}
 
 
+# --- clocks that drift ----------------------------------------------------------------------------
+
+
+def when_the_first_lease_lapses(config: LockConfig, drift: float) -> Trio:
+    """As above, and worse: the first granter's clock is fast, the others' are slow."""
+    trio = Trio("abc", config, {"a": -drift, "b": drift, "c": -drift})
+    trio.request("a", "bc")
+    trio.deliver("a", "b")
+    trio.deliver("b", "a")
+    late_claim = trio.hold_back("a", "c")
+    trio.advance(ACQUIRE_S / (1 - drift) - 0.01, delivering=False)
+    trio.drop_all()
+    trio.release(late_claim)
+    trio.deliver("c", "a")
+    trio.deliver("a", "c")
+    assert set(trio.groups) == {"a", "c"}
+    while trio.states["b"] != "free":
+        trio.drop_all()  # b never hears that its group has formed
+        trio.advance(RESEND_S / 4, delivering=False)
+    return trio
+
+
+def test_clocks_may_drift_as_far_as_is_allowed_for():
+    trio = when_the_first_lease_lapses(replace(CONFIG, clock_drift=0.1), 0.1)
+    assert trio.groups == {}
+
+
+def test_clocks_that_drift_further_than_that_are_a_danger():
+    """The test of the test above."""
+    trio = when_the_first_lease_lapses(replace(CONFIG, clock_drift=0.0), 0.1)
+    assert "c" in trio.groups
+
+
 # --- restarted peers, strangers, leaving ----------------------------------------------------------
 
 
@@ -757,6 +1137,73 @@ def test_a_third_peer_cannot_speak_for_a_ticket(trio: Trio):
     assert trio.groups == {"a": ticket, "b": ticket}
 
 
+def test_our_wish_ends_when_too_few_candidates_are_left(trio: Trio):
+    formed(trio, "a", "b")
+    wish = trio.request("a", "bc", 2)
+    trio.hear_left("a", "c")
+    assert trio.ended == {wish: Outcome.LOST}
+
+
+def test_our_wish_goes_without_a_candidate_that_is_gone(trio: Trio):
+    first = formed(trio, "a", "b")
+    wish = trio.request("a", "bc", 1)
+    trio.hear_left("a", "c")
+    trio.finish(first)
+    trio.settle()
+    assert trio.groups == {"a": wish, "b": wish}
+
+
+def test_who_stops_gives_up_its_wish_and_serves_on(trio: Trio):
+    first = formed(trio, "a", "b")
+    wish = trio.request("b", "c")
+    trio.withdraw("b")
+    assert trio.ended == {wish: Outcome.WITHDRAWN}
+    other = trio.request("c", "b")
+    trio.settle()
+    trio.finish(first)
+    trio.settle()
+    assert trio.groups == {"b": other, "c": other}
+
+
+def test_when_a_group_breaks_nobody_grants_the_one_who_is_gone(trio: Trio):
+    first = formed(trio, "a", "b")
+    trio.locks["a"].average_ended(first, Outcome.BROKEN, "torn", trio.clock("a"))
+    trio.request("a", "b")
+    trio.deliver("a", "b")
+    trio.hear_gone("b", "a")
+    assert trio.states["b"] == "free"
+
+
+# --- copies ---------------------------------------------------------------------------------------
+
+
+def test_a_clone_goes_its_own_way(trio: Trio):
+    ticket = trio.request("a", "b")
+    effects: list[Effect] = []
+    twin = trio.locks["a"].clone(effects.append)
+    twin.receive(PeerId("b"), Grant(ticket), 0.0)
+    twin.average_ended(ticket, Outcome.DONE, "", 0.0)
+    assert [type(effect) for effect in effects] == [Send, Average, GroupEnded]
+    assert trio.states["a"] == f"claiming {ticket}"
+    assert not trio.locks["a"]._ended
+
+
+def test_two_locks_that_will_do_the_same_are_frozen_alike_at_whatever_time(trio: Trio):
+    frozen = []
+    for _ in range(2):
+        trio.start("a")
+        lock = trio.locks["a"]
+        lock._incarnation = 1
+        trio.request("a", "bc", 1)
+        lock.receive(PeerId("b"), Claim(Ticket(PeerId("b"), 1, 1), 7), trio.clock("a"))
+        lock.receive(PeerId("b"), Busy(Ticket(PeerId("a"), 1, 1), "b"), trio.clock("a"))
+        frozen.append(lock.frozen(trio.clock("a")))
+        trio.time += 64.0
+    assert frozen[0] == frozen[1]
+    assert hash(frozen[0]) == hash(frozen[1])
+    assert frozen[1] != lock.frozen(trio.clock("a"))  # it is later, and the lock is still there
+
+
 # --- configuration --------------------------------------------------------------------------------
 
 
@@ -775,6 +1222,14 @@ def test_a_third_peer_cannot_speak_for_a_ticket(trio: Trio):
             {"acquire_timeout_s": 10.0},
             "lock acquire_timeout_s = 10.0 must be below half of lease_s = 20.0",
         ),
+        (
+            {"acquire_timeout_s": 9.9},
+            "must be below half of lease_s = 20.0 on clocks that drift by 0.01, or no time",
+        ),
+        ({"clock_drift": 1.0}, "lock clock_drift = 1.0 must be from 0 to below 1"),
+        ({"clock_drift": -0.1}, "lock clock_drift = -0.1 must be from 0 to below 1"),
+        ({"spare_claims": -1}, "lock spare_claims = -1 must be 0 or more"),
+        ({"spare_places": -1}, "lock spare_places = -1 must be 0 or more"),
     ],
 )
 def test_deadlines_that_cannot_work_are_refused(values: dict[str, float], message: str):

@@ -1,7 +1,8 @@
 """A handful of group locks, and messages between them that the test pushes by hand.
 
 Nothing moves by itself: what a lock sends waits until the test delivers, drops or repeats it. Every
-peer's clock shows something else, so that a time that crosses the wire by mistake is found out.
+peer's clock shows something else, so that a time that crosses the wire by mistake is found out; it
+may also run too fast or too slow.
 """
 
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from p2ptrain.core.lock_state import InGroup, LockConfig
 from p2ptrain.core.messages import Grant, LockMessage
 from p2ptrain.ids import PeerId, Seconds, Ticket
 
-CLOCKS = {"a": 0.0, "b": 1024.0, "c": 17.5, "d": 300.25}  # exact in binary
+CLOCKS = {"a": 0.0, "b": 1024.0, "c": 17.5, "d": 300.25, "e": 4096.0}  # exact in binary
 
 
 @dataclass
@@ -27,16 +28,26 @@ class InFlight:
 
 
 class Trio:
-    """Locks named ``a``, ``b``, ``c``, ...; `wire` is what has been sent and not arrived."""
+    """Locks named ``a``, ``b``, ``c``, ...; `wire` is what has been sent and not arrived.
 
-    def __init__(self, names: str = "abc", config: LockConfig | None = None) -> None:
+    ``drift={"a": 0.01}``: a's clock gains a hundredth.
+    """
+
+    def __init__(
+        self,
+        names: str = "abc",
+        config: LockConfig | None = None,
+        drift: dict[str, float] | None = None,
+    ) -> None:
         self.config = config or LockConfig()
+        self.drift = drift or {}
         self.time: Seconds = 0.0
         self.wire: list[InFlight] = []
         self.locks: dict[str, GroupLock] = {}
         self.paused: dict[str, None] = {}
         self.entered: list[tuple[str, Ticket]] = []
-        self.first_granted_at: dict[Ticket, Seconds] = {}
+        self.first_lapse_at: dict[Ticket, Seconds] = {}
+        """When the earliest lease of a ticket lapses, in true time."""
         self.abandoned: dict[tuple[str, Ticket], Outcome] = {}
         self.ended: dict[Ticket, Outcome] = {}
         self.reasons: dict[Ticket, str] = {}
@@ -111,12 +122,13 @@ class Trio:
         until = self.time + duration_s
         while True:
             awake = [name for name in self.locks if name not in self.paused]
-            due = [(d, name) for name in awake if (d := self._deadline(name)) is not None]
+            due = [(d, name) for name in awake if (d := self._due_at(name)) is not None]
             at, name = min(due, default=(until + 1, ""))
             if at > until:
                 break
             self.time = max(self.time, at)
-            self.locks[name].handle_timer(self.clock(name))
+            lock = self.locks[name]
+            lock.handle_timer(max(self.clock(name), lock.next_deadline() or 0.0))
             if delivering:
                 self.settle()
         self.time = until
@@ -162,7 +174,7 @@ class Trio:
         return next(m.message for m in self.wire if (m.source, m.target) == (source, target))
 
     def clock(self, name: str) -> Seconds:
-        return self.time + CLOCKS[name]
+        return CLOCKS[name] + self.time * (1 + self.drift.get(name, 0.0))
 
     def check(self) -> None:
         """What must hold whatever happened."""
@@ -172,9 +184,11 @@ class Trio:
 
     # --- inside -----------------------------------------------------------------------------------
 
-    def _deadline(self, name: str) -> Seconds | None:
+    def _due_at(self, name: str) -> Seconds | None:
         deadline = self.locks[name].next_deadline()
-        return None if deadline is None else deadline - CLOCKS[name]
+        if deadline is None:
+            return None
+        return (deadline - CLOCKS[name]) / (1 + self.drift.get(name, 0.0))
 
     def _take(self, source: str, target: str) -> InFlight:
         for index, message in enumerate(self.wire):
@@ -191,9 +205,11 @@ class Trio:
     def _note(self, name: str, effect: Effect) -> None:
         match effect:
             case Send(target=target, message=message):
-                if isinstance(message, Grant):
+                if isinstance(message, Grant) and (name, message.ticket) not in self._granted:
                     self._granted[name, message.ticket] = None
-                    self.first_granted_at.setdefault(message.ticket, self.time)
+                    lapse_at = self.time + self.config.lease_s / (1 + self.drift.get(name, 0.0))
+                    earliest = self.first_lapse_at.get(message.ticket, lapse_at)
+                    self.first_lapse_at[message.ticket] = min(earliest, lapse_at)
                 self.wire.append(InFlight(name, target, message))  # type: ignore[arg-type]
             case Average(ticket=ticket, members=members):
                 if name == ticket.initiator:

@@ -1,0 +1,259 @@
+"""Choosing someone free: 64 simulated peers that ask for a group all the time.
+
+``python -m launcher.bench.lock`` writes ``bench.json`` and ``bench-lock.png``: groups of 2, 3 and
+8, without loss of messages and with some. Everything that decides is the code that runs in
+production; the network is simulated (1 ms one way), and models are as large as it takes for an
+average to last about 100 ms on uplinks of a megabyte per second.
+
+A peer is *inside* from the moment its group has formed until its average has ended there. The rest
+of the time it waits: to be asked or granted, or held by someone who still waits for others.
+"""
+
+import asyncio
+import multiprocessing
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from itertools import combinations, pairwise, product
+from multiprocessing.sharedctypes import Synchronized
+from pathlib import Path
+from statistics import fmean
+from typing import Annotated
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+from launcher.bench.lock_figures import Figures, claims_of, plot, print_figures
+from launcher.collect import Json, write_json
+from launcher.machine import describe_machine
+from p2ptrain.averaging.ad_psgd import in_turn
+from p2ptrain.averaging.base import Algorithm, Swarm
+from p2ptrain.ids import PeerId, Seconds
+from p2ptrain.sim.link import Link
+from p2ptrain.sim.loop import run
+from p2ptrain.sim.replica import VectorReplica
+from p2ptrain.sim.trace import Trace
+from p2ptrain.sim.world import SimPeer, World
+
+PEERS = 64
+SIZES = (2, 3, 8)
+LOSSES = (0.0, 0.01, 0.05)
+LATENCY_S: Seconds = 0.001
+UPLINK_BYTES_S = 1e6
+
+NUMBERS = {2: 24_150, 3: 10_850, 8: 3_350}
+"""In a model, by the size of its groups, found by trial: an average lasts 100 ms. Each member sends
+its whole model to each other one through one uplink."""
+
+GATHER_S: Seconds = 3.0
+"""Until everyone has heard of everyone."""
+
+WARM_UP_S: Seconds = 2.0
+MEASURED_S: Seconds = 20.0
+
+COOL_DOWN_S: Seconds = 2.0
+"""A group that has formed is on record once it has ended."""
+
+TICK_S: Seconds = 0.25
+
+LOCK_MESSAGES = ("Claim", "Grant", "Inquire", "Busy", "Begin", "Release")
+
+
+class AsksAlways(Algorithm):
+    """Wants a group of itself and `others` other peers, always; chooses them as AD-PSGD does."""
+
+    averages = "models"
+
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class Config:
+        """How large its groups are."""
+
+        others: int = 1
+
+    async def background(self, swarm: Swarm) -> None:
+        while True:
+            order = in_turn(swarm.choosable(), swarm.met(), swarm.rng)
+            enough = max(self.config.others, -(-len(order) // 2))
+            await swarm.average_with_any(order[:enough], self.config.others)
+
+
+class CountingTrace(Trace):
+    """Keeps no lines; counts the messages of the lock that arrive."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock_messages = 0
+
+    def note(self, now: Seconds, what: str) -> None:
+        """Count it, if it is one: ``p03 -> p05 Claim p03#17 after ...``."""
+        _, way, _, kind, *_ = f"{what}   ".split(" ", 4)
+        self.lock_messages += way == "->" and kind in LOCK_MESSAGES
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One peer was in one group."""
+
+    start: Seconds
+    end: Seconds
+    members: tuple[str, ...]
+    done: bool
+
+
+# --- one world ------------------------------------------------------------------------------------
+
+
+async def measure(
+    size: int,
+    loss: float,
+    passed: Callable[[Seconds], None] = lambda _: None,
+    *,
+    peers: int = PEERS,
+    measured_s: Seconds = MEASURED_S,
+    seed: int = 0,
+) -> Figures:
+    """Let `peers` peers ask for groups of `size`; say how virtual time passes."""
+    link = Link(latency_s=LATENCY_S, loss=loss, bandwidth_bytes_s=UPLINK_BYTES_S)
+    trace = CountingTrace()
+    world = World(seed, link, trace=trace)
+    for number in range(peers):
+        replica = VectorReplica(np.zeros(NUMBERS[size], np.float32))
+        algorithm = f"{AsksAlways.__module__}:AsksAlways"
+        await world.add(f"p{number:02}", replica, algorithm, others=size - 1)
+    await _pass(GATHER_S, passed)
+    for peer in world.peers.values():
+        peer.process.start(_ask(peer))
+    await _pass(WARM_UP_S, passed)
+    start, before = asyncio.get_running_loop().time(), trace.lock_messages
+    await _pass(measured_s, passed)
+    end, messages = asyncio.get_running_loop().time(), trace.lock_messages - before
+    await _pass(COOL_DOWN_S, passed)
+    spans = {name: spans_of(peer.metrics.of("group")) for name, peer in world.peers.items()}
+    for name in tuple(world.peers):
+        world.crash(name)  # they would never end
+    return figures_of(size, loss, spans, start, end, messages)
+
+
+async def _ask(peer: SimPeer) -> None:
+    """Within the peer's own process: let its algorithm begin."""
+    peer.driver.begin_background(peer.swarm)
+
+
+async def _pass(duration_s: Seconds, passed: Callable[[Seconds], None]) -> None:
+    for _ in range(round(duration_s / TICK_S)):
+        await asyncio.sleep(TICK_S)
+        passed(TICK_S)
+
+
+# --- what it came to ------------------------------------------------------------------------------
+
+
+def spans_of(records: Sequence[Json]) -> list[Span]:
+    """When a peer was in which group, by its records; attempts that formed none took no time."""
+    return [
+        Span(r["t"] - r["exchange_s"], r["t"], tuple(r["members"]), r["outcome"] == "done")
+        for r in records
+        if r["exchange_s"] > 0
+    ]
+
+
+def figures_of(
+    size: int,
+    loss: float,
+    spans: dict[PeerId, list[Span]],
+    start: Seconds,
+    end: Seconds,
+    messages: int,
+) -> Figures:
+    """Add up what happened from `start` to `end`."""
+    measured = [s for own in spans.values() for s in own if s.end > start and s.start < end]
+    inside_s = sum(min(s.end, end) - max(s.start, start) for s in measured)
+    waits = sorted(wait for own in spans.values() for wait in _waits(own, start, end))
+    met = {pair for s in measured if s.done for pair in combinations(s.members, 2)}
+    everybody_s = len(spans) * (end - start)
+    return Figures(
+        size=size,
+        loss=loss,
+        inside=inside_s / everybody_s,
+        wait_median_s=waits[len(waits) // 2],
+        wait_p99_s=waits[len(waits) * 99 // 100],
+        wait_longest_s=waits[-1],
+        pairs_met=len(met) / (len(spans) * (len(spans) - 1) // 2),
+        groups=round(sum(s.done for s in measured) / size),
+        average_s=fmean(s.end - s.start for s in measured),
+        messages=messages / len(measured),
+    )
+
+
+def _waits(own: Sequence[Span], start: Seconds, end: Seconds) -> list[Seconds]:
+    """How long one peer waited, each time that it began to within the time measured."""
+    return [
+        after.start - before.end for before, after in pairwise(own) if start <= before.end < end
+    ]
+
+
+# --- all of them ----------------------------------------------------------------------------------
+
+_virtual_s: "Synchronized[float]"
+
+
+def _share(virtual_s: "Synchronized[float]") -> None:
+    """In a process of ours: where to say how time passes in its worlds."""
+    global _virtual_s
+    _virtual_s = virtual_s
+
+
+def _passed(duration_s: Seconds) -> None:
+    with _virtual_s.get_lock():
+        _virtual_s.value += duration_s
+
+
+def _measure(setting: tuple[int, float]) -> Figures:
+    return run(measure(*setting, _passed))
+
+
+def measure_all(console: Console) -> list[Figures]:
+    """All settings, each in a process of its own, as many at a time as there are cores."""
+    settings = tuple(product(SIZES, LOSSES))
+    total_s = len(settings) * (GATHER_S + WARM_UP_S + MEASURED_S + COOL_DOWN_S)
+    context = multiprocessing.get_context("spawn")
+    virtual_s: Synchronized[float] = context.Value("d", 0.0)
+    with (
+        ProcessPoolExecutor(None, context, _share, (virtual_s,)) as pool,
+        Progress(console=console, transient=True) as progress,
+    ):
+        bar = progress.add_task(f"{len(settings)} worlds of {PEERS} peers", total=total_s)
+        running = [pool.submit(_measure, setting) for setting in settings]
+        while not all(future.done() for future in running):
+            time.sleep(0.2)
+            progress.update(bar, completed=virtual_s.value)
+        return [future.result() for future in running]
+
+
+def main(
+    out: Annotated[Path, typer.Option(help="Where bench.json and bench-lock.png go.")] = Path(
+        "runs/bench-lock"
+    ),
+    check: Annotated[bool, typer.Option(help="Exit with 3 if a claim does not hold.")] = False,
+) -> None:
+    """Measure how fast 64 peers that ask all the time find someone free."""
+    console = Console()
+    began = time.monotonic()
+    figures = measure_all(console)
+    claims = claims_of(figures)
+    out.mkdir(parents=True, exist_ok=True)
+    rows = [{"name": row.name, **asdict(row)} for row in figures]
+    machine = {**describe_machine(), "took_s": time.monotonic() - began}
+    write_json(out / "bench.json", {"rows": rows, "claims": claims, "machine": machine})
+    plot(out / "bench-lock.png", figures)
+    print_figures(console, figures, claims)
+    console.print(f"written to {out}")
+    if check and not all(claim["holds"] for claim in claims):
+        raise typer.Exit(3)
+
+
+if __name__ == "__main__":
+    typer.run(main)
