@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test explore bench-lock protos wheel clean
+.PHONY: demo test explore bench bench-lock protos wheel clean
 
 demo: $(READY)  ## train with all-reduce and with gossip beside a straggler; write runs/demo
 	$(BIN)/p2plab run launcher/scenarios/one_slow.toml --out runs/demo --check
@@ -14,6 +14,9 @@ test: $(READY)  ## everything that CI runs
 
 explore: $(READY)  ## the group lock, exhaustively: every order of events, with some faults
 	$(BIN)/python -m p2ptrain.sim.explore --full
+
+bench: $(READY)  ## averages beside Gloo and a bare gRPC swap; runs/bench
+	$(BIN)/python -m launcher.bench.averages --out runs/bench
 
 protos: $(READY)  ## regenerate p2ptrain/net/_pb from protos/
 	$(BIN)/python tests/tidy/generate_protos.py p2ptrain/net/_pb

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from multiprocessing.context import SpawnContext
 from pathlib import Path
-from queue import Queue
+from queue import Empty, Queue
 from random import Random
 from threading import Barrier
 from time import perf_counter
@@ -137,7 +137,8 @@ async def _bare_grpc(place: Place) -> list[Round]:
     place.tell(f"127.0.0.1:{port}")
     await _meet(place)
     rounds = []
-    async with grpc.aio.insecure_channel(place.hear(place.rank ^ 1 if pairs else 0)) as channel:
+    partner = place.rank ^ 1 if place.rank < pairs else place.rank  # of three, one only watches
+    async with grpc.aio.insecure_channel(place.hear(partner)) as channel:
         for _ in range(place.rounds + WARM_UP):
             await _meet(place)
             started = perf_counter()
@@ -283,7 +284,7 @@ def _slowest(processes: Sequence[Any], results: Any) -> list[Round]:  # Any: mul
     while len(found) < len(processes):
         try:
             found.append(results.get(timeout=0.2))
-        except Exception as error:
+        except Empty as error:
             if any(process.exitcode not in (None, 0) for process in processes):
                 raise RuntimeError("a process of the benchmark died") from error
     return [max(rounds, key=lambda one: one.whole_s) for rounds in zip(*found, strict=True)]
