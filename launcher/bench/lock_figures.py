@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 from rich import box
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
+from launcher.bench.claims import claim, print_claims
 from launcher.collect import Json
 from launcher.plot import FAINT, INK
 from p2ptrain.core.lock_state import LockConfig
@@ -64,45 +64,28 @@ def claims_of(rows: Sequence[Figures]) -> list[Json]:
     for row in rows:
         if row.loss:
             text = f"{row.name}: no lost message idles anybody for a lease"
-            claims.append(_claim(text, row, "wait_longest_s", at_most=LockConfig().lease_s))
+            claims.append(
+                claim(
+                    text,
+                    "wait_longest_s",
+                    row.name,
+                    row.wait_longest_s,
+                    at_most=LockConfig().lease_s,
+                )
+            )
             continue
         if row.size in INSIDE_AT_LEAST:
             text = f"{row.name}: peers that ask all the time are inside one most of it"
-            claims.append(_claim(text, row, "inside", at_least=INSIDE_AT_LEAST[row.size]))
+            claims.append(
+                claim(text, "inside", row.name, row.inside, at_least=INSIDE_AT_LEAST[row.size])
+            )
         text = f"{row.name}: nearly all pairs meet in 20 s"
-        claims.append(_claim(text, row, "pairs_met", at_least=PAIRS_AT_LEAST))
+        claims.append(claim(text, "pairs_met", row.name, row.pairs_met, at_least=PAIRS_AT_LEAST))
         text = f"{row.name}: nobody waits for long"
-        claims.append(_claim(text, row, "wait_longest_s", at_most=WAIT_AT_MOST_S))
+        claims.append(
+            claim(text, "wait_longest_s", row.name, row.wait_longest_s, at_most=WAIT_AT_MOST_S)
+        )
     return claims
-
-
-def _claim(
-    text: str,
-    row: Figures,
-    metric: str,
-    *,
-    at_least: float | None = None,
-    at_most: float | None = None,
-) -> Json:
-    measured = getattr(row, metric)
-    if at_least is not None:
-        holds, bound = measured >= at_least, f"at least {at_least:g}"
-    else:
-        assert at_most is not None
-        holds, bound = measured <= at_most, f"at most {at_most:g}"
-    return {
-        "text": text,
-        "metric": metric,
-        "of": row.name,
-        "over": None,
-        "at_least": at_least,
-        "at_most": at_most,
-        "published": None,
-        "source": None,
-        "measured": measured,
-        "holds": holds,
-        "why": f"{measured:.4g} is {'' if holds else 'not '}{bound}",
-    }
 
 
 # --- on the terminal ------------------------------------------------------------------------------
@@ -126,9 +109,7 @@ def print_figures(console: Console, rows: Sequence[Figures], claims: Sequence[Js
             f"{row.messages:.0f}",
         )
     console.print(table)
-    for claim in claims:
-        verdict = Text("yes ", "green") if claim["holds"] else Text("no  ", "bold red")
-        console.print(verdict + Text(f"{claim['text']}: {claim['why']}"))
+    print_claims(console, claims)
 
 
 # --- as a picture ---------------------------------------------------------------------------------
