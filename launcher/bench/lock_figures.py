@@ -6,7 +6,6 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -93,10 +92,10 @@ def claims_of(rows: Sequence[Figures]) -> list[Json]:
 
 def print_figures(console: Console, rows: Sequence[Figures], claims: Sequence[Json]) -> None:
     """One line per world, then the claims."""
-    title = "64 peers that ask all the time; times in milliseconds"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    title = "64 peers that ask all the time (times in ms)"
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     table.add_column("", no_wrap=True)
-    for heading in ("inside", "wait", "99 %", "longest", "met", "average", "messages"):
+    for heading in ("inside", "wait", "99 %", "longest", "met", "average", "msgs"):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
         waits = (row.wait_median_s, row.wait_p99_s, row.wait_longest_s)
@@ -146,10 +145,13 @@ def plot(path: Path, rows: Sequence[Figures]) -> None:
             inside.plot([middle - 0.42, middle + 0.42], [bound, bound], color=INK, linewidth=0.9)
     inside.set_ylim(0, 1)
     inside.set_ylabel("share of its time that a peer is in a group", color=INK)
-    inside.set_title("inside; lines: what is required without loss", loc="left", fontsize=11)
+    inside.set_title("Inside; lines: what is required without loss", loc="left", fontsize=11)
     waits.set_yscale("log")
-    waits.set_ylabel("seconds from one group to the next", color=INK)
-    waits.set_title("waiting: median, 99th percentile, longest", loc="left", fontsize=11)
+    waits.set_ylim(0.001, 2)
+    waits.set_yticks([0.001, 0.01, 0.1, 1], ["1 ms", "10 ms", "100 ms", "1 s"])
+    waits.axhline(WAIT_AT_MOST_S, color=INK, linewidth=0.9)
+    waits.set_ylabel("from one group to the next", color=INK)
+    waits.set_title("Waiting: median, 99th percentile, longest", loc="left", fontsize=11)
     handles = [
         waits.scatter([], [], color=COLOURS[n % len(COLOURS)], label=loss_of(loss))
         for n, loss in enumerate(losses)
