@@ -10,7 +10,7 @@ from rich.progress import Progress as Bar
 from rich.progress import SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from p2ptrain.sim.explore.scenario import Scenario
-from p2ptrain.sim.explore.scenarios import full, small
+from p2ptrain.sim.explore.scenarios import large, small
 from p2ptrain.sim.explore.search import Counterexample, Findings, Progress, Search
 from p2ptrain.sim.explore.situations import Situations
 from p2ptrain.sim.explore.transcript import transcript
@@ -20,17 +20,17 @@ COMMAND = "python -m p2ptrain.sim.explore"
 
 def main(
     names: Annotated[list[str] | None, typer.Argument(help="Only these scenarios.")] = None,
-    whole: Annotated[bool, typer.Option("--full", help="The large scenarios too.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="The large scenarios too.")] = False,
     most: Annotated[int, typer.Option(help="Situations of one scenario.")] = 5_000_000,
     replay: Annotated[str, typer.Option(help="Print this way through the named one.")] = "",
 ) -> None:
     """Explore the group lock exhaustively."""
-    known = {scenario.name: scenario for scenario in (*small(), *full())}
+    known = {scenario.name: scenario for scenario in (*small(), *large())}
     unknown = [name for name in names or () if name not in known]
     if unknown:
         sys.exit(f"there is no scenario {unknown[0]}; there are {', '.join(known)}")
     chosen = [known[name] for name in names or ()]
-    chosen = chosen or [*small(), *(full() if whole else ())]
+    chosen = chosen or [*small(), *(large() if full else ())]
     if replay:
         path, _, turn = replay.partition("+")
         _print_transcript(chosen[0], tuple(map(int, path.split(","))), int(turn) if turn else None)

@@ -12,29 +12,39 @@ DRIFTING = LockConfig(lease_s=105.0, acquire_timeout_s=30.0, resend_s=15.0, cloc
 SLOW_AND_FAST = (3, 5)
 
 A_TRIO = Ask("a", "bc", 2)
-A_PAIR = (Ask("a", "b", 1), Ask("b", "c", 1), Ask("c", "a", 1))
-"""Three pairs, in a circle."""
+CROSSING = (A_TRIO, Ask("b", "ac", 2))
+OVERLAPPING = (A_TRIO, Ask("b", "c", 1))
+ANY_ONE = (Ask("a", "bc", 1), Ask("b", "ca", 1))
+CIRCLE = (Ask("a", "b", 1), Ask("b", "c", 1), Ask("c", "a", 1))
 
 
 def small() -> tuple[Scenario, ...]:
     """Some seconds each."""
     return (
         Scenario(name="one", asks=(A_TRIO,), faults=2, config=SHORT),
-        Scenario(name="crossing", asks=(A_TRIO, Ask("b", "ac", 2)), config=SHORT),
-        Scenario(name="overlapping", asks=(A_TRIO, Ask("b", "c", 1)), faults=1, config=SHORT),
-        Scenario(name="circle", asks=A_PAIR, config=SHORT),
-        Scenario(name="any", asks=(Ask("a", "bc", 1), Ask("b", "ca", 1)), config=SHORT),
+        Scenario(name="crossing", asks=CROSSING, config=SHORT),
+        Scenario(name="overlapping", asks=OVERLAPPING, faults=1, config=SHORT),
+        Scenario(name="any", asks=ANY_ONE, config=SHORT),
+        Scenario(name="circle", asks=CIRCLE, config=SHORT),
         Scenario(name="late", asks=(A_TRIO,), latency_ticks=None, copies=1, config=SHORT),
         Scenario(name="drift", asks=(A_TRIO,), faults=1, config=DRIFTING, rates=SLOW_AND_FAST),
     )
 
 
-def full() -> tuple[Scenario, ...]:
-    """Minutes each."""
+def large() -> tuple[Scenario, ...]:
+    """Minutes each; what they explore of the small ones is counted again."""
+    trio_and_pairs = (A_TRIO, *CIRCLE[1:])
+    chain = (Ask("a", "b", 1), Ask("b", "c", 1), Ask("c", "d", 1))
     return (
-        Scenario(name="crossing-1", asks=(A_TRIO, Ask("b", "ac", 2)), faults=1, config=SHORT),
-        Scenario(name="any-1", asks=(Ask("a", "bc", 1), Ask("b", "ca", 1)), faults=1, config=SHORT),
-        Scenario(name="mixed-1", asks=(A_TRIO, Ask("b", "ca", 1)), faults=1, config=SHORT),
-        Scenario(name="overlapping-2", asks=(A_TRIO, Ask("b", "c", 1)), faults=2, config=SHORT),
-        Scenario(name="circle-1", asks=A_PAIR, faults=1, config=SHORT),
+        Scenario(name="crossing-1", asks=CROSSING, faults=1, config=SHORT),
+        Scenario(name="overlapping-2", asks=OVERLAPPING, faults=2, config=SHORT),
+        Scenario(name="any-1", asks=ANY_ONE, faults=1, config=SHORT),
+        Scenario(name="circle-1", asks=CIRCLE, faults=1, config=SHORT),
+        Scenario(name="three", asks=trio_and_pairs, config=SHORT),
+        Scenario(name="four-1", peers="abcd", asks=chain, faults=1, config=SHORT),
+        Scenario(
+            name="late-1", asks=(A_TRIO,), faults=1, latency_ticks=None, copies=1, config=SHORT
+        ),
+        Scenario(name="late-two", asks=CIRCLE[:2], latency_ticks=None, copies=1, config=SHORT),
+        Scenario(name="drift-1", asks=OVERLAPPING, faults=1, config=DRIFTING, rates=SLOW_AND_FAST),
     )

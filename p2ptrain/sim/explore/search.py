@@ -8,13 +8,14 @@ shortest one. Two things are looked for:
   two *fair continuations* are followed (everything in flight arrives, averages end, timers fire,
   time passes): one that always takes the message and the peer with the lowest number first, and one
   that takes the highest. Both are steps that the search has taken anyway, so that following them
-  from every situation is following one pointer from each. Whoever does not get from any situation
-  to one in which everyone is free and every request has ended, is stuck, in a dead end or in a
-  circle; how long it takes is measured.
+  from every situation is following one pointer from each. A situation is stuck if it does not lead
+  to one in which everyone is free and every request has ended: in a dead end, or in a circle. If
+  nothing went wrong, somebody must also have been in a group. How long it takes is measured, and
+  bounded by `Scenario.bounds`: no time at all where nothing went wrong, so that no timer is needed
+  to get out of anything but a fault.
 
-As every order of events leads to some situation, the continuations begin everywhere; what they
-leave out is a schedule that avoids progress for ever without ever holding one message back for
-ever. `BOUNDS` says how long the continuations may take.
+As every order of events leads to some situation, the continuations begin everywhere. What they
+leave out is a schedule that avoids progress for ever and yet lets every message arrive one day.
 """
 
 from array import array
