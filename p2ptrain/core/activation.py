@@ -38,7 +38,8 @@ would add nothing: the ticket names one group of one host for ever.)
 u < v (its later `Run` is queued, and a host runs nothing before it is out of its own group), never
 for one that is in w >= v or promised to it: that one declines at once. So waits point to smaller
 versions only, and the smallest version that runs waits for nothing but its own slices. A trainer
-waits for its version, or for its rule: for other trainers, which need nothing but their own step.
+waits for its version, or for its rule: for other trainers to arrive at it *or beyond*. So of all
+versions that are waited for, the smallest waits only for trainers that are in the middle of a step.
 There is no lease, since nobody is promised before a group runs.
 
 **Who is late** loses nothing: what it has goes with the version that finds it, and its own result
@@ -78,7 +79,7 @@ class Rule:
     """Trainers that must have arrived there or beyond, waiting or not. 1: nobody waits for them."""
 
     initiator: PeerId | None = None
-    """Must be among them."""
+    """Must wait, there or beyond."""
 
     limiter: int | None = None
     """No trainer's last arrival may be more than so many versions ago."""
@@ -430,14 +431,16 @@ class Activation:
     def _is_met(self, version: int, here: Round) -> bool:
         rule = here.rule
         known = {peer: self._arrivals[peer] for peer in here.members if peer in self._arrivals}
-        arrived = [peer for peer, (theirs, _) in known.items() if theirs >= version]
+        arrived = {peer: waits for peer, (theirs, waits) in known.items() if theirs >= version}
         if (version, True) not in known.values():
             return False  # whoever waits for it believes in another group
+        if rule.initiator is not None and not arrived.get(rule.initiator, False):
+            return False
         for peer in here.members:
             last = self._last.setdefault(peer, version - 1)
             if rule.limiter is not None and peer not in arrived and version - last > rule.limiter:
                 return False
-        return len(arrived) >= rule.arrivals and rule.initiator in (None, *arrived)
+        return len(arrived) >= rule.arrivals
 
     def _round(self, version: int) -> Round:
         assert self._schedule is not None

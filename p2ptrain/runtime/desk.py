@@ -126,5 +126,8 @@ def doing(machine: PeerMachine) -> str:
         case Phase.DONE:
             return "is done; serves the others"
         case Phase.TRAINING:
-            in_group = isinstance(machine.lock.state, lock_state.InGroup)
+            arrival, group = machine.activation.arrival, machine.activation.group
+            if arrival and arrival.waits:
+                return f"waits to average version {arrival.version}"
+            in_group = group or isinstance(machine.lock.state, lock_state.InGroup)
             return "trains, and averages" if in_group else "trains"

@@ -526,6 +526,7 @@ class Driver:
             raise GroupBroken(Outcome.LATE, f"{ticket} was over before its result was there")
         self._committing[ticket] = None
         averaged = self.now
+        idle = [vector_V, result_V]
         if what is What.GRADIENTS:
             self.averaged_anything = await self._copy(
                 lambda: self.replica.import_gradients(result_V[:-2])
@@ -535,17 +536,15 @@ class Driver:
             self.contributes = True
         elif what is What.LATE_GRADIENTS:
             assert version is not None
-            attempt.staleness_steps = self.late.delivered(version, result_V)
-            return
+            attempt.staleness_steps = self.late.delivered(version, idle.pop())
         elif held:
-            self.kept.keep(result_V, len(attempt.members))
-            return
+            self.kept.keep(idle.pop(), len(attempt.members))
         else:
-            result_V = await self._offload(lambda: self.replica.add_delta(result_V))
+            idle[1] = await self._offload(lambda: self.replica.add_delta(result_V))
             attempt.disagreement_l2 = math.sqrt(exchange.square_sum)
             attempt.staleness_steps = self.replica.updates - updates
         attempt.apply_s = self.now - averaged
-        for vector in (vector_V, result_V):  # not after a break: streams may still read them
+        for vector in idle:  # not after a break: streams may still read them
             self._buffers.give(vector)
 
     async def _contribution(self, what: What, members: tuple[PeerId, ...]) -> tuple[Vector, int]:

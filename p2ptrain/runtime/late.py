@@ -38,7 +38,8 @@ class LateGradients:
 
     def __init__(self, replica: Replica, buffers: Buffers, copy: Offload) -> None:
         self._replica = replica
-        self._buffers = buffers
+        self._buffers = buffers  # of results; what is held travels only as a copy
+        self._loads = Buffers(lambda size: np.empty(size, np.float32))
         self._copy = copy
         self._held: _Load | None = None
         self._under_way: _Load | None = None
@@ -53,7 +54,7 @@ class LateGradients:
         Raises:
             StateError: if a gradient is not finite.
         """
-        gradient_G = self._buffers.take(self._replica.gradient_size)
+        gradient_G = self._loads.take(self._replica.gradient_size)
         await self._copy(lambda: self._replica.export_gradients(gradient_G, contributes))
         self.samples += samples
         self._hold(_Load(gradient_G, self._knows))
@@ -73,7 +74,7 @@ class LateGradients:
         self._results.append((version, mean_V))
         if load is None:
             return 0
-        self._buffers.give(load.sum_G)
+        self._loads.give(load.sum_G)
         return version - 1 - load.knew
 
     def give_back(self) -> None:
@@ -109,7 +110,7 @@ class LateGradients:
             return
         self._held.sum_G += load.sum_G
         self._held.knew = min(self._held.knew, load.knew)
-        self._buffers.give(load.sum_G)
+        self._loads.give(load.sum_G)
 
 
 class KeptMean:

@@ -34,7 +34,9 @@ from tests.helpers.worlds import (
 
 ALGORITHMS = known_algorithms()
 OF_MODELS = [name for name in ALGORITHMS if load_algorithm(name).averages == "models"]
-OF_GRADIENTS = [name for name in ALGORITHMS if load_algorithm(name).averages == "gradients"]
+SCHEDULED = [name for name in ALGORITHMS if load_algorithm(name).acts("schedule")]
+SYNCHRONOUS = [n for n in ALGORITHMS if n not in {*OF_MODELS, *SCHEDULED}]
+"""All peers wait for all others, so that they are equal after every step."""
 
 
 def downhill(peer: SimPeer, _: int) -> None:
@@ -61,10 +63,13 @@ async def test_one_peer_alone_is_plain_sgd(algorithm: str):
 @pytest.mark.parametrize("count", [2, 3, 5])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 async def test_no_update_is_lost_wherever_it_lands(algorithm: str, count: int, seed: int):
-    """Averages last longer than steps, so that updates land in the middle of them."""
+    """Averages last longer than steps, so that updates land in the middle of them.
+
+    What is delivered late is delivered in the last steps, which learn nothing new.
+    """
     world = await build(count, algorithm, seed=seed, link=Link(latency_s=0.04))
     books = Books(world)
-    await world.train(30, steps_of(0.05), books.injecting(30))
+    await world.train(45, steps_of(0.05), books.injecting(30))
     np.testing.assert_allclose(sum_of(world), books.due_M, rtol=1e-5)
     await world.close()
 
@@ -96,7 +101,7 @@ async def test_a_vanished_member_stops_nobody(algorithm: str, victim: str):
     await world.close()
 
 
-@pytest.mark.parametrize("algorithm", OF_GRADIENTS)
+@pytest.mark.parametrize("algorithm", SYNCHRONOUS)
 async def test_peers_that_average_gradients_stay_equal_when_a_member_vanishes(algorithm: str):
     for crash_at_s in np.linspace(1.0, 1.3, 7):  # before, while, and after it is asked
         world = await build(4, algorithm, equal=True, link=Link(latency_s=0.01))
@@ -108,7 +113,7 @@ async def test_peers_that_average_gradients_stay_equal_when_a_member_vanishes(al
 
 
 @pytest.mark.parametrize("count", [2, 3, 5])
-@pytest.mark.parametrize("algorithm", OF_GRADIENTS)
+@pytest.mark.parametrize("algorithm", SYNCHRONOUS)
 async def test_a_group_of_everyone_is_sgd_on_one_large_batch(algorithm: str, count: int):
     """With one straggler, even: it costs time and changes nothing."""
     world = await build(count, algorithm, equal=True)
@@ -146,7 +151,37 @@ async def test_a_newcomer_takes_part(algorithm: str):
     await late
     await world.settle()
     assert world.peers[PeerId("p9")].driver.accounts.groups_formed > 5
-    assert disagreement(world) < (1e-7 if algorithm in OF_GRADIENTS else 0.2)
+    assert disagreement(world) < (1e-7 if algorithm in SYNCHRONOUS else 0.2)
+    await world.close()
+
+
+# --- schedules ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 12])
+@pytest.mark.parametrize("algorithm", SCHEDULED)
+def test_whom_to_meet_follows_from_version_and_view_alone_and_groups_are_a_partition(
+    algorithm: str, count: int
+):
+    peers = tuple(PeerId(f"p{i:02}") for i in range(count))
+    one, other = load_algorithm(algorithm), load_algorithm(algorithm)
+    for version in range(1, 130):
+        rounds = {me: one.schedule(version, peers, me) for me in peers}
+        assert rounds == {me: other.schedule(version, list(peers), me) for me in peers[::-1]}
+        for me, here in rounds.items():
+            assert me in here.members
+            assert list(here.members) == sorted(here.members)
+            assert all(rounds[peer] == here for peer in here.members)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("algorithm", SCHEDULED)
+async def test_a_bad_network_costs_time_and_no_update(algorithm: str, seed: int):
+    link = Link(latency_s=0.01, jitter_s=0.1, loss=0.05, duplication=0.3)
+    world = await build(5, algorithm, seed=seed, link=link)
+    books = Books(world)
+    await world.train(60, steps_of(0.1, p3=0.25), books.injecting(40))
+    np.testing.assert_allclose(sum_of(world), books.due_M, rtol=1e-5)
     await world.close()
 
 

@@ -309,6 +309,32 @@ def test_a_group_that_waits_for_us_ends_when_one_of_its_members_vanishes():
     assert crowd.versions("c") == [1]
 
 
+def test_those_who_would_wait_for_us_in_a_group_that_cannot_run_are_told():
+    crowd = Crowd("abcd", everyone())
+    one, two = Ticket(A, 1, 1), Ticket(B, 1, 1)
+    crowd.say("a", "c", Run(one, 1, (A, C)))
+    crowd.say("b", "c", Run(two, 2, (B, C, D)))
+    crowd.die("d")
+    assert ("c", "b", Decline(two, 1)) in crowd.wire
+    crowd.wire.clear()  # lost; and the host says it again
+    crowd.say("b", "c", Run(two, 2, (B, C, D)))
+    assert ("c", "b", Decline(two, 1)) in crowd.wire
+    crowd.finish("c")
+    assert crowd.versions("c") == [1]
+
+
+def test_what_a_peer_said_in_an_earlier_life_does_not_count():
+    crowd = Crowd("abc", everyone(Rule(arrivals=2)))
+    crowd.arrive("c", 1)
+    crowd.settle()
+    crowd.die("c")
+    crowd.add("c", "abc", incarnation=2)
+    for name in "ab":
+        crowd.see(name, "abc")
+    crowd.arrive("a", 1, waits=False)
+    assert crowd.groups() == {}, "nobody who is here waits"
+
+
 def test_a_joiner_is_told_how_far_the_others_are_and_goes_on_with_them(crowd: Crowd):
     for version in range(1, 4):
         crowd.run("abc", version)
@@ -447,10 +473,33 @@ def test_an_older_word_of_a_peer_does_not_undo_its_newer_one():
     crowd = Crowd("abc", everyone(Rule(arrivals=2)))
     crowd.say("c", "a", Activate(4, True))
     crowd.say("c", "a", Activate(3, True))
-    crowd.say("c", "a", Activate(4, False))
     crowd.arrive("b", 4)
     crowd.settle()
     assert crowd.groups()["a"] == "4:abc"
+
+
+def test_a_word_that_one_does_not_wait_does_not_undo_that_one_does():
+    crowd = Crowd("abc", everyone())
+    crowd.arrive("b", 1, waits=False)
+    crowd.arrive("b", 1)
+    crowd.deliver(1)
+    crowd.finish("a")
+    crowd.settle()
+    assert crowd.versions("b") == [1]
+    crowd = Crowd("abc", everyone(Rule(arrivals=2)))
+    crowd.say("c", "a", Activate(1, True))
+    crowd.say("c", "a", Activate(1, False))
+    crowd.arrive("b", 1, waits=False)
+    crowd.settle()
+    assert crowd.groups()["a"] == "1:abc"
+
+
+def test_an_old_answer_does_not_end_a_newer_wait(crowd: Crowd):
+    crowd.arrive("c", 5)
+    crowd.say("a", "c", Past(3))
+    assert crowd["c"].ended == []
+    crowd.settle()
+    assert crowd.groups()["c"] == "5:abc"
 
 
 def test_a_run_that_does_not_come_from_its_host_or_is_not_for_us_is_ignored(crowd: Crowd):
@@ -503,8 +552,9 @@ def test_who_is_beyond_a_version_counts_for_it_and_who_is_not_there_yet_does_not
 def test_an_initiator_runs_the_version_and_those_before_it_wait():
     crowd = Crowd("abc", everyone(Rule(initiator=B)))
     crowd.arrive("ac", 1)
+    crowd.arrive("b", 1, waits=False)
     crowd.settle()
-    assert crowd.groups() == {}
+    assert crowd.groups() == {}, "b has gone on and will be back"
     crowd.arrive("b", 1)
     crowd.settle()
     assert len(crowd.groups()) == 3
@@ -545,6 +595,23 @@ def test_the_limiter_waits_for_whoever_would_fall_further_behind():
     crowd.arrive("c", 6, waits=False)
     crowd.settle()
     assert len(crowd.groups()) == 3
+
+
+def test_the_limiter_counts_who_passes_by_from_the_last_version_it_surely_knew():
+    crowd = Crowd("abc", everyone(Rule(limiter=4)))
+    crowd.run("abc", 1)
+    for version in range(2, 6):
+        crowd.arrive("ab", version)
+        crowd.settle()
+        crowd.finish("abc")
+    crowd.arrive("c", 6, waits=False)  # it may have missed version 5, if that still ran
+    for version in range(6, 9):
+        crowd.arrive("ab", version)
+        crowd.settle()
+        crowd.finish("abc")
+    crowd.arrive("ab", 9)
+    crowd.settle()
+    assert crowd.groups() == {}
 
 
 def test_the_limiter_counts_a_newcomer_from_when_it_is_first_seen():
@@ -605,7 +672,8 @@ class Story:
                 else:
                     crowd.deliver(index)
             case 1:
-                self.arrive(chance.choice(sorted(crowd.heads)))
+                name = chance.choice(sorted(crowd.heads))
+                self.arrive(name, waits=chance.random() < 0.8)
             case 2:
                 self.finish_one()
             case 3 if chance.random() < 0.1:
@@ -617,12 +685,12 @@ class Story:
                 crowd.see(name, "".join(seen))
         crowd.check()
 
-    def arrive(self, name: str) -> None:
+    def arrive(self, name: str, *, waits: bool = True) -> None:
         """If its trainer does not wait: it has made a step, and is at the next version."""
         activation = self.crowd[name].activation
-        waits = activation.arrival or (activation.group and activation.group.awaited)
-        if not waits:
-            activation.arrive(activation.version + 1, self.crowd.time)
+        arrival, group = activation.arrival, activation.group
+        if not (arrival and arrival.waits) and not (group and group.awaited):
+            activation.arrive(activation.version + 1, self.crowd.time, waits=waits)
 
     def finish_one(self) -> None:
         """A group all of whose members are in it ends at one of them, or breaks where it must."""
@@ -670,7 +738,8 @@ def test_whatever_happens_versions_run_once_and_no_wait_is_for_ever(
     for _ in range(300):
         story.act()
     before = {name: len(head.ended) for name, head in story.crowd.heads.items()}
-    waited = [name for name in before if story.crowd[name].activation.arrival]
+    arrivals = {name: head.activation.arrival for name, head in story.crowd.heads.items()}
+    waited = [name for name, arrival in arrivals.items() if arrival and arrival.waits]
     story.heal(steps=60)
     assert story.crowd.groups() == {}
     for name in waited:

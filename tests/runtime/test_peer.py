@@ -30,6 +30,7 @@ pytestmark = pytest.mark.sockets
 
 QUICK = ProtocolConfig(membership=MembershipConfig(probe_period_s=0.05, ack_timeout_s=0.3))
 TOGETHER_S = 20.0
+ALGORITHMS = p2ptrain.known_algorithms()
 CLOCK = time.perf_counter  # noqa: TID251 - a peer's threads live in real time
 
 
@@ -113,7 +114,7 @@ class Fleet:
 # --- alone ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("algorithm", ["allreduce", "ad_psgd"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_peer_alone_trains_as_if_it_were_not_there(algorithm):
     model, optimizer = tiny()
     other, plain = tiny()
@@ -242,7 +243,7 @@ def test_sigterm_ends_the_loop_and_the_handler_of_the_program_comes_back():
 
 
 @pytest.mark.parametrize("stop", [StopConfig(samples=40), StopConfig(seconds=0.2)])
-@pytest.mark.parametrize("algorithm", ["allreduce", "ad_psgd"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_run_ends_by_itself(stop, algorithm):
     model, optimizer = tiny()
     with peer_of(model, optimizer, algorithm=algorithm, stop=stop) as peer:
@@ -267,7 +268,7 @@ def test_accumulated_samples_count_with_the_next_step():
     assert metrics.of("ended")[0]["samples"] == 24
 
 
-@pytest.mark.parametrize("algorithm", ["allreduce", "ad_psgd"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_gradients_are_clipped_after_they_were_averaged(algorithm):
     model, optimizer = tiny(learning_rate=1.0)
     before = flat(model)
@@ -279,7 +280,7 @@ def test_gradients_are_clipped_after_they_were_averaged(algorithm):
     assert float((flat(model) - before).norm()) == pytest.approx(0.5, rel=1e-3)
 
 
-@pytest.mark.parametrize("algorithm", ["allreduce", "ad_psgd"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_scaler_skips_the_steps_that_overflow_and_lowers_its_scale(algorithm):
     model, optimizer = tiny()
     other, plain = tiny()
@@ -299,12 +300,13 @@ def test_a_scaler_skips_the_steps_that_overflow_and_lowers_its_scale(algorithm):
     torch.testing.assert_close(flat(model), flat(other))
 
 
-def test_a_gradient_that_is_not_finite_reaches_nobody_under_allreduce():
+@pytest.mark.parametrize("algorithm", ["allreduce", "eager"])
+def test_a_gradient_that_is_not_finite_reaches_nobody(algorithm):
     model, optimizer = tiny()
     before = flat(model)
 
     def train() -> None:
-        with peer_of(model, optimizer, algorithm="allreduce") as peer:
+        with peer_of(model, optimizer, algorithm=algorithm) as peer:
             backward(model, 0)
             next(model.parameters()).grad.fill_(float("nan"))
             peer.step()
@@ -388,6 +390,46 @@ def test_peers_under_ad_psgd_with_no_learning_rate_keep_the_mean_and_come_closer
     after = torch.stack([flat(model) for model, _ in fleet.models])
     torch.testing.assert_close(after.mean(0), before.mean(0), rtol=1e-5, atol=1e-6)
     assert float(after.std(0).max()) < 0.2 * float(before.std(0).max())
+
+
+OPTIMIZERS = {
+    "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9),
+    "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.02),
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.02),
+}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("algorithm", ["wagma", "eager"])
+def test_peers_that_wait_for_nobody_learn_with_any_optimizer_clipping_and_accumulation(
+    algorithm, optimizer
+):
+    """One is slower than the others; all come to rest near the same good model."""
+    fleet = Fleet(3, algorithm=algorithm)
+    for rank, (model, _) in enumerate(fleet.models):
+        fleet.models[rank] = model, OPTIMIZERS[optimizer](model.parameters())
+
+    def body(rank, peer, model):
+        first = float("nan")
+        for step in range(120):
+            model.zero_grad()
+            for half in range(2):
+                seed = 1000 * rank + 2 * step + half
+                inputs = torch.randn(4, 3, generator=torch.Generator().manual_seed(seed))
+                loss = (model(inputs) - inputs[:, :2]).square().mean() / 2
+                loss.backward()
+                if half == 0:
+                    peer.accumulate(samples=4)
+            first = first if step else float(loss.detach())
+            time.sleep(0.004 * (1 + 2 * (rank == 2)))
+            peer.step(samples=4, clip=1.0)
+        return first, float(loss.detach()), flat(model)
+
+    results = fleet.run(body)
+    assert not [r for r in results if isinstance(r, BaseException)], results
+    assert all(last < first / 10 for first, last, _ in results)
+    spread = torch.stack([row for _, _, row in results])
+    assert float((spread - spread.mean(0)).abs().max()) < 0.1
 
 
 def test_progress_counts_the_whole_swarm():

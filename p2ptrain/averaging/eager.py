@@ -1,0 +1,132 @@
+"""Eager-SGD: gradients are averaged without those who are late (Li et al., PPoPP 2020).
+
+As in all-reduce SGD everyone averages gradients with everyone, version after version; but a version
+does not wait for all of them. Each peer has a buffer b_i of what it has not delivered yet:
+
+    b_i  <-  b_i + g_i                          whenever a gradient is ready
+    G    <-  (1 / P) * sum over peers of b_i    then b_i <- 0: delivered exactly once
+    x_i  <-  x_i - lr * update(G)
+
+A late peer contributes nothing, or gradients of earlier steps; what it computes meanwhile goes with
+the next version. The divisor is always P, so a gradient weighs the same whenever it comes.
+
+When does a version run? As soon as one trainer waits for it, and
+
+* `rule = "solo"`: at once. With the same peers fast all the time, only their gradients are fresh:
+  under severe skew this is the published failure (58 % where synchronous training reaches 93 %).
+* `rule = "majority"`: a peer drawn for each version, the same one by everybody's draw, waits too.
+  Half of all are there by then, on average.
+* `rule = "quorum"`: so many have something to deliver, always. This is the default.
+
+Who arrives after a version has begun does not wait for it: it takes in all means that are there
+and goes on.
+
+Differences to the paper, and why:
+
+* *Every mean is taken in* (`missed = "every"`), each with an optimizer step of its own: all peers
+  make the same updates from the same means, and stay equal but for how far they are. In the paper
+  (`missed = "latest"`) a peer that missed several sees the last one only, and models drift apart.
+* *A limiter by peer.* In the paper every 32nd version waits for everyone. Here a version waits for
+  those that would fall more than `limiter` versions behind, which is the same bound, and nobody
+  waits for a peer that is slow and keeps coming.
+* *Models are averaged*, not copied from one peer over the others, every `average_models_every`
+  versions; everybody waits for that. It mends what a lost peer, a newcomer or `missed = "latest"`
+  leave different. Optimizer state stays local.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+from random import Random
+
+from p2ptrain.averaging.base import Algorithm, Swarm
+from p2ptrain.core.activation import Round, Rule
+from p2ptrain.core.effects import What
+from p2ptrain.errors import ConfigError
+from p2ptrain.ids import PeerId
+
+RULES = ("solo", "majority", "quorum")
+MISSED = ("every", "latest")
+
+
+class Eager(Algorithm):
+    averages = "gradients"
+
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class Config:
+        """Whom a version waits for, and how far peers may come apart."""
+
+        rule: str = "quorum"
+        """``solo``, ``majority`` or ``quorum``; see above."""
+
+        quorum: float = 0.5
+        """Share of the peers that must have something to deliver, for ``quorum``. Too small: as
+        ``solo``, means of few gradients; too large: as all-reduce, all wait for the slowest."""
+
+        limiter: int = 32
+        """No gradient is more than so many versions older than the mean it goes into. Too small:
+        everybody waits for the slowest; too large: its gradients are of a model long gone, and it
+        holds as many means as that until its step ends."""
+
+        average_models_every: int = 100
+        """Versions of gradients between two averages of models. Too small: everybody waits for the
+        slowest each time; too large: what is different stays so for long."""
+
+        missed: str = "every"
+        """Which means a late peer takes in: ``every`` one that it missed, or as in the paper the
+        ``latest``, after which its model is another one than the others'."""
+
+        seed: int = 0
+        """Of the draws of ``majority``; must be the same at all peers."""
+
+        def __post_init__(self) -> None:
+            for name, known in (("rule", RULES), ("missed", MISSED)):
+                if getattr(self, name) not in known:
+                    raise ConfigError(
+                        f"eager {name} = {getattr(self, name)!r}; there are: {', '.join(known)}"
+                    )
+            if not 0 < self.quorum <= 1:
+                raise ConfigError(f"eager quorum = {self.quorum} must be above 0 and at most 1")
+            for name in ("limiter", "average_models_every"):
+                if getattr(self, name) < 1:
+                    raise ConfigError(f"eager {name} = {getattr(self, name)} must be 1 or more")
+
+    _seen = 0  # the version that our last step ended with
+
+    async def after_backward(self, swarm: Swarm) -> None:
+        await swarm.hand_in_gradients()
+        ran = swarm.version
+        if ran == self._seen:
+            await swarm.average_at(ran + 1)
+        elif self._averages_models_at(ran + 1):
+            await swarm.average_at(ran)  # of one that still runs, to have its mean in the model
+        else:
+            swarm.pass_by(ran + 1)
+        if self.config.missed == "latest":
+            swarm.forget_all_but_latest()
+        self._seen = swarm.version
+
+    async def after_update(self, swarm: Swarm) -> None:
+        if self._averages_models_at(self._seen + 1):
+            await swarm.average_at(self._seen + 1)
+            self._seen += 1
+
+    def schedule(self, version: int, peers: Sequence[PeerId], me: PeerId) -> Round:
+        if self._averages_models_at(version):
+            return Round(tuple(peers), What.MODELS, Rule(arrivals=len(peers)))
+        return Round(tuple(peers), What.LATE_GRADIENTS, self._rule(version, peers))
+
+    def _averages_models_at(self, version: int) -> bool:
+        every: int = self.config.average_models_every
+        return version % (every + 1) == 0
+
+    def _rule(self, version: int, peers: Sequence[PeerId]) -> Rule:
+        config = self.config
+        match config.rule:
+            case "solo":
+                return Rule(limiter=config.limiter)
+            case "majority":
+                drawn = Random(f"{config.seed}/{version}").choice(peers)
+                return Rule(initiator=drawn, limiter=config.limiter)
+            case _:
+                return Rule(ceil(config.quorum * len(peers)), limiter=config.limiter)
