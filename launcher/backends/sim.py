@@ -12,7 +12,9 @@ inline, on one thread, unless the scenario goes without them (`p2ptrain.sim.comp
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Coroutine, Sequence
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,6 +52,9 @@ PEERS_PER_SLICE = 256
 """A world is looked at more rarely the larger it is: reading the records of all peers takes time,
 too."""
 
+CALLBACKS = 100_000
+"""When so much has happened, a few seconds of real time have passed, and somebody waits to see."""
+
 
 class SimBackend:
     """Simulates fleets."""
@@ -84,7 +89,7 @@ class SimFleet:
         self._names = [config.name for config in configs]
         self._was_interrupted = False
         self._loop = VirtualLoop()
-        self._run(self._populate(scenario, configs))
+        self._loop.run_until_complete(self._populate(scenario, configs))
 
     # --- what the launcher asks -------------------------------------------------------------------
 
@@ -100,7 +105,8 @@ class SimFleet:
     def let_pass(self) -> None:
         """Move the world on by one slice of its time."""
         try:
-            self._run(asyncio.sleep(self._slice_s))
+            with threads(1), _rare_collections():
+                self._loop.run_for(self._slice_s, CALLBACKS)
         except BaseException:
             self._was_interrupted = True  # in the middle of something: it cannot go on
             raise
@@ -131,10 +137,6 @@ class SimFleet:
 
     # --- inside -----------------------------------------------------------------------------------
 
-    def _run(self, work: Coroutine[Any, Any, None]) -> None:  # Any: asyncio's own types
-        with threads(1):
-            self._loop.run_until_complete(work)
-
     def _anyone_runs(self) -> bool:
         return any(not task.done() for task in self._tasks)
 
@@ -159,6 +161,17 @@ class SimFleet:
             self._files.append(file)
             self._peers.append(peer)
             self._tasks.append(peer.start(world.network.transport(_address(config), config.name)))
+
+
+@contextmanager
+def _rare_collections() -> Iterator[None]:
+    """Let Python look for garbage less often: a large world has millions of objects to look at."""
+    before = gc.get_threshold()
+    gc.set_threshold(100_000, 20, 100)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 async def _cancel_all() -> None:

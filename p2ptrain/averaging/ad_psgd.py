@@ -90,11 +90,11 @@ def neighbours(graph: str, me: PeerId, others: Sequence[PeerId]) -> tuple[PeerId
 
     Symmetric for ring and exponential graphs, up to different views.
     """
+    if graph == "random":
+        return tuple(sorted(others))
     everyone = sorted([me, *others])
     place, count = everyone.index(me), len(everyone)
     match graph:
-        case "random":
-            chosen = set(range(count))
         case "ring":
             chosen = {place - 1, place + 1}
         case "exponential":

@@ -4,8 +4,8 @@ There is one loop body. It is a coroutine, and what it waits for comes in as arg
 nothing of it ever waits for an event loop (`compute/training.py` runs it on the caller's thread,
 where `sleep` blocks); in a simulated world the waits are on virtual time (`sim/peer.py`).
 
-A step is cut short only while it sleeps: once the peer should stop, a straggler leaves within
-`SLICE_S` seconds, and what it was computing is dropped, for it would have come too late.
+A step is cut short only while it sleeps: once the peer should stop, a straggler leaves within a
+slice of its sleep, and what it was computing is dropped, for it would have come too late.
 """
 
 from collections.abc import Awaitable, Callable
@@ -15,7 +15,7 @@ from p2ptrain.compute.pace import Pace
 from p2ptrain.ids import Seconds
 
 SLICE_S: Seconds = 0.05
-"""A sleeping step asks this often whether it should stop."""
+"""How long a real peer sleeps at a time."""
 
 
 class Work(Protocol):
@@ -58,6 +58,7 @@ async def take_steps(
     seed: int,
     clock: Callable[[], Seconds],
     sleep: Callable[[Seconds], Awaitable[None]],
+    slice_s: Seconds = SLICE_S,
 ) -> None:
     """Train until the peer should stop.
 
@@ -70,6 +71,7 @@ async def take_steps(
         seed: the run's, shared by all peers.
         clock: any monotonic clock.
         sleep: waits so many of its seconds.
+        slice_s: a sleeping step asks this often whether it should stop.
 
     Raises:
         ConfigError: if `rank`, `peers` or the stragglers do not fit together.
@@ -80,7 +82,7 @@ async def take_steps(
         started = clock()
         samples, loss = work.compute(step)
         duration_s = pace.step_s(clock() - started, rank, step, peers, seed)
-        if not await _slept_until(started + duration_s, peer, clock, sleep):
+        if not await _slept_until(started + duration_s, peer, clock, sleep, slice_s):
             return
         work.prepare(peer.progress)
         await peer.step(samples, loss)
@@ -92,10 +94,11 @@ async def _slept_until(
     peer: Stepping,
     clock: Callable[[], Seconds],
     sleep: Callable[[Seconds], Awaitable[None]],
+    slice_s: Seconds,
 ) -> bool:
     """Sleep in slices; False if the peer should stop before `end`."""
     while (left_s := end - clock()) > 0:
         if peer.should_stop:
             return False
-        await sleep(min(left_s, SLICE_S))
+        await sleep(min(left_s, slice_s))
     return True

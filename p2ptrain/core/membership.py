@@ -31,10 +31,10 @@ This file decides who may be chosen. It does not know what for.
 """
 
 import bisect
-import heapq
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from random import Random
 
 from p2ptrain.core.effects import Effect, MemberChanged, Send
@@ -81,15 +81,25 @@ class MembershipConfig:
             )
 
 
+FAREWELLS = 64
+"""Who leaves tells so many; of a larger swarm the others hear it from these, or miss us."""
+
+
 def newer(known: Member, heard: Member) -> Member:
     """What is true of one peer after hearing `heard` (commutative, associative, idempotent)."""
     if known.incarnation != heard.incarnation:
         return max(known, heard, key=lambda member: member.incarnation)
+    if heard.beat < known.beat and heard.state <= known.state and heard.phase <= known.phase:
+        return known  # an old record, as many are that go round
     facts = max(known, heard, key=lambda member: (member.beat, member.steps, member.samples))
     state, phase = max(known.state, heard.state), max(known.phase, heard.phase)
     if (facts.state, facts.phase) == (state, phase):
         return facts
     return replace(facts, state=state, phase=phase)
+
+
+def _has_begun(member: Member) -> bool:
+    return member.phase is not Phase.ARRIVING
 
 
 class _Names:
@@ -134,8 +144,10 @@ class Membership:
         self._participants = _Names()
         self._trainees = _Names()
         self._sort(me)
+        self._samples = 0  # of the others, also of those that are not here any more
+        self._begun = 0  # how many of them train, or did
         self._news: dict[PeerId, int] = {}  # peer -> how often its record is still to be told
-        self._most_news: list[tuple[int, PeerId]] = []  # heap of (-how often, peer), some outdated
+        self._news_by: dict[int, dict[PeerId, None]] = {}  # how often -> these peers, in order
         self._round: list[PeerId] = []  # who is probed next, last first
         self._turn = 0  # whose record fills the next probe
         self._probe_at: Seconds | None = None
@@ -153,6 +165,16 @@ class Membership:
     def others(self) -> tuple[Member, ...]:
         """Everyone else we have heard of, sorted by name."""
         return tuple(self._others[peer] for peer in self._names.sorted)
+
+    @property
+    def samples(self) -> int:
+        """Samples of the whole swarm, as far as we know."""
+        return self._me.samples + self._samples
+
+    @property
+    def anyone_has_begun(self) -> bool:
+        """True if another one trains, or did."""
+        return self._begun > 0
 
     def member(self, peer: PeerId) -> Member | None:
         return self._me if peer == self._me.peer else self._others.get(peer)
@@ -185,15 +207,15 @@ class Membership:
         self._sort(self._me)
 
     def announce(self) -> None:
-        """Tell everyone our record now (joined, done, leaving)."""
-        for peer in self._reachable():
-            self._emit(Send(peer, Rumours((self._me,))))
+        """Tell everyone our record now (joined, training, done)."""
+        self._say_to(self._reachable())
 
     def leave(self) -> None:
         """Say goodbye; nobody will choose us once this has arrived."""
         self._me = replace(self._me, state=MemberState.LEFT, beat=self._me.beat + 1)
         self._sort(self._me)
-        self.announce()
+        here = self._reachable()
+        self._say_to(here if len(here) <= FAREWELLS else self._rng.sample(here, FAREWELLS))
         self._probe_at = None
 
     # --- what happens -----------------------------------------------------------------------------
@@ -205,7 +227,8 @@ class Membership:
                 self._maybe_refute(heard)
             else:
                 known = self._others.get(heard.peer)
-                self._store(newer(known, heard) if known else heard, now, why)
+                if heard is not known:
+                    self._store(newer(known, heard) if known else heard, now, why)
         if self._probe_at is None and self._others and self._me.state is MemberState.ALIVE:
             self._probe_at = now + self._rng.uniform(0, self._config.probe_period_s)
 
@@ -274,7 +297,11 @@ class Membership:
 
     def _store(self, member: Member, now: Seconds, why: str) -> None:
         known = self._others.get(member.peer)
+        if member is known:
+            return
         self._others[member.peer] = member
+        self._samples += member.samples - (known.samples if known else 0)
+        self._begun += _has_begun(member) - (known is not None and _has_begun(known))
         same_word = known is not None and (known.incarnation, known.state) == (
             member.incarnation,
             member.state,
@@ -319,6 +346,10 @@ class Membership:
             self._rng.shuffle(self._round)
         return None
 
+    def _say_to(self, peers: Sequence[PeerId]) -> None:
+        for peer in peers:
+            self._emit(Send(peer, Rumours((self._me,))))
+
     def _reachable(self) -> tuple[PeerId, ...]:
         return tuple(m.peer for m in self.others if m.state <= MemberState.SUSPECT)
 
@@ -328,7 +359,7 @@ class Membership:
         budget = self._config.records_per_probe - 1  # beside our own
         if target in self._others:
             chosen[target] = self._others[target]
-        for peer in self._take_news(budget - len(chosen)):
+        for peer in self._first_news(budget - len(chosen)):
             chosen[peer] = self._others[peer]
         names = self._names.sorted
         for _ in names:
@@ -342,21 +373,20 @@ class Membership:
                 self._tell(peer, self._news[peer] - 1)
         return (self._me, *chosen.values())
 
-    def _take_news(self, count: int) -> list[PeerId]:
-        """Up to `count` peers of whom there is news, the least told first; `_tell` each of them."""
-        taken: dict[PeerId, None] = {}
-        while self._most_news and len(taken) < count:
-            often, peer = heapq.heappop(self._most_news)
-            if self._news.get(peer) == -often:
-                taken[peer] = None
-        return list(taken)
+    def _first_news(self, count: int) -> list[PeerId]:
+        """Up to `count` peers of whom there is news, the least told first."""
+        first: list[PeerId] = []
+        for often in sorted(self._news_by, reverse=True):
+            first += islice(self._news_by[often], count - len(first))
+        return first
 
     def _tell(self, peer: PeerId, often: int) -> None:
         """The record of `peer` is to be told so often from now on."""
-        self._news.pop(peer, None)
+        before = self._news.pop(peer, 0)
+        if before:
+            del self._news_by[before][peer]
+            if not self._news_by[before]:
+                del self._news_by[before]
         if often > 0:
             self._news[peer] = often
-            heapq.heappush(self._most_news, (-often, peer))
-        if len(self._most_news) > 2 * len(self._news) + 64:
-            self._most_news = [(-often, peer) for peer, often in self._news.items()]
-            heapq.heapify(self._most_news)
+            self._news_by.setdefault(often, {})[peer] = None

@@ -230,8 +230,10 @@ class Rendezvous:
 
     def _maybe_assemble(self) -> None:
         """If we are the host and everyone waits: let those behind catch up, or begin."""
+        if not isinstance(self._state, Waiting):
+            return
         participants = tuple(self._participants())
-        if not isinstance(self._state, Waiting) or participants[0] != self._me:
+        if participants[0] != self._me:
             return
         if any(peer not in self._arrivals for peer in participants):
             return

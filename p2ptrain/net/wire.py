@@ -474,7 +474,12 @@ def _member(p: Any) -> m.Member:  # Any: a generated class
 def _members(packed: Sequence[Any]) -> tuple[m.Member, ...]:
     if len(packed) > MAX_MEMBERS:
         raise CodecError(f"a message with {len(packed)} members; at most {MAX_MEMBERS} are allowed")
-    return tuple(_member(p) for p in packed)
+    return tuple([_known_member(p.SerializeToString()) for p in packed])
+
+
+@functools.lru_cache(maxsize=1 << 14)  # every record is heard again and again
+def _known_member(data: bytes) -> m.Member:
+    return _member(_parse(pb.Member, data))
 
 
 def _group(names: Sequence[str]) -> tuple[PeerId, ...]:

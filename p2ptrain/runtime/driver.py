@@ -115,6 +115,7 @@ class Driver:
         self.failure: BaseException | None = None  # the trainer is told where it waits, or next
         self._incarnation = incarnation
         self._algorithm_name = algorithm_name
+        self._digest = swarm_digest(algorithm_name, replica.fingerprint)
         self._transport = transport
         self._protocol = protocol
         self._exchange_config = exchange
@@ -256,7 +257,7 @@ class Driver:
         self._machine.describe(self.now, phase=phase, steps=steps, samples=samples)
         membership = self._machine.membership
         if phase is Phase.ARRIVING or self.algorithm.averages == "models":
-            self.progress = samples + sum(m.samples for m in membership.others)
+            self.progress = membership.samples
         self._updates_done = steps
         self._updated.set()
         self._pump()
@@ -582,7 +583,8 @@ class Driver:
         membership = self._machine.membership
         waits = what is What.GRADIENTS
         own = membership.me.samples + self.samples_of_step if waits else self.late.samples
-        outside = sum(m.samples for m in membership.others if m.peer not in members)
+        known = [member for peer in members if (member := membership.member(peer))]
+        outside = membership.samples - sum(member.samples for member in known)
         return len(members) * own + outside
 
     async def _take_state(self, effect: effects.TakeState) -> None:
@@ -646,7 +648,7 @@ class Driver:
         )
 
     def _swarm(self) -> str:
-        return swarm_digest(self._algorithm_name, self.replica.fingerprint)
+        return self._digest
 
     # --- small things -----------------------------------------------------------------------------
 
@@ -675,8 +677,7 @@ class Driver:
 
     def _complete(self, count: int) -> bool:
         membership = self._machine.membership
-        running = any(m.phase is not Phase.ARRIVING for m in membership.others)
-        return running or len(membership.choosable()) + 1 >= count
+        return membership.anyone_has_begun or len(membership.choosable()) + 1 >= count
 
     async def _wait_for_news(self) -> None:
         self._news.clear()

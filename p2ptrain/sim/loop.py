@@ -18,6 +18,7 @@ of timers behind it, and nothing else. It has no threads and no sockets.
 import asyncio
 import heapq
 import io
+import math
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context
@@ -63,6 +64,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._cancelled = 0  # of those that are queued
         self._order: Random | None = None
         self._paused: list[Process] = []
+        self._may_run: float = math.inf  # callbacks until whoever runs the loop wants to look
 
     # --- for code that runs in a process ----------------------------------------------------------
 
@@ -133,6 +135,21 @@ class VirtualLoop(asyncio.BaseEventLoop):
         while (left_s := until + process.stood_still_s - self.now) > LEAST_S:
             await self.wait(left_s)
 
+    def run_for(self, duration_s: Seconds, callbacks: float = math.inf) -> None:
+        """Let the world go on for so long, or a shorter while in which very much happens.
+
+        Call it from outside, again and again, to look at a world in between. That it stops after so
+        many `callbacks` or a few more follows from the world alone: whoever decides something then
+        decides it at the same moment of every run.
+        """
+        self._may_run = callbacks
+        end = self.at(self.now + duration_s, self.stop)
+        try:
+            self.run_forever()
+        finally:
+            end.cancel()
+            self._may_run = math.inf
+
     def shuffle(self, order: Random) -> None:
         """From now on `order` decides which process is first when several are ready."""
         self._order = order
@@ -196,6 +213,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._take_due()
         if self._order and len(self._ready) > 1:
             self._ready = _merged(self._ready, self._order)
+        self._may_run -= len(self._ready)
+        if self._may_run <= 0:
+            self.stop()
         for _ in range(len(self._ready)):
             handle = self._ready.popleft()
             if handle._cancelled:

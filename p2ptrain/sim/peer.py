@@ -15,7 +15,7 @@ from p2ptrain.compute.pace import Pace
 from p2ptrain.compute.replica import Replica
 from p2ptrain.compute.steps import Work, take_steps
 from p2ptrain.errors import P2PTrainError
-from p2ptrain.ids import Address, PeerId
+from p2ptrain.ids import Address, PeerId, Seconds
 from p2ptrain.net.transport import Transport
 from p2ptrain.runtime.driver import Driver
 from p2ptrain.runtime.life import Life, Surroundings
@@ -25,6 +25,10 @@ from p2ptrain.sim.loop import virtual_loop
 from p2ptrain.sim.process import Process
 
 T = TypeVar("T")
+
+SLICE_S: Seconds = 0.25
+"""A simulated step asks this often whether it should stop: more rarely than a real one, since in a
+large world most of what happens would be that question."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +150,7 @@ class LivingPeer:
             seed=config.seed,
             clock=self._clock,
             sleep=asyncio.sleep,
+            slice_s=SLICE_S,
         )
 
 

@@ -1,12 +1,13 @@
 """Membership: who is here, by whose word, and how soon everyone knows."""
 
 from dataclasses import replace
+from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2ptrain.core.membership import MembershipConfig, newer
+from p2ptrain.core.membership import FAREWELLS, Membership, MembershipConfig, newer
 from p2ptrain.core.messages import Ack, Member, MemberState, Phase, Ping, Rumours
 from p2ptrain.errors import ConfigError
 from p2ptrain.ids import Address, PeerId
@@ -337,6 +338,28 @@ def test_news_stops_being_told_after_a_while():
     circle = Circle(4)
     circle.advance(60)
     assert all(not peer._news for peer in circle.peers.values())
+
+
+def test_who_leaves_a_large_swarm_tells_some_and_the_others_hear_it_from_them():
+    circle = Circle(FAREWELLS + 20)
+    circle.advance(1)
+    circle.sent.clear()
+    circle.peers["p07"].leave()
+    circle.kill("p07")
+    circle.advance(0.0)
+    assert sum(by == "p07" for by, _, _ in circle.sent) == FAREWELLS
+    circle.advance(3)
+    assert set(circle.views("p07").values()) == {MemberState.LEFT}
+
+
+@given(heard=st.lists(st.builds(replace, records, peer=st.sampled_from(["a", "b"]))))
+def test_what_is_said_of_all_together_follows_every_record(heard: list[Member]):
+    membership = Membership(member("me"), MembershipConfig(), Random(0), lambda effect: None)
+    for record in heard:
+        membership.learn([record], 0.0, "told")
+    others = membership.others
+    assert membership.samples == sum(other.samples for other in others)
+    assert membership.anyone_has_begun == any(o.phase is not Phase.ARRIVING for o in others)
 
 
 def test_a_ping_tells_its_target_what_is_thought_of_it():
