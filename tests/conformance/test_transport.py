@@ -6,6 +6,7 @@ Over gRPC it takes real time and real sockets; over the simulated network the sa
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 
@@ -90,9 +91,16 @@ class Net:
         if behind_a_way and self.kind == "sim":
             self._behind.append(handler.address)
         elif behind_a_way:
-            self._ways.append(TcpWay(handler.address))
-            handler.address = await self._ways[-1].start()
+            handler.address = await self._lead_across_a_way(handler.address)
+            if sockets := transport._sockets:  # another machine, then: nothing but TCP reaches it
+                port = await self._lead_across_a_way(f"127.0.0.1:{sockets.paths.port}")
+                number = int(port.rpartition(":")[2])
+                sockets.paths = replace(sockets.paths, port=number, machine="")
         return transport, handler
+
+    async def _lead_across_a_way(self, target: str) -> Address:
+        self._ways.append(TcpWay(Address(target)))
+        return await self._ways[-1].start()
 
     def stall(self) -> None:
         """Nothing passes the ways any more, and nobody is told."""
