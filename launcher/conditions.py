@@ -1,12 +1,15 @@
-"""What lies between the peers of a scenario: ``[link]``.
+"""What lies between the peers of a scenario, ``[link]``, and what befalls them, ``[[faults]]``.
 
 Units are those in which people speak of networks. Only a backend that makes its own network can
-keep to them; others say so instead of running something else.
+keep to a link, and only one that makes its own time can let clocks drift; others say so instead of
+running something else.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 from p2ptrain.errors import ConfigError
+from p2ptrain.ids import Seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,3 +43,54 @@ class LinkConfig:
                 raise ConfigError(f"link {name} = {value} is a share: at least 0 and below 1")
         if not 0 < self.bandwidth_mbit_s < float("inf"):
             raise ConfigError(f"link bandwidth_mbit_s = {self.bandwidth_mbit_s} must be above 0")
+
+
+Kind = Literal["crash", "pause", "slow", "drift", "throttle", "partition"]
+
+_NEEDS: dict[Kind, str] = {"slow": "factor", "drift": "rate", "throttle": "mbit_s"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FaultConfig:
+    """Something that goes wrong with each of `peers`; a partition parts them from the others."""
+
+    kind: Kind
+    """``crash``: kill -9. ``pause``: SIGSTOP. ``slow``: computing takes `factor` times as long.
+    ``drift``: a clock shows `rate` seconds for each that passes. ``throttle``: no more than
+    `mbit_s` leave it. ``partition``: nothing passes to or from anybody else."""
+
+    peers: tuple[int, ...]
+    """Ranks."""
+
+    at_s: Seconds | None = None
+    """Begins so long after the first step; in a simulation, after the world began."""
+
+    at_step: int | None = None
+    """Or as soon as it has made so many steps; of a partition, the first of `peers`."""
+
+    for_s: Seconds | None = None
+    """Ends so much later: a crashed peer starts again, a paused one goes on. None: never."""
+
+    factor: float | None = None
+    rate: float | None = None
+    mbit_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.peers or min(self.peers) < 0:
+            raise ConfigError(f"{self}: peers = {list(self.peers)} must be ranks, from 0")
+        if (self.at_s is None) == (self.at_step is None):
+            raise ConfigError(f"{self}: give exactly one of at_s and at_step")
+        for name in ("at_s", "at_step", "for_s"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < float("inf"):
+                raise ConfigError(f"{self}: {name} = {value} must be a number, 0 or more")
+        for name in ("factor", "rate", "mbit_s"):
+            value, is_needed = getattr(self, name), _NEEDS.get(self.kind) == name
+            if (value is not None) != is_needed:
+                raise ConfigError(f"{self}: it {'needs' if is_needed else 'has no'} {name}")
+            if value is not None and not 0 < value < float("inf"):
+                raise ConfigError(f"{self}: {name} = {value} must be above 0")
+
+    def __str__(self) -> str:
+        """As in the beginning of a sentence."""
+        return f"fault {self.kind!r}"

@@ -6,6 +6,7 @@ so a peer that hangs keeps its last figures and shows its state instead of fadin
 """
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -125,10 +126,17 @@ class PlainDisplay:
     def show(self, run: Run) -> None:
         """Print a line if it is time for one, or if the run has just ended."""
         if self._pace.is_due(run) or run.is_over:
-            peers = "  ".join(_in_a_word(view) for view in _views(run))
-            rest = _not_shown(run)
-            line = f"{headline(run)}  |  {peers}{f'  {rest}' if rest else ''}"
-            self._console.print(Text(line), soft_wrap=True)
+            self._console.print(Text(f"{headline(run)}  |  {_where(run)}"), soft_wrap=True)
+
+
+def _where(run: Run) -> str:
+    """Where every peer is; of many, how many are where."""
+    if len(run.histories) <= MOST_PEERS:
+        return "  ".join(_in_a_word(view) for view in _views(run))
+    counts = Counter(_state(h, s) for h, s in zip(run.histories, run.statuses, strict=True))
+    states = ", ".join(f"{count:,} {state}" for state, count in sorted(counts.items()))
+    steps = sorted(len(history.steps) for history in run.histories)
+    return f"{states}; steps {steps[0]:,} to {steps[-1]:,}"
 
 
 def _in_a_word(view: PeerView) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from matplotlib.ticker import StrMethodFormatter
 
 from launcher.consensus import CurvePoint
 from launcher.records import PeerHistory
@@ -94,6 +95,7 @@ def _draw_samples(axes: Axes, runs: Sequence[Run]) -> None:
     axes.set_title(title, loc="left", fontsize=11, color=INK)
     axes.set_xlabel("seconds since the first step", color=INK)
     axes.set_ylabel("samples", color=INK)
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
     axes.legend(frameon=False, loc="lower right")

@@ -104,6 +104,7 @@ class PeerHistory:
         self._rows = folder / f"{name}.snapshots"
         self._offset = 0
         self._unix_minus_t: Seconds = 0.0
+        self._lives = 0
         self._samples_after: list[int] = []
 
     def read(self) -> None:
@@ -168,9 +169,9 @@ class PeerHistory:
     def totals(self) -> dict[str, Any]:  # Any: the values are JSON
         """What `ended` says of the whole run.
 
-        Added up from the records if the peer could not say it.
+        Added up from the records if the peer could not say it, or lived more than once.
         """
-        if self.ended is not None:
+        if self.ended is not None and self._lives == 1:
             return {key: self.ended.get(key) for key in TOTALS}
         done = [attempt for attempt in self.attempts if attempt.outcome == "done"]
         stale = [a.staleness_steps for a in done if a.staleness_steps is not None]
@@ -201,12 +202,14 @@ class PeerHistory:
 
     def _take(self, record: Record) -> None:
         if record["kind"] == "started":
+            self._lives += 1
+            self.ended = None  # an earlier life's
             self._unix_minus_t = record["unix_s"] - record["t"]
             self.model_size = int(record["model_size"])
         at = record["t"] + self._unix_minus_t
         match record["kind"]:
             case "ready":
-                self.ready_at = at
+                self.ready_at = at if self.ready_at is None else self.ready_at
             case "step":
                 self._take_step(record, at)
             case "group":

@@ -115,6 +115,7 @@ class Run:
 
     def _look(self, fleet: Fleet) -> None:
         """Ask first, read second: what an ended peer wrote last is then there to be read."""
+        fleet.befall(self.histories, self.curve.started_at)
         self.statuses = fleet.poll()
         for history, status in zip(self.histories, self.statuses, strict=True):
             history.read()

@@ -13,6 +13,7 @@ to come of it. It is a TOML file (`launcher/scenarios` holds those that come wit
     [training]                                # p2ptrain.compute.training.TrainingConfig
     [pace]                                    # p2ptrain.compute.pace.Pace
     [link]                                    # what lies between peers; only where it is simulated
+    [[faults]]                                # what befalls them, and when
     [stop]                                    # samples of the whole swarm, or seconds
     [target]                                  # what the consensus model is to reach
     [options.ad_psgd]                         # what the algorithm calls its options
@@ -29,7 +30,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launcher.conditions import LinkConfig
+from launcher.conditions import FaultConfig, LinkConfig
 from launcher.consensus import Target
 from launcher.outsiders import check_algorithm
 from p2ptrain.compute.pace import Pace
@@ -103,6 +104,8 @@ class Scenario:
     link: LinkConfig | None = None
     """None: whatever there is; in a simulation, what `LinkConfig` has by default."""
 
+    faults: tuple[FaultConfig, ...] = ()
+
     gradients: bool = True
     """Off: steps are only priced, nothing is trained, and thousands of peers fit into a
     simulation."""
@@ -132,6 +135,12 @@ class Scenario:
         if self.snapshot_every_s <= 0:
             raise ConfigError(f"snapshot_every_s = {self.snapshot_every_s} must be above 0")
         self.pace.check(self.peers)
+        for fault in self.faults:
+            if max(fault.peers) >= self.peers:
+                raise ConfigError(
+                    f"{fault}: peers = {list(fault.peers)}: "
+                    f"there are {self.peers} peers, ranks 0 to {self.peers - 1}"
+                )
         self.training.check(self.stop.samples)
         for name in self.options:
             self._check_is_compared(name, f"[options.{name}]")

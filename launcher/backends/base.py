@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from launcher.records import PeerHistory
 from launcher.scenario import Scenario
 from p2ptrain.config import RunConfig
 from p2ptrain.errors import P2PTrainError
@@ -53,6 +54,15 @@ class Fleet(Protocol):
 
     def let_pass(self) -> None:
         """Let a moment of their time pass."""
+        ...
+
+    def befall(self, histories: Sequence[PeerHistory], started_at: Seconds | None) -> None:
+        """Let happen what is due of the scenario's faults.
+
+        Args:
+            histories: of the peers, in order.
+            started_at: when the first step began, Unix seconds; None before it has.
+        """
         ...
 
     def poll(self) -> Sequence[PeerStatus]:

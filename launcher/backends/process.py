@@ -28,7 +28,9 @@ from typing import Any
 
 from launcher.backends import guard
 from launcher.backends.base import Fleet, LaunchError, PeerStatus
+from launcher.conditions import FaultConfig
 from launcher.outsiders import OUTSIDERS
+from launcher.records import PeerHistory
 from launcher.scenario import Scenario
 from p2ptrain.config import RunConfig, to_toml
 from p2ptrain.errors import ConfigError
@@ -42,6 +44,9 @@ USER_MISTAKE = 2
 
 _ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _POLL_S = 0.02
+
+SIGNALS: Mapping[str, signal.Signals] = {"crash": signal.SIGKILL, "pause": signal.SIGSTOP}
+"""The faults that can befall a process, and how."""
 
 LOOK_S: Seconds = 0.1
 """Between two looks at what peers have written."""
@@ -67,6 +72,13 @@ class ProcessBackend:
                 f"{scenario.name} has a [link], but processes of one machine have the link they "
                 "have; leave it out, or use --backend sim"
             )
+        for fault in scenario.faults:
+            if fault.kind not in SIGNALS or (fault.kind == "crash" and fault.for_s is not None):
+                and_back = " and back" if fault.kind == "crash" else ""
+                raise ConfigError(
+                    f"{scenario.name}: {fault}{and_back} cannot befall processes of one machine; "
+                    f"those that can are {', '.join(SIGNALS)}; all can with --backend sim"
+                )
         if not scenario.gradients:
             raise ConfigError(
                 f"{scenario.name} is to run without gradients, but processes compute what they "
@@ -75,7 +87,7 @@ class ProcessBackend:
 
     def start(self, scenario: Scenario, configs: Sequence[RunConfig]) -> Fleet:
         """Start one process per configuration; see `launcher.backends.base.Backend`."""
-        fleet = ProcessFleet()
+        fleet = ProcessFleet(scenario.faults)
         try:
             for config in _with_addresses(configs):
                 fleet.add(config, OUTSIDERS.get(config.algorithm, self._command))
@@ -91,8 +103,10 @@ class ProcessBackend:
 class ProcessFleet:
     """The processes of one run, all in the process group of their guard."""
 
-    def __init__(self) -> None:
+    def __init__(self, faults: Sequence[FaultConfig] = ()) -> None:
         self._peers: list[_Peer] = []
+        self._due = [(fault, rank) for fault in faults for rank in fault.peers]
+        self._resumed_at: list[tuple[Seconds, int]] = []
         self._guard = subprocess.Popen(
             [sys.executable, "-I", "-S", guard.__file__], stdin=subprocess.PIPE, process_group=0
         )
@@ -131,6 +145,19 @@ class ProcessFleet:
         """Leave the processor to the peers for a moment."""
         time.sleep(LOOK_S)
 
+    def befall(self, histories: Sequence[PeerHistory], started_at: Seconds | None) -> None:
+        """Send the signals that are due, and SIGCONT to those whose pause is over."""
+        for fault, rank in list(self._due):
+            if _is_due(fault, histories[rank], started_at):
+                self._due.remove((fault, rank))
+                self._signal(rank, SIGNALS[fault.kind])
+                if fault.for_s is not None:
+                    self._resumed_at.append((time.monotonic() + fault.for_s, rank))
+        for at, rank in list(self._resumed_at):
+            if at <= time.monotonic():
+                self._resumed_at.remove((at, rank))
+                self._signal(rank, signal.SIGCONT)
+
     def facts(self) -> dict[str, Any]:  # Any: JSON
         """Nothing beyond what all backends say."""
         return {}
@@ -146,6 +173,11 @@ class ProcessFleet:
             self._wait(grace_s)
         finally:
             self._kill_group()
+
+    def _signal(self, rank: int, number: signal.Signals) -> None:
+        process = self._peers[rank].process
+        if process.poll() is None:
+            process.send_signal(number)
 
     def _ask_to_leave(self) -> None:
         for peer in self._peers:
@@ -169,6 +201,13 @@ class ProcessFleet:
         self._guard.wait()
         if self._guard.stdin is not None:
             self._guard.stdin.close()
+
+
+def _is_due(fault: FaultConfig, history: PeerHistory, started_at: Seconds | None) -> bool:
+    if fault.at_step is not None:
+        return len(history.steps) >= fault.at_step
+    assert fault.at_s is not None
+    return started_at is not None and time.time() >= started_at + fault.at_s
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

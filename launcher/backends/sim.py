@@ -17,11 +17,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from launcher.backends.base import Fleet, PeerStatus
-from launcher.conditions import LinkConfig
+from launcher.conditions import FaultConfig, LinkConfig
 from launcher.outsiders import OUTSIDERS
+from launcher.records import PeerHistory
 from launcher.scenario import Scenario
 from p2ptrain.compute.tasks import Task, load_task
 from p2ptrain.compute.torch_replica import TorchReplica
@@ -38,12 +39,13 @@ from p2ptrain.sim.compute import (
     priced_exchange,
     priced_replica,
 )
+from p2ptrain.sim.faults import Crash, Drift, Fault, Partition, Pause, SlowDown, Throttle
+from p2ptrain.sim.fleet import FleetWorld, address_of
 from p2ptrain.sim.link import Link
 from p2ptrain.sim.loop import VirtualLoop
 from p2ptrain.sim.peer import LivingPeer, Trainee
 from p2ptrain.sim.records import RecordFile
 from p2ptrain.sim.trace import TraceMetrics
-from p2ptrain.sim.world import World
 
 SLICE_S: Seconds = 0.25
 """Of virtual time, between two looks at a small world."""
@@ -83,10 +85,9 @@ class SimFleet:
     def __init__(self, scenario: Scenario, configs: Sequence[RunConfig]) -> None:
         self._seed = scenario.seed
         self._slice_s = SLICE_S * max(1, len(configs) // PEERS_PER_SLICE)
+        self._names = [PeerId(config.name) for config in configs]
         self._files: list[RecordFile] = []
-        self._peers: list[LivingPeer] = []
-        self._tasks: list[asyncio.Task[None]] = []
-        self._names = [config.name for config in configs]
+        self._plan = _plan(scenario.faults, self._names)
         self._was_interrupted = False
         self._loop = VirtualLoop()
         self._loop.run_until_complete(self._populate(scenario, configs))
@@ -111,56 +112,71 @@ class SimFleet:
             self._was_interrupted = True  # in the middle of something: it cannot go on
             raise
 
+    def befall(self, histories: Sequence[PeerHistory], started_at: Seconds | None) -> None:
+        """The world has the plan, and keeps to it by itself."""
+
     def poll(self) -> Sequence[PeerStatus]:
         """Say how every peer is; their records so far are on disk then."""
         for file in self._files:
             file.flush()
-        return [_status(name, task) for name, task in zip(self._names, self._tasks, strict=True)]
+        if self._befalling.done() and not self._befalling.cancelled():
+            self._befalling.result()  # a plan that could not be carried out is an error
+        return [self._status(name) for name in self._names]
 
     def facts(self) -> dict[str, Any]:  # Any: JSON
         """What makes a simulation one that can be repeated."""
-        return {"seed": self._seed, "trace_hash": self._trace_hash}
+        return {"seed": self._seed, "trace_hash": self._world.trace.hash}
 
     def stop(self, grace_s: Seconds) -> None:
         """Ask all to leave, let the world go on for `grace_s`, end what is left of it."""
         if self._loop.is_closed():
             return
         try:
+            self._befalling.cancel()
             end = self.now() + grace_s
-            for peer, task in zip(self._peers, self._tasks, strict=True):
-                if not task.done() and peer.address:
-                    peer.stop("asked to end by the launcher")
-            while not self._was_interrupted and self._anyone_runs() and self.now() < end:
+            for peer in self._living():
+                peer.stop("asked to end by the launcher")
+            while not self._was_interrupted and self._living() and self.now() < end:
                 self.let_pass()
         finally:
-            self._end_world()
+            self._loop.set_exception_handler(lambda loop, context: None)  # nobody is to hear of it
+            self._world.trace.close()
+            self._loop.run_until_complete(_cancel_all())
+            self._loop.close()
 
     # --- inside -----------------------------------------------------------------------------------
 
-    def _anyone_runs(self) -> bool:
-        return any(not task.done() for task in self._tasks)
+    def _living(self) -> list[LivingPeer]:
+        return [peer for peer in self._world.lives.values() if not peer.task.done()]
 
-    def _end_world(self) -> None:
-        self._trace_hash = self._world.trace.hash
-        self._loop.set_exception_handler(lambda loop, context: None)  # nobody is to hear of it
-        self._loop.run_until_complete(_cancel_all())
-        self._loop.close()
+    def _status(self, name: PeerId) -> PeerStatus:
+        """As a process's exit code would tell; whoever is to start again counts as running."""
+        task = self._world.lives[name].task
+        returns = any(isinstance(f, Crash) and f.peer == name and f.for_s for f in self._plan)
+        if not task.done() or (task.cancelled() and returns and not self._loop.is_closed()):
+            return PeerStatus(name)
+        if task.cancelled():
+            return PeerStatus(name, "lost", "was killed")
+        error = task.exception()
+        if error is None:
+            return PeerStatus(name, "ended", "ended its run")
+        if isinstance(error, P2PTrainError):
+            return PeerStatus(name, "refused", str(error))
+        raise error
 
     async def _populate(self, scenario: Scenario, configs: Sequence[RunConfig]) -> None:
-        self._world = World(scenario.seed, _link(scenario.link or LinkConfig()))
-        task = load_task(scenario.task, scenario.task_options)
-        make = partial(_learning, task) if scenario.gradients else _pricing(task, configs[0])
-        world, host = self._world, _address(configs[0])
+        world = self._world = FleetWorld(scenario.seed, _link(scenario.link or LinkConfig()))
         world.network.stands_for = 1 if scenario.gradients else STANDS_FOR
+        task = load_task(scenario.task, scenario.task_options)
+        train = partial(_learning, task) if scenario.gradients else _pricing(task, configs[0])
+        everyone = tuple(address_of(name) for name in self._names)
         for config in configs:
             file = RecordFile(Path(config.out) / f"{config.name}.jsonl", self.now)
-            joins = () if config is configs[0] else (host,)
-            placed = dataclasses.replace(config, listen=_address(config), join=joins)
-            traced = TraceMetrics(world.trace, PeerId(config.name))
-            peer = make(placed, TeeMetrics(file, traced))
             self._files.append(file)
-            self._peers.append(peer)
-            self._tasks.append(peer.start(world.network.transport(_address(config), config.name)))
+            metrics = TeeMetrics(file, TraceMetrics(world.trace, PeerId(config.name)))
+            placed = dataclasses.replace(config, listen=address_of(config.name))
+            world.begin(PeerId(config.name), partial(_life, train, placed, everyone, metrics))
+        self._befalling = world.befall(self._plan)
 
 
 @contextmanager
@@ -181,11 +197,20 @@ async def _cancel_all() -> None:
     await asyncio.gather(*left, return_exceptions=True)
 
 
-def _address(config: RunConfig) -> Address:
-    return Address(f"{config.name}:1")
+Train = Callable[[RunConfig, Metrics, int], LivingPeer]
+"""Makes a peer: its configuration, where its records go, the number of its life."""
 
 
-def _learning(task: Task, config: RunConfig, metrics: Metrics) -> LivingPeer:
+def _life(
+    train: Train, config: RunConfig, everyone: Sequence[Address], metrics: Metrics, number: int
+) -> LivingPeer:
+    """One life: at first all join the first of them, later everyone asks everybody."""
+    others = tuple(address for address in everyone if address != config.listen)
+    hosts = others if number > 1 else tuple(a for a in everyone[:1] if a != config.listen)
+    return train(dataclasses.replace(config, join=hosts), metrics, number)
+
+
+def _learning(task: Task, config: RunConfig, metrics: Metrics, number: int) -> LivingPeer:
     """A peer that computes its gradients."""
     training = config.training
     model = task.build_model(config.seed)
@@ -202,25 +227,56 @@ def _learning(task: Task, config: RunConfig, metrics: Metrics) -> LivingPeer:
         seed=data_seed(config, PeerId(config.name)),
         end_samples=config.stop.samples,
     )
-    update = partial(replica.optimizer_step, training.clip)
-    trainee = Trainee(replica, learner, update)
-    return LivingPeer(config, trainee, config.pace, config.rank, metrics, 1, snapshots=True)
+    trainee = Trainee(replica, learner, partial(replica.optimizer_step, training.clip))
+    return LivingPeer(config, trainee, config.pace, config.rank, metrics, number, snapshots=True)
 
 
-def _pricing(task: Task, config: RunConfig) -> Callable[[RunConfig, Metrics], LivingPeer]:
+def _pricing(task: Task, config: RunConfig) -> Train:
     """Makes peers whose steps are only priced, for a model as large as the task's."""
     model = task.build_model(config.seed)
     size = TorchReplica(model, build_optimizer(model, config.training)).model_size
     exchange = priced_exchange(config.exchange)
 
-    def make(config: RunConfig, metrics: Metrics) -> LivingPeer:
+    def make(config: RunConfig, metrics: Metrics, number: int) -> LivingPeer:
         replica = priced_replica(size)
         trainee = Trainee(replica, PricedWork(config.training.batch_size), replica.descend)
-        config = dataclasses.replace(config, exchange=exchange)
-        priced = PricedMetrics(metrics, size)
-        return LivingPeer(config, trainee, config.pace, config.rank, priced, 1, snapshots=False)
+        config, to = dataclasses.replace(config, exchange=exchange), PricedMetrics(metrics, size)
+        return LivingPeer(config, trainee, config.pace, config.rank, to, number, snapshots=False)
 
     return make
+
+
+def _plan(faults: Sequence[FaultConfig], names: Sequence[PeerId]) -> list[Fault]:
+    """The faults of a scenario as those of a world."""
+    plan: list[Fault] = []
+    for fault in faults:
+        victims = [names[rank] for rank in fault.peers]
+        if fault.kind == "partition":
+            of = victims[0] if fault.at_step is not None else ""
+            plan.append(Partition(parts=(tuple(victims),), of=of, **_when(fault)))
+        else:
+            plan += [_of_peer(fault, fault.kind, victim) for victim in victims]
+    return plan
+
+
+def _of_peer(
+    fault: FaultConfig, kind: Literal["crash", "pause", "slow", "drift", "throttle"], peer: PeerId
+) -> Fault:
+    match kind:
+        case "crash":
+            return Crash(peer=peer, **_when(fault))
+        case "pause":
+            return Pause(peer=peer, **_when(fault))
+        case "slow":
+            return SlowDown(peer=peer, factor=fault.factor or 1.0, **_when(fault))
+        case "drift":
+            return Drift(peer=peer, rate=fault.rate or 1.0, **_when(fault))
+        case "throttle":
+            return Throttle(peer=peer, bytes_s=(fault.mbit_s or 0.0) * 1e6 / 8, **_when(fault))
+
+
+def _when(fault: FaultConfig) -> dict[str, Any]:  # Any: seconds or a number of steps
+    return {"at_s": fault.at_s, "at_step": fault.at_step, "for_s": fault.for_s}
 
 
 def _link(config: LinkConfig) -> Link:
@@ -231,17 +287,3 @@ def _link(config: LinkConfig) -> Link:
         duplication=config.duplication,
         bandwidth_bytes_s=config.bandwidth_mbit_s * 1e6 / 8,
     )
-
-
-def _status(name: str, task: asyncio.Task[None]) -> PeerStatus:
-    """As a process's exit code would tell."""
-    if not task.done():
-        return PeerStatus(name)
-    if task.cancelled():
-        return PeerStatus(name, "lost", "was killed")
-    error = task.exception()
-    if error is None:
-        return PeerStatus(name, "ended", "ended its run")
-    if isinstance(error, P2PTrainError):
-        return PeerStatus(name, "refused", str(error))
-    raise error

@@ -15,13 +15,34 @@ from typing import Any
 
 import numpy as np
 
+from p2ptrain.ids import Seconds
 from p2ptrain.runtime.exchange import ExchangeConfig
 from p2ptrain.runtime.metrics import Metrics
+from p2ptrain.sim.loop import virtual_loop
 from p2ptrain.sim.replica import VectorReplica
 
 STANDS_FOR = 128
 """Numbers of a model for which one travels. Larger: a model of thousands becomes too coarse;
 smaller: memory, and time to copy it."""
+
+
+class WorkClock:
+    """The clock of one trainer's work: goes on only while its process runs and works.
+
+    So a step of a second takes two while everything is half as fast, and longer by every pause.
+    """
+
+    def __init__(self) -> None:
+        self._worked_s: Seconds = 0.0
+
+    def worked(self) -> Seconds:
+        """What the clock shows."""
+        return self._worked_s
+
+    async def work(self, price_s: Seconds) -> None:
+        """Work for so long."""
+        await virtual_loop().work(price_s)
+        self._worked_s += price_s
 
 
 class PricedWork:

@@ -17,10 +17,10 @@ from p2ptrain.compute.steps import Work, take_steps
 from p2ptrain.errors import P2PTrainError
 from p2ptrain.ids import Address, PeerId, Seconds
 from p2ptrain.net.transport import Transport
-from p2ptrain.runtime.driver import Driver
 from p2ptrain.runtime.life import Life, Surroundings
 from p2ptrain.runtime.metrics import Metrics
 from p2ptrain.runtime.settings import PeerConfig
+from p2ptrain.sim.compute import WorkClock
 from p2ptrain.sim.loop import virtual_loop
 from p2ptrain.sim.process import Process
 
@@ -70,9 +70,9 @@ class LivingPeer:
         self._trainee = trainee
         self._pace = pace
         self.process = Process(config.name)
-        self.trainer: asyncio.Task[None] | None = None
-        """What it does all its life."""
-        self._clock = virtual_loop().clock_of(self.process)
+        self.task: asyncio.Task[None]
+        """Its life; there is none before `begin`."""
+        clock = virtual_loop().clock_of(self.process)
         self._life = Life(
             self.name,
             config,
@@ -80,8 +80,8 @@ class LivingPeer:
             trainee.replica,
             metrics,
             Surroundings(
-                clock=self._clock,
-                unix_clock=self._clock,
+                clock=clock,
+                unix_clock=clock,
                 incarnation=incarnation,
                 cross=SameLoop(),
                 offload=inline,
@@ -89,10 +89,6 @@ class LivingPeer:
             device="simulated",
             snapshots=snapshots,
         )
-
-    @property
-    def driver(self) -> Driver:
-        return self._life.driver
 
     @property
     def should_stop(self) -> bool:
@@ -110,10 +106,15 @@ class LivingPeer:
         """Ask it to leave, as SIGTERM does."""
         self.process.context().run(self._life.stop, why)
 
-    def start(self, transport: Transport) -> asyncio.Task[None]:
+    def begin(self, transport: Transport) -> None:
         """Begin to live, in a process of its own."""
-        self.trainer = self.process.start(self._live(transport))
-        return self.trainer
+        self.task = self.process.start(self._live(transport))
+
+    def die(self) -> None:
+        """Stop in the middle of everything, as a killed process does."""
+        if self.address:
+            self._life.driver.kill()
+        self.task.cancel()
 
     async def _live(self, transport: Transport) -> None:
         """Join, train, serve, leave.
@@ -140,7 +141,7 @@ class LivingPeer:
             raise error
 
     async def _train(self) -> None:
-        config = self._config
+        config, working = self._config, WorkClock()
         await take_steps(
             self._trainee.work,
             self,
@@ -148,8 +149,8 @@ class LivingPeer:
             rank=self._rank,
             peers=config.peers,
             seed=config.seed,
-            clock=self._clock,
-            sleep=asyncio.sleep,
+            clock=working.worked,
+            sleep=working.work,
             slice_s=SLICE_S,
         )
 

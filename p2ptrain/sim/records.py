@@ -26,7 +26,8 @@ class RecordFile:
 
     def record(self, kind: str, **fields: Any) -> None:  # Any: whatever JSON can hold
         """Keep one line."""
-        self._is_in = self._is_in or kind == "ready"
+        if kind in ("started", "ready"):
+            self._is_in = kind == "ready"
         if kind == "member" and self._is_expected(fields["state"]):
             return
         self._lines.append(json.dumps({"kind": kind, "t": self._clock(), **fields}))

@@ -9,7 +9,7 @@ still when it is paused. What a test or a plan of faults does belongs to the wor
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 from random import Random
@@ -31,6 +31,7 @@ from p2ptrain.sim.faults import Fault, carry_out
 from p2ptrain.sim.link import Link
 from p2ptrain.sim.loop import virtual_loop
 from p2ptrain.sim.network import SimNetwork
+from p2ptrain.sim.peer import SameLoop, inline
 from p2ptrain.sim.process import Process
 from p2ptrain.sim.replica import VectorReplica
 from p2ptrain.sim.trace import Trace, TraceMetrics
@@ -54,7 +55,7 @@ class SimPeer:
         """Steps of this peer's earlier lives."""
         self.swarm = DriverSwarm(driver)
         clock = virtual_loop().clock_of(process)
-        self.boundary = Boundary(driver, self.swarm, _SameLoop(), driver.metrics, clock)
+        self.boundary = Boundary(driver, self.swarm, SameLoop(), driver.metrics, clock)
 
     @property
     def steps(self) -> int:
@@ -294,7 +295,7 @@ class World:
             protocol=self._protocol,
             exchange=self._exchange,
             rng=Random(f"{self._seed}/{name}"),
-            offload=_inline,
+            offload=inline,
             clock=loop.clock_of(process),
             metrics=TeeMetrics(
                 memory, TraceMetrics(self.trace, name), *([metrics] if metrics else [])
@@ -307,18 +308,3 @@ class World:
     def _begin(self, peer: SimPeer, trainer: Trainer) -> None:
         peer.trainer = peer.process.start(trainer(peer))
         self._trainers.append(peer.trainer)
-
-
-class _SameLoop:
-    """Implements `Cross` where trainer and protocol share a loop: nothing is carried anywhere."""
-
-    def call(self, work: Coroutine[Any, Any, T]) -> Awaitable[T]:  # Any: asyncio's own types
-        return work
-
-    def post(self, function: Callable[[], None]) -> None:
-        function()
-
-
-async def _inline(function: Callable[[], T], /) -> T:
-    """There are no threads here: compute runs inline."""
-    return function()

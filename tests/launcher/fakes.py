@@ -116,6 +116,9 @@ class FakeFleet:
         """Nothing happens but at a poll."""
         self.moments += 0.1
 
+    def befall(self, histories, started_at):
+        """Nothing does."""
+
     def facts(self):
         return {}
 

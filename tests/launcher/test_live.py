@@ -77,3 +77,25 @@ def test_the_display_fits_where_the_output_goes(run, tmp_path):
             with open_display(console) as display:
                 display.show(run)
         assert "ad_psgd" in (tmp_path / "out").read_text()
+
+
+def test_of_a_thousand_peers_it_is_said_how_many_are_where(tmp_path):
+    writer = FakePeer(tmp_path, "p0003")
+    writer.ready(0.0)
+    writer.step(at=1.0, number=0)
+    many = Run(scenario(peers=1024), "ad_psgd", tmp_path, FakeEvaluator())
+    for history in many.histories:
+        history.read()
+    console = Console(width=200, force_terminal=False)
+    with console.capture() as capture:
+        PlainDisplay(console).show(many)
+        console.print(render(many))
+    shown = capture.get()
+    assert "|  1,023 starting, 1 training; steps 0 to 1\n" in shown
+    assert "and 1,000 peers more" in shown
+    assert shown.count("p0") == 24
+
+
+def test_virtual_time_is_called_that_with_its_speed(run):
+    run.speed = 34.567
+    assert headline(run).startswith("ad_psgd  1.0 s of virtual time (34.6 times real time)  64 of")

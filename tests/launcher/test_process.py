@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backends import known_backends, load_backend
+from launcher.backends import known_backends, load_backend, process
 from launcher.backends.process import ProcessBackend, last_words, peer_environment
+from launcher.conditions import FaultConfig
+from launcher.records import PeerHistory, Step
 from p2ptrain.config import RunConfig
 from p2ptrain.errors import ConfigError
 from tests.launcher.fakes import scenario
@@ -164,6 +166,39 @@ def test_the_last_words_are_the_last_error_whatever_was_printed_after_it(tmp_pat
     assert last_words(log) == "port 1 is in use"
     log.write_text("")
     assert last_words(log) == "it said nothing"
+
+
+def is_stopped(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+def test_a_scenario_pauses_and_kills_processes_when_they_have_come_far_enough(
+    tmp_path, monkeypatch
+):
+    pause = FaultConfig(kind="pause", peers=(0,), at_step=3, for_s=0.3)
+    crash = FaultConfig(kind="crash", peers=(1,), at_s=1.0)
+    fleet = ProcessBackend(FAKE_PEER).start(
+        scenario(faults=(pause, crash)), configs(tmp_path, "sleep", "sleep")
+    )
+    histories = [PeerHistory(tmp_path, name) for name in ("p00", "p01")]
+    monkeypatch.setattr(process.time, "time", lambda: 1000.0)
+    try:
+        fleet.befall(histories, 999.5)
+        assert states(fleet) == ["running", "running"]
+        histories[0].steps.extend([Step(0.0, n, 1, None, 0.1, 0.0) for n in range(3)])
+        fleet.befall(histories, 999.0)
+        until(lambda: is_stopped(fleet.pids()[0]))
+        until(lambda: states(fleet) == ["running", "lost"])
+        until(lambda: fleet.befall(histories, None) or not is_stopped(fleet.pids()[0]))
+    finally:
+        fleet.stop(0.05)
+
+
+@pytest.mark.parametrize("fault", [{"kind": "crash", "for_s": 1.0}, {"kind": "partition"}])
+def test_faults_that_are_beyond_signals_are_refused_in_a_sentence(fault):
+    chosen = scenario(faults=(FaultConfig(peers=(0,), at_s=1.0, **fault),))
+    with pytest.raises(ConfigError, match="those that can are crash, pause; all can with"):
+        ProcessBackend().check(chosen)
 
 
 def test_an_unknown_backend_is_refused_with_those_there_are():

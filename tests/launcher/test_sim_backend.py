@@ -5,20 +5,23 @@ What runs inside a world is tested where it lives; here it is what comes out of 
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from launcher.backends.sim import SLICE_S, SimFleet
 from launcher.cli import main
-from launcher.conditions import LinkConfig
+from launcher.conditions import FaultConfig, LinkConfig
 from launcher.run import Run
 from p2ptrain.compute.pace import Pace, Straggler
 from p2ptrain.compute.training import TrainingConfig
 from p2ptrain.config import StopConfig
+from p2ptrain.errors import ConfigError
 from p2ptrain.sim.compute import STANDS_FOR
 from tests.launcher.fakes import FakeEvaluator, scenario
 
@@ -284,3 +287,91 @@ def test_the_link_decides_how_long_an_exchange_takes(tmp_path, link):
 def test_lost_messages_are_lost_and_the_run_ends_all_the_same(tmp_path):
     fleet = lived(fleet_of(tmp_path, priced(link=LinkConfig(loss=0.1, jitter_ms=2))))
     assert {status.state for status in fleet.poll()} == {"ended"}
+
+
+# --- faults ---------------------------------------------------------------------------------------
+
+
+def faulty(*faults, **changes):
+    """Three peers for six seconds."""
+    return priced(faults=tuple(faults), **{"stop": StopConfig(seconds=6.0), **changes})
+
+
+def gaps(folder, name):
+    """How long each step of a peer lasted, in tenths of a second."""
+    steps = [step["t"] for step in records(folder, name, "step")]
+    return [round(10 * (later - sooner)) for sooner, later in pairwise(steps)]
+
+
+def test_a_crashed_peer_is_lost_and_the_others_go_on(tmp_path):
+    run = Run(
+        faulty(FaultConfig(kind="crash", peers=(1,), at_step=10)),
+        "ad_psgd",
+        tmp_path / "ad_psgd",
+        FakeEvaluator(),
+    )
+    run.execute(_Backend(), lambda run: None)
+    assert run.notes == ["p01 was lost: it was killed"]
+    assert [len(history.steps) for history in run.histories] == [61, 10, 61]
+
+
+def test_a_peer_that_crashes_for_a_while_starts_again_and_joins_the_others(tmp_path):
+    folder = tmp_path / "ad_psgd"
+    crash = FaultConfig(kind="crash", peers=(0,), at_s=2.0, for_s=1.0)
+    run = Run(faulty(crash, gradients=True), "ad_psgd", folder, FakeEvaluator())
+    run.execute(_Backend(), lambda run: None)
+    assert [status.state for status in run.statuses] == ["ended"] * 3
+    assert len(records(folder, "p00", "started")) == 2
+    assert any("took over the model of" in w["text"] for w in records(folder, "p00", "warning"))
+    steps = [len(history.steps) for history in run.histories]
+    assert run.histories[0].totals()["steps"] == steps[0], "of both lives"
+    assert max(gaps(folder, "p00")) in (10, 11, 12)
+
+
+def test_who_is_paused_or_slow_does_less(tmp_path):
+    pause = FaultConfig(kind="pause", peers=(0,), at_s=2.0, for_s=1.0)
+    slow = FaultConfig(kind="slow", peers=(1,), at_s=2.0, for_s=2.0, factor=5)
+    lived(fleet_of(tmp_path, faulty(pause, slow)))
+    assert sorted(set(gaps(tmp_path, "p00"))) == [1, 11]
+    assert set(gaps(tmp_path, "p01")) >= {1, 5}
+    assert set(gaps(tmp_path, "p02")) == {1}
+
+
+def test_who_is_cut_off_is_gone_for_the_others_and_comes_back(tmp_path):
+    cut = FaultConfig(kind="partition", peers=(0,), at_s=2.0, for_s=8.0)
+    lived(fleet_of(tmp_path, faulty(cut, stop=StopConfig(seconds=20.0))))
+    seen = [m["state"] for m in records(tmp_path, "p01", "member") if m["member"] == "p00"]
+    assert seen == ["suspect", "gone", "alive"]
+
+
+def test_throttled_peers_and_drifting_clocks_are_carried_out_too(tmp_path):
+    plan = (
+        FaultConfig(kind="throttle", peers=(0,), at_s=1.0, mbit_s=1),
+        FaultConfig(kind="drift", peers=(1,), at_s=1.0, rate=1.5),
+    )
+    lived(fleet_of(tmp_path, faulty(*plan)))
+    done = [g for g in records(tmp_path, "p02", "group") if g["outcome"] == "done"]
+    assert max(g["exchange_s"] for g in done if "p00" in g["members"]) > 0.5, "p00 sends slowly"
+    last = records(tmp_path, "p01", "step")[-1]
+    assert last["t"] == pytest.approx(1 + 5 / 1.5, abs=0.2), "six seconds are over sooner for it"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"kind": "crash", "peers": ()}, "fault 'crash': peers = [] must be ranks, from 0"),
+        ({"kind": "crash", "at_step": 3}, "give exactly one of at_s and at_step"),
+        ({"kind": "pause", "for_s": -1.0}, "fault 'pause': for_s = -1.0 must be a number"),
+        ({"kind": "slow"}, "fault 'slow': it needs factor"),
+        ({"kind": "pause", "rate": 2.0}, "fault 'pause': it has no rate"),
+        ({"kind": "drift", "rate": 0.0}, "fault 'drift': rate = 0.0 must be above 0"),
+    ],
+)
+def test_a_fault_that_cannot_be_is_refused(wrong, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        FaultConfig(**{"peers": (1,), "at_s": 1.0, **wrong})
+
+
+def test_a_fault_of_a_peer_that_does_not_exist_is_refused():
+    with pytest.raises(ConfigError, match="there are 3 peers, ranks 0 to 2"):
+        faulty(FaultConfig(kind="pause", peers=(3,), at_s=1.0))

@@ -1,0 +1,91 @@
+"""A world of configured peers: as many lives as a plan of faults gives them.
+
+`sim/world.py` builds peers for tests that look inside. Here each peer is made anew, by its maker,
+for each of its lives, as a real one is by whoever starts its process again; and it leaves what a
+real one leaves.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from random import Random
+
+from p2ptrain.errors import ConfigError
+from p2ptrain.ids import Address, PeerId
+from p2ptrain.sim.faults import Fault, carry_out
+from p2ptrain.sim.link import Link
+from p2ptrain.sim.loop import virtual_loop
+from p2ptrain.sim.network import SimNetwork
+from p2ptrain.sim.peer import LivingPeer
+from p2ptrain.sim.process import Process
+from p2ptrain.sim.trace import Trace
+
+Maker = Callable[[int], LivingPeer]
+"""Makes a peer for a life with this number, from 1."""
+
+
+class FleetWorld:
+    """Peers, the network between them, and one seed for all chance; implements `Afflicted`."""
+
+    def __init__(self, seed: int, link: Link) -> None:
+        self.trace = Trace()
+        self.network = SimNetwork(seed, link, self.trace)
+        self.lives: dict[PeerId, LivingPeer] = {}
+        """The latest of each peer, whether it lives or not."""
+        self._makers: dict[PeerId, Maker] = {}
+        self._numbers: dict[PeerId, int] = {}
+        self._dead: dict[PeerId, None] = {}
+        loop = virtual_loop()
+        loop.shuffle(Random(f"{seed}/order"))
+        loop.story = self.trace.story
+
+    def begin(self, name: PeerId, make: Maker) -> None:
+        """The first life of `name`, now."""
+        self._makers[name] = make
+        self._numbers[name] = 0
+        self._live(name)
+
+    def befall(self, plan: Sequence[Fault]) -> asyncio.Task[None]:
+        """Let all of `plan` happen to those who have begun. Raises ConfigError in the task."""
+        return asyncio.get_running_loop().create_task(carry_out(plan, self))
+
+    def address_of(self, name: PeerId) -> Address:
+        """Where a peer is, or was. Raises ConfigError for no peer of ours."""
+        if name not in self.lives:
+            known = ", ".join(self.lives) or "none"
+            raise ConfigError(f"no peer {name!r} in this fleet; there are: {known}")
+        return address_of(name)
+
+    def process_of(self, name: PeerId) -> Process | None:
+        """None for one that is dead, or has left."""
+        is_over = name in self._dead or self.lives[name].task.done()
+        return None if is_over else self.lives[name].process
+
+    def crash(self, name: str) -> None:
+        """Kill -9."""
+        peer = self.lives[PeerId(name)]
+        self._dead[peer.name] = None
+        virtual_loop().resume(peer.process)  # what is dead does not stand still
+        self.network.crash(self.address_of(peer.name))
+        peer.die()
+
+    async def restart(self, name: str, *, keeps_model: bool = False) -> LivingPeer:
+        """A crashed peer starts again as whoever restarts its process would start it.
+
+        It joins, and takes over a model, as part of its life.
+        """
+        if keeps_model:
+            raise ConfigError(f"{name} has no checkpoint to start again from")
+        del self._dead[PeerId(name)]
+        return self._live(PeerId(name))
+
+    def _live(self, name: PeerId) -> LivingPeer:
+        self._numbers[name] += 1
+        peer = self._makers[name](self._numbers[name])
+        self.lives[name] = peer
+        peer.begin(self.network.transport(address_of(name), name))
+        return peer
+
+
+def address_of(name: str) -> Address:
+    """Where a fleet's peer of that name listens, in all its lives."""
+    return Address(f"{name}:1")
