@@ -6,6 +6,8 @@
 from dataclasses import replace
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
 from p2ptrain.core import group_lock
 from p2ptrain.core.events import Outcome
@@ -13,6 +15,7 @@ from p2ptrain.core.group_lock import GroupLock
 from p2ptrain.core.lock_state import Collecting, Granted, InGroup, LockConfig
 from p2ptrain.core.messages import Begin, Claim, LockMessage
 from p2ptrain.ids import PeerId, Seconds, Ticket
+from p2ptrain.sim.explore.__main__ import main
 from p2ptrain.sim.explore.scenario import Ask, Fault, Scenario
 from p2ptrain.sim.explore.scenarios import A_TRIO, DRIFTING, SHORT, SLOW_AND_FAST, small
 from p2ptrain.sim.explore.search import Findings, Search
@@ -78,6 +81,43 @@ def test_messages_that_do_nothing_any_more_can_be_left_out():
         for it in (few, all_)
     ]
     assert states[0] == states[1]
+
+
+# --- the command line -----------------------------------------------------------------------------
+
+
+def command(*words: str) -> tuple[int, str]:
+    app = typer.Typer()
+    app.command()(main)
+    result = CliRunner().invoke(app, words)
+    return result.exit_code, result.output
+
+
+def test_the_command_counts_states_and_says_how_long_it_takes_until_all_are_free():
+    code, said = command("crossing")
+    assert code == 0
+    assert "3 peers: a asks for b and c; b asks for a and c; 0 faults" in said
+    assert "no fault / repaired / grave: 0 of 0 / 0 of 1 / 0 of 4 ticks" in said
+    assert "states, 0 stuck, 0 unsafe" in said
+
+
+def test_an_exploration_that_is_cut_short_is_no_success():
+    code, said = command("crossing", "--most", "1000")
+    assert code == 1
+    assert "more than 1,000 states: not all were visited; raise --most" in said
+
+
+def test_a_scenario_that_does_not_exist_is_refused_with_those_that_do():
+    code, said = command("nonsense")
+    assert code == 2
+    assert "there is no scenario nonsense" in said
+
+
+def test_a_way_is_replayed_from_its_numbers():
+    code, said = command("one", "--replay", "0,0,0+0")
+    assert code == 0
+    assert "a asks for b and c" in said
+    assert said.splitlines()[-1].strip() == "everyone is free"
 
 
 # --- planted bugs ---------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ def main(
     known = {scenario.name: scenario for scenario in (*small(), *large())}
     unknown = [name for name in names or () if name not in known]
     if unknown:
-        sys.exit(f"there is no scenario {unknown[0]}; there are {', '.join(known)}")
+        raise typer.BadParameter(f"there is no scenario {unknown[0]}, only {', '.join(known)}")
     chosen = [known[name] for name in names or ()]
     chosen = chosen or [*small(), *(large() if full else ())]
     if replay:
