@@ -18,10 +18,10 @@ suspect at once.
                   +---------------------------------+-----------------------------------------+
 
 Every ping and ack carries `Member` records within a fixed budget: the sender's own, then what is
-new (each item a few times, more the larger the swarm), then the others in turn. So news travels
-with the probes, the cost per peer does not grow with the swarm, and how fresh the `steps` and
-`samples` of far members are does. Merging is a join of a semilattice (`newer`), so order and
-duplication do not matter.
+new (each item a few times, more the larger the swarm, unless its owner has told everyone), then the
+others in turn. So news travels with the probes, the cost per peer does not grow with the swarm, and
+how fresh the `steps` and `samples` of far members are does. Merging is a join of a semilattice
+(`newer`), so order and duplication do not matter.
 
 Who is gone is still probed, one of them once per round: it may have been cut off, not dead. The
 probe tells it what is thought of it, so that it refutes, and two halves of a swarm that could not
@@ -220,20 +220,23 @@ class Membership:
 
     # --- what happens -----------------------------------------------------------------------------
 
-    def learn(self, members: Sequence[Member], now: Seconds, why: str) -> None:
-        """Merge records that somebody told us."""
+    def learn(
+        self, members: Sequence[Member], now: Seconds, why: str, teller: PeerId | None = None
+    ) -> None:
+        """Merge records that somebody told us; what `teller` says of itself all have been told."""
         for heard in members:
             if heard.peer == self._me.peer:
                 self._maybe_refute(heard)
             else:
                 known = self._others.get(heard.peer)
                 if heard is not known:
-                    self._store(newer(known, heard) if known else heard, now, why)
+                    is_known = heard.peer == teller and heard.state is not MemberState.LEFT
+                    self._store(newer(known, heard) if known else heard, now, why, is_known)
         if self._probe_at is None and self._others and self._me.state is MemberState.ALIVE:
             self._probe_at = now + self._rng.uniform(0, self._config.probe_period_s)
 
     def receive(self, source: PeerId, message: MembershipMessage, now: Seconds) -> None:
-        self.learn(message.members, now, f"told by {source}")
+        self.learn(message.members, now, f"told by {source}", source)
         match message:
             case Ping(number=number):
                 self._emit(Send(source, Ack(number, self._records_for(source))))
@@ -295,7 +298,7 @@ class Membership:
         self._names.keep(member.peer, not is_me)
         self._alive.keep(member.peer, not is_me and member.state is MemberState.ALIVE)
 
-    def _store(self, member: Member, now: Seconds, why: str) -> None:
+    def _store(self, member: Member, now: Seconds, why: str, is_known: bool = False) -> None:
         known = self._others.get(member.peer)
         if member is known:
             return
@@ -308,7 +311,8 @@ class Membership:
         )
         if not same_word or (known is not None and known.phase != member.phase):
             self._sort(member)
-            self._tell(member.peer, 3 * math.ceil(math.log2(len(self._others) + 2)))
+            rounds = 1 if is_known else math.ceil(math.log2(len(self._others) + 2))
+            self._tell(member.peer, 3 * rounds)
         if same_word:
             return
         if member.state is MemberState.SUSPECT:

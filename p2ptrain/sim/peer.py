@@ -26,9 +26,9 @@ from p2ptrain.sim.process import Process
 
 T = TypeVar("T")
 
-SLICE_S: Seconds = 0.25
+SLICE_S: Seconds = 1.0
 """A simulated step asks this often whether it should stop: more rarely than a real one, since in a
-large world most of what happens would be that question."""
+large world much of what happens would be that question."""
 
 
 @dataclass(frozen=True, slots=True)

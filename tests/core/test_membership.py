@@ -340,6 +340,17 @@ def test_news_stops_being_told_after_a_while():
     assert all(not peer._news for peer in circle.peers.values())
 
 
+def test_what_a_member_has_told_everyone_itself_is_told_on_less_than_a_rumour_of_it():
+    circle = Circle(8)
+    circle.advance(60)
+    listener, again = circle.peers["p00"], member("p01", incarnation=2)
+    listener.receive(PeerId("p01"), Rumours((again,)), circle.time)
+    told_itself = listener._news[PeerId("p01")]
+    listener.receive(PeerId("p01"), Rumours((replace(again, state=SUSPECT),)), circle.time)
+    listener.receive(PeerId("p02"), Rumours((member("p01", incarnation=3),)), circle.time)
+    assert 0 < told_itself < listener._news[PeerId("p01")]
+
+
 def test_who_leaves_a_large_swarm_tells_some_and_the_others_hear_it_from_them():
     circle = Circle(FAREWELLS + 20)
     circle.advance(1)
