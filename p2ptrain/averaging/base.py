@@ -107,7 +107,7 @@ class Swarm(Protocol):
         ...
 
     def pass_by(self, version: int) -> None:
-        """Arrive at a version, as far as rules count, and do not wait for it."""
+        """Say that the trainer is not far behind a version, and do not wait for it."""
         ...
 
     async def hand_in_gradients(self) -> None:

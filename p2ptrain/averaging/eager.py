@@ -16,10 +16,10 @@ When does a version run? As soon as one trainer waits for it, and
   under severe skew this is the published failure (58 % where synchronous training reaches 93 %).
 * `rule = "majority"`: a peer drawn for each version, the same one by everybody's draw, waits too.
   Half of all are there by then, on average.
-* `rule = "quorum"`: so many have something to deliver, always. This is the default.
+* `rule = "quorum"`: so many wait, always. This is the default.
 
-Who arrives after a version has begun does not wait for it: it takes in all means that are there
-and goes on.
+Who arrives after a version has begun waits for its end at most (`waits_for_running`), takes in all
+means that it missed, and goes on; what it brought goes with the next version.
 
 Differences to the paper, and why:
 
@@ -60,8 +60,8 @@ class Eager(Algorithm):
         """``solo``, ``majority`` or ``quorum``; see above."""
 
         quorum: float = 0.5
-        """Share of the peers that must have something to deliver, for ``quorum``. Too small: as
-        ``solo``, means of few gradients; too large: as all-reduce, all wait for the slowest."""
+        """Share of the peers that must wait, for ``quorum``. Too small: as ``solo``, means of few
+        gradients, most of them late; too large: as all-reduce, all wait for the slowest."""
 
         limiter: int = 32
         """No gradient is more than so many versions older than the mean it goes into. Too small:
@@ -75,6 +75,13 @@ class Eager(Algorithm):
         missed: str = "every"
         """Which means a late peer takes in: ``every`` one that it missed, or as in the paper the
         ``latest``, after which its model is another one than the others'."""
+
+        waits_for_running: bool = True
+        """A peer that is late waits until the version that runs at that moment is over, so that its
+        next step begins with that mean. Without: it goes on at once, which saves a part of an
+        average; gradients then come two versions late where it would be one, and models that
+        learn with much momentum do not bear that (simulated `one_slow`, five seeds: ``solo`` ended at
+        an accuracy of 0.46 instead of 0.96)."""
 
         seed: int = 0
         """Of the draws of ``majority``; must be the same at all peers."""
@@ -98,10 +105,10 @@ class Eager(Algorithm):
         ran = swarm.version
         if ran == self._seen:
             await swarm.average_at(ran + 1)
-        elif self._averages_models_at(ran + 1):
-            await swarm.average_at(ran)  # of one that still runs, to have its mean in the model
         else:
-            swarm.pass_by(ran + 1)
+            if self.config.waits_for_running or self._averages_models_at(ran + 1):
+                await swarm.average_at(ran)  # over, or nearly: its mean is to be in the model
+            swarm.pass_by(swarm.version + 1)
         if self.config.missed == "latest":
             swarm.forget_all_but_latest()
         self._seen = swarm.version
@@ -113,7 +120,7 @@ class Eager(Algorithm):
 
     def schedule(self, version: int, peers: Sequence[PeerId], me: PeerId) -> Round:
         if self._averages_models_at(version):
-            return Round(tuple(peers), What.MODELS, Rule(arrivals=len(peers)))
+            return Round(tuple(peers), What.MODELS, Rule(waiting=len(peers)))
         return Round(tuple(peers), What.LATE_GRADIENTS, self._rule(version, peers))
 
     def _averages_models_at(self, version: int) -> bool:

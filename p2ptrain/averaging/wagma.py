@@ -109,7 +109,7 @@ class Wagma(Algorithm):
     def schedule(self, version: int, peers: Sequence[PeerId], me: PeerId) -> Round:
         keeps_late = self.config.late == "paper"
         if version % self.config.tau == 0:
-            rule = NOBODY if self.config.sync == "elastic" else Rule(arrivals=len(peers))
+            rule = NOBODY if self.config.sync == "elastic" else Rule(waiting=len(peers))
             return Round(tuple(peers), What.MODELS, rule, keeps_late)
         size = self.config.group_size or default_group_size(len(peers))
         place = peers.index(me)

@@ -73,16 +73,16 @@ from p2ptrain.ids import PeerId, Seconds, Ticket
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """When a version may run: one trainer waits for it, and so many have arrived."""
+    """When a version may run: one trainer waits for it, and so many wait there or beyond."""
 
-    arrivals: int = 1
-    """Trainers that must have arrived there or beyond, waiting or not. 1: nobody waits for them."""
+    waiting: int = 1
+    """Trainers that must wait. 1: nobody waits for anybody."""
 
     initiator: PeerId | None = None
-    """Must wait, there or beyond."""
+    """Must be among them."""
 
     limiter: int | None = None
-    """No trainer's last arrival may be more than so many versions ago."""
+    """No trainer's last arrival, waiting or not, may be more than so many versions ago."""
 
 
 NOBODY = Rule()
@@ -195,7 +195,7 @@ class Activation:
         """The trainer is at `version`; if it waits, that ends in one `VersionEnded`.
 
         At once, as `LATE`, if the version has run; with the result of a later one, if that begins
-        first. Who does not wait still counts as arrived.
+        first. Who does not wait is at least not far behind (`Rule.limiter`).
         """
         group = self._group
         if group and group.version == version and not self._withdrawn:
@@ -365,7 +365,7 @@ class Activation:
     def _handle_decline(self, source: PeerId, ticket: Ticket, now: Seconds) -> None:
         group = self._group
         if group and group.ticket == ticket and source in group.members:
-            why = f"{source} is past version {group.version}"
+            why = f"{source} is not in version {group.version}"
             self._emit(Abandon(ticket, Outcome.REFUSED, why))
             self._leave(Outcome.REFUSED, now)
             return
@@ -431,16 +431,17 @@ class Activation:
     def _is_met(self, version: int, here: Round) -> bool:
         rule = here.rule
         known = {peer: self._arrivals[peer] for peer in here.members if peer in self._arrivals}
-        arrived = {peer: waits for peer, (theirs, waits) in known.items() if theirs >= version}
         if (version, True) not in known.values():
             return False  # whoever waits for it believes in another group
-        if rule.initiator is not None and not arrived.get(rule.initiator, False):
+        arrived = {peer: waits for peer, (theirs, waits) in known.items() if theirs >= version}
+        waiting = [peer for peer, waits in arrived.items() if waits]
+        if len(waiting) < rule.waiting or rule.initiator not in (None, *waiting):
             return False
         for peer in here.members:
             last = self._last.setdefault(peer, version - 1)
             if rule.limiter is not None and peer not in arrived and version - last > rule.limiter:
                 return False
-        return len(arrived) >= rule.arrivals
+        return True
 
     def _round(self, version: int) -> Round:
         assert self._schedule is not None

@@ -394,7 +394,7 @@ class Driver:
                     self._start_average(effect)
                 case effects.Abandon(ticket=ticket):
                     if ticket in self._averages and ticket not in self._committing:
-                        self._averages[ticket].cancel(effect.why)
+                        self._averages[ticket].cancel(effect)
                 case effects.TakeState():
                     self._start(self._take_state(effect))
                 case effects.GroupEnded():
@@ -485,8 +485,9 @@ class Driver:
             attempt.outcome, attempt.why = Outcome.BROKEN, str(error)
             self.fail(error)
         except asyncio.CancelledError as cancelled:
-            attempt.outcome = Outcome.LOST
-            attempt.why = str(cancelled) or "the peer left"
+            attempt.outcome, attempt.why = Outcome.LOST, "the peer left"
+            for abandon in cancelled.args:  # none if it is not the machine that ended it
+                attempt.outcome, attempt.why = abandon.outcome, abandon.why
             raise
         finally:
             self.late.give_back()

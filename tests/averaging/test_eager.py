@@ -36,7 +36,7 @@ def test_everyone_is_in_every_group_and_models_are_averaged_now_and_then():
     algorithm = load_algorithm("eager", {"average_models_every": 3})
     rounds = [algorithm.schedule(version, P4, P4[1]) for version in range(1, 9)]
     assert {here.members for here in rounds} == {P4}
-    late, all_four = What.LATE_GRADIENTS, Rule(arrivals=4)
+    late, all_four = What.LATE_GRADIENTS, Rule(waiting=4)
     assert [here.what for here in rounds] == [late, late, late, What.MODELS] * 2
     assert [here.rule == all_four for here in rounds] == [False, False, False, True] * 2
 
@@ -64,7 +64,7 @@ def test_a_majoritys_initiator_is_drawn_anew_for_each_version_and_alike_by_every
 
 def test_solo_waits_for_nobody_but_those_who_are_far_behind():
     algorithm = load_algorithm("eager", {"rule": "solo", "limiter": 5})
-    assert algorithm.schedule(1, P4, P4[0]).rule == Rule(arrivals=1, limiter=5)
+    assert algorithm.schedule(1, P4, P4[0]).rule == Rule(waiting=1, limiter=5)
 
 
 @pytest.mark.parametrize(
@@ -141,6 +141,20 @@ async def test_if_nobody_is_late_it_is_sgd_on_one_large_batch(count: int, rule: 
     await world.close()
 
 
+async def test_who_does_not_wait_for_a_running_version_waits_less_and_is_later():
+    """Averages last about as long as steps."""
+    latest, waited_s = {}, {}
+    for waits in (True, False):
+        options = {"rule": "solo", "waits_for_running": waits}
+        world = await build(4, "eager", equal=True, link=Link(latency_s=0.02), **options)
+        await world.train(60, steps_of(0.1, p3=0.13))
+        latest[waits] = lateness(world)
+        waited_s[waits] = sum(peer.boundary.totals.wait_s for peer in world.peers.values())
+        await world.close()
+    assert latest == {True: 1, False: 2}
+    assert waited_s[True] > waited_s[False]
+
+
 async def test_with_a_quorum_of_all_stragglers_cost_time_and_change_nothing():
     world = await build(3, "eager", equal=True, rule="quorum", quorum=1.0)
     expected = models(world)[0]
@@ -167,6 +181,7 @@ async def test_as_many_have_a_say_as_the_rule_asks_for_when_all_are_skewed(
     said = await on_the_beat(world, 20, skew_s=0.02, beat_s=0.4)
     fresh = said[0]  # later means have what was late in the one before, too
     assert fresh == max(1, round(8 * float(options.get("quorum", 0))))  # type: ignore[arg-type]
+    assert min(said) == fresh
     await world.close()
 
 

@@ -103,7 +103,7 @@ def test_all_members_of_a_group_name_the_same_group(version: int, count: int, sy
 
 def test_every_tau_versions_everyone_is_in_one_group():
     peers = names(8)
-    for sync, rule in (("elastic", NOBODY), ("step", Rule(arrivals=8))):
+    for sync, rule in (("elastic", NOBODY), ("step", Rule(waiting=8))):
         algorithm = load_algorithm("wagma", {"tau": 5, "sync": sync})
         for version in range(1, 21):
             here = algorithm.schedule(version, peers, peers[3])
@@ -252,6 +252,19 @@ async def test_all_models_are_equal_after_the_papers_synchronisation():
     await world.train(30, steps_of(0.05, p3=0.2), books.injecting(30))
     assert disagreement(world) < 1e-6
     np.testing.assert_allclose(sum_of(world), books.due_M, rtol=1e-5)
+    await world.close()
+
+
+async def test_a_group_that_a_member_declines_is_recorded_as_refused_and_changes_nothing():
+    world = await build(2, "wagma", learning_rate=0.0)
+    before = models(world)
+    world.peers[PeerId("p1")].driver.machine.activation.withdraw()
+    await world.train(3, steps_of(0.1))
+    records = world.peers[PeerId("p0")].metrics.of("group")
+    assert [record["outcome"] for record in records] == [Outcome.REFUSED] * 3
+    reasons = [record["reason"] for record in records]
+    assert reasons == [f"p1 is not in version {version}" for version in (1, 2, 3)]
+    assert np.array_equal(models(world), before)
     await world.close()
 
 

@@ -324,7 +324,7 @@ def test_those_who_would_wait_for_us_in_a_group_that_cannot_run_are_told():
 
 
 def test_what_a_peer_said_in_an_earlier_life_does_not_count():
-    crowd = Crowd("abc", everyone(Rule(arrivals=2)))
+    crowd = Crowd("abc", everyone(Rule(waiting=2)))
     crowd.arrive("c", 1)
     crowd.settle()
     crowd.die("c")
@@ -470,7 +470,7 @@ def test_words_that_come_twice_or_late_change_nothing(crowd: Crowd):
 
 
 def test_an_older_word_of_a_peer_does_not_undo_its_newer_one():
-    crowd = Crowd("abc", everyone(Rule(arrivals=2)))
+    crowd = Crowd("abc", everyone(Rule(waiting=2)))
     crowd.say("c", "a", Activate(4, True))
     crowd.say("c", "a", Activate(3, True))
     crowd.arrive("b", 4)
@@ -486,10 +486,10 @@ def test_a_word_that_one_does_not_wait_does_not_undo_that_one_does():
     crowd.finish("a")
     crowd.settle()
     assert crowd.versions("b") == [1]
-    crowd = Crowd("abc", everyone(Rule(arrivals=2)))
+    crowd = Crowd("abc", everyone(Rule(waiting=2)))
     crowd.say("c", "a", Activate(1, True))
     crowd.say("c", "a", Activate(1, False))
-    crowd.arrive("b", 1, waits=False)
+    crowd.arrive("b", 1)
     crowd.settle()
     assert crowd.groups()["a"] == "1:abc"
 
@@ -514,7 +514,7 @@ def test_a_run_that_does_not_come_from_its_host_or_is_not_for_us_is_ignored(crow
 
 
 def test_all_of_them_run_when_the_last_one_arrives():
-    crowd = Crowd("abc", everyone(Rule(arrivals=3)))
+    crowd = Crowd("abc", everyone(Rule(waiting=3)))
     crowd.arrive("ca", 1)
     crowd.settle()
     assert crowd.groups() == {}
@@ -524,7 +524,7 @@ def test_all_of_them_run_when_the_last_one_arrives():
 
 
 def test_a_quorum_runs_when_so_many_have_arrived_and_takes_the_others_along():
-    crowd = Crowd("abcd", everyone(Rule(arrivals=2)))
+    crowd = Crowd("abcd", everyone(Rule(waiting=2)))
     crowd.arrive("d", 1)
     crowd.settle()
     assert crowd.groups() == {}
@@ -534,12 +534,12 @@ def test_a_quorum_runs_when_so_many_have_arrived_and_takes_the_others_along():
 
 
 def test_who_is_beyond_a_version_counts_for_it_and_who_is_not_there_yet_does_not():
-    crowd = Crowd("abc", everyone(Rule(arrivals=3)))
+    crowd = Crowd("abc", everyone(Rule(waiting=3)))
     crowd.arrive("c", 5)
     crowd.arrive("ab", 3)
     crowd.settle()
     assert crowd.groups()["c"] == "3:abc"
-    crowd = Crowd("abc", everyone(Rule(arrivals=3)))
+    crowd = Crowd("abc", everyone(Rule(waiting=3)))
     crowd.arrive("c", 3)
     crowd.arrive("ab", 5)
     crowd.settle()
@@ -560,12 +560,13 @@ def test_an_initiator_runs_the_version_and_those_before_it_wait():
     assert len(crowd.groups()) == 3
 
 
-def test_who_does_not_wait_counts_and_runs_nothing_alone():
-    crowd = Crowd("abc", everyone(Rule(arrivals=2)))
-    crowd.arrive("ab", 1, waits=False)
-    crowd.settle()
-    assert crowd.groups() == {}, "nobody needs it"
+def test_who_does_not_wait_does_not_count_and_is_taken_along():
+    crowd = Crowd("abc", everyone(Rule(waiting=2)))
+    crowd.arrive("a", 1, waits=False)
     crowd.arrive("c", 1)
+    crowd.settle()
+    assert crowd.groups() == {}
+    crowd.arrive("b", 1)
     crowd.settle()
     assert len(crowd.groups()) == 3
     crowd.finish("abc")
@@ -645,7 +646,7 @@ SCHEDULES = {
     "pairs": pairs,
     "butterfly": butterfly,
     "solo": everyone(),
-    "quorum": everyone(Rule(arrivals=2)),
+    "quorum": everyone(Rule(waiting=2)),
     "all": lambda _, p, __: Round(tuple(p), What.MODELS, Rule(len(p))),
     "limited": everyone(Rule(limiter=3)),
     "initiator": lambda v, p, __: Round(tuple(p), What.MODELS, Rule(initiator=p[v % len(p)])),
