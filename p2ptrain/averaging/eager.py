@@ -79,9 +79,9 @@ class Eager(Algorithm):
         waits_for_running: bool = True
         """A peer that is late waits until the version that runs at that moment is over, so that its
         next step begins with that mean. Without: it goes on at once, which saves a part of an
-        average; gradients then come two versions late where it would be one, and models that
-        learn with much momentum do not bear that (simulated `one_slow`, five seeds: ``solo`` ended at
-        an accuracy of 0.46 instead of 0.96)."""
+        average; gradients then come two versions late where it would be one, which learning with
+        much momentum does not bear (simulated `one_slow`, five seeds: ``solo`` ended at an accuracy
+        of 0.46 instead of 0.96)."""
 
         seed: int = 0
         """Of the draws of ``majority``; must be the same at all peers."""
