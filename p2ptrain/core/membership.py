@@ -106,6 +106,9 @@ class _Names:
     """Some names, sorted. Changing one among a thousand does not sort the thousand again."""
 
     def __init__(self) -> None:
+        self.changes = 0
+        """How often one came or went."""
+        self._belong: dict[PeerId, None] = {}
         self._names: list[PeerId] = []
         self._sorted: tuple[PeerId, ...] | None = ()
 
@@ -118,14 +121,16 @@ class _Names:
 
     def keep(self, name: PeerId, belongs: bool) -> None:
         """`name` is one of them, or is not."""
-        place = bisect.bisect_left(self._names, name)
-        if (self._names[place : place + 1] == [name]) is belongs:
+        if (name in self._belong) is belongs:
             return
         if belongs:
-            self._names.insert(place, name)
+            self._belong[name] = None
+            bisect.insort(self._names, name)
         else:
-            del self._names[place]
+            del self._belong[name]
+            del self._names[bisect.bisect_left(self._names, name)]
         self._sorted = None
+        self.changes += 1
 
 
 class Membership:
@@ -196,6 +201,11 @@ class Membership:
         A suspect does not, unlike above: nobody waits to hear whether it is dead.
         """
         return self._trainees.sorted
+
+    @property
+    def changes(self) -> tuple[int, int]:
+        """How often `participants` has changed, and how often `trainees`."""
+        return self._participants.changes, self._trainees.changes
 
     # --- what we say of ourselves -----------------------------------------------------------------
 
@@ -273,11 +283,12 @@ class Membership:
                 self._probe(target, now)
 
     def next_deadline(self) -> Seconds | None:
-        deadlines = [deadline for _, deadline in self._unanswered.values()]
-        deadlines += self._condemned_at.values()
-        if self._probe_at is not None:
-            deadlines.append(self._probe_at)
-        return min(deadlines, default=None)
+        first = math.inf if self._probe_at is None else self._probe_at
+        for _, deadline in self._unanswered.values():
+            first = min(first, deadline)
+        for deadline in self._condemned_at.values():
+            first = min(first, deadline)
+        return None if first == math.inf else first
 
     def check(self) -> None:
         if self._me.peer in self._others:

@@ -82,6 +82,7 @@ class PeerMachine:
         schedule: Schedule | None = None,
     ) -> None:
         self._effects: list[Effect] = []
+        self._unsettled: list[MemberChanged] = []  # of which the groups have not been told
         self.membership = Membership(me, config.membership, rng, self._note)
         self.lock = GroupLock(me.peer, me.incarnation, config.lock, self._note)
         self.rendezvous = Rendezvous(
@@ -96,11 +97,10 @@ class PeerMachine:
             me.incarnation,
             config.rendezvous_resend_s,
             schedule,
-            lambda: self._trainees,
+            self.membership.trainees,
             self._note,
         )
-        self._participants = self.membership.participants()
-        self._trainees = self.membership.trainees()
+        self._views = self.membership.changes
 
     # --- what can happen --------------------------------------------------------------------------
 
@@ -194,9 +194,12 @@ class PeerMachine:
         return self.activation.is_over(ticket)
 
     def next_deadline(self) -> Seconds | None:
-        parts = (self.membership, self.lock, self.rendezvous, self.activation)
-        deadlines = [deadline for part in parts if (deadline := part.next_deadline()) is not None]
-        return min(deadlines, default=None)
+        first = self.membership.next_deadline()
+        for part in (self.lock, self.rendezvous, self.activation):
+            deadline = part.next_deadline()
+            if deadline is not None and (first is None or deadline < first):
+                first = deadline
+        return first
 
     def take_effects(self) -> list[Effect]:
         effects, self._effects = self._effects, []
@@ -220,12 +223,14 @@ class PeerMachine:
 
     def _note(self, effect: Effect) -> None:
         self._effects.append(effect)
+        if isinstance(effect, MemberChanged):
+            self._unsettled.append(effect)
 
     def _settle(self, now: Seconds) -> None:
         """Tell the groups what membership has just decided."""
-        trained, self._trainees = self._trainees, self.membership.trainees()
-        for effect in tuple(self._effects):
-            match effect:
+        unsettled, self._unsettled = self._unsettled, []
+        for change in unsettled:
+            match change:
                 case MemberChanged(peer=peer, state=MemberState.GONE, why=why):
                     self.lock.peer_gone(peer, why, now)
                     self.rendezvous.peer_gone(peer, why, now)
@@ -237,9 +242,8 @@ class PeerMachine:
                     self.activation.peer_left(peer)
                 case _:
                     pass
-        participants = self.membership.participants()
-        if participants is not self._participants:
-            self._participants = participants
+        before, self._views = self._views, self.membership.changes
+        if self._views[0] != before[0]:
             self.rendezvous.view_changed()
-        if self._trainees is not trained:
+        if self._views[1] != before[1]:
             self.activation.view_changed(now)
