@@ -1,8 +1,8 @@
 """`Peer` as a program holds it: real sockets, real threads, several peers in one process."""
 
 import gc
-import re
 import json
+import re
 import signal
 import threading
 import time
