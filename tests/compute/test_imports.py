@@ -9,8 +9,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("name", ["replica", "pace"])
-def test_the_port_and_the_pace_do_not_import_torch(name):
+@pytest.mark.parametrize("name", ["replica", "pace", "codec"])
+def test_what_the_simulator_shares_does_not_import_torch(name):
     # The package's own __init__ offers users the real Peer, torch included; it stands aside here.
     code = f"""
 import sys, types
