@@ -225,7 +225,8 @@ def _integer_scales(largest: Vector) -> Vector:
 def _half_scales(largest: Vector) -> Vector:
     _, exponents = np.frexp(largest)
     lowered = np.clip(exponents - HALF_EXPONENT, LOWEST_EXPONENT, None)
-    return np.ldexp(np.float32(1), lowered)
+    scales: Vector = np.ldexp(np.float32(1), lowered)
+    return scales
 
 
 def _rows(values: Vector) -> Rows:
