@@ -83,10 +83,10 @@ class Boundary:
         if driver.failure:
             raise driver.failure
         if algorithm.acts("after_backward"):
-            driver.averaged_anything = False
-            driver.samples_of_step = samples
+            driver.accord.averaged_anything = False
+            driver.accord.samples_of_step = samples
             await self._cross.call(algorithm.after_backward(self._swarm))
-            if not driver.averaged_anything and not late:
+            if not driver.accord.averaged_anything and not late:
                 if driver.stopping:
                     return  # a step that nobody averaged is not made: we would differ from the rest
                 optimizer_step = _nothing  # nobody had gradients; the version counts all the same
@@ -109,10 +109,9 @@ class Boundary:
 
     def _take_in_late(self, optimizer_step: Callable[[], None]) -> None:
         """Update from all means of gradients that have come since the last boundary."""
-        riding = self._driver.late.take_in(optimizer_step)
+        riding = self._driver.averages.late.take_in(optimizer_step)
         if riding is not None:
-            self._driver.agreed_to_end = bool(riding[0] > 0)
-            self._driver.progress = round(float(riding[1]))
+            self._driver.accord.take_in(riding)
 
     def _count(
         self, samples: int, loss: float | None, computed_at: Seconds, waited_s: Seconds

@@ -66,7 +66,7 @@ class DriverDesk:
             running_s=board.running_s,
             samples_per_s=recently.samples_per_s,
             wait_share=recently.wait_share,
-            progress=driver.progress,
+            progress=driver.accord.progress,
             doing=doing(driver.machine),
             loss=board.loss if finite else None,
             partners=board.partners,

@@ -11,7 +11,7 @@ The other way round, a version's result waits for the end of the step that its t
 trainer that missed several takes them in one after the other, each with an optimizer step of its
 own, so that all peers make the same updates from the same means.
 
-Legend of shapes: ``G`` numbers of a replica's gradients, ``V`` = G and two that ride along.
+Legend of shapes: ``G`` numbers of a replica's gradients, ``V`` = G and what rides along.
 """
 
 from collections import deque
@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from p2ptrain.compute.replica import Replica, Vector
+from p2ptrain.runtime.accord import RIDING
 from p2ptrain.runtime.buffers import Buffers
 from p2ptrain.runtime.offload import Offload
 
@@ -92,14 +93,14 @@ class LateGradients:
         """The trainer's side, at its boundary: one update per result.
 
         Returns:
-            The two numbers that rode along with the last one, or None if there was none.
+            What rode along with the last one, or None if there was none.
         """
         riding = None
         while self._results:
             version, mean_V = self._results.popleft()
-            if self._replica.import_gradients(mean_V[:-2], per_member=True):
+            if self._replica.import_gradients(mean_V[:-RIDING], per_member=True):
                 self._replica.update(optimizer_step)
-            riding, self._knows = mean_V[-2:].copy(), version
+            riding, self._knows = mean_V[-RIDING:].copy(), version
             self._buffers.give(mean_V)
         self._replica.settle()
         return riding

@@ -90,7 +90,7 @@ class Life:
     @property
     def progress(self) -> int:
         """Samples of the whole swarm so far; see `Peer.progress`."""
-        known = self.driver.progress
+        known = self.driver.accord.progress
         return known if self.is_synchronous else max(known, self.boundary.totals.samples)
 
     @property
@@ -124,12 +124,12 @@ class Life:
         stop, driver, now = self._config.stop, self.driver, self._around.clock()
         if stop.samples is not None and self.progress >= stop.samples:
             return f"the swarm has trained {self.progress} samples"
-        if driver.agreed_to_end:
+        if driver.accord.agreed_to_end:
             return "the swarm agreed to end"
         began = now if self._began_at is None else self._began_at
         late = stop.seconds is not None and now - began >= stop.seconds
         if late and self.is_synchronous:
-            driver.wants_to_end = True  # all will know with the next average
+            driver.accord.wants_to_end = True  # all will know with the next average
             return ""
         return f"{stop.seconds:g} s are over" if late else ""
 

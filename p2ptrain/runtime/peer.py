@@ -170,7 +170,7 @@ class Peer:
                 raise SystemExit(0)
         finite = self.replica.unscale(scaler) if scaler else True
         if life.is_synchronous:
-            life.driver.contributes = life.driver.contributes and finite
+            life.driver.accord.contributes = life.driver.accord.contributes and finite
         update = self.replica.optimizer_step if finite or life.is_synchronous else _no_update
         samples, self._accumulated = samples + self._accumulated, 0
         _run_here(life.step(samples, loss, lambda: update(clip)))

@@ -246,7 +246,11 @@ class World:
         quiet = 0
         while quiet < 10:
             await asyncio.sleep(quiet_s / 10)
-            quiet = 0 if any(peer.driver.averages for peer in self.peers.values()) else quiet + 1
+            quiet = (
+                0
+                if any(peer.driver.averages.running for peer in self.peers.values())
+                else quiet + 1
+            )
 
     async def close(self) -> None:
         """Everyone leaves."""

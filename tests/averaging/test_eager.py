@@ -311,6 +311,6 @@ async def test_a_newcomer_is_heard_and_equal_after_the_next_average_of_models():
 async def test_all_peers_hear_of_the_same_progress():
     world = await build(3, "eager", equal=True)
     await world.train(40, steps_of(0.1, p1=0.2))
-    fast = world.peers[P4[0]].driver.progress
+    fast = world.peers[P4[0]].driver.accord.progress
     assert 60 < fast <= 120
     await world.close()

@@ -13,7 +13,7 @@ from p2ptrain.core.messages import Member, MemberState, Phase
 from p2ptrain.errors import RefusedError, StateError, TransportError
 from p2ptrain.ids import Address, PeerId, Ticket
 from p2ptrain.net.wire import AverageOpening, Envelope, Hello, StateOpening
-from p2ptrain.runtime.driver import MAX_PARKED
+from p2ptrain.runtime.averages import MAX_PARKED
 from p2ptrain.runtime.exchange import ARRIVAL_S
 from p2ptrain.sim.loop import run
 from p2ptrain.sim.network import SimTransport
@@ -55,7 +55,7 @@ class Stranger:
 
 
 def average(peer: SimPeer, ticket: Ticket, swarm: str | None = None) -> AverageOpening:
-    return AverageOpening(swarm or peer.driver._swarm(), PeerId("b"), ticket, 8, 65536)
+    return AverageOpening(swarm or peer.driver.digest, PeerId("b"), ticket, 8, 65536)
 
 
 # --- strangers ------------------------------------------------------------------------------------
@@ -64,7 +64,7 @@ def average(peer: SimPeer, ticket: Ticket, swarm: str | None = None) -> AverageO
 async def test_messages_of_another_swarm_and_of_unknown_peers_are_ignored():
     world, a, _b = await pair()
     stranger = await Stranger(world).start()
-    ours = a.driver._swarm()
+    ours = a.driver.digest
     claim = m.Claim(Ticket(PeerId("s"), 1, 1), 1)
     for envelope in (
         Envelope(PeerId("s"), ours, claim),
@@ -135,7 +135,7 @@ def test_whatever_valid_messages_say_no_peer_falls_over_or_stops_training(algori
         stranger = await Stranger(world).start()
         training = [asyncio.create_task(peer.train(6, 0.1)) for peer in (a, b)]
         for source, message in said:
-            envelope = Envelope(source, a.driver._swarm(), message)
+            envelope = Envelope(source, a.driver.digest, message)
             stranger.transport.send(a.address, envelope)
             await asyncio.sleep(0.02)
         await asyncio.sleep(30.0)
@@ -159,19 +159,19 @@ async def test_a_stream_under_a_stale_ticket_is_refused_after_a_bounded_wait():
     with pytest.raises(RefusedError, match="a is not in b#9"):
         await stream.receive()
     assert asyncio.get_running_loop().time() - before == pytest.approx(ARRIVAL_S, abs=0.1)
-    assert a.driver._parked == 0
+    assert a.driver.averages._parked == 0
     await world.close()
 
 
 async def test_a_stream_that_comes_before_its_group_is_formed_waits_for_it(monkeypatch):
     world, a, b = await pair()
-    slow = a.driver._contribution
+    slow = a.driver.averages._contribution
 
     async def contribute_late(what, members):
         await asyncio.sleep(ARRIVAL_S / 2)
         return await slow(what, members)
 
-    monkeypatch.setattr(a.driver, "_contribution", contribute_late)
+    monkeypatch.setattr(a.driver.averages, "_contribution", contribute_late)
     result = await b.driver.average_with_any([PeerId("a")], 1)
     assert result.done, result
     b.replica.settle()
@@ -192,13 +192,13 @@ async def test_more_streams_than_may_wait_are_refused_at_once():
     for stream in waiting:
         with pytest.raises(RefusedError, match="a is not in b#9"):
             await stream.receive()
-    assert a.driver._parked == 0
+    assert a.driver.averages._parked == 0
     await world.close()
 
 
 async def test_the_state_of_a_version_at_which_nobody_waits_is_refused():
     world, a, b = await pair("allreduce")
-    opening = StateOpening(a.driver._swarm(), PeerId("b"), 5)
+    opening = StateOpening(a.driver.digest, PeerId("b"), 5)
     stream = await b.driver._transport.open(a.address, opening)
     with pytest.raises(RefusedError, match="a does not stand still at version 5"):
         await stream.receive()
@@ -207,14 +207,14 @@ async def test_the_state_of_a_version_at_which_nobody_waits_is_refused():
 
 async def test_a_model_is_given_to_whoever_asks_in_slices():
     world, a, b = await pair()
-    assert await b.driver._download(PeerId("a"), None) == a.model().tobytes()
+    assert await b.driver.handover.download(PeerId("a"), None) == a.model().tobytes()
     await world.close()
 
 
 async def test_catching_up_that_fails_changes_nothing_and_is_tried_again(monkeypatch):
     world, a, b = await pair("allreduce")
     downloads = 0
-    honest = b.driver._download
+    honest = b.driver.handover.download
 
     async def fail_once(donor, version):
         nonlocal downloads
@@ -223,7 +223,7 @@ async def test_catching_up_that_fails_changes_nothing_and_is_tried_again(monkeyp
             raise TransportError("the cable was cut")
         return await honest(donor, version)
 
-    monkeypatch.setattr(b.driver, "_download", fail_once)
+    monkeypatch.setattr(b.driver.handover, "download", fail_once)
     a.replica.update(a.replica.descend)  # a is one version ahead
     await asyncio.gather(a.train(3, 0.1), b.train(3, 0.1))
     assert downloads == 2
@@ -298,7 +298,7 @@ async def test_synchronous_peers_agree_on_progress_after_every_step():
     seen = {peer.driver.name: [] for peer in peers}
 
     def look(peer: SimPeer) -> Callable[[int], None]:
-        return lambda step: seen[peer.driver.name].append(peer.driver.progress)
+        return lambda step: seen[peer.driver.name].append(peer.driver.accord.progress)
 
     prices = [0.1, 0.2, 0.7]
     await asyncio.gather(
@@ -313,7 +313,7 @@ async def test_an_average_that_takes_too_long_is_late_and_changes_nothing(monkey
     async def never(what):
         await asyncio.sleep(1e6)
 
-    monkeypatch.setattr(b.driver, "_contribution", never)
+    monkeypatch.setattr(b.driver.averages, "_contribution", never)
     result = await a.driver.average_with_any([PeerId("b")], 1)
     assert not result.done
     await asyncio.sleep(100.0)
@@ -388,7 +388,7 @@ async def test_a_restarted_peer_takes_its_name_again():
 async def test_leaving_lets_a_running_average_end():
     world, a, b = await pair()
     averaging = asyncio.create_task(a.driver.average_with_any([PeerId("b")], 1))
-    while not a.driver._averages:  # noqa: ASYNC110 - virtual time costs nothing
+    while not a.driver.averages.running:  # noqa: ASYNC110 - virtual time costs nothing
         await asyncio.sleep(0.0005)
     await a.driver.leave(5.0)
     await asyncio.sleep(1.0)

@@ -21,10 +21,10 @@ async def test_an_average_that_is_abandoned_before_it_starts_leaves_nothing_behi
     await asyncio.sleep(0.1)
     driver, ticket = world.peers[B].driver, Ticket(A, 1, 1)
     for message in (Claim(ticket, 1), Begin(ticket, (A, B)), Release(ticket)):
-        driver.handle_message(Envelope(A, driver._swarm(), message))
-    assert driver.averages
+        driver.handle_message(Envelope(A, driver.digest, message))
+    assert driver.averages.running
     await asyncio.sleep(0.1)
-    assert not driver.averages
+    assert not driver.averages.running
     before = asyncio.get_running_loop().time()
     await driver.leave(5.0)
     assert asyncio.get_running_loop().time() - before < 0.5

@@ -151,12 +151,12 @@ async def test_who_was_paused_for_longer_than_its_lease_has_no_group_any_more():
     asker = world.peers[PeerId("p0")]
     asking = asyncio.create_task(asker.driver.average_with_any([PeerId("p1")], 1))
     await asyncio.sleep(0.3)
-    assert asker.driver.averages
+    assert asker.driver.averages.running
     before = models(world)
     await world.carry_out([Pause(peer="p1", at_s=0.0, for_s=60.0)])
     await asyncio.sleep(2.0)
     assert (await asking).outcome is Outcome.LOST
-    assert not any(peer.driver.averages for peer in world.peers.values())
+    assert not any(peer.driver.averages.running for peer in world.peers.values())
     assert np.array_equal(models(world), before)
     await world.close()
 

@@ -116,7 +116,7 @@ async def averaging(count: int) -> tuple[World, "asyncio.Task[object]"]:
     task = asyncio.create_task(world.peers[first].driver.average_with_any(others, len(others)))
     await asyncio.sleep(0.5)
     assert not task.done()
-    assert all(peer.driver.averages for peer in world.peers.values())
+    assert all(peer.driver.averages.running for peer in world.peers.values())
     return world, task
 
 
@@ -144,7 +144,7 @@ async def test_a_peer_that_dies_mid_average_costs_bounded_time_and_no_update(
     survivors = {name: peer for name, peer in world.peers.items() if name != victim}
     await asyncio.sleep(0.5 if death == "killed" else SILENCE_S)
     for name, peer in survivors.items():
-        assert not peer.driver.averages
+        assert not peer.driver.averages.running
         (record,) = peer.metrics.of("group")
         assert record["outcome"] == Outcome.LOST, record
         assert record["reason"]

@@ -1,0 +1,239 @@
+"""Averages are carried out: contribute, exchange, apply, each under its ticket.
+
+The machine says who averages what under which ticket, and may abandon it; until a result is being
+applied, an abandoned average leaves no trace. Whatever happens, the machine is told how it ended,
+and one record is written.
+
+Legend of shapes: ``M`` numbers of a model, ``V`` of what travels: M, or gradients and what rides
+along with them.
+"""
+
+import asyncio
+import math
+from collections.abc import Callable
+from typing import TypeVar
+
+from p2ptrain.compute.replica import Replica, Vector
+from p2ptrain.core.effects import Abandon, Average, What
+from p2ptrain.core.events import AverageEnded, Outcome
+from p2ptrain.errors import RefusedError, StateError
+from p2ptrain.ids import PeerId, Seconds, Ticket
+from p2ptrain.net.transport import SliceStream
+from p2ptrain.net.wire import AverageOpening
+from p2ptrain.runtime.accord import RIDING, Accord
+from p2ptrain.runtime.accounts import Attempt
+from p2ptrain.runtime.buffers import Buffers
+from p2ptrain.runtime.exchange import (
+    ARRIVAL_S,
+    Exchange,
+    ExchangeConfig,
+    GroupBroken,
+    is_finite,
+)
+from p2ptrain.runtime.host import Host
+from p2ptrain.runtime.late import KeptMean, LateGradients
+from p2ptrain.runtime.offload import Offload
+
+SHORT = 1 << 18
+"""Copying so many numbers takes less time than a hop to the worker thread and back."""
+
+MAX_PARKED = 64
+
+T = TypeVar("T")
+
+
+class Averages:
+    """All averages of one peer, those that run and those that wind down."""
+
+    def __init__(
+        self,
+        host: Host,
+        replica: Replica,
+        accord: Accord,
+        *,
+        config: ExchangeConfig,
+        buffers: Buffers,
+        offload: Offload,
+    ) -> None:
+        self.asked_at: dict[Ticket, Seconds] = {}
+        """When we asked for the groups that we hope for."""
+        self.late = LateGradients(replica, buffers, self._copy)
+        self.kept = KeptMean(replica, buffers, offload)
+        self._host = host
+        self._replica = replica
+        self._accord = accord
+        self._config = config
+        self._buffers = buffers
+        self._offload = offload
+        self._running: dict[Ticket, asyncio.Task[None]] = {}
+        self._exchanges: dict[Ticket, Exchange] = {}
+        self._committing: dict[Ticket, None] = {}  # their result is being applied: no way back
+        self._parked = 0
+
+    @property
+    def running(self) -> tuple[asyncio.Task[None], ...]:
+        """Those that run, or wind down."""
+        return tuple(self._running.values())
+
+    def start(self, effect: Average) -> None:
+        """Carry out one average; its end is told to the machine."""
+
+        def over(_: asyncio.Task[None]) -> None:
+            # Here and not in the task: one that is cancelled before it starts runs nothing.
+            self._running.pop(effect.ticket, None)
+            self._host.tell_news()
+
+        task = self._host.watched(self._average(effect))
+        self._running[effect.ticket] = task
+        task.add_done_callback(over)
+
+    def abandon(self, effect: Abandon) -> None:
+        """End this average, unless its result is being applied: then there is no way back."""
+        if effect.ticket in self._running and effect.ticket not in self._committing:
+            self._running[effect.ticket].cancel(effect)
+
+    async def accept(self, opening: AverageOpening, stream: SliceStream) -> None:
+        """A member's stream has come; returns when it has been served.
+
+        Raises:
+            RefusedError: if we are not in that group, or too many streams wait for theirs.
+        """
+        exchange = await self._exchange_of(opening.ticket)
+        await exchange.accept(opening, stream)
+
+    async def _average(self, effect: Average) -> None:
+        """Carry out one `Average`: contribute, exchange, apply if the ticket is still held."""
+        now = self._host.now
+        asked_at = self.asked_at.pop(effect.ticket, now)
+        attempt = Attempt(effect.ticket, effect.members, effect.what, asked_at, now)
+        try:
+            await self._end_of_older_averages(effect.ticket)
+            async with asyncio.timeout(self._config.average_timeout_s):
+                await self._exchange(attempt, held=effect.held)
+        except GroupBroken as broken:
+            attempt.outcome, attempt.why = broken.outcome, broken.why
+        except TimeoutError:
+            waited = self._config.average_timeout_s
+            attempt.outcome, attempt.why = Outcome.LATE, f"it was not over after {waited:g} s"
+        except StateError as error:
+            attempt.outcome, attempt.why = Outcome.BROKEN, str(error)
+            self._host.fail(error)
+        except asyncio.CancelledError as cancelled:
+            attempt.outcome, attempt.why = Outcome.LOST, "the peer left"
+            for abandon in cancelled.args:  # none if it is not the machine that ended it
+                attempt.outcome, attempt.why = abandon.outcome, abandon.why
+            raise
+        finally:
+            self.late.give_back()
+            self._exchanges.pop(effect.ticket, None)
+            self._committing.pop(effect.ticket, None)
+            self._host.accounts.close(attempt, self._host.now, self._host.metrics)
+        self._host.over(AverageEnded(effect.ticket, attempt.outcome, attempt.why))
+
+    async def _end_of_older_averages(self, ticket: Ticket) -> None:
+        """An abandoned average may still be winding down; it reads the same gradients."""
+        averages = self._running.items()
+        older = [asyncio.shield(task) for other, task in averages if other != ticket]
+        await asyncio.gather(*older, return_exceptions=True)
+
+    async def _exchange(self, attempt: Attempt, *, held: bool) -> None:
+        host, ticket, what = self._host, attempt.ticket, attempt.what
+        began, version = host.now, host.machine.activation.version_of(ticket)
+        vector_V, updates = await self._contribution(what, attempt.members)
+        attempt.snapshot_s = host.now - began
+        result_V = self._buffers.take(len(vector_V))
+        attempt.exchange = exchange = Exchange(
+            host.name,
+            ticket,
+            attempt.members,
+            vector_V,
+            result_V,
+            delta=what is What.MODELS and not held,
+            slice_size=self._config.slice_kib * 256,
+            swarm=host.digest,
+            clock=lambda: host.now,
+            arrival_s=ARRIVAL_S if version is None else self._config.average_timeout_s,
+        )
+        self._exchanges[ticket] = exchange
+        host.tell_news()
+        await exchange.run(host.open_stream)
+        if not host.machine.holds(ticket, host.now):
+            raise GroupBroken(Outcome.LATE, f"{ticket} was over before its result was there")
+        self._committing[ticket] = None
+        averaged = host.now
+        idle = [vector_V, result_V]
+        if what is What.GRADIENTS:
+            self._accord.averaged_anything = await self._copy(
+                lambda: self._replica.import_gradients(result_V[:-RIDING])
+            )
+            self._accord.take_in(result_V[-RIDING:])
+            self._accord.contributes = True
+        elif what is What.LATE_GRADIENTS:
+            assert version is not None
+            attempt.staleness_steps = self.late.delivered(version, idle.pop())
+        elif held:
+            self.kept.keep(idle.pop(), len(attempt.members))
+        else:
+            idle[1] = await self._offload(lambda: self._replica.add_delta(result_V))
+            attempt.disagreement_l2 = math.sqrt(exchange.square_sum)
+            attempt.staleness_steps = self._replica.updates - updates
+        attempt.apply_s = host.now - averaged
+        for vector in idle:  # not after a break: streams may still read them
+            self._buffers.give(vector)
+
+    async def _contribution(self, what: What, members: tuple[PeerId, ...]) -> tuple[Vector, int]:
+        """What we put into the group, copied on a worker thread, and of which update it is."""
+        if what is not What.MODELS:
+            vector_V = self._buffers.take(self._replica.gradient_size + RIDING)
+            vector_V[-RIDING:] = self._accord.wants_to_end, self._progress_of(what, members)
+            if what is What.LATE_GRADIENTS:
+                await self.late.contribute(vector_V[:-RIDING])
+                return vector_V, self._replica.updates
+            contributes = self._accord.contributes
+            await self._copy(
+                lambda: self._replica.export_gradients(vector_V[:-RIDING], contributes)
+            )
+            return vector_V, self._replica.updates
+        vector_M = self._buffers.take(self._replica.model_size)
+        updates, finite = await self._offload(lambda: self._snapshot(vector_M))
+        if not finite:
+            raise StateError(
+                f"the model of {self._host.name} is not finite any more after {updates} updates; "
+                "lower the learning rate or clip gradients"
+            )
+        return vector_M, updates
+
+    def _snapshot(self, into_M: Vector) -> tuple[int, bool]:
+        return self._replica.snapshot(into_M), is_finite(into_M)
+
+    async def _copy(self, function: Callable[[], T]) -> T:
+        """Copy gradients: nobody else wants them now, so a short copy is made here and at once."""
+        short = self._replica.gradient_size <= SHORT
+        return function() if short else await self._offload(function)
+
+    def _progress_of(self, what: What, members: tuple[PeerId, ...]) -> int:
+        """A number whose mean over `members` is the samples of the swarm, this step's included."""
+        membership = self._host.machine.membership
+        waits = what is What.GRADIENTS
+        own = membership.me.samples + self._accord.samples_of_step if waits else self.late.samples
+        known = [member for peer in members if (member := membership.member(peer))]
+        outside = membership.samples - sum(member.samples for member in known)
+        return len(members) * own + outside
+
+    async def _exchange_of(self, ticket: Ticket) -> Exchange:
+        """The exchange of `ticket`; a stream may come before the word that forms its group."""
+        host = self._host
+        if self._parked >= MAX_PARKED:
+            raise RefusedError(f"{host.name} has {MAX_PARKED} streams waiting for their groups")
+        self._parked += 1
+        until = host.now + ARRIVAL_S  # or for as long as another group keeps us from that one
+        try:
+            while ticket not in self._exchanges and not host.machine.is_over(ticket):
+                expected = host.machine.expects(ticket)
+                async with asyncio.timeout(None if expected else until - host.now):
+                    await host.wait_for_news()
+            return self._exchanges[ticket]
+        except (TimeoutError, KeyError) as error:
+            raise RefusedError(f"{host.name} is not in {ticket}") from error
+        finally:
+            self._parked -= 1

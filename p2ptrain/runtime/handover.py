@@ -1,0 +1,120 @@
+"""State is handed over: a model to one that joins, all of a replica to one that fell behind.
+
+Legend of shapes: ``M`` numbers of a model.
+"""
+
+import asyncio
+
+import numpy as np
+
+from p2ptrain.compute.replica import Replica
+from p2ptrain.core.effects import TakeState
+from p2ptrain.core.events import StateNotTaken, StateTaken
+from p2ptrain.core.messages import MemberState
+from p2ptrain.core.slices import Span, slices
+from p2ptrain.errors import CodecError, P2PTrainError, RefusedError, TransportError
+from p2ptrain.ids import PeerId
+from p2ptrain.net.transport import SliceStream
+from p2ptrain.net.wire import StateOpening
+from p2ptrain.runtime.accord import Accord
+from p2ptrain.runtime.exchange import ExchangeConfig, GroupBroken
+from p2ptrain.runtime.host import Host
+from p2ptrain.runtime.offload import Offload
+
+MAX_STATE_BYTES = 1 << 36
+
+
+class Handover:
+    """Both sides of it, for one peer."""
+
+    def __init__(
+        self,
+        host: Host,
+        replica: Replica,
+        accord: Accord,
+        *,
+        config: ExchangeConfig,
+        offload: Offload,
+    ) -> None:
+        self._host = host
+        self._replica = replica
+        self._accord = accord
+        self._config = config
+        self._offload = offload
+
+    async def take_over_model(self) -> PeerId | None:
+        """Take the model of one of those who already train; returns whose, if there is one."""
+        others = self._host.machine.membership.others
+        for donor in [m.peer for m in others if m.state is MemberState.ALIVE and m.steps]:
+            try:
+                data = await self.download(donor, None)
+            except (TransportError, RefusedError, CodecError, GroupBroken):
+                continue
+            theirs_M = np.frombuffer(data, dtype="<f4")
+            if len(theirs_M) == self._replica.model_size and np.isfinite(theirs_M).all():
+                own_M = np.empty(self._replica.model_size, np.float32)
+                self._replica.snapshot(own_M)
+                self._replica.add_delta(theirs_M - own_M)
+                self._replica.settle()
+                return donor
+        return None
+
+    async def catch_up(self, effect: TakeState) -> None:
+        """Catch up: take over the state of one that waits ahead of us."""
+        why = ""
+        try:
+            async with asyncio.timeout(self._config.average_timeout_s):
+                state = await self.download(effect.donor, effect.version)
+                await self._offload(lambda: self._replica.import_state(state))
+        except (P2PTrainError, GroupBroken, TimeoutError) as error:
+            why = str(error) or "it took too long"
+        if not why and self._replica.updates != effect.version:
+            why = f"{effect.donor} gave the state of version {self._replica.updates}"
+        if why:
+            text = f"could not catch up with {effect.donor} at version {effect.version}: {why}"
+            self._host.metrics.record("warning", text=text)
+            await asyncio.sleep(0.1)
+            self._host.over(StateNotTaken(effect.version, why))
+        else:
+            self._accord.contributes = False
+            self._host.over(StateTaken(effect.version))
+
+    async def download(self, donor: PeerId, version: int | None) -> bytes:
+        """The model of `donor` (M float32), or all of its state if `version` is given.
+
+        Raises:
+            TransportError, RefusedError, CodecError: if it did not arrive.
+        """
+        stream = await self._host.open_stream(
+            donor, StateOpening(self._host.digest, self._host.name, version)
+        )
+        await stream.finish()
+        data = bytearray()
+        while (payload := await stream.receive()) is not None:
+            data += payload
+            if len(data) > MAX_STATE_BYTES:
+                stream.abort("too much")
+                raise CodecError(f"{donor} sends a state of more than {MAX_STATE_BYTES} bytes")
+        return bytes(data)
+
+    async def serve(self, opening: StateOpening, stream: SliceStream) -> None:
+        """Send our model, or our state while we stand still at the version that was asked for.
+
+        Raises:
+            RefusedError: if we do not.
+        """
+        if opening.version is None:
+            vector_M = np.empty(self._replica.model_size, np.float32)
+            await self._offload(lambda: self._replica.snapshot(vector_M))
+            state = vector_M.tobytes()
+        else:
+            self._refuse_unless_waiting(opening.version)
+            state = await self._offload(self._replica.export_state)
+            self._refuse_unless_waiting(opening.version)
+        size = self._config.slice_kib * 1024
+        for span in slices(Span(0, len(state)), size):
+            await stream.send(memoryview(state)[span.start : span.stop])
+
+    def _refuse_unless_waiting(self, version: int) -> None:
+        if not self._host.machine.rendezvous.waits_with(version):
+            raise RefusedError(f"{self._host.name} does not stand still at version {version}")
