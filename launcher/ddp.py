@@ -62,6 +62,7 @@ from p2ptrain.compute.training import build_optimizer, set_rate, threads
 from p2ptrain.config import RunConfig, load_toml
 from p2ptrain.errors import P2PTrainError, StateError
 from p2ptrain.ids import Seconds
+from p2ptrain.runtime.accounts import Accounts, TrainerTotals, record_end
 from p2ptrain.runtime.metrics import JsonlMetrics
 from p2ptrain.runtime.settings import StopConfig
 from p2ptrain.runtime.snapshots import SnapshotWriter
@@ -102,20 +103,6 @@ class BucketClock:
         self.sent_bytes = 0
 
 
-@dataclass(slots=True)
-class Totals:
-    """What one rank did, as its last record says it."""
-
-    steps: int = 0
-    samples: int = 0
-    compute_s: Seconds = 0.0
-    wait_s: Seconds = 0.0
-    comm_s: Seconds = 0.0
-    sent_bytes: int = 0
-    received_bytes: int = 0
-    groups_formed: int = 0
-
-
 class Rank:
     """One rank of a DDP run: the loop of `p2ptrain.compute.training.train`, with DDP in it."""
 
@@ -131,7 +118,8 @@ class Rank:
         self._end = End(config.stop, config.training.batch_size * config.peers)
         self._metrics = JsonlMetrics(Path(config.out) / f"{config.name}.jsonl", time.monotonic)
         self._backward_s: Seconds = 0.0
-        self.totals = Totals()
+        self.totals = TrainerTotals()
+        self._accounts = Accounts()
 
     def run(self) -> None:
         """Train to the end and write everything down."""
@@ -142,7 +130,7 @@ class Rank:
         self._metrics.record("ready", members=_names(config))
         with threads(config.training.threads), _snapshots(writer, config.snapshot_every_s):
             self._train()
-        self._record_end()
+        record_end(self._metrics, self.totals, self._accounts, self._end.why or "the loop ended")
         self._metrics.close()
 
     def _train(self) -> None:
@@ -171,7 +159,9 @@ class Rank:
         computed_at = self._clock.handed_over[-1]
         self._backward_s = computed_at - backward_at
         self._update()
-        self._record_step(len(batch[1]), value, began, reduced_at - computed_at)
+        wait_s = reduced_at - computed_at
+        compute_s = time.monotonic() - began - wait_s
+        self.totals.count(len(batch[1]), value, compute_s, wait_s, self._metrics)
         self._record_group(reduced_at - self._clock.handed_over[0])
         return True
 
@@ -216,26 +206,11 @@ class Rank:
             time.sleep(min(left_s, SLICE_S))
         return True
 
-    def _record_step(self, samples: int, loss: float, began: Seconds, wait_s: Seconds) -> None:
-        totals, compute_s = self.totals, time.monotonic() - began - wait_s
-        self._metrics.record(
-            "step",
-            step=totals.steps,
-            samples=samples,
-            loss=loss,
-            compute_s=compute_s,
-            wait_s=wait_s,
-        )
-        totals.steps += 1
-        totals.samples += samples
-        totals.compute_s += compute_s
-        totals.wait_s += wait_s
-
     def _record_group(self, exchange_s: Seconds) -> None:
-        totals, sent_bytes = self.totals, self._clock.sent_bytes
+        accounts, sent_bytes = self._accounts, self._clock.sent_bytes
         self._metrics.record(
             "group",
-            ticket=f"ddp#{totals.steps}",
+            ticket=f"ddp#{self.totals.steps}",
             members=_names(self._config),
             what="gradients",
             outcome="done",
@@ -247,10 +222,10 @@ class Rank:
             disagreement_l2=None,
             staleness_steps=None,
         )
-        totals.groups_formed += 1
-        totals.comm_s += exchange_s
-        totals.sent_bytes += sent_bytes
-        totals.received_bytes += sent_bytes
+        accounts.groups_formed += 1
+        accounts.comm_s += exchange_s
+        accounts.sent_bytes += sent_bytes
+        accounts.received_bytes += sent_bytes
 
     def _record_start(self) -> None:
         config = self._config
@@ -264,17 +239,6 @@ class Rank:
             device=self.replica.device,
             model_size=self.replica.model_size,
             fingerprint=self.replica.fingerprint,
-        )
-
-    def _record_end(self) -> None:
-        totals = {name: getattr(self.totals, name) for name in Totals.__slots__}
-        self._metrics.record(
-            "ended",
-            **totals,
-            groups_failed={},
-            staleness_p50=0,
-            staleness_p99=0,
-            why=self._end.why or "the loop ended",
         )
 
 

@@ -1,4 +1,4 @@
-"""One wide record per group attempt, and the sums of a peer's summary."""
+"""One record per step, a wide one per group attempt, and the sums of a peer's summary."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -8,6 +8,38 @@ from p2ptrain.core.events import Outcome
 from p2ptrain.ids import PeerId, Seconds, Ticket
 from p2ptrain.runtime.exchange import Exchange
 from p2ptrain.runtime.metrics import Metrics
+
+
+@dataclass(slots=True)
+class TrainerTotals:
+    """What one trainer did in this run."""
+
+    steps: int = 0
+    samples: int = 0
+    compute_s: Seconds = 0.0
+    wait_s: Seconds = 0.0
+
+    def count(
+        self,
+        samples: int,
+        loss: float | None,
+        compute_s: Seconds,
+        wait_s: Seconds,
+        metrics: Metrics,
+    ) -> None:
+        """One step is over: add it up and write its record."""
+        metrics.record(
+            "step",
+            step=self.steps,
+            samples=samples,
+            loss=loss,
+            compute_s=compute_s,
+            wait_s=wait_s,
+        )
+        self.steps += 1
+        self.samples += samples
+        self.compute_s += compute_s
+        self.wait_s += wait_s
 
 
 @dataclass(slots=True)
@@ -80,3 +112,22 @@ class Accounts:
             if rank < 0:
                 return updates
         return 0
+
+
+def record_end(metrics: Metrics, trainer: TrainerTotals, protocol: Accounts, why: str) -> None:
+    """The last record: totals, and a sentence."""
+    metrics.record(
+        "ended",
+        steps=trainer.steps,
+        samples=trainer.samples,
+        compute_s=trainer.compute_s,
+        wait_s=trainer.wait_s,
+        comm_s=protocol.comm_s,
+        sent_bytes=protocol.sent_bytes,
+        received_bytes=protocol.received_bytes,
+        groups_formed=protocol.groups_formed,
+        groups_failed=dict(protocol.groups_failed),
+        staleness_p50=protocol.staleness_percentile(50),
+        staleness_p99=protocol.staleness_percentile(99),
+        why=why,
+    )

@@ -7,12 +7,12 @@ brings its result back; where it does not, nothing is awaited and no thread is s
 """
 
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from p2ptrain.averaging.base import Swarm
 from p2ptrain.core.messages import Phase
 from p2ptrain.ids import Seconds
+from p2ptrain.runtime.accounts import TrainerTotals
 from p2ptrain.runtime.driver import Driver
 from p2ptrain.runtime.metrics import Metrics
 
@@ -27,16 +27,6 @@ class Cross(Protocol):
     def post(self, function: Callable[[], None]) -> None:
         """Run `function` over there soon; do not wait."""
         ...
-
-
-@dataclass(slots=True)
-class TrainerTotals:
-    """What one trainer did in this run."""
-
-    steps: int = 0
-    samples: int = 0
-    compute_s: Seconds = 0.0
-    wait_s: Seconds = 0.0
 
 
 class Boundary:
@@ -116,20 +106,8 @@ class Boundary:
     def _count(
         self, samples: int, loss: float | None, computed_at: Seconds, waited_s: Seconds
     ) -> None:
-        totals, now = self.totals, self._clock()
-        compute_s = now - self._since - waited_s
-        self._metrics.record(
-            "step",
-            step=totals.steps,
-            samples=samples,
-            loss=loss,
-            compute_s=compute_s,
-            wait_s=waited_s,
-        )
-        totals.steps += 1
-        totals.samples += samples
-        totals.compute_s += compute_s
-        totals.wait_s += waited_s
+        compute_s = self._clock() - self._since - waited_s
+        self.totals.count(samples, loss, compute_s, waited_s, self._metrics)
         self._tell(Phase.TRAINING)
 
     def _tell(self, phase: Phase) -> None:

@@ -23,6 +23,7 @@ from p2ptrain.compute.replica import Replica
 from p2ptrain.core.messages import Phase
 from p2ptrain.ids import Address, PeerId, Seconds
 from p2ptrain.net.transport import Transport
+from p2ptrain.runtime.accounts import record_end
 from p2ptrain.runtime.boundary import Boundary, Cross
 from p2ptrain.runtime.driver import Driver
 from p2ptrain.runtime.metrics import Metrics
@@ -231,19 +232,4 @@ class Life:
 
     def record_end(self, why: str) -> None:
         """The last record: totals, and a sentence."""
-        trainer, protocol = self.boundary.totals, self.driver.accounts
-        self._metrics.record(
-            "ended",
-            steps=trainer.steps,
-            samples=trainer.samples,
-            compute_s=trainer.compute_s,
-            wait_s=trainer.wait_s,
-            comm_s=protocol.comm_s,
-            sent_bytes=protocol.sent_bytes,
-            received_bytes=protocol.received_bytes,
-            groups_formed=protocol.groups_formed,
-            groups_failed=dict(protocol.groups_failed),
-            staleness_p50=protocol.staleness_percentile(50),
-            staleness_p99=protocol.staleness_percentile(99),
-            why=why,
-        )
+        record_end(self._metrics, self.boundary.totals, self.driver.accounts, why)

@@ -11,7 +11,6 @@ import pytest
 from launcher import backends
 from launcher.backends import process
 from launcher.backends.process import ProcessBackend
-from launcher.cli import main
 from launcher.scenario import load_scenario
 from tests.launcher.fakes import FakeBackend, FakeFleet
 
@@ -32,27 +31,8 @@ at_least = 3.0
 
 
 @pytest.fixture(autouse=True)
-def _own_signals(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
+def _looks_often(own_signals, monkeypatch):
     monkeypatch.setattr(process, "LOOK_S", 0.02)
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
-@pytest.fixture
-def p2plab(monkeypatch, capfd):
-    """Type a command: (exit code, standard output, standard error)."""
-
-    def type_command(*arguments: str):
-        monkeypatch.setattr(sys, "argv", ["p2plab", *arguments])
-        with pytest.raises(SystemExit) as caught:
-            main()
-        out, err = capfd.readouterr()
-        return caught.value.code, out, err
-
-    return type_command
 
 
 @pytest.fixture

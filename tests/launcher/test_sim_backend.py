@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from launcher.backends.sim import SLICE_S, SimFleet
-from launcher.cli import main
 from launcher.conditions import FaultConfig, LinkConfig
 from launcher.run import Run
 from p2ptrain.compute.pace import Pace, Straggler
@@ -24,6 +23,8 @@ from p2ptrain.config import StopConfig
 from p2ptrain.errors import ConfigError
 from p2ptrain.sim.compute import STANDS_FOR
 from tests.launcher.fakes import FakeEvaluator, scenario
+
+pytestmark = pytest.mark.usefixtures("own_signals")
 
 ROOT = Path(__file__).parents[2]
 
@@ -56,29 +57,6 @@ metric = "final.accuracy"
 of = "ad_psgd"
 at_least = 0.5
 """
-
-
-@pytest.fixture(autouse=True)
-def _own_signals(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
-@pytest.fixture
-def p2plab(monkeypatch, capfd):
-    """Type a command: (exit code, standard output, standard error)."""
-
-    def type_command(*arguments: str):
-        monkeypatch.setattr(sys, "argv", ["p2plab", *arguments])
-        with pytest.raises(SystemExit) as caught:
-            main()
-        out, err = capfd.readouterr()
-        return caught.value.code, out, err
-
-    return type_command
 
 
 @pytest.fixture
