@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test explore bench bench-lock protos wheel clean
+.PHONY: demo test explore worlds bench bench-lock protos wheel clean
 
 demo: $(READY)  ## train with all-reduce and with gossip beside a straggler; write runs/demo
 	$(BIN)/p2plab run launcher/scenarios/one_slow.toml --out runs/demo --check
@@ -14,6 +14,12 @@ test: $(READY)  ## everything that CI runs
 
 explore: $(READY)  ## the group lock, exhaustively: every order of events, with some faults
 	$(BIN)/python -m p2ptrain.sim.explore --full
+
+SEEDS ?= 1000
+FIRST ?= 0
+
+worlds: $(READY)  ## fleets by seed: cruel first, then healed; SEEDS=... FIRST=...
+	$(BIN)/python -m tests.worlds --seeds $(SEEDS) --first $(FIRST)
 
 bench: $(READY)  ## averages beside Gloo and a bare gRPC swap; runs/bench
 	$(BIN)/python -m launcher.bench.averages --out runs/bench

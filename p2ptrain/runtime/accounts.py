@@ -90,6 +90,7 @@ class Accounts:
         metrics.record(
             "group",
             ticket=str(attempt.ticket),
+            incarnation=attempt.ticket.incarnation,
             members=list(attempt.members),
             what=attempt.what.value,
             outcome=attempt.outcome.value,

@@ -84,6 +84,14 @@ class LateGradients:
         if load:
             self._hold(load)
 
+    def undelivered(self) -> Vector:
+        """The sum of all gradients that wait, or are under way."""
+        sum_G = np.zeros(self._replica.gradient_size, np.float32)
+        for load in (self._held, self._under_way):
+            if load:
+                sum_G += load.sum_G
+        return sum_G
+
     def forget_all_but_latest(self) -> None:
         """Of the results that wait, keep the last one only."""
         while len(self._results) > 1:

@@ -11,8 +11,9 @@ clock that governs the peer (monotonic for real, virtual in the simulator):
 batch),
               ``compute_s``, ``wait_s``: it computed during [t - wait_s - compute_s, t - wait_s],
               then waited for the protocol until ``t``
-``group``     one group attempt ended at ``t``, a wide record: ``ticket``, ``members``, ``what``
-              (models or gradients), ``outcome`` (done, or why not), ``reason`` (a sentence),
+``group``     one group attempt ended at ``t``, a wide record: ``ticket``, ``incarnation`` (of the
+              ticket's initiator), ``members``, ``what`` (models or gradients), ``outcome`` (done,
+              or why not), ``reason`` (a sentence),
               ``wait_s`` (asking until formed), ``exchange_s`` (formed until ended; of that,
               ``snapshot_s`` before the first slice and ``apply_s`` after the last), ``sent_bytes``,
               ``received_bytes``, ``disagreement_l2`` (norm of mean - own; null unless done),

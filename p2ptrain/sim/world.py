@@ -95,6 +95,7 @@ class _Birth:
     algorithm: str
     options: dict[str, Any]  # Any: the algorithm checks
     state: bytes
+    metrics: tuple[Metrics, ...]
 
 
 class World:
@@ -104,6 +105,7 @@ class World:
         seed: of the network's losses, the peers' choices, and who runs first of those that could
             run at one moment.
         trace: by default one that keeps its last lines.
+        watch: told of every peer that begins a life, before it says anything.
     """
 
     def __init__(
@@ -113,6 +115,7 @@ class World:
         protocol: ProtocolConfig | None = None,
         exchange: ExchangeConfig | None = None,
         trace: Trace | None = None,
+        watch: Callable[[SimPeer], None] = lambda _: None,
     ) -> None:
         self.trace = trace or Trace()
         self.network = SimNetwork(seed, link, self.trace)
@@ -127,6 +130,7 @@ class World:
         self._seed = seed
         self._protocol = protocol or ProtocolConfig()
         self._exchange = exchange or ExchangeConfig()
+        self._watch = watch
         self._trainer: Trainer | None = None
         self._trainers: list[asyncio.Task[None]] = []
 
@@ -143,13 +147,14 @@ class World:
     ) -> SimPeer:
         """Start a peer and let it join; the first one of a world has nobody to join.
 
-        Its records go to memory and to the trace, and to `metrics` if that is given.
+        Its records, of all its lives, go to memory and to the trace, and to `metrics` if given.
 
         Raises:
             RefusedError: if the others will not have it.
         """
-        self._births[PeerId(name)] = _Birth(algorithm, options, replica.export_state())
-        return await self._start(PeerId(name), replica, "", metrics)
+        sinks = (metrics,) if metrics else ()
+        self._births[PeerId(name)] = _Birth(algorithm, options, replica.export_state(), sinks)
+        return await self._start(PeerId(name), replica, "")
 
     def crash(self, name: str) -> None:
         """Kill -9."""
@@ -176,7 +181,7 @@ class World:
             raise ConfigError(f"{name} has not crashed; only who crashed starts again")
         if not keeps_model:
             before.replica.import_state(self._births[PeerId(name)].state)
-        peer = await self._start(PeerId(name), before.replica, before.address, None)
+        peer = await self._start(PeerId(name), before.replica, before.address)
         del self.dead[PeerId(name)]
         peer.steps_before = before.steps
         peer.process.slowness = before.process.slowness  # its machine is as it was
@@ -261,12 +266,10 @@ class World:
 
     # --- inside -----------------------------------------------------------------------------------
 
-    async def _start(
-        self, name: PeerId, replica: VectorReplica, address: str, metrics: Metrics | None
-    ) -> SimPeer:
+    async def _start(self, name: PeerId, replica: VectorReplica, address: str) -> SimPeer:
         """A new life of `name`, which has joined the others."""
         process = Process(name)
-        peer = await process.start(self._make(name, replica, address, metrics, process))
+        peer = await process.start(self._make(name, replica, address, process))
         hosts = [other.address for other in self.peers.values()]
         try:
             if hosts:
@@ -278,12 +281,7 @@ class World:
         return peer
 
     async def _make(
-        self,
-        name: PeerId,
-        replica: VectorReplica,
-        address: str,
-        metrics: Metrics | None,
-        process: Process,
+        self, name: PeerId, replica: VectorReplica, address: str, process: Process
     ) -> SimPeer:
         """Make and start a driver, on behalf of its process."""
         loop, birth = self._loop, self._births[name]
@@ -301,11 +299,10 @@ class World:
             rng=Random(f"{self._seed}/{name}"),
             offload=inline,
             clock=loop.clock_of(process),
-            metrics=TeeMetrics(
-                memory, TraceMetrics(self.trace, name), *([metrics] if metrics else [])
-            ),
+            metrics=TeeMetrics(memory, TraceMetrics(self.trace, name), *birth.metrics),
         )
         peer = SimPeer(process, driver, replica, memory)
+        self._watch(peer)
         peer.address = await driver.start()
         return peer
 

@@ -1,0 +1,392 @@
+"""What must never happen in a world, and what has to come once it is left in peace.
+
+**Safety** is checked all the time, from what replicas do and from the records of groups, without a
+word of the machines that decided:
+
+* *one group at a time*: each machine's own invariants hold; and between a peer's contribution to a
+  group and the result, no other group's result goes into its model;
+* *once*: each ticket has one group, and each of its members applies the result at most once;
+* *the mean*: what a member applies is the mean of what all members contributed, the same for all;
+* *no update is lost*: a model is where it began, plus its trainer's updates, plus what groups and
+  takeovers added to it, and nothing else;
+* *equal*: where all peers wait for each other, those that average a step together have one model.
+
+**The books** are balanced in the end: the sum of all models is where they began, plus all updates
+and takeovers, plus the recorded effects of those groups that only some members finished; a group
+that all finished moves the sum by nothing. Gradients that are delivered late are counted alike.
+
+**Progress** is asked for when nothing goes wrong any more: every peer that trains averages again,
+models come together, and all know who is here.
+
+Replicas and records are watched from outside. What belongs to which group follows from the task
+that does it: one task carries out one average from its contribution to its record.
+
+Legend of shapes: ``M`` numbers of a model, ``V`` numbers of gradients and what rides along.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from p2ptrain.compute.replica import Vector
+from p2ptrain.core.effects import What
+from p2ptrain.core.events import Outcome
+from p2ptrain.core.messages import MemberState, Phase
+from p2ptrain.errors import InvariantViolation
+from p2ptrain.ids import PeerId, Seconds
+from p2ptrain.runtime.accord import RIDING
+from p2ptrain.runtime.late import LateGradients
+from p2ptrain.sim.loop import virtual_loop
+from p2ptrain.sim.replica import VectorReplica
+from p2ptrain.sim.world import SimPeer, World
+
+Exact = NDArray[np.float64]
+
+CLOSE = 2e-3
+"""Rounding of some thousand float32 operations on numbers around ten. An update that is lost must
+be larger than that: let every step move every number by 1/64 or nothing."""
+
+TOGETHER = 1e-2
+"""Models have come together when they differ by so much of what they differed by, or of their
+size."""
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A rule that was broken."""
+
+    rule: str
+    what: str
+    at_s: Seconds
+
+    def __str__(self) -> str:
+        return f"{self.rule}: {self.what} (t={self.at_s:.6f}s)"
+
+
+@dataclass(slots=True)
+class _Part:
+    """What one member put into one group, and what it got."""
+
+    contributed: Exact | None = None
+    results_before: int = 0
+    """Results of groups that had gone into its model when it contributed."""
+    got: Exact | None = None
+    """The mean, as far as this member can tell."""
+    added: Exact | None = None
+    """To the model; None where the mean is kept, or is one of gradients."""
+    model: bytes = b""
+    """The live model of which the contributed gradients are."""
+
+
+@dataclass(slots=True)
+class _Group:
+    """All that is known of one ticket."""
+
+    what: What
+    members: tuple[PeerId, ...]
+    parts: dict[PeerId, _Part] = field(default_factory=dict)
+    done: list[PeerId] = field(default_factory=list)
+
+    @property
+    def is_partial(self) -> bool:
+        return 0 < len(self.done) < len(self.members)
+
+
+class PeerBook:
+    """What one peer's model should be, over all its lives."""
+
+    def __init__(self, name: PeerId, start_M: Vector) -> None:
+        self.name = name
+        self.due_M: Exact = np.array(start_M, np.float64)
+        self.others_M: Exact = np.zeros_like(self.due_M)
+        """Of that: where it began, updates, and whatever is no group's."""
+        self.others_M += self.due_M
+        self.handed_in: Exact = np.zeros(len(start_M) + 1)
+        self.results = 0
+        self._open: dict[asyncio.Task[Any] | None, _Part] = {}  # Any: a task's result
+
+    def part(self) -> _Part:
+        """What the running task has to do with a group, if it has."""
+        return self._open.setdefault(asyncio.current_task(), _Part())
+
+    def take_part(self) -> _Part:
+        """The same, at its end."""
+        part = self._open.pop(asyncio.current_task(), _Part())
+        self._open = {task: other for task, other in self._open.items() if task and not task.done()}
+        return part
+
+    def changed(self, by_M: Vector | Exact) -> None:
+        """The trainer, or a takeover, has changed the model."""
+        self.due_M += by_M
+        self.others_M += by_M
+
+
+class WatchedReplica(VectorReplica):
+    """A `VectorReplica` that writes down in a book whatever is done to it."""
+
+    def __init__(self, start_M: Vector, learning_rate: float, book: PeerBook) -> None:
+        super().__init__(start_M, learning_rate)
+        self.book = book
+
+    def snapshot(self, into_M: Vector) -> int:
+        updates = super().snapshot(into_M)
+        part = self.book.part()
+        part.contributed, part.results_before = into_M.astype(np.float64), self.book.results
+        return updates
+
+    def add_delta(self, delta_M: Vector) -> Vector:
+        self.book.changed(delta_M)
+        self.book.part().added = delta_M.astype(np.float64)
+        return super().add_delta(delta_M)
+
+    def update(self, optimizer_step: Callable[[], None]) -> None:
+        def watched() -> None:
+            before_M = self.live.astype(np.float64)
+            optimizer_step()
+            self.book.changed(self.live - before_M)
+
+        super().update(watched)
+
+    def export_gradients(self, into_G: Vector, contributes: bool) -> None:
+        super().export_gradients(into_G, contributes)
+        part = self.book.part()
+        part.contributed, part.model = into_G.astype(np.float64), self.live.tobytes()
+
+    def import_gradients(self, mean_G: Vector, *, per_member: bool = False) -> bool:
+        self.book.part().got = mean_G.astype(np.float64)
+        return super().import_gradients(mean_G, per_member=per_member)
+
+    def import_state(self, state: bytes) -> None:
+        before_M = self.live.astype(np.float64) + self.pending
+        super().import_state(state)
+        self.book.changed(self.live - before_M)
+
+
+class WatchedLate(LateGradients):
+    """`LateGradients` that write down what is handed in, contributed and delivered."""
+
+    def __init__(self, watched: LateGradients, book: PeerBook) -> None:
+        self.__dict__.update(vars(watched))
+        self._book = book
+
+    async def hand_in(self, samples: int, *, contributes: bool) -> None:
+        await super().hand_in(samples, contributes=contributes)
+        gradient_G = self._book.take_part().contributed
+        assert gradient_G is not None
+        self._book.handed_in += gradient_G
+
+    async def contribute(self, into_G: Vector) -> None:
+        await super().contribute(into_G)
+        self._book.part().contributed = into_G.astype(np.float64)
+
+    def delivered(self, version: int, mean_V: Vector) -> int:
+        self._book.part().got = mean_V[:-RIDING].astype(np.float64)
+        return super().delivered(version, mean_V)
+
+
+class Auditor:
+    """Watches one world. Give its replicas and metrics to the peers, and `watch` to the world.
+
+    What it finds is in `found`, in order: it stops nobody, so that whoever carries the world out
+    may stop it, or see what comes of it.
+    """
+
+    def __init__(self) -> None:
+        self.found: list[Violation] = []
+        self.groups: dict[str, _Group] = {}
+        self.books: dict[PeerId, PeerBook] = {}
+        self._synchronous: dict[PeerId, bool] = {}
+
+    # --- what the world is given ------------------------------------------------------------------
+
+    def replica(self, name: str, start_M: Vector, learning_rate: float) -> WatchedReplica:
+        """The model of a new peer."""
+        book = self.books[PeerId(name)] = PeerBook(PeerId(name), start_M)
+        return WatchedReplica(start_M, learning_rate, book)
+
+    def metrics(self, name: str) -> "WatchedRecords":
+        """Where the records of a peer go."""
+        return WatchedRecords(self, PeerId(name))
+
+    def watch(self, peer: SimPeer) -> None:
+        """A peer begins a life."""
+        driver = peer.driver
+        driver.averages.late = WatchedLate(driver.averages.late, self.books[driver.name])
+
+    # --- safety -----------------------------------------------------------------------------------
+
+    def look(self, world: World) -> None:
+        """Everything that can be seen at any moment."""
+        for name, peer in world.peers.items():
+            try:
+                peer.driver.machine.check()
+            except InvariantViolation as violation:
+                self.note("one group at a time", str(violation))
+            self._look_at_model(name, peer)
+            if peer.driver.failure:
+                self.note("no peer fails", f"{name}: {peer.driver.failure!r}")
+
+    def group_ended(self, name: PeerId, ticket: str, fields: dict[str, Any]) -> None:
+        """One member's attempt is over; Any: the fields of a record."""
+        book = self.books[name]
+        part, members = book.take_part(), tuple(map(PeerId, fields["members"]))
+        done = fields["outcome"] == Outcome.DONE
+        if part.contributed is None and not done:
+            return  # it was never formed, or ended before it began
+        group = self.groups.setdefault(ticket, _Group(What(fields["what"]), members))
+        if members != group.members or name not in members:
+            why = f"{name} was in {ticket} with {members}, {group.members[0]} with {group.members}"
+            self.note("once", why)
+            return
+        if name in group.done:
+            if done:
+                self.note("once", f"{name} applied {ticket} twice")
+            return  # a later life has heard of it late, and been refused
+        group.parts[name] = part
+        if done:
+            self._applied(book, ticket, group, part)
+        if len(group.parts) == len(group.members):
+            self._check_mean(ticket, group)
+
+    def _applied(self, book: PeerBook, ticket: str, group: _Group, part: _Part) -> None:
+        group.done.append(book.name)
+        if part.added is not None:
+            assert part.contributed is not None
+            part.got = part.contributed + part.added
+            book.others_M -= part.added
+            if book.results != part.results_before:
+                why = f"{book.name} applied another result between its part in {ticket} and its end"
+                self.note("one group at a time", why)
+            book.results += 1
+        first = group.parts[group.done[0]]
+        if group.what is What.GRADIENTS and part.model != first.model:
+            why = f"{group.done[0]} and {book.name} averaged {ticket} with different models"
+            self.note("equal", why)
+        if part.got is None or first.got is None:
+            return
+        exact = group.what is not What.MODELS
+        if not (np.array_equal(part.got, first.got) if exact else _close(part.got, first.got)):
+            self.note("the mean", f"{group.done[0]} and {book.name} got different ones of {ticket}")
+
+    def _check_mean(self, ticket: str, group: _Group) -> None:
+        contributed = [part.contributed for part in group.parts.values()]
+        known = [one for one in contributed if one is not None]
+        if len(known) < len(group.members):
+            return
+        mean = np.mean(known, axis=0)
+        for name in group.done:
+            got = group.parts[name].got
+            if got is not None and not _close(got, mean):
+                why = f"{name} applied {ticket}, off by {np.abs(got - mean).max():g}"
+                self.note("the mean", why)
+
+    def _look_at_model(self, name: PeerId, peer: SimPeer) -> None:
+        replica, due_M = peer.replica, self.books[name].due_M
+        off = np.abs(replica.live + replica.pending - due_M).max()
+        if not off <= CLOSE * max(1.0, float(np.abs(due_M).max()) / 64):
+            self.note("no update is lost", f"the model of {name} is off by {off:g}")
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    def balance(self, world: World) -> None:
+        """The books, when nobody averages any more."""
+        self.look(world)
+        everyone = {**world.dead, **world.peers}
+        total_M = sum((peer.model().astype(np.float64) for peer in everyone.values()), np.zeros(1))
+        due_M = sum((book.others_M for book in self.books.values()), np.zeros(1))
+        effects_M = sum(map(_effect, self.groups.values()), np.zeros(1))
+        off = np.abs(total_M - due_M - effects_M).max()
+        if not off <= CLOSE * len(everyone) * max(1.0, float(np.abs(due_M).max()) / 64):
+            self.note("the books", f"the sum of all models is off by {off:g}")
+        for name, peer in world.peers.items():
+            self._balance_late(name, peer)
+
+    def _balance_late(self, name: PeerId, peer: SimPeer) -> None:
+        """What a peer handed in was delivered once, or waits."""
+        if peer.steps_before:
+            return  # what an earlier life handed in and did not deliver died with it
+        delivered = [
+            part.contributed
+            for group in self.groups.values()
+            if group.what is What.LATE_GRADIENTS and name in group.done
+            for part in (group.parts[name],)
+            if part.contributed is not None
+        ]
+        waits_G = peer.driver.averages.late.undelivered()
+        off = np.abs(self.books[name].handed_in - sum(delivered, waits_G)).max()
+        if not off <= CLOSE * 64:
+            self.note("no update is lost", f"gradients of {name} are off by {off:g}")
+
+    # --- progress ---------------------------------------------------------------------------------
+
+    def missing(self, world: World, since: Seconds) -> str:
+        """What is yet to come after the world was healed at `since`; nothing if all is well."""
+        for check in (self._who_averaged, self._who_knows, self._who_differs):
+            if why := check(world, since):
+                return why
+        return ""
+
+    def _who_averaged(self, world: World, since: Seconds) -> str:
+        trained = {n: p for n, p in world.peers.items() if p.driver.me.phase is Phase.TRAINING}
+        for name, peer in trained.items() if len(world.peers) > 1 else ():
+            records = reversed(peer.metrics.of("group"))
+            done = (r for r in records if r["outcome"] == Outcome.DONE and len(r["members"]) > 1)
+            if next((r["t"] for r in done), -1.0) < since:
+                return f"{name} has not averaged since"
+        return ""
+
+    def _who_knows(self, world: World, since: Seconds) -> str:
+        for name, peer in world.peers.items():
+            here = {member.peer: member.state for member in peer.driver.machine.membership.others}
+            for other in world.peers:
+                if other != name and here.get(other) is not MemberState.ALIVE:
+                    return f"{name} does not know that {other} is alive"
+            for other in world.dead:
+                if here.get(other, MemberState.GONE) <= MemberState.SUSPECT:
+                    return f"{name} does not know that {other} is dead"
+        return ""
+
+    def _who_differs(self, world: World, since: Seconds) -> str:
+        models = np.array([peer.model() for peer in world.peers.values()], np.float64)
+        apart = float(np.ptp(models, axis=0).max())
+        if apart > TOGETHER * max(1.0, float(np.abs(models).max())):
+            return f"models are {apart:g} apart"
+        return ""
+
+    def note(self, rule: str, what: str) -> None:
+        """Something was found."""
+        self.found.append(Violation(rule, what, virtual_loop().now))
+
+
+class WatchedRecords:
+    """Implements `Metrics`: tells an auditor of one peer's groups."""
+
+    def __init__(self, auditor: Auditor, peer: PeerId) -> None:
+        self._auditor = auditor
+        self._peer = peer
+
+    def record(self, kind: str, **fields: Any) -> None:  # Any: whatever JSON can hold
+        """Pass the end of a group on."""
+        if kind == "group":
+            ticket = f"{fields['ticket']} of life {fields['incarnation']}"
+            self._auditor.group_ended(self._peer, ticket, fields)
+
+
+def partial(groups: Iterable[_Group]) -> int:
+    """How many of `groups` only some of their members finished."""
+    return sum(group.is_partial for group in groups)
+
+
+def _effect(group: _Group) -> Exact:
+    """By how much a group has moved the sum of all models, if not all members added their delta."""
+    deltas = (group.parts[name].added for name in group.done)
+    added = [delta for delta in deltas if delta is not None]
+    return sum(added, np.zeros(1)) if len(added) < len(group.members) else np.zeros(1)
+
+
+def _close(one: Exact, other: Exact) -> bool:
+    return bool(np.abs(one - other).max() <= CLOSE * max(1.0, float(np.abs(other).max()) / 64))

@@ -1,0 +1,132 @@
+"""What a world of a seed is: everything about it is drawn from that number, and can be said."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import Any
+
+from p2ptrain.averaging.base import known_algorithms
+from p2ptrain.core.lock_state import LockConfig
+from p2ptrain.core.peer_machine import ProtocolConfig
+from p2ptrain.ids import Seconds
+from p2ptrain.runtime.exchange import ExchangeConfig
+from p2ptrain.sim.faults import Crash, Fault, Hold, Partition, random_plan
+from p2ptrain.sim.link import Link
+
+MOST_PEERS = 8
+
+Options = dict[str, Any]  # Any: the algorithm checks
+
+OPTIONS: dict[str, Callable[[Random], Options]] = {
+    "ad_psgd": lambda chance: {
+        "graph": chance.choice(("random", "random", "ring", "exponential", "bipartite")),
+        "every_updates": chance.choice((1, 1, 3)),
+    },
+    "wagma": lambda chance: {
+        "tau": chance.choice((1, 2, 5, 10)),
+        "sync": chance.choice(("elastic", "elastic", "step")),
+        "late": chance.choice(("delta", "delta", "delta", "paper")),
+        "group_size": chance.choice((0, 0, 2)),
+    },
+    "eager": lambda chance: {
+        "rule": chance.choice(("solo", "majority", "quorum")),
+        "quorum": chance.choice((0.3, 0.5, 1.0)),
+        "limiter": chance.choice((2, 8, 32)),
+        "average_models_every": chance.choice((2, 5, 20)),
+        "missed": chance.choice(("every", "every", "latest")),
+        "waits_for_running": chance.random() < 0.7,
+    },
+}
+"""Of the algorithms that have any; those of others are the default ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """One world."""
+
+    seed: int
+    algorithm: str
+    options: Options
+    peers: int
+    size: int
+    """Numbers of a model."""
+    step_s: tuple[Seconds, ...]
+    """The usual step of each peer."""
+    evenness: float
+    """0: steps last as long as usual; 1: anything from nothing to twice that."""
+    link: Link
+    lock: LockConfig
+    slice_kib: int
+    cruel_s: Seconds
+    plan: tuple[Fault, ...] = field(repr=False)
+
+    @property
+    def protocol(self) -> ProtocolConfig:
+        return ProtocolConfig(lock=self.lock)
+
+    @property
+    def exchange(self) -> ExchangeConfig:
+        return ExchangeConfig(slice_kib=self.slice_kib)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(f"p{number}" for number in range(self.peers))
+
+    def __str__(self) -> str:
+        options = "".join(f", {key}={value}" for key, value in self.options.items())
+        return (
+            f"world {self.seed}: {self.peers} peers, {self.algorithm}{options}, "
+            f"{self.size} numbers, {len(self.plan)} faults in {self.cruel_s:.1f} s"
+        )
+
+
+def spec_of(seed: int) -> Spec:
+    """The world of this seed."""
+    chance = Random(f"{seed}/world")
+    algorithm = chance.choice(known_algorithms())
+    divides = algorithm != "allreduce"  # two halves go different ways, and do not see it yet
+    peers = min(MOST_PEERS, 2 + int(chance.expovariate(1 / 2.2)))
+    usual_s = 10 ** chance.uniform(-1.3, -0.3)
+    size = chance.choice((1, 7, 24, 24, 60, 700))
+    cruel_s = chance.uniform(2.0, 6.0)
+    lease_s = chance.choice((4.0, 8.0, 20.0))
+    plan = _plan(chance, seed, peers, cruel_s)
+    return Spec(
+        seed=seed,
+        algorithm=algorithm,
+        options=OPTIONS.get(algorithm, lambda _: {})(chance),
+        peers=peers,
+        size=size,
+        step_s=tuple(usual_s * chance.choice((1, 1, 1, 1.3, 3)) for _ in range(peers)),
+        evenness=chance.choice((0.0, 0.1, 1.0)),
+        link=_link(chance),
+        lock=LockConfig(lease_s=lease_s, acquire_timeout_s=min(2.0, lease_s / 5)),
+        slice_kib=1,
+        cruel_s=cruel_s,
+        plan=tuple(f for f in plan if divides or not isinstance(f, Partition | Hold)),
+    )
+
+
+def _link(chance: Random) -> Link:
+    is_bad = chance.random() < 0.7
+    return Link(
+        latency_s=10 ** chance.uniform(-3.3, -1.3),
+        jitter_s=chance.choice((0.0, 0.001, 0.05, 0.2)),
+        loss=chance.choice((0.01, 0.05, 0.15)) if is_bad else 0.0,
+        duplication=chance.choice((0.0, 0.05, 0.3)) if is_bad else 0.0,
+        bandwidth_bytes_s=chance.choice((None, None, 1e5, 1e6)),
+    )
+
+
+def _plan(chance: Random, seed: int, peers: int, cruel_s: Seconds) -> tuple[Fault, ...]:
+    """Whatever can befall these peers; now and then one of them does not come back."""
+    if chance.random() < 0.1:
+        return ()
+    plan = random_plan(seed, [f"p{number}" for number in range(peers)], cruel_s)
+    last = next((f for f in reversed(plan) if isinstance(f, Crash)), None)
+    if last is None or chance.random() < 0.7:
+        return plan
+    later = [
+        f for f in plan if f is not last and not (isinstance(f, Crash) and f.peer == last.peer)
+    ]
+    return (*later, replace(last, for_s=None))

@@ -1,0 +1,179 @@
+"""Each checker can fail: the bug that it is there for is planted, and found."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from p2ptrain.compute.replica import Vector
+from p2ptrain.core.activation import Activation
+from p2ptrain.core.effects import Average, What
+from p2ptrain.core.group_lock import GroupLock
+from p2ptrain.core.lock_state import InGroup
+from p2ptrain.core.membership import Membership
+from p2ptrain.ids import PeerId, Ticket
+from p2ptrain.runtime.averages import Averages
+from p2ptrain.runtime.exchange import Exchange
+from p2ptrain.runtime.late import LateGradients
+from p2ptrain.sim.checkers import WatchedReplica
+from p2ptrain.sim.faults import Pause
+from p2ptrain.sim.link import Link
+from p2ptrain.sim.replica import VectorReplica
+from tests.worlds.spec import Spec, spec_of
+from tests.worlds.world import carry_out
+
+
+def plain(algorithm: str, **options: Any) -> Spec:
+    """A world of four peers in which nothing goes wrong by itself."""
+    return replace(
+        spec_of(0),
+        algorithm=algorithm,
+        options=options,
+        peers=4,
+        size=7,
+        step_s=(0.1, 0.12, 0.15, 0.3),
+        evenness=0.5,
+        link=Link(latency_s=0.02),
+        cruel_s=3.0,
+        plan=(),
+    )
+
+
+def broken(spec: Spec) -> str:
+    """The rule that was broken first."""
+    violations = carry_out(spec).violations
+    return violations[0].rule if violations else ""
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch):
+    monkeypatch.setattr("tests.worlds.world.PROGRESS_S", 10.0)
+
+
+@pytest.mark.parametrize("algorithm", ["ad_psgd", "allreduce", "wagma", "eager"])
+def test_nothing_is_found_where_nothing_is_wrong(algorithm: str):
+    assert broken(plain(algorithm)) == ""
+
+
+def test_an_overwritten_update_is_a_lost_one(monkeypatch):
+    """What released codes do: the mean replaces the live model, whatever the trainer did."""
+
+    def overwrite(self: VectorReplica, delta_M: Vector) -> Vector:
+        part = self.book.part() if isinstance(self, WatchedReplica) else None
+        assert part is not None
+        self.live[:] = part.contributed + delta_M
+        return delta_M
+
+    monkeypatch.setattr(VectorReplica, "add_delta", overwrite)
+    assert broken(plain("ad_psgd")) == "no update is lost"
+
+
+def test_a_late_gradient_that_is_forgotten_is_a_lost_update(monkeypatch):
+    hand_in = LateGradients.hand_in
+
+    async def forget(self: LateGradients, samples: int, *, contributes: bool) -> None:
+        await hand_in(self, samples, contributes=contributes)
+        self._held = None
+
+    monkeypatch.setattr(LateGradients, "hand_in", forget)
+    assert broken(plain("eager")) == "no update is lost"
+
+
+def test_a_result_that_is_applied_twice_is_found(monkeypatch):
+    average = Averages._average
+
+    async def again(self: Averages, effect: Average) -> None:
+        await average(self, effect)
+        fields = {"members": effect.members, "what": What.MODELS, "outcome": "done"}
+        ticket = {"ticket": str(effect.ticket), "incarnation": effect.ticket.incarnation}
+        self._host.metrics.record("group", exchange_s=0.0, **ticket, **fields)
+
+    monkeypatch.setattr(Averages, "_average", again)
+    assert broken(plain("ad_psgd")) == "once"
+
+
+def test_a_mean_that_is_none_is_found(monkeypatch):
+    def sloppy(self: Exchange, at: int, mean_B: Vector) -> bool:
+        self._result_V[at : at + len(mean_B)] = 0.9 * mean_B
+        return True
+
+    monkeypatch.setattr(Exchange, "_put", sloppy)
+    for algorithm in ("ad_psgd", "wagma", "eager"):
+        assert broken(plain(algorithm)) == "the mean"
+
+
+def test_peers_that_average_a_step_with_different_models_are_found(monkeypatch):
+    descend = VectorReplica.descend
+
+    def imprecise(self: VectorReplica) -> None:
+        descend(self)
+        if isinstance(self, WatchedReplica) and self.book.name == "p1":
+            self.live += np.float32(1e-3)
+
+    monkeypatch.setattr(VectorReplica, "descend", imprecise)
+    assert broken(plain("allreduce")) == "equal"
+
+
+def test_a_machine_in_two_groups_is_found(monkeypatch):
+    check = GroupLock.check
+
+    def in_one_more(self: GroupLock) -> None:
+        ticket = Ticket(PeerId("p0"), 1, 1)
+        self._state = InGroup(ticket, (PeerId("p1"), PeerId("p2")), 1.0)
+        check(self)
+
+    monkeypatch.setattr(GroupLock, "check", in_one_more)
+    assert broken(plain("ad_psgd")) == "one group at a time"
+
+
+def test_a_result_between_contribution_and_result_is_found(monkeypatch):
+    average = Averages._average
+
+    async def forgetful(self: Averages, effect: Average) -> None:
+        """As if two groups had shared this peer."""
+        self._replica.book.results += 1
+        await average(self, effect)
+
+    contribution = Averages._contribution
+
+    async def slowly(self: Averages, *args: Any) -> Any:
+        found = await contribution(self, *args)
+        self._replica.book.results += 1
+        return found
+
+    monkeypatch.setattr(Averages, "_average", forgetful)
+    monkeypatch.setattr(Averages, "_contribution", slowly)
+    assert broken(plain("ad_psgd")) == "one group at a time"
+
+
+def test_books_that_do_not_balance_are_found(monkeypatch):
+    monkeypatch.setattr("p2ptrain.sim.checkers._effect", lambda _: 1.0)
+    assert broken(plain("ad_psgd")) == "the books"
+
+
+def test_a_peer_that_waits_for_ever_is_found(monkeypatch):
+    run = Activation._maybe_run
+
+    def sleepy(self: Activation, now: float) -> None:
+        if self._begun < 5:
+            run(self, now)
+
+    monkeypatch.setattr(Activation, "_maybe_run", sleepy)
+    assert broken(plain("wagma")) == "progress"
+
+
+def test_models_that_stay_apart_are_found(monkeypatch):
+    def own_half(_: str, me: PeerId, others: Sequence[PeerId]) -> tuple[PeerId, ...]:
+        return tuple(peer for peer in others if (peer < "p2") == (me < "p2"))
+
+    monkeypatch.setattr("p2ptrain.averaging.ad_psgd.neighbours", own_half)
+    assert broken(plain("ad_psgd")) == "progress"
+
+
+def test_a_membership_that_does_not_agree_is_found(monkeypatch):
+    """Who was taken for dead does not say that it is not."""
+    monkeypatch.setattr(Membership, "_maybe_refute", lambda *_: None)
+    pause = Pause(peer="p3", at_s=0.5, for_s=5.0)
+    assert broken(replace(plain("wagma"), plan=(pause,))) == "progress"

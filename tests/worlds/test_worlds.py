@@ -1,0 +1,52 @@
+"""Some hundred worlds in which nothing may break; `make worlds` runs as many as you like."""
+
+from dataclasses import replace
+
+import pytest
+
+from p2ptrain.averaging.base import known_algorithms
+from p2ptrain.sim.faults import Crash, Drift, Hold, Partition, Pause, SlowDown, Throttle
+from tests.worlds.__main__ import told
+from tests.worlds.spec import spec_of
+from tests.worlds.world import Verdict, carry_out
+
+WORLDS = 300
+AT_A_TIME = 30
+
+
+@pytest.mark.parametrize("first", range(0, WORLDS, AT_A_TIME))
+def test_no_rule_is_broken_in_any_world(first: int):
+    for seed in range(first, first + AT_A_TIME):
+        verdict = carry_out(spec_of(seed))
+        assert not verdict.violations, "\n".join(told(verdict))
+        assert verdict.groups > 0, f"nothing happened in {verdict.spec}"
+
+
+def test_a_world_can_be_repeated():
+    def once() -> Verdict:
+        return carry_out(spec_of(5))
+
+    assert once() == once()
+
+
+def test_worlds_are_of_all_kinds():
+    specs = [spec_of(seed) for seed in range(300)]
+    assert {spec.algorithm for spec in specs} == set(known_algorithms())
+    assert {spec.peers for spec in specs} == set(range(2, 9))
+    kinds = {type(fault) for spec in specs for fault in spec.plan}
+    assert kinds == {Crash, Drift, Hold, Partition, Pause, SlowDown, Throttle}
+    forever = [f for spec in specs for f in spec.plan if isinstance(f, Crash) and f.for_s is None]
+    assert forever
+    assert min(spec.link.loss for spec in specs) == 0.0 < 0.1 < max(s.link.loss for s in specs)
+
+
+def test_a_violation_comes_with_the_command_that_replays_it(monkeypatch):
+    def heal_nothing(*_: object, **__: object) -> str:
+        return "p0 has not averaged since"
+
+    monkeypatch.setattr("p2ptrain.sim.checkers.Auditor.missing", heal_nothing)
+    monkeypatch.setattr("tests.worlds.world.PROGRESS_S", 1.0)
+    verdict = carry_out(replace(spec_of(3), plan=()))
+    text = "\n".join(told(verdict))
+    assert "progress: 1 s after healing p0 has not averaged since" in text
+    assert text.endswith("replay: make worlds SEEDS=1 FIRST=3")

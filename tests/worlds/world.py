@@ -1,0 +1,171 @@
+"""One world from its beginning to its end: cruel first, then healed, watched all the time."""
+
+import asyncio
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+
+import numpy as np
+
+from p2ptrain.ids import Seconds
+from p2ptrain.sim.checkers import Auditor, Violation, partial
+from p2ptrain.sim.loop import run, virtual_loop
+from p2ptrain.sim.trace import Trace
+from p2ptrain.sim.world import SimPeer, World
+from tests.worlds.spec import Spec
+
+LEARNING_RATE = 1 / 64
+
+LOOK_EVERY_S: Seconds = 0.05
+
+PROGRESS_S: Seconds = 300.0
+"""A healed world has so long to show progress: as long as a few averages that are broken by nothing
+but their time-out. Most take one or two seconds."""
+
+END_S: Seconds = 130.0
+"""So long may it take until nobody averages any more."""
+
+MOST_LINES = 200_000
+"""A world in which more happens does not come to rest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What came of one world."""
+
+    spec: Spec
+    violations: tuple[Violation, ...]
+    groups: int = 0
+    partial: int = 0
+    """Groups that only some members finished."""
+    virtual_s: Seconds = 0.0
+    story: str = ""
+
+
+def carry_out(spec: Spec, trace_path: Path | None = None) -> Verdict:
+    """Run the world of `spec`. Everything follows from it, to the last message."""
+    auditor, trace = Auditor(), Trace(path=trace_path)
+
+    async def work() -> Verdict:
+        world = World(
+            spec.seed, spec.link, spec.protocol, spec.exchange, trace, watch=auditor.watch
+        )
+        await Fleet(spec, world, auditor).live()
+        now = virtual_loop().now
+        groups = auditor.groups.values()
+        return Verdict(spec, tuple(auditor.found), len(groups), partial(groups), now, trace.story())
+
+    try:
+        return run(work())
+    finally:
+        trace.close()
+
+
+class Fleet:
+    """The peers of one world, and what befalls them."""
+
+    def __init__(self, spec: Spec, world: World, auditor: Auditor) -> None:
+        self.spec = spec
+        self.world = world
+        self.auditor = auditor
+        self._is_cruel = True
+        self._is_over = False
+
+    async def live(self) -> None:
+        """Both phases; stops at the first violation."""
+        await self._build()
+        loop = asyncio.get_running_loop()
+        training = loop.create_task(self.world.run(self._train))
+        try:
+            await self._befall(training)
+            await self._heal(training)
+            await self._end(training)
+        except _Found:
+            return
+        finally:
+            for name in tuple(self.world.peers):
+                self.world.crash(name)
+            training.cancel()
+            await asyncio.gather(training, return_exceptions=True)
+
+    # --- phases -----------------------------------------------------------------------------------
+
+    async def _build(self) -> None:
+        chance = np.random.default_rng(self.spec.seed)
+        start_M = 10 + chance.normal(size=self.spec.size).astype(np.float32)
+        for name in self.spec.names:
+            await self.world.add(
+                name,
+                self.auditor.replica(name, start_M, LEARNING_RATE),
+                self.spec.algorithm,
+                metrics=self.auditor.metrics(name),
+                **self.spec.options,
+            )
+
+    async def _befall(self, training: asyncio.Task[None]) -> None:
+        loop = virtual_loop()
+        plan = asyncio.create_task(self.world.carry_out(self.spec.plan))
+        try:
+            while loop.now < self.spec.cruel_s or not plan.done():
+                if loop.now > self.spec.cruel_s + PROGRESS_S:
+                    self._fail("progress", f"not all is over after {PROGRESS_S:g} s")
+                await self._pass_time(training)
+            await plan
+        finally:
+            plan.cancel()
+
+    async def _heal(self, training: asyncio.Task[None]) -> None:
+        """Nothing goes wrong and nobody learns any more: wait for what has to come."""
+        network, loop = self.world.network, virtual_loop()
+        network.link = replace(network.link, loss=0.0, duplication=0.0, jitter_s=0.0)
+        network.heal()
+        self.world.trace.note(loop.now, "! the world is healed")
+        since, self._is_cruel = loop.now, False
+        while why := self.auditor.missing(self.world, since):
+            if loop.now > since + PROGRESS_S:
+                self._fail("progress", f"{PROGRESS_S:g} s after healing {why}")
+            await self._pass_time(training)
+
+    async def _end(self, training: asyncio.Task[None]) -> None:
+        """All trainers stop; then the books have to balance."""
+        loop, self._is_over = virtual_loop(), True
+        since = loop.now
+        while not training.done():
+            if loop.now > since + END_S:
+                self._fail("progress", f"not all have ended {END_S:g} s after they were to")
+            await self._pass_time(training)
+        await training
+        self.auditor.balance(self.world)
+
+    async def _pass_time(self, training: asyncio.Task[None]) -> None:
+        await asyncio.sleep(LOOK_EVERY_S)
+        self.auditor.look(self.world)
+        if self.world.trace.count > MOST_LINES:
+            self._fail("progress", f"more than {MOST_LINES} things have happened")
+        if training.done() and (error := training.exception()):
+            self._fail("no peer fails", repr(error))
+        if self.auditor.found:
+            raise _Found
+
+    def _fail(self, rule: str, what: str) -> None:
+        self.auditor.note(rule, what)
+        raise _Found
+
+    # --- what one trainer does --------------------------------------------------------------------
+
+    async def _train(self, peer: SimPeer) -> None:
+        name = peer.driver.name
+        usual_s = self.spec.step_s[self.spec.names.index(name)]
+        chance = Random(f"{self.spec.seed}/{name}/{peer.driver.me.incarnation}")
+        peer.boundary.begin()
+        peer.driver.begin_background(peer.swarm)
+        while not self._is_over:
+            await virtual_loop().work(usual_s * (1 + chance.uniform(-1, 1) * self.spec.evenness))
+            gradient = chance.randrange(-8, 8) if self._is_cruel else 0
+            peer.replica.gradient = np.full_like(peer.replica.live, gradient)
+            await peer.boundary.step(1, None, peer.replica.descend)
+        peer.boundary.end()
+
+
+class _Found(Exception):
+    """Something was found; nothing more is to be seen."""
