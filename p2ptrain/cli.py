@@ -20,6 +20,7 @@ from p2ptrain.console.status import show_json, show_live, show_once
 from p2ptrain.errors import CodecError, ConfigError, P2PTrainError
 from p2ptrain.ids import Address, Seconds
 from p2ptrain.net import wire
+from p2ptrain.net.ask import is_serving
 
 if TYPE_CHECKING:
     from p2ptrain.config import RunConfig
@@ -51,6 +52,9 @@ def peer(
     join: Annotated[
         list[str] | None, typer.Option(help="host:port of a peer that is in; may be repeated")
     ] = None,
+    discover: Annotated[
+        str | None, typer.Option(help="host:port of a name that stands for all peers")
+    ] = None,
     listen: Annotated[str | None, typer.Option(help="host:port; port 0 takes a free one")] = None,
     advertise: Annotated[str | None, typer.Option(help="host:port as other peers reach us")] = None,
     name: Annotated[str | None, typer.Option(help="unique in the swarm")] = None,
@@ -72,6 +76,7 @@ def peer(
         "task": task,
         "algorithm": algorithm,
         "join": tuple(join) if join else None,
+        "discover": discover,
         "listen": listen,
         "advertise": advertise,
         "name": name,
@@ -148,6 +153,16 @@ def _ctrl_c_ends() -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         raise SystemExit(EXIT_INTERRUPTED) from None
+
+
+@app.command()
+def health(
+    address: Annotated[str, typer.Argument(help="host:port of a peer")],
+    timeout: Annotated[float, typer.Option(help="seconds to wait for an answer")] = 3.0,
+) -> None:
+    """Ask a peer's health service, as a container engine does. Exit code 1 if it is not well."""
+    if not asyncio.run(is_serving(_address(address), _timeout(timeout))):
+        raise typer.Exit(1)
 
 
 def _timeout(seconds: float) -> Seconds:

@@ -19,7 +19,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from p2ptrain.compute.pace import Pace
 from p2ptrain.compute.training import TrainingConfig
-from p2ptrain.errors import ConfigError
+from p2ptrain.errors import CodecError, ConfigError
+from p2ptrain.net import wire
 from p2ptrain.runtime.settings import PeerConfig, StopConfig
 
 T = TypeVar("T")
@@ -37,17 +38,32 @@ class RunConfig(PeerConfig):
     rank: int = 0
     """Place among `peers`, from 0: which shard of the data is this peer's, and how it is paced."""
 
+    discover: str = ""
+    """``host:port`` of a name that stands for all peers, each at that port: join whoever is there
+    (see `console/discover.py`). Instead of `join` and `listen`."""
+
     training: TrainingConfig = field(default_factory=TrainingConfig)
     pace: Pace = field(default_factory=Pace)
 
     def __post_init__(self) -> None:
         PeerConfig.__post_init__(self)
+        self._check_discover()
         if not 0 <= self.rank < self.peers:
             raise ConfigError(
                 f"rank = {self.rank} must be between 0 and {self.peers - 1} (peers = {self.peers})"
             )
         self.pace.check(self.peers)
         self.training.check(self.stop.samples)
+
+    def _check_discover(self) -> None:
+        if self.discover and self.join:
+            raise ConfigError(
+                f"discover = {self.discover!r} and join = {list(self.join)}; give one of them"
+            )
+        try:
+            wire.address(self.discover or "host:1")
+        except CodecError as error:
+            raise ConfigError(f"discover = {error}") from error
 
 
 __all__ = ["RunConfig", "StopConfig", "from_mapping", "load_toml", "read_toml", "to_toml"]

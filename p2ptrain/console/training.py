@@ -9,6 +9,7 @@ from typing import Self
 from p2ptrain.compute.tasks import load_task
 from p2ptrain.compute.training import build_optimizer, train
 from p2ptrain.config import RunConfig
+from p2ptrain.console.discover import Neighbourhood, settled
 from p2ptrain.console.progress import Narrator
 from p2ptrain.ids import PeerId
 from p2ptrain.runtime.peer import Peer
@@ -24,6 +25,8 @@ def run_peer(config: RunConfig) -> None:
     task = load_task(config.task, config.task_options)
     model = task.build_model(config.seed)
     optimizer = build_optimizer(model, config.training)
+    # Last, since a peer that has found its place should listen at once.
+    config = settled(config, Neighbourhood(), time.monotonic)
     narrator = Narrator(_say, time.monotonic)
     with Peer(model, optimizer, config, metrics=narrator) as this, _CtrlC(this) as ctrl_c:
         narrator.follow(lambda: this.progress)

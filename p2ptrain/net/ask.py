@@ -68,3 +68,12 @@ async def asking(address: Address) -> AsyncIterator[Asker]:
     options = channel_options(GrpcConfig())
     async with grpc.aio.insecure_channel(address, options=options) as channel:
         yield Asker(channel, address)
+
+
+async def is_serving(address: Address, timeout_s: Seconds) -> bool:
+    """True if a peer is at `address` and says that it is well."""
+    try:
+        async with asking(address) as asker:
+            return await asker.is_serving(timeout_s)
+    except TransportError:
+        return False

@@ -1,0 +1,113 @@
+"""Peers of one name find each other, whoever starts first: exactly one of them begins."""
+
+import asyncio
+from random import Random
+
+import pytest
+
+from p2ptrain.config import RunConfig
+from p2ptrain.console.discover import SETTLE_S, Neighbourhood, find_place, settled
+from p2ptrain.errors import ConfigError
+from p2ptrain.ids import Address
+
+NAME = Address("peer:4000")
+
+
+class Street(Neighbourhood):
+    """A network made up: who is registered behind the name, and who listens."""
+
+    def __init__(self, ours: str, registered: list[str], listening: dict[str, None]):
+        self.ours, self.registered, self.listening = ours, registered, listening
+
+    async def addresses(self, name):
+        return list(self.registered) if name == "peer" else []
+
+    def is_ours(self, ip):
+        return ip == self.ours
+
+    async def answers(self, address):
+        return address.removesuffix(":4000") in self.listening
+
+    def name_of(self, ip):
+        return f"peer_{ip.rpartition('.')[2]}"
+
+
+async def place(street: Street, timeout_s: float = 30.0):
+    clock = asyncio.get_running_loop().time
+    found = await find_place(NAME, timeout_s, street, clock, asyncio.sleep)
+    street.listening[street.ours] = None
+    return found
+
+
+async def start_together(seed: int, *, never_listens: str = ""):
+    """Six containers start within some seconds; returns each one's place."""
+    chance, registered, listening = Random(seed), [], {}
+
+    async def container(number: int):
+        ip = f"10.0.0.{number + 7}"
+        registered.append(ip)
+        await asyncio.sleep(chance.uniform(0, 4))  # imports torch
+        if ip == never_listens:
+            registered.remove(ip)
+            return None
+        return await place(Street(ip, registered, listening))
+
+    async def later(number: int):
+        await asyncio.sleep(chance.uniform(0, 0.2) + 0.2 * number)
+        return await container(number)
+
+    return await asyncio.gather(*(later(number) for number in range(6)))
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_of_peers_that_start_together_exactly_one_begins(seed):
+    places = await start_together(seed)
+    assert [found.ours for found in places if not found.hosts] == ["10.0.0.7"]
+
+
+async def test_the_next_one_begins_if_the_lowest_dies_before_it_listens():
+    places = await start_together(1, never_listens="10.0.0.7")
+    first = [found.ours for found in places if found and not found.hosts]
+    assert first == ["10.0.0.8"]
+
+
+async def test_one_that_comes_back_at_the_lowest_address_joins_those_who_are_there():
+    street = Street("10.0.0.2", ["10.0.0.10", "10.0.0.2", "10.0.0.9"], {"10.0.0.10": None})
+    assert (await place(street)).hosts == ("10.0.0.10:4000",)
+
+
+async def test_one_alone_begins_after_a_moment():
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    assert (await place(Street("10.0.0.9", ["10.0.0.9"], {}))).hosts == ()
+    assert loop.time() - began >= SETTLE_S
+
+
+async def test_waiting_for_the_lowest_has_an_end():
+    with pytest.raises(ConfigError, match=r"after 5 s it stands for 10.0.0.8, 10.0.0.9, where no"):
+        await place(Street("10.0.0.9", ["10.0.0.9", "10.0.0.8"], {}), timeout_s=5.0)
+
+
+def test_a_place_gives_a_peer_its_addresses_and_its_name():
+    clock = iter(range(100)).__next__
+
+    async def no_time(duration_s):
+        """Nobody waits: the clock goes on by itself."""
+
+    config = RunConfig(discover=NAME)
+    found = settled(config, Street("10.0.0.2", ["10.0.0.2"], {}), clock, no_time)
+    assert (found.listen, found.advertise, found.join) == ("0.0.0.0:4000", "10.0.0.2:4000", ())
+    assert found.name == "peer_2"
+    assert settled(RunConfig(), Street("", [], {}), clock) == RunConfig()
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"discover": "peer"}, "discover = 'peer' is not an address"),
+        ({"discover": NAME, "join": ("a:1",)}, "give one of them"),
+    ],
+)
+def test_a_name_that_cannot_work_is_refused(settings, says):
+    with pytest.raises(ConfigError, match=says):
+        RunConfig(**settings)
