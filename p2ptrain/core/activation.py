@@ -66,6 +66,7 @@ from typing import assert_never
 
 from p2ptrain.core.effects import Abandon, Average, Effect, Send, VersionEnded, What
 from p2ptrain.core.events import Outcome
+from p2ptrain.core.links import Weigh, equally
 from p2ptrain.core.messages import Activate, ActivationMessage, Decline, Past, Run
 from p2ptrain.errors import InvariantViolation
 from p2ptrain.ids import PeerId, Seconds, Ticket
@@ -126,13 +127,19 @@ class InGroup:
     resend_at: Seconds | None
     """At the host: when to tell the members again."""
 
+    weights: tuple[int, ...]
+
 
 OVER_REMEMBERED = 64
 """Tickets whose end we remember, far more than can be under way at once."""
 
 
 class Activation:
-    """One peer's share of the scheduled collectives; `view()` is who trains, sorted, with us."""
+    """One peer's share of the scheduled collectives; `view()` is who trains, sorted, with us.
+
+    Args:
+        weigh: says how large the members' shares of what they average should be.
+    """
 
     def __init__(
         self,
@@ -142,6 +149,7 @@ class Activation:
         schedule: Schedule | None,
         view: Callable[[], Sequence[PeerId]],
         emit: Callable[[Effect], None],
+        weigh: Weigh = equally,
     ) -> None:
         self._me = me
         self._incarnation = incarnation
@@ -149,10 +157,11 @@ class Activation:
         self._schedule = schedule
         self._view = view
         self._emit = emit
+        self._weigh = weigh
         self._begun = 0  # the last version that began here
         self._heard = 0  # the last version that began anywhere, as far as we were told
         self._group: InGroup | None = None
-        self._queue: list[tuple[int, Ticket, tuple[PeerId, ...]]] = []  # by version
+        self._queue: list[Run] = []  # by version
         self._arrival: Arrival | None = None
         self._arrivals: dict[PeerId, tuple[int, bool]] = {}  # as the host: version, and if it waits
         self._last: dict[PeerId, int] = {}  # as the host: the last version that a trainer knew
@@ -183,7 +192,7 @@ class Activation:
 
     def expects(self, ticket: Ticket) -> bool:
         """True while the group of `ticket` waits for us to leave another one."""
-        return any(queued == ticket for _, queued, _ in self._queue)
+        return any(run.ticket == ticket for run in self._queue)
 
     def is_over(self, ticket: Ticket) -> bool:
         """True if we were in the group of `ticket`, or declined it: its streams are refused."""
@@ -214,8 +223,7 @@ class Activation:
         self._end_arrival(Outcome.WITHDRAWN)
         self._arrivals.clear()
         while self._queue:
-            _, ticket, members = self._queue.pop(0)
-            self._decline(ticket, members)
+            self._decline(self._queue.pop(0))
 
     def receive(self, source: PeerId, message: ActivationMessage, now: Seconds) -> None:
         if self._schedule is None:
@@ -250,9 +258,9 @@ class Activation:
         """A peer said goodbye: its groups have ended, and none that we are yet to enter can."""
         self._arrivals.pop(peer, None)
         self._last.pop(peer, None)
-        for entry in [entry for entry in self._queue if peer in entry[2]]:
-            self._queue.remove(entry)
-            self._decline(entry[1], entry[2])
+        for run in [run for run in self._queue if peer in run.members]:
+            self._queue.remove(run)
+            self._decline(run)
 
     def view_changed(self, now: Seconds) -> None:
         """Membership has news: our host may have changed, or a rule may be met now."""
@@ -264,7 +272,7 @@ class Activation:
         group, arrival = self._group, self._arrival
         if group and group.resend_at is not None and group.resend_at <= now:
             self._group = replace(group, resend_at=now + self._resend_s)
-            self._tell_members(Run(group.ticket, group.version, group.members))
+            self._tell_members(Run(group.ticket, group.version, group.members, group.weights))
         if arrival and arrival.resend_at <= now:
             self._arrival = replace(arrival, resend_at=now + self._resend_s)
             self._tell_host(now)
@@ -276,7 +284,7 @@ class Activation:
         return min(deadlines, default=None)
 
     def check(self) -> None:
-        group, versions = self._group, [version for version, _, _ in self._queue]
+        group, versions = self._group, [run.version for run in self._queue]
         if group and (self._me not in group.members or group.version != self._begun):
             raise InvariantViolation(f"{self._me}: unsound group {group}, begun {self._begun}")
         if versions != sorted(set(versions)) or (versions and versions[0] <= self._begun):
@@ -311,18 +319,17 @@ class Activation:
         declined = self._over.get(ticket)
         if self.holds(ticket) or self.expects(ticket) or declined is False:
             return  # said again
-        queued = any(version == waiting for waiting, _, _ in self._queue)
+        queued = any(version == waiting.version for waiting in self._queue)
         if declined or self._withdrawn or version <= self._begun or queued:
-            self._decline(ticket, members)
+            self._decline(run)
         elif self._group:
-            insort(self._queue, (version, ticket, members))
+            insort(self._queue, run, key=lambda run: run.version)
         else:
-            self._enter(version, ticket, members, now)
+            self._enter(run, now)
 
-    def _enter(
-        self, version: int, ticket: Ticket, members: tuple[PeerId, ...], now: Seconds
-    ) -> None:
+    def _enter(self, run: Run, now: Seconds) -> None:
         """Take part: from here on the version has begun for us."""
+        version, ticket, members = run.version, run.ticket, run.members
         assert self._schedule is not None
         self._begun = version
         arrived = self._arrival is not None and self._arrival.version <= version
@@ -333,14 +340,14 @@ class Activation:
             if theirs <= version:
                 del self._arrivals[peer]
         hosts = ticket.initiator == self._me
-        self._group = InGroup(
-            ticket, version, members, awaited, now + self._resend_s if hosts else None
-        )
+        resend_at = now + self._resend_s if hosts else None
+        self._group = InGroup(ticket, version, members, awaited, resend_at, run.weights)
         here = self._schedule(version, members, self._me)
         if len(members) == 1 and here.what is What.MODELS:
             self._leave(Outcome.DONE, now)  # its own mean
         else:
-            self._emit(Average(ticket, members, here.what, held=here.keeps_late and not awaited))
+            held = here.keeps_late and not awaited
+            self._emit(Average(ticket, members, here.what, run.weights, held))
 
     def _leave(self, outcome: Outcome, now: Seconds) -> None:
         """Our group is over; the next one that waits for us begins."""
@@ -350,17 +357,16 @@ class Activation:
         if group.awaited:
             self._emit(VersionEnded(group.version, outcome))
         if self._queue:
-            version, ticket, members = self._queue.pop(0)
-            self._enter(version, ticket, members, now)
+            self._enter(self._queue.pop(0), now)
         else:
             self._maybe_run(now)
 
-    def _decline(self, ticket: Ticket, members: tuple[PeerId, ...]) -> None:
+    def _decline(self, run: Run) -> None:
         """We are not in this group, and never will be: nobody in it can finish."""
-        self._remember(ticket, declined=True)
-        for peer in members:
+        self._remember(run.ticket, declined=True)
+        for peer in run.members:
             if peer != self._me:
-                self._emit(Send(peer, Decline(ticket, self._begun)))  # lost: `Run` comes again
+                self._emit(Send(peer, Decline(run.ticket, self._begun)))  # lost: `Run` comes again
 
     def _handle_decline(self, source: PeerId, ticket: Ticket, now: Seconds) -> None:
         group = self._group
@@ -369,7 +375,7 @@ class Activation:
             self._emit(Abandon(ticket, Outcome.REFUSED, why))
             self._leave(Outcome.REFUSED, now)
             return
-        self._queue = [entry for entry in self._queue if entry[1] != ticket]
+        self._queue = [run for run in self._queue if run.ticket != ticket]
         if ticket not in self._over:
             self._remember(ticket, declined=False)  # its `Run` is yet to come
 
@@ -388,7 +394,7 @@ class Activation:
         if version > self._begun:
             self._count(source, version, waits, now)
         elif group and group.ticket.initiator == self._me and source in group.members:
-            run = Run(group.ticket, group.version, group.members)
+            run = Run(group.ticket, group.version, group.members, group.weights)
             self._emit(Send(source, run))  # the first one was lost, or is on its way
         else:
             self._emit(Send(source, Past(self._begun)))  # lost: its `Activate` comes again
@@ -420,8 +426,9 @@ class Activation:
     def _run(self, version: int, members: tuple[PeerId, ...], now: Seconds) -> None:
         self._tickets += 1
         ticket = Ticket(self._me, self._incarnation, self._tickets)
-        self._tell_members(Run(ticket, version, members))
-        self._enter(version, ticket, members, now)
+        run = Run(ticket, version, members, self._weigh(members))
+        self._tell_members(run)
+        self._enter(run, now)
 
     def _tell_members(self, run: Run) -> None:
         for peer in run.members:

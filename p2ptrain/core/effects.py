@@ -43,6 +43,8 @@ class Average:
     ticket: Ticket
     members: tuple[PeerId, ...]
     what: What
+    weights: tuple[int, ...] = ()
+    """Of the members' shares, in their order; empty: all alike."""
     held: bool = False
     """Keep the mean of models for the trainer, which has a rule of its own for it."""
 

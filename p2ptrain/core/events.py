@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from p2ptrain.ids import Ticket
+from p2ptrain.ids import Seconds, Ticket
 
 
 class Outcome(StrEnum):
@@ -33,6 +33,9 @@ class AverageEnded:
     ticket: Ticket
     outcome: Outcome
     why: str
+    moved_bytes: int = 0
+    """In the direction in which more did."""
+    moving_s: Seconds = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,6 +96,7 @@ from typing import Self, assert_never
 
 from p2ptrain.core.effects import Abandon, Average, Effect, GroupEnded, Send, What
 from p2ptrain.core.events import Outcome
+from p2ptrain.core.links import Weigh, equally
 from p2ptrain.core.lock_state import (
     NEVER_FORMED,
     Collecting,
@@ -118,15 +119,25 @@ ENDED_REMEMBERED = 64
 
 
 class GroupLock:
-    """One peer's share of the group lock. Effects are handed to `emit`."""
+    """One peer's share of the group lock. Effects are handed to `emit`.
+
+    Args:
+        weigh: says how large the members' shares of what they average should be.
+    """
 
     def __init__(
-        self, me: PeerId, incarnation: int, config: LockConfig, emit: Callable[[Effect], None]
+        self,
+        me: PeerId,
+        incarnation: int,
+        config: LockConfig,
+        emit: Callable[[Effect], None],
+        weigh: Weigh = equally,
     ) -> None:
         self._me = me
         self._incarnation = incarnation
         self._config = config
         self._emit = emit
+        self._weigh = weigh
         self._state: LockState = Free()
         self._queue: tuple[Claim, ...] = ()  # others' claims, the oldest first, one of each peer
         self._wish: Wish | None = None
@@ -385,7 +396,8 @@ class GroupLock:
                     state = state.without(source)
                     self._take(replace(state, granted=(*state.granted, source)))
             case InGroup() as state if state.ticket == ticket and source in state.members:
-                self._emit(Send(source, Begin(ticket, state.members)))  # the first one was lost
+                # The first one was lost.
+                self._emit(Send(source, Begin(ticket, state.members, state.weights)))
             case _:
                 self._disown(source, ticket)  # too late, or we can do without it
 
@@ -397,12 +409,14 @@ class GroupLock:
 
     def _begin(self, state: Collecting) -> None:
         ticket, members = state.ticket, tuple(sorted((self._me, *state.granted)))
-        self._state = InGroup(ticket, members, state.asked_at + self._config.time_in_group_s)
+        weights = self._weigh(members)
+        expires_at = state.asked_at + self._config.time_in_group_s
+        self._state = InGroup(ticket, members, expires_at, weights)
         for peer in state.granted:
-            self._emit(Send(peer, Begin(ticket, members)))  # lost: the member grants again
+            self._emit(Send(peer, Begin(ticket, members, weights)))  # lost: it grants again
         for peer in (*state.queued, *state.asked):
             self._emit(Send(peer, Release(ticket)))  # lost: it will grant, and be told again
-        self._emit(Average(ticket, members, What.MODELS))
+        self._emit(Average(ticket, members, What.MODELS, weights))
 
     def _handle_busy(self, source: PeerId, ticket: Ticket) -> None:
         match self._state:
@@ -500,8 +514,8 @@ class GroupLock:
             case Granted() as state if state.ticket == ticket:
                 expires_at = state.granted_at + self._config.time_in_group_s
                 if now < expires_at:
-                    self._state = InGroup(ticket, members, expires_at)
-                    self._emit(Average(ticket, members, What.MODELS))
+                    self._state = InGroup(ticket, members, expires_at, begin.weights)
+                    self._emit(Average(ticket, members, What.MODELS, begin.weights))
                 else:
                     self._free(ticket)
                     self._disown(source, ticket)

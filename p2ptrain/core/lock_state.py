@@ -147,6 +147,8 @@ class InGroup:
     ticket: Ticket
     members: tuple[PeerId, ...]
     expires_at: Seconds
+    weights: tuple[int, ...] = ()
+    """Of the members' shares: as the initiator said, who tells it again when asked."""
 
     def __str__(self) -> str:
         return f"averaging in {self.ticket}"

@@ -209,10 +209,23 @@ class Membership:
 
     # --- what we say of ourselves -----------------------------------------------------------------
 
-    def describe(self, *, phase: Phase, steps: int, samples: int) -> None:
-        """Say what we are doing; told to others with the next probes."""
+    def describe(
+        self,
+        *,
+        phase: Phase | None = None,
+        steps: int | None = None,
+        samples: int | None = None,
+        link_mbit: int | None = None,
+    ) -> None:
+        """Say what we are doing, as far as it has changed; told to others with the next probes."""
+        me = self._me
         self._me = replace(
-            self._me, phase=phase, steps=steps, samples=samples, beat=self._me.beat + 1
+            me,
+            phase=me.phase if phase is None else phase,
+            steps=me.steps if steps is None else steps,
+            samples=me.samples if samples is None else samples,
+            link_mbit=me.link_mbit if link_mbit is None else link_mbit,
+            beat=me.beat + 1,
         )
         self._sort(self._me)
 

@@ -42,6 +42,8 @@ class Member:
     phase: Phase = Phase.ARRIVING
     steps: int = 0
     samples: int = 0
+    link_mbit: int = 0
+    """Mbit/s of its link, in each direction; 0: not known yet."""
 
 
 # --- membership -----------------------------------------------------------------------------------
@@ -118,6 +120,8 @@ class Begin:
 
     ticket: Ticket
     members: tuple[PeerId, ...]
+    weights: tuple[int, ...] = ()
+    """Of their shares, in their order; empty: all alike. So in all messages that form a group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +152,7 @@ class Assemble:
     ticket: Ticket
     version: int
     members: tuple[PeerId, ...]
+    weights: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +181,7 @@ class Run:
     ticket: Ticket
     version: int
     members: tuple[PeerId, ...]
+    weights: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

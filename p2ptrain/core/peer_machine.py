@@ -18,8 +18,9 @@ from random import Random
 
 from p2ptrain.core.activation import Activation, Schedule
 from p2ptrain.core.effects import Effect, MemberChanged
-from p2ptrain.core.events import AverageEnded, Ending, StateNotTaken, StateTaken
+from p2ptrain.core.events import AverageEnded, Ending, Outcome, StateNotTaken, StateTaken
 from p2ptrain.core.group_lock import GroupLock
+from p2ptrain.core.links import LinkMeter, weights_of
 from p2ptrain.core.lock_state import InGroup as InLockGroup
 from p2ptrain.core.lock_state import LockConfig
 from p2ptrain.core.membership import Membership, MembershipConfig
@@ -71,6 +72,7 @@ class PeerMachine:
     """One peer's decisions; the module's docstring states the duties of whoever drives it.
 
     Args:
+        me: what is known of us from the start; a link whose speed is given is not measured.
         schedule: the algorithm's, if it has one.
     """
 
@@ -84,13 +86,14 @@ class PeerMachine:
         self._effects: list[Effect] = []
         self._unsettled: list[MemberChanged] = []  # of which the groups have not been told
         self.membership = Membership(me, config.membership, rng, self._note)
-        self.lock = GroupLock(me.peer, me.incarnation, config.lock, self._note)
+        self.lock = GroupLock(me.peer, me.incarnation, config.lock, self._note, self._weigh)
         self.rendezvous = Rendezvous(
             me.peer,
             me.incarnation,
             config.rendezvous_resend_s,
             self.membership.participants,
             self._note,
+            self._weigh,
         )
         self.activation = Activation(
             me.peer,
@@ -99,8 +102,10 @@ class PeerMachine:
             schedule,
             self.membership.trainees,
             self._note,
+            self._weigh,
         )
         self._views = self.membership.changes
+        self._link = None if me.link_mbit else LinkMeter()
 
     # --- what can happen --------------------------------------------------------------------------
 
@@ -152,6 +157,8 @@ class PeerMachine:
     def ended(self, ending: Ending, now: Seconds) -> None:
         match ending:
             case AverageEnded(ticket=ticket, outcome=outcome, why=why):
+                if outcome is Outcome.DONE:
+                    self._measure_link(ending)
                 self.lock.average_ended(ticket, outcome, why, now)
                 self.rendezvous.average_ended(ticket, outcome, now)
                 self.activation.average_ended(ticket, outcome, now)
@@ -220,6 +227,17 @@ class PeerMachine:
             raise InvariantViolation(f"{self.membership.me.peer} is in two groups")
 
     # --- inside -----------------------------------------------------------------------------------
+
+    def _measure_link(self, done: AverageEnded) -> None:
+        """See what a group tells of our link; the others hear of it with all else."""
+        if self._link is not None:
+            self._link.note(done.moved_bytes, done.moving_s)
+            if self._link.mbit != self.membership.me.link_mbit:
+                self.membership.describe(link_mbit=self._link.mbit)
+
+    def _weigh(self, members: Sequence[PeerId]) -> tuple[int, ...]:
+        known = [self.membership.member(peer) for peer in members]
+        return weights_of([member.link_mbit if member else 0 for member in known])
 
     def _note(self, effect: Effect) -> None:
         self._effects.append(effect)

@@ -38,6 +38,7 @@ from typing import assert_never
 
 from p2ptrain.core.effects import Abandon, Average, Effect, Send, TakeState, VersionEnded, What
 from p2ptrain.core.events import Outcome
+from p2ptrain.core.links import Weigh, equally
 from p2ptrain.core.messages import Arrive, Assemble, CatchUp, RendezvousMessage
 from p2ptrain.errors import InvariantViolation, LocalProtocolError
 from p2ptrain.ids import PeerId, Seconds, Ticket
@@ -66,13 +67,18 @@ class InGroup:
     ticket: Ticket
     version: int
     members: tuple[PeerId, ...]
+    weights: tuple[int, ...]
 
 
 RendezvousState = Idle | Waiting | CatchingUp | InGroup
 
 
 class Rendezvous:
-    """One peer's share of the scheduled groups; `participants()` is membership's word, sorted."""
+    """One peer's share of the scheduled groups; `participants()` is membership's word, sorted.
+
+    Args:
+        weigh: says how large the members' shares of what they average should be.
+    """
 
     def __init__(
         self,
@@ -81,12 +87,14 @@ class Rendezvous:
         resend_s: Seconds,
         participants: Callable[[], Sequence[PeerId]],
         emit: Callable[[Effect], None],
+        weigh: Weigh = equally,
     ) -> None:
         self._me = me
         self._incarnation = incarnation
         self._resend_s = resend_s
         self._participants = participants
         self._emit = emit
+        self._weigh = weigh
         self._state: RendezvousState = Idle()
         self._arrivals: dict[PeerId, int] = {}  # as the host: who waits, and with which version
         self._tickets = 0
@@ -203,9 +211,10 @@ class Rendezvous:
         last = self._last_ended.get(message.ticket.initiator)
         is_new = last is None or last < message.ticket
         if fits and is_new and self._me in message.members:
-            self._state = InGroup(message.ticket, message.version, message.members)
+            ticket, members, weights = message.ticket, message.members, message.weights
+            self._state = InGroup(ticket, message.version, members, weights)
             self._arrivals.pop(self._me, None)
-            self._emit(Average(message.ticket, message.members, What.GRADIENTS))
+            self._emit(Average(ticket, members, What.GRADIENTS, weights))
 
     def _catch_up(self, version: int, donor: PeerId) -> None:
         assert isinstance(self._state, Waiting)
@@ -219,7 +228,8 @@ class Rendezvous:
         state = self._state
         if isinstance(state, InGroup) and self._hosts(state, source, version):
             # Lost, if it was: its next `Arrive` brings it again.
-            self._emit(Send(source, Assemble(state.ticket, version, state.members)))
+            again = Assemble(state.ticket, version, state.members, state.weights)
+            self._emit(Send(source, again))
             return
         self._arrivals[source] = version
         self._maybe_assemble()
@@ -253,8 +263,9 @@ class Rendezvous:
         self._tickets += 1
         ticket = Ticket(self._me, self._incarnation, self._tickets)
         self._arrivals.clear()
-        self._state = InGroup(ticket, version, members)
+        weights = self._weigh(members)
+        self._state = InGroup(ticket, version, members, weights)
         for peer in members:
             if peer != self._me:
-                self._emit(Send(peer, Assemble(ticket, version, members)))
-        self._emit(Average(ticket, members, What.GRADIENTS))
+                self._emit(Send(peer, Assemble(ticket, version, members, weights)))
+        self._emit(Average(ticket, members, What.GRADIENTS, weights))

@@ -3,8 +3,9 @@
 A vector of n numbers is cut into one contiguous *part of the vector* per member, its *share*: the
 member that owns a share receives it from everyone else, reduces it and sends the mean back. So each
 member sends and receives 2 n (g - 1) / g numbers, the least that an all-reduce can do (Patarasuk
-and Yuan, JPDC 2009). A share travels in slices, in order, so that one slice is on the wire while
-another is being reduced; both sides cut alike, so a slice needs no header.
+and Yuan, JPDC 2009); where links differ, so do shares (`core/links.py`). A share travels in slices,
+in order, so that one slice is on the wire while another is being reduced; both sides cut alike, so
+a slice needs no header.
 
 A pair, and any group whose vector is short, *swaps* instead: each member sends its whole vector to
 each other one and reduces everything itself. That is half of the messages and one hop less for
@@ -12,6 +13,7 @@ n (g - 1) numbers, which for a pair is the same and for a short vector costs les
 does.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from p2ptrain.errors import LocalProtocolError
@@ -41,11 +43,19 @@ def is_swapped(vector_size: int, member_count: int, slice_size: int) -> bool:
     return vector_size > 0 and extra <= SWAP_SLICES * slice_size
 
 
-def share(vector_size: int, member_count: int, index: int) -> Span:
-    """What member `index` owns; shares differ in size by at most one and cover the vector."""
+def share(vector_size: int, member_count: int, index: int, weights: Sequence[int] = ()) -> Span:
+    """What member `index` owns; shares are as large as `weights` say, and cover the vector.
+
+    Without weights they are equal. By rounding they differ by at most one number.
+    """
     if not 0 <= index < member_count:
         raise LocalProtocolError(f"there is no member {index} among {member_count}")
-    return Span(vector_size * index // member_count, vector_size * (index + 1) // member_count)
+    if not weights:
+        weights = (1,) * member_count
+    if len(weights) != member_count or min(weights) < 0 or not any(weights):
+        raise LocalProtocolError(f"{member_count} members cannot share by {tuple(weights)}")
+    whole, before = sum(weights), sum(weights[:index])
+    return Span(vector_size * before // whole, vector_size * (before + weights[index]) // whole)
 
 
 def slices(span: Span, slice_size: int) -> tuple[Span, ...]:

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from google.protobuf.message import DecodeError
 
 from p2ptrain.core import messages as m
+from p2ptrain.core.links import MAX_MBIT, WHOLE
 from p2ptrain.errors import CodecError
 from p2ptrain.ids import Address, PeerId, Seconds, Ticket
 from p2ptrain.net._pb import peer_pb2 as pb
@@ -187,23 +188,27 @@ def _message_to_pb(message: m.Message) -> tuple[str, Any]:  # Any: protobuf's ge
             return "grant", pb.Grant(ticket=_ticket_to_pb(ticket))
         case m.Busy(ticket, reason):
             return "busy", pb.Busy(ticket=_ticket_to_pb(ticket), reason=reason[:MAX_REASON])
-        case m.Begin(ticket, group):
-            return "begin", pb.Begin(ticket=_ticket_to_pb(ticket), members=group)
+        case m.Begin(ticket, group, weights):
+            body = pb.Begin(ticket=_ticket_to_pb(ticket), members=group, weights=weights)
+            return "begin", body
         case m.Release(ticket):
             return "release", pb.Release(ticket=_ticket_to_pb(ticket))
         case m.Inquire(ticket):
             return "inquire", pb.Inquire(ticket=_ticket_to_pb(ticket))
         case m.Arrive(version):
             return "arrive", pb.Arrive(version=version)
-        case m.Assemble(ticket, version, group):
-            body = pb.Assemble(ticket=_ticket_to_pb(ticket), version=version, members=group)
-            return "assemble", body
+        case m.Assemble(ticket, version, group, weights):
+            packed = _ticket_to_pb(ticket)
+            return "assemble", pb.Assemble(
+                ticket=packed, version=version, members=group, weights=weights
+            )
         case m.CatchUp(version, donor):
             return "catch_up", pb.CatchUp(version=version, donor=donor)
         case m.Activate(version, waits):
             return "activate", pb.Activate(version=version, waits=waits)
-        case m.Run(ticket, version, group):
-            return "run", pb.Run(ticket=_ticket_to_pb(ticket), version=version, members=group)
+        case m.Run(ticket, version, group, weights):
+            packed = _ticket_to_pb(ticket)
+            return "run", pb.Run(ticket=packed, version=version, members=group, weights=weights)
         case m.Decline(ticket, version):
             return "decline", pb.Decline(ticket=_ticket_to_pb(ticket), version=version)
         case m.Past(version):
@@ -217,14 +222,14 @@ _FROM_PB: dict[str, Callable[[Any], m.Message]] = {
     "claim": lambda p: m.Claim(_ticket(p.ticket), _number(p.born)),
     "grant": lambda p: m.Grant(_ticket(p.ticket)),
     "busy": lambda p: m.Busy(_ticket(p.ticket), _text(p.reason, MAX_REASON)),
-    "begin": lambda p: m.Begin(_ticket(p.ticket), _group(p.members)),
+    "begin": lambda p: m.Begin(_ticket(p.ticket), *_group_of(p)),
     "release": lambda p: m.Release(_ticket(p.ticket)),
     "inquire": lambda p: m.Inquire(_ticket(p.ticket)),
     "arrive": lambda p: m.Arrive(_number(p.version)),
-    "assemble": lambda p: m.Assemble(_ticket(p.ticket), _number(p.version), _group(p.members)),
+    "assemble": lambda p: m.Assemble(_ticket(p.ticket), _number(p.version), *_group_of(p)),
     "catch_up": lambda p: m.CatchUp(_number(p.version), _name(p.donor)),
     "activate": lambda p: m.Activate(_number(p.version), p.waits),
-    "run": lambda p: m.Run(_ticket(p.ticket), _number(p.version), _group(p.members)),
+    "run": lambda p: m.Run(_ticket(p.ticket), _number(p.version), *_group_of(p)),
     "decline": lambda p: m.Decline(_ticket(p.ticket), _number(p.version)),
     "past": lambda p: m.Past(_number(p.version)),
 }
@@ -451,6 +456,7 @@ def _member_to_pb(member: m.Member) -> Any:  # Any: a generated class
         phase=int(member.phase),
         steps=member.steps,
         samples=member.samples,
+        link_mbit=member.link_mbit,
     )
 
 
@@ -468,6 +474,7 @@ def _member(p: Any) -> m.Member:  # Any: a generated class
         phase=phase,
         steps=_number(p.steps),
         samples=_number(p.samples),
+        link_mbit=_at_most(MAX_MBIT, p.link_mbit, "a link's speed"),
     )
 
 
@@ -487,6 +494,15 @@ def _group(names: Sequence[str]) -> tuple[PeerId, ...]:
     if not 0 < len(group) <= MAX_MEMBERS or list(group) != sorted(set(group)):
         raise CodecError(f"a group of {len(group)} members that are not sorted or not distinct")
     return group
+
+
+def _group_of(p: Any) -> tuple[tuple[PeerId, ...], tuple[int, ...]]:  # Any: a generated class
+    """Members, and the weights of their shares: none, or one of each and not all of them 0."""
+    group = _group(p.members)
+    weights = tuple(_at_most(WHOLE, weight, "a share's weight") for weight in p.weights)
+    if weights and (len(weights) != len(group) or not any(weights)):
+        raise CodecError(f"{len(weights)} weights of the shares of {len(group)} members")
+    return group, weights
 
 
 def _ticket_to_pb(ticket: Ticket) -> Any:  # Any: a generated class
@@ -523,6 +539,12 @@ def is_port(text: str) -> bool:
 def _number(value: int) -> int:
     if not 0 <= value <= MAX_NUMBER:
         raise CodecError(f"a number out of range: {value}")
+    return value
+
+
+def _at_most(most: int, value: int, what: str) -> int:
+    if not 0 <= value <= most:
+        raise CodecError(f"{what} out of range: {value}")
     return value
 
 

@@ -1,10 +1,10 @@
 """One record per step, a wide one per group attempt, and the sums of a peer's summary."""
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from p2ptrain.core.effects import What
-from p2ptrain.core.events import Outcome
+from p2ptrain.core.events import AverageEnded, Outcome
 from p2ptrain.ids import PeerId, Seconds, Ticket
 from p2ptrain.runtime.exchange import Exchange
 from p2ptrain.runtime.metrics import Metrics
@@ -58,6 +58,16 @@ class Attempt:
     why: str = ""
     disagreement_l2: float | None = None
     staleness_steps: int | None = None
+    moving_s: Seconds = 0.0
+
+    @property
+    def ending(self) -> AverageEnded:
+        """What the machine is told."""
+        ended = AverageEnded(self.ticket, self.outcome, self.why)
+        if self.exchange is None:
+            return ended
+        moved_bytes = max(self.exchange.sent_bytes, self.exchange.received_bytes)
+        return replace(ended, moved_bytes=moved_bytes, moving_s=self.moving_s)
 
 
 @dataclass(slots=True)

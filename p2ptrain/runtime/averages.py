@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from p2ptrain.compute.replica import Replica, Vector
 from p2ptrain.core.effects import Abandon, Average, What
-from p2ptrain.core.events import AverageEnded, Outcome
+from p2ptrain.core.events import Outcome
 from p2ptrain.errors import RefusedError, StateError
 from p2ptrain.ids import PeerId, Seconds, Ticket
 from p2ptrain.net.transport import SliceStream
@@ -109,7 +109,7 @@ class Averages:
         try:
             await self._end_of_older_averages(effect.ticket)
             async with asyncio.timeout(self._config.average_timeout_s):
-                await self._exchange(attempt, held=effect.held)
+                await self._exchange(attempt, effect)
         except GroupBroken as broken:
             attempt.outcome, attempt.why = broken.outcome, broken.why
         except TimeoutError:
@@ -128,7 +128,7 @@ class Averages:
             self._exchanges.pop(effect.ticket, None)
             self._committing.pop(effect.ticket, None)
             self._host.accounts.close(attempt, self._host.now, self._host.metrics)
-        self._host.over(AverageEnded(effect.ticket, attempt.outcome, attempt.why))
+        self._host.over(attempt.ending)
 
     async def _end_of_older_averages(self, ticket: Ticket) -> None:
         """An abandoned average may still be winding down; it reads the same gradients."""
@@ -136,8 +136,8 @@ class Averages:
         older = [asyncio.shield(task) for other, task in averages if other != ticket]
         await asyncio.gather(*older, return_exceptions=True)
 
-    async def _exchange(self, attempt: Attempt, *, held: bool) -> None:
-        host, ticket, what = self._host, attempt.ticket, attempt.what
+    async def _exchange(self, attempt: Attempt, effect: Average) -> None:
+        host, ticket, what, held = self._host, effect.ticket, effect.what, effect.held
         began, version = host.now, host.machine.activation.version_of(ticket)
         vector_V, updates = await self._contribution(what, attempt.members)
         attempt.snapshot_s = host.now - began
@@ -153,10 +153,13 @@ class Averages:
             swarm=host.digest,
             clock=lambda: host.now,
             arrival_s=ARRIVAL_S if version is None else self._config.average_timeout_s,
+            weights=effect.weights,
         )
         self._exchanges[ticket] = exchange
         host.tell_news()
+        moving_since = host.now
         await exchange.run(host.open_stream)
+        attempt.moving_s = host.now - moving_since
         if not host.machine.holds(ticket, host.now):
             raise GroupBroken(Outcome.LATE, f"{ticket} was over before its result was there")
         self._committing[ticket] = None

@@ -101,6 +101,7 @@ class Driver:
         self.stopping = False
         self.failure: BaseException | None = None  # the trainer is told where it waits, or next
         self._incarnation = incarnation
+        self._link_mbit = exchange.link_mbit
         self._algorithm_name = algorithm_name
         self.digest = swarm_digest(algorithm_name, replica.fingerprint)
         self._transport = transport
@@ -145,7 +146,12 @@ class Driver:
     async def start(self) -> Address:
         """Listen. Raises ConfigError if that is not possible."""
         address = await self._transport.start(self)
-        me = Member(peer=self.name, address=address, incarnation=self._incarnation)
+        me = Member(
+            peer=self.name,
+            address=address,
+            incarnation=self._incarnation,
+            link_mbit=self._link_mbit,
+        )
         schedule = self.algorithm.schedule if self.algorithm.acts("schedule") else None
         self._machine = PeerMachine(me, self._protocol, self.rng, schedule)
         return address

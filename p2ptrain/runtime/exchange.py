@@ -33,6 +33,7 @@ import numpy as np
 
 from p2ptrain.compute.replica import Vector
 from p2ptrain.core.events import Outcome
+from p2ptrain.core.links import MAX_MBIT
 from p2ptrain.core.slices import Span, is_swapped, share, slices
 from p2ptrain.errors import CodecError, ConfigError, RefusedError, TransportError
 from p2ptrain.ids import PeerId, Seconds, Ticket
@@ -62,10 +63,19 @@ class ExchangeConfig:
     """No average lasts longer; it is broken then. A net under the other deadlines, not a tuning
     knob: claimed groups end with their lease, dead members end a group at once."""
 
+    link_mbit: int = 0
+    """How many Mbit/s this peer's link carries in each direction; peers with slow links reduce
+    less. 0: find out from the groups we are in, which is not possible where everyone is in every
+    group. Too small: others do our work; too large: they wait for our link."""
+
     def __post_init__(self) -> None:
         if not 1 <= self.slice_kib <= MAX_SLICE_BYTES // 1024:
             most = MAX_SLICE_BYTES // 1024
             raise ConfigError(f"slice_kib = {self.slice_kib} must be between 1 and {most}")
+        if not 0 <= self.link_mbit <= MAX_MBIT:
+            raise ConfigError(
+                f"link_mbit = {self.link_mbit} must be between 1 and {MAX_MBIT}, or 0 to measure it"
+            )
         if not 0 < self.average_timeout_s < math.inf:
             raise ConfigError(f"average_timeout_s = {self.average_timeout_s} must be above 0")
 
@@ -91,6 +101,7 @@ class Exchange:
             minus what this member contributes.
         swarm: the digest that openings carry.
         clock: for the times that messages of failure state.
+        weights: of the members' shares, in their order; none: equal shares.
         arrival_s: how long to wait for a member's stream; it may still be in another group.
     """
 
@@ -107,10 +118,12 @@ class Exchange:
         swarm: str,
         clock: Callable[[], Seconds],
         arrival_s: Seconds = ARRIVAL_S,
+        weights: Sequence[int] = (),
     ) -> None:
         self._me = me
         self._ticket = ticket
         self._members = members
+        self._weights = weights
         self._vector_V = vector_V
         self._result_V = result_V
         self._delta = delta
@@ -350,7 +363,8 @@ class Exchange:
         """What `peer` reduces."""
         if self._swaps:
             return Span(0, len(self._vector_V))
-        return share(len(self._vector_V), len(self._members), self._members.index(peer))
+        place, count = self._members.index(peer), len(self._members)
+        return share(len(self._vector_V), count, place, self._weights)
 
     def _opening(self) -> AverageOpening:
         return AverageOpening(

@@ -1,12 +1,15 @@
 """One peer's machine: its parts told of each other's news, its deadlines, its fence."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
 import pytest
 
+from p2ptrain.core.activation import Rule, Schedule
 from p2ptrain.core.effects import Abandon, Average, Effect, GroupEnded, Send, VersionEnded, What
 from p2ptrain.core.events import AverageEnded, Outcome, StateNotTaken, StateTaken
+from p2ptrain.core.links import WHOLE
 from p2ptrain.core.lock_state import LockConfig
 from p2ptrain.core.messages import (
     Activate,
@@ -17,6 +20,7 @@ from p2ptrain.core.messages import (
     Claim,
     Grant,
     MemberState,
+    Message,
     Phase,
     Release,
     Rumours,
@@ -29,6 +33,8 @@ from tests.helpers.circle import member
 from tests.helpers.crowd import everyone
 
 A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
+ABC = (A, B, C)
+TICKET = Ticket(A, 1, 1)
 
 
 @pytest.fixture
@@ -264,3 +270,85 @@ def test_who_withdraws_gives_up_its_wait_for_a_version(scheduled: PeerMachine):
     scheduled.arrive_at(1, 1.0, waits=True)
     scheduled.withdraw(1.1)
     assert VersionEnded(1, Outcome.WITHDRAWN) in scheduled.take_effects()
+
+
+# --- links ----------------------------------------------------------------------------------------
+
+
+def slow_c(schedule: Schedule | None = None) -> PeerMachine:
+    """Peer a, which knows b, and c and its slow link."""
+    me = replace(member("a"), phase=Phase.TRAINING, link_mbit=1000)
+    machine = PeerMachine(me, ProtocolConfig(), Random(0), schedule)
+    others = [replace(member(name), phase=Phase.TRAINING) for name in "bc"]
+    links = [replace(other, link_mbit=mbit) for other, mbit in zip(others, (900, 10), strict=True)]
+    machine.learn(links, 0.0, "they joined here")
+    machine.take_effects()
+    return machine
+
+
+def by_claims() -> PeerMachine:
+    machine = slow_c()
+    ticket = machine.request([B, C], 2, 0.0)
+    for peer in (B, C):
+        machine.receive(peer, Grant(ticket), 0.1)
+    return machine
+
+
+def by_arrivals() -> PeerMachine:
+    machine = slow_c()
+    machine.arrive(0, 0.0)
+    for peer in (B, C):
+        machine.receive(peer, Arrive(0), 0.1)
+    return machine
+
+
+def by_activation() -> PeerMachine:
+    machine = slow_c(everyone(Rule()))
+    machine.arrive_at(1, 0.1, waits=True)
+    return machine
+
+
+@pytest.mark.parametrize("form", [by_claims, by_arrivals, by_activation])
+def test_whoever_forms_a_group_says_that_a_slow_link_has_no_share(form: Callable[[], PeerMachine]):
+    effects = form().take_effects()
+    weights = (WHOLE // 2, WHOLE // 2, 0)
+    assert [e.weights for e in effects if isinstance(e, Average)] == [weights]
+    for peer in ("b", "c"):
+        told = messages(effects, peer)[-1]
+        assert isinstance(told, Begin | Assemble | Run)
+        assert told.weights == weights
+
+
+@pytest.mark.parametrize(
+    "told", [Begin(TICKET, ABC, (3, 2, 1)), Assemble(TICKET, 0, ABC, (3, 2, 1))], ids=repr
+)
+def test_members_take_the_weights_of_whoever_formed_the_group(machine: PeerMachine, told: Message):
+    machine.receive(A, Claim(TICKET, 1), 1.0)
+    if isinstance(told, Assemble):
+        machine.receive(A, Release(TICKET), 1.0)
+        machine.arrive(0, 1.0)
+    machine.receive(A, told, 1.0)
+    assert [e.weights for e in machine.take_effects() if isinstance(e, Average)] == [(3, 2, 1)]
+
+
+def done(ticket: Ticket) -> AverageEnded:
+    """100 MB in a second."""
+    return AverageEnded(ticket, Outcome.DONE, "", moved_bytes=100_000_000, moving_s=1.0)
+
+
+def test_a_group_that_is_done_tells_how_fast_our_link_is(machine: PeerMachine):
+    ticket = grouped(machine)
+    machine.ended(replace(done(ticket), outcome=Outcome.LOST), 2.0)
+    assert machine.membership.me.link_mbit == 0
+    beat = machine.membership.me.beat
+    machine.ended(done(ticket), 2.0)
+    assert machine.membership.me.link_mbit == 800
+    assert machine.membership.me.beat == beat + 1
+    machine.ended(done(ticket), 3.0)  # the same again is no news
+    assert machine.membership.me.beat == beat + 1
+
+
+def test_a_link_whose_speed_was_given_is_not_measured():
+    machine = slow_c()
+    machine.ended(done(Ticket(A, 1, 1)), 2.0)
+    assert machine.membership.me.link_mbit == 1000

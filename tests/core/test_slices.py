@@ -23,6 +23,28 @@ def test_shares_cover_the_vector_in_order_and_differ_by_one_at_most(
     assert max(s.size for s in shares) - min(s.size for s in shares) <= 1
 
 
+@given(
+    vector_size=sizes,
+    weights=st.lists(st.integers(0, 1 << 20), min_size=1, max_size=30).filter(any),
+)
+def test_weighted_shares_cover_the_vector_in_order_and_are_as_large_as_their_weights(
+    vector_size: int, weights: list[int]
+):
+    shares = [share(vector_size, len(weights), i, weights) for i in range(len(weights))]
+    assert shares[0].start == 0
+    assert shares[-1].stop == vector_size
+    assert all(left.stop == right.start for left, right in pairwise(shares))
+    for span, weight in zip(shares, weights, strict=True):
+        assert abs(span.size - vector_size * weight // sum(weights)) <= 1
+        assert weight or span.size == 0
+
+
+@pytest.mark.parametrize("weights", [(1,), (1, 1, 1), (0, 0), (2, -1)], ids=str)
+def test_weights_that_two_cannot_share_by_are_our_own_mistake(weights: tuple[int, ...]):
+    with pytest.raises(LocalProtocolError, match="2 members cannot share by"):
+        share(10, 2, 0, weights)
+
+
 @given(start=sizes, size=st.integers(0, 1000), slice_size=st.integers(1, 300))
 def test_slices_cover_a_share_in_order_and_only_the_last_is_shorter(
     start: int, size: int, slice_size: int

@@ -9,6 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from p2ptrain.core import messages as m
+from p2ptrain.core.links import MAX_MBIT, WHOLE
 from p2ptrain.errors import CodecError
 from p2ptrain.ids import Address, PeerId, Ticket
 from p2ptrain.net import wire
@@ -38,6 +39,14 @@ members = st.builds(
     phase=st.sampled_from(m.Phase),
     steps=numbers,
     samples=numbers,
+    link_mbit=st.integers(0, MAX_MBIT),
+)
+weighted_groups = groups.flatmap(
+    lambda group: st.tuples(
+        st.just(group),
+        st.lists(st.integers(1, WHOLE), min_size=len(group), max_size=len(group)).map(tuple)
+        | st.just(()),
+    )
 )
 FIELDS: dict[str, st.SearchStrategy] = {
     "number": numbers,
@@ -55,7 +64,11 @@ def instances(kind: type) -> st.SearchStrategy:
     records = kind in (m.Ping, m.Ack, m.Rumours)
     lists = st.lists(members, max_size=4).map(tuple) if records else groups
     known = FIELDS | {"members": lists}
-    return st.builds(kind, **{f.name: known[f.name] for f in dataclasses.fields(kind)})
+    fields = [field.name for field in dataclasses.fields(kind)]
+    if "weights" not in fields:
+        return st.builds(kind, **{name: known[name] for name in fields})
+    rest = [known[name] for name in fields if name not in ("members", "weights")]
+    return st.builds(lambda group, *rest: kind(*rest, *group), weighted_groups, *rest)
 
 
 envelopes = st.builds(Envelope, names, digests, st.one_of(*map(instances, MESSAGES)))
@@ -197,6 +210,7 @@ def test_valid_protobuf_with_hostile_values_decodes_or_is_refused(data):
         state=data.draw(st.integers(-(2**31), 2**31 - 1)),
         phase=data.draw(st.integers(-(2**31), 2**31 - 1)),
         steps=number(),
+        link_mbit=data.draw(st.integers(0, 2**32 - 1)),
     )
     ticket = pb.Ticket(initiator=text(), incarnation=number(), number=number())
     everyone = [text(), text()]
@@ -238,6 +252,27 @@ def test_a_group_that_is_empty_unsorted_or_repeats_a_peer_is_refused(group):
     begin = pb.Begin(ticket=pb.Ticket(initiator="a"), members=group)
     with pytest.raises(CodecError, match="group"):
         wire.decode_envelope(pb.Envelope(source="a", begin=begin).SerializeToString())
+
+
+@pytest.mark.parametrize(
+    "weights", [[1], [1, 1, 1], [0, 0], [WHOLE + 1, 1], [2**32 - 1, 0]], ids=str
+)
+def test_weights_that_are_not_one_of_each_member_or_too_large_are_refused(weights):
+    ticket, group = pb.Ticket(initiator="a"), ["a", "b"]
+    for form in (
+        {"begin": pb.Begin(ticket=ticket, members=group, weights=weights)},
+        {"assemble": pb.Assemble(ticket=ticket, members=group, weights=weights)},
+        {"run": pb.Run(ticket=ticket, members=group, weights=weights)},
+    ):
+        with pytest.raises(CodecError, match="weight"):
+            wire.decode_envelope(pb.Envelope(source="a", **form).SerializeToString())
+
+
+def test_a_link_faster_than_any_is_refused():
+    member = wire._member_to_pb(m.Member(peer=PeerId("a"), address=Address("h:1"), incarnation=1))
+    member.link_mbit = MAX_MBIT + 1
+    with pytest.raises(CodecError, match="a link's speed out of range"):
+        wire.decode_welcome(pb.Welcome(members=[member]).SerializeToString())
 
 
 def test_more_members_than_a_swarm_may_have_are_refused():

@@ -108,6 +108,7 @@ MEMBERS = st.builds(
     phase=st.sampled_from(Phase),
     steps=NUMBERS,
     samples=NUMBERS,
+    link_mbit=NUMBERS,
 )
 RECORDS = st.lists(MEMBERS, max_size=3).map(tuple)
 HOSTILE = st.one_of(

@@ -5,10 +5,11 @@ import asyncio
 import numpy as np
 
 from p2ptrain.core.messages import Begin, Claim, Release
-from p2ptrain.ids import PeerId, Ticket
+from p2ptrain.ids import PeerId, Seconds, Ticket
 from p2ptrain.net.wire import Envelope
+from p2ptrain.sim.link import Link
 from p2ptrain.sim.replica import VectorReplica
-from p2ptrain.sim.world import World
+from p2ptrain.sim.world import SimPeer, World
 
 A, B = PeerId("a"), PeerId("b")
 
@@ -28,3 +29,37 @@ async def test_an_average_that_is_abandoned_before_it_starts_leaves_nothing_behi
     before = asyncio.get_running_loop().time()
     await driver.leave(5.0)
     assert asyncio.get_running_loop().time() - before < 0.5
+
+
+async def test_a_slow_link_is_found_out_in_pairs_and_then_does_not_reduce_for_four():
+    """Three links of 100 MB/s and one of 10: with equal shares the slow one moves half as much."""
+    world = World(link=Link(bandwidth_bytes_s=100e6))
+    names = [PeerId(name) for name in "abcd"]
+    for name in names:
+        vector_M = np.full(1_000_000, ord(name), np.float32)
+        await world.add(name, VectorReplica(vector_M), "ad_psgd")
+    a, b, c, d = (world.peers[name] for name in names)
+    world.network.throttle(d.address, 10e6)
+    now = asyncio.get_running_loop().time
+
+    async def average(initiator: SimPeer, *others: SimPeer) -> Seconds:
+        before = now()
+        await initiator.driver.average_with_any(
+            [other.driver.name for other in others], len(others)
+        )
+        for member in (initiator, *others):
+            await asyncio.gather(*member.driver.averages.running)
+        lasted_s = now() - before
+        await asyncio.sleep(1.0)  # for what they tell
+        return lasted_s
+
+    equal_s = await average(a, b, c, d)
+    assert {peer.driver.me.link_mbit for peer in (a, b, c, d)} < set(range(70, 100))
+    for _ in range(3):
+        for pair in ((a, b), (b, c), (c, a), (d, a)):
+            await average(*pair)
+    assert all(700 < peer.driver.me.link_mbit < 800 for peer in (a, b, c))
+    assert d.driver.me.link_mbit <= 120
+    weighted_s = await average(b, a, c, d)
+    assert 1.4 < equal_s / weighted_s < 1.6
+    await world.close()

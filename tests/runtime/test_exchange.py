@@ -56,6 +56,7 @@ class Member:
             slice_size=slice_size,
             swarm="swarm",
             clock=asyncio.get_running_loop().time,
+            weights=group.weights,
         )
         self.accept = self.exchange.accept
 
@@ -74,9 +75,15 @@ class Group:
     """All members of one ticket."""
 
     def __init__(
-        self, vectors: list[np.ndarray], slice_size: int = 3, *, delta: bool = False
+        self,
+        vectors: list[np.ndarray],
+        slice_size: int = 3,
+        *,
+        delta: bool = False,
+        weights: tuple[int, ...] = (),
     ) -> None:
         self.delta = delta
+        self.weights = weights
         self.network = SimNetwork(seed=0)
         self.names = tuple(PeerId(f"p{index}") for index in range(len(vectors)))
         self.members = {
@@ -164,6 +171,14 @@ async def test_a_vector_smaller_than_the_group_is_reduced_by_those_who_have_a_sh
     assert len(idle) == 5
     for name in idle:
         assert group.members[name].exchange.received_bytes == 12
+
+
+async def test_shares_by_weight_move_less_over_a_slow_link_and_give_the_same_bits(way):
+    equal, weighted = Group(vectors(600, 4)), Group(vectors(600, 4), weights=(2, 2, 0, 2))
+    means = [await equal.run(), await weighted.run()]
+    assert {mean_V.tobytes() for group in means for mean_V in group} == {means[0][0].tobytes()}
+    sent = [member.exchange.sent_bytes // 4 for member in weighted.members.values()]
+    assert sent == ([1800] * 4 if way == "swap" else [1000, 1000, 600, 1000])
 
 
 async def test_a_group_of_one_gets_its_own_vector_and_opens_nothing():

@@ -36,7 +36,7 @@ class Welcome(_message.Message):
     def __init__(self, refusal: _Optional[str] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
 
 class Member(_message.Message):
-    __slots__ = ("peer", "address", "incarnation", "state", "beat", "phase", "steps", "samples")
+    __slots__ = ("peer", "address", "incarnation", "state", "beat", "phase", "steps", "samples", "link_mbit")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         ALIVE: _ClassVar[Member.State]
@@ -63,6 +63,7 @@ class Member(_message.Message):
     PHASE_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    LINK_MBIT_FIELD_NUMBER: _ClassVar[int]
     peer: str
     address: str
     incarnation: int
@@ -71,7 +72,8 @@ class Member(_message.Message):
     phase: Member.Phase
     steps: int
     samples: int
-    def __init__(self, peer: _Optional[str] = ..., address: _Optional[str] = ..., incarnation: _Optional[int] = ..., state: _Optional[_Union[Member.State, str]] = ..., beat: _Optional[int] = ..., phase: _Optional[_Union[Member.Phase, str]] = ..., steps: _Optional[int] = ..., samples: _Optional[int] = ...) -> None: ...
+    link_mbit: int
+    def __init__(self, peer: _Optional[str] = ..., address: _Optional[str] = ..., incarnation: _Optional[int] = ..., state: _Optional[_Union[Member.State, str]] = ..., beat: _Optional[int] = ..., phase: _Optional[_Union[Member.Phase, str]] = ..., steps: _Optional[int] = ..., samples: _Optional[int] = ..., link_mbit: _Optional[int] = ...) -> None: ...
 
 class Ticket(_message.Message):
     __slots__ = ("initiator", "incarnation", "number")
@@ -168,12 +170,14 @@ class Busy(_message.Message):
     def __init__(self, ticket: _Optional[_Union[Ticket, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Begin(_message.Message):
-    __slots__ = ("ticket", "members")
+    __slots__ = ("ticket", "members", "weights")
     TICKET_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     ticket: Ticket
     members: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, ticket: _Optional[_Union[Ticket, _Mapping]] = ..., members: _Optional[_Iterable[str]] = ...) -> None: ...
+    weights: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, ticket: _Optional[_Union[Ticket, _Mapping]] = ..., members: _Optional[_Iterable[str]] = ..., weights: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Release(_message.Message):
     __slots__ = ("ticket",)
@@ -194,14 +198,16 @@ class Arrive(_message.Message):
     def __init__(self, version: _Optional[int] = ...) -> None: ...
 
 class Assemble(_message.Message):
-    __slots__ = ("ticket", "version", "members")
+    __slots__ = ("ticket", "version", "members", "weights")
     TICKET_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     ticket: Ticket
     version: int
     members: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, ticket: _Optional[_Union[Ticket, _Mapping]] = ..., version: _Optional[int] = ..., members: _Optional[_Iterable[str]] = ...) -> None: ...
+    weights: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, ticket: _Optional[_Union[Ticket, _Mapping]] = ..., version: _Optional[int] = ..., members: _Optional[_Iterable[str]] = ..., weights: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class CatchUp(_message.Message):
     __slots__ = ("version", "donor")
@@ -220,14 +226,16 @@ class Activate(_message.Message):
     def __init__(self, version: _Optional[int] = ..., waits: _Optional[bool] = ...) -> None: ...
 
 class Run(_message.Message):
-    __slots__ = ("ticket", "version", "members")
+    __slots__ = ("ticket", "version", "members", "weights")
     TICKET_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     ticket: Ticket
     version: int
     members: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, ticket: _Optional[_Union[Ticket, _Mapping]] = ..., version: _Optional[int] = ..., members: _Optional[_Iterable[str]] = ...) -> None: ...
+    weights: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, ticket: _Optional[_Union[Ticket, _Mapping]] = ..., version: _Optional[int] = ..., members: _Optional[_Iterable[str]] = ..., weights: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Decline(_message.Message):
     __slots__ = ("ticket", "version")
