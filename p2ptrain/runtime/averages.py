@@ -38,6 +38,8 @@ SHORT = 1 << 18
 """Copying so many numbers takes less time than a hop to the worker thread and back."""
 
 MAX_PARKED = 64
+"""Streams that wait for their groups, at most; two of each member if those are more. In a large
+swarm everybody's streams come before the word that forms their group has gone round."""
 
 T = TypeVar("T")
 
@@ -226,8 +228,9 @@ class Averages:
     async def _exchange_of(self, ticket: Ticket) -> Exchange:
         """The exchange of `ticket`; a stream may come before the word that forms its group."""
         host = self._host
-        if self._parked >= MAX_PARKED:
-            raise RefusedError(f"{host.name} has {MAX_PARKED} streams waiting for their groups")
+        most = max(MAX_PARKED, 2 * len(host.machine.membership.participants()))
+        if self._parked >= most:
+            raise RefusedError(f"{host.name} has {most} streams waiting for their groups")
         self._parked += 1
         until = host.now + ARRIVAL_S  # or for as long as another group keeps us from that one
         try:

@@ -180,14 +180,17 @@ async def test_a_stream_that_comes_before_its_group_is_formed_waits_for_it(monke
     await world.close()
 
 
-async def test_more_streams_than_may_wait_are_refused_at_once():
+@pytest.mark.parametrize(("fixed", "most"), [(MAX_PARKED, MAX_PARKED), (1, 2 * 2)])
+async def test_more_streams_than_may_wait_are_refused_at_once(monkeypatch, fixed, most):
+    """A fixed number may wait, or two of each member where those are more."""
+    monkeypatch.setattr("p2ptrain.runtime.averages.MAX_PARKED", fixed)
     world, a, b = await pair()
     opening = average(a, Ticket(PeerId("b"), 9, 9))
-    waiting = [await b.driver._transport.open(a.address, opening) for _ in range(MAX_PARKED)]
+    waiting = [await b.driver._transport.open(a.address, opening) for _ in range(most)]
     await asyncio.sleep(0.1)
     before = asyncio.get_running_loop().time()
     one_more = await b.driver._transport.open(a.address, opening)
-    with pytest.raises(RefusedError, match=f"a has {MAX_PARKED} streams waiting"):
+    with pytest.raises(RefusedError, match=f"a has {most} streams waiting"):
         await one_more.receive()
     assert asyncio.get_running_loop().time() - before < 0.1
     for stream in waiting:
