@@ -49,6 +49,10 @@ def peer(
     algorithm: Annotated[
         str | None, typer.Option(help="how to average: ad_psgd, allreduce")
     ] = None,
+    average_momentum: Annotated[
+        bool | None,
+        typer.Option("--average-momentum", help="average the optimizer's momentum as well"),
+    ] = None,
     join: Annotated[
         list[str] | None, typer.Option(help="host:port of a peer that is in; may be repeated")
     ] = None,
@@ -75,6 +79,7 @@ def peer(
     given = {
         "task": task,
         "algorithm": algorithm,
+        "average_momentum": average_momentum,
         "join": tuple(join) if join else None,
         "discover": discover,
         "listen": listen,

@@ -23,9 +23,9 @@ Live and pending
       dtype's range, ``pending = want - live``. What 16 bits cannot hold is not lost: it waits.
       The difference of a float32 and its nearest 16-bit number is a float32, so live + pending
       keeps the sum exactly;
-    * a ``running_var`` never goes below 0. A delta was computed for an older variance and can be
-      larger than what is left of it by now; the rest waits in pending too. Other buffers carry no
-      such bound that we could know of.
+    * a ``running_var`` (or a second moment that is averaged) never goes below 0. A delta was
+      computed for an older variance and can be larger than what is left of it by now; the rest
+      waits in pending too. Other buffers carry no such bound that we could know of.
 
 Locks
     ``step_lock`` excludes snapshots while the optimizer and the boundary change the live numbers.
@@ -56,6 +56,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from p2ptrain.compute.momentum import is_never_negative
 from p2ptrain.compute.replica import Vector
 from p2ptrain.errors import StateError
 
@@ -127,7 +128,7 @@ class _Run:
 
 
 class FlatModel:
-    """A module whose numbers live in flat vectors.
+    """A module whose numbers live in flat vectors; behind its own stand the buffers of `beside`.
 
     Building one moves the module's tensors into the segments; values, `Parameter` objects and any
     optimizer over them stay good. `snapshot` and `add_delta` may be called from any thread.
@@ -138,10 +139,12 @@ class FlatModel:
             memory with another). The module is unchanged in that case.
     """
 
-    def __init__(self, module: nn.Module) -> None:
-        self.slots: Sequence[Slot] = _slots(module)
+    def __init__(self, module: nn.Module, beside: nn.Module | None = None) -> None:
+        self.slots: Sequence[Slot] = _slots(module, beside)
         self.size: int = self.slots[-1].at.stop
         """M."""
+        self.saved_size: int = _slots(module)[-1].at.stop
+        """How many of them, from the first on, are the module's own; others are of `beside`."""
         self.updates = 0
         """Optimizer updates in the live numbers; changes together with them, under `step_lock`."""
         self.fingerprint = _digest(self.slots)
@@ -154,7 +157,7 @@ class FlatModel:
         self._pending = torch.zeros(self.size)
         self._pending_lock = threading.Lock()
         self._has_pending = False  # pending counts as zero then, whatever its memory holds
-        self._variances = [s for s in self.slots if s.name.endswith("running_var")]
+        self._variances = [s for s in self.slots if is_never_negative(s.name)]
         self._takes_all = not self._variances and all(run.is_exact for run in self._runs)
         devices = [run.live.device for run in self._runs if run.live.is_cuda]
         self._fences = {device: _fence() for device in devices}
@@ -349,10 +352,11 @@ def host_copy(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
 
 
-def _slots(module: nn.Module) -> Sequence[Slot]:
-    """The module's slots, laid out; changes nothing."""
+def _slots(module: nn.Module, beside: nn.Module | None = None) -> Sequence[Slot]:
+    """The module's slots, laid out, then those of `beside`; changes nothing."""
     found: dict[object, list[_Home]] = {}
-    for home in chain(_trainable(module), _averaged_buffers(module)):
+    more = _averaged_buffers(beside) if beside is not None else ()
+    for home in chain(_trainable(module), _averaged_buffers(module), more):
         _refuse_odd(home)
         found.setdefault(_memory_key(home.tensor), []).append(home)
     if not any(homes[0].is_parameter for homes in found.values()):

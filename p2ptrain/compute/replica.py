@@ -26,6 +26,11 @@ class Replica(Protocol):
         ...
 
     @property
+    def saved_size(self) -> int:
+        """So many of the M numbers, the first ones, are the model; others are averaged with it."""
+        ...
+
+    @property
     def gradient_size(self) -> int:
         """G."""
         ...

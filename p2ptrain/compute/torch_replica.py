@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from p2ptrain.compute.flat import FlatModel
 from p2ptrain.compute.gradients import GradientVector
+from p2ptrain.compute.momentum import Moments
 from p2ptrain.compute.replica import Replica, Vector
 from p2ptrain.compute.state import export_state, import_state
 from p2ptrain.errors import StateError
@@ -24,21 +25,31 @@ class TorchReplica:
 
     From here on the module's tensors are views of one vector: move, cast or assign the module
     before, change it in place afterwards. The optimizer may be older or younger than this object.
+    With `average_momentum` its state in the shape of parameters is part of the vector
+    (`compute/momentum.py`).
 
     Raises:
         StateError: if the module cannot be averaged, or the optimizer trains nothing of it.
     """
 
-    def __init__(self, module: nn.Module, optimizer: Optimizer) -> None:
+    def __init__(
+        self, module: nn.Module, optimizer: Optimizer, *, average_momentum: bool = False
+    ) -> None:
         self._optimizer = optimizer
         _refuse_stranger(module, optimizer)
-        self._flat = FlatModel(module)
+        self._moments = Moments(module, optimizer) if average_momentum else None
+        self._flat = FlatModel(module, self._moments)
         self._gradients = GradientVector(self._flat)
 
     @property
     def model_size(self) -> int:
         """M."""
         return self._flat.size
+
+    @property
+    def saved_size(self) -> int:
+        """M without momentum that is averaged."""
+        return self._flat.saved_size
 
     @property
     def gradient_size(self) -> int:
@@ -82,6 +93,7 @@ class TorchReplica:
         with self._flat.step_lock:
             self._flat.check()
             optimizer_step()
+            self._adopt_moments()
             self._flat.take_pending()
             self._flat.updates += 1
 
@@ -110,6 +122,7 @@ class TorchReplica:
         """
         with self._flat.step_lock:
             self._flat.check()
+            self._adopt_moments()
             self._flat.take_pending()
 
     def export_gradients(self, into_G: Vector, contributes: bool) -> None:
@@ -130,7 +143,13 @@ class TorchReplica:
 
     def import_state(self, state: bytes) -> None:
         """Take over another replica's state; this one's pending is given up with its model."""
-        import_state(self._flat, self._optimizer, state)
+        with self._flat.step_lock:
+            import_state(self._flat, self._optimizer, state)
+            self._adopt_moments()
+
+    def _adopt_moments(self) -> None:
+        if self._moments:
+            self._moments.adopt()
 
 
 def _refuse_stranger(module: nn.Module, optimizer: Optimizer) -> None:

@@ -21,6 +21,7 @@ from random import Random
 from p2ptrain.averaging.base import Algorithm
 from p2ptrain.compute.replica import Replica
 from p2ptrain.core.messages import Phase
+from p2ptrain.errors import ConfigError
 from p2ptrain.ids import Address, PeerId, Seconds
 from p2ptrain.net.transport import Transport
 from p2ptrain.runtime.accounts import record_end
@@ -74,6 +75,11 @@ class Life:
         device: str,
         snapshots: bool,
     ) -> None:
+        if config.average_momentum and algorithm.averages == "gradients":
+            raise ConfigError(
+                f"average_momentum: {config.algorithm} averages gradients, so that momenta are "
+                "alike anyway; leave it out"
+            )
         self.name = name
         self.why_stopped = ""
         self._config = config
@@ -226,7 +232,7 @@ class Life:
             address=self.address,
             algorithm=self._config.algorithm,
             device=self._device,
-            model_size=self._replica.model_size,
+            model_size=self._replica.saved_size,
             fingerprint=self._replica.fingerprint,
         )
 

@@ -84,7 +84,7 @@ class Peer:
     ) -> None:
         self.config = config or _config_from(settings)
         self.name = PeerId(self.config.name or f"{socket.gethostname()}-{os.getpid()}")
-        self.replica = TorchReplica(model, optimizer)
+        self.replica = TorchReplica(model, optimizer, average_momentum=self.config.average_momentum)
         algorithm = load_algorithm(self.config.algorithm, self.config.algorithm_options)
         if self.config.peers > 1:  # otherwise nobody knows how many will come
             algorithm.check_swarm(self.config.peers)

@@ -42,6 +42,11 @@ class PeerConfig:
 
     algorithm_options: dict[str, Any] = field(default_factory=dict)  # Any: the algorithm checks
 
+    average_momentum: bool = False
+    """Average what the optimizer keeps in the shape of its parameters (momentum of SGD, moments of
+    Adam) with the model; for algorithms that average models, and for all peers alike. Off, each
+    peer keeps its own. On, everything that is sent and kept is two or three times as large."""
+
     listen: str = "127.0.0.1:0"
     """``host:port`` to listen on; port 0 takes a free one."""
 

@@ -12,7 +12,7 @@ from p2ptrain.runtime.offload import Offload
 
 
 class SnapshotWriter:
-    """Appends the model as one row of little-endian float32 (M numbers), now and every so often.
+    """Appends the model as one row of little-endian float32, now and every so often.
 
     Rows that are there already stay, as records do: a peer that starts again goes on behind them.
     The file is open while a row is written and no longer: a simulated world has more peers than a
@@ -25,7 +25,7 @@ class SnapshotWriter:
         self._offload = offload
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
-        size = 4 * replica.model_size
+        size = 4 * replica.saved_size
         self._row = path.stat().st_size // size if path.exists() else 0
 
     async def repeat(self, period_s: Seconds) -> None:
@@ -41,9 +41,10 @@ class SnapshotWriter:
         self._row += 1
 
     def _write_row(self) -> int:
-        row_M = np.empty(self._replica.model_size, np.float32)
-        step = self._replica.snapshot(row_M)
+        vector_M = np.empty(self._replica.model_size, np.float32)
+        step = self._replica.snapshot(vector_M)
+        row = vector_M[: self._replica.saved_size]
         with self._path.open("r+b" if self._path.exists() else "wb", buffering=0) as file:
-            file.seek(self._row * row_M.nbytes)  # over a row of which a killed peer wrote a part
-            file.write(row_M.astype("<f4", copy=False).data)
+            file.seek(self._row * row.nbytes)  # over a row of which a killed peer wrote a part
+            file.write(row.astype("<f4", copy=False).data)
         return step

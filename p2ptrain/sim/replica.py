@@ -26,6 +26,10 @@ class VectorReplica:
         return len(self.live)
 
     @property
+    def saved_size(self) -> int:
+        return len(self.live)
+
+    @property
     def gradient_size(self) -> int:
         return len(self.live) + 1
 
