@@ -43,6 +43,13 @@ def test_the_generated_protobuf_code_is_fresh(tmp_path):
         assert fresh == (committed / name).read_text(), "run `make protos`"
 
 
+def test_the_pages_of_algorithms_say_what_their_files_say(tmp_path):
+    output_of(sys.executable, str(ROOT / "tests/tidy/generate_algorithm_pages.py"), str(tmp_path))
+    fresh = {page.name: page.read_text() for page in tmp_path.glob("*.md")}
+    committed = {page.name: page.read_text() for page in (ROOT / "docs/algorithms").glob("*.md")}
+    assert fresh == committed, "run `make algorithm-pages`"
+
+
 def test_the_public_names_are_these():
     assert sorted(p2ptrain.__all__) == [
         "Algorithm",
@@ -75,7 +82,8 @@ def test_no_file_is_long_enough_to_hide_a_second_noun():
     assert not long
 
 
-PAGES = ["README.md", "CHANGELOG.md", *(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md"))]
+DOCS = (str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))
+PAGES = ["README.md", "CHANGELOG.md", *DOCS]
 
 
 @pytest.mark.parametrize("name", sorted(PAGES))

@@ -1,0 +1,74 @@
+"""Write a page per algorithm from its docstrings: `generate_algorithm_pages.py FOLDER`.
+
+The module's docstring is the page, and its options are the fields of `Config` with the docstrings
+beneath them. So what a page says stands beside the code that it is about.
+"""
+
+import ast
+import dataclasses
+import inspect
+import json
+import sys
+import textwrap
+from pathlib import Path
+
+from p2ptrain.averaging.base import Algorithm, known_algorithms, load_algorithm
+
+
+def page_of(name: str) -> str:
+    """The whole page, Markdown."""
+    kind = type(load_algorithm(name))
+    module = inspect.getdoc(sys.modules[kind.__module__]) or ""
+    title, _, body = module.partition("\n")
+    parts = [
+        f"# `{name}`: {title.rstrip('.')}",
+        f"Averages {kind.averages}. The code is [`{name}.py`](../../p2ptrain/averaging/{name}.py), "
+        "from which this page is made (`make algorithm-pages`).",
+        _markdown(body.strip()),
+        "## Options",
+        options_of(kind),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def options_of(kind: type[Algorithm]) -> str:
+    """Every option with its default and what it does."""
+    texts = _texts_under_fields(kind.Config)
+    fields = dataclasses.fields(kind.Config)
+    if not fields:
+        return "None."
+    table = f"[options.{kind.__module__.rpartition('.')[2]}]"
+    lines = [f"In a scenario under `{table}`, in a program as `algorithm_options`."]
+    for field in fields:
+        default = json.dumps(field.default)
+        lines.append(f"**`{field.name} = {default}`**  \n{texts[field.name]}")
+    return "\n\n".join(lines)
+
+
+def _texts_under_fields(config: type) -> dict[str, str]:
+    """The docstring beneath each field of a dataclass."""
+    (body,) = ast.parse(textwrap.dedent(inspect.getsource(config))).body
+    assert isinstance(body, ast.ClassDef)
+    texts: dict[str, str] = {}
+    for field, text in zip(body.body, body.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
+            assert isinstance(field.target, ast.Name)
+            assert isinstance(text.value, ast.Constant)
+            texts[field.target.id] = _markdown(inspect.cleandoc(str(text.value.value)))
+    return texts
+
+
+def _markdown(text: str) -> str:
+    """Double backquotes are single ones here; a block that `::` announces is indented already."""
+    return text.replace("``", "`").replace("::\n", ":\n")
+
+
+def generate(folder: Path) -> None:
+    """Write all pages into `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in known_algorithms():
+        (folder / f"{name}.md").write_text(page_of(name), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    generate(Path(sys.argv[1]))
