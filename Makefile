@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test explore worlds bench bench-lock protos wheel clean
+.PHONY: demo test explore worlds paper bench bench-lock protos algorithm-pages wheel clean
 
 demo: $(READY)  ## train with all-reduce and with gossip beside a straggler; write runs/demo
 	$(BIN)/p2plab run launcher/scenarios/one_slow.toml --out runs/demo --check
@@ -24,8 +24,14 @@ worlds: $(READY)  ## fleets by seed: cruel first, then healed; SEEDS=... FIRST=.
 bench: $(READY)  ## averages beside Gloo and a bare gRPC swap; runs/bench
 	$(BIN)/python -m launcher.bench.averages --out runs/bench
 
+paper: $(READY)  ## the experiments of the papers, simulated; writes runs/paper and docs/paper.md
+	$(BIN)/python -m launcher.paper --out runs/paper --page docs/paper.md
+
 protos: $(READY)  ## regenerate p2ptrain/net/_pb from protos/
 	$(BIN)/python tests/tidy/generate_protos.py p2ptrain/net/_pb
+
+algorithm-pages: $(READY)  ## regenerate docs/algorithms from the docstrings
+	$(BIN)/python tests/tidy/generate_algorithm_pages.py docs/algorithms
 
 bench-lock: $(READY)  ## how fast 64 peers that ask all the time find someone free; runs/bench-lock
 	$(BIN)/python -m launcher.bench.lock --out runs/bench-lock --check

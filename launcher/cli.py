@@ -22,13 +22,13 @@ from rich.text import Text
 from launcher.backends import known_backends, load_backend
 from launcher.backends.base import Backend
 from launcher.collect import Json, write_json
-from launcher.compare import compare, do_all_hold, print_comparison
+from launcher.compare import compare, do_all_hold, means, print_comparison
 from launcher.evaluate import TaskEvaluator
 from launcher.live import open_display
 from launcher.machine import describe_machine
 from launcher.plot import plot_comparison
 from launcher.report import write_report
-from launcher.run import Run, run_scenario
+from launcher.run import Run, run_scenario, seeded
 from launcher.scenario import LeftOut, Scenario, load_scenario, with_changes
 from p2ptrain.config import to_toml
 from p2ptrain.errors import ConfigError, P2PTrainError
@@ -80,9 +80,13 @@ def run(
     place.check(chosen)
     folder = _prepare(Path("runs", chosen.name) if out is None else out)
     console = Console(highlight=False)
-    finished = _carry_out(chosen, place, backend, folder, console)
+    by_seed = [
+        _carry_out(one, place, backend, _folder_of(one, chosen, folder), console)
+        for one in seeded(chosen)
+    ]
+    finished, summaries = by_seed[0], means([[each for _, each in one] for one in by_seed])
     (folder / "scenario.toml").write_text(to_toml(chosen), encoding="utf-8")
-    comparison = compare(chosen, [summary for _, summary in finished])
+    comparison = compare(chosen, summaries)
     write_json(folder / "comparison.json", comparison)
     plot_comparison(folder / "comparison.png", chosen, [run for run, _ in finished])
     machine = describe_machine()
@@ -122,6 +126,11 @@ def _prepare(folder: Path) -> Path:
     except OSError as error:
         raise ConfigError(f"cannot write to {folder}: {error.strerror}") from error
     return folder
+
+
+def _folder_of(one: Scenario, whole: Scenario, folder: Path) -> Path:
+    """The first seed's results lie where those of a single one do, others in folders of theirs."""
+    return folder if one.seed == whole.seed else folder / "seeds" / str(one.seed)
 
 
 def _carry_out(

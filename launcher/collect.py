@@ -2,8 +2,10 @@
 
 The keys are an interface (`architecture.md`, section 8): ``algorithm``, ``backend``, ``peers`` (a
 list, one object per peer), ``wall_s``, ``steps``, ``samples``, ``samples_per_s``,
-``time_to_target_s`` (null if not reached) and ``final`` with ``loss``, ``accuracy`` and
-``consensus_distance`` (defined in `launcher.consensus`). Each peer has its name as ``peer``, its
+``versions_per_s`` (averages that the busiest peer took part in; of models and gradients, those of
+gradients), ``time_to_target_s`` (null if not reached) and ``final`` with ``loss``, ``accuracy``,
+``recall`` (of each class, where the task has classes) and ``consensus_distance`` (defined in
+`launcher.consensus`). Each peer has its name as ``peer``, its
 ``state`` (ended or lost) with ``why``, and the totals of its own ``ended`` record.
 
 ``wall_s`` reaches from the first step of the swarm to the end of its last one. It is neither the
@@ -16,6 +18,7 @@ A **row** is a summary without its peers, as the comparison holds it.
 import dataclasses
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -70,20 +73,46 @@ def summarise(
         "steps": sum(len(history.steps) for history in histories),
         "samples": samples,
         "samples_per_s": samples / duration_s if duration_s else 0.0,
+        "versions_per_s": _versions(histories) / duration_s if duration_s else 0.0,
         "time_to_target_s": curve.time_to_target_s,
         "final": _final(curve),
     }
 
 
+def _versions(histories: Iterable[PeerHistory]) -> int:
+    """Averages of the busiest peer. Who averages gradients averages models now and then as well."""
+    most = 0
+    for history in histories:
+        done = Counter(a.what == "models" for a in history.attempts if a.outcome == "done")
+        most = max(most, done[False] or done[True])
+    return most
+
+
 def _final(curve: ConsensusCurve) -> Json:
     if not curve.points:
-        return {"loss": None, "accuracy": None, "consensus_distance": None}
+        return {"loss": None, "accuracy": None, "recall": None, "consensus_distance": None}
     last = curve.points[-1]
     return {
         "loss": last.loss,
         "accuracy": last.accuracy,
+        "recall": curve.final_recall,
         "consensus_distance": last.consensus_distance,
     }
+
+
+def mean_of(values: Sequence[Any]) -> Any:  # Any: whatever JSON can hold
+    """What stands for runs that differ in their seed only.
+
+    The mean of numbers, also inside of objects; None if one of them is missing; else the first.
+    """
+    if any(value is None for value in values):
+        return None
+    first = values[0]
+    if isinstance(first, dict):
+        return {key: mean_of([value.get(key) for value in values]) for key in first}
+    if isinstance(first, (int, float)) and not isinstance(first, bool):
+        return sum(values) / len(values)
+    return first
 
 
 def row_of(summary: Json) -> Json:

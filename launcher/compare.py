@@ -16,7 +16,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from launcher.collect import Json, row_of
+from launcher.collect import Json, mean_of, row_of
 from launcher.scenario import Claim, LeftOut, Scenario, metric_of
 from p2ptrain.ids import Seconds
 
@@ -41,6 +41,19 @@ def compare(scenario: Scenario, summaries: Sequence[Json]) -> Json:
     return {"scenario": scenario.name, "rows": with_ratios, "claims": claims}
 
 
+def means(summaries: Sequence[Sequence[Json]]) -> list[Json]:
+    """One summary per algorithm, from those of each seed; what no mean can be of is the first's."""
+    if len(summaries) == 1:
+        return list(summaries[0])
+    by_algorithm = zip(*summaries, strict=True)
+    kept = ("algorithm", "backend", "peers", "seed", "trace_hash")
+    found = []
+    for same in by_algorithm:
+        of_first = {key: same[0][key] for key in kept if key in same[0]}
+        found.append({**mean_of(same), **of_first, "seeds": len(same)})
+    return found
+
+
 def check_claim(claim: Claim, rows: Mapping[str, Json]) -> Json:
     """Repeat a claim with what was `measured`, whether it `holds`, and `why`, a sentence."""
     measured, missing = _measure(claim, rows)
@@ -50,6 +63,7 @@ def check_claim(claim: Claim, rows: Mapping[str, Json]) -> Json:
         "metric": claim.metric,
         "of": claim.of,
         "over": claim.over,
+        "minus": claim.minus,
         "at_least": claim.at_least,
         "at_most": claim.at_most,
         "published": claim.published,
@@ -70,11 +84,14 @@ def _measure(claim: Claim, rows: Mapping[str, Json]) -> tuple[float | None, str]
     value = metric_of(rows[claim.of], claim.metric)
     if value is None:
         return None, _missing(claim.of, claim.metric)
-    if claim.over is None:
+    other = claim.over or claim.minus
+    if other is None:
         return value, ""
-    base = metric_of(rows[claim.over], claim.metric)
+    base = metric_of(rows[other], claim.metric)
     if base is None:
-        return None, _missing(claim.over, claim.metric)
+        return None, _missing(other, claim.metric)
+    if claim.minus is not None:
+        return value - base, ""
     if base == 0:
         return None, f"{claim.metric} of {claim.over} is 0, so there is no ratio to it"
     return value / base, ""

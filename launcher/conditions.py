@@ -1,4 +1,4 @@
-"""What lies between the peers of a scenario, ``[link]``, and what befalls them, ``[[faults]]``.
+"""What lies between the peers of a scenario, ``[link]`` and ``[machines]``, and ``[[faults]]``.
 
 Units are those in which people speak of networks. Only a backend that makes its own network can
 keep to a link, and only one that makes its own time can let clocks drift; others say so instead of
@@ -43,6 +43,31 @@ class LinkConfig:
                 raise ConfigError(f"link {name} = {value} is a share: at least 0 and below 1")
         if not 0 < self.bandwidth_mbit_s < float("inf"):
             raise ConfigError(f"link bandwidth_mbit_s = {self.bandwidth_mbit_s} must be above 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachinesConfig:
+    """Peers that share machines: the first `peers` by rank the first one, and so on.
+
+    Between two of one machine there is the scenario's link.
+    """
+
+    peers: int
+    """On each machine; the last one may have fewer."""
+
+    uplink_mbit_s: float
+    """What leaves a machine in a second, for all of its peers together. Each peer's own limit holds
+    as well."""
+
+    def __post_init__(self) -> None:
+        if self.peers < 1:
+            raise ConfigError(f"machines peers = {self.peers} must be 1 or more")
+        if not 0 < self.uplink_mbit_s < float("inf"):
+            raise ConfigError(f"machines uplink_mbit_s = {self.uplink_mbit_s} must be above 0")
+
+    def of(self, rank: int) -> str:
+        """The name of the machine that `rank` is on."""
+        return f"m{rank // self.peers:02}"
 
 
 Kind = Literal["crash", "pause", "slow", "drift", "throttle", "partition"]

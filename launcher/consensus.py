@@ -42,6 +42,8 @@ class Score:
 
     loss: float
     accuracy: float | None
+    recall: tuple[float, ...] | None = None
+    """Share of each class that was found, by its number; None where the task has no classes."""
 
 
 class Evaluator(Protocol):
@@ -116,6 +118,8 @@ class ConsensusCurve:
     ) -> None:
         self.points: list[CurvePoint] = []
         self.final_model: Vector | None = None
+        self.final_recall: dict[str, float] | None = None
+        """Of the last point, by class."""
         self._histories = histories
         self._evaluator = evaluator
         self._period_s = period_s
@@ -187,6 +191,11 @@ class ConsensusCurve:
             return None
         mean_M, distance = mean_and_distance(models_PM)
         score = self._evaluator.score(mean_M)
+        self.final_recall = (
+            {str(label): found for label, found in enumerate(score.recall)}
+            if score.recall
+            else None
+        )
         samples = sum(h.samples_until(moment) for h in self._histories)
         self.points.append(
             CurvePoint(moment - start, samples, score.loss, score.accuracy, distance)

@@ -31,7 +31,7 @@ class TaskEvaluator:
         load_vector(self._module, model_M)
         with threads(1):  # off the peers' clock, and off their processors as far as that goes
             found = self._task.evaluate(self._module)
-        return Score(found.loss, found.accuracy)
+        return Score(found.loss, found.accuracy, found.recall)
 
     def save(self, model_M: Vector, path: Path) -> None:
         """Write a model as safetensors under the names of its module."""

@@ -5,6 +5,9 @@ own, started like ours (``--config peer.toml``, a `RunConfig`) and writing the s
 everything after the start treats it like any other row. It trains the same task from the same seed
 with the same shards, pace, batch size, optimizer and end. It has no options: what it is compared
 with must be what people run.
+
+A *price* is an outsider that is not even a program: `launcher.backends.ring` works out how long it
+would take, in simulations only.
 """
 
 import sys
@@ -19,6 +22,9 @@ OUTSIDERS: Mapping[str, tuple[str, ...]] = {
 }
 """What starts a peer of each, up to the path of its configuration."""
 
+PRICES = ("ring",)
+"""Those that can only be simulated."""
+
 
 def check_algorithm(
     name: str,
@@ -30,7 +36,7 @@ def check_algorithm(
     Raises:
         ConfigError: listing those there are, or naming the value and the number of peers.
     """
-    if name not in OUTSIDERS:
+    if name not in OUTSIDERS and name not in PRICES:
         load_algorithm(name, options).check_swarm(peers)
     elif options:
         raise ConfigError(f"{name!r} has no options, but [options.{name}] sets {sorted(options)}")

@@ -53,6 +53,9 @@ class Attempt:
 
     at: Seconds
     members: tuple[str, ...]
+    what: str
+    """``models``, ``gradients`` or ``late gradients``."""
+
     outcome: str
     exchange_s: Seconds
     sent_bytes: int
@@ -243,6 +246,7 @@ class PeerHistory:
         attempt = Attempt(
             at=at,
             members=tuple(record["members"]),
+            what=record["what"],
             outcome=record["outcome"],
             exchange_s=record["exchange_s"] or 0.0,
             sent_bytes=record["sent_bytes"] or 0,

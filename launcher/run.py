@@ -15,6 +15,7 @@ that dies before the first step, for which the others would wait in vain. A peer
 not: going on without it is what this project is for.
 """
 
+import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -186,6 +187,12 @@ class Display(Protocol):
     def show(self, run: Run) -> None:
         """Show what is known now; called at every turn of the loop, must return soon."""
         ...
+
+
+def seeded(scenario: Scenario) -> list[Scenario]:
+    """One scenario per seed."""
+    seeds = range(scenario.seed, scenario.seed + scenario.seeds)
+    return [dataclasses.replace(scenario, seed=seed, seeds=1) for seed in seeds]
 
 
 def run_scenario(

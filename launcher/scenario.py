@@ -13,6 +13,7 @@ to come of it. It is a TOML file (`launcher/scenarios` holds those that come wit
     [training]                                # p2ptrain.compute.training.TrainingConfig
     [pace]                                    # p2ptrain.compute.pace.Pace
     [link]                                    # what lies between peers; only where it is simulated
+    [machines]                                # who shares an uplink; only where it is simulated
     [[faults]]                                # what befalls them, and when
     [stop]                                    # samples of the whole swarm, or seconds
     [target]                                  # what the consensus model is to reach
@@ -20,7 +21,8 @@ to come of it. It is a TOML file (`launcher/scenarios` holds those that come wit
     [[claims]]                                # sentences that a run can contradict
 
 Whatever a scenario asks of an algorithm, it asks of all of them: same seed, same data, same delays,
-same end.
+same end. With ``seeds = 5`` each runs with that many seeds, one after the other, and figures are
+means.
 """
 
 import dataclasses
@@ -30,7 +32,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launcher.conditions import FaultConfig, LinkConfig
+from launcher.conditions import FaultConfig, LinkConfig, MachinesConfig
 from launcher.consensus import Target
 from launcher.outsiders import check_algorithm
 from p2ptrain.compute.pace import Pace
@@ -43,6 +45,7 @@ BUNDLED = Path(__file__).parent / "scenarios"
 
 METRICS = (
     "samples_per_s",
+    "versions_per_s",
     "time_to_target_s",
     "wall_s",
     "steps",
@@ -51,20 +54,24 @@ METRICS = (
     "final.accuracy",
     "final.consensus_distance",
 )
-"""What a claim may be about; a dot leads into an object."""
+"""What a claim may be about; a dot leads into an object. Beside these, ``final.recall.3``: the
+share of class 3 that was found."""
+
+RECALL = "final.recall."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
     """A sentence about a run that can be checked.
 
-    `metric` of `of`, or its ratio to that of `over`.
+    `metric` of `of`, its ratio to that of `over`, or by how much it is above that of `minus`.
     """
 
     text: str
     metric: str
     of: str
     over: str | None = None
+    minus: str | None = None
     at_least: float | None = None
     at_most: float | None = None
     published: float | None = None
@@ -75,14 +82,21 @@ class Claim:
     def __post_init__(self) -> None:
         if (self.at_least is None) == (self.at_most is None):
             raise ConfigError(f"claim {self.text!r}: give exactly one of at_least and at_most")
-        if self.metric not in METRICS:
+        if self.over is not None and self.minus is not None:
+            raise ConfigError(f"claim {self.text!r}: give over, minus or neither, not both")
+        if self.metric not in METRICS and not self.metric.startswith(RECALL):
             advice = suggestion(self.metric, METRICS)
             raise ConfigError(f"claim {self.text!r}: unknown metric {self.metric!r}; {advice}")
 
     @property
     def algorithms(self) -> tuple[str, ...]:
         """Those that must have run for the claim to be checked."""
-        return (self.of,) if self.over is None else (self.of, self.over)
+        return tuple(name for name in (self.of, self.over, self.minus) if name is not None)
+
+    @property
+    def needs_a_model(self) -> bool:
+        """True if it is about what was learned, not only how fast."""
+        return self.metric == "time_to_target_s" or self.metric.startswith("final.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,14 +109,24 @@ class Scenario:
     task_options: dict[str, Any] = field(default_factory=dict)  # Any: a task's own
     peers: int = 4
     seed: int = 0
+    seeds: int = 1
+    """How many seeds, from `seed` on, every algorithm runs with. Figures are the means of all;
+    pictures and reports show the first."""
+
     algorithms: tuple[str, ...] = ("allreduce", "ad_psgd")
     options: dict[str, dict[str, Any]] = field(default_factory=dict)  # Any: an algorithm's own
+    average_momentum: bool = False
+    """As a peer's; see `PeerConfig`."""
+
     training: TrainingConfig = field(default_factory=TrainingConfig)
     pace: Pace = field(default_factory=Pace)
     stop: StopConfig = field(default_factory=StopConfig)
     target: Target = field(default_factory=Target)
     link: LinkConfig | None = None
     """None: whatever there is; in a simulation, what `LinkConfig` has by default."""
+
+    machines: MachinesConfig | None = None
+    """None: everybody has a machine of its own."""
 
     faults: tuple[FaultConfig, ...] = ()
 
@@ -124,6 +148,8 @@ class Scenario:
         _check_name(self.name)
         if self.peers < 1:
             raise ConfigError(f"peers = {self.peers} must be 1 or more")
+        if self.seeds < 1:
+            raise ConfigError(f"seeds = {self.seeds} must be 1 or more")
         if not self.algorithms or len(set(self.algorithms)) != len(self.algorithms):
             raise ConfigError(
                 f"algorithms = {list(self.algorithms)} must name one or more, each once"
@@ -184,6 +210,7 @@ class Scenario:
             join_timeout_s=30.0 + 10.0 * self.peers,  # they all import torch at once
             out=str(folder.resolve()),
             snapshot_every_s=self.snapshot_every_s,
+            average_momentum=self.average_momentum,
             training=self.training,
             pace=self.pace,
             stop=self.stop,
@@ -217,7 +244,8 @@ def load_scenario(reference: str) -> Scenario:
 
 def bundled_scenarios() -> tuple[str, ...]:
     """The names of the scenarios that come with the package."""
-    return tuple(sorted(path.stem for path in BUNDLED.glob("*.toml")))
+    found = (path.relative_to(BUNDLED).with_suffix("") for path in BUNDLED.rglob("*.toml"))
+    return tuple(sorted(path.as_posix() for path in found))
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,8 +288,7 @@ def _why_not(claim: Claim, algorithms: Sequence[str], trains: bool) -> str:
     """Why a claim cannot be checked by a run of these algorithms, or nothing."""
     if not set(claim.algorithms) <= set(algorithms):
         return f"not all of {' and '.join(claim.algorithms)} ran"
-    about_a_model = claim.metric == "time_to_target_s" or claim.metric.startswith("final.")
-    return "" if trains or not about_a_model else "nothing was trained"
+    return "" if trains or not claim.needs_a_model else "nothing was trained"
 
 
 def suggestion(wrong: str, known: Sequence[str]) -> str:
@@ -274,6 +301,8 @@ def metric_of(row: Mapping[str, Any], metric: str) -> float | None:
     """Look a metric up in a row by its dotted path; None if the run did not yield it."""
     value: Any = row  # Any: JSON on the way down, a number or None at its end
     for key in metric.split("."):
+        if value is None or (metric.startswith(RECALL) and key not in value):
+            return None  # the task has no classes, or not this one
         value = value[key]
     return None if value is None else float(value)
 

@@ -29,7 +29,7 @@ from typing import Any
 from launcher.backends import guard
 from launcher.backends.base import Fleet, LaunchError, PeerStatus
 from launcher.conditions import FaultConfig
-from launcher.outsiders import OUTSIDERS
+from launcher.outsiders import OUTSIDERS, PRICES
 from launcher.records import PeerHistory
 from launcher.scenario import Scenario
 from p2ptrain.config import RunConfig, to_toml
@@ -62,8 +62,8 @@ class ProcessBackend:
         self._command = tuple(command)
 
     def refusal(self, algorithm: str) -> str:
-        """Every algorithm has processes."""
-        return ""
+        """Prices are of no process."""
+        return "is a price, and can only be simulated" if algorithm in PRICES else ""
 
     def check(self, scenario: Scenario) -> None:
         """Refuse what only a simulation can do; see `launcher.backends.base.Backend`."""
@@ -71,6 +71,11 @@ class ProcessBackend:
             raise ConfigError(
                 f"{scenario.name} has a [link], but processes of one machine have the link they "
                 "have; leave it out, or use --backend sim"
+            )
+        if scenario.machines is not None:
+            raise ConfigError(
+                f"{scenario.name} has [machines], but all processes are on this one; leave them "
+                "out, or use --backend sim"
             )
         for fault in scenario.faults:
             if fault.kind not in SIGNALS or (fault.kind == "crash" and fault.for_s is not None):

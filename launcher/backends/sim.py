@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from launcher.backends.base import Fleet, PeerStatus
+from launcher.backends.ring import SPEC, ring_s
 from launcher.conditions import FaultConfig, LinkConfig
-from launcher.outsiders import OUTSIDERS
+from launcher.outsiders import OUTSIDERS, PRICES
 from launcher.records import PeerHistory
 from launcher.scenario import Scenario
 from p2ptrain.compute.tasks import Task, load_task
@@ -165,9 +166,14 @@ class SimFleet:
         raise error
 
     async def _populate(self, scenario: Scenario, configs: Sequence[RunConfig]) -> None:
-        world = self._world = FleetWorld(scenario.seed, _link(scenario.link or LinkConfig()))
-        world.network.stands_for = 1 if scenario.gradients else STANDS_FOR
         task = load_task(scenario.task, scenario.task_options)
+        link = _link(scenario.link or LinkConfig())
+        if configs[0].algorithm in PRICES:
+            configs = _priced(scenario, configs, task)
+            link = dataclasses.replace(link, bandwidth_bytes_s=None)
+        world = self._world = FleetWorld(scenario.seed, link)
+        world.network.stands_for = 1 if scenario.gradients else STANDS_FOR
+        _place(world, scenario, self._names)
         train = partial(_learning, task) if scenario.gradients else _pricing(task, configs[0])
         everyone = tuple(address_of(name) for name in self._names)
         for config in configs:
@@ -215,7 +221,7 @@ def _learning(task: Task, config: RunConfig, metrics: Metrics, number: int) -> L
     training = config.training
     model = task.build_model(config.seed)
     optimizer = build_optimizer(model, training)
-    replica = TorchReplica(model, optimizer)
+    replica = TorchReplica(model, optimizer, average_momentum=config.average_momentum)
     learner = Learner(
         task,
         model,
@@ -233,8 +239,7 @@ def _learning(task: Task, config: RunConfig, metrics: Metrics, number: int) -> L
 
 def _pricing(task: Task, config: RunConfig) -> Train:
     """Makes peers whose steps are only priced, for a model as large as the task's."""
-    model = task.build_model(config.seed)
-    size = TorchReplica(model, build_optimizer(model, config.training)).model_size
+    size = _model_size(task, config)
     exchange = priced_exchange(config.exchange)
 
     def make(config: RunConfig, metrics: Metrics, number: int) -> LivingPeer:
@@ -244,6 +249,32 @@ def _pricing(task: Task, config: RunConfig) -> Train:
         return LivingPeer(config, trainee, config.pace, config.rank, to, number, snapshots=False)
 
     return make
+
+
+def _model_size(task: Task, config: RunConfig) -> int:
+    model = task.build_model(config.seed)
+    optimizer = build_optimizer(model, config.training)
+    return TorchReplica(model, optimizer, average_momentum=config.average_momentum).model_size
+
+
+def _priced(scenario: Scenario, configs: Sequence[RunConfig], task: Task) -> tuple[RunConfig, ...]:
+    """The same peers, as those of an algorithm that only waits."""
+    options = {"lasts_s": ring_s(scenario, 4 * _model_size(task, configs[0]))}
+    return tuple(
+        dataclasses.replace(config, algorithm=SPEC, algorithm_options=options) for config in configs
+    )
+
+
+def _place(world: FleetWorld, scenario: Scenario, names: Sequence[PeerId]) -> None:
+    """Put peers on their machines, if they share any. A price has its uplinks worked in."""
+    machines = scenario.machines
+    if machines is None or world.network.link.bandwidth_bytes_s is None:
+        return
+    uplink_bytes_s = machines.uplink_mbit_s * 1e6 / 8
+    for machine in dict.fromkeys(machines.of(rank) for rank in range(len(names))):
+        world.network.machine(machine, uplink_bytes_s)
+    for rank, name in enumerate(names):
+        world.network.place(address_of(name), machines.of(rank))
 
 
 def _plan(faults: Sequence[FaultConfig], names: Sequence[PeerId]) -> list[Fault]:

@@ -29,6 +29,7 @@ def claim(
         "metric": metric,
         "of": of,
         "over": over,
+        "minus": None,
         "at_least": at_least,
         "at_most": at_most,
         "published": None,

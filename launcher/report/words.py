@@ -91,6 +91,13 @@ def tiles(comparison: Json) -> list[Json]:
     return found
 
 
+def _beside(checked: Json) -> str:
+    for word in ("over", "minus"):
+        if checked[word]:
+            return f" {word} {checked[word]}"
+    return ""
+
+
 def claim(checked: Json) -> Json:
     """A row of the table of claims: `text`, `bound`, `published`, `measured`, `holds`, `note`."""
     bound = (
@@ -101,7 +108,7 @@ def claim(checked: Json) -> Json:
     what = f"{checked['metric']} of {checked['of']}"
     return {
         "text": checked["text"],
-        "what": f"{what} over {checked['over']}" if checked["over"] else what,
+        "what": what + _beside(checked),
         "source": checked["source"] or "",
         "why": "" if checked["measured"] is not None else checked["why"],
         "bound": bound,

@@ -1,13 +1,14 @@
 """Who trains on what: every sample belongs to exactly one peer, and nobody goes without.
 
 Nothing is sent: each peer computes all shards from the run's seed and the number of peers, and
-takes its own. Three ways to share:
+takes its own. Four ways to share:
 
 * `shard_of`          at random, so that all shards have the same distribution (IID);
 * `skewed_shard_of`   by label: the samples of each class are dealt in shares drawn from a symmetric
   Dirichlet distribution, ``shares_c ~ Dir(alpha)``, the usual model of data that stayed where it
   arose (Hsu, Qi, Brown, "Measuring the effects of non-identical data distribution", 2019). At
   alpha = 100 shards are hardly unlike, at 1 clearly, at 0.1 a peer knows one or two classes;
+* `owned_shard_of`    at random, but for one class, which one peer alone has;
 * `piece_of`          contiguous pieces of one long thing, for text.
 """
 
@@ -61,6 +62,27 @@ def skewed_shard_of(labels: Tensor, rank: int, peers: int, seed: int, alpha: flo
             shard += members[begin:end]
     _feed_the_empty(shards)
     return torch.tensor(shards[rank])
+
+
+def owned_shard_of(labels: Tensor, rank: int, peers: int, seed: int, label: int) -> Tensor:
+    """The indices of `rank`'s shard when the last rank alone has all samples of class `label`.
+
+    The others' samples are dealt so that shards are of one size, as far as that goes.
+
+    Raises:
+        ConfigError: if there is no such rank or class, or not a sample for everyone.
+    """
+    _check(len(labels), rank, peers)
+    order = torch.randperm(len(labels), generator=generator("owned shards", seed, peers))
+    owned, rest = order[labels[order] == label], order[labels[order] != label]
+    if not len(owned):
+        raise ConfigError(f"own_class = {label}: there is no sample of that class")
+    if len(rest) < peers - 1:
+        raise ConfigError(f"{peers - 1} peers cannot share {len(rest)} samples; take fewer peers")
+    filled = max(0, len(labels) // peers - len(owned)) if peers > 1 else len(rest)
+    if rank == peers - 1:
+        return torch.cat([owned, rest[:filled]])
+    return rest[filled:][rank :: peers - 1]
 
 
 def piece_of(length: int, rank: int, peers: int, seed: int) -> range:

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from p2ptrain.compute.shards import shard_of, skewed_shard_of
+from p2ptrain.compute.shards import owned_shard_of, shard_of, skewed_shard_of
 from p2ptrain.compute.tasks import load_task
 from p2ptrain.errors import ConfigError
 
@@ -43,6 +43,22 @@ def test_the_smaller_alpha_the_more_unlike_the_shards():
 
 def test_an_infinite_alpha_is_the_shards_without_skew():
     assert torch.equal(shards(math.inf)[2], shard_of(1_000, 2, 8, 3))
+
+
+@pytest.mark.parametrize("peers", [1, 2, 4, 64])
+def test_the_last_peer_alone_has_the_class_that_it_owns(peers):
+    dealt = [owned_shard_of(LABELS, rank, peers, 3, 7) for rank in range(peers)]
+    assert torch.equal(torch.cat(dealt).sort().values, torch.arange(1_000))
+    assert set(dealt[-1].tolist()) >= set((LABELS == 7).nonzero().flatten().tolist())
+    if peers <= 10:  # beyond, the class alone is more than a share
+        assert max(map(len, dealt)) - min(map(len, dealt)) <= 1
+
+
+def test_a_class_that_nobody_has_cannot_be_owned():
+    with pytest.raises(ConfigError, match="own_class = 10: there is no sample"):
+        next(load_task("digits", {"own_class": 10}).batches(0, 4, 32, 1))
+    with pytest.raises(ConfigError, match="give one of them"):
+        load_task("digits", {"own_class": 1, "skew_alpha": 0.5})
 
 
 def test_skewed_shards_follow_from_the_seed():

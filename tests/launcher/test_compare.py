@@ -1,7 +1,7 @@
 import pytest
 from rich.console import Console
 
-from launcher.compare import check_claim, compare, do_all_hold, print_comparison
+from launcher.compare import check_claim, compare, do_all_hold, means, print_comparison
 from launcher.scenario import LeftOut
 from tests.launcher.fakes import claim, scenario
 
@@ -34,6 +34,28 @@ def test_a_claim_without_another_is_about_the_plain_value():
     plain = claim(metric="final.accuracy", over=None, at_least=0.95)
     assert check_claim(plain, rows())["measured"] == 0.97
     assert not check_claim(plain, rows(accuracy=0.94))["holds"]
+
+
+def test_a_claim_may_be_about_a_difference():
+    near = claim(metric="final.accuracy", over=None, minus="allreduce", at_least=-0.01)
+    checked = check_claim(near, rows(accuracy=0.965))
+    assert (checked["measured"], checked["holds"]) == (pytest.approx(-0.005), True)
+    assert not check_claim(near, rows(accuracy=0.95))["holds"]
+
+
+def test_a_claim_about_a_class_that_the_task_does_not_have_does_not_hold():
+    nines = claim(metric="final.recall.9", over=None, at_least=0.7)
+    table = rows()
+    for recall, holds in (({"9": 0.75}, True), ({"9": 0.6}, False), ({}, False), (None, False)):
+        table["ad_psgd"]["final"]["recall"] = recall
+        assert check_claim(nines, table)["holds"] is holds
+
+
+def test_figures_of_several_seeds_are_means_and_one_that_is_missing_spoils_them():
+    first, second = row("ad_psgd"), row("ad_psgd", samples_per_s=200.0, time_to_target_s=None)
+    (mean,) = means([[{**first, "seed": 3}], [{**second, "seed": 4}]])
+    assert (mean["samples_per_s"], mean["time_to_target_s"]) == (150.0, None)
+    assert (mean["seed"], mean["seeds"], mean["final"]["accuracy"]) == (3, 2, 0.97)
 
 
 def test_a_bound_that_is_just_met_holds():

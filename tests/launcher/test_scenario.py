@@ -36,10 +36,10 @@ def written(tmp_path):
 
 
 def test_every_bundled_scenario_can_be_loaded_by_its_bare_name():
-    assert "one_slow" in bundled_scenarios()
+    assert {"one_slow", "paper/one_of_16"} <= set(bundled_scenarios())
     for name in bundled_scenarios():
         loaded = load_scenario(name)
-        assert loaded.name == name
+        assert loaded.name == name.rpartition("/")[2]
         loaded.check_algorithms()
 
 

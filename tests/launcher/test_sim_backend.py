@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backends.sim import SLICE_S, SimFleet
-from launcher.conditions import FaultConfig, LinkConfig
+from launcher.backends.sim import SLICE_S, SimBackend, SimFleet
+from launcher.conditions import FaultConfig, LinkConfig, MachinesConfig
 from launcher.run import Run
 from p2ptrain.compute.pace import Pace, Straggler
 from p2ptrain.compute.training import TrainingConfig
@@ -119,7 +119,7 @@ def test_without_gradients_only_speed_is_told(p2plab, small, tmp_path):
     assert "left out, since nothing was trained: and learns" in out
     folder = tmp_path / "runs" / "small"
     summary = json.loads((folder / "ad_psgd" / "summary.json").read_text())
-    assert summary["final"] == {"loss": None, "accuracy": None, "consensus_distance": None}
+    assert set(summary["final"].values()) == {None}
     assert summary["time_to_target_s"] is None
     assert summary["samples_per_s"] > 0
     assert not (folder / "ad_psgd" / "consensus.safetensors").exists()
@@ -128,6 +128,50 @@ def test_without_gradients_only_speed_is_told(p2plab, small, tmp_path):
     assert 'data-chart="loss-time"' not in report
     assert 'data-chart="throughput"' in report
     assert (folder / "comparison.png").stat().st_size
+
+
+def test_several_seeds_give_means_and_folders_of_their_own(p2plab, small, tmp_path):
+    small.write_text(SCENARIO.replace("seed = 5", "seed = 5\nseeds = 2"))
+    code, _, _ = p2plab("run", str(small), "--backend", "sim", "--algorithms", "ad_psgd")
+    assert code == 0
+    folder = tmp_path / "runs" / "small"
+    (row,) = json.loads((folder / "comparison.json").read_text())["rows"]
+    files = [folder / "ad_psgd", folder / "seeds" / "6" / "ad_psgd"]
+    first, second = (json.loads((file / "summary.json").read_text()) for file in files)
+    assert (first["seed"], second["seed"], row["seed"], row["seeds"]) == (5, 6, 5, 2)
+    assert first["trace_hash"] != second["trace_hash"]
+    for key in ("loss", "accuracy"):
+        assert first["final"][key] != second["final"][key]
+        mean = (first["final"][key] + second["final"][key]) / 2
+        assert row["final"][key] == pytest.approx(mean)
+    assert row["final"]["recall"].keys() == {str(digit) for digit in range(10)}
+
+
+def test_a_shared_uplink_is_what_limits_the_peers_of_a_machine(tmp_path):
+    """Two machines of two, uplinks a tenth of a link: all that leaves a machine passes its own."""
+
+    def wall_s(name, algorithm="allreduce", **changes):
+        chosen = priced(
+            peers=4,
+            algorithms=(algorithm,),
+            stop=StopConfig(samples=4 * 32 * 10),
+            link=LinkConfig(bandwidth_mbit_s=8),
+            **changes,
+        )
+        run = Run(chosen, algorithm, tmp_path / name, FakeEvaluator())
+        run.execute(SimBackend(), lambda run: None)
+        return run.wall_s
+
+    machines = MachinesConfig(peers=2, uplink_mbit_s=0.8)
+    # 17,226 numbers are 69 ms on a link of 8 Mbit/s, and so few that peers swap them whole: a peer
+    # sends 3 models, and a machine 2 x 2. A ring sends 2 x 3/4 of a model over each of its ways.
+    model_s = 4 * 17_226 / 1e6
+    alone, together = wall_s("alone"), wall_s("together", machines=machines)
+    assert alone == pytest.approx(10 * (0.1 + 3 * model_s), rel=0.1)
+    assert together == pytest.approx(10 * (0.1 + 4 * 10 * model_s), rel=0.1)
+    ring, slow_ring = wall_s("ring", "ring"), wall_s("slow", "ring", machines=machines)
+    assert ring == pytest.approx(10 * (0.1 + 1.5 * model_s), rel=0.03)
+    assert slow_ring == pytest.approx(10 * (0.1 + 15 * model_s), rel=0.03)
 
 
 def test_one_seed_gives_one_trace_whatever_the_hash_seed(small, tmp_path):

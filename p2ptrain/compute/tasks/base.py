@@ -48,6 +48,9 @@ class Evaluation:
     accuracy: float | None
     """Share of right answers, 0 to 1; None where a task knows no right answer."""
 
+    recall: tuple[float, ...] | None = None
+    """Share of right answers among the samples of each class; None where there are no classes."""
+
 
 class Task(Protocol):
     """One thing to learn, the same for all peers."""

@@ -42,6 +42,9 @@ class Config:
     skew_alpha: float = math.inf
     """See `Classification`."""
 
+    own_class: int | None = None
+    """See `Classification`."""
+
     test_images: int = 1_000
     """So many images of the test file judge a model. Too few: accuracy is known to a few percent
     only; all 10,000, for figures to publish, take a processor most of a minute each time."""
@@ -72,6 +75,7 @@ def cifar10(config: Config) -> Task:
         train=(torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])),
         held_out=(images[: config.test_images], labels[: config.test_images]),
         skew_alpha=config.skew_alpha,
+        own_class=config.own_class,
         **({"augment": moved_and_mirrored} if config.augment else {}),
     )
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from p2ptrain.compute.seeds import build_seeded, generator
-from p2ptrain.compute.shards import endless, skewed_shard_of
+from p2ptrain.compute.shards import endless, owned_shard_of, skewed_shard_of
 from p2ptrain.compute.tasks.base import Batch, Evaluation, batches_of, judging, on_device_of
 from p2ptrain.errors import ConfigError
 
@@ -35,6 +35,10 @@ class Classification:
     """How unlike the peers' shards are in their labels: infinity, not at all; 1, clearly; 0.1, a
     peer knows one or two classes. Too small: peers with a handful of samples, which they repeat."""
 
+    own_class: int | None = None
+    """A class of which the last peer by rank has all samples, and nobody else any; it has no more
+    samples than the others. None: no such class. It and `skew_alpha` exclude each other."""
+
     augment: Callable[[Tensor, torch.Generator], Tensor] = unchanged
     """Varies the inputs of a batch, drawing from nothing but the given generator."""
 
@@ -42,6 +46,10 @@ class Classification:
         if not self.skew_alpha > 0:
             raise ConfigError(
                 f"skew_alpha = {self.skew_alpha} must be above 0; inf gives all peers alike shards"
+            )
+        if self.own_class is not None and self.skew_alpha != math.inf:
+            raise ConfigError(
+                f"own_class = {self.own_class} and skew_alpha = {self.skew_alpha}: give one of them"
             )
 
     def build_model(self, seed: int) -> nn.Module:
@@ -51,7 +59,10 @@ class Classification:
     def batches(self, rank: int, peers: int, batch_size: int, seed: int) -> Iterator[Batch]:
         """Endless batches of one shard; a batch may reach into the next epoch, none is short."""
         inputs, targets = self.train
-        shard = skewed_shard_of(targets, rank, peers, seed, self.skew_alpha)
+        if self.own_class is not None:
+            shard = owned_shard_of(targets, rank, peers, seed, self.own_class)
+        else:
+            shard = skewed_shard_of(targets, rank, peers, seed, self.skew_alpha)
         order = generator("order", seed, peers, rank)
         rng = generator("augment", seed, peers, rank)
         return (
@@ -65,11 +76,15 @@ class Classification:
 
     def evaluate(self, model: nn.Module) -> Evaluation:
         """Mean cross-entropy and share of right answers on the held-out samples."""
-        count, loss, right = len(self.held_out[1]), 0.0, 0
+        labels = self.held_out[1]
+        count, loss, found = len(labels), 0.0, torch.zeros(0, dtype=torch.long)
         with judging(model), torch.no_grad():
             for batch in batches_of(self.held_out, AT_ONCE):
                 inputs, targets = on_device_of(model, batch)
                 scores = model(inputs)
                 loss += nn.functional.cross_entropy(scores, targets, reduction="sum").item()
-                right += int((scores.argmax(dim=1) == targets).sum())
-        return Evaluation(loss / count, right / count)
+                found = torch.cat([found, targets[scores.argmax(dim=1) == targets].cpu()])
+        of_class = torch.bincount(labels.cpu())
+        right = torch.bincount(found, minlength=len(of_class))
+        recall = (right / of_class.clamp(min=1)).tolist()
+        return Evaluation(loss / count, len(found) / count, tuple(recall))

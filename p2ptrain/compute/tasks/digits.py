@@ -18,6 +18,9 @@ class Config:
     skew_alpha: float = math.inf
     """See `Classification`."""
 
+    own_class: int | None = None
+    """See `Classification`."""
+
 
 def digits(config: Config) -> Task:
     """scikit-learn's 1,797 digits and a network of 17,226.
@@ -31,6 +34,7 @@ def digits(config: Config) -> Task:
         train=(images[train], labels[train]),
         held_out=(images[held_out], labels[held_out]),
         skew_alpha=config.skew_alpha,
+        own_class=config.own_class,
     )
 
 

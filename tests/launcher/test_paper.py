@@ -1,0 +1,76 @@
+"""`make paper`: all experiments, the largest first, and one table of what they claim."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from launcher import paper
+from launcher.paper import Experiment, Outcome, carry_out, experiments, page
+from p2ptrain.errors import ConfigError, P2PTrainError
+from tests.launcher.test_compare import row
+
+CLAIM = {
+    "text": "twice as fast",
+    "at_least": 2.0,
+    "at_most": None,
+    "published": 2.1,
+    "measured": 2.0512,
+    "holds": True,
+}
+CONTRADICTED = {**CLAIM, "at_least": None, "at_most": 1.5, "published": None, "holds": False}
+
+
+def outcome(name="one", claims=(CLAIM,)):
+    versions = {"versions_per_s": 3.0}
+    return Outcome(name, claims, [{**row("allreduce"), **versions}])
+
+
+def test_every_paper_scenario_claims_something_and_the_largest_goes_first():
+    found = experiments()
+    sizes = [one.size for one in found]
+    assert sizes == sorted(sizes, reverse=True)
+    assert {"one_of_16", "one_of_8_100", "two_of_256", paper.SKEWED} <= {one.name for one in found}
+
+
+def test_only_what_claims_something_about_a_model_is_trained():
+    (priced,), (trained,) = experiments(["one_of_16"]), experiments(["quality_digits"])
+    assert "--no-gradients" in priced.command
+    assert "--no-gradients" not in trained.command
+
+
+def test_an_experiment_that_does_not_exist_is_refused():
+    with pytest.raises(ConfigError, match="no scenario 'paper/one_of_17'"):
+        experiments(["one_of_17"])
+
+
+def test_an_experiment_that_fails_says_why(tmp_path):
+    failing = Experiment("bad", ("-c", "import sys; sys.exit('it broke')"), "bench.json", 1)
+    with pytest.raises(P2PTrainError, match="bad ended with 1: it broke"):
+        carry_out(failing, tmp_path)
+
+
+def test_the_page_has_a_row_for_each_claim_and_each_algorithm():
+    text = page([outcome(claims=(CLAIM, CONTRADICTED))])
+    assert "| one | twice as fast | 2.1 | ≥ 2 | 2.051 | yes |" in text
+    assert "| one | twice as fast |  | ≤ 1.5 | 2.051 | **no** |" in text
+    assert "| one | `allreduce` | 100 | 3 | 0.97 | 0.1 |" in text
+
+
+@pytest.mark.parametrize(("claims", "code"), [((CLAIM,), 0), ((CLAIM, CONTRADICTED), 3)])
+def test_a_claim_that_does_not_hold_is_the_exit_code(monkeypatch, tmp_path, claims, code):
+    monkeypatch.setattr(paper, "carry_out", lambda one, out: outcome(one.name, claims))
+    app = paper.typer.Typer()
+    app.command()(paper.main)
+    arguments = ["one_of_16", "--out", str(tmp_path), "--page", str(tmp_path / "page.md")]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == code, result.output
+    assert "one_of_16" in (tmp_path / "page.md").read_text()
+
+
+def test_results_are_read_from_where_the_experiment_wrote_them(tmp_path):
+    write = "import sys, pathlib; pathlib.Path(sys.argv[2], 'r.json').write_text(sys.argv[3])"
+    said = json.dumps({"claims": [CLAIM], "rows": []})
+    (tmp_path / "w.py").write_text(write.replace("sys.argv[3]", repr(said)))
+    found = carry_out(Experiment("mine", (str(tmp_path / "w.py"),), "r.json", 1), tmp_path)
+    assert found.claims == [CLAIM]
