@@ -26,6 +26,7 @@ from typing import Any, ClassVar, Protocol
 
 from p2ptrain.core.activation import Round
 from p2ptrain.core.events import Outcome
+from p2ptrain.core.group_book import GroupBook
 from p2ptrain.errors import ConfigError
 from p2ptrain.ids import PeerId, Seconds
 
@@ -83,6 +84,15 @@ class Swarm(Protocol):
         claim waits; it ends with `YIELDED` if it gives way to an older one that includes us. An
         attempt that cannot even start (too few candidates, or the peer stops) takes a moment all
         the same, so that a loop around this never spins.
+        """
+        ...
+
+    async def average_in_turn(self) -> GroupResult:
+        """Ask the generator for a group (`Algorithm.group_book`); average models in it.
+
+        `DONE` as soon as we have been in one, whoever it was proposed for. `BUSY`, at once: there
+        is nobody to meet. `WITHDRAWN` when the trainer stops meanwhile. Broken groups are proposed
+        again.
         """
         ...
 
@@ -163,6 +173,10 @@ class Algorithm:
         Pure: all peers find the same groups, which do not overlap.
         """
         raise NotImplementedError
+
+    def group_book(self) -> GroupBook | None:
+        """A new book for the peer that proposes groups, if groups are proposed."""
+        return None
 
     def check_swarm(self, peers: int) -> None:
         """Raise ConfigError if the options make no sense in a swarm of so many peers."""

@@ -40,6 +40,8 @@ for one that is in w >= v or promised to it: that one declines at once. So waits
 versions only, and the smallest version that runs waits for nothing but its own slices. A trainer
 waits for its version, or for its rule: for other trainers to arrive at it *or beyond*. So of all
 versions that are waited for, the smallest waits only for trainers that are in the middle of a step.
+(Who is beyond has told the host of another group, if groups are not everyone and views differed. So
+a host that has waited for `resend_s` asks those who are missing, and is told `Past`.)
 There is no lease, since nobody is promised before a group runs.
 
 **Who is late** loses nothing: what it has goes with the version that finds it, and its own result
@@ -164,6 +166,7 @@ class Activation:
         self._queue: list[Run] = []  # by version
         self._arrival: Arrival | None = None
         self._arrivals: dict[PeerId, tuple[int, bool]] = {}  # as the host: version, and if it waits
+        self._beyond: dict[PeerId, int] = {}  # as the host: a version that has begun there
         self._last: dict[PeerId, int] = {}  # as the host: the last version that a trainer knew
         self._over: dict[Ticket, bool] = {}  # and whether we declined it
         self._tickets = 0
@@ -238,8 +241,7 @@ class Activation:
                 self._handle_decline(source, ticket, now)
             case Past(version=version):
                 self._heard = max(self._heard, version)
-                if self._arrival and self._arrival.version <= version:
-                    self._end_arrival(Outcome.LATE)
+                self._handle_past(source, version, now)
             case _:
                 assert_never(message)
 
@@ -257,6 +259,7 @@ class Activation:
     def peer_left(self, peer: PeerId) -> None:
         """A peer said goodbye: its groups have ended, and none that we are yet to enter can."""
         self._arrivals.pop(peer, None)
+        self._beyond.pop(peer, None)
         self._last.pop(peer, None)
         for run in [run for run in self._queue if peer in run.members]:
             self._queue.remove(run)
@@ -276,6 +279,7 @@ class Activation:
         if arrival and arrival.resend_at <= now:
             self._arrival = replace(arrival, resend_at=now + self._resend_s)
             self._tell_host(now)
+            self._look_for_missing(arrival.version)
 
     def next_deadline(self) -> Seconds | None:
         deadlines = [self._arrival.resend_at] if self._arrival else []
@@ -399,6 +403,24 @@ class Activation:
         else:
             self._emit(Send(source, Past(self._begun)))  # lost: its `Activate` comes again
 
+    def _look_for_missing(self, version: int) -> None:
+        """If we host a group of some at `version`: ask those who are not there where they are."""
+        members = self._round(version).members
+        if members[0] != self._me or len(members) == len(self._view()) or self._group:
+            return  # they have told us, or are in the middle of a step
+        for peer in members[1:]:
+            if self._arrivals.get(peer, (0, False))[0] < version:
+                self._emit(Send(peer, Activate(version, waits=False)))  # lost: sent again
+
+    def _handle_past(self, source: PeerId, version: int, now: Seconds) -> None:
+        """`source` is beyond `version`: it hosts ours, or is in a group that we host."""
+        arrival = self._arrival
+        if arrival and self._round(arrival.version).members[0] == self._me:
+            self._beyond[source] = max(version, self._beyond.get(source, 0))
+            self._maybe_run(now)
+        elif arrival and arrival.version <= version:
+            self._end_arrival(Outcome.LATE)
+
     def _count(self, peer: PeerId, version: int, waits: bool, now: Seconds) -> None:
         known, waited = self._arrivals.get(peer, (0, False))
         if version < known:
@@ -441,6 +463,7 @@ class Activation:
         if (version, True) not in known.values():
             return False  # whoever waits for it believes in another group
         arrived = {peer: waits for peer, (theirs, waits) in known.items() if theirs >= version}
+        arrived |= {p: True for p in here.members if self._beyond.get(p, 0) >= version}
         waiting = [peer for peer, waits in arrived.items() if waits]
         if len(waiting) < rule.waiting or rule.initiator not in (None, *waiting):
             return False

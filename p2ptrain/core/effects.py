@@ -8,6 +8,7 @@
     TakeState     -> StateTaken | StateNotTaken
     GroupEnded    -> nothing: for whoever waits for this ticket
     VersionEnded  -> nothing: for the trainer, which waits for this version
+    TurnEnded     -> nothing: for whoever asked for a proposed group
     MemberChanged -> nothing: for the record
 """
 
@@ -89,6 +90,14 @@ class VersionEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class TurnEnded:
+    """We asked for a group and have been in one, or there is none for us."""
+
+    outcome: Outcome
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class MemberChanged:
     """We think differently of a member than before."""
 
@@ -97,4 +106,6 @@ class MemberChanged:
     why: str
 
 
-Effect = Send | Average | Abandon | TakeState | GroupEnded | VersionEnded | MemberChanged
+Effect = (
+    Send | Average | Abandon | TakeState | GroupEnded | VersionEnded | TurnEnded | MemberChanged
+)

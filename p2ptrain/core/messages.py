@@ -199,8 +199,42 @@ class Past:
     version: int
 
 
+# --- proposed groups: the Group Generator ---------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """I have made so many updates and want a group. Lost: sent again until I have been in one.
+
+    Each time it is sent it has a new ticket, so that a late one is known by its age.
+    """
+
+    ticket: Ticket
+    updates: int
+
+
+@dataclass(frozen=True, slots=True)
+class Propose:
+    """Claim this group, please. Lost: sent again until it is settled.
+
+    You alone: there is nobody to meet. Lost: you ask again.
+    """
+
+    ticket: Ticket
+    members: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """The group that you proposed is over. Lost: `Propose` comes again, and brings it."""
+
+    ticket: Ticket
+    done: bool
+
+
 LockMessage = Claim | Grant | Inquire | Busy | Begin | Release
 RendezvousMessage = Arrive | Assemble | CatchUp
 ActivationMessage = Activate | Run | Decline | Past
+GeneratorMessage = Ask | Propose | Settle
 MembershipMessage = Ping | Ack | Rumours
-Message = MembershipMessage | LockMessage | RendezvousMessage | ActivationMessage
+Message = MembershipMessage | LockMessage | RendezvousMessage | ActivationMessage | GeneratorMessage

@@ -2,7 +2,7 @@
 
 ::
 
-    trainer, algorithm ──request, arrive, describe──►┌─────────────┐
+    trainer, algorithm ─request, ask, arrive, describe►┌─────────────┐
     network ──────────────receive, unreachable──────►│ PeerMachine │──take_effects──► driver
     slow work ───────────────────ended──────────────►│             │
     time ─────────────────────handle_timer──────────►└─────────────┘──next_deadline──►
@@ -17,8 +17,10 @@ from dataclasses import dataclass, field
 from random import Random
 
 from p2ptrain.core.activation import Activation, Schedule
-from p2ptrain.core.effects import Effect, MemberChanged
+from p2ptrain.core.effects import Effect, GroupEnded, MemberChanged
 from p2ptrain.core.events import AverageEnded, Ending, Outcome, StateNotTaken, StateTaken
+from p2ptrain.core.group_book import GroupBook
+from p2ptrain.core.group_generator import GroupGenerator
 from p2ptrain.core.group_lock import GroupLock
 from p2ptrain.core.links import LinkMeter, weights_of
 from p2ptrain.core.lock_state import InGroup as InLockGroup
@@ -28,6 +30,7 @@ from p2ptrain.core.messages import (
     Ack,
     Activate,
     Arrive,
+    Ask,
     Assemble,
     Begin,
     Busy,
@@ -42,9 +45,11 @@ from p2ptrain.core.messages import (
     Past,
     Phase,
     Ping,
+    Propose,
     Release,
     Rumours,
     Run,
+    Settle,
 )
 from p2ptrain.core.rendezvous import InGroup as InScheduledGroup
 from p2ptrain.core.rendezvous import Rendezvous
@@ -74,6 +79,7 @@ class PeerMachine:
     Args:
         me: what is known of us from the start; a link whose speed is given is not measured.
         schedule: the algorithm's, if it has one.
+        book: what the algorithm has groups proposed by, if it does.
     """
 
     def __init__(
@@ -82,6 +88,7 @@ class PeerMachine:
         config: ProtocolConfig,
         rng: Random,
         schedule: Schedule | None = None,
+        book: GroupBook | None = None,
     ) -> None:
         self._effects: list[Effect] = []
         self._unsettled: list[MemberChanged] = []  # of which the groups have not been told
@@ -104,6 +111,17 @@ class PeerMachine:
             self._note,
             self._weigh,
         )
+        self.generator = GroupGenerator(
+            me.peer,
+            me.incarnation,
+            config.rendezvous_resend_s,
+            config.lock.lease_s,
+            book,
+            self.membership.trainees,
+            lambda members, now: self.lock.request(members, len(members), now),
+            self._note,
+            rng,
+        )
         self._views = self.membership.changes
         self._link = None if me.link_mbit else LinkMeter()
 
@@ -124,12 +142,19 @@ class PeerMachine:
         """The trainer is at a version of the schedule; if it waits, that ends in `VersionEnded`."""
         self.activation.arrive(version, now, waits=waits)
 
+    def ask(self, updates: int, now: Seconds) -> None:
+        """The algorithm wants a group that somebody proposes; ends in `TurnEnded`."""
+        self.generator.ask(updates, now)
+        self.generator.follow(now)
+
     def describe(self, now: Seconds, *, phase: Phase, steps: int, samples: int) -> None:
         """The trainer is in `phase` and has done so much; everyone hears of a new phase at once."""
         changed = phase is not self.membership.me.phase
         self.membership.describe(phase=phase, steps=steps, samples=samples)
         if changed:
             self.membership.announce()
+        if phase is Phase.DONE:
+            self.generator.retire()
         self._settle(now)
 
     def learn(self, members: Sequence[Member], now: Seconds, why: str) -> None:
@@ -148,6 +173,9 @@ class PeerMachine:
                 self.rendezvous.receive(source, message, now)
             case Activate() | Run() | Decline() | Past():
                 self.activation.receive(source, message, now)
+            case Ask() | Propose() | Settle():
+                self.generator.receive(source, message, now)
+        self.generator.follow(now)
 
     def unreachable(self, peer: PeerId, why: str, now: Seconds) -> None:
         """A connection to `peer` broke."""
@@ -162,6 +190,8 @@ class PeerMachine:
                 self.lock.average_ended(ticket, outcome, why, now)
                 self.rendezvous.average_ended(ticket, outcome, now)
                 self.activation.average_ended(ticket, outcome, now)
+                self.generator.average_ended(outcome)
+                self.generator.follow(now)
             case StateTaken(version=version):
                 self.rendezvous.state_taken(version, now)
             case StateNotTaken(version=version):
@@ -171,7 +201,9 @@ class PeerMachine:
         """The trainer stops: no new groups, except those that others claim."""
         self.rendezvous.withdraw()
         self.activation.withdraw()
+        self.generator.withdraw(now)
         self.lock.withdraw("stopping", now)
+        self.generator.follow(now)
 
     def leave(self, now: Seconds) -> None:
         """Say goodbye to everyone. Call it when no group is held any more."""
@@ -184,6 +216,8 @@ class PeerMachine:
         self.lock.handle_timer(now)
         self.rendezvous.handle_timer(now)
         self.activation.handle_timer(now)
+        self.generator.handle_timer(now)
+        self.generator.follow(now)
 
     # --- what the driver asks ---------------------------------------------------------------------
 
@@ -202,7 +236,7 @@ class PeerMachine:
 
     def next_deadline(self) -> Seconds | None:
         first = self.membership.next_deadline()
-        for part in (self.lock, self.rendezvous, self.activation):
+        for part in (self.lock, self.rendezvous, self.activation, self.generator):
             deadline = part.next_deadline()
             if deadline is not None and (first is None or deadline < first):
                 first = deadline
@@ -218,6 +252,7 @@ class PeerMachine:
         self.lock.check()
         self.rendezvous.check()
         self.activation.check()
+        self.generator.check()
         groups = (
             isinstance(self.lock.state, InLockGroup),
             isinstance(self.rendezvous.state, InScheduledGroup),
@@ -243,6 +278,8 @@ class PeerMachine:
         self._effects.append(effect)
         if isinstance(effect, MemberChanged):
             self._unsettled.append(effect)
+        elif isinstance(effect, GroupEnded):
+            self.generator.claim_ended(effect)
 
     def _settle(self, now: Seconds) -> None:
         """Tell the groups what membership has just decided."""
@@ -265,3 +302,5 @@ class PeerMachine:
             self.rendezvous.view_changed()
         if self._views[1] != before[1]:
             self.activation.view_changed(now)
+            self.generator.view_changed(now)
+        self.generator.follow(now)

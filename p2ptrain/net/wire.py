@@ -213,6 +213,12 @@ def _message_to_pb(message: m.Message) -> tuple[str, Any]:  # Any: protobuf's ge
             return "decline", pb.Decline(ticket=_ticket_to_pb(ticket), version=version)
         case m.Past(version):
             return "past", pb.Past(version=version)
+        case m.Ask(ticket, updates):
+            return "ask", pb.Ask(ticket=_ticket_to_pb(ticket), updates=updates)
+        case m.Propose(ticket, group):
+            return "propose", pb.Propose(ticket=_ticket_to_pb(ticket), members=group)
+        case m.Settle(ticket, done):
+            return "settle", pb.Settle(ticket=_ticket_to_pb(ticket), done=done)
 
 
 _FROM_PB: dict[str, Callable[[Any], m.Message]] = {
@@ -232,6 +238,9 @@ _FROM_PB: dict[str, Callable[[Any], m.Message]] = {
     "run": lambda p: m.Run(_ticket(p.ticket), _number(p.version), *_group_of(p)),
     "decline": lambda p: m.Decline(_ticket(p.ticket), _number(p.version)),
     "past": lambda p: m.Past(_number(p.version)),
+    "ask": lambda p: m.Ask(_ticket(p.ticket), _number(p.updates)),
+    "propose": lambda p: m.Propose(_ticket(p.ticket), _group(p.members)),
+    "settle": lambda p: m.Settle(_ticket(p.ticket), p.done),
 }
 
 

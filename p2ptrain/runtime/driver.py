@@ -123,6 +123,7 @@ class Driver:
         self.handover = Handover(self, replica, self.accord, config=exchange, offload=offload)
         self._claims: dict[Ticket, asyncio.Future[GroupResult]] = {}
         self._version: asyncio.Future[GroupResult] | None = None
+        self._turn: asyncio.Future[GroupResult] | None = None
         self._news = asyncio.Event()
         self._updates_done = 0
         self._updated = asyncio.Event()
@@ -153,7 +154,8 @@ class Driver:
             link_mbit=self._link_mbit,
         )
         schedule = self.algorithm.schedule if self.algorithm.acts("schedule") else None
-        self._machine = PeerMachine(me, self._protocol, self.rng, schedule)
+        book = self.algorithm.group_book()
+        self._machine = PeerMachine(me, self._protocol, self.rng, schedule, book)
         return address
 
     async def join(self, hosts: Sequence[Address], timeout_s: Seconds) -> None:
@@ -295,6 +297,12 @@ class Driver:
         self._machine.arrive_at(version, self.now, waits=waits)
         self._pump()
 
+    async def average_in_turn(self) -> GroupResult:
+        self._turn = self._loop.create_future()
+        self._machine.ask(self.replica.updates, self.now)
+        self._pump()
+        return await self._turn
+
     async def hand_in_gradients(self) -> None:
         contributes, self.accord.contributes = self.accord.contributes, True
         await self.averages.late.hand_in(self.accord.samples_of_step, contributes=contributes)
@@ -374,6 +382,9 @@ class Driver:
                 case effects.VersionEnded(outcome=outcome):
                     if self._version and not self._version.done():
                         self._version.set_result(GroupResult(outcome, ""))
+                case effects.TurnEnded(outcome=outcome, why=why):
+                    if self._turn and not self._turn.done():
+                        self._turn.set_result(GroupResult(outcome, why))
                 case effects.MemberChanged():
                     self._member_changed(effect)
                 case _:
@@ -470,4 +481,6 @@ class Driver:
         self.metrics.record("warning", text=f"{type(error).__name__}: {error}")
         if self._version and not self._version.done():
             self._version.set_exception(error)
+        if self._turn and not self._turn.done():
+            self._turn.set_exception(error)
         self._news.set()

@@ -39,6 +39,9 @@ class DriverSwarm:
     async def average_with_any(self, candidates: Sequence[PeerId], count: int = 1) -> GroupResult:
         return await self._driver.average_with_any(candidates, count)
 
+    async def average_in_turn(self) -> GroupResult:
+        return await self._driver.average_in_turn()
+
     async def average_gradients(self) -> GroupResult:
         return await self._driver.average_gradients()
 

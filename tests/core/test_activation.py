@@ -758,3 +758,26 @@ def test_members_of_one_ticket_agree_on_who_they_are(schedule: str):
             members.setdefault(average.ticket, set()).add(average.members)
     assert len(members) > 10
     assert all(len(versions) == 1 for versions in members.values())
+
+
+def test_who_waits_for_one_that_is_beyond_by_another_view_goes_on_when_it_has_asked():
+    """B ran version 1 alone, since it knew of nobody: no host of that version hears of it."""
+
+    def waiting_pairs(version: int, peers: Sequence[PeerId], me: PeerId) -> Round:
+        members = pairs(version, peers, me).members
+        return Round(members, What.MODELS, Rule(waiting=len(members)))
+
+    crowd = Crowd("abc", waiting_pairs)
+    crowd.see("b", "b")
+    crowd.arrive("b", 1)
+    crowd.see("b", "abc")
+    crowd.arrive("b", 2)
+    crowd.arrive("a", 1)
+    crowd.settle()
+    assert crowd["a"].ended == []
+    crowd.advance(RESEND_S)
+    assert crowd["a"].ended == [(1, Outcome.REFUSED)]
+    crowd.arrive("c", 2)
+    crowd.settle()
+    assert crowd.groups() == {"b": "2:bc", "c": "2:bc"}
+    crowd.check()

@@ -56,6 +56,8 @@ FIELDS: dict[str, st.SearchStrategy] = {
     "reason": st.text(st.characters(codec="utf-8").filter(str.isprintable), max_size=300),
     "donor": names,
     "waits": st.booleans(),
+    "updates": numbers,
+    "done": st.booleans(),
 }
 
 

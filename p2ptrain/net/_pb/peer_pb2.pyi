@@ -86,7 +86,7 @@ class Ticket(_message.Message):
     def __init__(self, initiator: _Optional[str] = ..., incarnation: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
 
 class Envelope(_message.Message):
-    __slots__ = ("source", "swarm", "ping", "ack", "rumours", "claim", "grant", "busy", "begin", "release", "inquire", "arrive", "assemble", "catch_up", "activate", "run", "decline", "past")
+    __slots__ = ("source", "swarm", "ping", "ack", "rumours", "claim", "grant", "busy", "begin", "release", "inquire", "arrive", "assemble", "catch_up", "activate", "run", "decline", "past", "ask", "propose", "settle")
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     SWARM_FIELD_NUMBER: _ClassVar[int]
     PING_FIELD_NUMBER: _ClassVar[int]
@@ -105,6 +105,9 @@ class Envelope(_message.Message):
     RUN_FIELD_NUMBER: _ClassVar[int]
     DECLINE_FIELD_NUMBER: _ClassVar[int]
     PAST_FIELD_NUMBER: _ClassVar[int]
+    ASK_FIELD_NUMBER: _ClassVar[int]
+    PROPOSE_FIELD_NUMBER: _ClassVar[int]
+    SETTLE_FIELD_NUMBER: _ClassVar[int]
     source: str
     swarm: str
     ping: Ping
@@ -123,7 +126,10 @@ class Envelope(_message.Message):
     run: Run
     decline: Decline
     past: Past
-    def __init__(self, source: _Optional[str] = ..., swarm: _Optional[str] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., rumours: _Optional[_Union[Rumours, _Mapping]] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., grant: _Optional[_Union[Grant, _Mapping]] = ..., busy: _Optional[_Union[Busy, _Mapping]] = ..., begin: _Optional[_Union[Begin, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., inquire: _Optional[_Union[Inquire, _Mapping]] = ..., arrive: _Optional[_Union[Arrive, _Mapping]] = ..., assemble: _Optional[_Union[Assemble, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ..., activate: _Optional[_Union[Activate, _Mapping]] = ..., run: _Optional[_Union[Run, _Mapping]] = ..., decline: _Optional[_Union[Decline, _Mapping]] = ..., past: _Optional[_Union[Past, _Mapping]] = ...) -> None: ...
+    ask: Ask
+    propose: Propose
+    settle: Settle
+    def __init__(self, source: _Optional[str] = ..., swarm: _Optional[str] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., rumours: _Optional[_Union[Rumours, _Mapping]] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., grant: _Optional[_Union[Grant, _Mapping]] = ..., busy: _Optional[_Union[Busy, _Mapping]] = ..., begin: _Optional[_Union[Begin, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., inquire: _Optional[_Union[Inquire, _Mapping]] = ..., arrive: _Optional[_Union[Arrive, _Mapping]] = ..., assemble: _Optional[_Union[Assemble, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ..., activate: _Optional[_Union[Activate, _Mapping]] = ..., run: _Optional[_Union[Run, _Mapping]] = ..., decline: _Optional[_Union[Decline, _Mapping]] = ..., past: _Optional[_Union[Past, _Mapping]] = ..., ask: _Optional[_Union[Ask, _Mapping]] = ..., propose: _Optional[_Union[Propose, _Mapping]] = ..., settle: _Optional[_Union[Settle, _Mapping]] = ...) -> None: ...
 
 class Ping(_message.Message):
     __slots__ = ("number", "members")
@@ -250,6 +256,30 @@ class Past(_message.Message):
     VERSION_FIELD_NUMBER: _ClassVar[int]
     version: int
     def __init__(self, version: _Optional[int] = ...) -> None: ...
+
+class Ask(_message.Message):
+    __slots__ = ("ticket", "updates")
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    UPDATES_FIELD_NUMBER: _ClassVar[int]
+    ticket: Ticket
+    updates: int
+    def __init__(self, ticket: _Optional[_Union[Ticket, _Mapping]] = ..., updates: _Optional[int] = ...) -> None: ...
+
+class Propose(_message.Message):
+    __slots__ = ("ticket", "members")
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    ticket: Ticket
+    members: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, ticket: _Optional[_Union[Ticket, _Mapping]] = ..., members: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Settle(_message.Message):
+    __slots__ = ("ticket", "done")
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    ticket: Ticket
+    done: bool
+    def __init__(self, ticket: _Optional[_Union[Ticket, _Mapping]] = ..., done: _Optional[bool] = ...) -> None: ...
 
 class Slice(_message.Message):
     __slots__ = ("payload", "average", "state", "last")

@@ -1,0 +1,230 @@
+"""Ripples, later Prague: Partial All-Reduce (Luo et al., arXiv 1909.08029; ASPLOS 2020).
+
+All-reduce is fast where all are alike and as slow as the slowest where they are not; gossip in
+pairs is tolerant and pays for each exchange. Between them stands **Partial All-Reduce**: a group G
+of any size averages its models as all-reduce would, and nobody else takes part:
+
+    x_i  <-  x_i - lr * update(g_i)
+    x_i  <-  (1 / |G|) * sum of x_j over G, for all i in G
+
+Two groups that share a peer do not commute and run one after the other; so the art is to choose
+groups that do not conflict. Three ways to choose, `schedule`:
+
+* `"static"`: a table of four steps that everyone knows, for machines of several peers each (the
+  authors' own code has it). With four to a machine, places l = 0, 1, 2, 3:
+
+      step 0   all l = 0 across machines; {2, 3} in each machine; l = 1 alone
+      step 1   each machine
+      step 2   all l = 1 across machines; {0, 3} in each machine; l = 2 alone
+      step 3   each machine
+
+  So one peer of a machine at a time uses its way to the others, and every second step only.
+* `"generator"`: one peer, the **Group Generator**, keeps a lock for each peer and a **Group
+  Buffer**, and where that is empty divides all peers into groups at once, **Group Division**
+  (`core/group_book.py`). Here it is elected and only proposes; the members grant through the group
+  lock, and when it dies another takes its place (`core/group_generator.py`).
+* `"decentral"`: nobody proposes. Whoever has made an update and has not been in a group since takes
+  the first of the others that are free, through the group lock.
+
+What is different here, and why:
+
+* *Nobody waits* (`waits = False`). Groups average beside the trainers, in delta form, so that an
+  update that lands meanwhile is kept, and a slow trainer holds up nobody. With `waits = True` a
+  trainer stands still until its group is done, and a group until all its trainers are there.
+* *A slowdown filter only where trainers wait.* Who is slow is then left out of other peers'
+  divisions; it is known by how long its steps take. Where nobody waits for it, there is nothing to
+  be saved, and its model would be older for it.
+* *Any number* of peers, and of peers on a machine, in the table too.
+* *The generator is not trusted with the locking.* Every member is its own lock's keeper, so two
+  generators waste time and break nothing.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from p2ptrain.averaging.ad_psgd import in_turn
+from p2ptrain.averaging.base import Algorithm, Swarm
+from p2ptrain.core.activation import NOBODY, Round, Rule
+from p2ptrain.core.effects import What
+from p2ptrain.core.group_book import GroupBook, machines
+from p2ptrain.errors import ConfigError
+from p2ptrain.ids import PeerId
+
+SCHEDULES = ("generator", "static", "decentral")
+
+DEFAULT_GROUP = 3
+PUBLISHED_MACHINE = 4
+"""Peers on a machine in the published table."""
+
+
+class Ripples(Algorithm):
+    averages = "models"
+
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class Config:
+        """How groups are chosen, how large they are, and whether trainers wait for them."""
+
+        schedule: str = "generator"
+        """``generator``, ``static`` or ``decentral``; see above."""
+
+        group_size: int = 0
+        """Peers per group that is drawn; 0: three. Too small: models drift apart; too large: more
+        peers must be free at once, and each average moves more. Groups of the table, and of a whole
+        machine, have the size that they have."""
+
+        peers_per_machine: int = 0
+        """So many consecutive peers, by name, share one machine's way to the others, so that half
+        of the groups stay inside and one peer of each meets the other machines in the other half.
+        0: machines make no difference; the table then takes four, as published. Too large: groups
+        that seem to stay inside a machine do not."""
+
+        waits: bool = False
+        """Whether a trainer stands still until its group is done. Without: averages run beside it,
+        and reach its model one step later."""
+
+        slowdown: float = 1.5
+        """With `waits` and a generator: who takes so many times as long for a step as the median
+        is not drawn into other peers' groups. Too small: peers that are slow by chance are left
+        out, too; too large: everybody waits for slow ones."""
+
+        def __post_init__(self) -> None:
+            if self.schedule not in SCHEDULES:
+                raise ConfigError(
+                    f"ripples schedule = {self.schedule!r}; there are: {', '.join(SCHEDULES)}"
+                )
+            if self.group_size < 0 or self.group_size == 1:
+                raise ConfigError(
+                    f"ripples group_size = {self.group_size} must be 2 or more, or 0 for three"
+                )
+            if self.peers_per_machine < 0:
+                raise ConfigError(
+                    f"ripples peers_per_machine = {self.peers_per_machine} must be 1 or more, or 0 "
+                    "if machines make no difference"
+                )
+            if not 1 < self.slowdown < math.inf:
+                raise ConfigError(f"ripples slowdown = {self.slowdown} must be above 1")
+
+    _turns = 0  # averages that we began
+    _groups = 0  # that we had been in when the last one ended
+
+    def acts(self, moment: str) -> bool:
+        match moment:
+            case "schedule":
+                return bool(self.config.schedule == "static")
+            case "after_update":
+                return bool(self.config.waits)
+            case "background":
+                return not self.config.waits
+            case _:
+                return super().acts(moment)
+
+    async def after_update(self, swarm: Swarm) -> None:
+        await self._partial_all_reduce(swarm)
+
+    async def background(self, swarm: Swarm) -> None:
+        updates = 0
+        while True:
+            updates = await swarm.wait_for_update(updates + 1)
+            await self._partial_all_reduce(swarm)
+
+    async def _partial_all_reduce(self, swarm: Swarm) -> None:
+        """Average in the group of this update, unless somebody else's choice had us in one."""
+        self._turns += 1
+        if self.config.schedule == "static":
+            self._turns = max(self._turns, swarm.version)  # a newcomer falls in with the others
+            await swarm.average_at(self._turns)
+        elif self.config.waits or swarm.met().get(swarm.me, 0) == self._groups:
+            if self.config.schedule == "generator":
+                await swarm.average_in_turn()
+            else:
+                await self._take_who_is_free(swarm)
+        self._groups = swarm.met().get(swarm.me, 0)
+
+    # --- static -----------------------------------------------------------------------------------
+
+    def schedule(self, version: int, peers: Sequence[PeerId], me: PeerId) -> Round:
+        each = self.config.peers_per_machine or PUBLISHED_MACHINE
+        table = static_groups(version, len(peers), each)
+        group = next(group for group in table if peers.index(me) in group)
+        members = tuple(peers[place] for place in group)
+        rule = Rule(waiting=len(members)) if self.config.waits else NOBODY
+        return Round(members, What.MODELS, rule)
+
+    # --- generator --------------------------------------------------------------------------------
+
+    def group_book(self) -> GroupBook | None:
+        if self.config.schedule != "generator":
+            return None
+        return GroupBook(
+            group_size=self._size,
+            peers_per_machine=self.config.peers_per_machine,
+            slowdown=self.config.slowdown,
+            waits=self.config.waits,
+        )
+
+    # --- decentral --------------------------------------------------------------------------------
+
+    async def _take_who_is_free(self, swarm: Swarm) -> None:
+        """Claim a group with the first that are free of those that we met longest ago."""
+        everyone = sorted((swarm.me, *swarm.choosable()))
+        each = self.config.peers_per_machine or len(everyone)
+        candidates, count = circle(self._turns, everyone, swarm.me, each, self._size)
+        order = in_turn(candidates, swarm.met(), swarm.rng)
+        if order:
+            half = order[: max(count, -(-len(order) // 2))]
+            await swarm.average_with_any(half, count)
+
+    # --- all --------------------------------------------------------------------------------------
+
+    @property
+    def _size(self) -> int:
+        return self.config.group_size or DEFAULT_GROUP
+
+    def check_swarm(self, peers: int) -> None:
+        for name in ("group_size", "peers_per_machine"):
+            value = getattr(self.config, name)
+            if value > peers:
+                raise ConfigError(
+                    f"ripples {name} = {value} is more than the {peers} peers of the swarm; make "
+                    "it smaller, or 0"
+                )
+
+
+def static_groups(step: int, count: int, each: int) -> tuple[tuple[int, ...], ...]:
+    """The table's groups of places 0 ... `count` - 1 at `step`, `each` to a machine; a partition.
+
+    Period 4. At odd steps each machine is a group. At even ones the heads of all machines are, the
+    place after a head is alone, and the rest of its machine is a group; where that would leave one
+    alone more, the two are a pair.
+    """
+    places = [tuple(range(start, min(start + each, count))) for start in range(0, count, each)]
+    if step % 2 == 1:
+        return tuple(places)
+    heads: list[int] = []
+    groups: list[tuple[int, ...]] = []
+    for machine in places:
+        first = step // 2 % min(2, len(machine))
+        heads.append(machine[first])
+        rest = machine[first + 1 :] + machine[:first]
+        alone = rest[:1] if len(rest) > 2 else ()
+        groups += [group for group in (alone, tuple(sorted(rest[len(alone) :]))) if group]
+    return (tuple(heads), *groups)
+
+
+def circle(
+    turn: int, everyone: Sequence[PeerId], me: PeerId, each: int, size: int
+) -> tuple[tuple[PeerId, ...], int]:
+    """Whom `me` may take at its `turn`, and how many of them.
+
+    Those on its own machine, all at even turns and `size` - 1 at odd ones; but in one odd turn of
+    as many as there are peers on its machine, it is its machine's head and takes others' peers.
+    """
+    mine = next(machine for machine in machines(everyone, each) if me in machine)
+    mates = tuple(peer for peer in mine if peer != me)
+    others = tuple(peer for peer in everyone if peer not in mine)
+    leads = turn % 2 == 1 and turn // 2 % len(mine) == mine.index(me)
+    if others and (leads or not mates):
+        return others, min(size - 1, len(others))
+    inside = len(mates) if others and turn % 2 == 0 else min(size - 1, len(mates))
+    return mates, max(1, inside)

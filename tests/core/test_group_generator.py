@@ -1,0 +1,232 @@
+"""The Group Generator: who asks, who leads, what is lost, and who takes its place."""
+
+from collections.abc import Iterator
+from random import Random
+
+import pytest
+
+from p2ptrain.core.events import Outcome
+from p2ptrain.core.lock_state import Free
+from p2ptrain.core.messages import Ask, Propose, Settle
+from p2ptrain.ids import PeerId, Ticket
+from tests.helpers.assembly import RESEND_S, Assembly
+
+
+@pytest.fixture
+def trio() -> Iterator[Assembly]:
+    assembly = Assembly("abc", group_size=3)
+    yield assembly
+    assembly.check()
+
+
+def drop(assembly: Assembly, kind: type) -> int:
+    """Lose all messages of a kind that are under way; returns how many."""
+    before = len(assembly.wire)
+    assembly.wire[:] = [entry for entry in assembly.wire if not isinstance(entry[2], kind)]
+    return before - len(assembly.wire)
+
+
+def settle_without(assembly: Assembly, kind: type) -> int:
+    """Everything is delivered but messages of a kind; returns how many were lost."""
+    lost = drop(assembly, kind)
+    while assembly.wire or assembly.complete():
+        if assembly.wire:
+            assembly.deliver()
+        else:
+            assembly.finish(assembly.complete()[0])
+        lost += drop(assembly, kind)
+    return lost
+
+
+@pytest.mark.parametrize("asker", "abc")
+def test_who_asks_is_in_a_group_and_so_are_those_that_it_is_with(trio: Assembly, asker: str):
+    trio.ask(asker)
+    trio.settle()
+    assert [trio[name].groups for name in "abc"] == [[("a", "b", "c")]] * 3
+    assert trio[asker].turns == [Outcome.DONE]
+    assert trio[asker].generator.turn is None
+
+
+def test_the_first_by_name_is_asked(trio: Assembly):
+    trio.ask("c")
+    ((source, target, message),) = trio.wire
+    assert (source, target) == ("c", "a")
+    assert message == Ask(Ticket(PeerId("c"), 1, 1), 1)
+
+
+def test_several_that_ask_at_once_get_one_group(trio: Assembly):
+    trio.ask("abc")
+    trio.settle()
+    assert [trio[name].turns for name in "abc"] == [[Outcome.DONE]] * 3
+    assert len(trio["a"].groups) == 1
+
+
+def test_alone_a_turn_ends_at_once():
+    assembly = Assembly("a", group_size=3)
+    assembly.ask("a")
+    assert assembly["a"].turns == [Outcome.BUSY]
+    assert assembly.wire == []
+
+
+# --- losses ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [Ask, Propose])
+def test_a_lost_message_costs_a_resend(kind: type):
+    for seed in range(4):  # who leads is drawn
+        assembly = Assembly("abc", seed=seed, group_size=3)
+        assembly.ask("b")
+        settle_without(assembly, kind)
+        while assembly["b"].generator.turn:
+            assembly.tick()
+            assembly.settle()
+        assert assembly["b"].turns == [Outcome.DONE]
+        assert assembly.time <= RESEND_S
+        assembly.check()
+
+
+def test_a_lost_settle_costs_a_resend_and_the_group_does_not_run_again():
+    lost = 0
+    for seed in range(4):
+        assembly = Assembly("abc", seed=seed, group_size=3)
+        assembly.ask("b")
+        lost += settle_without(assembly, Settle)
+        while (book := assembly["a"].generator.book) and book.running:
+            assembly.tick()
+            assembly.settle()
+        assert assembly.time <= RESEND_S
+        assert len(assembly["b"].groups) == 1
+        assembly.check()
+    assert lost, "somebody else than the generator led"
+
+
+def test_a_late_duplicate_of_a_question_is_known_as_one(trio: Assembly):
+    trio.ask("b")
+    (question,) = trio.wire
+    trio.settle()
+    trio.wire.append(question)
+    trio.settle()
+    assert len(trio["b"].groups) == 1
+
+
+def test_a_leader_that_never_settles_is_not_waited_for_for_ever():
+    assembly = Assembly("ab", group_size=2)
+    assembly.ask("a")
+    while (book := assembly["a"].generator.book) and book.running and assembly.time < 60:
+        assembly.wire.clear()  # b is deaf and dumb; everyone thinks that it lives
+        assembly.tick()
+        if assembly["a"].generator.turn is None:
+            break
+        if assembly.time > 20:
+            assembly["a"].generator.withdraw(assembly.time)
+    assembly.check()
+    assert assembly.time < 60
+
+
+def test_what_nobody_could_have_proposed_is_ignored(trio: Assembly):
+    for message in (
+        Propose(Ticket(PeerId("b"), 1, 1), (PeerId("b"), PeerId("c"))),
+        Propose(Ticket(PeerId("c"), 1, 1), (PeerId("a"), PeerId("b"))),
+        Ask(Ticket(PeerId("c"), 1, 1), 1),
+        Settle(Ticket(PeerId("a"), 1, 7), True),
+    ):
+        trio["a"].generator.receive(PeerId("b"), message, 0.0)
+    trio["a"].generator.receive(PeerId("z"), Ask(Ticket(PeerId("z"), 1, 1), 1), 0.0)
+    assert trio.wire == []
+    assert isinstance(trio["a"].lock.state, Free)
+
+
+def test_somebody_with_another_algorithm_has_no_say(trio: Assembly):
+    trio["a"].generator._book = None
+    trio["a"].generator.receive(PeerId("b"), Ask(Ticket(PeerId("b"), 1, 1), 1), 0.0)
+    assert trio.wire == []
+
+
+# --- coming and going -----------------------------------------------------------------------------
+
+
+def test_when_the_generator_dies_the_next_one_is_asked_at_once(trio: Assembly):
+    trio.ask("bc")
+    trio.die("a")
+    trio.settle()
+    assert trio.time == 0.0
+    assert [trio[name].groups for name in "bc"] == [[("b", "c")]] * 2
+    assert [trio[name].turns for name in "bc"] == [[Outcome.DONE]] * 2
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_when_a_leader_dies_those_who_asked_get_another_group(seed: int):
+    assembly = Assembly("abcd", seed=seed, group_size=4)
+    assembly.ask("abd")
+    while not any(isinstance(message, Propose) for _, _, message in assembly.wire):
+        assembly.deliver()
+        if not assembly.wire or assembly.complete():
+            return  # the generator leads it itself
+    (leader,) = [target for _, target, message in assembly.wire if isinstance(message, Propose)]
+    assembly.die(leader)
+    assembly.settle()
+    assert all(assembly[name].turns for name in "abd" if name != leader)
+
+
+def test_who_stops_asks_no_more_and_leads_no_more():
+    for seed in range(4):
+        assembly = Assembly("abc", seed=seed, group_size=3)
+        assembly.ask("b")
+        assembly["b"].generator.withdraw(0.0)
+        assert assembly["b"].turns == [Outcome.WITHDRAWN]
+        assembly.ask("b")
+        assert assembly["b"].turns == [Outcome.WITHDRAWN] * 2
+        assembly.ask("c")
+        assembly.die("b")
+        assembly.settle()
+        assert assembly["c"].turns == [Outcome.DONE]
+
+
+def test_who_is_done_wishes_for_nothing_any_more(trio: Assembly):
+    trio.ask("c")
+    trio["c"].generator.retire()
+    assert trio["c"].turns == [Outcome.WITHDRAWN]
+
+
+# --- any order, any loss, any death ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("waits", [False, True])
+def test_whatever_is_lost_late_or_dead_everyone_gets_its_turns(seed: int, waits: bool):
+    """Four turns each; messages in any order, some lost, some twice; one dies, perhaps the first.
+
+    Whoever has had its turns goes on while others have not, as trainers do.
+    """
+    rng = Random(seed)
+    names = "abcde"[: rng.randint(2, 5)]
+    assembly = Assembly(names, seed=seed, group_size=rng.choice([2, 3]), waits=waits)
+    taken = dict.fromkeys(names, 0)
+    dies_at = rng.randrange(400)
+    for moment in range(20_000):
+        if moment == dies_at and len(names) > 2:
+            dead = rng.choice(names)
+            assembly.die(dead)
+            del taken[dead]
+        for name, seat in assembly.seats.items():
+            if seat.generator.turn is None and rng.random() < 0.2:
+                taken[name] += 1
+                assembly.ask(name, taken[name])
+        faulty = moment < 1000
+        match rng.randrange(8):
+            case 0 if assembly.wire and faulty:
+                assembly.wire.pop(rng.randrange(len(assembly.wire)))
+            case 1 if assembly.wire and faulty:
+                assembly.deliver(rng.randrange(len(assembly.wire)), keep=True)
+            case 2 | 3 | 4 | 5 if assembly.wire:
+                assembly.deliver(rng.randrange(len(assembly.wire)))
+            case 6 if complete := assembly.complete():
+                assembly.finish(rng.choice(complete))
+            case 7 if not assembly.wire or faulty:
+                assembly.tick()
+            case _:
+                pass
+        assembly.check()
+        if moment > dies_at and min(taken.values()) > 4:  # the fifth is under way
+            return
+    raise AssertionError(taken)
