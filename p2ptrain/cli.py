@@ -21,11 +21,16 @@ from p2ptrain.errors import CodecError, ConfigError, P2PTrainError
 from p2ptrain.ids import Address, Seconds
 from p2ptrain.net import wire
 from p2ptrain.net.ask import is_serving
+from p2ptrain.net.grpc_transport import GrpcConfig
 
 if TYPE_CHECKING:
     from p2ptrain.config import RunConfig
 
 EXIT_INTERRUPTED = 130
+
+TLS_CERT = typer.Option(help="file with this peer's certificate, where the swarm has TLS")
+TLS_KEY = typer.Option(help="file with the certificate's key")
+TLS_CA = typer.Option(help="file with the certificate of the swarm's CA")
 
 app = typer.Typer(
     add_completion=False,
@@ -72,6 +77,9 @@ def peer(
         int | None, typer.Option(help="port of a Prometheus endpoint; 0 takes a free one")
     ] = None,
     tensorboard: Annotated[str | None, typer.Option(help="folder for TensorBoard scalars")] = None,
+    tls_cert: Annotated[str | None, TLS_CERT] = None,
+    tls_key: Annotated[str | None, TLS_KEY] = None,
+    tls_ca: Annotated[str | None, TLS_CA] = None,
 ) -> None:
     """Train as one peer of a swarm, until its end or Ctrl-C."""
     from p2ptrain.config import RunConfig, from_mapping, read_toml
@@ -96,6 +104,7 @@ def peer(
     values |= {key: value for key, value in given.items() if value is not None}
     _override(values, "task_options", {"data": data})
     _override(values, "stop", {"samples": samples, "seconds": seconds})
+    _override(values, "network", {"tls_cert": tls_cert, "tls_key": tls_key, "tls_ca": tls_ca})
     with _ctrl_c_ends():
         run_peer(from_mapping(RunConfig, values, str(config or "command line")))
 
@@ -120,13 +129,16 @@ def status(
     watch: Annotated[bool, typer.Option(help="show it live, until Ctrl-C")] = False,
     json_: Annotated[bool, typer.Option("--json", help="print it for programs")] = False,
     timeout: Annotated[float, typer.Option(help="seconds to wait for each peer")] = 2.0,
+    tls_cert: Annotated[str, TLS_CERT] = "",
+    tls_key: Annotated[str, TLS_KEY] = "",
+    tls_ca: Annotated[str, TLS_CA] = "",
 ) -> None:
     """Show who is in a swarm, and what they are doing."""
     if watch and json_:
         raise ConfigError("--watch and --json do not go together; ask for --json repeatedly")
     show = show_live if watch else show_json if json_ else show_once
     with _ctrl_c_ends():
-        asyncio.run(show(_address(address), _timeout(timeout)))
+        asyncio.run(show(_address(address), _timeout(timeout), _tls(tls_cert, tls_key, tls_ca)))
 
 
 @app.command()
@@ -135,6 +147,9 @@ def doctor(
     listen: Annotated[str, typer.Option(help="host:port where this machine would listen")] = "",
     advertise: Annotated[str, typer.Option(help="host:port that it would advertise")] = "",
     timeout: Annotated[float, typer.Option(help="seconds to wait for each answer")] = 3.0,
+    tls_cert: Annotated[str, TLS_CERT] = "",
+    tls_key: Annotated[str, TLS_KEY] = "",
+    tls_ca: Annotated[str, TLS_CA] = "",
 ) -> None:
     """Find out what keeps this machine from taking part. Exit code 1 if something does."""
     visit = Visit(
@@ -144,6 +159,7 @@ def doctor(
         timeout_s=_timeout(timeout),
         number=Random().getrandbits(60),
         unix_clock=time.time,
+        network=_tls(tls_cert, tls_key, tls_ca),
     )
     with _ctrl_c_ends():
         problems = asyncio.run(show_findings(visit))
@@ -164,10 +180,20 @@ def _ctrl_c_ends() -> Iterator[None]:
 def health(
     address: Annotated[str, typer.Argument(help="host:port of a peer")],
     timeout: Annotated[float, typer.Option(help="seconds to wait for an answer")] = 3.0,
+    tls_cert: Annotated[str, TLS_CERT] = "",
+    tls_key: Annotated[str, TLS_KEY] = "",
+    tls_ca: Annotated[str, TLS_CA] = "",
 ) -> None:
     """Ask a peer's health service, as a container engine does. Exit code 1 if it is not well."""
-    if not asyncio.run(is_serving(_address(address), _timeout(timeout))):
+    network = _tls(tls_cert, tls_key, tls_ca)
+    if not asyncio.run(is_serving(_address(address), _timeout(timeout), network)):
         raise typer.Exit(1)
+
+
+def _tls(cert: str, key: str, ca: str) -> GrpcConfig:
+    config = GrpcConfig(tls_cert=cert, tls_key=key, tls_ca=ca)
+    config.security()  # a mistake is told before anybody is asked
+    return config
 
 
 def _timeout(seconds: float) -> Seconds:

@@ -29,6 +29,7 @@ from p2ptrain.errors import CodecError, ConfigError, TransportError
 from p2ptrain.ids import Address, Seconds
 from p2ptrain.net import wire
 from p2ptrain.net.ask import asking
+from p2ptrain.net.grpc_transport import GrpcConfig
 
 SETTLE_S: Seconds = 2.0
 """How long nobody answers before the lowest address begins; longer than a name server may take to
@@ -49,7 +50,14 @@ class Place:
 
 
 class Neighbourhood:
-    """What is asked of the network, so that tests can answer."""
+    """What is asked of the network, so that tests can answer.
+
+    Args:
+        network: how peers are talked to.
+    """
+
+    def __init__(self, network: GrpcConfig) -> None:
+        self._network = network
 
     async def addresses(self, name: str) -> Sequence[str]:
         """The IP addresses behind a name, none if it has none (yet)."""
@@ -70,7 +78,7 @@ class Neighbourhood:
     async def answers(self, address: Address) -> bool:
         """True if a peer is there."""
         try:
-            async with asking(address) as asker:
+            async with asking(address, self._network) as asker:
                 await asker.identify(ASK_S)
         except (TransportError, CodecError):
             return False

@@ -9,7 +9,7 @@ import ipaddress
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from rich.console import Console
@@ -20,7 +20,7 @@ from p2ptrain.errors import CodecError, P2PTrainError, RefusedError, TransportEr
 from p2ptrain.ids import Address, PeerId, Seconds
 from p2ptrain.net import wire
 from p2ptrain.net.ask import Asker, asking
-from p2ptrain.net.grpc_transport import GrpcTransport
+from p2ptrain.net.grpc_transport import GrpcConfig, GrpcTransport
 from p2ptrain.net.transport import SliceStream
 from p2ptrain.net.wire import (
     PROTOCOL_MAJOR,
@@ -78,6 +78,9 @@ class Visit:
 
     unix_clock: Callable[[], Seconds]
 
+    network: GrpcConfig = field(default_factory=GrpcConfig)
+    """With the files of a swarm that has TLS."""
+
 
 async def show_findings(visit: Visit) -> int:
     """Print each finding as soon as it is known; return how many are problems."""
@@ -103,7 +106,7 @@ async def diagnose(visit: Visit) -> AsyncIterator[Finding]:
         return
     ours, theirs = way
     yield Finding(Level.OK, f"{visit.address} accepts connections (we call from {ours})")
-    async with asking(visit.address) as asker:
+    async with asking(visit.address, visit.network) as asker:
         asked_at = visit.unix_clock()
         try:
             serving = await asker.is_serving(visit.timeout_s)
@@ -121,7 +124,7 @@ async def diagnose(visit: Visit) -> AsyncIterator[Finding]:
             yield Finding(Level.NOTE, f"{hello.me.peer} gives no report ({error})")
             return
         yield _about_clock(report, asked_at, visit.unix_clock())
-        async for finding in _about_members(report, theirs, visit.timeout_s):
+        async for finding in _about_members(report, theirs, visit):
             yield finding
         async for finding in _about_us(visit, asker, report, ours):
             yield finding
@@ -204,11 +207,11 @@ def _about_clock(report: Report, asked_at: Seconds, answered_at: Seconds) -> Fin
     return Finding(Level.OK, f"the clock of {peer} and ours agree")
 
 
-async def _about_members(report: Report, theirs: str, timeout_s: Seconds) -> AsyncIterator[Finding]:
+async def _about_members(report: Report, theirs: str, visit: Visit) -> AsyncIterator[Finding]:
     """What members say of their addresses, and whether we reach them there; we must reach all."""
     here = [m for m in (report.hello.me, *report.members) if m.state <= MemberState.SUSPECT]
     beyond_reach = 0
-    findings = await asyncio.gather(*(_about_member(m, theirs, timeout_s) for m in here))
+    findings = await asyncio.gather(*(_about_member(m, theirs, visit) for m in here))
     for finding in findings:
         if finding:
             beyond_reach += 1
@@ -225,7 +228,7 @@ async def _about_members(report: Report, theirs: str, timeout_s: Seconds) -> Asy
         yield Finding(Level.OK, f"all peers ({len(here)}) can be reached at what they advertise")
 
 
-async def _about_member(member: Member, theirs: str, timeout_s: Seconds) -> Finding | None:
+async def _about_member(member: Member, theirs: str, visit: Visit) -> Finding | None:
     peer, address = member.peer, member.address
     advertised = _ip_in(address)
     if advertised and advertised.is_unspecified:
@@ -235,8 +238,8 @@ async def _about_member(member: Member, theirs: str, timeout_s: Seconds) -> Find
         text = f"{peer} advertises {address}, which means every machine's own self; start it with"
         return Finding(Level.PROBLEM, f"{text} --advertise {theirs}:{_split(address)[1]}")
     try:
-        async with asking(address) as asker:
-            there = await asker.identify(timeout_s)
+        async with asking(address, visit.network) as asker:
+            there = await asker.identify(visit.timeout_s)
     except (TransportError, RefusedError, CodecError) as error:
         private = advertised and advertised.is_private and not _ip(theirs).is_private
         what = "a private address, " if private else ""
@@ -311,7 +314,7 @@ async def _about_advertised(visit: Visit, seen_as: str, on_loopback: bool) -> Fi
 @asynccontextmanager
 async def _listening(listen: str, visit: Visit) -> AsyncIterator[int]:
     """A listener that says who it is when called, and nothing else; yields its port."""
-    transport = GrpcTransport(listen, "localhost:0")
+    transport = GrpcTransport(listen, "localhost:0", visit.network)
     answering = _Answering(visit.number)
     port = _split(await transport.start(answering))[1]
     try:

@@ -21,8 +21,10 @@ from p2ptrain.core.messages import Member, MemberState
 from p2ptrain.errors import CodecError, RefusedError, TransportError
 from p2ptrain.ids import Address, Seconds
 from p2ptrain.net.ask import asking
+from p2ptrain.net.grpc_transport import GrpcConfig
 from p2ptrain.net.wire import Report
 
+PLAIN = GrpcConfig()
 AT_ONCE = 32
 REFRESH_S: Seconds = 1.0
 PAPER_WIDTH = 160
@@ -47,13 +49,13 @@ class View:
     """Sorted by name; the asked peer is one of them."""
 
 
-async def look(address: Address, timeout_s: Seconds) -> View:
+async def look(address: Address, timeout_s: Seconds, network: GrpcConfig = PLAIN) -> View:
     """Ask the peer at `address` for its swarm, and each member for itself.
 
     Raises:
         TransportError, RefusedError, CodecError: if the first one does not answer as a peer.
     """
-    seen_by = await _report_of(address, timeout_s)
+    seen_by = await _report_of(address, timeout_s, network)
     slots = asyncio.Semaphore(AT_ONCE)
 
     async def row(member: Member) -> Row:
@@ -61,7 +63,7 @@ async def look(address: Address, timeout_s: Seconds) -> View:
             return Row(member, None, member.state.name.lower())
         async with slots:
             try:
-                return Row(member, await _report_of(member.address, timeout_s))
+                return Row(member, await _report_of(member.address, timeout_s, network))
             except (TransportError, RefusedError, CodecError) as error:
                 return Row(member, None, str(error))
 
@@ -70,8 +72,8 @@ async def look(address: Address, timeout_s: Seconds) -> View:
     return View(seen_by, tuple(sorted(rows, key=lambda row: row.member.peer)))
 
 
-async def _report_of(address: Address, timeout_s: Seconds) -> Report:
-    async with asking(address) as asker:
+async def _report_of(address: Address, timeout_s: Seconds, network: GrpcConfig) -> Report:
+    async with asking(address, network) as asker:
         return await asker.report(timeout_s)
 
 
@@ -167,38 +169,40 @@ def _few(names: tuple[str, ...]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-async def show_once(address: Address, timeout_s: Seconds) -> None:
+async def show_once(address: Address, timeout_s: Seconds, network: GrpcConfig = PLAIN) -> None:
     """Print the table. Raises what `look` does."""
-    view = await look(address, timeout_s)
+    view = await look(address, timeout_s, network)
     width = None if sys.stdout.isatty() else PAPER_WIDTH
     Console(width=width, highlight=False).print(render(view))
 
 
-async def show_json(address: Address, timeout_s: Seconds) -> None:
+async def show_json(address: Address, timeout_s: Seconds, network: GrpcConfig = PLAIN) -> None:
     """Print it for programs. Raises what `look` does."""
-    print(json.dumps(as_json(await look(address, timeout_s)), indent=2))
+    print(json.dumps(as_json(await look(address, timeout_s, network)), indent=2))
 
 
-async def show_live(address: Address, timeout_s: Seconds) -> None:
+async def show_live(address: Address, timeout_s: Seconds, network: GrpcConfig = PLAIN) -> None:
     """Refresh the table until Ctrl-C; if the asked peer leaves, ask one that it knew.
 
     Raises:
         TransportError: when nobody answers any more.
     """
-    view = await look(address, timeout_s)
+    view = await look(address, timeout_s, network)
     with Live(render(view), console=Console(highlight=False), auto_refresh=False) as live:
         while True:
             await asyncio.sleep(REFRESH_S)
             known = [row.member.address for row in view.rows if row.report]
-            view = await _first_answer(dict.fromkeys([address, *known]), timeout_s)
+            view = await _first_answer(dict.fromkeys([address, *known]), timeout_s, network)
             live.update(render(view), refresh=True)
 
 
-async def _first_answer(addresses: Iterable[Address], timeout_s: Seconds) -> View:
+async def _first_answer(
+    addresses: Iterable[Address], timeout_s: Seconds, network: GrpcConfig
+) -> View:
     why: Exception | None = None
     for address in addresses:
         try:
-            return await look(address, timeout_s)
+            return await look(address, timeout_s, network)
         except (TransportError, RefusedError, CodecError) as error:
             why = error
     raise TransportError(f"nobody of this swarm answers any more ({why})")

@@ -26,7 +26,7 @@ def run_peer(config: RunConfig) -> None:
     model = task.build_model(config.seed)
     optimizer = build_optimizer(model, config.training)
     # Last, since a peer that has found its place should listen at once.
-    config = settled(config, Neighbourhood(), time.monotonic)
+    config = settled(config, Neighbourhood(config.network), time.monotonic)
     narrator = Narrator(_say, time.monotonic)
     with Peer(model, optimizer, config, metrics=narrator) as this, _CtrlC(this) as ctrl_c:
         narrator.follow(lambda: this.progress)

@@ -63,17 +63,16 @@ class Asker:
 
 
 @asynccontextmanager
-async def asking(address: Address) -> AsyncIterator[Asker]:
-    """A connection to the peer at `address`, for a few questions."""
-    options = channel_options(GrpcConfig())
-    async with grpc.aio.insecure_channel(address, options=options) as channel:
+async def asking(address: Address, config: GrpcConfig) -> AsyncIterator[Asker]:
+    """A connection to the peer at `address`, for a few questions. Raises ConfigError (TLS)."""
+    async with config.security().channel(address, channel_options(config)) as channel:
         yield Asker(channel, address)
 
 
-async def is_serving(address: Address, timeout_s: Seconds) -> bool:
-    """True if a peer is at `address` and says that it is well."""
+async def is_serving(address: Address, timeout_s: Seconds, config: GrpcConfig) -> bool:
+    """True if a peer is at `address` and says that it is well. Raises RefusedError (TLS)."""
     try:
-        async with asking(address) as asker:
+        async with asking(address, config) as asker:
             return await asker.is_serving(timeout_s)
     except TransportError:
         return False

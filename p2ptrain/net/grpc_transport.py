@@ -39,6 +39,7 @@ from p2ptrain.errors import CodecError, ConfigError, P2PTrainError, RefusedError
 from p2ptrain.ids import Address, Seconds
 from p2ptrain.net import wire
 from p2ptrain.net.sockets import SharedVectors, SocketCaller, SocketServer, this_machine
+from p2ptrain.net.tls import Plain, Tls
 from p2ptrain.net.transport import Desk, Handler, SliceStream
 from p2ptrain.net.wire import Envelope, Hello, Opening, Welcome
 from p2ptrain.vectors import Vector
@@ -85,6 +86,16 @@ class GrpcConfig:
     ``memory``: by shared memory between peers of one machine. ``auto``: by the fastest of these
     that works between two peers. gRPC is what is left where the others do not."""
 
+    tls_cert: str = ""
+    """File with this peer's certificate (PEM). With it, `tls_key` and `tls_ca`, everything between
+    machines is encrypted, and only peers with a certificate of the same CA are talked to."""
+
+    tls_key: str = ""
+    """File with the certificate's key, without a password."""
+
+    tls_ca: str = ""
+    """File with the certificate of the swarm's CA."""
+
     def __post_init__(self) -> None:
         for name in ("keepalive_s", "keepalive_timeout_s"):
             value = getattr(self, name)
@@ -93,9 +104,28 @@ class GrpcConfig:
         if self.data not in DATA_WAYS:
             ways = ", ".join(DATA_WAYS)
             raise ConfigError(f"network data = {self.data!r}; there are: {ways}")
+        files = {name: getattr(self, name) for name in ("tls_cert", "tls_key", "tls_ca")}
+        if self.has_tls and not all(files.values()):
+            missing = " and ".join(name for name, path in files.items() if not path)
+            raise ConfigError(f"{missing} missing; TLS takes all of {', '.join(files)}")
+        if self.has_tls and self.data == "sockets":
+            raise ConfigError(
+                "network data = 'sockets' is not encrypted; with TLS write 'auto' or 'grpc'"
+            )
+
+    @property
+    def has_tls(self) -> bool:
+        """True if any of its files is given."""
+        return bool(self.tls_cert or self.tls_key or self.tls_ca)
+
+    def security(self) -> Tls | Plain:
+        """What connections need. Raises ConfigError if a file is not what it must be."""
+        if not self.has_tls:
+            return Plain()
+        return Tls.read(self.tls_cert, self.tls_key, self.tls_ca)
 
 
-def _options(config: GrpcConfig) -> list[tuple[str, int]]:
+def _options(config: GrpcConfig) -> list[tuple[str, int | str]]:
     """Channel arguments for both sides; clients ping, servers expect twice as many at least."""
     period_ms = max(1, round(config.keepalive_s * 1000))
     return [
@@ -126,6 +156,16 @@ def _translate(error: grpc.RpcError, address: Address, phase: str) -> P2PTrainEr
             return TransportError(f"{address} answers, but not as a p2ptrain peer")
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return TransportError(f"{address} did not answer in time while {phase}")
+        case grpc.StatusCode.UNAVAILABLE if "SSL_ERROR_SSL" in details:
+            return RefusedError(
+                f"{address} shows no certificate of our swarm's CA; start both peers with "
+                "--tls-cert, --tls-key and --tls-ca of one swarm"
+            )
+        case grpc.StatusCode.UNAVAILABLE if "Socket closed" in details and "connect to" in details:
+            return TransportError(
+                f"{address} hung up on us while {phase}; if its swarm has TLS, give --tls-cert, "
+                "--tls-key and --tls-ca of that swarm"
+            )
         case grpc.StatusCode.UNAVAILABLE:
             return TransportError(f"no connection to {address} while {phase}: {details[:200]}")
         case grpc.StatusCode.INVALID_ARGUMENT:
@@ -144,6 +184,9 @@ class GrpcTransport:
         listen: ``host:port`` to listen on; port 0 takes a free one.
         advertise: what others should use; by default the address that is listened on. Port 0
             stands for the port that was found.
+
+    Raises:
+        ConfigError: if a file for TLS is not what it must be.
     """
 
     def __init__(self, listen: str, advertise: str = "", config: GrpcConfig | None = None) -> None:
@@ -151,6 +194,7 @@ class GrpcTransport:
         self._advertise = advertise
         self._config = config or GrpcConfig()
         self._options = _options(self._config)
+        self._security = self._config.security()
         self._vectors = SharedVectors()
         self._sockets: SocketServer | None = None
         self._server: grpc.aio.Server | None = None
@@ -174,7 +218,7 @@ class GrpcTransport:
         health_pb2_grpc.add_HealthServicer_to_server(checks, server)
         server.add_generic_rpc_handlers((self._service(),))
         try:
-            port = server.add_insecure_port(self._listen)
+            port = self._security.serve(server, self._listen)
         except RuntimeError as error:
             await server.stop(None)
             raise _cannot_listen(self._listen) from error
@@ -184,7 +228,9 @@ class GrpcTransport:
         self._server = server
         if self._config.data != "grpc":
             self._sockets = SocketServer(handler.handle_stream, self._vectors)
-            self._sockets.start(host.strip("[]"))
+            # Plain sockets leave the machine unencrypted; what stays inside needs no TLS, and its
+            # secret travels by gRPC.
+            self._sockets.start("" if self._config.has_tls else host.strip("[]"))
         return wire.address(f"{advertised}:{int(port_advertised) or port}")
 
     def send(self, target: Address, envelope: Envelope) -> None:
@@ -326,7 +372,8 @@ class GrpcTransport:
             raise TransportError(f"no connection to {address}: this peer has closed its own")
         if address not in self._links:
             assert self._handler, "start the transport first"
-            self._links[address] = _Link(address, self._options, self._handler)
+            channel = self._security.channel(address, self._options)
+            self._links[address] = _Link(address, channel, self._handler)
         return self._links[address]
 
     async def _ask(self, address: Address, call: Awaitable[T], phase: str) -> T:
@@ -339,10 +386,10 @@ class GrpcTransport:
 class _Link:
     """The way to one peer: its channel and the queue of control messages."""
 
-    def __init__(self, address: Address, options: list[tuple[str, int]], handler: Handler) -> None:
+    def __init__(self, address: Address, channel: grpc.aio.Channel, handler: Handler) -> None:
         self._address = address
         self._handler = handler
-        self._channel = grpc.aio.insecure_channel(address, options=options)
+        self._channel = channel
         self._queue: deque[bytes] = deque(maxlen=QUEUE)
         self._filled = asyncio.Event()
         self._closing = False
@@ -373,7 +420,7 @@ class _Link:
         try:
             paths = wire.decode_paths(await self.unary("Paths")(b"", timeout=SOCKETS_TIMEOUT_S))
             near = bool(paths.machine) and paths.machine == this_machine() and way != "sockets"
-            if near or way != "memory":
+            if near or (way != "memory" and paths.port):
                 host, _ = _split("address", self._address)
                 sockets = SocketCaller(paths, host.strip("[]"), vectors, near=near)
                 await sockets.connect()

@@ -163,17 +163,22 @@ class SocketServer:
         self.paths = Paths(0, self._secret, "", "")
 
     def start(self, host: str) -> None:
-        """Listen on a free TCP port of `host`, and on a Unix socket where there is such a thing."""
-        tcp = socket.create_server((host, 0), family=_family_of(host))
-        self._listening.append(tcp)
-        machine, name = this_machine(), ""
+        """Listen on a free TCP port of `host`, and on a Unix socket where there is such a thing.
+
+        Without a host there is no TCP port: what these sockets carry is not encrypted.
+        """
+        machine, name, port = this_machine(), "", 0
+        if host:
+            tcp = socket.create_server((host, 0), family=_family_of(host))
+            self._listening.append(tcp)
+            port = tcp.getsockname()[1]
         if machine:
             name = f"p2ptrain-{secrets.token_hex(8)}"
             unix = socket.socket(socket.AF_UNIX)
             unix.bind(f"\0{name}")
             unix.listen()
             self._listening.append(unix)
-        self.paths = Paths(tcp.getsockname()[1], self._secret, machine, name)
+        self.paths = Paths(port, self._secret, machine, name)
         for listening in self._listening:
             listening.setblocking(False)
             self._start(self._accept(listening))

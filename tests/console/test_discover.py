@@ -9,6 +9,7 @@ from p2ptrain.config import RunConfig
 from p2ptrain.console.discover import SETTLE_S, Neighbourhood, find_place, settled
 from p2ptrain.errors import ConfigError
 from p2ptrain.ids import Address
+from p2ptrain.net.grpc_transport import GrpcConfig
 
 NAME = Address("peer:4000")
 
@@ -17,6 +18,7 @@ class Street(Neighbourhood):
     """A network made up: who is registered behind the name, and who listens."""
 
     def __init__(self, ours: str, registered: list[str], listening: dict[str, None]):
+        super().__init__(GrpcConfig())
         self.ours, self.registered, self.listening = ours, registered, listening
 
     async def addresses(self, name):

@@ -101,7 +101,7 @@ async def test_a_port_of_ours_that_is_taken(address):
 
 
 async def about(known: Member, theirs: str) -> Finding | None:
-    return await doctor._about_member(known, theirs, 1.0)
+    return await doctor._about_member(known, theirs, visit(known.address, timeout_s=1.0))
 
 
 async def test_a_peer_that_advertises_loopback_to_another_machine():

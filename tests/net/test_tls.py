@@ -1,0 +1,217 @@
+"""TLS: who has a certificate of the swarm's CA is let in, nobody else; mistakes are named."""
+
+import asyncio
+import re
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from p2ptrain import cli
+from p2ptrain.core.messages import Member
+from p2ptrain.errors import ConfigError, P2PTrainError, RefusedError, TransportError
+from p2ptrain.ids import Address, PeerId
+from p2ptrain.net.ask import asking
+from p2ptrain.net.grpc_transport import GrpcConfig, GrpcTransport
+from p2ptrain.net.sockets import SocketStream
+from p2ptrain.net.tls import NAME
+from p2ptrain.net.wire import Hello, StateOpening
+
+pytestmark = pytest.mark.sockets
+
+OPENING = StateOpening("swarm", PeerId("a"), 7)
+KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
+
+
+def openssl(*arguments: str) -> None:
+    subprocess.run(["openssl", *arguments], check=True, capture_output=True)
+
+
+def make_swarm(folder: Path, *, name: str = NAME, days: str = "2") -> GrpcConfig:
+    """A CA and one certificate that it has signed, as docs/by-hand.md says."""
+    folder.mkdir()
+    ca, ca_key = str(folder / "swarm.pem"), str(folder / "swarm.key")
+    cert, key, request = (str(folder / f"p01.{kind}") for kind in ("pem", "key", "csr"))
+    extension = folder / "p01.ext"
+    extension.write_text(f"subjectAltName=DNS:{name}\n")
+    openssl("req", "-x509", *KEY, "-days", "2", "-subj", "/CN=swarm", "-keyout", ca_key, "-out", ca)
+    openssl("req", *KEY, "-subj", "/CN=p01", "-keyout", key, "-out", request)
+    signed = ("-CA", ca, "-CAkey", ca_key, "-CAcreateserial", "-extfile", str(extension))
+    openssl("x509", "-req", "-in", request, "-days", days, *signed, "-out", cert)
+    return GrpcConfig(tls_cert=cert, tls_key=key, tls_ca=ca)
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory) -> GrpcConfig:
+    return make_swarm(tmp_path_factory.mktemp("tls") / "ours")
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory) -> GrpcConfig:
+    return make_swarm(tmp_path_factory.mktemp("tls") / "theirs")
+
+
+class Echo:
+    """Says who it is, and sends back what it hears."""
+
+    def handle_identify(self) -> Hello:
+        me = Member(peer=PeerId("a"), address=Address("h:1"), incarnation=1)
+        return Hello((1, 0), "ad_psgd", "model", 1, me)
+
+    async def handle_stream(self, opening, stream) -> None:
+        while (payload := await stream.receive()) is not None:
+            await stream.send(payload)
+
+
+@asynccontextmanager
+async def two(
+    one: GrpcConfig, other: GrpcConfig
+) -> AsyncIterator[tuple[GrpcTransport, GrpcTransport, Address]]:
+    """Two transports, and the address of the other one."""
+    a, b = (GrpcTransport("127.0.0.1:0", config=config) for config in (one, other))
+    await a.start(Echo())
+    try:
+        yield a, b, await b.start(Echo())
+    finally:
+        for transport in (a, b):
+            await transport.close(0.1)
+
+
+async def echo(a: GrpcTransport, address: Address) -> type:
+    stream = await a.open(address, OPENING)
+    await stream.send(memoryview(b"there and back"), last=True)
+    assert bytes(await stream.receive() or b"") == b"there and back"
+    assert await stream.receive() is None
+    return type(stream)
+
+
+async def test_peers_of_one_ca_talk_and_exchange_slices(ours):
+    async with two(ours, ours) as (a, _, address):
+        assert (await a.identify(address, 5.0)).me.peer == "a"
+        await echo(a, address)
+        async with asking(address, ours) as asker:
+            assert (await asker.identify(5.0)).me.peer == "a"
+
+
+async def test_peers_of_one_machine_share_memory_and_none_listens_where_nothing_is_encrypted(ours):
+    async with two(replace(ours, data="memory"), ours) as (a, b, address):
+        assert await echo(a, address) is SocketStream
+        assert b._sockets
+        assert b._sockets.paths.port == 0
+
+
+async def test_peers_of_two_machines_use_grpc(ours, monkeypatch):
+    monkeypatch.setattr("p2ptrain.net.grpc_transport.this_machine", lambda: "another")
+    async with two(ours, ours) as (a, _, address):
+        link = a._link(address)
+        await echo(a, address)
+        assert link._looking
+        await link._looking
+        assert await echo(a, address) is not SocketStream
+
+
+async def test_a_peer_of_another_ca_is_refused_both_ways(ours, theirs):
+    sentence = r"shows no certificate of our swarm's CA; start both peers with --tls-cert"
+    for one, other in ((ours, theirs), (theirs, ours)):
+        async with two(one, other) as (a, _, address):
+            with pytest.raises(RefusedError, match=sentence):
+                await a.identify(address, 5.0)
+            stream = await a.open(address, OPENING)
+            with pytest.raises(RefusedError, match=sentence):
+                await stream.receive()
+
+
+async def test_a_stranger_who_believes_our_ca_and_has_no_certificate_of_it_is_refused(
+    ours, theirs, monkeypatch
+):
+    monkeypatch.setattr("p2ptrain.net.tls._shake_hands", lambda *_: None)
+    stranger = replace(theirs, tls_ca=ours.tls_ca)
+    async with two(stranger, ours) as (a, _, address):
+        with pytest.raises(TransportError, match="if its swarm has TLS, give --tls-cert"):
+            await a.identify(address, 5.0)
+
+
+async def test_a_peer_without_tls_is_told_what_it_lacks(ours):
+    async with two(GrpcConfig(data="grpc"), ours) as (a, _, address):
+        with pytest.raises(TransportError, match="if its swarm has TLS, give --tls-cert"):
+            await a.identify(address, 5.0)
+
+
+async def test_a_peer_with_tls_does_not_talk_to_one_without(ours):
+    async with two(ours, GrpcConfig(data="grpc")) as (a, _, address):
+        with pytest.raises(RefusedError, match="shows no certificate of our swarm's CA"):
+            await a.identify(address, 5.0)
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def complaint(config: GrpcConfig) -> str:
+    with pytest.raises(ConfigError) as caught:
+        config.security()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_file_that_is_not_there_is_named(ours):
+    missing = replace(ours, tls_key="/nowhere/p01.key")
+    assert (
+        complaint(missing) == "cannot read tls_key = '/nowhere/p01.key': No such file or directory"
+    )
+
+
+def test_files_that_are_not_what_they_should_be_are_named(ours, theirs):
+    assert "no certificate and its own key" in complaint(replace(ours, tls_key=theirs.tls_key))
+    assert "no certificate and its own key" in complaint(replace(ours, tls_cert=ours.tls_key))
+    assert "is no certificate in PEM form" in complaint(replace(ours, tls_ca=ours.tls_key))
+
+
+def test_a_key_with_a_password_asks_nobody_for_it(ours, tmp_path):
+    locked = str(tmp_path / "locked.key")
+    openssl("ec", "-in", ours.tls_key, "-aes128", "-passout", "pass:secret", "-out", locked)
+    assert "without a password" in complaint(replace(ours, tls_key=locked))
+
+
+def test_a_certificate_that_nobody_would_accept_is_refused_before_anybody_sees_it(
+    ours, theirs, tmp_path
+):
+    said = complaint(replace(ours, tls_ca=theirs.tls_ca))
+    assert re.search(r"is not what peers of .* accept \(.*\); let that CA sign one for DNS:", said)
+    said = complaint(make_swarm(tmp_path / "other-name", name="example.org"))
+    assert "not valid for 'p2ptrain'" in said
+    assert "expired" in complaint(make_swarm(tmp_path / "old", days="-1"))
+
+
+def test_tls_takes_all_three_files_and_leaves_no_way_unencrypted(ours):
+    with pytest.raises(ConfigError, match="tls_key and tls_ca missing; TLS takes all of"):
+        GrpcConfig(tls_cert="p01.pem")
+    with pytest.raises(ConfigError, match="data = 'sockets' is not encrypted"):
+        replace(ours, data="sockets")
+
+
+@pytest.mark.parametrize("command", ["peer", "status", "doctor", "health"])
+def test_a_bad_file_is_one_sentence_and_exit_code_2(command, ours, monkeypatch, capsys):
+    given = ["--tls-cert", ours.tls_cert, "--tls-key", "/nowhere", "--tls-ca", ours.tls_ca]
+    address = [] if command == "peer" else ["127.0.0.1:1"]
+    monkeypatch.setattr(sys, "argv", ["p2ptrain", command, *address, *given])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code == 2
+    said = capsys.readouterr().err
+    assert said == "error: cannot read tls_key = '/nowhere': No such file or directory\n"
+
+
+def test_status_of_a_swarm_with_tls(ours):
+    from p2ptrain.console.status import look
+
+    async def story() -> str:
+        async with two(ours, ours) as (_, _, address):
+            with pytest.raises(P2PTrainError) as caught:  # it answers, in its own words
+                await look(address, 5.0, ours)
+            return str(caught.value)
+
+    assert asyncio.run(story()) == "nobody reports here"
