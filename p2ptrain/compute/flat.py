@@ -35,6 +35,11 @@ Locks
     without the lock: each number of a buffer stands for itself, and a delta adds to whatever it
     is by then, so a snapshot that catches half of such an update loses nothing.
 
+On a device
+    Copies between a device and the host take a lane of their own (`compute/staging.py`). Pending is
+    on the host, where deltas come from; whoever adds one also brings it to the device, so that the
+    boundary finds it there.
+
 Storage replaced behind our back
     ``p.data = ...``, ``module.to(...)`` or ``load_state_dict(assign=True)`` detach the module from
     the vector, silently. `FlatModel.check` compares identity, address, shape and strides at each
@@ -45,7 +50,7 @@ Legend of shapes: ``M`` numbers of the vector.
 
 import hashlib
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from pathlib import Path
@@ -58,6 +63,7 @@ from torch.nn.parameter import is_lazy
 
 from p2ptrain.compute.momentum import is_never_negative
 from p2ptrain.compute.replica import Vector
+from p2ptrain.compute.staging import Arrival, Stage, lane_of
 from p2ptrain.errors import StateError
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -127,11 +133,18 @@ class _Run:
         return self.live.dtype in (torch.float32, torch.float64)
 
 
+def _is_far(device: torch.device) -> bool:
+    return device.type != "cpu"
+
+
 class FlatModel:
     """A module whose numbers live in flat vectors; behind its own stand the buffers of `beside`.
 
     Building one moves the module's tensors into the segments; values, `Parameter` objects and any
     optimizer over them stay good. `snapshot` and `add_delta` may be called from any thread.
+
+    Args:
+        staged: which devices the host reaches by a lane.
 
     Raises:
         StateError: if the module has no trainable parameter, or one that cannot be averaged (on
@@ -139,7 +152,12 @@ class FlatModel:
             memory with another). The module is unchanged in that case.
     """
 
-    def __init__(self, module: nn.Module, beside: nn.Module | None = None) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        beside: nn.Module | None = None,
+        staged: Callable[[torch.device], bool] = _is_far,
+    ) -> None:
         self.slots: Sequence[Slot] = _slots(module, beside)
         self.size: int = self.slots[-1].at.stop
         """M."""
@@ -159,8 +177,12 @@ class FlatModel:
         self._has_pending = False  # pending counts as zero then, whatever its memory holds
         self._variances = [s for s in self.slots if is_never_negative(s.name)]
         self._takes_all = not self._variances and all(run.is_exact for run in self._runs)
-        devices = [run.live.device for run in self._runs if run.live.is_cuda]
-        self._fences = {device: _fence() for device in devices}
+        devices = dict.fromkeys(run.live.device for run in self._runs)
+        self._stages = {device: Stage(lane_of(device)) for device in devices if staged(device)}
+        self._arrivals = [  # one for each run, None where the host is at home
+            Arrival(stage, run.live) if (stage := self._stages.get(run.live.device)) else None
+            for run in self._runs
+        ]
         self.synchronize()  # the first snapshot may come from a thread with another stream
 
     @property
@@ -180,10 +202,15 @@ class FlatModel:
         check_vector(into_M, self.size, "the snapshot's buffer")
         into = torch.from_numpy(into_M)
         with self.step_lock, self._pending_lock:
-            self._wait_for_device()
             for run in self._runs:
                 pending = self._pending[run.at] if self._has_pending else None
-                _copy_sum(into[run.at], run.live, pending)
+                stage = self._stages.get(run.live.device)
+                if stage is None:
+                    _copy_sum(into[run.at], run.live, pending)
+                    continue
+                if pending is not None:
+                    into[run.at].copy_(pending)
+                stage.bring(run.live, into[run.at], adds=pending is not None)
             return self.updates
 
     def add_delta(self, delta_M: Vector) -> Vector:
@@ -203,16 +230,17 @@ class FlatModel:
         check_vector(delta_M, self.size, "the delta")
         with self._pending_lock, np.errstate(over="ignore", invalid="ignore"):
             # numpy, not torch: a delta may be read-only memory of the transport.
-            pending = self._pending.numpy()
-            if self._has_pending:
-                np.add(pending, delta_M, out=pending)
-                return delta_M
+            pending, had_pending = self._pending.numpy(), self._has_pending
             self._has_pending = True
-            if delta_M.flags.writeable:
-                self._pending = torch.from_numpy(delta_M)
-                return pending
-            pending[:] = delta_M
-            return delta_M
+            spare = delta_M
+            if had_pending:
+                np.add(pending, delta_M, out=pending)
+            elif delta_M.flags.writeable:
+                self._pending, spare = torch.from_numpy(delta_M), pending
+            else:
+                pending[:] = delta_M
+            self._send_pending()
+            return spare
 
     def check(self) -> None:
         """Refuse a module whose tensors are no longer the views that they were made.
@@ -235,13 +263,14 @@ class FlatModel:
         """Move pending into the live numbers. Hold `step_lock`; no forward or backward runs."""
         with self._pending_lock:
             if self._has_pending:
-                for run in self._runs:
-                    _move_pending(self._pending[run.at], run)
+                for run, arrival in zip(self._runs, self._arrivals, strict=True):
+                    pending = self._pending[run.at]
+                    _move_pending(pending, run, arrival.take(pending) if arrival else pending)
                 for slot in self._variances:
                     _keep_positive(self._pending[slot.at], slot.tensor.detach().view(-1))
                 self._has_pending = not self._takes_all and bool(self._pending.any())
-        for device, fence in self._fences.items():
-            fence.record(torch.cuda.current_stream(device))
+        for stage in self._stages.values():
+            stage.lane.after()  # it reads what this boundary has written
 
     def pending(self) -> Tensor | None:
         """A copy of pending, ``(M,)``, or None while it is zero."""
@@ -262,19 +291,23 @@ class FlatModel:
             if pending is not None:
                 self._pending.copy_(pending)
             self._has_pending = pending is not None
+            for arrival in self._arrivals:
+                if arrival:
+                    arrival.forget()
         self.updates = updates
         self.synchronize()
 
     def synchronize(self) -> None:
         """Wait until the devices have done all that was asked of them, on every stream."""
-        for device in self._fences:
-            torch.cuda.synchronize(device)
+        for device in self._stages:
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
 
-    def _wait_for_device(self) -> None:
-        # The trainer may use a stream of its own: the last boundary's kernels must be over before
-        # this thread's stream reads what they write.
-        for device, fence in self._fences.items():
-            torch.cuda.current_stream(device).wait_event(fence)
+    def _send_pending(self) -> None:
+        """Bring pending to where the boundary wants it."""
+        for run, arrival in zip(self._runs, self._arrivals, strict=True):
+            if arrival:
+                arrival.send(self._pending[run.at])
 
     def _is_in_place(self, home: _Home, slot: Slot) -> bool:
         return home.registered() is home.tensor and _layout(home.tensor) == self._layout[slot.name]
@@ -489,13 +522,9 @@ def _segments(slots: Sequence[Slot]) -> dict[tuple[torch.dtype, torch.device], T
     }
 
 
-def _fence() -> torch.cuda.Event:
-    return torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch has no types here
-
-
 def _copy_sum(into: Tensor, live: Tensor, pending: Tensor | None) -> None:
     """``into = float32(live) + pending``, on the host."""
-    if pending is not None and live.dtype == torch.float32 and not live.is_cuda:
+    if pending is not None and live.dtype == torch.float32:
         torch.add(live, pending, out=into)  # one pass over memory instead of two
         return
     into.copy_(live)
@@ -503,10 +532,9 @@ def _copy_sum(into: Tensor, live: Tensor, pending: Tensor | None) -> None:
         into.add_(pending)
 
 
-def _move_pending(pending: Tensor, run: _Run) -> None:
-    """Add pending to live; what live cannot hold stays in pending."""
+def _move_pending(pending: Tensor, run: _Run, arriving: Tensor) -> None:
+    """Add pending to live; what live cannot hold stays in pending. `arriving` is where live is."""
     live = run.live
-    arriving = pending.to(live.device)
     if run.is_exact:
         live.add_(arriving)
         pending.zero_()

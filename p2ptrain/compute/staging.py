@@ -1,0 +1,195 @@
+"""Between a device and the host: small pieces of pinned memory, and a stream of their own.
+
+What a peer contributes leaves the device, and what others contribute comes to it, while the trainer
+computes. On the trainer's own stream such a copy would wait for the trainer's kernels, and they for
+it; from pageable memory it would hold its thread up, too. So each device has a *lane*: a stream
+beside the trainer's, two pieces of pinned memory, and an event for each. While one piece is on its
+way, the host works on the other, so that all of a model passes through a few megabytes.
+
+**Who waits for whom.**
+
+* The lane waits, on the device, for the trainer's last boundary (`after`): it reads what the
+  optimizer has written, and overwrites an arrived delta that has been taken.
+* A worker thread waits, on the host, for its own copies.
+* The trainer's stream waits, on the device, for a delta that was on its way to it before the
+  boundary began (`Arrival.take`), and for nothing that a network does.
+
+Where there is no stream, on the CPU, the same code copies at once and waits for nothing: that is
+how it is tested everywhere.
+"""
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+PIECE_BYTES = 1 << 22
+"""Larger: memory; smaller: more calls than a copy is worth."""
+
+PIECES = 2
+
+
+class Mark(Protocol):
+    """A point in a stream's work."""
+
+    def synchronize(self) -> None:
+        """Wait on the host until the work before it is done."""
+        ...
+
+
+class Lane(Protocol):
+    """A way between host and device, on which copies follow each other."""
+
+    def memory(self) -> Tensor:
+        """`PIECE_BYTES` of the host that the device can copy by itself."""
+        ...
+
+    def copy(self, into: Tensor, source: Tensor) -> Mark:
+        """Copy behind everything before; nobody else waits."""
+        ...
+
+    def after(self) -> None:
+        """Let what comes next wait for all that the caller's stream was asked to do until now."""
+        ...
+
+    def hold(self, mark: Mark) -> None:
+        """Let the caller's stream wait for `mark`, on the device."""
+        ...
+
+
+class CudaLane:
+    """A stream of a CUDA device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def memory(self) -> Tensor:
+        return torch.empty(PIECE_BYTES, dtype=torch.uint8, pin_memory=True)
+
+    def copy(self, into: Tensor, source: Tensor) -> Mark:
+        with torch.cuda.stream(self._stream):
+            into.copy_(source, non_blocking=True)
+        mark: Mark = self._stream.record_event()
+        return mark
+
+    def after(self) -> None:
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+
+    def hold(self, mark: Mark) -> None:
+        assert isinstance(mark, torch.cuda.Event)
+        torch.cuda.current_stream(self._device).wait_event(mark)
+
+
+class _Done:
+    """A mark of what was done before it was made."""
+
+    def synchronize(self) -> None:
+        """Nothing to wait for."""
+
+
+class HostLane:
+    """No stream: copies are done when they return."""
+
+    def memory(self) -> Tensor:
+        return torch.empty(PIECE_BYTES, dtype=torch.uint8)
+
+    def copy(self, into: Tensor, source: Tensor) -> Mark:
+        into.copy_(source)
+        return _Done()
+
+    def after(self) -> None:
+        """Nobody is ahead of us."""
+
+    def hold(self, mark: Mark) -> None:
+        """Nobody is behind."""
+
+
+def lane_of(device: torch.device) -> Lane:
+    """How the host reaches `device`."""
+    return CudaLane(device) if device.type == "cuda" else HostLane()
+
+
+class Stage:
+    """The lane of one device with its two pieces. One thread at a time: callers hold a lock."""
+
+    def __init__(self, lane: Lane) -> None:
+        self.lane = lane
+        self._pieces = [lane.memory() for _ in range(PIECES)]
+        self._busy: list[Mark] = [_Done() for _ in range(PIECES)]
+
+    def bring(self, source: Tensor, into: Tensor, *, adds: bool) -> None:
+        """``into = float32(source)``, or ``into += ...``; all is there when this returns.
+
+        Args:
+            source: one-dimensional, on the device.
+            into: float32, on the host.
+            adds: whether to add to what `into` holds.
+        """
+        waiting: tuple[slice, Tensor, Mark] | None = None
+        for turn, at in _pieces(len(source), source.element_size()):
+            piece = self._pieces[turn].view(source.dtype)[: at.stop - at.start]
+            self._busy[turn].synchronize()
+            self._busy[turn] = self.lane.copy(piece, source[at])
+            if waiting:
+                _put(into, *waiting, adds=adds)
+            waiting = at, piece, self._busy[turn]
+        if waiting:
+            _put(into, *waiting, adds=adds)
+
+    def send(self, source: Tensor, into: Tensor) -> Mark:
+        """``into = source``, piece by piece; `source` may be changed when this returns.
+
+        Args:
+            source: one-dimensional, on the host.
+            into: of the same dtype, on the device.
+        """
+        last: Mark = _Done()
+        for turn, at in _pieces(len(source), source.element_size()):
+            piece = self._pieces[turn].view(source.dtype)[: at.stop - at.start]
+            self._busy[turn].synchronize()
+            piece.copy_(source[at])
+            self._busy[turn] = last = self.lane.copy(into[at], piece)
+        return last
+
+
+class Arrival:
+    """Room on a device for what is pending for one stretch of a model, and what is known of it."""
+
+    def __init__(self, stage: Stage, live: Tensor) -> None:
+        self._stage = stage
+        self._room = torch.empty(len(live), dtype=torch.float32, device=live.device)
+        self._sent: Mark | None = None
+
+    def send(self, pending: Tensor) -> None:
+        """Bring what is pending now to the device, ahead of the boundary that will take it."""
+        self._sent = self._stage.send(pending, self._room)
+
+    def forget(self) -> None:
+        """What was sent is not what is pending any more."""
+        self._sent = None
+
+    def take(self, pending: Tensor) -> Tensor:
+        """What is pending, on the device; the caller's stream waits until all of it is there."""
+        if self._sent is None:
+            self.send(pending)
+        assert self._sent is not None
+        self._stage.lane.hold(self._sent)
+        self._sent = None
+        return self._room
+
+
+def _put(into: Tensor, at: slice, piece: Tensor, arrived: Mark, *, adds: bool) -> None:
+    arrived.synchronize()
+    if adds:
+        into[at].add_(piece.float())  # or float64 would add before it rounds
+    else:
+        into[at].copy_(piece)
+
+
+def _pieces(count: int, item_bytes: int) -> Iterator[tuple[int, slice]]:
+    """Which piece takes which numbers, in turns."""
+    step = PIECE_BYTES // item_bytes
+    for number, start in enumerate(range(0, count, step)):
+        yield number % PIECES, slice(start, min(start + step, count))

@@ -1,0 +1,192 @@
+"""Between a device and the host: the same numbers as without a lane, whoever is how far behind."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from p2ptrain.compute import flat as flat_module
+from p2ptrain.compute import staging
+from p2ptrain.compute.flat import FlatModel
+from p2ptrain.compute.staging import Arrival, HostLane, Lane, Mark, Stage, lane_of
+
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+
+
+class LateLane(HostLane):
+    """A stream that does nothing until somebody waits for it."""
+
+    def __init__(self) -> None:
+        self._waiting: list[Callable[[], object]] = []
+        self._begun = 0
+
+    def copy(self, into: Tensor, source: Tensor) -> Mark:
+        self._waiting.append(lambda: into.copy_(source))
+        return _LateMark(self, self._begun + len(self._waiting))
+
+    def hold(self, mark: Mark) -> None:
+        mark.synchronize()
+
+    def do_until(self, number: int) -> None:
+        while self._begun < number:
+            self._begun += 1
+            self._waiting.pop(0)()
+
+
+class _LateMark:
+    def __init__(self, lane: LateLane, number: int) -> None:
+        self._lane, self._number = lane, number
+
+    def synchronize(self) -> None:
+        self._lane.do_until(self._number)
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two to eight numbers: everything here takes several."""
+    monkeypatch.setattr(staging, "PIECE_BYTES", 16)
+
+
+@pytest.fixture(params=[HostLane, LateLane])
+def stage(request: pytest.FixtureRequest) -> Stage:
+    return Stage(request.param())
+
+
+def numbers(count: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.arange(1, count + 1).to(dtype) / 3
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("count", [0, 1, 3, 4, 8, 9, 33])
+def test_what_is_brought_is_all_there_whatever_its_length(stage: Stage, count: int, dtype):
+    source, into = numbers(count, dtype), torch.full((count,), -1.0)
+    stage.bring(source, into, adds=False)
+    assert into.equal(source.float())
+    stage.bring(source, into, adds=True)
+    assert into.equal(source.float() + source.float())
+
+
+def test_what_was_sent_may_be_changed_at_once(stage: Stage):
+    source, into = numbers(33), torch.zeros(33)
+    mark = stage.send(source, into)
+    source.zero_()
+    mark.synchronize()
+    assert into.equal(numbers(33))
+
+
+def test_pieces_that_are_under_way_are_not_written_over(stage: Stage):
+    first, second = torch.zeros(33), torch.zeros(33)
+    marks = [stage.send(numbers(33), first), stage.send(-numbers(33), second)]
+    into = torch.empty(33)
+    stage.bring(numbers(33), into, adds=False)
+    for mark in marks:
+        mark.synchronize()
+    assert first.equal(numbers(33))
+    assert second.equal(-numbers(33))
+    assert into.equal(numbers(33))
+
+
+def test_an_arrival_is_waited_for_taken_once_and_brought_if_nobody_sent_it(stage: Stage):
+    arrival = Arrival(stage, torch.zeros(9))
+    arrival.send(numbers(9))
+    assert arrival.take(torch.zeros(9)).equal(numbers(9))  # what was sent, without another copy
+    assert arrival.take(numbers(9) + 1).equal(numbers(9) + 1)
+    arrival.send(numbers(9))
+    arrival.forget()
+    assert arrival.take(numbers(9) + 2).equal(numbers(9) + 2)
+
+
+def test_the_cpu_has_no_stream():
+    assert isinstance(lane_of(torch.device("cpu")), HostLane)
+
+
+# --- behind a model -------------------------------------------------------------------------------
+
+
+class Mixed(nn.Module):
+    """One run of each dtype, and a variance."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(nn.Parameter(numbers(11, dtype)) for dtype in DTYPES)
+        self.norm = nn.BatchNorm1d(3)
+
+
+def model(lane: type[Lane]) -> FlatModel:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(flat_module, "lane_of", lambda _: lane())
+        return FlatModel(Mixed(), staged=lambda _: True)
+
+
+def snapshot(flat: FlatModel) -> bytes:
+    into = np.full(flat.size, np.nan, np.float32)
+    flat.snapshot(into)
+    return into.tobytes()
+
+
+def live(flat: FlatModel) -> list[list[float]]:
+    return [slot.tensor.detach().reshape(-1).tolist() for slot in flat.slots]
+
+
+def delta(flat: FlatModel, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(flat.size).astype(np.float32)
+
+
+def add(flat: FlatModel, seed: int) -> None:
+    flat.add_delta(delta(flat, seed))
+
+
+def add_read_only(flat: FlatModel, seed: int) -> None:
+    arrived = delta(flat, seed)
+    arrived.flags.writeable = False
+    flat.add_delta(arrived)
+
+
+def update(flat: FlatModel, seed: int) -> None:
+    with flat.step_lock:
+        for slot in flat.slots:
+            slot.tensor.detach().mul_(0.5)
+        flat.take_pending()
+
+
+def take_over(flat: FlatModel, seed: int) -> None:
+    values = {slot.name: torch.full_like(slot.tensor, float(seed)) for slot in flat.slots}
+    with flat.step_lock:
+        flat.take_over(values, torch.from_numpy(delta(flat, seed)), 0)
+
+
+@pytest.mark.parametrize("lane", [HostLane, LateLane])
+@given(
+    story=st.lists(
+        st.tuples(st.sampled_from([add, add_read_only, update, take_over]), st.integers(0, 9)),
+        max_size=8,
+    )
+)
+def test_with_a_lane_a_model_goes_through_the_same_numbers_as_without(lane, story):
+    plain, staged = FlatModel(Mixed()), model(lane)
+    assert snapshot(staged) == snapshot(plain)
+    for happens, seed in story:
+        happens(plain, seed)
+        happens(staged, seed)
+        assert snapshot(staged) == snapshot(plain)
+    update(plain, 0)
+    update(staged, 0)
+    assert live(staged) == live(plain)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_on_a_gpu_neither_snapshot_nor_delta_waits_for_what_the_trainer_computes():
+    flat = FlatModel(nn.Linear(1000, 1000).cuda())
+    torch.cuda._sleep(2_000_000_000)  # about a second of the trainer's stream
+    before = snapshot(flat)
+    flat.add_delta(np.ones(flat.size, np.float32))
+    assert not torch.cuda.current_stream().query()
+    with flat.step_lock:
+        flat.take_pending()
+    after = np.frombuffer(snapshot(flat), np.float32)
+    assert (after == np.frombuffer(before, np.float32) + 1).all()
