@@ -17,6 +17,7 @@ from p2ptrain.net.grpc_transport import GrpcConfig, GrpcTransport
 from p2ptrain.net.transport import SliceStream, Transport
 from p2ptrain.net.wire import MAX_SLICE_BYTES, Envelope, Hello, Opening, StateOpening, Welcome
 from p2ptrain.sim.network import SimNetwork
+from tests.helpers.tls import make_swarm
 
 OPENING = StateOpening("swarm", PeerId("caller"), 7)
 NOBODY = {"sim": Address("sim:9999")}
@@ -67,8 +68,9 @@ class Recorder:
 class Net:
     """Makes transports of one kind, and closes them."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, config: GrpcConfig) -> None:
         self.kind = kind
+        self._config = config
         self.nobody = NOBODY.get(kind, Address("127.0.0.1:1"))
         self._network = SimNetwork(seed=0)
         self._open: list[Transport] = []
@@ -84,7 +86,7 @@ class Net:
         transport: Transport = (
             self._network.transport()
             if self.kind == "sim"
-            else GrpcTransport("127.0.0.1:0", config=GrpcConfig(data=self.kind))
+            else GrpcTransport("127.0.0.1:0", config=self._config)
         )
         handler.address = await transport.start(handler)
         self._open.append(transport)
@@ -204,8 +206,12 @@ class TransportContract:
     kind = ""
 
     @pytest.fixture
-    async def net(self):
-        net = Net(self.kind)
+    def config(self) -> GrpcConfig:
+        return GrpcConfig() if self.kind == "sim" else GrpcConfig(data=self.kind)
+
+    @pytest.fixture
+    async def net(self, config):
+        net = Net(self.kind, config)
         yield net
         await net.close()
 
@@ -644,6 +650,20 @@ class TestSimTransport(TransportContract):
 @pytest.mark.sockets
 class TestGrpcTransport(TransportContract):
     kind = "grpc"
+
+
+@pytest.fixture(scope="module")
+def swarm(tmp_path_factory) -> GrpcConfig:
+    return make_swarm(tmp_path_factory.mktemp("tls") / "swarm")
+
+
+@pytest.mark.sockets
+class TestGrpcWithTls(TransportContract):
+    kind = "grpc"
+
+    @pytest.fixture
+    def config(self, swarm) -> GrpcConfig:
+        return replace(swarm, data="grpc")
 
 
 @pytest.mark.sockets
