@@ -28,9 +28,9 @@ come out; when a group is *over* the book hears of it, and perhaps more groups c
   from then on.) Where members need not be waited for, there is nothing to filter.
 
 **With or without waiting.** Where trainers wait for their groups (`waits`), a group runs when all
-of its members have asked, each at the end of its step. Otherwise it runs as soon as
-its members are unlocked, wherever their trainers are; a division then takes those that are free,
-and who is alone among them gets a group with some that are not yet.
+of its members have asked, each at the end of its step. Otherwise it runs as soon as its members are
+unlocked, wherever their trainers are; a division then takes those that are free, and who is alone
+among them gets a group with some that are not yet.
 
 **Nobody waits for ever.** A peer is in one buffered group at most, since only empty buffers are
 divided. Look at the oldest buffered group: each of its members is unlocked when the group that it
