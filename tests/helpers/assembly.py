@@ -13,6 +13,7 @@ from p2ptrain.core.messages import Ask, Propose, Settle
 from p2ptrain.ids import PeerId, Seconds, Ticket
 
 RESEND_S = 0.25
+LAPSE_S = 20.0
 
 
 @dataclass
@@ -130,7 +131,7 @@ class Assembly:
             name,
             1,
             RESEND_S,
-            20.0,
+            LAPSE_S,
             book,
             lambda: tuple(here),
             lambda members, now: lock.request(members, len(members), now),
