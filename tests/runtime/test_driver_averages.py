@@ -3,10 +3,14 @@
 import asyncio
 
 import numpy as np
+import pytest
 
+from p2ptrain.core.links import MAX_MBIT
 from p2ptrain.core.messages import Begin, Claim, Release
+from p2ptrain.errors import ConfigError
 from p2ptrain.ids import PeerId, Seconds, Ticket
 from p2ptrain.net.wire import Envelope
+from p2ptrain.runtime.exchange import ExchangeConfig
 from p2ptrain.sim.link import Link
 from p2ptrain.sim.replica import VectorReplica
 from p2ptrain.sim.world import SimPeer, World
@@ -63,3 +67,20 @@ async def test_a_slow_link_is_found_out_in_pairs_and_then_does_not_reduce_for_fo
     weighted_s = await average(b, a, c, d)
     assert 1.4 < equal_s / weighted_s < 1.6
     await world.close()
+
+
+async def test_a_link_whose_speed_was_given_is_told_from_the_start():
+    world = World(exchange=ExchangeConfig(link_mbit=50))
+    for name in (A, B):
+        await world.add(name, VectorReplica(np.zeros(4, np.float32)), "ad_psgd")
+    await asyncio.sleep(1.0)
+    known = world.peers[A].driver.machine.membership.member(B)
+    assert known is not None
+    assert known.link_mbit == 50
+    await world.close()
+
+
+@pytest.mark.parametrize("mbit", [-1, MAX_MBIT + 1])
+def test_a_link_that_cannot_be_is_refused(mbit: int):
+    with pytest.raises(ConfigError, match=f"link_mbit = {mbit} must be between 1 and 10000000, or"):
+        ExchangeConfig(link_mbit=mbit)
