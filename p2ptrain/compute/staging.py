@@ -78,8 +78,8 @@ class CudaLane:
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
 
     def hold(self, mark: Mark) -> None:
-        assert isinstance(mark, torch.cuda.Event)
-        torch.cuda.current_stream(self._device).wait_event(mark)
+        if isinstance(mark, torch.cuda.Event):  # or nothing was copied: an empty tensor
+            torch.cuda.current_stream(self._device).wait_event(mark)
 
 
 class _Done:

@@ -108,11 +108,12 @@ def test_the_cpu_has_no_stream():
 
 
 class Mixed(nn.Module):
-    """One run of each dtype, and a variance."""
+    """Runs of each dtype, nothing at all among them, and a variance."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.weights = nn.ParameterList(nn.Parameter(numbers(11, dtype)) for dtype in DTYPES)
+        weights = [numbers(count, dtype) for dtype in DTYPES for count in (0, 11)]
+        self.weights = nn.ParameterList(nn.Parameter(weight) for weight in weights)
         self.norm = nn.BatchNorm1d(3)
 
 
