@@ -1,52 +1,70 @@
 r"""Who is here, and by whose word.
 
-SWIM (Das, Gupta, Motivala, DSN 2002), with suspicion as in its section 4.2.
+SWIM (Das, Gupta, Motivala, DSN 2002), with suspicion as in its section 4.2 and the local health of
+Lifeguard (Dadgar, Phillips, Currey, DSN 2018).
 
-Every `probe_period_s` a peer pings the next member of a shuffled round. No ack in time makes the
-member *suspect*: it is not chosen for groups any more, but nobody mourns it yet. A suspect that
-hears of it refutes the word with a higher incarnation; one that does not is *gone* after
-`suspicion_s`. A connection that breaks is evidence too: the driver reports it, and the member is
-suspect at once.
+**Probes.** Every `probe_period_s` a peer pings the next member of a shuffled round. No ack in time:
+it asks `relays` others to ping it too, and pings again. A relay says what came of it, also if that
+is nothing: then it is a *witness*. After the same time again without a word the member is
+*suspect*: it is not chosen for groups any more, but nobody mourns it yet. A connection that breaks
+is evidence, too: the driver reports it, the member is suspect and relays are asked at once.
+
+**Suspicion.** A suspect that hears of it (whoever suspects it asks it again, at once) refutes the
+word with a higher incarnation; one that does not is *gone*. How soon depends on how many accuse it
+(`core/patience.py`): who is alone with a suspicion may be the one to blame. Nobody buries on
+hearsay: that others have given up only means that the least time is enough, from when *we* first
+doubted. So the word that crosses a healed partition, or a liar's, finds suspects that can answer.
 
 ::
 
-                      no ack, or connection broke                suspicion_s without refutation
+             no ack, no relay got one; or connection broke          no refutation in time
       (join) -> ALIVE ---------------------------> SUSPECT ---------------------------------> GONE
                   ^  \______ says goodbye ________   |                                         |
                   |                               v  |  a higher incarnation                   |
                   |                             LEFT |  ("I am alive")                         |
                   +---------------------------------+-----------------------------------------+
 
-Every ping and ack carries `Member` records within a fixed budget: the sender's own, then what is
-new (each item a few times, more the larger the swarm, unless its owner has told everyone), then the
-others in turn. So news travels with the probes, the cost per peer does not grow with the swarm, and
-how fresh the `steps` and `samples` of far members are does. Merging is a join of a semilattice
-(`newer`), so order and duplication do not matter.
+**Dissemination.** Every ping and ack carries records within `probe_bytes` (`core/gossip.py`), so
+that news travels with the probes and the cost per peer does not grow with the swarm. Merging is a
+join of a semilattice (`newer`, `core/roster.py`), so order and duplication do not matter.
 
-Who is gone is still probed, one of them once per round: it may have been cut off, not dead. The
-probe tells it what is thought of it, so that it refutes, and two halves of a swarm that could not
-hear each other for a while become one again. Who left on purpose is left alone.
+**Rejoining.** A peer that starts again does so under a higher incarnation (for real, milliseconds
+since 1970), under which it is somebody else: answers of its former life count for nothing. Who is
+gone is still probed, one of them once per round: it may have been cut off, not dead. The probe
+tells it what is thought of it, so that it refutes, and two halves of a swarm that could not hear
+each other for a while become one again. Who left on purpose is left alone.
+
+**Late timers.** What falls due while we stand still proves nothing: answers may lie unread. It gets
+another chance, once: who is always late must come to a conclusion, too.
+
+**What is believed.** Anyone can say anything about anyone. By hearsay an incarnation rises by
+`LEAP` at most; a peer's own word about itself replaces one that is further away than that; a peer
+climbs over what is said of it as far as others would follow, and not beyond. So no made-up number
+can bury a living peer for good, or drive it to numbers that cannot be encoded.
 
 This file decides who may be chosen. It does not know what for.
 """
 
-import bisect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from random import Random
 
 from p2ptrain.core.effects import Effect, MemberChanged, Send
+from p2ptrain.core.gossip import Gossip
 from p2ptrain.core.messages import (
     Ack,
+    AckFor,
     Member,
     MembershipMessage,
     MemberState,
     Phase,
     Ping,
+    PingFor,
     Rumours,
 )
+from p2ptrain.core.patience import Patience
+from p2ptrain.core.roster import ACCUSERS, Roster, joined, newer
 from p2ptrain.errors import ConfigError, InvariantViolation
 from p2ptrain.ids import PeerId, Seconds
 
@@ -58,79 +76,112 @@ class MembershipConfig:
     probe_period_s: Seconds = 0.25
     """Between two probes of one peer. Too short: bytes and wake-ups; too long: late suspicion."""
 
-    ack_timeout_s: Seconds = 0.6
-    """A probe unanswered for so long makes its target suspect. Too short: a busy machine is
+    ack_timeout_s: Seconds = 0.5
+    """A probe unanswered for so long makes us ask others, for twice as long makes its target
+    suspect. The least: where answers take longer, it follows them. Too short: a busy machine is
     suspected (and refutes); too long: a vanished peer is still chosen."""
 
-    suspicion_s: Seconds = 1.5
-    """A suspect has so long to refute. Too short: a paused peer must rejoin groups; too long: a
-    synchronous group waits for the dead."""
+    ack_timeout_most_s: Seconds = 2.0
+    """The most that it follows them. Too short: peers on slow links are suspected again and again;
+    too long: a swarm of stragglers notices no death."""
 
-    records_per_probe: int = 16
-    """How many `Member` records a ping or ack carries at most."""
+    suspicion_s: Seconds = 1.5
+    """A suspect whom several accuse has so long to refute. Too short: a paused peer must rejoin
+    groups; too long: a synchronous group waits for the dead."""
+
+    suspicion_most_s: Seconds = 5.0
+    """A suspect whom one peer alone accuses has so long. Too short: one peer with a bad connection
+    breaks groups; too long: who is cut off with few others waits for the many."""
+
+    relays: int = 3
+    """How many are asked to try when a probe is not answered. Too few: what breaks one way breaks
+    a membership; too many: needless messages."""
+
+    probe_bytes: int = 1024
+    """How large the records of one ping or ack are at most. Too small: news spreads slowly; too
+    large: bandwidth."""
 
     def __post_init__(self) -> None:
-        for name in ("probe_period_s", "ack_timeout_s", "suspicion_s"):
+        names = ("probe_period_s", "ack_timeout_s", "ack_timeout_most_s", "suspicion_s")
+        for name in (*names, "suspicion_most_s"):
             value = getattr(self, name)
             if not 0 < value < math.inf:
                 raise ConfigError(f"membership {name} = {value} must be above 0")
-        if self.records_per_probe < 3:
+        if self.relays < 0:
+            raise ConfigError(f"membership relays = {self.relays} must be 0 or more")
+        if self.probe_bytes < LEAST_PROBE_BYTES:
             raise ConfigError(
-                f"membership records_per_probe = {self.records_per_probe} must be 3 or more: "
-                "the sender's, the receiver's, and one to spread"
+                f"membership probe_bytes = {self.probe_bytes} must be {LEAST_PROBE_BYTES} or more: "
+                "the sender's record, the receiver's, and one to spread"
+            )
+        self._check_nesting()
+
+    def _check_nesting(self) -> None:
+        for least, most in (
+            ("ack_timeout_s", "ack_timeout_most_s"),
+            ("suspicion_s", "suspicion_most_s"),
+        ):
+            low, high = getattr(self, least), getattr(self, most)
+            if low > high:
+                raise ConfigError(
+                    f"membership {least} = {low} must be at most {most} = {high}: "
+                    f"raise {most} or lower {least}"
+                )
+        if self.ack_timeout_s >= self.suspicion_s:
+            raise ConfigError(
+                f"membership ack_timeout_s = {self.ack_timeout_s} must be below "
+                f"suspicion_s = {self.suspicion_s}, or a suspect is gone before it can answer"
             )
 
 
 FAREWELLS = 64
-"""Who leaves tells so many; of a larger swarm the others hear it from these, or miss us."""
+"""Who leaves, or has to refute, tells so many; of a larger swarm the others hear it from these."""
+
+LEAST_PROBE_BYTES = 256
+
+MOST_MEMBERS = 4000
+"""So many others are remembered; then who is gone makes room, or newcomers are not heard of. Less
+than what fits into one `Welcome`."""
+
+MOST_ERRANDS = 64
+"""So many peers are pinged for others at a time."""
+
+LEAP = 1 << 36
+"""By hearsay an incarnation rises by so much at once: two years of milliseconds."""
+
+HIGHEST = 1 << 61
+"""No incarnation is believed above this; it can be encoded, and so can what climbs over it."""
 
 
-def newer(known: Member, heard: Member) -> Member:
-    """What is true of one peer after hearing `heard` (commutative, associative, idempotent)."""
-    if known.incarnation != heard.incarnation:
-        return max(known, heard, key=lambda member: member.incarnation)
-    if heard.beat < known.beat and heard.state <= known.state and heard.phase <= known.phase:
-        return known  # an old record, as many are that go round
-    facts = max(known, heard, key=lambda member: (member.beat, member.steps, member.samples))
-    state, phase = max(known.state, heard.state), max(known.phase, heard.phase)
-    if (facts.state, facts.phase) == (state, phase):
-        return facts
-    return replace(facts, state=state, phase=phase)
+@dataclass(slots=True)
+class _Probe:
+    """A question to a peer that it has not answered."""
+
+    number: int
+    asked_at: Seconds
+    help_at: Seconds
+    """When others are asked to try; once they are, never."""
+    deadline: Seconds
+    witnesses: tuple[PeerId, ...] = ()
+    """Who got no answer either."""
+    is_excused: bool = False
 
 
-def _has_begun(member: Member) -> bool:
-    return member.phase is not Phase.ARRIVING
+@dataclass(frozen=True, slots=True)
+class _Errand:
+    """We have pinged `target` for `asker`."""
+
+    asker: PeerId
+    number: int
+    target: PeerId
+    deadline: Seconds
 
 
-class _Names:
-    """Some names, sorted. Changing one among a thousand does not sort the thousand again."""
-
-    def __init__(self) -> None:
-        self.changes = 0
-        """How often one came or went."""
-        self._belong: dict[PeerId, None] = {}
-        self._names: list[PeerId] = []
-        self._sorted: tuple[PeerId, ...] | None = ()
-
-    @property
-    def sorted(self) -> tuple[PeerId, ...]:
-        """The same object until something changes."""
-        if self._sorted is None:
-            self._sorted = tuple(self._names)
-        return self._sorted
-
-    def keep(self, name: PeerId, belongs: bool) -> None:
-        """`name` is one of them, or is not."""
-        if (name in self._belong) is belongs:
-            return
-        if belongs:
-            self._belong[name] = None
-            bisect.insort(self._names, name)
-        else:
-            del self._belong[name]
-            del self._names[bisect.bisect_left(self._names, name)]
-        self._sorted = None
-        self.changes += 1
+@dataclass(slots=True)
+class _Suspicion:
+    since: Seconds
+    deadline: Seconds
+    is_excused: bool = False
 
 
 class Membership:
@@ -143,22 +194,22 @@ class Membership:
         self._rng = rng
         self._emit = emit
         self._me = me
-        self._others: dict[PeerId, Member] = {}
-        self._names = _Names()  # of the others
-        self._alive = _Names()  # of those of them that may be chosen
-        self._participants = _Names()
-        self._trainees = _Names()
-        self._sort(me)
-        self._samples = 0  # of the others, also of those that are not here any more
-        self._begun = 0  # how many of them train, or did
-        self._news: dict[PeerId, int] = {}  # peer -> how often its record is still to be told
-        self._news_by: dict[int, dict[PeerId, None]] = {}  # how often -> these peers, in order
+        self._roster = Roster(me)
+        self._others = self._roster.others
+        self.gossip = Gossip(self._roster, config.probe_bytes)
+        self.patience = Patience(
+            config.ack_timeout_s,
+            config.ack_timeout_most_s,
+            config.suspicion_s,
+            config.suspicion_most_s,
+        )
         self._round: list[PeerId] = []  # who is probed next, last first
-        self._turn = 0  # whose record fills the next probe
         self._probe_at: Seconds | None = None
-        self._probe_number = 0
-        self._unanswered: dict[PeerId, tuple[int, Seconds]] = {}  # probe number, deadline
-        self._condemned_at: dict[PeerId, Seconds] = {}  # when a suspect becomes gone
+        self._number = 0  # of pings
+        self._probes: dict[PeerId, _Probe] = {}
+        self._errands: dict[int, _Errand] = {}  # by the number of our ping
+        self._suspicions: dict[PeerId, _Suspicion] = {}
+        self._may_announce_at: Seconds = -math.inf
 
     # --- reading ----------------------------------------------------------------------------------
 
@@ -169,43 +220,43 @@ class Membership:
     @property
     def others(self) -> tuple[Member, ...]:
         """Everyone else we have heard of, sorted by name."""
-        return tuple(self._others[peer] for peer in self._names.sorted)
+        return tuple(self._others[peer] for peer in self._roster.names.sorted)
 
     @property
     def samples(self) -> int:
         """Samples of the whole swarm, as far as we know."""
-        return self._me.samples + self._samples
+        return self._me.samples + self._roster.samples
 
     @property
     def anyone_has_begun(self) -> bool:
         """True if another one trains, or did."""
-        return self._begun > 0
+        return self._roster.begun > 0
 
     def member(self, peer: PeerId) -> Member | None:
         return self._me if peer == self._me.peer else self._others.get(peer)
 
     def choosable(self) -> tuple[PeerId, ...]:
         """Who may be asked into a group: alive by all we know, and not ourselves."""
-        return self._alive.sorted
+        return self._roster.alive.sorted
 
     def participants(self) -> tuple[PeerId, ...]:
         """Who takes part in scheduled groups: everyone here who is not done, ourselves included.
 
         A suspect still counts: a synchronous group waits until the suspicion is settled.
         """
-        return self._participants.sorted
+        return self._roster.participants.sorted
 
     def trainees(self) -> tuple[PeerId, ...]:
         """Who takes part in wait-avoiding groups: ourselves, and whoever trains by all we know.
 
         A suspect does not, unlike above: nobody waits to hear whether it is dead.
         """
-        return self._trainees.sorted
+        return self._roster.trainees.sorted
 
     @property
     def changes(self) -> tuple[int, int]:
         """How often `participants` has changed, and how often `trainees`."""
-        return self._participants.changes, self._trainees.changes
+        return self._roster.participants.changes, self._roster.trainees.changes
 
     # --- what we say of ourselves -----------------------------------------------------------------
 
@@ -227,19 +278,21 @@ class Membership:
             link_mbit=me.link_mbit if link_mbit is None else link_mbit,
             beat=me.beat + 1,
         )
-        self._sort(self._me)
+        self._roster.sort(self._me)
 
     def announce(self) -> None:
         """Tell everyone our record now (joined, training, done)."""
-        self._say_to(self._reachable())
+        self._say_to(self._roster.reachable())
 
     def leave(self) -> None:
         """Say goodbye; nobody will choose us once this has arrived."""
         self._me = replace(self._me, state=MemberState.LEFT, beat=self._me.beat + 1)
-        self._sort(self._me)
-        here = self._reachable()
-        self._say_to(here if len(here) <= FAREWELLS else self._rng.sample(here, FAREWELLS))
+        self._roster.sort(self._me)
+        self._say_to(self._some())
         self._probe_at = None
+        self._probes.clear()
+        self._errands.clear()
+        self._suspicions.clear()
 
     # --- what happens -----------------------------------------------------------------------------
 
@@ -248,173 +301,316 @@ class Membership:
     ) -> None:
         """Merge records that somebody told us; what `teller` says of itself all have been told."""
         for heard in members:
-            if heard.peer == self._me.peer:
-                self._maybe_refute(heard)
+            peer = heard.peer
+            if peer == self._me.peer:
+                self._maybe_refute(heard, now, teller)
+                continue
+            known = self._others.get(peer)
+            if heard is known:
+                continue
+            if known is not None:
+                record = self._merged(known, heard, now, is_own_word=peer == teller)
+            elif heard.incarnation <= HIGHEST and self._make_room():
+                record = heard
             else:
-                known = self._others.get(heard.peer)
-                if heard is not known:
-                    is_known = heard.peer == teller and heard.state is not MemberState.LEFT
-                    self._store(newer(known, heard) if known else heard, now, why, is_known)
+                continue
+            is_known = peer == teller and heard.state is not MemberState.LEFT
+            self._store(record, now, why, is_known)
         if self._probe_at is None and self._others and self._me.state is MemberState.ALIVE:
             self._probe_at = now + self._rng.uniform(0, self._config.probe_period_s)
 
     def receive(self, source: PeerId, message: MembershipMessage, now: Seconds) -> None:
-        self.learn(message.members, now, f"told by {source}", source)
         match message:
-            case Ping(number=number):
-                self._emit(Send(source, Ack(number, self._records_for(source))))
-            case Ack(number=number):
-                asked = self._unanswered.get(source)
-                if asked and asked[0] == number:
-                    del self._unanswered[source]
-            case Rumours():
-                pass
+            case Ping(number=number, members=members):
+                self.learn(members, now, f"told by {source}", source)
+                self._emit(Send(source, Ack(number, self.gossip.records(self._me, source))))
+            case Ack(number=number, members=members):
+                self.learn(members, now, f"told by {source}", source)
+                if not self._is_of_former_life(source, members):
+                    self._hear_answer(source, number, now)
+            case PingFor(number=number, target=target):
+                self._run_errand(source, number, target, now)
+            case AckFor(members=members):
+                self.learn(members, now, f"told by {source}", source)
+                self._hear_witness(source, message)
+            case Rumours(members=members):
+                self.learn(members, now, f"told by {source}", source)
 
     def unreachable(self, peer: PeerId, why: str, now: Seconds) -> None:
-        """A connection to `peer` broke: suspect it at once, and ask it."""
+        """A connection to `peer` broke: suspect it at once, ask it, and have it asked."""
         member = self._others.get(peer)
-        if member and member.state is MemberState.ALIVE:
-            self._store(replace(member, state=MemberState.SUSPECT), now, why)
-            self._probe(peer, now)
+        if member is None or member.state > MemberState.SUSPECT:
+            return
+        for number, errand in tuple(self._errands.items()):
+            if errand.target == peer:
+                self._report(self._errands.pop(number), answered=False)
+        was_alive = member.state is MemberState.ALIVE
+        self._accuse(peer, (), now, why)
+        if was_alive:
+            self._ask_others(peer, self._probe(peer, now), now)
 
     def handle_timer(self, now: Seconds) -> None:
-        for peer, (_, deadline) in sorted(self._unanswered.items()):
-            if deadline <= now:
-                del self._unanswered[peer]
-                member = self._others[peer]
-                if member.state is MemberState.ALIVE:
-                    why = f"{peer} did not answer a probe within {self._config.ack_timeout_s} s"
-                    self._store(replace(member, state=MemberState.SUSPECT), now, why)
-        for peer, deadline in sorted(self._condemned_at.items()):
-            if deadline <= now:
-                why = f"{peer} did not refute its suspicion within {self._config.suspicion_s} s"
-                self._store(replace(self._others[peer], state=MemberState.GONE), now, why)
+        self._excuse_what_fell_due_unseen(now)
+        for peer, probe in sorted(self._probes.items()):
+            if probe.deadline <= now:
+                del self._probes[peer]
+                self._handle_silence(peer, probe, now)
+            elif probe.help_at <= now:
+                self._ask_again(peer, probe, now)
+        for number, errand in tuple(self._errands.items()):
+            if errand.deadline <= now:
+                self._report(self._errands.pop(number), answered=False)
+        for peer, suspicion in sorted(self._suspicions.items()):
+            if suspicion.deadline <= now:
+                why = f"{peer} did not refute its suspicion within {now - suspicion.since:.3g} s"
+                gone = replace(self._others[peer], state=MemberState.GONE, accusers=())
+                self._store(gone, now, why)
         if self._probe_at is not None and self._probe_at <= now:
-            self._probe_at = now + self._config.probe_period_s
+            self._probe_at = now + self._config.probe_period_s * (1 + self.patience.doubt)
             target = self._next_target()
             if target is not None:
                 self._probe(target, now)
 
     def next_deadline(self) -> Seconds | None:
         first = math.inf if self._probe_at is None else self._probe_at
-        for _, deadline in self._unanswered.values():
-            first = min(first, deadline)
-        for deadline in self._condemned_at.values():
-            first = min(first, deadline)
+        for probe in self._probes.values():
+            first = min(first, probe.help_at, probe.deadline)
+        for errand in self._errands.values():
+            first = min(first, errand.deadline)
+        for suspicion in self._suspicions.values():
+            first = min(first, suspicion.deadline)
         return None if first == math.inf else first
 
     def check(self) -> None:
         if self._me.peer in self._others:
             raise InvariantViolation(f"{self._me.peer} counts itself among the others")
-        for peer in self._condemned_at:
-            if self._others[peer].state is not MemberState.SUSPECT:
-                raise InvariantViolation(f"{peer} is condemned but {self._others[peer].state.name}")
+        suspects = [p for p, m in self._others.items() if m.state is MemberState.SUSPECT]
+        if self._me.state is MemberState.ALIVE and sorted(suspects) != sorted(self._suspicions):
+            raise InvariantViolation(f"suspects {suspects}, but doubts {list(self._suspicions)}")
 
-    # --- inside -----------------------------------------------------------------------------------
+    # --- what to believe --------------------------------------------------------------------------
 
-    def _sort(self, member: Member) -> None:
-        """Keep the lists of names that are asked for with everything that happens."""
-        is_me = member.peer == self._me.peer
-        here = member.state <= MemberState.SUSPECT
-        self._participants.keep(member.peer, here and member.phase is not Phase.DONE)
-        trains = member.state is MemberState.ALIVE and member.phase is Phase.TRAINING
-        self._trainees.keep(member.peer, is_me or trains)
-        self._names.keep(member.peer, not is_me)
-        self._alive.keep(member.peer, not is_me and member.state is MemberState.ALIVE)
+    def _merged(self, known: Member, heard: Member, now: Seconds, *, is_own_word: bool) -> Member:
+        """What we know of a peer after hearing `heard`, from itself or from others."""
+        if heard.incarnation > known.incarnation:
+            if heard.incarnation > (HIGHEST if is_own_word else known.incarnation + LEAP):
+                return known
+        elif is_own_word and heard.incarnation + LEAP < known.incarnation:
+            return heard  # what we were told of it cannot be: it is far from there
+        if heard.state is MemberState.GONE and heard.incarnation >= known.incarnation:
+            heard = self._unburied(known, heard, now)
+        return newer(known, heard)
+
+    def _unburied(self, known: Member, heard: Member, now: Seconds) -> Member:
+        """Others have given `heard` up; how long has it had to answer us?"""
+        is_new = heard.incarnation > known.incarnation
+        if known.state >= MemberState.GONE and not is_new:
+            return heard
+        suspicion = self._suspicions.get(heard.peer)
+        if is_new or suspicion is None:
+            return replace(heard, state=MemberState.SUSPECT, accusers=())
+        least_s = self.patience.suspicion_s(ACCUSERS, ACCUSERS)
+        suspicion.deadline = min(suspicion.deadline, suspicion.since + least_s)
+        if suspicion.deadline <= now:
+            return heard
+        return replace(heard, state=MemberState.SUSPECT, accusers=known.accusers)
+
+    def _maybe_refute(self, heard: Member, now: Seconds, teller: PeerId | None) -> None:
+        """Somebody thinks ill of us: we are alive, under a higher incarnation."""
+        mine = self._me
+        if mine.state is MemberState.LEFT or heard.incarnation < mine.incarnation:
+            return
+        if heard.incarnation > min(mine.incarnation + LEAP, HIGHEST - 1):
+            return  # nobody will believe that who has heard us ourselves
+        is_ours = (heard.incarnation, heard.state) == (mine.incarnation, MemberState.ALIVE)
+        if is_ours and heard.beat <= mine.beat:
+            return
+        self._me = replace(mine, incarnation=heard.incarnation + 1, beat=mine.beat + 1)
+        if heard.state is not MemberState.ALIVE:
+            self.patience.blame_ourselves()
+        if now >= self._may_announce_at:
+            self._may_announce_at = now + self._config.probe_period_s
+            self._say_to(self._some())
+        elif teller in self._others:
+            self._say_to((teller,))
+
+    def _is_of_former_life(self, source: PeerId, members: Sequence[Member]) -> bool:
+        """True if `source` said this before it died and started again."""
+        known = self._others.get(source)
+        return known is not None and any(
+            own.peer == source and own.incarnation < known.incarnation for own in members
+        )
+
+    def _make_room(self) -> bool:
+        """Is there room for one more? If need be, who is gone for longest is forgotten."""
+        if len(self._others) < MOST_MEMBERS:
+            return True
+        over = MemberState.GONE
+        for peer in (p for p, member in self._others.items() if member.state >= over):
+            self._roster.forget(peer)
+            self.gossip.forget(peer)
+            self._probes.pop(peer, None)
+            return True
+        return False
 
     def _store(self, member: Member, now: Seconds, why: str, is_known: bool = False) -> None:
-        known = self._others.get(member.peer)
+        peer, known = member.peer, self._others.get(member.peer)
         if member is known:
             return
-        self._others[member.peer] = member
-        self._samples += member.samples - (known.samples if known else 0)
-        self._begun += _has_begun(member) - (known is not None and _has_begun(known))
+        self._roster.keep(member)
         same_word = known is not None and (known.incarnation, known.state) == (
             member.incarnation,
             member.state,
         )
-        if not same_word or (known is not None and known.phase != member.phase):
-            self._sort(member)
-            rounds = 1 if is_known else math.ceil(math.log2(len(self._others) + 2))
-            self._tell(member.peer, 3 * rounds)
-        if same_word:
+        if known and same_word:
+            if (known.phase, known.accusers) != (member.phase, member.accusers):
+                self.gossip.spread(peer, is_known=is_known)
+                self._maybe_hasten(member)
             return
+        self.gossip.spread(peer, is_known=is_known)
         if member.state is MemberState.SUSPECT:
-            self._condemned_at[member.peer] = now + self._config.suspicion_s
+            self._suspicions[peer] = _Suspicion(now, now + self._suspicion_s(member))
         else:
-            self._condemned_at.pop(member.peer, None)
-            self._unanswered.pop(member.peer, None)  # its word is younger than our question
+            self._suspicions.pop(peer, None)
+            self._probes.pop(peer, None)  # its word is younger than our question
+        here = MemberState.SUSPECT
+        if member.state <= here and (known is None or known.state > here):
+            self._round.insert(self._rng.randrange(len(self._round) + 1), peer)
         if known is None or known.state is not member.state:
-            self._emit(MemberChanged(member.peer, member.state, why))
+            self._emit(MemberChanged(peer, member.state, why))
 
-    def _maybe_refute(self, heard: Member) -> None:
-        """Somebody thinks ill of us: we are alive, under a higher incarnation."""
-        if self._me.state is MemberState.LEFT or heard.incarnation < self._me.incarnation:
+    # --- suspicion --------------------------------------------------------------------------------
+
+    def _accuse(self, peer: PeerId, witnesses: tuple[PeerId, ...], now: Seconds, why: str) -> None:
+        """We could not reach `peer`, nor could `witnesses`."""
+        member = self._others[peer]
+        accusers = joined(member.accusers, (self._me.peer, *witnesses))
+        if (member.state, member.accusers) != (MemberState.SUSPECT, accusers):
+            self._store(replace(member, state=MemberState.SUSPECT, accusers=accusers), now, why)
+
+    def _suspicion_s(self, suspect: Member) -> Seconds:
+        """Without accusers it has been given up elsewhere, by as many as were needed."""
+        needed = min(ACCUSERS, len(self._roster.alive) + 1)  # who could accuse it; we could, too
+        return self.patience.suspicion_s(len(suspect.accusers) or needed, needed)
+
+    def _maybe_hasten(self, member: Member) -> None:
+        """More accuse it than before."""
+        suspicion = self._suspicions.get(member.peer)
+        if suspicion:
+            due = suspicion.since + self._suspicion_s(member)
+            suspicion.deadline = min(suspicion.deadline, due)
+
+    def _excuse_what_fell_due_unseen(self, now: Seconds) -> None:
+        """If this comes late, we stood still: answers may have come that nobody has read yet."""
+        due = self.next_deadline()
+        if due is None or now - due <= self._config.ack_timeout_s / 2:
             return
-        if heard.incarnation > self._me.incarnation or heard.state is not MemberState.ALIVE:
-            self._me = replace(self._me, incarnation=heard.incarnation + 1, beat=self._me.beat + 1)
-            self.announce()
+        self.patience.blame_ourselves()
+        open_: tuple[_Probe | _Suspicion, ...] = (
+            *self._probes.values(),
+            *self._suspicions.values(),
+        )
+        for waiting in open_:
+            if waiting.deadline <= now and not waiting.is_excused:
+                waiting.is_excused = True
+                waiting.deadline = now + self.patience.answer_s
 
-    def _probe(self, target: PeerId, now: Seconds) -> None:
-        self._probe_number += 1
-        if target not in self._unanswered:
-            self._unanswered[target] = (self._probe_number, now + self._config.ack_timeout_s)
-        number = self._unanswered[target][0]
-        self._emit(Send(target, Ping(number, self._records_for(target))))
+    # --- probes -----------------------------------------------------------------------------------
+
+    def _probe(self, target: PeerId, now: Seconds) -> _Probe:
+        probe = self._probes.get(target)
+        if probe is None:
+            answer_s = self.patience.answer_s
+            self._number += 1
+            probe = _Probe(self._number, now, now + answer_s, now + 2 * answer_s)
+            self._probes[target] = probe
+        # Lost: looks like silence, so others are asked.
+        self._emit(Send(target, Ping(probe.number, self.gossip.records(self._me, target))))
+        return probe
+
+    def _ask_again(self, target: PeerId, probe: _Probe, now: Seconds) -> None:
+        self._ask_others(target, probe, now)
+        if self._others[target].state <= MemberState.SUSPECT:  # who is gone is not pestered
+            self._probe(target, now)
+
+    def _ask_others(self, target: PeerId, probe: _Probe, now: Seconds) -> None:
+        probe.help_at = math.inf
+        if self._others[target].state > MemberState.SUSPECT:
+            return
+        alive = self._roster.alive.sorted
+        some = self._rng.sample(alive, min(self._config.relays + 1, len(alive)))
+        relays = [peer for peer in some if peer != target][: self._config.relays]
+        for relay in relays:
+            self._emit(Send(relay, PingFor(probe.number, target)))
+
+    def _hear_answer(self, source: PeerId, number: int, now: Seconds) -> None:
+        probe = self._probes.get(source)
+        if probe and probe.number == number:
+            del self._probes[source]
+            self.patience.answered(now - probe.asked_at, in_time=now <= probe.help_at)
+        errand = self._errands.get(number)
+        if errand and errand.target == source:
+            self._report(self._errands.pop(number), answered=True)
+
+    def _handle_silence(self, peer: PeerId, probe: _Probe, now: Seconds) -> None:
+        """Neither `peer` nor anyone for it has answered."""
+        if self._others[peer].state > MemberState.SUSPECT:
+            return
+        if not probe.witnesses:
+            self.patience.blame_ourselves()
+        by_whom = f" us or {', '.join(probe.witnesses)}" if probe.witnesses else ""
+        why = f"{peer} did not answer{by_whom} within {now - probe.asked_at:.3g} s"
+        self._accuse(peer, probe.witnesses, now, why)
+        self._probe(peer, now)  # tells it, so that it can refute; and so on until it is settled
 
     def _next_target(self) -> PeerId | None:
         """The next member of a shuffled round: everyone is probed once before anyone twice."""
         for _ in range(2):
             while self._round:
                 peer = self._round.pop()
-                if self._others[peer].state is not MemberState.LEFT:
+                member = self._others.get(peer)
+                if member and member.state is not MemberState.LEFT:
                     return peer
-            gone = [m.peer for m in self.others if m.state is MemberState.GONE]
-            self._round = [*self._reachable(), *self._rng.sample(gone, min(1, len(gone)))]
+            gone = self._roster.gone()
+            self._round = [*self._roster.reachable(), *self._rng.sample(gone, min(1, len(gone)))]
             self._rng.shuffle(self._round)
         return None
+
+    # --- for others -------------------------------------------------------------------------------
+
+    def _run_errand(self, asker: PeerId, number: int, target: PeerId, now: Seconds) -> None:
+        """Ping `target` for `asker`, with nothing but what we both are."""
+        member = self._others.get(target)
+        unknown = member is None or asker not in self._others
+        if unknown or target == asker or len(self._errands) >= MOST_ERRANDS:
+            return
+        assert member is not None
+        self._number += 1
+        due = now + 0.8 * self.patience.answer_s  # so that the asker hears of it in time
+        self._errands[self._number] = _Errand(asker, number, target, due)
+        self._emit(Send(target, Ping(self._number, (self._me, member))))
+
+    def _report(self, errand: _Errand, *, answered: bool) -> None:
+        members = self.gossip.records(self._me, errand.asker, errand.target)
+        message = AckFor(errand.number, errand.target, answered, members)
+        self._emit(Send(errand.asker, message))
+
+    def _hear_witness(self, source: PeerId, said: AckFor) -> None:
+        probe = self._probes.get(said.target)
+        if probe is None or probe.number != said.number:
+            return
+        if said.answered:
+            del self._probes[said.target]
+        else:
+            probe.witnesses = joined(probe.witnesses, (source,))
+
+    # --- telling ----------------------------------------------------------------------------------
 
     def _say_to(self, peers: Sequence[PeerId]) -> None:
         for peer in peers:
             self._emit(Send(peer, Rumours((self._me,))))
 
-    def _reachable(self) -> tuple[PeerId, ...]:
-        return tuple(m.peer for m in self.others if m.state <= MemberState.SUSPECT)
-
-    def _records_for(self, target: PeerId) -> tuple[Member, ...]:
-        """Ourselves, what we think of the target, the news, then the others in turn."""
-        chosen: dict[PeerId, Member] = {}
-        budget = self._config.records_per_probe - 1  # beside our own
-        if target in self._others:
-            chosen[target] = self._others[target]
-        for peer in self._first_news(budget - len(chosen)):
-            chosen[peer] = self._others[peer]
-        names = self._names.sorted
-        for _ in names:
-            if len(chosen) == budget:
-                break
-            peer = names[self._turn % len(names)]
-            chosen[peer] = self._others[peer]
-            self._turn += 1
-        for peer in chosen:
-            if peer in self._news:
-                self._tell(peer, self._news[peer] - 1)
-        return (self._me, *chosen.values())
-
-    def _first_news(self, count: int) -> list[PeerId]:
-        """Up to `count` peers of whom there is news, the least told first."""
-        first: list[PeerId] = []
-        for often in sorted(self._news_by, reverse=True):
-            first += islice(self._news_by[often], count - len(first))
-        return first
-
-    def _tell(self, peer: PeerId, often: int) -> None:
-        """The record of `peer` is to be told so often from now on."""
-        before = self._news.pop(peer, 0)
-        if before:
-            del self._news_by[before][peer]
-            if not self._news_by[before]:
-                del self._news_by[before]
-        if often > 0:
-            self._news[peer] = often
-            self._news_by.setdefault(often, {})[peer] = None
+    def _some(self) -> Sequence[PeerId]:
+        """Everyone who is here, or as many as have to do."""
+        here = self._roster.reachable()
+        return here if len(here) <= FAREWELLS else self._rng.sample(here, FAREWELLS)

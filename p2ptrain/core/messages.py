@@ -44,6 +44,8 @@ class Member:
     samples: int = 0
     link_mbit: int = 0
     """Mbit/s of its link, in each direction; 0: not known yet."""
+    accusers: tuple[PeerId, ...] = ()
+    """Of a suspect: some of those who could not reach it themselves, sorted."""
 
 
 # --- membership -----------------------------------------------------------------------------------
@@ -62,6 +64,24 @@ class Ack:
     """I am. Lost: the pinger suspects us until we refute it, and does not choose us meanwhile."""
 
     number: int
+    members: tuple[Member, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PingFor:
+    """`target` does not answer me: ask it for me. Lost: one witness less."""
+
+    number: int
+    target: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class AckFor:
+    """`target` has answered me, or has not. Lost: one witness less."""
+
+    number: int
+    target: PeerId
+    answered: bool
     members: tuple[Member, ...]
 
 
@@ -236,5 +256,5 @@ LockMessage = Claim | Grant | Inquire | Busy | Begin | Release
 RendezvousMessage = Arrive | Assemble | CatchUp
 ActivationMessage = Activate | Run | Decline | Past
 GeneratorMessage = Ask | Propose | Settle
-MembershipMessage = Ping | Ack | Rumours
+MembershipMessage = Ping | Ack | PingFor | AckFor | Rumours
 Message = MembershipMessage | LockMessage | RendezvousMessage | ActivationMessage | GeneratorMessage

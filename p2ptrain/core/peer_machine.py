@@ -28,6 +28,7 @@ from p2ptrain.core.lock_state import LockConfig
 from p2ptrain.core.membership import Membership, MembershipConfig
 from p2ptrain.core.messages import (
     Ack,
+    AckFor,
     Activate,
     Arrive,
     Ask,
@@ -45,6 +46,7 @@ from p2ptrain.core.messages import (
     Past,
     Phase,
     Ping,
+    PingFor,
     Propose,
     Release,
     Rumours,
@@ -164,7 +166,7 @@ class PeerMachine:
 
     def receive(self, source: PeerId, message: Message, now: Seconds) -> None:
         match message:
-            case Ping() | Ack() | Rumours():
+            case Ping() | Ack() | PingFor() | AckFor() | Rumours():
                 self.membership.receive(source, message, now)
                 self._settle(now)
             case Claim() | Grant() | Busy() | Begin() | Release() | Inquire():

@@ -20,6 +20,7 @@ from google.protobuf.message import DecodeError
 
 from p2ptrain.core import messages as m
 from p2ptrain.core.links import MAX_MBIT, WHOLE
+from p2ptrain.core.roster import ACCUSERS, joined
 from p2ptrain.errors import CodecError
 from p2ptrain.ids import Address, PeerId, Seconds, Ticket
 from p2ptrain.net._pb import peer_pb2 as pb
@@ -180,6 +181,13 @@ def _message_to_pb(message: m.Message) -> tuple[str, Any]:  # Any: protobuf's ge
             return "ping", pb.Ping(number=number, members=map(_member_to_pb, members))
         case m.Ack(number, members):
             return "ack", pb.Ack(number=number, members=map(_member_to_pb, members))
+        case m.PingFor(number, target):
+            return "ping_for", pb.PingFor(number=number, target=target)
+        case m.AckFor(number, target, answered, members):
+            records = map(_member_to_pb, members)
+            return "ack_for", pb.AckFor(
+                number=number, target=target, answered=answered, members=records
+            )
         case m.Rumours(members):
             return "rumours", pb.Rumours(members=map(_member_to_pb, members))
         case m.Claim(ticket, born):
@@ -224,6 +232,10 @@ def _message_to_pb(message: m.Message) -> tuple[str, Any]:  # Any: protobuf's ge
 _FROM_PB: dict[str, Callable[[Any], m.Message]] = {
     "ping": lambda p: m.Ping(_number(p.number), _members(p.members)),
     "ack": lambda p: m.Ack(_number(p.number), _members(p.members)),
+    "ping_for": lambda p: m.PingFor(_number(p.number), _name(p.target)),
+    "ack_for": lambda p: m.AckFor(
+        _number(p.number), _name(p.target), p.answered, _members(p.members)
+    ),
     "rumours": lambda p: m.Rumours(_members(p.members)),
     "claim": lambda p: m.Claim(_ticket(p.ticket), _number(p.born)),
     "grant": lambda p: m.Grant(_ticket(p.ticket)),
@@ -466,6 +478,7 @@ def _member_to_pb(member: m.Member) -> Any:  # Any: a generated class
         steps=member.steps,
         samples=member.samples,
         link_mbit=member.link_mbit,
+        accusers=member.accusers,
     )
 
 
@@ -484,7 +497,12 @@ def _member(p: Any) -> m.Member:  # Any: a generated class
         steps=_number(p.steps),
         samples=_number(p.samples),
         link_mbit=_at_most(MAX_MBIT, p.link_mbit, "a link's speed"),
+        accusers=_accusers(p.accusers) if state is m.MemberState.SUSPECT else (),
     )
+
+
+def _accusers(names: Sequence[str]) -> tuple[PeerId, ...]:
+    return joined(tuple(_name(name) for name in names[: 2 * ACCUSERS]), ())
 
 
 def _members(packed: Sequence[Any]) -> tuple[m.Member, ...]:

@@ -9,7 +9,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from p2ptrain.core import messages as m
+from p2ptrain.core.gossip import size_of
 from p2ptrain.core.links import MAX_MBIT, WHOLE
+from p2ptrain.core.roster import ACCUSERS
 from p2ptrain.errors import CodecError
 from p2ptrain.ids import Address, PeerId, Ticket
 from p2ptrain.net import wire
@@ -40,6 +42,12 @@ members = st.builds(
     steps=numbers,
     samples=numbers,
     link_mbit=st.integers(0, MAX_MBIT),
+).flatmap(
+    lambda member: (
+        groups.map(lambda names: dataclasses.replace(member, accusers=names[:ACCUSERS]))
+        if member.state is m.MemberState.SUSPECT
+        else st.just(member)
+    )
 )
 weighted_groups = groups.flatmap(
     lambda group: st.tuples(
@@ -58,12 +66,14 @@ FIELDS: dict[str, st.SearchStrategy] = {
     "waits": st.booleans(),
     "updates": numbers,
     "done": st.booleans(),
+    "target": names,
+    "answered": st.booleans(),
 }
 
 
 def instances(kind: type) -> st.SearchStrategy:
     """Any value of one kind of message; `members` are records in some and names in others."""
-    records = kind in (m.Ping, m.Ack, m.Rumours)
+    records = kind in (m.Ping, m.Ack, m.AckFor, m.Rumours)
     lists = st.lists(members, max_size=4).map(tuple) if records else groups
     known = FIELDS | {"members": lists}
     fields = [field.name for field in dataclasses.fields(kind)]
@@ -213,12 +223,15 @@ def test_valid_protobuf_with_hostile_values_decodes_or_is_refused(data):
         phase=data.draw(st.integers(-(2**31), 2**31 - 1)),
         steps=number(),
         link_mbit=data.draw(st.integers(0, 2**32 - 1)),
+        accusers=[text() for _ in range(9)],
     )
     ticket = pb.Ticket(initiator=text(), incarnation=number(), number=number())
     everyone = [text(), text()]
     for packed in (
         pb.Envelope(source=text(), ping=pb.Ping(members=[member])),
         pb.Envelope(source="a", rumours=pb.Rumours(members=[member])),
+        pb.Envelope(source="a", ping_for=pb.PingFor(number=number(), target=text())),
+        pb.Envelope(source="a", ack_for=pb.AckFor(target=text(), members=[member])),
         pb.Envelope(source="a", claim=pb.Claim(ticket=ticket, born=number())),
         pb.Envelope(source="a", begin=pb.Begin(ticket=ticket, members=everyone)),
         pb.Envelope(source="a", busy=pb.Busy(ticket=ticket, reason=text())),
@@ -232,6 +245,22 @@ def test_valid_protobuf_with_hostile_values_decodes_or_is_refused(data):
 
 
 # --- bounds ---------------------------------------------------------------------------------------
+
+
+@given(members)
+def test_no_record_is_larger_than_gossip_thinks(member):
+    alone = wire.encode_welcome(Welcome("", (member,)))
+    assert len(alone) <= size_of(member)
+
+
+def test_who_is_accused_by_many_is_accused_by_some_and_who_is_no_suspect_by_nobody():
+    names = [f"p{i}" for i in range(20, 0, -1)]
+    for state, expected in ((1, ("p13", "p14", "p15", "p16")), (2, ())):
+        record = pb.Member(
+            peer="a", address="b:1", incarnation=1, state=state, accusers=[*names, "p20"]
+        )
+        (member,) = wire.decode_welcome(pb.Welcome(members=[record]).SerializeToString()).members
+        assert member.accusers == expected
 
 
 @pytest.mark.parametrize(

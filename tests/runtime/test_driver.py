@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from p2ptrain.core import messages as m
+from p2ptrain.core.links import MAX_MBIT
 from p2ptrain.core.messages import Member, MemberState, Phase
 from p2ptrain.errors import RefusedError, StateError, TransportError
 from p2ptrain.ids import Address, PeerId, Ticket
@@ -108,12 +109,14 @@ MEMBERS = st.builds(
     phase=st.sampled_from(Phase),
     steps=NUMBERS,
     samples=NUMBERS,
-    link_mbit=NUMBERS,
+    link_mbit=st.sampled_from([0, 1, MAX_MBIT]),
 )
 RECORDS = st.lists(MEMBERS, max_size=3).map(tuple)
 HOSTILE = st.one_of(
     st.builds(m.Ping, NUMBERS, RECORDS),
     st.builds(m.Ack, NUMBERS, RECORDS),
+    st.builds(m.PingFor, NUMBERS, PEERS),
+    st.builds(m.AckFor, NUMBERS, PEERS, st.booleans(), RECORDS),
     st.builds(m.Rumours, RECORDS),
     st.builds(m.Claim, TICKETS, NUMBERS),
     st.builds(m.Grant, TICKETS),

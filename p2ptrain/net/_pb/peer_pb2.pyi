@@ -36,7 +36,7 @@ class Welcome(_message.Message):
     def __init__(self, refusal: _Optional[str] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
 
 class Member(_message.Message):
-    __slots__ = ("peer", "address", "incarnation", "state", "beat", "phase", "steps", "samples", "link_mbit")
+    __slots__ = ("peer", "address", "incarnation", "state", "beat", "phase", "steps", "samples", "link_mbit", "accusers")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         ALIVE: _ClassVar[Member.State]
@@ -64,6 +64,7 @@ class Member(_message.Message):
     STEPS_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     LINK_MBIT_FIELD_NUMBER: _ClassVar[int]
+    ACCUSERS_FIELD_NUMBER: _ClassVar[int]
     peer: str
     address: str
     incarnation: int
@@ -73,7 +74,8 @@ class Member(_message.Message):
     steps: int
     samples: int
     link_mbit: int
-    def __init__(self, peer: _Optional[str] = ..., address: _Optional[str] = ..., incarnation: _Optional[int] = ..., state: _Optional[_Union[Member.State, str]] = ..., beat: _Optional[int] = ..., phase: _Optional[_Union[Member.Phase, str]] = ..., steps: _Optional[int] = ..., samples: _Optional[int] = ..., link_mbit: _Optional[int] = ...) -> None: ...
+    accusers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, peer: _Optional[str] = ..., address: _Optional[str] = ..., incarnation: _Optional[int] = ..., state: _Optional[_Union[Member.State, str]] = ..., beat: _Optional[int] = ..., phase: _Optional[_Union[Member.Phase, str]] = ..., steps: _Optional[int] = ..., samples: _Optional[int] = ..., link_mbit: _Optional[int] = ..., accusers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Ticket(_message.Message):
     __slots__ = ("initiator", "incarnation", "number")
@@ -86,12 +88,14 @@ class Ticket(_message.Message):
     def __init__(self, initiator: _Optional[str] = ..., incarnation: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
 
 class Envelope(_message.Message):
-    __slots__ = ("source", "swarm", "ping", "ack", "rumours", "claim", "grant", "busy", "begin", "release", "inquire", "arrive", "assemble", "catch_up", "activate", "run", "decline", "past", "ask", "propose", "settle")
+    __slots__ = ("source", "swarm", "ping", "ack", "rumours", "ping_for", "ack_for", "claim", "grant", "busy", "begin", "release", "inquire", "arrive", "assemble", "catch_up", "activate", "run", "decline", "past", "ask", "propose", "settle")
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     SWARM_FIELD_NUMBER: _ClassVar[int]
     PING_FIELD_NUMBER: _ClassVar[int]
     ACK_FIELD_NUMBER: _ClassVar[int]
     RUMOURS_FIELD_NUMBER: _ClassVar[int]
+    PING_FOR_FIELD_NUMBER: _ClassVar[int]
+    ACK_FOR_FIELD_NUMBER: _ClassVar[int]
     CLAIM_FIELD_NUMBER: _ClassVar[int]
     GRANT_FIELD_NUMBER: _ClassVar[int]
     BUSY_FIELD_NUMBER: _ClassVar[int]
@@ -113,6 +117,8 @@ class Envelope(_message.Message):
     ping: Ping
     ack: Ack
     rumours: Rumours
+    ping_for: PingFor
+    ack_for: AckFor
     claim: Claim
     grant: Grant
     busy: Busy
@@ -129,7 +135,7 @@ class Envelope(_message.Message):
     ask: Ask
     propose: Propose
     settle: Settle
-    def __init__(self, source: _Optional[str] = ..., swarm: _Optional[str] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., rumours: _Optional[_Union[Rumours, _Mapping]] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., grant: _Optional[_Union[Grant, _Mapping]] = ..., busy: _Optional[_Union[Busy, _Mapping]] = ..., begin: _Optional[_Union[Begin, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., inquire: _Optional[_Union[Inquire, _Mapping]] = ..., arrive: _Optional[_Union[Arrive, _Mapping]] = ..., assemble: _Optional[_Union[Assemble, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ..., activate: _Optional[_Union[Activate, _Mapping]] = ..., run: _Optional[_Union[Run, _Mapping]] = ..., decline: _Optional[_Union[Decline, _Mapping]] = ..., past: _Optional[_Union[Past, _Mapping]] = ..., ask: _Optional[_Union[Ask, _Mapping]] = ..., propose: _Optional[_Union[Propose, _Mapping]] = ..., settle: _Optional[_Union[Settle, _Mapping]] = ...) -> None: ...
+    def __init__(self, source: _Optional[str] = ..., swarm: _Optional[str] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., rumours: _Optional[_Union[Rumours, _Mapping]] = ..., ping_for: _Optional[_Union[PingFor, _Mapping]] = ..., ack_for: _Optional[_Union[AckFor, _Mapping]] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., grant: _Optional[_Union[Grant, _Mapping]] = ..., busy: _Optional[_Union[Busy, _Mapping]] = ..., begin: _Optional[_Union[Begin, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., inquire: _Optional[_Union[Inquire, _Mapping]] = ..., arrive: _Optional[_Union[Arrive, _Mapping]] = ..., assemble: _Optional[_Union[Assemble, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ..., activate: _Optional[_Union[Activate, _Mapping]] = ..., run: _Optional[_Union[Run, _Mapping]] = ..., decline: _Optional[_Union[Decline, _Mapping]] = ..., past: _Optional[_Union[Past, _Mapping]] = ..., ask: _Optional[_Union[Ask, _Mapping]] = ..., propose: _Optional[_Union[Propose, _Mapping]] = ..., settle: _Optional[_Union[Settle, _Mapping]] = ...) -> None: ...
 
 class Ping(_message.Message):
     __slots__ = ("number", "members")
@@ -146,6 +152,26 @@ class Ack(_message.Message):
     number: int
     members: _containers.RepeatedCompositeFieldContainer[Member]
     def __init__(self, number: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
+
+class PingFor(_message.Message):
+    __slots__ = ("number", "target")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    target: str
+    def __init__(self, number: _Optional[int] = ..., target: _Optional[str] = ...) -> None: ...
+
+class AckFor(_message.Message):
+    __slots__ = ("number", "target", "answered", "members")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    ANSWERED_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    target: str
+    answered: bool
+    members: _containers.RepeatedCompositeFieldContainer[Member]
+    def __init__(self, number: _Optional[int] = ..., target: _Optional[str] = ..., answered: _Optional[bool] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
 
 class Rumours(_message.Message):
     __slots__ = ("members",)
