@@ -114,6 +114,10 @@ from p2ptrain.core.messages import Begin, Busy, Claim, Grant, Inquire, LockMessa
 from p2ptrain.errors import InvariantViolation, LocalProtocolError
 from p2ptrain.ids import PeerId, Seconds, Ticket
 
+MOST_TICKS = 1 << 32
+"""No claim sets our clock forward by more: a made-up age must not drive it to where our own claims
+cannot be encoded any more."""
+
 ENDED_REMEMBERED = 64
 """Tickets whose end we remember, far more than can be under way at once."""
 
@@ -458,7 +462,7 @@ class GroupLock:
     def _handle_claim(self, source: PeerId, claim: Claim, now: Seconds) -> None:
         if claim.ticket.initiator != source:
             return  # not a claim that its sender could make: nothing to answer
-        self._clock = max(self._clock, claim.born)
+        self._clock = max(self._clock, min(claim.born, self._clock + MOST_TICKS))
         match self._state:
             case Granted(ticket=ticket) if ticket == claim.ticket:
                 self._emit(Send(source, Grant(ticket)))  # our first grant was lost

@@ -153,6 +153,11 @@ HIGHEST = 1 << 61
 """No incarnation is believed above this; it can be encoded, and so can what climbs over it."""
 
 
+def _began_anew(known: Member, heard: Member) -> bool:
+    """True of a new life; who only refutes counts on."""
+    return heard.incarnation > known.incarnation and heard.beat < known.beat
+
+
 @dataclass(slots=True)
 class _Probe:
     """A question to a peer that it has not answered."""
@@ -476,8 +481,11 @@ class Membership:
         here = MemberState.SUSPECT
         if member.state <= here and (known is None or known.state > here):
             self._round.insert(self._rng.randrange(len(self._round) + 1), peer)
-        if known is None or known.state is not member.state:
-            self._emit(MemberChanged(peer, member.state, why))
+        if known and known.state <= here and _began_anew(known, member):
+            self._emit(MemberChanged(peer, MemberState.GONE, f"{peer} has started again"))
+        elif known and known.state is member.state:
+            return
+        self._emit(MemberChanged(peer, member.state, why))
 
     # --- suspicion --------------------------------------------------------------------------------
 

@@ -1204,6 +1204,15 @@ def test_two_locks_that_will_do_the_same_are_frozen_alike_at_whatever_time(trio:
     assert frozen[1] != lock.frozen(trio.clock("a"))  # it is later, and the lock is still there
 
 
+def test_a_made_up_age_does_not_drive_our_own_claims_out_of_range(trio: Trio):
+    lock = trio.locks["a"]
+    for number in range(1, 4):
+        hostile = Claim(Ticket(PeerId("b"), 1, number), 1 << 62)
+        lock.receive(PeerId("b"), hostile, trio.clock("a"))
+    assert lock._clock == 3 * MOST_TICKS
+    lock.peer_gone(PeerId("b"), "b is gone", trio.clock("a"))
+
+
 # --- configuration --------------------------------------------------------------------------------
 
 

@@ -555,6 +555,16 @@ def test_two_halves_of_a_larger_swarm_find_together_again_and_nobody_is_buried_b
     assert [change for change in circle.changes[healed:] if change[3] is GONE] == []
 
 
+def test_groups_hear_of_a_death_even_if_the_dead_is_back_before_anyone_missed_it():
+    circle = Circle(3)
+    circle.peers["p02"].describe(phase=Phase.TRAINING, steps=3, samples=3)
+    circle.advance(3)
+    before = len(circle.changes)
+    circle.add("p02", incarnation=2)
+    mine = [(of, state, why) for _, by, of, state, why in circle.changes[before:] if by == "p00"]
+    assert mine == [("p02", GONE, "p02 has started again"), ("p02", ALIVE, "it joined here")]
+
+
 def test_who_comes_is_probed_before_the_round_is_over():
     circle = Circle(30)
     circle.advance(3)
