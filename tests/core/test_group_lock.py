@@ -7,7 +7,7 @@ import pytest
 
 from p2ptrain.core.effects import Average, Effect, GroupEnded, Send
 from p2ptrain.core.events import Outcome
-from p2ptrain.core.group_lock import ENDED_REMEMBERED
+from p2ptrain.core.group_lock import ENDED_REMEMBERED, MOST_TICKS
 from p2ptrain.core.lock_state import Collecting, LockConfig
 from p2ptrain.core.messages import Begin, Busy, Claim, Grant, Inquire, Release
 from p2ptrain.errors import ConfigError, LocalProtocolError
