@@ -7,10 +7,10 @@ and Yuan, JPDC 2009); where links differ, so do shares (`core/links.py`). A shar
 in order, so that one slice is on the wire while another is being reduced; both sides cut alike, so
 a slice needs no header.
 
-A pair, and any group whose vector is short, *swaps* instead: each member sends its whole vector to
-each other one and reduces everything itself. That is half of the messages and one hop less for
-n (g - 1) numbers, which for a pair is the same and for a short vector costs less than a message
-does.
+A group whose vector is short *swaps* instead: each member sends its whole vector to each other one
+and reduces everything itself. That is half of the messages and one hop less for n (g - 1) numbers,
+which for a short vector costs less than a message does. A pair moves the same bytes either way; it
+swaps if its codec is lossy, since nobody hands out a rounded mean then.
 """
 
 from collections.abc import Sequence
@@ -31,16 +31,19 @@ class Span:
         return self.stop - self.start
 
 
-SWAP_SLICES = 2
-"""A group swaps if that moves at most so many slices more per member. Larger: bytes that a slow
-link feels; smaller: more messages, each of which costs what ten thousands of numbers do."""
+SWAP_SLICES = 0.5
+"""A group swaps if its vector, and what each member then moves in addition, are at most so many
+slices. Larger: bytes that a slow link feels; smaller: more messages, each of which costs what ten
+thousands of numbers do."""
 
 
-def is_swapped(vector_size: int, member_count: int, slice_size: int) -> bool:
+def is_swapped(vector_size: int, member_count: int, slice_size: int, *, lossy: bool) -> bool:
     """True if members swap whole vectors; the same at all of them, since it follows from sizes."""
+    if lossy and member_count == 2:
+        return vector_size > 0
     least = 2 * vector_size * (member_count - 1) // member_count
     extra = vector_size * (member_count - 1) - least
-    return vector_size > 0 and extra <= SWAP_SLICES * slice_size
+    return 0 < max(vector_size, extra) <= SWAP_SLICES * slice_size
 
 
 def share(vector_size: int, member_count: int, index: int, weights: Sequence[int] = ()) -> Span:

@@ -73,9 +73,6 @@ KINDS = frozenset(Kind)
 CONNECT_S: Seconds = 2.0
 """A connection that cannot be had in this time is not: a firewall may swallow the attempt."""
 
-JOINED_BYTES = 1 << 14
-"""Up to here header and payload leave in one call."""
-
 SHARED_BYTES = 1 << 16
 """Slices below this travel as bytes: a reference costs a round trip at the end."""
 
@@ -418,11 +415,15 @@ class Connection:
         size_bytes = len(payload)
         header = HEADER.pack(kind, size_bytes)
         with self._in_use():
-            if size_bytes <= JOINED_BYTES:
-                await self._loop.sock_sendall(self._socket, header + bytes(payload))
-            else:
-                await self._loop.sock_sendall(self._socket, header)
-                await self._loop.sock_sendall(self._socket, payload)
+            try:  # header and payload in one call, and mostly at once: the kernel has room
+                sent = self._socket.sendmsg([header, payload])
+            except BlockingIOError:
+                sent = 0
+            if sent < HEADER.size:
+                await self._loop.sock_sendall(self._socket, header[sent:])
+            if sent < HEADER.size + size_bytes:
+                rest = memoryview(payload)[max(sent - HEADER.size, 0) :]
+                await self._loop.sock_sendall(self._socket, rest)
 
     async def receive_frame(self, into: memoryview | None = None) -> tuple[Kind, memoryview]:
         """The next frame, in the memory `into` if it is a slice that fits there exactly.

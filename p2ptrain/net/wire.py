@@ -81,6 +81,7 @@ class AverageOpening:
     ticket: Ticket
     vector_size: int
     slice_size: int
+    codec: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -413,13 +414,14 @@ def decode_slice(data: bytes) -> Slice:
 
 def _opening_to_pb(opening: Opening) -> Any:  # Any: a generated class
     match opening:
-        case AverageOpening(swarm, sender, ticket, vector_size, slice_size):
+        case AverageOpening(swarm, sender, ticket, vector_size, slice_size, codec):
             return pb.AverageOpening(
                 swarm=swarm,
                 sender=sender,
                 ticket=_ticket_to_pb(ticket),
                 vector_size=vector_size,
                 slice_size=slice_size,
+                codec=codec,
             )
         case StateOpening(swarm, sender, version):
             return pb.StateOpening(swarm=swarm, sender=sender, version=version)
@@ -436,6 +438,7 @@ def _opening(tag: int, data: bytes) -> Opening:
             _ticket(p.ticket),
             _number(p.vector_size),
             _number(p.slice_size),
+            _text(p.codec, MAX_NAME),
         )
     p = _parse(pb.StateOpening, data)
     version = p.version if p.HasField("version") else None

@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable
 from typing import TypeVar
 
+from p2ptrain.compute.codec import load_codec
 from p2ptrain.compute.replica import Replica, Vector
 from p2ptrain.core.effects import Abandon, Average, What
 from p2ptrain.core.events import Outcome
@@ -28,10 +29,10 @@ from p2ptrain.runtime.exchange import (
     Exchange,
     ExchangeConfig,
     GroupBroken,
-    is_finite,
 )
 from p2ptrain.runtime.host import Host
 from p2ptrain.runtime.late import KeptMean, LateGradients
+from p2ptrain.runtime.mix import is_finite
 from p2ptrain.runtime.offload import Offload
 
 SHORT = 1 << 18
@@ -143,15 +144,17 @@ class Averages:
         began, version = host.now, host.machine.activation.version_of(ticket)
         vector_V, updates = await self._contribution(what, attempt.members)
         attempt.snapshot_s = host.now - began
-        result_V = self._buffers.take(len(vector_V))
         attempt.exchange = exchange = Exchange(
             host.name,
             ticket,
             attempt.members,
             vector_V,
-            result_V,
-            delta=what is What.MODELS and not held,
+            delta=what is What.MODELS,
+            keeps_mean=held,
+            codec=load_codec(self._config.codec if what is What.MODELS else "fp32"),
             slice_size=self._config.slice_kib * 256,
+            lend=self._buffers.take,
+            offload=self._offload,
             swarm=host.digest,
             clock=lambda: host.now,
             arrival_s=ARRIVAL_S if version is None else self._config.average_timeout_s,
@@ -160,26 +163,31 @@ class Averages:
         self._exchanges[ticket] = exchange
         host.tell_news()
         moving_since = host.now
-        await exchange.run(host.open_stream)
+        try:
+            await exchange.run(host.open_stream)
+        except GroupBroken:
+            if what is What.MODELS:
+                await self._refuse_own_infinity()
+            raise
         attempt.moving_s = host.now - moving_since
         if not host.machine.holds(ticket, host.now):
             raise GroupBroken(Outcome.LATE, f"{ticket} was over before its result was there")
         self._committing[ticket] = None
         averaged = host.now
-        idle = [vector_V, result_V]
+        idle = [vector_V, *exchange.mix.lent]
         if what is What.GRADIENTS:
             self._accord.averaged_anything = await self._copy(
-                lambda: self._replica.import_gradients(result_V[:-RIDING])
+                lambda: self._replica.import_gradients(vector_V[:-RIDING])
             )
-            self._accord.take_in(result_V[-RIDING:])
+            self._accord.take_in(vector_V[-RIDING:])
             self._accord.contributes = True
         elif what is What.LATE_GRADIENTS:
             assert version is not None
-            attempt.staleness_steps = self.late.delivered(version, idle.pop())
+            attempt.staleness_steps = self.late.delivered(version, idle.pop(0))
         elif held:
-            self.kept.keep(idle.pop(), len(attempt.members))
+            self.kept.keep(idle.pop(0), len(attempt.members))
         else:
-            idle[1] = await self._offload(lambda: self._replica.add_delta(result_V))
+            idle[0] = await self._offload(lambda: self._replica.add_delta(vector_V))
             attempt.disagreement_l2 = math.sqrt(exchange.square_sum)
             attempt.staleness_steps = self._replica.updates - updates
         attempt.apply_s = host.now - averaged
@@ -200,16 +208,21 @@ class Averages:
             )
             return vector_V, self._replica.updates
         vector_M = self._buffers.take(self._replica.model_size)
-        updates, finite = await self._offload(lambda: self._snapshot(vector_M))
-        if not finite:
+        return vector_M, await self._offload(lambda: self._replica.snapshot(vector_M))
+
+    async def _refuse_own_infinity(self) -> None:
+        """Of a broken group, the one whose model is not finite any more must not go on.
+
+        Nobody has taken its numbers in: whoever reduces a slice checks it.
+        """
+        vector_M = self._buffers.take(self._replica.model_size)
+        updates = await self._offload(lambda: self._replica.snapshot(vector_M))
+        if not await self._offload(lambda: is_finite(vector_M)):
             raise StateError(
                 f"the model of {self._host.name} is not finite any more after {updates} updates; "
                 "lower the learning rate or clip gradients"
             )
-        return vector_M, updates
-
-    def _snapshot(self, into_M: Vector) -> tuple[int, bool]:
-        return self._replica.snapshot(into_M), is_finite(into_M)
+        self._buffers.give(vector_M)
 
     async def _copy(self, function: Callable[[], T]) -> T:
         """Copy gradients: nobody else wants them now, so a short copy is made here and at once."""

@@ -1,12 +1,16 @@
 """Vectors that are used again: fresh memory costs a page fault per 4 KiB, as much as copying it."""
 
 import threading
+from collections import deque
 from collections.abc import Callable
 
 from p2ptrain.compute.replica import Vector
 
-KEPT = 2
-"""Vectors of one size that are kept: what is contributed and what comes of it."""
+KEPT = 3
+"""Vectors that are kept, the last ones given: what is contributed, and what is handed out."""
+
+MADE = 16
+"""Vectors that are known again when they come back."""
 
 
 class Buffers:
@@ -15,17 +19,24 @@ class Buffers:
     def __init__(self, make: Callable[[int], Vector]) -> None:
         self._make = make
         self._lock = threading.Lock()
-        self._idle: dict[int, list[Vector]] = {}
+        self._idle: list[Vector] = []
+        self._made: deque[int] = deque(maxlen=MADE)  # where they stand
 
     def take(self, size: int) -> Vector:
         """A vector of `size` numbers, contents arbitrary."""
         with self._lock:
-            idle = self._idle.get(size)
-            return idle.pop() if idle else self._make(size)
+            for index, vector in enumerate(self._idle):
+                if len(vector) == size:
+                    return self._idle.pop(index)
+            made = self._make(size)
+            self._made.append(made.ctypes.data)
+            return made
 
     def give(self, vector: Vector) -> None:
-        """Take a vector back; nobody else may use it any more."""
+        """Take a vector back, or one that stands in its place if it is as good: one of ours.
+
+        Nobody else may use it any more.
+        """
         with self._lock:
-            idle = self._idle.setdefault(len(vector), [])
-            if len(idle) < KEPT and vector.flags.writeable:
-                idle.append(vector)
+            if vector.ctypes.data in self._made:
+                self._idle = [*self._idle, vector][-KEPT:]

@@ -12,25 +12,22 @@ member reduces all slices itself.
 While slice k is being reduced, later ones are on the wire; a receiver that falls behind by `WINDOW`
 slices stops reading, so memory is bounded and only this group waits.
 
-The result goes into a buffer of its own, and only a complete one counts: a broken group leaves no
-trace in any model. All members hold bitwise the same mean, since each slice is reduced in the order
-of the members' names, wherever it is.
+What is done to the numbers, and with a codec to the bytes, is in `runtime/mix.py`. Only a complete
+result counts: a broken group leaves no trace in any model. All members hold bitwise the same mean,
+since each slice is reduced in the order of the members' names, wherever it is.
 
-Memory is what bounds an average, so each number is touched as rarely as possible: a slice is
-checked, reduced and turned into a delta (mean - own) in blocks that stay in the processor's cache,
-when it arrives. The owner keeps the means that it still has to hand out where its own part of them
-was.
-
-Legend of shapes: ``V`` numbers of the vector, ``S`` of one slice, ``B`` of one block.
+Legend of shapes: ``V`` numbers of the vector, ``S`` of one slice.
 """
 
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
+from p2ptrain.compute.codec import Codec, load_codec
 from p2ptrain.compute.replica import Vector
 from p2ptrain.core.events import Outcome
 from p2ptrain.core.links import MAX_MBIT
@@ -39,13 +36,15 @@ from p2ptrain.errors import CodecError, ConfigError, RefusedError, TransportErro
 from p2ptrain.ids import PeerId, Seconds, Ticket
 from p2ptrain.net.transport import SliceStream
 from p2ptrain.net.wire import MAX_SLICE_BYTES, AverageOpening
+from p2ptrain.runtime.mix import Mix, NotFinite
+from p2ptrain.runtime.offload import Offload
 from p2ptrain.runtime.scope import Scope
 
-BLOCK = 1 << 15
-"""Numbers that are worked on at a time: a handful of such blocks fits into a core's cache."""
-
-WINDOW = 8
+WINDOW = 4
 """Slices of one member that wait to be reduced, at most."""
+
+MEANS, RAW = WINDOW, WINDOW + 1
+"""Where a mean arrives, or bytes that are still to be decoded; before them, `WINDOW` parts."""
 
 ARRIVAL_S: Seconds = 2.0
 """Members learn of their group within so long of each other: a stream that comes before its group
@@ -56,8 +55,15 @@ waits so long, and so does a group for a stream."""
 class ExchangeConfig:
     """How vectors travel."""
 
-    slice_kib: int = 256
-    """Size of one slice. Too small: work per slice dominates; too large: nothing overlaps."""
+    slice_kib: int = 1024
+    """Size of one slice as float32. Too small: work per slice dominates; too large: nothing
+    overlaps, and a slice does not stay in a core's cache between arriving and being reduced."""
+
+    codec: str = "fp32"
+    """How models travel: ``fp32`` as they are, ``bf16`` or ``fp16`` in half of the bytes, ``int8``
+    in a quarter. Nothing of what training does is lost, but peers differ by a little rounding, and
+    it costs computing: worth it on links below some 10 Gbit/s. Gradients always travel as they are:
+    counts ride in their vector. All peers of a swarm must use the same."""
 
     average_timeout_s: Seconds = 60.0
     """No average lasts longer; it is broken then. A net under the other deadlines, not a tuning
@@ -72,6 +78,7 @@ class ExchangeConfig:
         if not 1 <= self.slice_kib <= MAX_SLICE_BYTES // 1024:
             most = MAX_SLICE_BYTES // 1024
             raise ConfigError(f"slice_kib = {self.slice_kib} must be between 1 and {most}")
+        load_codec(self.codec)
         if not 0 <= self.link_mbit <= MAX_MBIT:
             raise ConfigError(
                 f"link_mbit = {self.link_mbit} must be between 1 and {MAX_MBIT}, or 0 to measure it"
@@ -89,6 +96,8 @@ class GroupBroken(Exception):
         self.why = why
 
 
+T = TypeVar("T")
+
 OpenStream = Callable[[PeerId, AverageOpening], Awaitable[SliceStream]]
 
 
@@ -96,9 +105,12 @@ class Exchange:
     """One member's side of one group's average.
 
     Args:
-        vector_V: what this member contributes; scratch memory for the exchange from now on.
-        result_V: where the result goes, of the same shape: the mean, or with `delta` the mean
-            minus what this member contributes.
+        vector_V: what this member contributes. It becomes the result: the mean, or with `delta`
+            the mean minus what this member contributed. Worthless after a break.
+        delta: whether the group averages models.
+        keeps_mean: this member wants the mean, even with `delta`.
+        lend: gives memory for so many numbers, from where slices travel best.
+        offload: runs what takes long on a worker thread.
         swarm: the digest that openings carry.
         clock: for the times that messages of failure state.
         weights: of the members' shares, in their order; none: equal shares.
@@ -111,10 +123,13 @@ class Exchange:
         ticket: Ticket,
         members: tuple[PeerId, ...],
         vector_V: Vector,
-        result_V: Vector,
         *,
         delta: bool,
+        keeps_mean: bool = False,
+        codec: Codec,
         slice_size: int,
+        lend: Callable[[int], Vector],
+        offload: Offload,
         swarm: str,
         clock: Callable[[], Seconds],
         arrival_s: Seconds = ARRIVAL_S,
@@ -124,10 +139,10 @@ class Exchange:
         self._ticket = ticket
         self._members = members
         self._weights = weights
-        self._vector_V = vector_V
-        self._result_V = result_V
-        self._delta = delta
+        self._size = len(vector_V)
+        self._codec = codec
         self._slice_size = slice_size
+        self._offload = offload
         self._swarm = swarm
         self._clock = clock
         self._started = clock()
@@ -137,10 +152,25 @@ class Exchange:
         self.square_sum = 0.0
         """Of the result's numbers: with `delta`, how far this member was from the mean, squared."""
         loop = asyncio.get_running_loop()
-        self._swaps = is_swapped(len(vector_V), len(members), slice_size)
+        lossy = not codec.is_exact
+        self._swaps = is_swapped(self._size, len(members), slice_size, lossy=lossy)
         self._mine = slices(self._share(me), slice_size)
+        self.mix = Mix(
+            vector_V,
+            len(members),
+            members.index(me),
+            self._share(me),
+            swaps=self._swaps,
+            delta=delta,
+            keeps_mean=keeps_mean,
+            codec=codec,
+            lend=lend,
+        )
         self._parts: list[dict[PeerId, Vector]] = [{} for _ in self._mine]
         self._reduced = [loop.create_future() for _ in self._mine]
+        self._writing = asyncio.Lock()
+        self._written: dict[int, tuple[memoryview, int]] = {}  # swapped: and how many wait for it
+        self._memory: dict[tuple[PeerId, int], Vector] = {}  # where slices arrive
         callers = (peer for peer in members if peer != me and not (self._swaps and peer < me))
         self._incoming: dict[PeerId, asyncio.Future[SliceStream]] = {
             peer: loop.create_future() for peer in callers
@@ -159,8 +189,9 @@ class Exchange:
         broken = "the average was abandoned"
         try:
             async with Scope() as scope:
-                for index, span in enumerate(self._mine):
-                    self._contribute(index, self._me, self._vector_V[span.start : span.stop])
+                if not self._swaps or len(self._members) == 1:
+                    for index in range(len(self._mine)):
+                        await self._contribute_own(index)
                 for peer in self._members:
                     if peer != self._me and self._swaps:
                         scope.start(self._swap(scope, peer, open_stream))
@@ -179,10 +210,15 @@ class Exchange:
         Raises:
             RefusedError: if the opening does not fit this group.
         """
+        mine, theirs = self._opening(), opening
+        if theirs.codec != mine.codec:
+            raise RefusedError(
+                f"{opening.sender} sends {theirs.codec} and {self._me} {mine.codec}; "
+                f"give all peers the same codec"
+            )
         waiting = self._incoming.get(opening.sender)
         if waiting is None or waiting.done():
             raise RefusedError(f"{self._ticket} does not wait for a stream of {opening.sender}")
-        mine, theirs = self._opening(), opening
         if (theirs.vector_size, theirs.slice_size) != (mine.vector_size, mine.slice_size):
             raise RefusedError(
                 f"{opening.sender} averages {theirs.vector_size} numbers in slices of "
@@ -197,12 +233,31 @@ class Exchange:
     async def _swap(self, scope: Scope, peer: PeerId, open_stream: OpenStream) -> None:
         waits = peer in self._incoming
         stream = await (self._called_by(peer) if waits else self._call(peer, open_stream))
-        sending = scope.start(self._send_all(peer, stream, self._mine))
+        sending = scope.start(self._send_whole(peer, stream))
         await self._take_parts(peer, stream)
         await asyncio.gather(sending, *self._reduced)
         await self._end(peer, stream)
         if waits:
             self._served[peer].set_result(None)
+
+    async def _send_whole(self, peer: PeerId, stream: SliceStream) -> None:
+        for index, span in enumerate(self._mine):
+            payload = await self._swapped(index)
+            await self._send(peer, stream, payload, last=span is self._mine[-1])
+
+    async def _swapped(self, index: int) -> memoryview:
+        """Our slice as everyone gets it; kept until the last one has."""
+        async with self._writing:
+            if index not in self._written:
+                span = self._mine[index]
+                payload = await self._compute(lambda: self.mix.part(span))
+                self._written[index] = payload, len(self._members) - 1
+                await self._contribute_own(index)
+            payload, waiting = self._written[index]
+            self._written[index] = payload, waiting - 1
+            if waiting == 1:
+                del self._written[index]
+            return payload
 
     # --- our part of others' shares ---------------------------------------------------------------
 
@@ -215,10 +270,10 @@ class Exchange:
     async def _ask_owner(self, scope: Scope, owner: PeerId, open_stream: OpenStream) -> None:
         spans = slices(self._share(owner), self._slice_size)
         stream = await self._call(owner, open_stream)
-        sending = scope.start(self._send_all(owner, stream, spans))
+        sending = scope.start(self._send_parts(owner, stream, spans))
         for span in spans:
-            mean_S = await self._receive(owner, stream, span, "sending means")
-            self._take_mean(owner, span, mean_S)
+            mean_S = await self._receive(owner, stream, span, MEANS, "sending means")
+            await self._take_mean(owner, span, mean_S)
         await sending
         await self._end(owner, stream)
 
@@ -238,10 +293,19 @@ class Exchange:
             why = f"{peer} opened no stream within {self._arrival_s:g} s"
             raise GroupBroken(Outcome.LATE, why) from error
 
-    async def _send_all(self, peer: PeerId, stream: SliceStream, spans: tuple[Span, ...]) -> None:
+    async def _send_parts(
+        self, owner: PeerId, stream: SliceStream, spans: tuple[Span, ...]
+    ) -> None:
         for span in spans:
-            slice_S = self._vector_V[span.start : span.stop]
-            await self._send(peer, stream, slice_S, last=span is spans[-1])
+            payload = await self._compute(lambda span=span: self.mix.part(span))
+            await self._send(owner, stream, payload, last=span is spans[-1])
+
+    async def _take_mean(self, owner: PeerId, span: Span, mean_S: Vector) -> None:
+        try:
+            self.square_sum += await self._compute(lambda: self.mix.take(span, mean_S))
+        except NotFinite as error:
+            why = f"{owner} sent numbers that are not finite"
+            raise GroupBroken(Outcome.BROKEN, why) from error
 
     # --- our own share ----------------------------------------------------------------------------
 
@@ -254,57 +318,32 @@ class Exchange:
         self._served[caller].set_result(None)
 
     async def _take_parts(self, peer: PeerId, stream: SliceStream) -> None:
+        # In a pair a slice is reduced when it comes, in memory that is still in the core's cache.
+        slots = 1 if len(self._members) == 2 and not self._swaps else WINDOW
         for index, span in enumerate(self._mine):
-            if index >= WINDOW:
-                await self._reduced[index - WINDOW]
-            slice_S = await self._receive(peer, stream, span, "sending its part")
-            self._contribute(index, peer, slice_S)
+            if index >= slots:
+                await self._reduced[index - slots]
+            slice_S = await self._receive(peer, stream, span, index % slots, "sending its part")
+            await self._contribute(index, peer, slice_S)
 
-    def _contribute(self, index: int, member: PeerId, slice_S: Vector) -> None:
+    async def _contribute_own(self, index: int) -> None:
+        span = self._mine[index]
+        await self._contribute(index, self._me, self.mix.vector_V[span.start : span.stop])
+
+    async def _contribute(self, index: int, member: PeerId, slice_S: Vector) -> None:
         """Take one member's slice in; the last one reduces it."""
         parts = self._parts[index]
         parts[member] = slice_S
-        if len(parts) == len(self._members):
-            self._reduce(self._mine[index], [parts[peer] for peer in self._members])
-            parts.clear()
-            self._reduced[index].set_result(None)
-
-    def _reduce(self, span: Span, parts: Sequence[Vector]) -> None:
-        """Average one slice of all members, in their order."""
-        weight = np.float32(len(parts))
-        mean_B = np.empty(min(BLOCK, span.size), np.float32)
-        for start in range(0, span.size, BLOCK):
-            stop = min(start + BLOCK, span.size)
-            mean = mean_B[: stop - start]
-            with np.errstate(over="ignore", invalid="ignore"):
-                mean[:] = parts[0][start:stop]
-                for part in parts[1:]:
-                    mean += part[start:stop]
-                mean /= weight
-            if not self._put(span.start + start, mean):
-                raise self._not_finite(parts)
-            if not self._swaps:  # the others still want this mean, and nobody our part of it
-                self._vector_V[span.start + start : span.start + stop] = mean
-
-    def _take_mean(self, owner: PeerId, span: Span, mean_S: Vector) -> None:
-        for start in range(0, span.size, BLOCK):
-            if not self._put(span.start + start, mean_S[start : start + BLOCK]):
-                raise GroupBroken(Outcome.BROKEN, f"{owner} sent numbers that are not finite")
-
-    def _put(self, at: int, mean_B: Vector) -> bool:
-        """One block of the mean becomes a block of the result; false if that is not finite.
-
-        The result is what is checked: shared memory may change under whoever looks at it twice.
-        """
-        result_B = self._result_V[at : at + len(mean_B)]
-        with np.errstate(over="ignore", invalid="ignore"):
-            if self._delta:
-                np.subtract(mean_B, self._vector_V[at : at + len(mean_B)], out=result_B)
-            else:
-                result_B[:] = mean_B
-            square_sum = float(np.dot(result_B, result_B))
-        self.square_sum += square_sum
-        return math.isfinite(square_sum) or is_finite(result_B)
+        if len(parts) < len(self._members):
+            return
+        in_order = [parts[peer] for peer in self._members]
+        try:
+            reduced = await self._compute(lambda: self.mix.reduce(self._mine[index], in_order))
+        except NotFinite as error:
+            raise self._not_finite(in_order) from error
+        self.square_sum += reduced
+        parts.clear()
+        self._reduced[index].set_result(None)
 
     def _not_finite(self, parts: Sequence[Vector]) -> GroupBroken:
         for member, part in zip(self._members, parts, strict=True):
@@ -316,36 +355,47 @@ class Exchange:
     async def _return_means(self, caller: PeerId, stream: SliceStream) -> None:
         for index, span in enumerate(self._mine):
             await self._reduced[index]
-            slice_S = self._vector_V[span.start : span.stop]
-            await self._send(caller, stream, slice_S, last=span is self._mine[-1])
+            payload = self.mix.handed_out(span)
+            await self._send(caller, stream, payload, last=span is self._mine[-1])
 
     # --- one slice --------------------------------------------------------------------------------
 
     async def _send(
-        self, peer: PeerId, stream: SliceStream, slice_S: Vector, *, last: bool
+        self, peer: PeerId, stream: SliceStream, payload: memoryview, *, last: bool
     ) -> None:
         try:
-            await stream.send(slice_S.data.cast("B"), last)
+            await stream.send(payload, last)
         except (TransportError, RefusedError) as error:
             raise self._broken(peer, "taking slices", error) from error
-        self.sent_bytes += slice_S.nbytes
+        self.sent_bytes += payload.nbytes
 
-    async def _receive(self, peer: PeerId, stream: SliceStream, span: Span, phase: str) -> Vector:
-        """One slice of the right size; it may alias the transport's memory."""
-        # Nobody else writes there yet: in a pair and for means, a slice has one place to go.
-        alone = len(self._members) == 2 or phase == "sending means"
-        into = self._result_V[span.start : span.stop].data.cast("B") if alone else None
+    async def _receive(
+        self, peer: PeerId, stream: SliceStream, span: Span, slot: int, phase: str
+    ) -> Vector:
+        """One slice of the right size; it may alias the transport's memory, or this `slot`'s."""
+        due = self._codec.encoded_size(span.size)
+        memory_S = self._memory_of(peer, slot)[: span.size]
+        into_S = memory_S if self._codec.is_exact else self._memory_of(peer, RAW)
         try:
-            payload = await stream.receive(into)
+            payload = await stream.receive(into_S.data.cast("B")[:due])
+            if payload is None or payload.nbytes != due:
+                got = "the end" if payload is None else f"{payload.nbytes} bytes"
+                why = f"{peer} sent {got} where a slice of {due} bytes was due"
+                raise GroupBroken(Outcome.BROKEN, why)
+            self.received_bytes += due
+            return await self._compute(lambda: self.mix.read(payload, memory_S))
         except (TransportError, RefusedError, CodecError) as error:
             raise self._broken(peer, phase, error) from error
-        if payload is None or payload.nbytes != 4 * span.size:
-            got = "the end" if payload is None else f"{payload.nbytes} bytes"
-            raise GroupBroken(
-                Outcome.BROKEN, f"{peer} sent {got} where a slice of {4 * span.size} bytes was due"
-            )
-        self.received_bytes += payload.nbytes
-        return np.frombuffer(payload, dtype="<f4")
+
+    def _memory_of(self, peer: PeerId, slot: int) -> Vector:
+        key = peer, slot
+        if key not in self._memory:
+            self._memory[key] = np.empty(self._slice_size, np.float32)
+        return self._memory[key]
+
+    async def _compute(self, function: Callable[[], T]) -> T:
+        """Where a slice as it is takes less than the way to a worker thread and back."""
+        return function() if self._codec.is_exact else await self._offload(function)
 
     async def _end(self, peer: PeerId, stream: SliceStream) -> None:
         """Both sides have said and read all: only then is the average complete for this pair."""
@@ -362,13 +412,18 @@ class Exchange:
     def _share(self, peer: PeerId) -> Span:
         """What `peer` reduces."""
         if self._swaps:
-            return Span(0, len(self._vector_V))
+            return Span(0, self._size)
         place, count = self._members.index(peer), len(self._members)
-        return share(len(self._vector_V), count, place, self._weights)
+        return share(self._size, count, place, self._weights)
 
     def _opening(self) -> AverageOpening:
         return AverageOpening(
-            self._swarm, self._me, self._ticket, len(self._vector_V), self._slice_size
+            self._swarm,
+            self._me,
+            self._ticket,
+            self._size,
+            self._slice_size,
+            self._codec.name,
         )
 
     def _broken(self, peer: PeerId, phase: str, error: Exception) -> GroupBroken:
@@ -383,13 +438,3 @@ class Exchange:
         for served in self._served.values():
             if not served.done():
                 served.set_result(None)
-
-
-_ZEROS_B = np.zeros(BLOCK, np.float32)
-
-
-def is_finite(vector_V: Vector) -> bool:
-    """True if none of the numbers is infinite or not a number; reads them once, writes nothing."""
-    blocks = (vector_V[at : at + BLOCK] for at in range(0, len(vector_V), BLOCK))
-    with np.errstate(invalid="ignore"):
-        return all(math.isfinite(np.dot(block_B, _ZEROS_B[: len(block_B)])) for block_B in blocks)

@@ -56,7 +56,7 @@ class Stranger:
 
 
 def average(peer: SimPeer, ticket: Ticket, swarm: str | None = None) -> AverageOpening:
-    return AverageOpening(swarm or peer.driver.digest, PeerId("b"), ticket, 8, 65536)
+    return AverageOpening(swarm or peer.driver.digest, PeerId("b"), ticket, 8, 65536, "fp32")
 
 
 # --- strangers ------------------------------------------------------------------------------------

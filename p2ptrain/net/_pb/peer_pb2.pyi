@@ -320,18 +320,20 @@ class Slice(_message.Message):
     def __init__(self, payload: _Optional[bytes] = ..., average: _Optional[_Union[AverageOpening, _Mapping]] = ..., state: _Optional[_Union[StateOpening, _Mapping]] = ..., last: _Optional[bool] = ...) -> None: ...
 
 class AverageOpening(_message.Message):
-    __slots__ = ("swarm", "sender", "ticket", "vector_size", "slice_size")
+    __slots__ = ("swarm", "sender", "ticket", "vector_size", "slice_size", "codec")
     SWARM_FIELD_NUMBER: _ClassVar[int]
     SENDER_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
     VECTOR_SIZE_FIELD_NUMBER: _ClassVar[int]
     SLICE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    CODEC_FIELD_NUMBER: _ClassVar[int]
     swarm: str
     sender: str
     ticket: Ticket
     vector_size: int
     slice_size: int
-    def __init__(self, swarm: _Optional[str] = ..., sender: _Optional[str] = ..., ticket: _Optional[_Union[Ticket, _Mapping]] = ..., vector_size: _Optional[int] = ..., slice_size: _Optional[int] = ...) -> None: ...
+    codec: str
+    def __init__(self, swarm: _Optional[str] = ..., sender: _Optional[str] = ..., ticket: _Optional[_Union[Ticket, _Mapping]] = ..., vector_size: _Optional[int] = ..., slice_size: _Optional[int] = ..., codec: _Optional[str] = ...) -> None: ...
 
 class StateOpening(_message.Message):
     __slots__ = ("swarm", "sender", "version")

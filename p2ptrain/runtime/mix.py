@@ -1,0 +1,238 @@
+"""What an exchange does to numbers: parts become means, and means become what this member adds.
+
+Memory is what bounds an average, so each number is touched as rarely as possible. All work is done
+*in place*: the vector that a member contributes becomes its result, slice by slice, in blocks that
+stay in the processor's cache while they are reduced, turned into a delta (mean - own) and checked.
+A part of ours may be overwritten once its owner's answer is there, since the owner has read it.
+
+What an owner hands out for its share:
+
+* of gradients the mean, which is its own result too;
+* of models the mean, from memory beside the vector, where its own result is;
+* in a pair its delta: the other adds the opposite, so the two add up to nothing, to the last bit;
+* with a lossy codec Q the bytes of Q(mean).
+
+**A lossy codec loses nothing.** Members contribute Q(s), and add Q(mean) - Q(s): what rounding
+takes from a part stays with its sender. An owner's own part does not travel, and is taken as it is.
+The owner also adds what Q took from the mean, once for each member. So the deltas of a group add
+up to nothing, as they do without a codec. Who swaps whole vectors knows every Q(s): there the mean
+is not rounded. (`tests/runtime/test_mix.py` has 2,000 steps of it.)
+
+Legend of shapes: ``V`` numbers of the vector, ``S`` of one slice, ``B`` of one block.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from p2ptrain.compute.codec import Codec
+from p2ptrain.compute.replica import Vector
+from p2ptrain.core.slices import Span
+from p2ptrain.errors import CodecError
+
+BLOCK = 1 << 15
+"""Numbers that are worked on at a time: a handful of such blocks fits into a core's cache."""
+
+HALF = np.float32(0.5)
+
+
+class NotFinite(Exception):
+    """A result would be infinite or not a number."""
+
+
+class Mix:
+    """One member's vector on its way from contribution to result.
+
+    Methods for different slices may run on different threads.
+
+    Args:
+        vector_V: what this member contributes; becomes its result.
+        count: members of the group; parts come in their order, ours at `own_at`.
+        mine: the share that this member reduces.
+        swaps: whether members send each other whole vectors.
+        delta: whether models are averaged: the result is the mean minus what was contributed.
+        keeps_mean: in a group that averages models, the result of this member is the mean.
+        lend: gives memory for so many numbers, from where slices travel best.
+    """
+
+    def __init__(
+        self,
+        vector_V: Vector,
+        count: int,
+        own_at: int,
+        mine: Span,
+        *,
+        swaps: bool,
+        delta: bool,
+        keeps_mean: bool,
+        codec: Codec,
+        lend: Callable[[int], Vector],
+    ) -> None:
+        self.vector_V = vector_V
+        self._codec = codec
+        self._count = count
+        self._own_at = own_at
+        self._delta = delta and not keeps_mean
+        self._rounds_mean = not swaps and not codec.is_exact
+        self._opposes = delta and count == 2 and not swaps and codec.is_exact
+        self._parts_V = vector_V  # what others read of us
+        if swaps and codec.is_exact:
+            self._parts_V = lend(len(vector_V))
+            self._parts_V[:] = vector_V
+        self._handed_V: Vector | None = None  # what others get of our share, if not our result
+        if delta and not swaps and codec.is_exact and not (self._opposes and self._delta):
+            self._handed_V = lend(mine.size)
+        self._handed_at = mine.start
+        self._encoded: dict[int, memoryview] = {}  # the same with a lossy codec, slice by slice
+
+    @property
+    def lent(self) -> list[Vector]:
+        """What was borrowed; nobody needs it once the exchange is complete."""
+        copied = [] if self._parts_V is self.vector_V else [self._parts_V]
+        return copied if self._handed_V is None else [*copied, self._handed_V]
+
+    # --- what travels -----------------------------------------------------------------------------
+
+    def part(self, span: Span) -> memoryview:
+        """Our part of a slice, as it travels; with a lossy codec we contribute what that says."""
+        part_S = self._parts_V[span.start : span.stop]
+        return part_S.data.cast("B") if self._codec.is_exact else self._encode(part_S, part_S)
+
+    def read(self, payload: memoryview, into_S: Vector) -> Vector:
+        """The numbers that came; they may alias `payload`. Raises CodecError."""
+        if self._codec.is_exact:
+            return np.frombuffer(payload, "<f4")
+        self._codec.decode(payload, into_S)
+        return into_S
+
+    def handed_out(self, span: Span) -> memoryview:
+        """What the others get for a slice of our share that was reduced."""
+        if self._rounds_mean:
+            return self._encoded[span.start]
+        handed_S = self._of_share(span)
+        return (self._own(span) if handed_S is None else handed_S).data.cast("B")
+
+    # --- arithmetic -------------------------------------------------------------------------------
+
+    def reduce(self, span: Span, parts: Sequence[Vector]) -> float:
+        """Average one slice of all members, in their order; returns the sum of its squares.
+
+        Raises:
+            NotFinite: if the result is not finite.
+        """
+        with np.errstate(all="ignore"):
+            if self._rounds_mean:
+                return self._reduce_rounded(span, parts)
+            own_S, handed_S = self._own(span), self._of_share(span)
+            scratch_B = np.empty(min(BLOCK, span.size), np.float32)
+            square_sum = 0.0
+            for at in blocks(span.size):
+                own_B, parts_B = own_S[at], [part_S[at] for part_S in parts]
+                handed_B = scratch_B[: len(own_B)] if handed_S is None else handed_S[at]
+                if self._opposes:
+                    self._oppose(own_B, parts_B, None if handed_S is None else handed_B)
+                else:
+                    self._average(parts_B, handed_B)
+                    self._put(handed_B, own_B)
+                square_sum += squares(own_B)
+        return square_sum
+
+    def take(self, span: Span, handed_S: Vector) -> float:
+        """Take in what the owner of a slice handed out; returns and raises what `reduce` does."""
+        own_S, square_sum = self._own(span), 0.0
+        with np.errstate(all="ignore"):
+            for at in blocks(span.size):
+                own_B, handed_B = own_S[at], handed_S[at]
+                if not self._opposes:
+                    self._put(handed_B, own_B)
+                elif self._delta:
+                    np.negative(handed_B, out=own_B)
+                else:
+                    np.subtract(own_B, handed_B, out=own_B)
+                square_sum += squares(own_B)
+        return square_sum
+
+    def _oppose(self, own_B: Vector, parts_B: Sequence[Vector], handed_B: Vector | None) -> None:
+        """Half of the way to the other one, to add here and to subtract there."""
+        delta_B = own_B if handed_B is None else handed_B
+        theirs_B = parts_B[1 - self._own_at]
+        np.subtract(theirs_B, own_B, out=delta_B)
+        np.multiply(delta_B, HALF, out=delta_B)
+        if handed_B is not None:
+            np.add(own_B, delta_B, out=own_B)
+
+    def _average(self, parts_B: Sequence[Vector], into_B: Vector) -> None:
+        if len(parts_B) == 1:
+            into_B[:] = parts_B[0]
+            return
+        np.add(parts_B[0], parts_B[1], out=into_B)
+        for part_B in parts_B[2:]:
+            np.add(into_B, part_B, out=into_B)
+        np.divide(into_B, np.float32(self._count), out=into_B)
+
+    def _put(self, mean_B: Vector, own_B: Vector) -> None:
+        if self._delta:
+            np.subtract(mean_B, own_B, out=own_B)
+        else:
+            own_B[:] = mean_B
+
+    def _reduce_rounded(self, span: Span, parts: Sequence[Vector]) -> float:
+        """As `reduce`, where what the others get is the mean, rounded."""
+        own_S = self._own(span)
+        mean_S, rounded_S = np.empty(span.size, np.float32), np.empty(span.size, np.float32)
+        self._average(parts, mean_S)
+        self._encoded[span.start] = self._encode(mean_S, rounded_S)
+        self._put(rounded_S, own_S)
+        if self._delta:
+            np.subtract(mean_S, rounded_S, out=mean_S)
+            np.multiply(mean_S, np.float32(self._count), out=mean_S)
+            np.add(own_S, mean_S, out=own_S)
+        return squares(own_S)
+
+    # --- small things -----------------------------------------------------------------------------
+
+    def _own(self, span: Span) -> Vector:
+        return self.vector_V[span.start : span.stop]
+
+    def _of_share(self, span: Span) -> Vector | None:
+        if self._handed_V is None:
+            return None
+        return self._handed_V[span.start - self._handed_at : span.stop - self._handed_at]
+
+    def _encode(self, numbers_S: Vector, into_S: Vector) -> memoryview:
+        """The bytes of Q(numbers); `into_S`, which may be the same, becomes Q(numbers)."""
+        encoded = memoryview(bytearray(self._codec.encoded_size(len(numbers_S))))
+        self._codec.encode(numbers_S, encoded)
+        try:
+            self._codec.decode(encoded, into_S)
+        except CodecError as error:  # so it says that numbers are not finite
+            raise NotFinite from error
+        return encoded
+
+
+def blocks(size: int) -> Iterator[slice]:
+    """Cut `size` numbers into blocks."""
+    return (slice(start, min(start + BLOCK, size)) for start in range(0, size, BLOCK))
+
+
+def squares(vector_B: Vector) -> float:
+    """The sum of the squares. Raises NotFinite.
+
+    It is results that are checked: shared memory may change under whoever looks at it twice.
+    """
+    with np.errstate(all="ignore"):
+        square_sum = float(np.dot(vector_B, vector_B))
+    if not math.isfinite(square_sum) and not is_finite(vector_B):
+        raise NotFinite
+    return square_sum
+
+
+_ZEROS_B = np.zeros(BLOCK, np.float32)
+
+
+def is_finite(vector_V: Vector) -> bool:
+    """True if none of the numbers is infinite or not a number; reads them once, writes nothing."""
+    with np.errstate(invalid="ignore"):
+        parts = (vector_V[at] for at in blocks(len(vector_V)))
+        return all(math.isfinite(np.dot(part_B, _ZEROS_B[: len(part_B)])) for part_B in parts)

@@ -1,0 +1,195 @@
+"""What is done to numbers: whole groups by hand, without a network."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+from p2ptrain.compute.codec import Codec, load_codec
+from p2ptrain.core.slices import share, slices
+from p2ptrain.runtime.mix import BLOCK, Mix, NotFinite
+
+LOSSY = ("bf16", "fp16", "int8")
+ALL = ("fp32", *LOSSY)
+
+
+def memory(size: int) -> np.ndarray:
+    return np.full(size, 123, np.float32)
+
+
+def average(
+    models: list[np.ndarray],
+    codec: Codec,
+    *,
+    swaps: bool = False,
+    delta: bool = True,
+    keeps_mean: int | None = None,
+    slice_size: int = 300,
+) -> list[Mix]:
+    """One average of copies of `models`; what each member is left with."""
+    count, size = len(models), len(models[0])
+    shares = [share(size, count, index) for index in range(count)]
+    if swaps:
+        shares = [share(size, 1, 0)] * count
+    mixes = [
+        Mix(
+            model.copy(),
+            count,
+            at,
+            shares[at],
+            swaps=swaps,
+            delta=delta,
+            keeps_mean=at == keeps_mean,
+            codec=codec,
+            lend=memory,
+        )
+        for at, model in enumerate(models)
+    ]
+    read = partial(read_as, mixes[0])
+    spans = slices(shares[0], slice_size)
+    parts = {at: [read(mix.part(span), span) for span in spans] for at, mix in enumerate(mixes)}
+    for owner, mix in enumerate(mixes):
+        for number, span in enumerate(slices(shares[owner], slice_size)):
+            others = {
+                at: parts[at][number] if swaps else read(other.part(span), span)
+                for at, other in enumerate(mixes)
+                if at != owner
+            }
+            own = mix.vector_V[span.start : span.stop]
+            mix.reduce(span, [others.get(at, own) for at in range(count)])
+            for other in [] if swaps else mixes:
+                if other is not mix:
+                    other.take(span, read(mix.handed_out(span), span))
+    return mixes
+
+
+def read_as(mix: Mix, payload: memoryview, span) -> np.ndarray:
+    return mix.read(memoryview(bytes(payload)), np.empty(span.size, np.float32))
+
+
+def some_models(count: int, size: int, seed: int = 0) -> list[np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return list(rng.standard_normal((count, size)).astype(np.float32))
+
+
+def sum_of(models: list[np.ndarray]) -> np.ndarray:
+    return np.sum([model.astype(np.float64) for model in models], axis=0)
+
+
+# --- what adds up ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("swaps", [False, True])
+@pytest.mark.parametrize("count", [2, 3, 8])
+def test_deltas_add_up_to_nothing_with_every_codec(name, swaps, count):
+    models = some_models(count, 1000)
+    deltas = [mix.vector_V for mix in average(models, load_codec(name), swaps=swaps)]
+    np.testing.assert_allclose(sum_of(deltas), 0, atol=2e-6 * count)
+
+
+def test_in_a_pair_they_add_up_to_the_last_bit():
+    a, b = average(some_models(2, 1000), load_codec("fp32"))
+    np.testing.assert_array_equal(a.vector_V, -b.vector_V)
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("swaps", [False, True])
+@pytest.mark.parametrize("count", [2, 3, 8])
+def test_each_member_goes_to_the_mean_within_what_rounding_takes(name, swaps, count):
+    models = some_models(count, 1000)
+    mean = sum_of(models) / count
+    step = {"fp32": 1e-6, "bf16": 2**-6, "fp16": 2**-9, "int8": 0.05}[name]
+    for model, mix in zip(models, average(models, load_codec(name), swaps=swaps), strict=True):
+        np.testing.assert_allclose(model + mix.vector_V, mean, atol=step * (2 + count))
+
+
+@pytest.mark.parametrize("swaps", [False, True])
+def test_gradients_get_the_same_bits_everywhere(swaps):
+    mixes = average(some_models(3, 1000), load_codec("fp32"), swaps=swaps, delta=False)
+    assert len({mix.vector_V.tobytes() for mix in mixes}) == 1
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("swaps", [False, True])
+@pytest.mark.parametrize("count", [2, 3])
+def test_one_member_may_want_the_mean_where_the_others_want_deltas(name, swaps, count):
+    models = some_models(count, 1000)
+    for wants in range(count):
+        mixes = average(models, load_codec(name), swaps=swaps, keeps_mean=wants)
+        mean = sum_of(models) / count
+        np.testing.assert_allclose(mixes[wants].vector_V, mean, atol=0.05)
+        usual = average(models, load_codec(name), swaps=swaps)
+        for at in range(count):
+            if at != wants:
+                np.testing.assert_array_equal(mixes[at].vector_V, usual[at].vector_V)
+
+
+def test_a_slice_longer_than_a_block_is_averaged_whole():
+    models = some_models(3, 2 * BLOCK + 5)
+    mixes = average(models, load_codec("fp32"), slice_size=len(models[0]))
+    for model, mix in zip(models, mixes, strict=True):
+        np.testing.assert_allclose(model + mix.vector_V, sum_of(models) / 3, atol=1e-5)
+
+
+# --- the contract: a codec loses nothing ----------------------------------------------------------
+
+PEERS, STEPS, NUMBERS = 8, 2000, 256
+
+
+def drift_kept(codec: Codec, group_size: int) -> tuple[float, float]:
+    """Peers drift by tiny steps and average in random groups: the share of the drift that is left
+    in their mean, and how far that is from where it should be."""
+    rng = np.random.default_rng(7)
+    models = list(np.tile(rng.standard_normal(NUMBERS).astype(np.float32), (PEERS, 1)))
+    steps = rng.uniform(0.5, 1.5, (PEERS, NUMBERS)).astype(np.float32) * np.float32(2e-5)
+    start = sum_of(models) / PEERS
+    for _ in range(STEPS):
+        models = [model + step for model, step in zip(models, steps, strict=True)]
+        order = rng.permutation(PEERS)
+        for group in order.reshape(-1, group_size):
+            mixes = average([models[at] for at in group], codec, swaps=group_size == 2)
+            for at, mix in zip(group, mixes, strict=True):
+                models[at] = models[at] + mix.vector_V
+    due = STEPS * sum_of(list(steps)) / PEERS
+    drift = sum_of(models) / PEERS - start
+    return float(drift.sum() / due.sum()), float(np.abs(drift - due).max())
+
+
+@pytest.mark.parametrize("name", ["bf16", "int8"])
+@pytest.mark.parametrize("group_size", [2, 4])
+def test_2000_steps_in_groups_keep_all_of_the_drift(name, group_size):
+    kept, error = drift_kept(load_codec(name), group_size)
+    assert kept == pytest.approx(1, abs=1e-3)
+    assert error < 2e-4, "the rounding of float32, 2,000 times"
+
+
+# --- what cannot be averaged ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("swaps", [False, True])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_numbers_that_are_not_finite_are_refused_with_every_codec(name, swaps, bad):
+    models = some_models(3, 1000)
+    models[1][10] = bad
+    with pytest.raises((NotFinite, Exception), match=r"^$|not finite"):
+        average(models, load_codec(name), swaps=swaps)
+
+
+@pytest.mark.parametrize("delta", [False, True])
+def test_a_mean_from_outside_that_is_not_finite_is_refused(delta):
+    span = share(10, 2, 1)
+    mix = Mix(
+        np.ones(10, np.float32),
+        2,
+        0,
+        share(10, 2, 0),
+        swaps=False,
+        delta=delta,
+        keeps_mean=False,
+        codec=load_codec("fp32"),
+        lend=memory,
+    )
+    with pytest.raises(NotFinite):
+        mix.take(span, np.full(5, np.nan, np.float32))
