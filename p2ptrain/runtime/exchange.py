@@ -23,6 +23,7 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -297,7 +298,7 @@ class Exchange:
         self, owner: PeerId, stream: SliceStream, spans: tuple[Span, ...]
     ) -> None:
         for span in spans:
-            payload = await self._compute(lambda span=span: self.mix.part(span))
+            payload = await self._compute(partial(self.mix.part, span))
             await self._send(owner, stream, payload, last=span is spans[-1])
 
     async def _take_mean(self, owner: PeerId, span: Span, mean_S: Vector) -> None:
