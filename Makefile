@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test explore worlds paper bench bench-lock protos algorithm-pages wheel clean
+.PHONY: demo test explore worlds paper bench bench-links bench-lock protos algorithm-pages wheel clean
 
 demo: $(READY)  ## train with all-reduce and with gossip beside a straggler; write runs/demo
 	$(BIN)/p2plab run launcher/scenarios/one_slow.toml --out runs/demo --check
@@ -23,6 +23,9 @@ worlds: $(READY)  ## fleets by seed: cruel first, then healed; SEEDS=... FIRST=.
 
 bench: $(READY)  ## averages beside Gloo and a bare gRPC swap; runs/bench
 	$(BIN)/python -m launcher.bench.averages --out runs/bench
+
+bench-links: $(READY)  ## averages over a link of 1 Gbit/s, with each codec; root, runs/bench-links
+	$(BIN)/python -m launcher.bench.links --out runs/bench-links
 
 paper: $(READY)  ## the experiments of the papers, simulated; writes runs/paper and docs/paper.md
 	$(BIN)/python -m launcher.paper --out runs/paper --page docs/paper.md

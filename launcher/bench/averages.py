@@ -87,7 +87,7 @@ def measure(console: Console, systems: Sequence[str], cells: Sequence[Cell]) -> 
             progress.update(bar, description=f"{system}, {peers} peers, {megabytes} MB")
             with tempfile.TemporaryDirectory() as folder:
                 numbers = megabytes * MEGABYTE // 4
-                rounds = run(context, system, peers, numbers, ROUNDS, Path(folder))
+                rounds = run(context, SYSTEMS[system], peers, numbers, ROUNDS, Path(folder))
             rows.append(row_of(system, cell, rounds))
             progress.advance(bar)
     return rows

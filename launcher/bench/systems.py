@@ -50,6 +50,8 @@ class Place:
     rounds: int
     folder: Path
     barrier: Barrier
+    host: str = "127.0.0.1"
+    """Where to listen."""
 
     def tell(self, value: str) -> None:
         """Let the others know something of ours."""
@@ -152,10 +154,10 @@ async def _bare_grpc(place: Place) -> list[Round]:
     return rounds[WARM_UP:]
 
 
-def p2ptrain(place: Place, way: str) -> list[Round]:
+def p2ptrain(place: Place, way: str, codec: str = "fp32") -> list[Round]:
     """Our own whole average: lock, snapshot, exchange, reduce and delta, over one transport."""
     torch.set_num_threads(1)
-    return uvloop.run(_p2ptrain(place, way))
+    return uvloop.run(_p2ptrain(place, way, codec))
 
 
 class _Model(torch.nn.Module):
@@ -164,7 +166,7 @@ class _Model(torch.nn.Module):
         self.weight = torch.nn.Parameter(torch.from_numpy(place.vector()))
 
 
-async def _p2ptrain(place: Place, way: str) -> list[Round]:
+async def _p2ptrain(place: Place, way: str, codec: str) -> list[Round]:
     model = _Model(place)
     metrics = _NotingMetrics()
     loop = asyncio.get_running_loop()
@@ -178,9 +180,9 @@ async def _p2ptrain(place: Place, way: str) -> list[Round]:
         algorithm=load_algorithm("ad_psgd"),
         algorithm_name="ad_psgd",
         replica=TorchReplica(model, torch.optim.SGD(model.parameters(), lr=0.1)),
-        transport=GrpcTransport("127.0.0.1:0", config=GrpcConfig(data=way)),
+        transport=GrpcTransport(f"{place.host}:0", config=GrpcConfig(data=way)),
         protocol=ProtocolConfig(),
-        exchange=ExchangeConfig(),
+        exchange=ExchangeConfig(codec=codec),
         rng=Random(place.rank),
         offload=offload,
         clock=perf_counter,
@@ -252,9 +254,9 @@ SYSTEMS: dict[str, System] = {
 
 
 def run(
-    context: SpawnContext, name: str, peers: int, numbers: int, rounds: int, folder: Path
+    context: SpawnContext, system: System, peers: int, numbers: int, rounds: int, folder: Path
 ) -> list[Round]:
-    """Run `name` in `peers` processes; what rank 0 measured.
+    """Run `system` in `peers` processes; what the slowest of them measured.
 
     Raises:
         RuntimeError: if a process died; its error is on standard error.
@@ -265,7 +267,7 @@ def run(
     processes = [
         context.Process(
             target=_work,
-            args=(name, Place(rank, peers, numbers, rounds, folder, barrier), results),
+            args=(system, Place(rank, peers, numbers, rounds, folder, barrier), results),
         )
         for rank in range(peers)
     ]
@@ -290,6 +292,6 @@ def _slowest(processes: Sequence[Any], results: Any) -> list[Round]:  # Any: mul
     return [max(rounds, key=lambda one: one.whole_s) for rounds in zip(*found, strict=True)]
 
 
-def _work(name: str, place: Place, results: "Queue[list[Round]]") -> None:
+def _work(system: System, place: Place, results: "Queue[list[Round]]") -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
-    results.put(SYSTEMS[name](place))
+    results.put(system(place))

@@ -1,0 +1,261 @@
+"""What codecs gain on a slow link: one average of two peers with a wire of 1 Gbit/s between them.
+
+``python -m launcher.bench.links`` makes two network namespaces, joins them by a pair of virtual
+Ethernet devices, lets `tc` slow both directions down, and runs the systems of
+`launcher.bench.systems` with one process in each. Namespaces need root, and are removed however
+the program ends, unless it is killed. Both processes share one processor; a link between machines
+shows codecs no worse.
+"""
+
+import contextlib
+import ctypes
+import multiprocessing
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import product
+from pathlib import Path
+from statistics import median
+from types import FrameType
+from typing import Annotated
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from launcher.bench.claims import claim, print_claims
+from launcher.bench.systems import Place, Round, p2ptrain, run
+from launcher.collect import Json, write_json
+from launcher.machine import describe_machine
+from p2ptrain.compute.codec import load_codec
+from p2ptrain.errors import ConfigError, P2PTrainError
+from p2ptrain.ids import Seconds
+
+ROUNDS = 5
+MEGABYTE = 1_000_000
+WAYS = ("sockets", "grpc")
+CODECS = ("fp32", "bf16", "int8")
+AT_MOST = {"bf16": 0.6, "int8": 0.35}
+"""Of float32's time."""
+
+BURST = "256kb"
+"""What may leave at once: above the 64 KiB that a device takes in one piece."""
+
+QUEUE_S: Seconds = 0.05
+CLONE_NEWNET = 0x40000000
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """One end of the link."""
+
+    namespace: str
+    host: str
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Medians of one way and codec."""
+
+    way: str
+    codec: str
+    megabytes: int
+    exchange_s: Seconds
+    whole_s: Seconds
+    slowest_s: Seconds
+    sent_bytes: float
+
+    @property
+    def mbit(self) -> float:
+        """Payload, in one direction, per second of the exchange."""
+        return 8e-6 * self.sent_bytes / self.exchange_s
+
+
+# --- the link -------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def linked(mbit: int) -> Iterator[tuple[Home, Home]]:
+    """Two namespaces with a link of `mbit` Mbit/s in each direction; gone at the end.
+
+    Raises:
+        ConfigError: if this machine does not let us.
+    """
+    for tool in ("ip", "tc"):
+        if shutil.which(tool) is None:
+            raise ConfigError(f"there is no {tool!r} command here; install iproute2")
+    name = f"p2plink{os.getpid()}"
+    homes = (Home(f"{name}-0", "10.77.0.1"), Home(f"{name}-1", "10.77.0.2"))
+    with contextlib.ExitStack() as made:
+        for home in homes:
+            made.callback(_remove, home)
+            _do("ip", "netns", "add", home.namespace)
+        _join(homes, mbit)
+        yield homes
+
+
+def _join(homes: tuple[Home, Home], mbit: int) -> None:
+    inside = [("ip", "netns", "exec", home.namespace) for home in homes]
+    ends = [("netns", home.namespace) for home in homes]
+    pair = ("type", "veth", "peer", "name", "end")
+    _do("ip", "link", "add", "end", *ends[0], *pair, *ends[1])
+    queue = str(round(mbit * 125_000 * QUEUE_S))
+    for home, enter in zip(homes, inside, strict=True):
+        _do(*enter, "ip", "addr", "add", f"{home.host}/24", "dev", "end")
+        _do(*enter, "ip", "link", "set", "end", "up")
+        _do(*enter, "ip", "link", "set", "lo", "up")
+        rate = ("rate", f"{mbit}mbit", "burst", BURST, "limit", queue)
+        _do(*enter, "tc", "qdisc", "add", "dev", "end", "root", "tbf", *rate)
+
+
+def _remove(home: Home) -> None:
+    """With its devices; one that was never made is none to remove."""
+    command = ["ip", "netns", "del", home.namespace]
+    subprocess.run(command, capture_output=True, check=False)
+
+
+def _do(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        why = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
+        raise ConfigError(f"cannot make a link on this machine; it takes root ({why})")
+
+
+def at_home(place: Place, way: str, codec: str, homes: tuple[Home, Home]) -> list[Round]:
+    """Average in the namespace of this rank; the process has started no thread of its own yet."""
+    home = homes[place.rank]
+    with open(f"/run/netns/{home.namespace}", "rb") as namespace:
+        if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), f"cannot enter {home.namespace}")
+    return p2ptrain(replace(place, host=home.host), way, codec)
+
+
+# --- measuring ------------------------------------------------------------------------------------
+
+
+def measure(
+    console: Console, ways: Sequence[str], codecs: Sequence[str], megabytes: int, mbit: int
+) -> list[Row]:
+    """Run everything, one after the other."""
+    context = multiprocessing.get_context("spawn")
+    numbers, rows = megabytes * MEGABYTE // 4, []
+    with linked(mbit) as homes, Progress(console=console, transient=True) as progress:
+        bar = progress.add_task("links", total=len(ways) * len(codecs))
+        for way, codec in product(ways, codecs):
+            progress.update(bar, description=f"{way}, {codec}")
+            system = partial(at_home, way=way, codec=codec, homes=homes)
+            with tempfile.TemporaryDirectory() as folder:
+                rounds = run(context, system, 2, numbers, ROUNDS, Path(folder))
+            rows.append(row_of(way, codec, megabytes, rounds))
+            progress.advance(bar)
+    return rows
+
+
+def row_of(way: str, codec: str, megabytes: int, rounds: Sequence[Round]) -> Row:
+    """The medians of `rounds`."""
+    wholes = [one.whole_s for one in rounds]
+    return Row(
+        way,
+        codec,
+        megabytes,
+        exchange_s=median(one.exchange_s or 0.0 for one in rounds),
+        whole_s=median(wholes),
+        slowest_s=max(wholes),
+        sent_bytes=median(one.sent_bytes or 0 for one in rounds),
+    )
+
+
+def claims_of(rows: Sequence[Row], mbit: int) -> list[Json]:
+    """How much of float32's time each codec may take."""
+    plain = {row.way: row for row in rows if row.codec == "fp32"}
+    return [
+        claim(
+            f"{mbit} Mbit/s, {row.megabytes} MB over {row.way}: {row.codec} over float32",
+            "exchange_s",
+            f"{row.way} {row.codec}",
+            row.exchange_s / plain[row.way].exchange_s,
+            over=f"{row.way} fp32",
+            at_most=AT_MOST[row.codec],
+        )
+        for row in rows
+        if row.codec in AT_MOST and row.way in plain
+    ]
+
+
+def print_rows(console: Console, rows: Sequence[Row], mbit: int) -> None:
+    """A line per way and codec, in milliseconds."""
+    title = f"Two peers, {mbit} Mbit/s between them: milliseconds, medians of the slower one's"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("", no_wrap=True)
+    for heading in ("exchange", "/ fp32", "whole", "longest", "MB sent", "Mbit/s"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    plain = {row.way: row.exchange_s for row in rows if row.codec == "fp32"}
+    for row in rows:
+        ratio = f"{row.exchange_s / plain[row.way]:.2f}" if row.way in plain else "-"
+        table.add_row(
+            f"{row.megabytes} MB, {row.way}, {row.codec}",
+            f"{1000 * row.exchange_s:.0f}",
+            ratio,
+            f"{1000 * row.whole_s:.0f}",
+            f"{1000 * row.slowest_s:.0f}",
+            f"{row.sent_bytes / MEGABYTE:.1f}",
+            f"{row.mbit:.0f}",
+        )
+    console.print(table)
+
+
+def _some_of(option: str, text: str, known: Sequence[str]) -> list[str]:
+    """Raises ConfigError."""
+    words = [word.strip() for word in text.split(",")]
+    for word in words:
+        if word not in known:
+            raise ConfigError(f"{option} has no {word!r}; there are: {', '.join(known)}")
+    return words
+
+
+def _on_sigterm(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)  # through every `finally`
+
+
+def main(
+    megabytes: Annotated[int, typer.Option(help="Size of the vector.", min=1)] = 100,
+    mbit: Annotated[int, typer.Option(help="Speed of the link.", min=1)] = 1000,
+    ways: Annotated[str, typer.Option(help="How slices travel.")] = ",".join(WAYS),
+    codecs: Annotated[str, typer.Option(help="How numbers are written.")] = ",".join(CODECS),
+    out: Annotated[Path, typer.Option(help="Where results go.")] = Path("runs/bench-links"),
+    check: Annotated[bool, typer.Option(help="Exit with 3 if a claim does not hold.")] = False,
+) -> None:
+    """Measure averages over a slow link, with each codec."""
+    console, began = Console(), time.monotonic()
+    signal.signal(signal.SIGTERM, _on_sigterm)
+    chosen = [load_codec(name.strip()).name for name in codecs.split(",")]
+    rows = measure(console, _some_of("--ways", ways, WAYS), chosen, megabytes, mbit)
+    claims = claims_of(rows, mbit)
+    out.mkdir(parents=True, exist_ok=True)
+    machine = {**describe_machine(), "link_mbit": mbit, "took_s": time.monotonic() - began}
+    write_json(
+        out / "bench.json",
+        {"rows": [asdict(row) for row in rows], "claims": claims, "machine": machine},
+    )
+    print_rows(console, rows, mbit)
+    print_claims(console, claims)
+    console.print(f"written to {out}")
+    if check and not all(one["holds"] for one in claims):
+        raise typer.Exit(3)
+
+
+if __name__ == "__main__":
+    try:
+        typer.run(main)
+    except P2PTrainError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
