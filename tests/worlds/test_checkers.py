@@ -15,8 +15,8 @@ from p2ptrain.core.lock_state import InGroup
 from p2ptrain.core.membership import Membership
 from p2ptrain.ids import PeerId, Ticket
 from p2ptrain.runtime.averages import Averages
-from p2ptrain.runtime.exchange import Exchange
 from p2ptrain.runtime.late import LateGradients
+from p2ptrain.runtime.mix import Mix
 from p2ptrain.sim.checkers import WatchedReplica
 from p2ptrain.sim.faults import Pause
 from p2ptrain.sim.link import Link
@@ -95,11 +95,10 @@ def test_a_result_that_is_applied_twice_is_found(monkeypatch):
 
 
 def test_a_mean_that_is_none_is_found(monkeypatch):
-    def sloppy(self: Exchange, at: int, mean_B: Vector) -> bool:
-        self._result_V[at : at + len(mean_B)] = 0.9 * mean_B
-        return True
+    def sloppy(self: Mix, mean_B: Vector, own_B: Vector) -> None:
+        own_B[:] = 0.9 * mean_B
 
-    monkeypatch.setattr(Exchange, "_put", sloppy)
+    monkeypatch.setattr(Mix, "_put", sloppy)
     for algorithm in ("ad_psgd", "wagma", "eager"):
         assert broken(plain(algorithm)) == "the mean"
 
