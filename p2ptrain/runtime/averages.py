@@ -163,12 +163,7 @@ class Averages:
         self._exchanges[ticket] = exchange
         host.tell_news()
         moving_since = host.now
-        try:
-            await exchange.run(host.open_stream)
-        except GroupBroken:
-            if what is What.MODELS:
-                await self._refuse_own_infinity()
-            raise
+        await exchange.run(host.open_stream)
         attempt.moving_s = host.now - moving_since
         if not host.machine.holds(ticket, host.now):
             raise GroupBroken(Outcome.LATE, f"{ticket} was over before its result was there")
@@ -208,21 +203,16 @@ class Averages:
             )
             return vector_V, self._replica.updates
         vector_M = self._buffers.take(self._replica.model_size)
-        return vector_M, await self._offload(lambda: self._replica.snapshot(vector_M))
-
-    async def _refuse_own_infinity(self) -> None:
-        """Of a broken group, the one whose model is not finite any more must not go on.
-
-        Nobody has taken its numbers in: whoever reduces a slice checks it.
-        """
-        vector_M = self._buffers.take(self._replica.model_size)
-        updates = await self._offload(lambda: self._replica.snapshot(vector_M))
-        if not await self._offload(lambda: is_finite(vector_M)):
+        updates, finite = await self._offload(lambda: self._snapshot(vector_M))
+        if not finite:
             raise StateError(
                 f"the model of {self._host.name} is not finite any more after {updates} updates; "
                 "lower the learning rate or clip gradients"
             )
-        self._buffers.give(vector_M)
+        return vector_M, updates
+
+    def _snapshot(self, into_M: Vector) -> tuple[int, bool]:
+        return self._replica.snapshot(into_M), is_finite(into_M)
 
     async def _copy(self, function: Callable[[], T]) -> T:
         """Copy gradients: nobody else wants them now, so a short copy is made here and at once."""
