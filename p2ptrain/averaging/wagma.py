@@ -21,7 +21,8 @@ Differences to the paper, and why:
 * *Delta form* (`late = "delta"`). Each member adds mean - snapshot to its live model, so a late
   one loses nothing and the mean of all models stays what training made it. The paper's rule
   (`late = "paper"`) has a late peer add its model to the mean that it missed, as one model more:
-  x <- (S * mean + x) / (S + 1). That moves the mean of all, which only `sync = "step"` mends.
+  x <- (S * mean + x) / (S + 1). That moves the mean of all, which only `sync = "step"` mends
+  (measured, a small GPT, one of 4 peers four times slower: a loss of 2.88 instead of 2.73).
 * *Elastic synchronisation* (`sync = "elastic"`). In the paper every peer makes `tau` steps between
   two global averages and waits there, so that one slow peer slows everybody (`sync = "step"`). Here
   the global average runs like any other version: a slow peer joins with the steps it has. Versions
