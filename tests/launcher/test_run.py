@@ -51,6 +51,25 @@ def execute(folder, fleet, **changes):
     return run
 
 
+@pytest.mark.parametrize(("kinds", "versions"), [(["models"], 1), (["models", "gradients"], 3)])
+def test_versions_are_the_busiest_peers_and_of_gradients_where_there_are_any(
+    folder, kinds, versions
+):
+    def write(states):
+        for name, each in (("p00", 3), ("p01", 2)):
+            train(folder, name, ends=False)(states)
+            peer = FakePeer(folder, name)
+            for what in kinds:
+                for number in range(each if what == "gradients" else 1):
+                    peer.group(1.0 + number / 10, ["p00", "p01"], what=what)
+            peer.group(1.9, ["p00", "p01"], what="gradients", outcome="lost")
+            peer.end(2.1)
+
+    done = at_once(set_state("p00", "ended"), set_state("p01", "ended"))
+    summary = execute(folder, FakeFleet(("p00", "p01"), [write, done])).save("process")
+    assert summary["versions_per_s"] == versions / 2.0
+
+
 def test_a_run_ends_when_all_peers_have_and_yields_its_summary(folder):
     done = at_once(set_state("p00", "ended"), set_state("p01", "ended"))
     fleet = FakeFleet(("p00", "p01"), [train(folder, "p00"), train(folder, "p01"), done])
@@ -66,6 +85,7 @@ def test_a_run_ends_when_all_peers_have_and_yields_its_summary(folder):
         "steps",
         "samples",
         "samples_per_s",
+        "versions_per_s",
         "time_to_target_s",
         "final",
     }
