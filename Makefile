@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test explore worlds paper bench bench-links bench-lock protos algorithm-pages wheel clean
+.PHONY: demo test explore worlds paper bench bench-faults bench-links bench-lock protos algorithm-pages wheel clean
 
 demo: $(READY)  ## train with all-reduce and with gossip beside a straggler; write runs/demo
 	$(BIN)/p2plab run launcher/scenarios/one_slow.toml --out runs/demo --check
@@ -38,6 +38,9 @@ algorithm-pages: $(READY)  ## regenerate docs/algorithms from the docstrings
 
 bench-lock: $(READY)  ## how fast 64 peers that ask all the time find someone free; runs/bench-lock
 	$(BIN)/python -m launcher.bench.lock --out runs/bench-lock --check
+
+bench-faults: $(READY)  ## one of four dies in the middle of an average; runs/bench-faults
+	$(BIN)/python -m launcher.bench.faults --out runs/bench-faults
 
 wheel: $(READY)  ## a pure Python wheel in dist/
 	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .

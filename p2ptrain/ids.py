@@ -1,6 +1,6 @@
 """The few plain types that every layer shares."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NewType
 
 PeerId = NewType("PeerId", str)
@@ -20,7 +20,15 @@ class Ticket:
     initiator: PeerId
     incarnation: int
     number: int
+    attempt: int = 0
+    """Above 0 where a broken group tries again; see `core/repair.py`."""
+
+    @property
+    def root(self) -> "Ticket":
+        """The ticket under which the group was formed."""
+        return replace(self, attempt=0) if self.attempt else self
 
     def __str__(self) -> str:
-        """Print as in logs, ``p03#17``."""
-        return f"{self.initiator}#{self.number}"
+        """Print as in logs, ``p03#17``, and ``p03#17.5`` where the group tries again."""
+        again = f".{self.attempt}" if self.attempt else ""
+        return f"{self.initiator}#{self.number}{again}"

@@ -68,7 +68,7 @@ from typing import assert_never
 
 from p2ptrain.core.effects import Abandon, Average, Effect, Send, VersionEnded, What
 from p2ptrain.core.events import Outcome
-from p2ptrain.core.links import Weigh, equally
+from p2ptrain.core.links import Weigh, equally, weights_left
 from p2ptrain.core.messages import Activate, ActivationMessage, Decline, Past, Run
 from p2ptrain.errors import InvariantViolation
 from p2ptrain.ids import PeerId, Seconds, Ticket
@@ -248,6 +248,12 @@ class Activation:
     def average_ended(self, ticket: Ticket, outcome: Outcome, now: Seconds) -> None:
         if self.holds(ticket):
             self._leave(outcome, now)
+
+    def regroup(self, ticket: Ticket, members: tuple[PeerId, ...]) -> None:
+        """Our group goes on without some of its members (`core/repair.py`)."""
+        if self._group and self._group.ticket == ticket:
+            weights = weights_left(self._group.members, self._group.weights, members)
+            self._group = replace(self._group, members=members, weights=weights)
 
     def peer_gone(self, peer: PeerId, why: str, now: Seconds) -> None:
         self.peer_left(peer)

@@ -3,8 +3,11 @@
 ::
 
     Send          -> nothing: best effort, the machine must survive its loss
-    Average       -> AverageEnded, exactly once, unless `Abandon` came first
+    Average       -> AverageEnded, exactly once, unless `Abandon` came first; before that it may
+                     break, any number of times: AverageBroke, and wait for its `Mend`
     Abandon       -> nothing: whatever still runs under the ticket must not change anything any more
+    Break         -> AverageBroke, unless the average ends first
+    Mend          -> nothing: it goes on as it says
     TakeState     -> StateTaken | StateNotTaken
     GroupEnded    -> nothing: for whoever waits for this ticket
     VersionEnded  -> nothing: for the trainer, which waits for this version
@@ -60,6 +63,28 @@ class Abandon:
 
 
 @dataclass(frozen=True, slots=True)
+class Break:
+    """Stop this attempt: another member cannot finish it."""
+
+    ticket: Ticket
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Mend:
+    """What becomes of an attempt that broke here: adopt its result, try again, or end."""
+
+    ticket: Ticket
+    adopt: bool = False
+    """We hold the whole result: it counts."""
+    again: Ticket | None = None
+    """The next attempt, with `members`."""
+    members: tuple[PeerId, ...] = ()
+    why: str = ""
+    """Of its end, if it is over."""
+
+
+@dataclass(frozen=True, slots=True)
 class TakeState:
     """Take over parameters and optimizer state of one boundary from another peer."""
 
@@ -107,5 +132,14 @@ class MemberChanged:
 
 
 Effect = (
-    Send | Average | Abandon | TakeState | GroupEnded | VersionEnded | TurnEnded | MemberChanged
+    Send
+    | Average
+    | Abandon
+    | Break
+    | Mend
+    | TakeState
+    | GroupEnded
+    | VersionEnded
+    | TurnEnded
+    | MemberChanged
 )

@@ -39,6 +39,15 @@ class AverageEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class AverageBroke:
+    """One attempt of an `Average` is over without a result that counts; it waits for a `Mend`."""
+
+    ticket: Ticket
+    complete: bool
+    """All of the result is here, but not all members are known to have it."""
+
+
+@dataclass(frozen=True, slots=True)
 class StateTaken:
     """A `TakeState` is over: we now hold the state of this version."""
 
@@ -53,4 +62,4 @@ class StateNotTaken:
     why: str
 
 
-Ending = AverageEnded | StateTaken | StateNotTaken
+Ending = AverageEnded | AverageBroke | StateTaken | StateNotTaken

@@ -96,7 +96,7 @@ from typing import Self, assert_never
 
 from p2ptrain.core.effects import Abandon, Average, Effect, GroupEnded, Send, What
 from p2ptrain.core.events import Outcome
-from p2ptrain.core.links import Weigh, equally
+from p2ptrain.core.links import Weigh, equally, weights_left
 from p2ptrain.core.lock_state import (
     NEVER_FORMED,
     Collecting,
@@ -240,6 +240,12 @@ class GroupLock:
             self._leave_group(outcome, why, now)
         elif ticket in self._ended:  # abandoned too late: it was applied
             self._ended[ticket] = replace(self._ended[ticket], done=outcome is Outcome.DONE)
+
+    def regroup(self, ticket: Ticket, members: tuple[PeerId, ...]) -> None:
+        """Our group goes on without some of its members (`core/repair.py`)."""
+        if isinstance(self._state, InGroup) and self._state.ticket == ticket:
+            weights = weights_left(self._state.members, self._state.weights, members)
+            self._state = replace(self._state, members=members, weights=weights)
 
     def peer_gone(self, peer: PeerId, why: str, now: Seconds) -> None:
         """A peer crashed or is cut off: whatever waits for it does not."""

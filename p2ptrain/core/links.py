@@ -86,6 +86,15 @@ def weights_of(speeds: Sequence[int]) -> tuple[int, ...]:
     return tuple(round(WHOLE * part) for part in parts)
 
 
+def weights_left(
+    members: Sequence[PeerId], weights: Sequence[int], left: Sequence[PeerId]
+) -> tuple[int, ...]:
+    """The weights of those `members` who are `left`; empty: all alike, as they may have been."""
+    of = dict(zip(members, weights, strict=False))  # there may be none
+    kept = tuple(of[peer] for peer in left if peer in of)
+    return kept if any(kept) else ()
+
+
 def _least_time(links: Sequence[int]) -> float:
     """The T of the module's docstring: whoever owns something needs all of it."""
     time, together = float("inf"), 0

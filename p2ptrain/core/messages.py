@@ -252,9 +252,49 @@ class Settle:
     done: bool
 
 
+# --- groups that break ----------------------------------------------------------------------------
+
+
+class How(IntEnum):
+    """How a peer stands to one attempt of a group."""
+
+    RUNNING = 0
+    BROKEN = 1
+    """It was in it, and has not committed it, and will not unless it is told to."""
+    COMMITTED = 2
+    OUT = 3
+    """It is not in it, and has not committed it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """So I stand to this attempt; what about you? Lost: said again by whoever `asks`."""
+
+    ticket: Ticket
+    how: How
+    asks: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Mended:
+    """What becomes of a broken attempt: all adopt its result, some try again, or it is over.
+
+    Lost: whoever still says that it is broken is told again.
+    """
+
+    ticket: Ticket
+    adopt: bool = False
+    again: int = 0
+    """The number of the next attempt, if there is one."""
+    members: tuple[PeerId, ...] = ()
+    """Its members."""
+
+
 LockMessage = Claim | Grant | Inquire | Busy | Begin | Release
 RendezvousMessage = Arrive | Assemble | CatchUp
 ActivationMessage = Activate | Run | Decline | Past
 GeneratorMessage = Ask | Propose | Settle
+RepairMessage = Standing | Mended
 MembershipMessage = Ping | Ack | PingFor | AckFor | Rumours
-Message = MembershipMessage | LockMessage | RendezvousMessage | ActivationMessage | GeneratorMessage
+GroupMessage = LockMessage | RendezvousMessage | ActivationMessage | GeneratorMessage
+Message = MembershipMessage | GroupMessage | RepairMessage

@@ -17,14 +17,29 @@ from dataclasses import dataclass, field
 from random import Random
 
 from p2ptrain.core.activation import Activation, Schedule
-from p2ptrain.core.effects import Effect, GroupEnded, MemberChanged
-from p2ptrain.core.events import AverageEnded, Ending, Outcome, StateNotTaken, StateTaken
+from p2ptrain.core.effects import (
+    Abandon,
+    Average,
+    Effect,
+    GroupEnded,
+    MemberChanged,
+    Mend,
+    What,
+)
+from p2ptrain.core.events import (
+    AverageBroke,
+    AverageEnded,
+    Ending,
+    Outcome,
+    StateNotTaken,
+    StateTaken,
+)
 from p2ptrain.core.group_book import GroupBook
 from p2ptrain.core.group_generator import GroupGenerator
 from p2ptrain.core.group_lock import GroupLock
 from p2ptrain.core.links import LinkMeter, weights_of
+from p2ptrain.core.lock_state import Granted, LockConfig
 from p2ptrain.core.lock_state import InGroup as InLockGroup
-from p2ptrain.core.lock_state import LockConfig
 from p2ptrain.core.membership import Membership, MembershipConfig
 from p2ptrain.core.messages import (
     Ack,
@@ -42,6 +57,7 @@ from p2ptrain.core.messages import (
     Inquire,
     Member,
     MemberState,
+    Mended,
     Message,
     Past,
     Phase,
@@ -52,9 +68,11 @@ from p2ptrain.core.messages import (
     Rumours,
     Run,
     Settle,
+    Standing,
 )
 from p2ptrain.core.rendezvous import InGroup as InScheduledGroup
 from p2ptrain.core.rendezvous import Rendezvous
+from p2ptrain.core.repair import Repair, RepairConfig
 from p2ptrain.errors import ConfigError, InvariantViolation
 from p2ptrain.ids import PeerId, Seconds, Ticket
 
@@ -65,6 +83,7 @@ class ProtocolConfig:
 
     membership: MembershipConfig = field(default_factory=MembershipConfig)
     lock: LockConfig = field(default_factory=LockConfig)
+    repair: RepairConfig = field(default_factory=RepairConfig)
 
     rendezvous_resend_s: Seconds = 0.25
     """A waiting peer says so again after this long. Too short: needless messages beside a
@@ -93,6 +112,7 @@ class PeerMachine:
         book: GroupBook | None = None,
     ) -> None:
         self._effects: list[Effect] = []
+        self._now: Seconds = 0.0
         self._unsettled: list[MemberChanged] = []  # of which the groups have not been told
         self.membership = Membership(me, config.membership, rng, self._note)
         self.lock = GroupLock(me.peer, me.incarnation, config.lock, self._note, self._weigh)
@@ -124,6 +144,7 @@ class PeerMachine:
             self._note,
             rng,
         )
+        self.repair = Repair(me.peer, config.repair, self._is_alive, self._is_expected, self._note)
         self._views = self.membership.changes
         self._link = None if me.link_mbit else LinkMeter()
 
@@ -134,14 +155,17 @@ class PeerMachine:
 
         Ends in a `GroupEnded` with this ticket.
         """
+        self._now = now
         return self.lock.request(candidates, needed, now)
 
     def arrive(self, version: int, now: Seconds) -> None:
         """The trainer waits to average `version` with everyone; ends in `VersionEnded`."""
+        self._now = now
         self.rendezvous.arrive(version, now)
 
     def arrive_at(self, version: int, now: Seconds, *, waits: bool) -> None:
         """The trainer is at a version of the schedule; if it waits, that ends in `VersionEnded`."""
+        self._now = now
         self.activation.arrive(version, now, waits=waits)
 
     def ask(self, updates: int, now: Seconds) -> None:
@@ -165,6 +189,7 @@ class PeerMachine:
         self._settle(now)
 
     def receive(self, source: PeerId, message: Message, now: Seconds) -> None:
+        self._now = now
         match message:
             case Ping() | Ack() | PingFor() | AckFor() | Rumours():
                 self.membership.receive(source, message, now)
@@ -177,6 +202,8 @@ class PeerMachine:
                 self.activation.receive(source, message, now)
             case Ask() | Propose() | Settle():
                 self.generator.receive(source, message, now)
+            case Standing() | Mended():
+                self.repair.receive(source, message, now)
         self.generator.follow(now)
 
     def unreachable(self, peer: PeerId, why: str, now: Seconds) -> None:
@@ -185,8 +212,12 @@ class PeerMachine:
         self._settle(now)
 
     def ended(self, ending: Ending, now: Seconds) -> None:
+        self._now = now
         match ending:
+            case AverageBroke(ticket=ticket, complete=complete):
+                self.repair.broke(ticket, now, complete=complete)
             case AverageEnded(ticket=ticket, outcome=outcome, why=why):
+                self.repair.ended(ticket, now, done=outcome is Outcome.DONE)
                 if outcome is Outcome.DONE:
                     self._measure_link(ending)
                 self.lock.average_ended(ticket, outcome, why, now)
@@ -201,6 +232,7 @@ class PeerMachine:
 
     def withdraw(self, now: Seconds) -> None:
         """The trainer stops: no new groups, except those that others claim."""
+        self._now = now
         self.rendezvous.withdraw()
         self.activation.withdraw()
         self.generator.withdraw(now)
@@ -215,6 +247,7 @@ class PeerMachine:
     def handle_timer(self, now: Seconds) -> None:
         self.membership.handle_timer(now)
         self._settle(now)
+        self.repair.handle_timer(now)
         self.lock.handle_timer(now)
         self.rendezvous.handle_timer(now)
         self.activation.handle_timer(now)
@@ -225,8 +258,9 @@ class PeerMachine:
 
     def holds(self, ticket: Ticket, now: Seconds) -> bool:
         """The fence: slices and results under any other ticket are refused."""
-        scheduled = self.rendezvous.holds(ticket) or self.activation.holds(ticket)
-        return scheduled or self.lock.holds(ticket, now)
+        root = ticket.root
+        scheduled = self.rendezvous.holds(root) or self.activation.holds(root)
+        return self.repair.holds(ticket) and (scheduled or self.lock.holds(root, now))
 
     def expects(self, ticket: Ticket) -> bool:
         """True if the group of `ticket` waits for us to leave another one."""
@@ -234,11 +268,12 @@ class PeerMachine:
 
     def is_over(self, ticket: Ticket) -> bool:
         """True if no slices can come under `ticket` any more, here."""
-        return self.activation.is_over(ticket)
+        return self.activation.is_over(ticket.root) or self.repair.is_over(ticket)
 
     def next_deadline(self) -> Seconds | None:
         first = self.membership.next_deadline()
-        for part in (self.lock, self.rendezvous, self.activation, self.generator):
+        groups = (self.lock, self.rendezvous, self.activation, self.generator, self.repair)
+        for part in groups:
             deadline = part.next_deadline()
             if deadline is not None and (first is None or deadline < first):
                 first = deadline
@@ -255,6 +290,7 @@ class PeerMachine:
         self.rendezvous.check()
         self.activation.check()
         self.generator.check()
+        self.repair.check()
         groups = (
             isinstance(self.lock.state, InLockGroup),
             isinstance(self.rendezvous.state, InScheduledGroup),
@@ -278,17 +314,47 @@ class PeerMachine:
 
     def _note(self, effect: Effect) -> None:
         self._effects.append(effect)
-        if isinstance(effect, MemberChanged):
-            self._unsettled.append(effect)
-        elif isinstance(effect, GroupEnded):
-            self.generator.claim_ended(effect)
+        match effect:
+            case MemberChanged():
+                self._unsettled.append(effect)
+            case GroupEnded():
+                self.generator.claim_ended(effect)
+            case Average(ticket=ticket, members=members, what=what):
+                whole = what is What.GRADIENTS
+                self.repair.formed(ticket, members, self._now, whole=whole)
+            case Abandon(ticket=ticket):
+                self.repair.ended(ticket, self._now, done=False)
+            case Mend(again=Ticket() as again, members=members):
+                self._regroup(again.root, members)
+            case _:
+                pass
+
+    def _regroup(self, root: Ticket, members: tuple[PeerId, ...]) -> None:
+        """Our group goes on with these members; it is held by whoever formed it."""
+        self.lock.regroup(root, members)
+        self.rendezvous.regroup(root, members)
+        self.activation.regroup(root, members)
+
+    def _is_alive(self, peer: PeerId) -> bool:
+        member = self.membership.member(peer)
+        return member is not None and member.state is MemberState.ALIVE
+
+    def _is_expected(self, root: Ticket) -> bool:
+        state = self.lock.state
+        promised = isinstance(state, Granted) and state.ticket == root
+        return promised or self.activation.expects(root) or self.rendezvous.expects(root)
 
     def _settle(self, now: Seconds) -> None:
         """Tell the groups what membership has just decided."""
+        self._now = now
         unsettled, self._unsettled = self._unsettled, []
         for change in unsettled:
             match change:
+                case MemberChanged(peer=peer, state=MemberState.SUSPECT):
+                    self.repair.doubted(peer, now)
                 case MemberChanged(peer=peer, state=MemberState.GONE, why=why):
+                    if left := self.repair.gone(peer, why):
+                        self._regroup(*left)
                     self.lock.peer_gone(peer, why, now)
                     self.rendezvous.peer_gone(peer, why, now)
                     self.activation.peer_gone(peer, why, now)

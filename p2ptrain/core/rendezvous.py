@@ -38,7 +38,7 @@ from typing import assert_never
 
 from p2ptrain.core.effects import Abandon, Average, Effect, Send, TakeState, VersionEnded, What
 from p2ptrain.core.events import Outcome
-from p2ptrain.core.links import Weigh, equally
+from p2ptrain.core.links import Weigh, equally, weights_left
 from p2ptrain.core.messages import Arrive, Assemble, CatchUp, RendezvousMessage
 from p2ptrain.errors import InvariantViolation, LocalProtocolError
 from p2ptrain.ids import PeerId, Seconds, Ticket
@@ -109,6 +109,13 @@ class Rendezvous:
         """True while we are in the group of `ticket`: the fence for its slices and its result."""
         return isinstance(self._state, InGroup) and self._state.ticket == ticket
 
+    def expects(self, ticket: Ticket) -> bool:
+        """True while we wait for the word of whoever made `ticket`, and it may be that one."""
+        last = self._last_ended.get(ticket.initiator)
+        is_new = last is None or last < ticket
+        host = self._participants()[0]
+        return isinstance(self._state, Waiting) and host == ticket.initiator and is_new
+
     def waits_with(self, version: int) -> bool:
         """True while our trainer stands at the boundary of `version`: others may take its state."""
         return isinstance(self._state, Waiting) and self._state.version == version
@@ -163,6 +170,13 @@ class Rendezvous:
     def state_not_taken(self, version: int, now: Seconds) -> None:
         if isinstance(self._state, CatchingUp) and self._state.version == version:
             self._wait(self._state.behind, now)
+
+    def regroup(self, ticket: Ticket, members: tuple[PeerId, ...]) -> None:
+        """Our group goes on without some of its members (`core/repair.py`)."""
+        if self.holds(ticket):
+            assert isinstance(self._state, InGroup)
+            weights = weights_left(self._state.members, self._state.weights, members)
+            self._state = InGroup(ticket, self._state.version, members, weights)
 
     def peer_gone(self, peer: PeerId, why: str, now: Seconds) -> None:
         self._arrivals.pop(peer, None)

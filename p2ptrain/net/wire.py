@@ -228,6 +228,12 @@ def _message_to_pb(message: m.Message) -> tuple[str, Any]:  # Any: protobuf's ge
             return "propose", pb.Propose(ticket=_ticket_to_pb(ticket), members=group)
         case m.Settle(ticket, done):
             return "settle", pb.Settle(ticket=_ticket_to_pb(ticket), done=done)
+        case m.Standing(ticket, how, asks):
+            body = pb.Standing(ticket=_ticket_to_pb(ticket), how=how.value, asks=asks)
+            return "standing", body
+        case m.Mended(ticket, adopt, again, group):
+            packed = _ticket_to_pb(ticket)
+            return "mended", pb.Mended(ticket=packed, adopt=adopt, again=again, members=group)
 
 
 _FROM_PB: dict[str, Callable[[Any], m.Message]] = {
@@ -254,6 +260,10 @@ _FROM_PB: dict[str, Callable[[Any], m.Message]] = {
     "ask": lambda p: m.Ask(_ticket(p.ticket), _number(p.updates)),
     "propose": lambda p: m.Propose(_ticket(p.ticket), _group(p.members)),
     "settle": lambda p: m.Settle(_ticket(p.ticket), p.done),
+    "standing": lambda p: m.Standing(_ticket(p.ticket), _how(p.how), p.asks),
+    "mended": lambda p: m.Mended(
+        _ticket(p.ticket), p.adopt, _number(p.again), _group(p.members) if p.members else ()
+    ),
 }
 
 
@@ -537,12 +547,23 @@ def _group_of(p: Any) -> tuple[tuple[PeerId, ...], tuple[int, ...]]:  # Any: a g
 
 def _ticket_to_pb(ticket: Ticket) -> Any:  # Any: a generated class
     return pb.Ticket(
-        initiator=ticket.initiator, incarnation=ticket.incarnation, number=ticket.number
+        initiator=ticket.initiator,
+        incarnation=ticket.incarnation,
+        number=ticket.number,
+        attempt=ticket.attempt,
     )
 
 
 def _ticket(p: Any) -> Ticket:  # Any: a generated class
-    return Ticket(_name(p.initiator), _number(p.incarnation), _number(p.number))
+    initiator, attempt = _name(p.initiator), _number(p.attempt)
+    return Ticket(initiator, _number(p.incarnation), _number(p.number), attempt)
+
+
+def _how(number: int) -> m.How:
+    try:
+        return m.How(number)
+    except ValueError as error:
+        raise CodecError(f"an unknown standing: {error}") from error
 
 
 def _name(text: str) -> PeerId:

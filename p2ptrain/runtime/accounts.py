@@ -52,6 +52,8 @@ class Attempt:
     asked_at: Seconds
     formed_at: Seconds
     exchange: Exchange | None = None
+    updates: int = 0
+    """Of the model that was contributed."""
     snapshot_s: Seconds = 0.0
     apply_s: Seconds = 0.0
     outcome: Outcome = Outcome.DONE
@@ -63,7 +65,7 @@ class Attempt:
     @property
     def ending(self) -> AverageEnded:
         """What the machine is told."""
-        ended = AverageEnded(self.ticket, self.outcome, self.why)
+        ended = AverageEnded(self.ticket.root, self.outcome, self.why)
         if self.exchange is None:
             return ended
         moved_bytes = max(self.exchange.sent_bytes, self.exchange.received_bytes)

@@ -15,8 +15,9 @@ from typing import TypeVar
 
 from p2ptrain.compute.codec import load_codec
 from p2ptrain.compute.replica import Replica, Vector
-from p2ptrain.core.effects import Abandon, Average, What
-from p2ptrain.core.events import Outcome
+from p2ptrain.core.effects import Abandon, Average, Break, Mend, What
+from p2ptrain.core.events import AverageBroke, Outcome
+from p2ptrain.core.links import weights_left
 from p2ptrain.errors import RefusedError, StateError
 from p2ptrain.ids import PeerId, Seconds, Ticket
 from p2ptrain.net.transport import SliceStream
@@ -70,6 +71,9 @@ class Averages:
         self._offload = offload
         self._running: dict[Ticket, asyncio.Task[None]] = {}
         self._exchanges: dict[Ticket, Exchange] = {}
+        self._attempts: dict[Ticket, asyncio.Task[None]] = {}
+        self._called_off: dict[Ticket, str] = {}  # and why
+        self._broken: dict[Ticket, asyncio.Future[Mend]] = {}  # they wait for it
         self._committing: dict[Ticket, None] = {}  # their result is being applied: no way back
         self._parked = 0
 
@@ -95,6 +99,19 @@ class Averages:
         if effect.ticket in self._running and effect.ticket not in self._committing:
             self._running[effect.ticket].cancel(effect)
 
+    def call_off(self, effect: Break) -> None:
+        """This attempt breaks, unless its result is being applied: another member cannot finish."""
+        if effect.ticket.root in self._running and effect.ticket not in self._committing:
+            self._called_off[effect.ticket] = effect.why
+            if effect.ticket in self._attempts:
+                self._attempts[effect.ticket].cancel()
+
+    def mend(self, effect: Mend) -> None:
+        """An attempt that broke goes on as this says."""
+        verdict = self._broken.get(effect.ticket)
+        if verdict and not verdict.done():
+            verdict.set_result(effect)
+
     async def accept(self, opening: AverageOpening, stream: SliceStream) -> None:
         """A member's stream has come; returns when it has been served.
 
@@ -105,33 +122,64 @@ class Averages:
         await exchange.accept(opening, stream)
 
     async def _average(self, effect: Average) -> None:
-        """Carry out one `Average`: contribute, exchange, apply if the ticket is still held."""
-        now = self._host.now
-        asked_at = self.asked_at.pop(effect.ticket, now)
-        attempt = Attempt(effect.ticket, effect.members, effect.what, asked_at, now)
+        """Carry out one `Average`: as many attempts as it takes; then the machine is told."""
+        host, ticket, members = self._host, effect.ticket, effect.members
+        asked_at = self.asked_at.pop(ticket, host.now)
+        while True:
+            attempt = Attempt(ticket, members, effect.what, asked_at, host.now)
+            try:
+                await self._end_of_older_averages(effect.ticket)
+                mend = await self._attempt(attempt, effect)
+            except StateError as error:
+                attempt.outcome, attempt.why = Outcome.BROKEN, str(error)
+                host.fail(error)
+                break
+            except asyncio.CancelledError as cancelled:
+                attempt.outcome, attempt.why = Outcome.LOST, "the peer left"
+                for abandon in cancelled.args:  # none if it is not the machine that ended it
+                    attempt.outcome, attempt.why = abandon.outcome, abandon.why
+                raise
+            finally:
+                self._close(attempt)
+            if mend is None or mend.again is None:
+                break
+            ticket, members, asked_at = mend.again, mend.members, host.now
+        host.over(attempt.ending)
+
+    def _close(self, attempt: Attempt) -> None:
+        """Of an attempt that is over nothing stays."""
+        self.late.give_back()
+        for open_ones in (self._exchanges, self._committing, self._broken, self._called_off):
+            open_ones.pop(attempt.ticket, None)
+        self._host.accounts.close(attempt, self._host.now, self._host.metrics)
+
+    async def _attempt(self, attempt: Attempt, effect: Average) -> Mend | None:
+        """One attempt; if it breaks, what comes of that: nothing if it is over and must not count.
+
+        Raises:
+            StateError: if what we contribute cannot be averaged.
+        """
+        host, ticket, mend = self._host, attempt.ticket, None
         try:
-            await self._end_of_older_averages(effect.ticket)
-            async with asyncio.timeout(self._config.average_timeout_s):
-                await self._exchange(attempt, effect)
+            await self._contribute(attempt, effect)
+            await self._exchange(attempt)
         except GroupBroken as broken:
             attempt.outcome, attempt.why = broken.outcome, broken.why
-        except TimeoutError:
-            waited = self._config.average_timeout_s
-            attempt.outcome, attempt.why = Outcome.LATE, f"it was not over after {waited:g} s"
-        except StateError as error:
-            attempt.outcome, attempt.why = Outcome.BROKEN, str(error)
-            self._host.fail(error)
-        except asyncio.CancelledError as cancelled:
-            attempt.outcome, attempt.why = Outcome.LOST, "the peer left"
-            for abandon in cancelled.args:  # none if it is not the machine that ended it
-                attempt.outcome, attempt.why = abandon.outcome, abandon.why
-            raise
-        finally:
-            self.late.give_back()
-            self._exchanges.pop(effect.ticket, None)
-            self._committing.pop(effect.ticket, None)
-            self._host.accounts.close(attempt, self._host.now, self._host.metrics)
-        self._host.over(attempt.ending)
+            if broken.outcome is Outcome.BROKEN:
+                return None  # who sends such numbers would send them again
+            exchange = attempt.exchange
+            self._broken[ticket] = asyncio.get_running_loop().create_future()
+            host.over(AverageBroke(ticket, exchange is not None and exchange.is_complete))
+            mend = await self._broken[ticket]
+            if not mend.adopt:
+                return mend
+        if not host.machine.holds(ticket, host.now):
+            attempt.outcome = Outcome.LATE
+            attempt.why = f"{ticket} was over before its result was there"
+            return None
+        attempt.outcome, attempt.why = Outcome.DONE, attempt.why and f"adopted: {attempt.why}"
+        await self._commit(attempt, held=effect.held, reuse=mend is None)
+        return None
 
     async def _end_of_older_averages(self, ticket: Ticket) -> None:
         """An abandoned average may still be winding down; it reads the same gradients."""
@@ -139,36 +187,64 @@ class Averages:
         older = [asyncio.shield(task) for other, task in averages if other != ticket]
         await asyncio.gather(*older, return_exceptions=True)
 
-    async def _exchange(self, attempt: Attempt, effect: Average) -> None:
-        host, ticket, what, held = self._host, effect.ticket, effect.what, effect.held
-        began, version = host.now, host.machine.activation.version_of(ticket)
-        vector_V, updates = await self._contribution(what, attempt.members)
+    async def _contribute(self, attempt: Attempt, effect: Average) -> None:
+        """Make the exchange, with what we put into it."""
+        host, ticket = self._host, attempt.ticket
+        began, version = host.now, host.machine.activation.version_of(ticket.root)
+        vector_V, attempt.updates = await self._contribution(attempt.what, attempt.members)
         attempt.snapshot_s = host.now - began
-        attempt.exchange = exchange = Exchange(
+        attempt.exchange = self._exchanges[ticket] = Exchange(
             host.name,
             ticket,
             attempt.members,
             vector_V,
-            delta=what is What.MODELS,
-            keeps_mean=held,
-            codec=load_codec(self._config.codec if what is What.MODELS else "fp32"),
+            delta=effect.what is What.MODELS,
+            keeps_mean=effect.held,
+            codec=load_codec(self._config.codec if effect.what is What.MODELS else "fp32"),
             slice_size=self._config.slice_kib * 256,
             lend=self._buffers.take,
             offload=self._offload,
             swarm=host.digest,
             clock=lambda: host.now,
             arrival_s=ARRIVAL_S if version is None else self._config.average_timeout_s,
-            weights=effect.weights,
+            weights=weights_left(effect.members, effect.weights, attempt.members),
         )
-        self._exchanges[ticket] = exchange
         host.tell_news()
-        moving_since = host.now
-        await exchange.run(host.open_stream)
-        attempt.moving_s = host.now - moving_since
-        if not host.machine.holds(ticket, host.now):
-            raise GroupBroken(Outcome.LATE, f"{ticket} was over before its result was there")
+
+    async def _exchange(self, attempt: Attempt) -> None:
+        """Move the slices.
+
+        Raises:
+            GroupBroken: if that did not work, took too long, or was called off.
+        """
+        ticket, exchange, limit_s = attempt.ticket, attempt.exchange, self._config.average_timeout_s
+        assert exchange is not None
+        if ticket in self._called_off:
+            raise GroupBroken(Outcome.LOST, self._called_off[ticket])
+        moving_since = self._host.now
+        moving = asyncio.get_running_loop().create_task(exchange.run(self._host.open_stream))
+        self._attempts[ticket] = moving
+        try:
+            async with asyncio.timeout(limit_s):
+                await asyncio.shield(moving)
+            attempt.moving_s = self._host.now - moving_since
+        except TimeoutError as error:
+            raise GroupBroken(Outcome.LATE, f"it was not over after {limit_s:g} s") from error
+        except asyncio.CancelledError as cancelled:
+            if ticket not in self._called_off:
+                raise
+            raise GroupBroken(Outcome.LOST, self._called_off[ticket]) from cancelled
+        finally:
+            self._attempts.pop(ticket, None)
+            moving.cancel()
+            await asyncio.gather(moving, return_exceptions=True)
+
+    async def _commit(self, attempt: Attempt, *, held: bool, reuse: bool) -> None:
+        """The result counts; with `reuse` no stream reads our vectors any more."""
+        ticket, what, exchange = attempt.ticket, attempt.what, attempt.exchange
+        assert exchange is not None
         self._committing[ticket] = None
-        averaged = host.now
+        began, vector_V = self._host.now, exchange.vector_V
         idle = [vector_V, *exchange.mix.lent]
         if what is What.GRADIENTS:
             self._accord.averaged_anything = await self._copy(
@@ -177,6 +253,7 @@ class Averages:
             self._accord.take_in(vector_V[-RIDING:])
             self._accord.contributes = True
         elif what is What.LATE_GRADIENTS:
+            version = self._host.machine.activation.version_of(ticket.root)
             assert version is not None
             attempt.staleness_steps = self.late.delivered(version, idle.pop(0))
         elif held:
@@ -184,9 +261,9 @@ class Averages:
         else:
             idle[0] = await self._offload(lambda: self._replica.add_delta(vector_V))
             attempt.disagreement_l2 = math.sqrt(exchange.square_sum)
-            attempt.staleness_steps = self._replica.updates - updates
-        attempt.apply_s = host.now - averaged
-        for vector in idle:  # not after a break: streams may still read them
+            attempt.staleness_steps = self._replica.updates - attempt.updates
+        attempt.apply_s = self._host.now - began
+        for vector in idle if reuse else ():  # not after a break: streams may still read them
             self._buffers.give(vector)
 
     async def _contribution(self, what: What, members: tuple[PeerId, ...]) -> tuple[Vector, int]:

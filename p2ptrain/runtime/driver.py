@@ -17,7 +17,7 @@ from p2ptrain.averaging.base import Algorithm, GroupResult
 from p2ptrain.compute.replica import Replica
 from p2ptrain.core import effects
 from p2ptrain.core.effects import What
-from p2ptrain.core.events import AverageEnded, Outcome, StateNotTaken, StateTaken
+from p2ptrain.core.events import Ending, Outcome
 from p2ptrain.core.messages import Ack as AckMessage
 from p2ptrain.core.messages import Member, MemberState, Phase, Ping, Rumours
 from p2ptrain.core.peer_machine import PeerMachine, ProtocolConfig
@@ -375,6 +375,10 @@ class Driver:
                     self.averages.start(effect)
                 case effects.Abandon():
                     self.averages.abandon(effect)
+                case effects.Break():
+                    self.averages.call_off(effect)
+                case effects.Mend():
+                    self.averages.mend(effect)
                 case effects.TakeState():
                     self._start(self.handover.catch_up(effect))
                 case effects.GroupEnded():
@@ -457,7 +461,7 @@ class Driver:
             raise TransportError(f"{self.name} does not know where {peer} is")
         return await self._transport.open(member.address, opening)
 
-    def over(self, ending: AverageEnded | StateTaken | StateNotTaken) -> None:
+    def over(self, ending: Ending) -> None:
         self._machine.ended(ending, self.now)
         self._pump()
 

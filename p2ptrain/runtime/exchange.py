@@ -13,8 +13,13 @@ While slice k is being reduced, later ones are on the wire; a receiver that fall
 slices stops reading, so memory is bounded and only this group waits.
 
 What is done to the numbers, and with a codec to the bytes, is in `runtime/mix.py`. Only a complete
-result counts: a broken group leaves no trace in any model. All members hold bitwise the same mean,
-since each slice is reduced in the order of the members' names, wherever it is.
+result counts: a broken group leaves no trace in any model. **A member is through when all are**:
+whoever serves a stream ends it only when it has all of the result itself, and so does the caller
+where one stream serves both. So whoever has committed knows that every other member could, and
+after a break all can adopt what one of them has committed (`core/repair.py`).
+
+All members hold bitwise the same mean, since each slice is reduced in the order of the members'
+names, wherever it is.
 
 Legend of shapes: ``V`` numbers of the vector, ``S`` of one slice.
 """
@@ -140,6 +145,7 @@ class Exchange:
         self._ticket = ticket
         self._members = members
         self._weights = weights
+        self.vector_V = vector_V
         self._size = len(vector_V)
         self._codec = codec
         self._slice_size = slice_size
@@ -178,8 +184,16 @@ class Exchange:
         }
         self._served = {peer: loop.create_future() for peer in self._incoming}
         self._streams: list[SliceStream] = []
+        owners = () if self._swaps else (p for p in members if p != me and self._share(p).size)
+        self._due = len(tuple(owners)) + len(self._mine)
+        self._has_all: asyncio.Future[None] = loop.create_future()
 
     # --- for the driver ---------------------------------------------------------------------------
+
+    @property
+    def is_complete(self) -> bool:
+        """True once all of the result is here, whether or not all others have it."""
+        return self._has_all.done()
 
     async def run(self, open_stream: OpenStream) -> None:
         """Move all slices; the result is complete when this returns.
@@ -236,15 +250,17 @@ class Exchange:
         stream = await (self._called_by(peer) if waits else self._call(peer, open_stream))
         sending = scope.start(self._send_whole(peer, stream))
         await self._take_parts(peer, stream)
-        await asyncio.gather(sending, *self._reduced)
+        await asyncio.gather(sending, self._has_all)
+        if not waits:
+            await self._say_all(peer, stream)
         await self._end(peer, stream)
         if waits:
             self._served[peer].set_result(None)
 
     async def _send_whole(self, peer: PeerId, stream: SliceStream) -> None:
-        for index, span in enumerate(self._mine):
+        for index in range(len(self._mine)):
             payload = await self._swapped(index)
-            await self._send(peer, stream, payload, last=span is self._mine[-1])
+            await self._send(peer, stream, payload, last=False)
 
     async def _swapped(self, index: int) -> memoryview:
         """Our slice as everyone gets it; kept until the last one has."""
@@ -275,7 +291,11 @@ class Exchange:
         for span in spans:
             mean_S = await self._receive(owner, stream, span, MEANS, "sending means")
             await self._take_mean(owner, span, mean_S)
+        self._arrived()
         await sending
+        if not self._mine:  # nobody asks us, so nobody would hear that we have all
+            await self._has_all
+            await self._say_all(owner, stream)
         await self._end(owner, stream)
 
     async def _call(self, peer: PeerId, open_stream: OpenStream) -> SliceStream:
@@ -299,7 +319,7 @@ class Exchange:
     ) -> None:
         for span in spans:
             payload = await self._compute(partial(self.mix.part, span))
-            await self._send(owner, stream, payload, last=span is spans[-1])
+            await self._send(owner, stream, payload, last=span is spans[-1] and bool(self._mine))
 
     async def _take_mean(self, owner: PeerId, span: Span, mean_S: Vector) -> None:
         try:
@@ -316,6 +336,7 @@ class Exchange:
         await self._take_parts(caller, stream)
         await returning
         await self._end(caller, stream)
+        await self._has_all
         self._served[caller].set_result(None)
 
     async def _take_parts(self, peer: PeerId, stream: SliceStream) -> None:
@@ -345,6 +366,13 @@ class Exchange:
         self.square_sum += reduced
         parts.clear()
         self._reduced[index].set_result(None)
+        self._arrived()
+
+    def _arrived(self) -> None:
+        """One more part of the result is here."""
+        self._due -= 1
+        if not self._due:
+            self._has_all.set_result(None)
 
     def _not_finite(self, parts: Sequence[Vector]) -> GroupBroken:
         for member, part in zip(self._members, parts, strict=True):
@@ -357,7 +385,7 @@ class Exchange:
         for index, span in enumerate(self._mine):
             await self._reduced[index]
             payload = self.mix.handed_out(span)
-            await self._send(caller, stream, payload, last=span is self._mine[-1])
+            await self._send(caller, stream, payload, last=False)
 
     # --- one slice --------------------------------------------------------------------------------
 
@@ -397,6 +425,12 @@ class Exchange:
     async def _compute(self, function: Callable[[], T]) -> T:
         """Where a slice as it is takes less than the way to a worker thread and back."""
         return function() if self._codec.is_exact else await self._offload(function)
+
+    async def _say_all(self, peer: PeerId, stream: SliceStream) -> None:
+        try:
+            await stream.finish()
+        except (TransportError, RefusedError) as error:
+            raise self._broken(peer, "ending its stream", error) from error
 
     async def _end(self, peer: PeerId, stream: SliceStream) -> None:
         """Both sides have said and read all: only then is the average complete for this pair."""

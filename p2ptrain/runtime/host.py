@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, Protocol
 
-from p2ptrain.core.events import AverageEnded, StateNotTaken, StateTaken
+from p2ptrain.core.events import Ending
 from p2ptrain.core.peer_machine import PeerMachine
 from p2ptrain.ids import PeerId, Seconds
 from p2ptrain.net.transport import SliceStream
@@ -30,7 +30,7 @@ class Host(Protocol):
         """For those who only look."""
         ...
 
-    def over(self, ending: AverageEnded | StateTaken | StateNotTaken) -> None:
+    def over(self, ending: Ending) -> None:
         """An effect has come to its end: the machine is told."""
         ...
 

@@ -107,6 +107,7 @@ class PeerBook:
         self.others_M += self.due_M
         self.handed_in: Exact = np.zeros(len(start_M) + 1)
         self.results = 0
+        self.lives = 0
         self._open: dict[asyncio.Task[Any] | None, _Part] = {}  # Any: a task's result
 
     def part(self) -> _Part:
@@ -199,7 +200,6 @@ class Auditor:
         self.found: list[Violation] = []
         self.groups: dict[str, _Group] = {}
         self.books: dict[PeerId, PeerBook] = {}
-        self._synchronous: dict[PeerId, bool] = {}
 
     # --- what the world is given ------------------------------------------------------------------
 
@@ -215,6 +215,7 @@ class Auditor:
     def watch(self, peer: SimPeer) -> None:
         """A peer begins a life."""
         driver = peer.driver
+        self.books[driver.name].lives += 1
         driver.averages.late = WatchedLate(driver.averages.late, self.books[driver.name])
 
     # --- safety -----------------------------------------------------------------------------------
@@ -307,7 +308,7 @@ class Auditor:
 
     def _balance_late(self, name: PeerId, peer: SimPeer) -> None:
         """What a peer handed in was delivered once, or waits."""
-        if peer.steps_before:
+        if self.books[name].lives > 1:
             return  # what an earlier life handed in and did not deliver died with it
         delivered = [
             part.contributed

@@ -7,8 +7,18 @@ from random import Random
 import pytest
 
 from p2ptrain.core.activation import Rule, Schedule
-from p2ptrain.core.effects import Abandon, Average, Effect, GroupEnded, Send, VersionEnded, What
-from p2ptrain.core.events import AverageEnded, Outcome, StateNotTaken, StateTaken
+from p2ptrain.core.effects import (
+    Abandon,
+    Average,
+    Break,
+    Effect,
+    GroupEnded,
+    Mend,
+    Send,
+    VersionEnded,
+    What,
+)
+from p2ptrain.core.events import AverageBroke, AverageEnded, Outcome, StateNotTaken, StateTaken
 from p2ptrain.core.links import WHOLE
 from p2ptrain.core.lock_state import LockConfig
 from p2ptrain.core.messages import (
@@ -19,12 +29,14 @@ from p2ptrain.core.messages import (
     CatchUp,
     Claim,
     Grant,
+    How,
     MemberState,
     Message,
     Phase,
     Release,
     Rumours,
     Run,
+    Standing,
 )
 from p2ptrain.core.peer_machine import PeerMachine, ProtocolConfig
 from p2ptrain.errors import ConfigError, InvariantViolation
@@ -112,14 +124,19 @@ def test_when_membership_buries_a_member_its_groups_end(machine: PeerMachine):
     assert not machine.holds(ticket, 2.0)
 
 
-def test_when_membership_buries_a_member_the_others_are_assembled_without_it(machine: PeerMachine):
+def test_when_membership_buries_a_member_the_others_go_on_without_it(machine: PeerMachine):
     ticket = assembled(machine)
-    why = bury(machine)
-    effects = machine.take_effects()
-    assert Abandon(ticket, Outcome.LOST, why) in effects
-    machine.receive(C, Arrive(0), 3.6)
-    again = [e for e in machine.take_effects() if isinstance(e, Average)]
-    assert [average.members for average in again] == [(B, C)]
+    bury(machine)
+    assert [e.ticket for e in machine.take_effects() if isinstance(e, Break)] == [ticket]
+    machine.ended(AverageBroke(ticket, complete=False), 3.6)
+    machine.receive(C, Standing(ticket, How.BROKEN, asks=True), 3.7)
+    (mend,) = [effect for effect in machine.take_effects() if isinstance(effect, Mend)]
+    assert mend.members == (B, C)
+    assert mend.again is not None
+    assert machine.holds(mend.again, 3.7)
+    assert not machine.holds(ticket, 3.7)
+    machine.ended(AverageEnded(ticket, Outcome.DONE, ""), 3.8)
+    assert VersionEnded(0, Outcome.DONE) in machine.take_effects()
 
 
 def test_a_suspicion_ends_no_group(machine: PeerMachine):
@@ -260,11 +277,14 @@ def test_whoever_waits_tells_the_next_host_when_the_first_is_suspect(scheduled: 
     assert VersionEnded(1, Outcome.DONE) in scheduled.take_effects(), "it is alone"
 
 
-def test_when_membership_buries_a_member_its_activated_group_ends(scheduled: PeerMachine):
+def test_when_membership_buries_a_member_its_activated_group_breaks(scheduled: PeerMachine):
     ticket = activated(scheduled)
-    why = bury(scheduled)
-    assert Abandon(ticket, Outcome.LOST, why) in scheduled.take_effects()
-    assert not scheduled.holds(ticket, 2.0)
+    bury(scheduled)
+    assert [e.ticket for e in scheduled.take_effects() if isinstance(e, Break)] == [ticket]
+    scheduled.ended(AverageBroke(ticket, complete=False), 3.6)
+    scheduled.receive(C, Standing(ticket, How.OUT), 3.7)
+    assert Mend(ticket, why="too few are left of the group") in scheduled.take_effects()
+    assert not scheduled.holds(ticket, 3.7)
 
 
 def test_what_was_not_heard_of_an_activation_is_said_again(scheduled: PeerMachine):

@@ -28,7 +28,7 @@ addresses = st.builds(
     st.sampled_from(["127.0.0.1", "[::1]", "peer-3.example", "sim", "unix"]),
     st.integers(1, 65535),
 )
-tickets = st.builds(Ticket, names, numbers, numbers)
+tickets = st.builds(Ticket, names, numbers, numbers, numbers)
 digests = st.text("0123456789abcdef", max_size=16)
 groups = st.lists(names, min_size=1, max_size=8, unique=True).map(lambda g: tuple(sorted(g)))
 members = st.builds(
@@ -68,6 +68,10 @@ FIELDS: dict[str, st.SearchStrategy] = {
     "done": st.booleans(),
     "target": names,
     "answered": st.booleans(),
+    "how": st.sampled_from(m.How),
+    "asks": st.booleans(),
+    "adopt": st.booleans(),
+    "again": numbers,
 }
 
 

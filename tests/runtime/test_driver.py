@@ -127,6 +127,8 @@ HOSTILE = st.one_of(
     st.builds(m.Arrive, NUMBERS),
     st.builds(m.Assemble, TICKETS, NUMBERS, GROUPS),
     st.builds(m.CatchUp, NUMBERS, PEERS),
+    st.builds(m.Standing, TICKETS, st.sampled_from(m.How), st.booleans()),
+    st.builds(m.Mended, TICKETS, st.booleans(), NUMBERS, GROUPS),
 )
 
 

@@ -18,11 +18,11 @@ LEARNING_RATE = 1 / 64
 
 LOOK_EVERY_S: Seconds = 0.05
 
-PROGRESS_S: Seconds = 300.0
+PROGRESS_S: Seconds = 15.0
 """A healed world has so long to show progress: as long as a few averages that are broken by nothing
 but their time-out. Most take one or two seconds."""
 
-END_S: Seconds = 130.0
+END_S: Seconds = 25.0
 """So long may it take until nobody averages any more."""
 
 MOST_LINES = 200_000
@@ -117,7 +117,8 @@ class Fleet:
     async def _heal(self, training: asyncio.Task[None]) -> None:
         """Nothing goes wrong and nobody learns any more: wait for what has to come."""
         network, loop = self.world.network, virtual_loop()
-        network.link = replace(network.link, loss=0.0, duplication=0.0, jitter_s=0.0)
+        latency_s = network.link.latency_s
+        network.link = replace(network.link, loss=0.0, duplication=0.0, jitter_s=latency_s)
         network.heal()
         self.world.trace.note(loop.now, "! the world is healed")
         since, self._is_cruel = loop.now, False

@@ -7,6 +7,17 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class How(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    RUNNING: _ClassVar[How]
+    BROKEN: _ClassVar[How]
+    COMMITTED: _ClassVar[How]
+    OUT: _ClassVar[How]
+RUNNING: How
+BROKEN: How
+COMMITTED: How
+OUT: How
+
 class Nothing(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
@@ -78,17 +89,19 @@ class Member(_message.Message):
     def __init__(self, peer: _Optional[str] = ..., address: _Optional[str] = ..., incarnation: _Optional[int] = ..., state: _Optional[_Union[Member.State, str]] = ..., beat: _Optional[int] = ..., phase: _Optional[_Union[Member.Phase, str]] = ..., steps: _Optional[int] = ..., samples: _Optional[int] = ..., link_mbit: _Optional[int] = ..., accusers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Ticket(_message.Message):
-    __slots__ = ("initiator", "incarnation", "number")
+    __slots__ = ("initiator", "incarnation", "number", "attempt")
     INITIATOR_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     initiator: str
     incarnation: int
     number: int
-    def __init__(self, initiator: _Optional[str] = ..., incarnation: _Optional[int] = ..., number: _Optional[int] = ...) -> None: ...
+    attempt: int
+    def __init__(self, initiator: _Optional[str] = ..., incarnation: _Optional[int] = ..., number: _Optional[int] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class Envelope(_message.Message):
-    __slots__ = ("source", "swarm", "ping", "ack", "rumours", "ping_for", "ack_for", "claim", "grant", "busy", "begin", "release", "inquire", "arrive", "assemble", "catch_up", "activate", "run", "decline", "past", "ask", "propose", "settle")
+    __slots__ = ("source", "swarm", "ping", "ack", "rumours", "ping_for", "ack_for", "claim", "grant", "busy", "begin", "release", "inquire", "arrive", "assemble", "catch_up", "activate", "run", "decline", "past", "ask", "propose", "settle", "standing", "mended")
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     SWARM_FIELD_NUMBER: _ClassVar[int]
     PING_FIELD_NUMBER: _ClassVar[int]
@@ -112,6 +125,8 @@ class Envelope(_message.Message):
     ASK_FIELD_NUMBER: _ClassVar[int]
     PROPOSE_FIELD_NUMBER: _ClassVar[int]
     SETTLE_FIELD_NUMBER: _ClassVar[int]
+    STANDING_FIELD_NUMBER: _ClassVar[int]
+    MENDED_FIELD_NUMBER: _ClassVar[int]
     source: str
     swarm: str
     ping: Ping
@@ -135,7 +150,9 @@ class Envelope(_message.Message):
     ask: Ask
     propose: Propose
     settle: Settle
-    def __init__(self, source: _Optional[str] = ..., swarm: _Optional[str] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., rumours: _Optional[_Union[Rumours, _Mapping]] = ..., ping_for: _Optional[_Union[PingFor, _Mapping]] = ..., ack_for: _Optional[_Union[AckFor, _Mapping]] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., grant: _Optional[_Union[Grant, _Mapping]] = ..., busy: _Optional[_Union[Busy, _Mapping]] = ..., begin: _Optional[_Union[Begin, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., inquire: _Optional[_Union[Inquire, _Mapping]] = ..., arrive: _Optional[_Union[Arrive, _Mapping]] = ..., assemble: _Optional[_Union[Assemble, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ..., activate: _Optional[_Union[Activate, _Mapping]] = ..., run: _Optional[_Union[Run, _Mapping]] = ..., decline: _Optional[_Union[Decline, _Mapping]] = ..., past: _Optional[_Union[Past, _Mapping]] = ..., ask: _Optional[_Union[Ask, _Mapping]] = ..., propose: _Optional[_Union[Propose, _Mapping]] = ..., settle: _Optional[_Union[Settle, _Mapping]] = ...) -> None: ...
+    standing: Standing
+    mended: Mended
+    def __init__(self, source: _Optional[str] = ..., swarm: _Optional[str] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., rumours: _Optional[_Union[Rumours, _Mapping]] = ..., ping_for: _Optional[_Union[PingFor, _Mapping]] = ..., ack_for: _Optional[_Union[AckFor, _Mapping]] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., grant: _Optional[_Union[Grant, _Mapping]] = ..., busy: _Optional[_Union[Busy, _Mapping]] = ..., begin: _Optional[_Union[Begin, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., inquire: _Optional[_Union[Inquire, _Mapping]] = ..., arrive: _Optional[_Union[Arrive, _Mapping]] = ..., assemble: _Optional[_Union[Assemble, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ..., activate: _Optional[_Union[Activate, _Mapping]] = ..., run: _Optional[_Union[Run, _Mapping]] = ..., decline: _Optional[_Union[Decline, _Mapping]] = ..., past: _Optional[_Union[Past, _Mapping]] = ..., ask: _Optional[_Union[Ask, _Mapping]] = ..., propose: _Optional[_Union[Propose, _Mapping]] = ..., settle: _Optional[_Union[Settle, _Mapping]] = ..., standing: _Optional[_Union[Standing, _Mapping]] = ..., mended: _Optional[_Union[Mended, _Mapping]] = ...) -> None: ...
 
 class Ping(_message.Message):
     __slots__ = ("number", "members")
@@ -306,6 +323,28 @@ class Settle(_message.Message):
     ticket: Ticket
     done: bool
     def __init__(self, ticket: _Optional[_Union[Ticket, _Mapping]] = ..., done: _Optional[bool] = ...) -> None: ...
+
+class Standing(_message.Message):
+    __slots__ = ("ticket", "how", "asks")
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    HOW_FIELD_NUMBER: _ClassVar[int]
+    ASKS_FIELD_NUMBER: _ClassVar[int]
+    ticket: Ticket
+    how: How
+    asks: bool
+    def __init__(self, ticket: _Optional[_Union[Ticket, _Mapping]] = ..., how: _Optional[_Union[How, str]] = ..., asks: _Optional[bool] = ...) -> None: ...
+
+class Mended(_message.Message):
+    __slots__ = ("ticket", "adopt", "again", "members")
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    ADOPT_FIELD_NUMBER: _ClassVar[int]
+    AGAIN_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    ticket: Ticket
+    adopt: bool
+    again: int
+    members: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, ticket: _Optional[_Union[Ticket, _Mapping]] = ..., adopt: _Optional[bool] = ..., again: _Optional[int] = ..., members: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Slice(_message.Message):
     __slots__ = ("payload", "average", "state", "last")

@@ -1,0 +1,380 @@
+"""What a fault costs those whom it does not hit: a group of four, one of which dies in the middle.
+
+``python -m launcher.bench.faults`` runs real processes on this machine, over gRPC, sockets and
+shared memory. Four peers average 100 MB. In the middle of it one of them
+
+* is killed (SIGKILL): its connections are reset;
+* freezes (SIGSTOP): its connections stay open, and nobody answers on them, as on a cut link.
+
+Measured at the three others, the slowest of them, from the signal on: until none of them waits for
+the broken average any more, and until all hold the average of the three, which is checked. What
+decides is described in `p2ptrain/core/repair.py`.
+"""
+
+import asyncio
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import product
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnContext
+from pathlib import Path
+from random import Random
+from statistics import median
+from time import perf_counter
+from typing import Annotated, Any, TypeVar
+
+import torch
+import typer
+import uvloop
+from matplotlib.figure import Figure
+from rich import box
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from launcher.bench.claims import claim, print_claims
+from launcher.collect import Json, write_json
+from launcher.machine import describe_machine
+from launcher.plot import FAINT, INK
+from p2ptrain.averaging.base import load_algorithm
+from p2ptrain.compute.torch_replica import TorchReplica
+from p2ptrain.core.peer_machine import ProtocolConfig
+from p2ptrain.errors import ConfigError, P2PTrainError
+from p2ptrain.ids import Address, PeerId, Seconds
+from p2ptrain.net.grpc_transport import GrpcConfig, GrpcTransport
+from p2ptrain.runtime.driver import Driver
+from p2ptrain.runtime.exchange import ExchangeConfig
+from p2ptrain.runtime.metrics import MemoryMetrics
+
+T = TypeVar("T")
+
+ROUNDS = 8
+SURVIVORS = 3
+NUMBERS = 25_000_000
+WAYS = ("grpc", "sockets", "memory")
+FAULTS = {"killed": signal.SIGKILL, "frozen": signal.SIGSTOP}
+LIMIT_S: Seconds = 60.0
+COLOURS = {"waits": "#56B4E9", "holds": "#009E73"}
+
+BOUNDS = {
+    ("killed", "grpc"): (0.4, 0.6),
+    ("killed", "sockets"): (0.4, 0.4),
+    ("killed", "memory"): (0.4, 0.4),
+}
+"""Seconds until nobody waits any more, and until the others hold their average."""
+
+FROZEN_S: Seconds = 3.0
+"""For both, where nothing is reset."""
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One fault, as the slowest of the survivors saw it."""
+
+    fault: str
+    way: str
+    waits_s: Seconds
+    """From the fault until nobody is in the broken average any more."""
+    holds_s: Seconds
+    """From the fault until all hold the average of those who are left."""
+
+
+# --- one peer, in a process of its own ------------------------------------------------------------
+
+
+class _Model(torch.nn.Module):
+    def __init__(self, value: float) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.full((NUMBERS,), value))
+
+
+class _Groups(MemoryMetrics):
+    """The records of groups, as they come."""
+
+    def __init__(self) -> None:
+        super().__init__(perf_counter)
+        self.ended: asyncio.Queue[Json] = asyncio.Queue()
+
+    def record(self, kind: str, **fields: Any) -> None:  # Any: whatever JSON can hold
+        if kind == "group":
+            self.ended.put_nowait({"t": perf_counter(), **fields})
+
+
+def _live(name: str, value: float, way: str, parent: Connection) -> None:
+    """A peer that does what its parent says."""
+    os.environ["OMP_NUM_THREADS"] = "1"
+    torch.set_num_threads(1)
+    uvloop.run(_serve(name, value, way, parent))
+
+
+async def _serve(name: str, value: float, way: str, parent: Connection) -> None:
+    loop = asyncio.get_running_loop()
+    model, groups = _Model(value), _Groups()
+
+    def offload(function: Callable[[], T], /) -> Awaitable[T]:
+        return loop.run_in_executor(None, function)
+
+    driver = Driver(
+        PeerId(name),
+        incarnation=1,
+        algorithm=load_algorithm("ad_psgd"),
+        algorithm_name="ad_psgd",
+        replica=TorchReplica(model, torch.optim.SGD(model.parameters(), lr=0.1)),
+        transport=GrpcTransport("127.0.0.1:0", config=GrpcConfig(data=way)),
+        protocol=ProtocolConfig(),
+        exchange=ExchangeConfig(),
+        rng=Random(name),
+        offload=offload,
+        clock=perf_counter,
+        metrics=groups,
+    )
+    parent.send(await driver.start())
+    while True:
+        order, *arguments = await loop.run_in_executor(None, parent.recv)
+        match order:
+            case "join":
+                await driver.join([Address(arguments[0])], LIMIT_S)
+                await driver.wait_for_members(arguments[1], LIMIT_S)
+                parent.send("joined")
+            case "fill":
+                driver.replica.settle()
+                with torch.no_grad():
+                    model.weight.fill_(value)
+                parent.send("filled")
+            case "average":
+                parent.send(perf_counter())
+                others = [PeerId(other) for other in arguments[0]]
+                await driver.average_with_any(others, len(others))
+            case "result":
+                parent.send(await _result(groups))
+                driver.replica.settle()
+                parent.send(float(model.weight.detach().double().mean()))
+            case _:
+                raise AssertionError(f"nobody says {order!r}")
+
+
+async def _result(groups: _Groups) -> list[Json]:
+    """The records of one group, all of its attempts."""
+    records: list[Json] = []
+    async with asyncio.timeout(LIMIT_S):
+        while not records or records[-1]["outcome"] != "done":
+            records.append(await groups.ended.get())
+    return records
+
+
+# --- the rounds -----------------------------------------------------------------------------------
+
+
+class Fleet:
+    """Three peers that live on, and one after another that does not."""
+
+    def __init__(self, context: SpawnContext, way: str) -> None:
+        self._context = context
+        self._way = way
+        self._processes: list[Any] = []  # Any: multiprocessing's own
+        self._victims = 0
+        self._next = self._start_victim()
+        self._peers = [self._start(f"p{rank}", float(rank)) for rank in range(SURVIVORS)]
+        self._host = self._peers[0].recv()
+        for peer in self._peers[1:]:
+            peer.recv()
+            peer.send(("join", self._host, 2))
+            peer.recv()
+
+    def round(self, fault: str) -> Round | None:
+        """One average in which the fourth one is hit; None if that came too late."""
+        victim, process, name = self._next
+        self._next = self._start_victim()
+        victim.recv()
+        victim.send(("join", self._host, SURVIVORS + 1))
+        victim.recv()
+        time.sleep(0.5)  # until everybody has heard of it
+        usual_s = self._average([*self._peers, victim], name)
+        self._fill([*self._peers, victim])
+        self._peers[0].send(("average", ["p1", "p2", name]))
+        began = self._peers[0].recv()
+        time.sleep(max(0.0, began + usual_s / 2 - perf_counter()))
+        hit_at = perf_counter()
+        os.kill(process.pid, FAULTS[fault])
+        found = [self._result(peer) for peer in self._peers]
+        process.kill()
+        process.join()
+        time.sleep(3.0)  # until it is forgotten
+        self._fill(self._peers)
+        if any(
+            len(records) == 1 and len(records[0]["members"]) > SURVIVORS for records, _ in found
+        ):
+            return None
+        for records, mean in found:
+            expected = (SURVIVORS - 1) / 2
+            assert abs(mean - expected) < 1e-4, f"a mean of {mean}, not {expected}: {records}"
+        waits_s = max(records[0]["t"] for records, _ in found) - hit_at
+        holds_s = max(records[-1]["t"] for records, _ in found) - hit_at
+        return Round(fault, self._way, waits_s, holds_s)
+
+    def close(self) -> None:
+        """Nobody stays."""
+        for process in self._processes:
+            process.kill()
+            process.join()
+
+    def _average(self, peers: Sequence[Connection], name: str) -> Seconds:
+        """An average that nothing befalls; how long it takes."""
+        self._fill(peers)
+        peers[0].send(("average", ["p1", "p2", name]))
+        began: Seconds = peers[0].recv()
+        ends: list[Seconds] = [self._result(peer)[0][-1]["t"] for peer in peers]
+        return max(ends) - began
+
+    def _fill(self, peers: Sequence[Connection]) -> None:
+        for peer in peers:
+            peer.send(("fill",))
+            peer.recv()
+
+    def _result(self, peer: Connection) -> tuple[list[Json], float]:
+        peer.send(("result",))
+        return peer.recv(), peer.recv()
+
+    def _start_victim(self) -> tuple[Connection, Any, str]:  # Any: multiprocessing's own
+        self._victims += 1
+        name = f"v{self._victims}"
+        return self._start(name, 7.0), self._processes[-1], name
+
+    def _start(self, name: str, value: float) -> Connection:
+        ours, theirs = self._context.Pipe()
+        arguments = (name, value, self._way, theirs)
+        process = self._context.Process(target=_live, args=arguments, daemon=True)
+        process.start()
+        self._processes.append(process)
+        return ours
+
+
+def measure(
+    console: Console, ways: Sequence[str], faults: Sequence[str], rounds: int
+) -> list[Round]:
+    """All rounds, one after the other."""
+    context = multiprocessing.get_context("spawn")
+    found: list[Round] = []
+    with Progress(console=console, transient=True) as progress:
+        bar = progress.add_task("faults", total=len(ways) * len(faults) * rounds)
+        for way in ways:
+            fleet = Fleet(context, way)
+            try:
+                for fault, number in product(faults, range(rounds)):
+                    progress.update(bar, description=f"{way}, {fault}, {number + 1}")
+                    tries = (fleet.round(fault) for _ in range(3))
+                    found += [one for one in [next((r for r in tries if r), None)] if one]
+                    progress.advance(bar)
+            finally:
+                fleet.close()
+    return found
+
+
+# --- what came of it ------------------------------------------------------------------------------
+
+
+def claims_of(rounds: Sequence[Round]) -> list[Json]:
+    """Medians and the worst case of each way, against what is promised."""
+    claims = []
+    for fault, way in sorted({(one.fault, one.way) for one in rounds}):
+        own = [one for one in rounds if (one.fault, one.way) == (fault, way)]
+        waits_s, holds_s = BOUNDS.get((fault, way), (FROZEN_S, FROZEN_S))
+        waits = [one.waits_s for one in own]
+        holds = [one.holds_s for one in own]
+        of = f"p2ptrain {way}"
+        for which, pick in (("median", median), ("worst", max)):
+            text = f"{way}, one of four is {fault}: nobody waits any more, {which} of {len(own)}"
+            claims.append(claim(text, "waits_s", of, float(pick(waits)), at_most=waits_s))
+            text = f"{way}, one of four is {fault}: the others hold their mean, {which}"
+            claims.append(claim(text, "holds_s", of, float(pick(holds)), at_most=holds_s))
+    return claims
+
+
+def print_rounds(console: Console, rounds: Sequence[Round]) -> None:
+    """A line per fault and way, in seconds."""
+    table = Table(
+        title="One of four, averaging 100 MB: seconds from the fault on",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    table.add_column("", no_wrap=True)
+    for heading in ("nobody waits", "worst", "the others hold their mean", "worst", "rounds"):
+        table.add_column(heading, justify="right")
+    for fault, way in sorted({(one.fault, one.way) for one in rounds}):
+        own = [one for one in rounds if (one.fault, one.way) == (fault, way)]
+        waits, holds = [one.waits_s for one in own], [one.holds_s for one in own]
+        values = (median(waits), max(waits), median(holds), max(holds))
+        table.add_row(f"{fault}, {way}", *(f"{value:.2f}" for value in values), str(len(own)))
+    console.print(table)
+
+
+def plot(path: Path, rounds: Sequence[Round]) -> None:
+    """Every round as a dot, medians as bars."""
+    kinds = sorted({(one.fault, one.way) for one in rounds})
+    figure = Figure(figsize=(8, 1.2 + 0.6 * len(kinds)), dpi=150, layout="constrained")
+    axes = figure.subplots()
+    for place, kind in enumerate(kinds):
+        own = [one for one in rounds if (one.fault, one.way) == kind]
+        for offset, name, label in (
+            (-0.2, "waits", "nobody waits any more"),
+            (0.2, "holds", "the other three hold their mean"),
+        ):
+            values = [getattr(one, f"{name}_s") for one in own]
+            shown = label if place == 0 else None
+            axes.barh(place + offset, median(values), 0.36, color=COLOURS[name], label=shown)
+            axes.plot(values, [place + offset] * len(values), ".", color=INK, markersize=4)
+    axes.set_yticks(range(len(kinds)), [f"{fault}, {way}" for fault, way in kinds])
+    axes.invert_yaxis()
+    axes.set_xlabel("seconds after the fault; dots: rounds, bars: medians", color=INK)
+    axes.set_title("One of four dies while it averages 100 MB", loc="left", color=INK)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(FAINT)
+    axes.legend(frameon=False, fontsize=9)
+    figure.savefig(path)
+
+
+def _chosen(option: str, text: str, known: Sequence[str]) -> list[str]:
+    """Raises ConfigError."""
+    words = [word.strip() for word in text.split(",")]
+    for word in words:
+        if word not in known:
+            raise ConfigError(f"{option} {word!r}: there is none; there are: {', '.join(known)}")
+    return words
+
+
+def main(
+    ways: Annotated[str, typer.Option(help="How slices travel.")] = ",".join(WAYS),
+    faults: Annotated[str, typer.Option(help="What befalls one.")] = ",".join(FAULTS),
+    rounds: Annotated[int, typer.Option(min=1, help="Of each.")] = ROUNDS,
+    out: Annotated[Path, typer.Option(help="Where the results go.")] = Path("runs/bench-faults"),
+    check: Annotated[bool, typer.Option(help="Exit with 3 if a claim does not hold.")] = False,
+) -> None:
+    """Measure what a peer that dies in the middle of an average costs the others."""
+    console, began = Console(), time.monotonic()
+    chosen = _chosen("--ways", ways, WAYS), _chosen("--faults", faults, tuple(FAULTS))
+    found = measure(console, *chosen, rounds)
+    claims = claims_of(found)
+    out.mkdir(parents=True, exist_ok=True)
+    machine = {**describe_machine(), "took_s": time.monotonic() - began}
+    rows = [asdict(one) for one in found]
+    write_json(out / "bench.json", {"rows": rows, "claims": claims, "machine": machine})
+    plot(out / "bench.png", found)
+    print_rounds(console, found)
+    print_claims(console, claims)
+    console.print(f"written to {out}")
+    if check and not all(one["holds"] for one in claims):
+        raise typer.Exit(3)
+
+
+if __name__ == "__main__":
+    try:
+        typer.run(main)
+    except P2PTrainError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
