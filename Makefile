@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test explore worlds paper bench bench-faults bench-links bench-lock protos algorithm-pages wheel clean
+.PHONY: demo test explore worlds paper bench bench-faults bench-links bench-lock bench-membership protos algorithm-pages wheel clean
 
 demo: $(READY)  ## train with all-reduce and with gossip beside a straggler; write runs/demo
 	$(BIN)/p2plab run launcher/scenarios/one_slow.toml --out runs/demo --check
@@ -41,6 +41,9 @@ bench-lock: $(READY)  ## how fast 64 peers that ask all the time find someone fr
 
 bench-faults: $(READY)  ## one of four dies in the middle of an average; runs/bench-faults
 	$(BIN)/python -m launcher.bench.faults --out runs/bench-faults
+
+bench-membership: $(READY)  ## how soon all know of a join and of a death, up to 1,024 peers; runs/bench-membership
+	$(BIN)/python -m launcher.bench.membership --out runs/bench-membership --check
 
 wheel: $(READY)  ## a pure Python wheel in dist/
 	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 import tomllib
 from dataclasses import dataclass, field
 from typing import Any
@@ -244,4 +245,27 @@ def test_a_file_that_is_no_toml_is_named(tmp_path, data):
     path.write_bytes(data)
     with pytest.raises(ConfigError, match=r"bad\.toml is not TOML: ") as caught:
         read_toml(path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (
+            {"exchange": {"average_timeout_s": 1.5}},
+            "lock acquire_timeout_s = 2.0 must be below average_timeout_s = 1.5, or a group may",
+        ),
+        (
+            {"exchange": {"average_timeout_s": 2.5}},
+            "average_timeout_s = 2.5 must be above the 2.5 s it takes to notice a death",
+        ),
+        (
+            {"protocol": {"membership": {"suspicion_s": 0.4}}},
+            "ack_timeout_s = 0.5 must be below suspicion_s = 0.4, or a suspect is gone before",
+        ),
+    ],
+)
+def test_deadlines_that_contradict_each_other_are_refused_in_one_sentence(values, message):
+    with pytest.raises(ConfigError, match=re.escape(message)) as caught:
+        from_mapping(RunConfig, values, "file")
     assert "\n" not in str(caught.value)

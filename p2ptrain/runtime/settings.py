@@ -103,6 +103,7 @@ class PeerConfig:
             raise ConfigError(f"peers = {self.peers} must be 1 or more")
         if self.metrics_port is not None and not 0 <= self.metrics_port < 65536:
             raise ConfigError(f"metrics_port = {self.metrics_port} is no port; write 0 to 65535")
+        self._check_nesting()
         for key in ("join_timeout_s", "snapshot_every_s", "leave_grace_s"):
             value = getattr(self, key)
             if not 0 < value < math.inf:
@@ -111,4 +112,21 @@ class PeerConfig:
             raise ConfigError(
                 f"listen = {self.listen!r} is every address and none that others can use; "
                 "add advertise = 'host:port' as they reach this peer"
+            )
+
+    def _check_nesting(self) -> None:
+        """Whatever waits for something must outlast it. Raises ConfigError."""
+        average_s, lock = self.exchange.average_timeout_s, self.protocol.lock
+        if lock.acquire_timeout_s >= average_s:
+            raise ConfigError(
+                f"lock acquire_timeout_s = {lock.acquire_timeout_s} must be below "
+                f"average_timeout_s = {average_s}, or a group may form for longer than it may last"
+            )
+        membership = self.protocol.membership
+        notice_s = 2 * membership.ack_timeout_s + membership.suspicion_s
+        if notice_s >= average_s:
+            raise ConfigError(
+                f"average_timeout_s = {average_s} must be above the {notice_s:g} s it takes to "
+                "notice a death (membership: twice ack_timeout_s, and suspicion_s), or every "
+                "average with a dead member is given up before anyone knows why"
             )

@@ -89,6 +89,8 @@ class SimNetwork:
         """Every way's, unless it has one of its own."""
         self.stands_for = 1
         """Bytes on a link for which one byte of a slice stands; see `sim/compute.py`."""
+        self.message_bytes = 0
+        """Of all control messages so far, as encoded."""
         self.trace = trace or Trace()
         self._seed = seed
         self._context = copy_context()  # the world's: what lies between peers is in no process
@@ -234,6 +236,7 @@ class SimNetwork:
         now, chance = virtual_loop().now, source.chance
         link = self.link_of(source.address, target)
         size, decoded = self._coded(envelope)
+        self.message_bytes += size
         flight = _Flight(source, target, self.at(target), decoded, said(envelope.message), now)
         left_at = now
         for uplink in self._path(source.address, target):

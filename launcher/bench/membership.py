@@ -1,0 +1,266 @@
+"""Who is here: how soon all know, what it costs, and who is suspected for nothing.
+
+``python -m launcher.bench.membership`` writes ``bench.json`` and ``bench-membership.png``: swarms
+of 8, 64, 512 and 1,024 simulated peers with the default settings, 1 ms one way, no training. The
+driver, the membership and the codec are those of production.
+
+* *join*: from the first word of a newcomer until the last peer has it among its members.
+* *death*: a peer dies as by SIGKILL: nothing is said, but connections to it are refused from then
+  on. Until the last peer has declared it gone.
+* *vanished*: it is cut off without a word, as by a pulled cable.
+* *bytes*: of control messages, per peer and second, while nothing happens.
+* *false*: one peer's machine is five times too slow: its process (all of it, the protocol too) runs
+  a fifth of the time and stands still in between, for up to `STALL_MOST_S` at a time. Counted is
+  every time that any peer, the slow one included, declared one that lives suspect or gone.
+"""
+
+import asyncio
+import gc
+import multiprocessing
+import time
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from random import Random
+from typing import Annotated
+
+import numpy as np
+import typer
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.table import Table
+
+from launcher.bench.claims import claim, print_claims
+from launcher.collect import Json, write_json
+from launcher.machine import describe_machine
+from launcher.plot import INK
+from p2ptrain.ids import PeerId, Seconds
+from p2ptrain.sim.link import Link
+from p2ptrain.sim.loop import run, virtual_loop
+from p2ptrain.sim.replica import VectorReplica
+from p2ptrain.sim.trace import Trace
+from p2ptrain.sim.world import SimPeer, World
+
+SLOW_S: dict[int, Seconds] = {8: 3600.0, 64: 900.0, 512: 20.0, 1024: 10.0}
+"""By the number of peers, how long one of them is slow: an hour, or what can be afforded."""
+
+LATENCY_S: Seconds = 0.001
+QUIET_S: Seconds = 5.0
+WAIT_S: Seconds = 8.0
+"""After each event; whoever has not heard of it by then counts as never."""
+
+SLOWNESS = 5
+STALL_MOST_S: Seconds = 0.8
+DEATH_AT_MOST_S: Seconds = 5.0
+
+
+class NoTrace(Trace):
+    """Keeps no lines: there would be millions."""
+
+    def note(self, now: Seconds, what: str) -> None:
+        """Nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What one swarm came to."""
+
+    peers: int
+    join_s: Seconds
+    death_s: Seconds
+    vanished_s: Seconds
+    bytes_per_s: float
+    """Per peer."""
+    slow_s: Seconds
+    """How long one peer was slow."""
+    falsely_suspected: int
+    falsely_gone: int
+
+    @property
+    def name(self) -> str:
+        """``1,024 peers``."""
+        return f"{self.peers:,} peers"
+
+
+# --- one world ------------------------------------------------------------------------------------
+
+
+async def measure(peers: int, slow_s: Seconds, seed: int = 0) -> Figures:
+    """Build a swarm, let one come, one die and one vanish; then let one be slow."""
+    gc.set_threshold(100_000, 20, 100)
+    world = World(seed, Link(latency_s=LATENCY_S), trace=NoTrace())
+    for number in range(peers):
+        await _add(world, f"p{number:04}")
+    await asyncio.sleep(QUIET_S)
+    before = world.network.message_bytes
+    await asyncio.sleep(QUIET_S)
+    bytes_per_s = (world.network.message_bytes - before) / peers / QUIET_S
+    began = virtual_loop().now
+    await _add(world, "newcomer")
+    join_s = await _last_to_know(world, "newcomer", "alive", began)
+    death_s = await _death_of(world, f"p{peers // 2:04}", silent=False)
+    vanished_s = await _death_of(world, f"p{peers // 3:04}", silent=True)
+    doubts = await _doubts_beside_a_slow_peer(world, f"p{3 * peers // 4:04}", slow_s, Random(seed))
+    for name in tuple(world.peers):
+        world.crash(name)  # they would never end
+    return Figures(
+        peers, join_s, death_s, vanished_s, bytes_per_s, slow_s, doubts["suspect"], doubts["gone"]
+    )
+
+
+async def _add(world: World, name: str) -> SimPeer:
+    return await world.add(name, VectorReplica(np.zeros(1, np.float32)), "ad_psgd")
+
+
+async def _death_of(world: World, name: str, *, silent: bool) -> Seconds:
+    if silent:
+        world.network.partition([world.address_of(PeerId(name))])
+    began = virtual_loop().now
+    world.crash(name)
+    return await _last_to_know(world, name, "gone", began)
+
+
+async def _last_to_know(world: World, of: str, state: str, began: Seconds) -> Seconds:
+    """How long it took the last of all others; infinite if one does not know at the end."""
+    await asyncio.sleep(WAIT_S)
+    heard = [
+        max(
+            (r["t"] for r in _words(peer) if (r["member"], r["state"]) == (of, state)), default=None
+        )
+        for name, peer in world.peers.items()
+        if name != of
+    ]
+    return float("inf") if None in heard else max(at for at in heard if at) - began
+
+
+async def _doubts_beside_a_slow_peer(
+    world: World, name: str, slow_s: Seconds, chance: Random
+) -> dict[str, int]:
+    """How often a living peer was declared suspect or gone while `name` was slow."""
+    loop, process = virtual_loop(), world.process_of(PeerId(name))
+    assert process is not None
+    began = loop.now
+    while loop.now < began + slow_s:
+        stall_s = chance.uniform(0.0, STALL_MOST_S)
+        loop.pause(process)
+        await asyncio.sleep(stall_s)
+        loop.resume(process)
+        await asyncio.sleep(stall_s / (SLOWNESS - 1))
+    await asyncio.sleep(QUIET_S)
+    words = [r for p in world.peers.values() for r in _words(p) if r["t"] >= began]
+    living = [word["state"] for word in words if PeerId(word["member"]) in world.peers]
+    return {state: living.count(state) for state in ("suspect", "gone")}
+
+
+def _words(peer: SimPeer) -> list[Json]:
+    return list(peer.metrics.of("member"))
+
+
+# --- what it came to ------------------------------------------------------------------------------
+
+
+def claims_of(rows: list[Figures]) -> list[Json]:
+    """What has to hold, held against what was measured."""
+    claims = []
+    for row in rows:
+        text = f"{row.name}: a death is known to all within {DEATH_AT_MOST_S:g} s"
+        claims.append(claim(text, "death_s", row.name, row.death_s, at_most=DEATH_AT_MOST_S))
+        text = f"{row.name}: in {row.slow_s:g} s beside a slow peer nobody is suspected for nothing"
+        false = row.falsely_suspected + row.falsely_gone
+        claims.append(claim(text, "falsely_suspected", row.name, false, at_most=0))
+    largest = rows[-1]
+    others = max(row.bytes_per_s for row in rows[1:-1]) if len(rows) > 2 else rows[0].bytes_per_s
+    text = f"{largest.name} cost each of them no more bytes per second than fewer do"
+    ratio = largest.bytes_per_s / others
+    claims.append(claim(text, "bytes_per_s", largest.name, ratio, over="fewer peers", at_most=1.1))
+    return claims
+
+
+def print_figures(console: Console, rows: list[Figures], claims: list[Json]) -> None:
+    """One line per swarm, then the claims."""
+    table = Table(title="until all know, in seconds", title_justify="left", box=None)
+    table.add_column("", no_wrap=True)
+    for heading in ("join", "death", "vanished", "bytes/s", "slow for", "suspected", "gone"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(
+            row.name,
+            f"{row.join_s:.2f}",
+            f"{row.death_s:.2f}",
+            f"{row.vanished_s:.2f}",
+            f"{row.bytes_per_s:,.0f}",
+            f"{row.slow_s:,.0f} s",
+            str(row.falsely_suspected),
+            str(row.falsely_gone),
+        )
+    console.print(table)
+    print_claims(console, claims)
+
+
+def plot(path: Path, rows: list[Figures]) -> None:
+    """Left, until all know; right, what a peer sends."""
+    figure = Figure(figsize=(9.6, 3.8), dpi=150)
+    figure.set_layout_engine("constrained", wspace=0.06)
+    left, right = figure.subplots(1, 2)
+    sizes = [row.peers for row in rows]
+    for axes in (left, right):
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
+        axes.set_xlabel("peers", color=INK)
+        axes.minorticks_off()
+    left.plot(sizes, [row.join_s for row in rows], "o-", color="#0072B2", label="a join")
+    left.plot(sizes, [row.death_s for row in rows], "s-", color="#CC3377", label="a death")
+    left.plot(
+        sizes, [row.vanished_s for row in rows], "^-", color="#E69F00", label="vanished silently"
+    )
+    left.axhline(DEATH_AT_MOST_S, color=INK, linewidth=0.9)
+    left.set_ylim(0, None)
+    left.set_ylabel("seconds until all know", color=INK)
+    left.set_title("Line: what is asked of a death", loc="left", fontsize=11)
+    left.legend(frameon=False, fontsize=9)
+    right.plot(sizes, [row.bytes_per_s / 1000 for row in rows], "o-", color="#0072B2")
+    right.set_ylim(0, None)
+    right.set_ylabel("kB per peer and second", color=INK)
+    right.set_title("Control messages, while nothing happens", loc="left", fontsize=11)
+    figure.savefig(path)
+
+
+# --- all of them ----------------------------------------------------------------------------------
+
+
+def _measure(peers: int) -> Figures:
+    return run(measure(peers, SLOW_S[peers]))
+
+
+def main(
+    out: Annotated[Path, typer.Option(help="Where bench.json and the picture go.")] = Path(
+        "runs/bench-membership"
+    ),
+    check: Annotated[bool, typer.Option(help="Exit with 3 if a claim does not hold.")] = False,
+) -> None:
+    """Measure how soon all peers of a swarm know who is here, and what that costs."""
+    console = Console()
+    began = time.monotonic()
+    context = multiprocessing.get_context("spawn")
+    with (
+        console.status(f"swarms of {', '.join(f'{size:,}' for size in SLOW_S)} peers"),
+        ProcessPoolExecutor(None, context) as pool,
+    ):
+        largest_first = sorted(SLOW_S, reverse=True)
+        running = [pool.submit(_measure, size) for size in largest_first]
+        rows = sorted((future.result() for future in running), key=lambda row: row.peers)
+    claims = claims_of(rows)
+    out.mkdir(parents=True, exist_ok=True)
+    machine = {**describe_machine(), "took_s": time.monotonic() - began}
+    named = [{"name": row.name, **asdict(row)} for row in rows]
+    write_json(out / "bench.json", {"rows": named, "claims": claims, "machine": machine})
+    plot(out / "bench-membership.png", rows)
+    print_figures(console, rows, claims)
+    console.print(f"written to {out}")
+    if check and not all(one["holds"] for one in claims):
+        raise typer.Exit(3)
+
+
+if __name__ == "__main__":
+    typer.run(main)
