@@ -53,7 +53,7 @@ MESSAGE = re.compile(r"(\S+) -> (\S+) (.*?)(?: after (\d+\.\d+)s)?$")
 LOST = re.compile(r"(\S+) -x (\S+) (.*), sent t=(\d+\.\d+)s$")
 OPENS = re.compile(r"(\S+) => (\S+) stream (\d+) opens: (.*)$")
 ENDS = re.compile(r"(\S+) => (\S+) stream (\d+) (ends|fails.*)$")
-GROUP = re.compile(r"(\S+) (\S+#\d+) (\w+) with \S* after (\d+\.\d+)s$")
+GROUP = re.compile(r"(\S+) (\S+#[\d.]+) (\w+) with \S* after (\d+\.\d+)s$")
 ASIDE = re.compile(r"(\S+) (step \d+|thinks .*)$")
 FAULT = re.compile(r"! (.*)$")
 
