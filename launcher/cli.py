@@ -21,15 +21,17 @@ from rich.text import Text
 
 from launcher.backends import known_backends, load_backend
 from launcher.backends.base import Backend
+from launcher.backends.docker import clean as clean_docker
 from launcher.collect import Json, write_json
 from launcher.compare import compare, do_all_hold, means, print_comparison
+from launcher.compose import compose_file, to_yaml
 from launcher.evaluate import TaskEvaluator
 from launcher.live import open_display
 from launcher.machine import describe_machine
 from launcher.plot import plot_comparison
 from launcher.report import write_report
 from launcher.run import Run, run_scenario, seeded
-from launcher.scenario import LeftOut, Scenario, load_scenario, with_changes
+from launcher.scenario import LeftOut, Scenario, load_scenario, peer_names, with_changes
 from p2ptrain.config import to_toml
 from p2ptrain.errors import ConfigError, P2PTrainError
 
@@ -42,7 +44,6 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_
 @app.callback()
 def _root() -> None:
     """Run fleets of p2ptrain peers and compare algorithms."""
-    # A callback makes `run` a word that has to be typed: more commands will stand beside it.
 
 
 @app.command()
@@ -94,6 +95,30 @@ def run(
     _report(console, finished, comparison, left_out, folder)
     if check and not do_all_hold(comparison):
         raise typer.Exit(CLAIM_DOES_NOT_HOLD)
+
+
+@app.command()
+def compose(
+    scenario: Annotated[
+        str, typer.Argument(help="A .toml file, or the name of a bundled scenario.")
+    ],
+    peers: Annotated[int | None, typer.Option(help="How many peers.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the results.", show_default="runs/NAME")
+    ] = None,
+) -> None:
+    """Print the Compose file with which `run --backend docker` starts the first algorithm."""
+    chosen, _ = with_changes(load_scenario(scenario), peers=peers)
+    folder = (Path("runs", chosen.name) if out is None else out) / chosen.algorithms[0]
+    names = peer_names(chosen.peers)
+    print(to_yaml(compose_file(chosen, names, folder, f"p2plab-{chosen.name}")), end="")
+
+
+@app.command()
+def clean() -> None:
+    """Remove every container and network of the lab, those of a run in progress too."""
+    removed = clean_docker()
+    print(f"removed: {', '.join(removed)}" if removed else "nothing was left")
 
 
 def _there(

@@ -30,8 +30,8 @@ from p2ptrain.ids import Seconds
 
 Json = dict[str, Any]  # Any: whatever JSON can hold
 
-_RESULT_SUFFIXES = (".jsonl", ".snapshots", ".log", ".toml")
-_RESULT_NAMES = ("summary.json", "curve.json", "consensus.safetensors")
+_RESULT_SUFFIXES = (".jsonl", ".snapshots", ".log", ".toml", ".slowdown")
+_RESULT_NAMES = ("summary.json", "curve.json", "consensus.safetensors", "compose.yaml")
 
 
 def clear_results(folder: Path) -> None:

@@ -70,7 +70,32 @@ class MachinesConfig:
         return f"m{rank // self.peers:02}"
 
 
-Kind = Literal["crash", "pause", "slow", "drift", "throttle", "partition"]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceConfig:
+    """What each of `peers` may use of the machine; only containers can be held to all of it."""
+
+    peers: tuple[int, ...]
+    """Ranks."""
+
+    cpus: float | None = None
+    """Of its processors, in any mixture: 0.5 is half of one. None: no limit."""
+
+    memory_mb: int | None = None
+    """A peer that wants more is killed. Below 400 none can start."""
+
+    uplink_mbit_s: float | None = None
+    """What leaves it in a second, to all others together. None: what the link gives."""
+
+    def __post_init__(self) -> None:
+        if not self.peers or min(self.peers) < 0:
+            raise ConfigError(f"devices peers = {list(self.peers)} must be ranks, from 0")
+        for name in ("cpus", "memory_mb", "uplink_mbit_s"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < float("inf"):
+                raise ConfigError(f"devices {name} = {value} must be above 0")
+
+
+Kind = Literal["crash", "pause", "slow", "drift", "throttle", "partition", "leave", "join"]
 
 _NEEDS: dict[Kind, str] = {"slow": "factor", "drift": "rate", "throttle": "mbit_s"}
 
@@ -82,7 +107,8 @@ class FaultConfig:
     kind: Kind
     """``crash``: kill -9. ``pause``: SIGSTOP. ``slow``: computing takes `factor` times as long.
     ``drift``: a clock shows `rate` seconds for each that passes. ``throttle``: no more than
-    `mbit_s` leave it. ``partition``: nothing passes to or from anybody else."""
+    `mbit_s` leave it. ``partition``: nothing passes to or from anybody else. ``leave``: a clean
+    farewell. ``join``: it comes only then; until then it is not there."""
 
     peers: tuple[int, ...]
     """Ranks."""
@@ -94,7 +120,8 @@ class FaultConfig:
     """Or as soon as it has made so many steps; of a partition, the first of `peers`."""
 
     for_s: Seconds | None = None
-    """Ends so much later: a crashed peer starts again, a paused one goes on. None: never."""
+    """Ends so much later: one that crashed or left starts again, a paused one goes on. None:
+    never."""
 
     factor: float | None = None
     rate: float | None = None
@@ -109,6 +136,8 @@ class FaultConfig:
             value = getattr(self, name)
             if value is not None and not 0 <= value < float("inf"):
                 raise ConfigError(f"{self}: {name} = {value} must be a number, 0 or more")
+        if self.kind == "join" and (self.for_s is not None or self.at_s is None):
+            raise ConfigError(f"{self}: give at_s and no for_s; a second fault can take it away")
         for name in ("factor", "rate", "mbit_s"):
             value, is_needed = getattr(self, name), _NEEDS.get(self.kind) == name
             if (value is not None) != is_needed:

@@ -24,6 +24,7 @@ from typing import Protocol
 from launcher.backends.base import Backend, Fleet, LaunchError, PeerStatus
 from launcher.collect import Json, clear_results, summarise, wall_s, write_curve, write_json
 from launcher.consensus import ConsensusCurve, Evaluator
+from launcher.faults import Blow, costs_of
 from launcher.records import PeerHistory
 from launcher.scenario import Scenario, peer_names
 from p2ptrain.ids import Seconds
@@ -56,6 +57,8 @@ class Run:
         self.is_over = False
         self.speed: float | None = None
         """Seconds that pass for the peers in one of ours; None where they share our time."""
+        self.blows: Sequence[Blow] = ()
+        """What of the scenario's faults has befallen the peers."""
         self._facts: Json = {}
         self._folder = folder
         self._evaluator = evaluator
@@ -69,6 +72,12 @@ class Run:
     def wall_s(self) -> Seconds:
         """From the first step of the swarm to the end of its latest."""
         return wall_s(self.histories, self.curve.started_at)
+
+    @property
+    def costs(self) -> Json:
+        """What the scenario's faults cost."""
+        start = self.curve.started_at
+        return costs_of(self.blows, self.histories, start, (start or 0.0) + self.wall_s)
 
     def execute(self, backend: Backend, watch: Callable[["Run"], None]) -> None:
         """Start the peers, follow them to their end, and leave none behind.
@@ -86,6 +95,7 @@ class Run:
         self._look(fleet)
         self._check_somebody_ended()
         self._facts = fleet.facts()
+        self.blows = fleet.blows
         self.curve.finish()
         self.is_over = True
         watch(self)
@@ -93,6 +103,7 @@ class Run:
     def save(self, backend: str) -> Json:
         """Write ``summary.json``, ``curve.json`` and the consensus model; return the summary."""
         summary = summarise(self.algorithm, backend, self.histories, self.statuses, self.curve)
+        summary["faults"] = self.costs
         summary |= self._facts
         write_json(self._folder / "summary.json", summary)
         write_curve(self._folder / "curve.json", self.curve)

@@ -14,6 +14,7 @@ to come of it. It is a TOML file (`launcher/scenarios` holds those that come wit
     [pace]                                    # p2ptrain.compute.pace.Pace
     [link]                                    # what lies between peers; only where it is simulated
     [machines]                                # who shares an uplink; only where it is simulated
+    [[devices]]                               # processors, memory and uplink of some; in containers
     [[faults]]                                # what befalls them, and when
     [stop]                                    # samples of the whole swarm, or seconds
     [target]                                  # what the consensus model is to reach
@@ -32,7 +33,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launcher.conditions import FaultConfig, LinkConfig, MachinesConfig
+from launcher.conditions import DeviceConfig, FaultConfig, LinkConfig, MachinesConfig
 from launcher.consensus import Target
 from launcher.outsiders import check_algorithm
 from p2ptrain.compute.pace import Pace
@@ -53,6 +54,9 @@ METRICS = (
     "final.loss",
     "final.accuracy",
     "final.consensus_distance",
+    "faults.kept_of_present",
+    "faults.longest_stall_s",
+    "faults.longest_recovery_s",
 )
 """What a claim may be about; a dot leads into an object. Beside these, ``final.recall.3``: the
 share of class 3 that was found."""
@@ -128,6 +132,7 @@ class Scenario:
     machines: MachinesConfig | None = None
     """None: everybody has a machine of its own."""
 
+    devices: tuple[DeviceConfig, ...] = ()
     faults: tuple[FaultConfig, ...] = ()
 
     gradients: bool = True
@@ -162,16 +167,23 @@ class Scenario:
             raise ConfigError(f"snapshot_every_s = {self.snapshot_every_s} must be above 0")
         self.pace.check(self.peers)
         for fault in self.faults:
-            if max(fault.peers) >= self.peers:
-                raise ConfigError(
-                    f"{fault}: peers = {list(fault.peers)}: "
-                    f"there are {self.peers} peers, ranks 0 to {self.peers - 1}"
-                )
+            self._check_ranks(str(fault), fault.peers)
+        for device in self.devices:
+            self._check_ranks("devices", device.peers)
+        if 0 in self.late:
+            raise ConfigError("fault 'join': peer 0 is the first, and cannot come later")
         self.training.check(self.stop.samples)
         for name in self.options:
             self._check_is_compared(name, f"[options.{name}]")
         for claim in self.claims:
             self._check_claim(claim)
+
+    def _check_ranks(self, what: str, ranks: tuple[int, ...]) -> None:
+        if max(ranks) >= self.peers:
+            raise ConfigError(
+                f"{what}: peers = {list(ranks)}: "
+                f"there are {self.peers} peers, ranks 0 to {self.peers - 1}"
+            )
 
     def _check_claim(self, claim: Claim) -> None:
         for name in claim.algorithms:
@@ -187,6 +199,11 @@ class Scenario:
             raise ConfigError(
                 f"{where}: {name!r} is not among this scenario's algorithms; {advice}"
             )
+
+    @property
+    def late(self) -> frozenset[int]:
+        """The ranks that are not there at the beginning."""
+        return frozenset(rank for f in self.faults if f.kind == "join" for rank in f.peers)
 
     def check_algorithms(self) -> None:
         """Load every algorithm with its options, so that a mistake is found before anything starts.
@@ -207,6 +224,7 @@ class Scenario:
             algorithm_options=self.options.get(algorithm, {}),
             seed=self.seed,
             peers=self.peers,
+            together=self.peers - len(self.late),
             join_timeout_s=30.0 + 10.0 * self.peers,  # they all import torch at once
             out=str(folder.resolve()),
             snapshot_every_s=self.snapshot_every_s,

@@ -1,11 +1,16 @@
 """The places where peers can run, by name."""
 
 from launcher.backends.base import Backend
+from launcher.backends.docker import DockerBackend
 from launcher.backends.process import ProcessBackend
 from launcher.backends.sim import SimBackend
 from p2ptrain.errors import ConfigError
 
-_BACKENDS: dict[str, type[Backend]] = {"process": ProcessBackend, "sim": SimBackend}
+_BACKENDS: dict[str, type[Backend]] = {
+    "process": ProcessBackend,
+    "docker": DockerBackend,
+    "sim": SimBackend,
+}
 
 
 def known_backends() -> tuple[str, ...]:

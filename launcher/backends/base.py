@@ -5,9 +5,12 @@ how its peers are, many times, and stops it once, whatever happened in between. 
 (records, consensus, claims) comes from the files that peers write, so that a backend knows nothing
 about training: a container or a virtual world is a backend as much as a process is.
 
-A peer is in one of four states, and never leaves the last three::
+A peer is in one of five states, and never leaves the last four. One that is to come, or to come
+back, counts as running::
 
-    running ──> ended      it finished its run, or left cleanly when it was told to
+    running ──> ended      it finished its run, or left cleanly when the launcher told it to
+       │
+       ├──────> left       it left cleanly because the scenario says so; the others go on
        │
        ├──────> refused    it will not run, because of a mistake that its user can put right
        │
@@ -18,13 +21,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from launcher.faults import Blow
 from launcher.records import PeerHistory
 from launcher.scenario import Scenario
 from p2ptrain.config import RunConfig
 from p2ptrain.errors import P2PTrainError
 from p2ptrain.ids import Seconds
 
-State = Literal["running", "ended", "refused", "lost"]
+State = Literal["running", "ended", "left", "refused", "lost"]
 
 
 class LaunchError(P2PTrainError):
@@ -63,6 +67,11 @@ class Fleet(Protocol):
             histories: of the peers, in order.
             started_at: when the first step began, Unix seconds; None before it has.
         """
+        ...
+
+    @property
+    def blows(self) -> Sequence[Blow]:
+        """The scenario's faults, one by one, with when they began and ended."""
         ...
 
     def poll(self) -> Sequence[PeerStatus]:

@@ -17,11 +17,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from launcher.backends.base import Fleet, PeerStatus
 from launcher.backends.ring import SPEC, ring_s
 from launcher.conditions import FaultConfig, LinkConfig
+from launcher.faults import Blow, Schedule
 from launcher.outsiders import OUTSIDERS, PRICES
 from launcher.records import PeerHistory
 from launcher.scenario import Scenario
@@ -30,7 +31,7 @@ from p2ptrain.compute.torch_replica import TorchReplica
 from p2ptrain.compute.training import Learner, build_optimizer, threads
 from p2ptrain.config import RunConfig
 from p2ptrain.console.training import data_seed
-from p2ptrain.errors import ConfigError, P2PTrainError
+from p2ptrain.errors import ConfigError, InvariantViolation, P2PTrainError
 from p2ptrain.ids import Address, PeerId, Seconds
 from p2ptrain.runtime.metrics import Metrics, TeeMetrics
 from p2ptrain.sim.compute import (
@@ -59,6 +60,9 @@ CALLBACKS = 100_000
 """When so much has happened, a few seconds of real time have passed, and somebody waits to see."""
 
 
+_GOINGS = ("leave", "join")
+
+
 class SimBackend:
     """Simulates fleets."""
 
@@ -74,6 +78,12 @@ class SimBackend:
                 "[pace] gives a step no price; set pace.min_step_ms, mean_ms, trace_ms or "
                 "trace_file"
             )
+        for device in scenario.devices:
+            if device.cpus is not None or device.memory_mb is not None:
+                raise ConfigError(
+                    f"{scenario.name}: a simulation has no processors and no memory to divide; "
+                    "say with pace.stragglers who is slow, or use --backend docker"
+                )
 
     def start(self, scenario: Scenario, configs: Sequence[RunConfig]) -> Fleet:
         """Build a world of one peer per configuration."""
@@ -88,7 +98,10 @@ class SimFleet:
         self._slice_s = SLICE_S * max(1, len(configs) // PEERS_PER_SLICE)
         self._names = [PeerId(config.name) for config in configs]
         self._files: list[RecordFile] = []
-        self._plan = _plan(scenario.faults, self._names)
+        self._plan = _plan(scenario, self._names)
+        self._schedule = Schedule(scenario.faults)
+        self._returns: dict[PeerId, bool] = {}
+        """Who has left, and whether to come again."""
         self._was_interrupted = False
         self._loop = VirtualLoop()
         self._loop.run_until_complete(self._populate(scenario, configs))
@@ -114,14 +127,28 @@ class SimFleet:
             raise
 
     def befall(self, histories: Sequence[PeerHistory], started_at: Seconds | None) -> None:
-        """The world has the plan, and keeps to it by itself."""
+        """Note what the world, which has the plan, has carried out by itself."""
+        for blow, what in self._schedule.take_due(histories, 0.0, self.now()):
+            at_step, for_s = blow.fault.at_step, blow.fault.for_s
+            if what == "ends":
+                blow.ended = (blow.began or 0.0) + (for_s or 0.0)
+            elif at_step is None:
+                blow.began = blow.fault.at_s
+            elif at_step:
+                blow.began = histories[blow.ranks[0]].steps[at_step - 1].at
+
+    @property
+    def blows(self) -> Sequence[Blow]:
+        """What befalls the peers, in virtual time."""
+        return self._schedule.blows
 
     def poll(self) -> Sequence[PeerStatus]:
         """Say how every peer is; their records so far are on disk then."""
         for file in self._files:
             file.flush()
-        if self._befalling.done() and not self._befalling.cancelled():
-            self._befalling.result()  # a plan that could not be carried out is an error
+        for task in self._befalling:
+            if task.done() and not task.cancelled():
+                task.result()  # a plan that could not be carried out is an error
         return [self._status(name) for name in self._names]
 
     def facts(self) -> dict[str, Any]:  # Any: JSON
@@ -133,7 +160,8 @@ class SimFleet:
         if self._loop.is_closed():
             return
         try:
-            self._befalling.cancel()
+            for task in self._befalling:
+                task.cancel()
             end = self.now() + grace_s
             for peer in self._living():
                 peer.stop("asked to end by the launcher")
@@ -152,10 +180,16 @@ class SimFleet:
 
     def _status(self, name: PeerId) -> PeerStatus:
         """As a process's exit code would tell; whoever is to start again counts as running."""
+        if name not in self._world.lives:
+            goes_on = not self._loop.is_closed() and bool(self._living())
+            return PeerStatus(name) if goes_on else PeerStatus(name, "lost", "was not there")
         task = self._world.lives[name].task
         returns = any(isinstance(f, Crash) and f.peer == name and f.for_s for f in self._plan)
         if not task.done() or (task.cancelled() and returns and not self._loop.is_closed()):
             return PeerStatus(name)
+        if name in self._returns and task.exception() is None:
+            is_to_come = self._returns[name] and not self._loop.is_closed() and self._living()
+            return PeerStatus(name) if is_to_come else PeerStatus(name, "left", "left")
         if task.cancelled():
             return PeerStatus(name, "lost", "was killed")
         error = task.exception()
@@ -181,8 +215,37 @@ class SimFleet:
             self._files.append(file)
             metrics = TeeMetrics(file, TraceMetrics(world.trace, PeerId(config.name)))
             placed = dataclasses.replace(config, listen=address_of(config.name))
-            world.begin(PeerId(config.name), partial(_life, train, placed, everyone, metrics))
-        self._befalling = world.befall(self._plan)
+            is_late = config.rank in scenario.late
+            life = partial(_life, train, placed, everyone, metrics, is_late)
+            world.expect(PeerId(config.name), life)
+            if not is_late:
+                world.live(PeerId(config.name))
+        goings = [fault for fault in scenario.faults if fault.kind in _GOINGS]
+        self._befalling = [
+            world.befall(self._plan),
+            *(asyncio.create_task(self._come_or_go(f, rank)) for f in goings for rank in f.peers),
+        ]
+
+    async def _come_or_go(self, fault: FaultConfig, rank: int) -> None:
+        """Begin a late peer's life, or let a peer leave and begin another one."""
+        world, loop, name = self._world, self._loop, self._names[rank]
+        if fault.at_s is not None:
+            await loop.wait(fault.at_s)
+        else:
+            await world.trace.wait_for_step(name, fault.at_step or 0)
+        if fault.kind == "join":
+            world.trace.note(loop.now, f"! {name} comes")
+            world.live(name)
+        elif world.process_of(name) is not None:
+            world.trace.note(loop.now, f"! {name} is asked to leave")
+            self._returns[name] = fault.for_s is not None
+            world.lives[name].stop("asked to leave by the scenario")
+            if fault.for_s is not None:
+                await loop.wait(fault.for_s)
+                await asyncio.gather(world.lives[name].task, return_exceptions=True)
+                world.trace.note(loop.now, f"! {name} comes again")
+                del self._returns[name]
+                world.live(name)
 
 
 @contextmanager
@@ -208,11 +271,17 @@ Train = Callable[[RunConfig, Metrics, int], LivingPeer]
 
 
 def _life(
-    train: Train, config: RunConfig, everyone: Sequence[Address], metrics: Metrics, number: int
+    train: Train,
+    config: RunConfig,
+    everyone: Sequence[Address],
+    metrics: Metrics,
+    is_late: bool,
+    number: int,
 ) -> LivingPeer:
-    """One life: at first all join the first of them, later everyone asks everybody."""
+    """One life: at first all join the first of them; whoever comes later asks everybody."""
     others = tuple(address for address in everyone if address != config.listen)
-    hosts = others if number > 1 else tuple(a for a in everyone[:1] if a != config.listen)
+    first = tuple(address for address in everyone[:1] if address != config.listen)
+    hosts = others if is_late or number > 1 else first
     return train(dataclasses.replace(config, join=hosts), metrics, number)
 
 
@@ -277,23 +346,28 @@ def _place(world: FleetWorld, scenario: Scenario, names: Sequence[PeerId]) -> No
         world.network.place(address_of(name), machines.of(rank))
 
 
-def _plan(faults: Sequence[FaultConfig], names: Sequence[PeerId]) -> list[Fault]:
-    """The faults of a scenario as those of a world."""
-    plan: list[Fault] = []
-    for fault in faults:
+def _plan(scenario: Scenario, names: Sequence[PeerId]) -> list[Fault]:
+    """The faults of a scenario as those of a world; a narrow uplink is one that never ends."""
+    plan: list[Fault] = [
+        Throttle(peer=names[rank], bytes_s=device.uplink_mbit_s * 1e6 / 8, at_s=0.0)
+        for device in scenario.devices
+        if device.uplink_mbit_s is not None
+        for rank in device.peers
+    ]
+    for fault in scenario.faults:
+        if fault.kind in _GOINGS:
+            continue  # no faults of a world: `SimFleet` lets peers come and go
         victims = [names[rank] for rank in fault.peers]
         if fault.kind == "partition":
             of = victims[0] if fault.at_step is not None else ""
             plan.append(Partition(parts=(tuple(victims),), of=of, **_when(fault)))
         else:
-            plan += [_of_peer(fault, fault.kind, victim) for victim in victims]
+            plan += [_of_peer(fault, victim) for victim in victims]
     return plan
 
 
-def _of_peer(
-    fault: FaultConfig, kind: Literal["crash", "pause", "slow", "drift", "throttle"], peer: PeerId
-) -> Fault:
-    match kind:
+def _of_peer(fault: FaultConfig, peer: PeerId) -> Fault:
+    match fault.kind:
         case "crash":
             return Crash(peer=peer, **_when(fault))
         case "pause":
@@ -304,6 +378,8 @@ def _of_peer(
             return Drift(peer=peer, rate=fault.rate or 1.0, **_when(fault))
         case "throttle":
             return Throttle(peer=peer, bytes_s=(fault.mbit_s or 0.0) * 1e6 / 8, **_when(fault))
+        case "partition" | "leave" | "join":
+            raise InvariantViolation(f"{fault} does not befall one peer of a world")
 
 
 def _when(fault: FaultConfig) -> dict[str, Any]:  # Any: seconds or a number of steps

@@ -89,6 +89,10 @@ class Pace:
     trace_file: str = ""
     """A text file of such durations, one to a line; found from the working directory."""
 
+    slowdown_file: str = ""
+    """A file with one number, a factor for every step as long as the file is there. It is read at
+    each step: whoever writes and removes it slows a running peer down and lets it recover."""
+
     stragglers: tuple[Straggler, ...] = ()
     """Each stretches what those before it left; empty: nobody is slow."""
 
@@ -136,7 +140,7 @@ class Pace:
         for straggler in self.stragglers:
             if straggler.is_slow(rank, step, peers, seed):
                 duration = duration * straggler.factor + straggler.extra_ms / 1000
-        return duration
+        return duration * _factor_in(self.slowdown_file) if self.slowdown_file else duration
 
     def _drawn_ms(self, rank: int, step: int, peers: int, seed: int) -> float:
         """The duration by chance or by trace, if there is one."""
@@ -146,6 +150,15 @@ class Pace:
             return self.mean_ms * math.exp(chance.gauss(-variance / 2, math.sqrt(variance)))
         trace = _durations_of(self.trace_file) if self.trace_file else self.trace_ms
         return trace[(rank * len(trace) // peers + step) % len(trace)] if trace else 0.0
+
+
+def _factor_in(file: str) -> float:
+    """The number in a file; 1 if there is none, or something that is no factor."""
+    try:
+        factor = float(Path(file).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return 1.0
+    return factor if isfinite(factor) and factor > 0 else 1.0
 
 
 @cache

@@ -178,7 +178,7 @@ class Life:
         hosts = [Address(host) for host in config.join if host != self.address]
         if hosts:
             await driver.join(hosts, config.join_timeout_s)
-        await driver.wait_for_members(config.peers, config.join_timeout_s)
+        await driver.wait_for_members(config.together or config.peers, config.join_timeout_s)
         donor = await driver.take_over_model()
         if donor:
             self._metrics.record("warning", text=f"took over the model of {donor}")

@@ -62,6 +62,9 @@ class PeerConfig:
     peers: int = 1
     """How many start together: the first step waits until so many are here, or others train."""
 
+    together: int | None = None
+    """How many of `peers` the first step waits for, where some are to come later. None: all."""
+
     seed: int = 0
     """Of this peer's choices; mixed with its name."""
 
@@ -101,6 +104,10 @@ class PeerConfig:
                 raise ConfigError(f"join = {error}") from error
         if self.peers < 1:
             raise ConfigError(f"peers = {self.peers} must be 1 or more")
+        if self.together is not None and not 1 <= self.together <= self.peers:
+            raise ConfigError(
+                f"together = {self.together} must be between 1 and peers = {self.peers}"
+            )
         if self.metrics_port is not None and not 0 <= self.metrics_port < 65536:
             raise ConfigError(f"metrics_port = {self.metrics_port} is no port; write 0 to 65535")
         self._check_nesting()

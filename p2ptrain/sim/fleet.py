@@ -38,26 +38,33 @@ class FleetWorld:
         loop.shuffle(Random(f"{seed}/order"))
         loop.story = self.trace.story
 
-    def begin(self, name: PeerId, make: Maker) -> None:
-        """The first life of `name`, now."""
+    def expect(self, name: PeerId, make: Maker) -> None:
+        """A peer that is to come; `live` begins its first life."""
         self._makers[name] = make
         self._numbers[name] = 0
-        self._live(name)
+
+    def live(self, name: PeerId) -> LivingPeer:
+        """A life of `name` begins: the first one, or another after it has left."""
+        self._numbers[name] += 1
+        peer = self._makers[name](self._numbers[name])
+        self.lives[name] = peer
+        peer.begin(self.network.transport(address_of(name), name))
+        return peer
 
     def befall(self, plan: Sequence[Fault]) -> asyncio.Task[None]:
-        """Let all of `plan` happen to those who have begun. Raises ConfigError in the task."""
+        """Let all of `plan` happen to those who are expected. Raises ConfigError in the task."""
         return asyncio.get_running_loop().create_task(carry_out(plan, self))
 
     def address_of(self, name: PeerId) -> Address:
         """Where a peer is, or was. Raises ConfigError for no peer of ours."""
-        if name not in self.lives:
-            known = ", ".join(self.lives) or "none"
+        if name not in self._makers:
+            known = ", ".join(self._makers) or "none"
             raise ConfigError(f"no peer {name!r} in this fleet; there are: {known}")
         return address_of(name)
 
     def process_of(self, name: PeerId) -> Process | None:
-        """None for one that is dead, or has left."""
-        is_over = name in self._dead or self.lives[name].task.done()
+        """None for one that is dead, has left, or has not come yet."""
+        is_over = name in self._dead or name not in self.lives or self.lives[name].task.done()
         return None if is_over else self.lives[name].process
 
     def crash(self, name: str) -> None:
@@ -76,14 +83,7 @@ class FleetWorld:
         if keeps_model:
             raise ConfigError(f"{name} has no checkpoint to start again from")
         del self._dead[PeerId(name)]
-        return self._live(PeerId(name))
-
-    def _live(self, name: PeerId) -> LivingPeer:
-        self._numbers[name] += 1
-        peer = self._makers[name](self._numbers[name])
-        self.lives[name] = peer
-        peer.begin(self.network.transport(address_of(name), name))
-        return peer
+        return self.live(PeerId(name))
 
 
 def address_of(name: str) -> Address:

@@ -108,6 +108,7 @@ class FakeFleet:
         self.states = {name: PeerStatus(name) for name in self.names}
 
     is_virtual = False
+    blows = ()
 
     def now(self) -> float:
         return self.moments

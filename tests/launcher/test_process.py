@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backends import known_backends, load_backend, process
-from launcher.backends.process import ProcessBackend, last_words, peer_environment
+from launcher.backends import known_backends, lives, load_backend
+from launcher.backends.lives import last_words
+from launcher.backends.process import ProcessBackend, peer_environment
 from launcher.conditions import FaultConfig
 from launcher.records import PeerHistory, Step
 from p2ptrain.config import RunConfig
@@ -160,12 +161,10 @@ def test_a_peer_has_one_compute_thread_and_the_rest_of_our_environment():
     assert environment["PATH"] == "/bin"
 
 
-def test_the_last_words_are_the_last_error_whatever_was_printed_after_it(tmp_path):
-    log = tmp_path / "p00.log"
-    log.write_text("hello\nerror: the first\nerror: port 1 is in use\nbye\n\n")
-    assert last_words(log) == "port 1 is in use"
-    log.write_text("")
-    assert last_words(log) == "it said nothing"
+def test_the_last_words_are_the_last_error_whatever_was_printed_after_it():
+    said = "hello\nerror: the first\nerror: port 1 is in use\nbye\n\n"
+    assert last_words(said) == "port 1 is in use"
+    assert last_words("") == "it said nothing"
 
 
 def is_stopped(pid: int) -> bool:
@@ -181,7 +180,7 @@ def test_a_scenario_pauses_and_kills_processes_when_they_have_come_far_enough(
         scenario(faults=(pause, crash)), configs(tmp_path, "sleep", "sleep")
     )
     histories = [PeerHistory(tmp_path, name) for name in ("p00", "p01")]
-    monkeypatch.setattr(process.time, "time", lambda: 1000.0)
+    monkeypatch.setattr(lives.time, "time", lambda: 1000.0)
     try:
         fleet.befall(histories, 999.5)
         assert states(fleet) == ["running", "running"]
@@ -189,19 +188,115 @@ def test_a_scenario_pauses_and_kills_processes_when_they_have_come_far_enough(
         fleet.befall(histories, 999.0)
         until(lambda: is_stopped(fleet.pids()[0]))
         until(lambda: states(fleet) == ["running", "lost"])
-        until(lambda: fleet.befall(histories, None) or not is_stopped(fleet.pids()[0]))
+        monkeypatch.setattr(lives.time, "time", lambda: 1000.3)
+        fleet.befall(histories, 999.0)
+        until(lambda: not is_stopped(fleet.pids()[0]))
     finally:
         fleet.stop(0.05)
 
 
-@pytest.mark.parametrize("fault", [{"kind": "crash", "for_s": 1.0}, {"kind": "partition"}])
-def test_faults_that_are_beyond_signals_are_refused_in_a_sentence(fault):
+class Lives:
+    """A fleet of fakes that wait, with faults, and a wall clock that the test turns."""
+
+    def __init__(self, folder, *faults, behaviour="polite", peers=2):
+        self.folder = folder
+        self.names = [f"p{rank:02}" for rank in range(peers)]
+        chosen = scenario(peers=peers, faults=faults)
+        self.fleet = ProcessBackend(FAKE_PEER).start(chosen, configs(folder, *[behaviour] * peers))
+        self.histories = [PeerHistory(folder, name) for name in self.names]
+
+    def at(self, now: float):
+        """Let happen what is due so long after the first step."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(lives.time, "time", lambda: 1000.0 + now)
+            self.fleet.befall(self.histories, 1000.0)
+
+    def listens(self, rank: int) -> bool:
+        """True, once for each of its lives, as soon as it would leave if it were asked."""
+        marker = self.folder / f"{self.names[rank]}.listens"
+        found = marker.exists()
+        marker.unlink(missing_ok=True)
+        return found
+
+
+@pytest.fixture
+def lived(tmp_path):
+    started = []
+
+    def start_lives(*faults, **settings):
+        started.append(Lives(tmp_path, *faults, **settings))
+        return started[-1]
+
+    yield start_lives
+    for one in started:
+        one.fleet.stop(0.0)
+
+
+def test_a_crashed_peer_starts_again_and_joins_whoever_is_there(lived, tmp_path):
+    crash = FaultConfig(kind="crash", peers=(0,), at_s=1.0, for_s=2.0)
+    run = lived(crash)
+    until(lambda: run.listens(0))
+    first = run.fleet.pids()[0]
+    run.at(1.0)
+    until(lambda: not is_alive(first))
+    assert states(run.fleet) == ["running", "running"], "it is away, and to come back"
+    run.at(3.0)
+    assert run.fleet.pids()[0] != first
+    until(lambda: run.listens(0))
+    here, there = (tomllib.loads((tmp_path / f"p0{i}.toml").read_text()) for i in range(2))
+    assert here["join"] == [there["listen"]]
+
+
+def test_a_peer_that_leaves_for_good_has_left_and_the_run_goes_on(lived):
+    run = lived(FaultConfig(kind="leave", peers=(1,), at_s=1.0))
+    until(lambda: run.listens(1))
+    run.at(1.0)
+    until(lambda: states(run.fleet) == ["running", "left"])
+
+
+def test_a_late_peer_is_not_there_until_it_comes(lived):
+    run = lived(FaultConfig(kind="join", peers=(1,), at_s=1.0))
+    assert len(run.fleet.pids()) == 1
+    assert states(run.fleet) == ["running", "running"]
+    run.at(1.0)
+    assert len(run.fleet.pids()) == 2
+
+
+def test_who_is_still_away_when_all_others_have_ended_is_lost(lived):
+    run = lived(FaultConfig(kind="join", peers=(1,), at_s=60.0), behaviour="train")
+    until(lambda: states(run.fleet) == ["ended", "lost"])
+
+
+def test_one_that_nobody_lets_in_again_tries_again(lived, monkeypatch):
+    monkeypatch.setattr(lives, "TRY_AGAIN_S", 0.0)
+    run = lived(FaultConfig(kind="join", peers=(1,), at_s=1.0))
+    run.fleet._configs[1].algorithm_options["behaviour"] = "refuse"
+    run.at(1.0)
+    first = run.fleet.pids()[1]
+    until(lambda: not is_alive(first) and states(run.fleet) == ["running", "running"])
+    run.at(2.0)
+    assert run.fleet.pids()[1] != first
+
+
+def test_a_slowed_peer_finds_its_factor_in_a_file(lived, tmp_path):
+    run = lived(FaultConfig(kind="slow", peers=(1,), at_s=1.0, for_s=1.0, factor=4.0))
+    file = tmp_path / "p01.slowdown"
+    written = tomllib.loads((tmp_path / "p01.toml").read_text())
+    assert written["pace"]["slowdown_file"] == str(file)
+    run.at(1.0)
+    assert float(file.read_text()) == 4.0
+    run.at(2.0)
+    assert not file.exists()
+
+
+@pytest.mark.parametrize("fault", [{"kind": "throttle", "mbit_s": 1.0}, {"kind": "partition"}])
+def test_faults_of_a_network_are_refused_in_a_sentence(fault):
     chosen = scenario(faults=(FaultConfig(peers=(0,), at_s=1.0, **fault),))
-    with pytest.raises(ConfigError, match="those that can are crash, pause; all can with"):
+    with pytest.raises(ConfigError, match="those that can are crash, pause, slow, leave, join"):
         ProcessBackend().check(chosen)
 
 
 def test_an_unknown_backend_is_refused_with_those_there_are():
-    assert known_backends() == ("process", "sim")
+    assert known_backends() == ("process", "docker", "sim")
     with pytest.raises(ConfigError, match="unknown backend 'dokcer'; there are: process"):
         load_backend("dokcer")

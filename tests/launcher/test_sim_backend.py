@@ -208,7 +208,7 @@ def test_every_mistake_is_one_sentence_and_exit_code_2(p2plab, small, tmp_path):
     mistakes = {
         (str(unpriced), "--backend", "sim"): "unpriced cannot be simulated: computing takes no",
         (str(small), "--backend", "sim", "--algorithms", "ddp"): "ddp cannot be simulated; use",
-        (str(small), "--backend", "smi"): "unknown backend 'smi'; there are: process, sim",
+        (str(small), "--backend", "smi"): "unknown backend 'smi'; there are: process, docker, sim",
         (str(small), "--backend", "sim", "--peers", "0"): "peers = 0 must be 1 or more",
         (str(small), "--no-gradients"): "small is to run without gradients, but processes compute",
         (str(linked),): "small has a [link], but processes of one machine have the link they have",
@@ -364,6 +364,23 @@ def test_who_is_cut_off_is_gone_for_the_others_and_comes_back(tmp_path):
     lived(fleet_of(tmp_path, faulty(cut, stop=StopConfig(seconds=20.0))))
     seen = [m["state"] for m in records(tmp_path, "p01", "member") if m["member"] == "p00"]
     assert seen == ["suspect", "gone", "alive"]
+
+
+def test_peers_come_late_leave_and_come_again(tmp_path):
+    plan = (
+        FaultConfig(kind="join", peers=(2,), at_s=2.0),
+        FaultConfig(kind="leave", peers=(1,), at_s=3.0, for_s=1.0),
+        FaultConfig(kind="leave", peers=(2,), at_step=20),
+    )
+    run = Run(faulty(*plan), "ad_psgd", tmp_path / "ad_psgd", FakeEvaluator())
+    run.execute(_Backend(), lambda run: None)
+    assert [status.state for status in run.statuses] == ["ended", "ended", "left"]
+    assert run.histories[2].steps[0].at == pytest.approx(2.2, abs=0.2)
+    assert len(records(tmp_path / "ad_psgd", "p01", "started")) == 2
+    assert len(run.histories[2].steps) == pytest.approx(20, abs=1)
+    told = {one["kind"]: one for one in run.costs["blows"]}
+    assert told["leave"]["at_s"] == pytest.approx(4.0, abs=0.3), "the later one of the two"
+    assert run.costs["kept_of_present"] > 0.9
 
 
 def test_throttled_peers_and_drifting_clocks_are_carried_out_too(tmp_path):

@@ -1,0 +1,355 @@
+"""Peers in containers of this machine's engine, one network and one Compose file per run.
+
+Lives and faults are those of `launcher.backends.lives`; a life begins with ``docker start`` of a
+container that Compose has made. What differs from processes is what containers can be held to:
+
+=====================  ============================================================================
+processors, memory     ``[[devices]]`` cpus, memory_mb: CFS quota and limit, in the Compose file
+uplink                 ``[[devices]]`` uplink_mbit_s, ``[link]`` bandwidth_mbit_s and the fault
+                       ``throttle``: a token bucket (``tc``, TBF) in front of the container's
+                       interface; the narrowest counts
+latency, jitter, loss  ``[link]``: netem behind the bucket, where the kernel has it; where it has
+                       not, the run ends with a sentence before a peer has begun
+partition              the neighbours' hardware addresses are replaced by one that nobody has, on
+                       both sides: what is sent vanishes without a word, as behind a cut cable
+slow devices           steps are stretched, as everywhere
+=====================  ============================================================================
+
+``tc`` and ``ip`` run inside of a container as its root, which may change its network and nothing
+else (NET_ADMIN).
+
+The clock cannot drift: containers share the machine's.
+
+**Nothing is left behind** after a normal end, an error or Ctrl-C: `stop` takes containers and
+network away. After ``kill -9`` of the launcher ``p2plab clean`` does: whatever has our label.
+"""
+
+import dataclasses
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from launcher.backends.base import Fleet, LaunchError
+from launcher.backends.lives import RealFleet, last_words, refuse_faults
+from launcher.compose import IMAGE, LABEL, PORT, RESULTS, compose_file, to_yaml
+from launcher.conditions import LinkConfig
+from launcher.faults import Blow
+from launcher.outsiders import OUTSIDERS, PRICES
+from launcher.scenario import Scenario
+from p2ptrain.config import RunConfig
+from p2ptrain.errors import ConfigError
+from p2ptrain.ids import Seconds
+
+KINDS = ("crash", "pause", "slow", "throttle", "partition", "leave", "join")
+"""The faults that can befall containers, which share a clock."""
+
+LOOK_EVERY_S: Seconds = 0.5
+"""How often the engine is asked how the containers are."""
+
+TIMEOUT_S: Seconds = 120.0
+"""An engine that does not answer for so long does not answer at all."""
+
+NOBODY = "02:00:00:00:00:01"
+"""A hardware address of nobody."""
+
+SIGNALLED = 128
+"""Exit codes above say by which signal a container ended."""
+
+
+class DockerBackend:
+    """Starts a container per peer, from the image that `docker/Dockerfile` makes."""
+
+    def refusal(self, algorithm: str) -> str:
+        """Outsiders have no image, and prices are of no container."""
+        if algorithm in PRICES:
+            return "is a price, and can only be simulated"
+        return "has no image to run in containers" if algorithm in OUTSIDERS else ""
+
+    def check(self, scenario: Scenario) -> None:
+        """Refuse what containers cannot do; see `launcher.backends.base.Backend`."""
+        if not scenario.gradients:
+            raise ConfigError(
+                f"{scenario.name} is to run without gradients, but containers compute what they "
+                "train on; use --backend sim"
+            )
+        if scenario.machines is not None:
+            raise ConfigError(
+                f"{scenario.name} has [machines], but all containers are on this one; say with "
+                "[[devices]] what each may send, or use --backend sim"
+            )
+        refuse_faults(scenario, KINDS, "containers of one machine")
+        why = engine_trouble()
+        if why:
+            raise ConfigError(why)
+
+    def start(self, scenario: Scenario, configs: Sequence[RunConfig]) -> Fleet:
+        """Make the containers of a run and start them; see `launcher.backends.base.Backend`."""
+        fleet = DockerFleet(scenario, [_placed(config, configs[0].name) for config in configs])
+        try:
+            fleet.create()
+            fleet.begin()
+        except BaseException:  # Ctrl-C while starting leaves nothing behind either
+            fleet.stop(0.0)
+            raise
+        return fleet
+
+
+class DockerFleet(RealFleet):
+    """The containers of one run."""
+
+    def __init__(self, scenario: Scenario, configs: Sequence[RunConfig]) -> None:
+        super().__init__(scenario, configs)
+        self._scenario = scenario
+        self._folder = Path(configs[0].out)
+        self._project = f"p2plab-{os.getpid()}-{configs[0].algorithm.replace('_', '-').lower()}"
+        self._compose = self._folder / "compose.yaml"
+        self._names = [f"{self._project}-{config.name}" for config in configs]
+        self._codes: dict[str, int | None] = {}
+        self._looked_at: Seconds | None = None
+        self._paused: dict[int, None] = {}
+        self._throttled: dict[int, float] = {}
+        self._cut: dict[int, tuple[int, ...]] = {}
+        self._is_stopped = False
+
+    def create(self) -> None:
+        """Make network and containers, none of which runs yet."""
+        names = [config.name for config in self._configs]
+        file = compose_file(self._scenario, names, self._folder, self._project)
+        self._compose.write_text(to_yaml(file), encoding="utf-8")
+        self._call_compose("up", "--no-start")
+
+    def stop(self, grace_s: Seconds) -> None:
+        """Ask whoever runs to leave; keep what all have said; take everything away."""
+        if self._is_stopped or not self._compose.exists():
+            return
+        try:
+            for rank in list(self._paused):  # a paused peer cannot leave
+                self._signal(rank, signal.SIGCONT)
+            running = [name for name in self._names if self._look().get(name, 0) is None]
+            if running and grace_s:
+                _docker("stop", "--time", f"{max(1, round(grace_s))}", *running)
+            self._look(now=True)
+            self._keep_logs()
+        finally:
+            self._call_compose("down", "--timeout", "0", "--remove-orphans")
+            self._is_stopped = True
+
+    # --- what lives are made of -------------------------------------------------------------------
+
+    def _start(self, rank: int, file: Path) -> None:
+        _docker("start", self._names[rank])
+        self._paused.pop(rank, None)
+        self._look(now=True)
+        self._shape(rank)
+
+    def _exit_code(self, rank: int) -> int | None:
+        return self._look().get(self._names[rank], 0)
+
+    def _last_words(self, rank: int) -> str:
+        return last_words(_docker("logs", "--tail", "50", self._names[rank], both=True))
+
+    def _signal(self, rank: int, number: signal.Signals) -> None:
+        name = self._names[rank]
+        match number:
+            case signal.SIGSTOP:
+                self._paused[rank] = None
+                _docker("pause", name)
+            case signal.SIGCONT:
+                if self._paused.pop(rank, 0) is None:
+                    _docker("unpause", name)
+            case _:
+                _docker("kill", "--signal", number.name, name, may_fail=True)
+        self._look(now=True)
+
+    def _where(self, file: Path) -> str:
+        return RESULTS if file == self._folder else f"{RESULTS}/{file.name}"
+
+    def _look(self, *, now: bool = False) -> dict[str, int | None]:
+        """How the containers are: exit codes, None for those that run."""
+        if not self._is_stopped and (
+            now or self._looked_at is None or self.now() - self._looked_at >= LOOK_EVERY_S
+        ):
+            form = "{{.Name}} {{.State.Running}} {{.State.ExitCode}} {{.State.OOMKilled}}"
+            for line in _docker("inspect", "--format", form, *self._names).splitlines():
+                name, runs, code, no_memory = line.split()
+                self._codes[name.lstrip("/")] = None if runs == "true" else _exit(code, no_memory)
+            self._looked_at = self.now()
+        return self._codes
+
+    # --- the network ------------------------------------------------------------------------------
+
+    def _befall_network(self, blow: Blow, what: Literal["begins", "ends"]) -> None:
+        if blow.fault.kind == "throttle":
+            (rank,) = blow.ranks
+            if what == "begins":
+                self._throttled[rank] = blow.fault.mbit_s or 0.0
+            else:
+                self._throttled.pop(rank, None)
+            self._shape(rank)
+        else:
+            self._cut_off(blow.ranks, heal=what == "ends")
+
+    def _shape(self, rank: int) -> None:
+        """Let the interface carry what the peer's narrowest limit allows."""
+        if not self._is_there(rank):
+            return
+        limits = [self._throttled.get(rank)]
+        limits += [d.uplink_mbit_s for d in self._scenario.devices if rank in d.peers]
+        link = self._scenario.link
+        limits += [link.bandwidth_mbit_s] if link else []
+        known = [limit for limit in limits if limit is not None]
+        self._inside(rank, shaping(min(known) if known else None, link))
+
+    def _cut_off(self, ranks: Sequence[int], *, heal: bool) -> None:
+        """Nothing passes between `ranks` and all others, or again everything."""
+        others = [rank for rank in range(len(self._names)) if rank not in ranks]
+        for here, there in ((ranks, others), (others, ranks)):
+            names = [self._configs[rank].name for rank in there]
+            for rank in here:
+                if self._is_there(rank):
+                    self._inside(rank, cutting(names, heal=heal))
+
+    def _inside(self, rank: int, script: str) -> None:
+        """Run a script as root of a container."""
+        if script:
+            said = _docker("exec", "--user", "0", self._names[rank], "sh", "-ec", script, both=True)
+            if "qdisc kind is unknown" in said:
+                raise LaunchError(
+                    f"{self._scenario.name}: [link] asks for latency, jitter, loss or "
+                    "duplication, for which this machine's kernel needs netem (modprobe "
+                    "sch_netem); leave them out, or use --backend sim"
+                )
+
+    # --- the engine -------------------------------------------------------------------------------
+
+    def _call_compose(self, *arguments: str) -> None:
+        command = [*compose_command(), "-p", self._project, "-f", str(self._compose), *arguments]
+        _run(command)
+
+    def _keep_logs(self) -> None:
+        for rank, name in enumerate(self._names):
+            if self._presences[rank].lives:
+                log = _docker("logs", name, both=True)
+                self._file(rank, ".log").write_text(log, encoding="utf-8")
+
+
+def shaping(mbit_s: float | None, link: LinkConfig | None) -> str:
+    """A script that gives the interface this rate, and the rest of the link behind it."""
+    quiet = LinkConfig(bandwidth_mbit_s=link.bandwidth_mbit_s) if link else None
+    lines = ["tc qdisc del dev eth0 root 2>/dev/null || true"]
+    parent = "root"
+    if mbit_s is not None:
+        burst = max(16_384, round(mbit_s * 1e6 / 8 / 250))  # at least what passes between two ticks
+        rate = f"rate {round(mbit_s * 1e6)}bit burst {burst} latency 400ms"
+        lines.append(f"tc qdisc add dev eth0 root handle 1: tbf {rate}")
+        parent = "parent 1:1"
+    if link is not None and link != quiet:
+        delay = f"delay {link.latency_ms}ms {link.jitter_ms}ms"
+        chance = f"loss {100 * link.loss}% duplicate {100 * link.duplication}%"
+        lines.append(f"tc qdisc add dev eth0 {parent} netem {delay} {chance} 2>&1")
+    return "\n".join(lines)
+
+
+def cutting(names: Sequence[str], *, heal: bool) -> str:
+    """A script that loses, or no longer loses, whatever goes to peers of these names."""
+    if not names:
+        return ""
+    change = (
+        'ip neigh del "$ip" dev eth0 2>/dev/null || true'
+        if heal
+        else f'ip neigh replace "$ip" lladdr {NOBODY} dev eth0 nud permanent'
+    )
+    return (
+        f"for name in {shlex.join(names)}; do\n"
+        "  ip=$(getent ahostsv4 $name | cut -d' ' -f1 | head -n 1)\n"
+        f'  if [ -n "$ip" ]; then {change}; fi\n'
+        "done"
+    )
+
+
+def engine_trouble() -> str:
+    """Why no containers can be started here, in a sentence; nothing if they can."""
+    if shutil.which("docker") is None:
+        return "there is no docker command here; install Docker, or use --backend process"
+    if not compose_command():
+        return "there is no Compose here; install docker-compose, or use --backend process"
+    if _code(["docker", "version"]):
+        return "no Docker engine answers; start it, or use --backend process"
+    if _code(["docker", "image", "inspect", IMAGE]):
+        return (
+            f"there is no image {IMAGE!r} yet; build it: "
+            f"docker build -f docker/Dockerfile -t {IMAGE} ."
+        )
+    return ""
+
+
+def compose_command() -> list[str]:
+    """The plugin of newer engines, or the program of older ones; nothing if there is neither."""
+    if shutil.which("docker") and not _code(["docker", "compose", "version"]):
+        return ["docker", "compose"]
+    return ["docker-compose"] if shutil.which("docker-compose") else []
+
+
+def clean() -> list[str]:
+    """Take away every container and network of the lab, whoever's they are; return their names."""
+    ours = ("--filter", f"label={LABEL}", "--format")
+    containers = _docker("ps", "--all", *ours, "{{.Names}}").split()
+    if containers:
+        _docker("rm", "--force", "--volumes", *containers)
+    networks = _docker("network", "ls", *ours, "{{.Name}}").split()
+    if networks:
+        _docker("network", "rm", *networks)
+    return [*containers, *networks]
+
+
+def _placed(config: RunConfig, first: str) -> RunConfig:
+    """Everybody listens at its own name; others join the first."""
+    ours = f"{config.name}:{PORT}"
+    join = () if config.name == first else (f"{first}:{PORT}",)
+    return dataclasses.replace(config, listen=f"0.0.0.0:{PORT}", advertise=ours, join=join)
+
+
+def _exit(code: str, no_memory: str) -> int:
+    if no_memory == "true":
+        return -signal.SIGKILL
+    number = int(code)
+    return SIGNALLED - number if number > SIGNALLED else number
+
+
+def _docker(*arguments: str, may_fail: bool = False, both: bool = False) -> str:
+    return _run(["docker", *arguments], may_fail=may_fail, both=both)
+
+
+def _code(command: Sequence[str]) -> int:
+    done = subprocess.run(command, capture_output=True, timeout=TIMEOUT_S, check=False)
+    return done.returncode
+
+
+def _run(command: Sequence[str], *, may_fail: bool = False, both: bool = False) -> str:
+    """What a command prints, with `both` also on standard error.
+
+    Raises:
+        LaunchError: with its last line, if it fails and may not.
+    """
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT if both else subprocess.PIPE,
+            text=True,
+            errors="replace",
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise LaunchError(f"{' '.join(command[:2])} does not answer: {error}") from error
+    if done.returncode and not may_fail and not both:
+        said = (done.stderr or "it said nothing").strip().splitlines()[-1]
+        raise LaunchError(f"{' '.join(command[:3])} failed: {said}")
+    return done.stdout

@@ -1,0 +1,244 @@
+"""Peers in real time: their lives, and what befalls them; the same for processes and containers.
+
+A peer may have several lives: it comes late, crashes and starts again, leaves and returns. Between
+two of them it is *away*, and counts as running for as long as anybody else does; if the run ends
+without it, it is lost. A later life joins whoever is there; if nobody lets it in (it is cut off, or
+all others are busy leaving) it tries again after `TRY_AGAIN_S`, as whoever supervises processes
+would. Only the first life of a peer that was there from the beginning may *refuse* to run.
+
+A backend says how a life begins, what has become of it, and how it is killed, asked to leave,
+stopped and continued; what befalls the network only some can do.
+"""
+
+import dataclasses
+import signal
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from launcher.backends.base import PeerStatus
+from launcher.faults import Blow, Schedule
+from launcher.records import PeerHistory
+from launcher.scenario import Scenario
+from p2ptrain.config import RunConfig, to_toml
+from p2ptrain.errors import ConfigError, InvariantViolation
+from p2ptrain.ids import Seconds
+
+USER_MISTAKE = 2
+"""The exit code of a peer that refuses to run; its last line says why."""
+
+LOOK_S: Seconds = 0.1
+"""Between two looks at what peers have written."""
+
+TRY_AGAIN_S: Seconds = 1.0
+
+
+@dataclasses.dataclass(slots=True)
+class Presence:
+    """Whether a peer is there, by the scenario."""
+
+    lives: int = 0
+    is_away: bool = False
+    """It is not there, and to come."""
+
+    has_left: bool = False
+    again_at: Seconds | None = None
+    """When to try again to begin a life."""
+
+
+class RealFleet(ABC):
+    """The peers of one run, in real time."""
+
+    def __init__(self, scenario: Scenario, configs: Sequence[RunConfig]) -> None:
+        self._schedule = Schedule(scenario.faults)
+        self._can_slow = any(fault.kind == "slow" for fault in scenario.faults)
+        self._configs = list(configs)
+        self._late = scenario.late
+        self._presences = [Presence(is_away=rank in self._late) for rank in range(len(configs))]
+
+    def begin(self) -> None:
+        """Start everybody who is there from the beginning."""
+        for rank, presence in enumerate(self._presences):
+            if not presence.is_away:
+                self._live(rank)
+
+    # --- what a backend can do --------------------------------------------------------------------
+
+    @abstractmethod
+    def _start(self, rank: int, file: Path) -> None:
+        """Begin a life with the configuration in `file`."""
+
+    @abstractmethod
+    def _exit_code(self, rank: int) -> int | None:
+        """Of the latest life; minus a signal's number; None while it runs."""
+
+    @abstractmethod
+    def _last_words(self, rank: int) -> str:
+        """The sentence with which it gave up."""
+
+    @abstractmethod
+    def _signal(self, rank: int, number: signal.Signals) -> None:
+        """SIGKILL, SIGTERM, SIGSTOP or SIGCONT for a peer that runs."""
+
+    def _befall_network(self, blow: Blow, what: Literal["begins", "ends"]) -> None:
+        """Throttle a link, cut a peer off; where there is a network of our own."""
+        raise InvariantViolation(f"{blow.fault} was to be refused before anything started")
+
+    def _where(self, file: Path) -> str:
+        """What the peer calls a file of its folder."""
+        return str(file)
+
+    # --- what the launcher asks -------------------------------------------------------------------
+
+    @property
+    def is_virtual(self) -> bool:
+        """Real peers live in real time."""
+        return False
+
+    def now(self) -> Seconds:
+        """A monotonic clock of this machine."""
+        return time.monotonic()
+
+    def let_pass(self) -> None:
+        """Leave the processor to the peers for a moment."""
+        time.sleep(LOOK_S)
+
+    def befall(self, histories: Sequence[PeerHistory], started_at: Seconds | None) -> None:
+        """Carry out what is due, and begin the lives that could not begin before."""
+        for blow, what in self._schedule.take_due(histories, started_at, time.time()):
+            if what == "begins" and not self._can_befall(blow):
+                blow.missed = True
+            elif blow.fault.kind in ("partition", "throttle"):
+                self._befall_network(blow, what)
+            else:
+                self._befall_peer(blow, blow.ranks[0], what)
+        for rank, presence in enumerate(self._presences):
+            if presence.again_at is not None and self.now() >= presence.again_at:
+                self._live(rank)
+
+    def facts(self) -> dict[str, Any]:  # Any: JSON
+        """Nothing beyond what all backends say."""
+        return {}
+
+    @property
+    def blows(self) -> Sequence[Blow]:
+        """What has befallen the peers, and what is still to come."""
+        return self._schedule.blows
+
+    def poll(self) -> Sequence[PeerStatus]:
+        """Say how every peer is."""
+        found = [self._status(rank) for rank in range(len(self._configs))]
+        someone_runs = any(status and status.state == "running" for status in found)
+        return [
+            status or self._status_away(rank, someone_runs) for rank, status in enumerate(found)
+        ]
+
+    # --- lives ------------------------------------------------------------------------------------
+
+    def _live(self, rank: int) -> None:
+        """Begin a life, or come back to it when the one before has ended."""
+        presence, config = self._presences[rank], self._configs[rank]
+        if presence.lives and self._exit_code(rank) is None:
+            presence.again_at = self.now() + TRY_AGAIN_S
+            return
+        if presence.lives or presence.is_away:
+            others = tuple(one.advertise or one.listen for one in self._configs if one != config)
+            config = dataclasses.replace(config, join=others)
+        if self._can_slow:
+            slowed = self._where(self._slowdown(rank))
+            pace = dataclasses.replace(config.pace, slowdown_file=slowed)
+            config = dataclasses.replace(config, pace=pace)
+        file = self._file(rank, ".toml")
+        config = dataclasses.replace(config, out=self._where(file.parent))
+        file.write_text(to_toml(config), encoding="utf-8")
+        presence.lives += 1
+        presence.is_away, presence.has_left, presence.again_at = False, False, None
+        self._start(rank, file)
+
+    def _status(self, rank: int) -> PeerStatus | None:
+        """None while it is away."""
+        presence, name = self._presences[rank], self._configs[rank].name
+        if presence.is_away:
+            return None
+        code = self._exit_code(rank)
+        if code is None:
+            return PeerStatus(name)
+        if code == 0:
+            left = presence.has_left
+            return PeerStatus(
+                name, "left" if left else "ended", "left" if left else "ended its run"
+            )
+        if code == USER_MISTAKE and (presence.lives > 1 or rank in self._late):
+            presence.is_away, presence.again_at = True, self.now() + TRY_AGAIN_S
+            return None
+        if code == USER_MISTAKE:
+            return PeerStatus(name, "refused", self._last_words(rank))
+        if code < 0:
+            return PeerStatus(name, "lost", f"was killed by {signal.Signals(-code).name}")
+        why = f"ended with exit code {code}: {self._last_words(rank)}"
+        return PeerStatus(name, "lost", why)
+
+    def _status_away(self, rank: int, someone_runs: bool) -> PeerStatus:
+        name = self._configs[rank].name
+        return PeerStatus(name) if someone_runs else PeerStatus(name, "lost", "was not there")
+
+    # --- faults -----------------------------------------------------------------------------------
+
+    def _can_befall(self, blow: Blow) -> bool:
+        if blow.fault.kind == "join":
+            return True
+        return any(self._is_there(rank) for rank in blow.ranks)
+
+    def _is_there(self, rank: int) -> bool:
+        presence = self._presences[rank]
+        return bool(presence.lives) and not presence.is_away and self._exit_code(rank) is None
+
+    def _befall_peer(self, blow: Blow, rank: int, what: Literal["begins", "ends"]) -> None:
+        presence, returns = self._presences[rank], blow.fault.for_s is not None
+        begins = what == "begins"
+        match blow.fault.kind:
+            case "crash" | "leave" if begins:
+                is_crash = blow.fault.kind == "crash"
+                self._signal(rank, signal.SIGKILL if is_crash else signal.SIGTERM)
+                presence.is_away, presence.has_left = returns, not is_crash
+            case "crash" | "leave" | "join":
+                self._live(rank)
+            case "pause":
+                self._signal(rank, signal.SIGSTOP if begins else signal.SIGCONT)
+            case "slow" if begins:
+                self._slowdown(rank).write_text(f"{blow.fault.factor}\n", encoding="utf-8")
+            case "slow":
+                self._slowdown(rank).unlink(missing_ok=True)
+            case "throttle" | "partition" | "drift":
+                raise InvariantViolation(f"{blow.fault} is none that befalls a peer by itself")
+
+    def _slowdown(self, rank: int) -> Path:
+        return self._file(rank, ".slowdown")
+
+    def _file(self, rank: int, suffix: str) -> Path:
+        config = self._configs[rank]
+        return Path(config.out) / f"{config.name}{suffix}"
+
+
+def refuse_faults(scenario: Scenario, kinds: Sequence[str], what: str) -> None:
+    """Refuse faults that cannot befall `what`.
+
+    Raises:
+        ConfigError: naming the fault and those that can.
+    """
+    for fault in scenario.faults:
+        if fault.kind not in kinds:
+            raise ConfigError(
+                f"{scenario.name}: {fault} cannot befall {what}; those that can are "
+                f"{', '.join(kinds)}; all can with --backend sim"
+            )
+
+
+def last_words(log: str) -> str:
+    """The sentence with which a peer gave up, without the word ``error`` in front."""
+    lines = [line.strip() for line in log.splitlines()]
+    errors = [line for line in lines if line.startswith("error: ")]
+    said = [line for line in lines if line]
+    return (errors or said or ["it said nothing"])[-1].removeprefix("error: ")

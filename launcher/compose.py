@@ -1,0 +1,85 @@
+"""A scenario as a Compose file: one service per peer, which ``p2plab compose`` prints.
+
+Peers are unlike each other by what the file gives them (``cpus``, ``mem_limit``); what their links
+carry is set inside of them once they run (`launcher.backends.docker`): Compose has no word for it.
+Every service has its own name as its address, mounts the folder of the run's results, and runs as
+whoever runs the launcher, so that the records are theirs. A container starts with the rights of an
+ordinary process; only root inside of it may change its network, and no peer is root there unless
+the launcher is.
+
+The file is plain Compose Specification, and nothing that only one engine or version knows.
+"""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from launcher.scenario import Scenario
+
+IMAGE = "p2ptrain"
+PORT = 4000
+LABEL = "p2plab"
+"""Of every container and network of ours; its value is the run's project."""
+
+RESULTS = "/results"
+"""Where a container finds the folder of its run."""
+
+GRACE_S = 8
+
+
+def compose_file(
+    scenario: Scenario, names: Sequence[str], folder: Path, project: str
+) -> dict[str, Any]:  # Any: YAML
+    """The file of one run, whose peers have `names` and whose files are in `folder`."""
+    return {
+        "services": {
+            name: _service(scenario, rank, name, folder, project) for rank, name in enumerate(names)
+        },
+        "networks": {"default": {"labels": {LABEL: project}}},
+    }
+
+
+def _service(
+    scenario: Scenario, rank: int, name: str, folder: Path, project: str
+) -> dict[str, Any]:  # Any: YAML
+    return {
+        "image": IMAGE,
+        "container_name": f"{project}-{name}",
+        "hostname": name,
+        "command": ["peer", "--config", f"{RESULTS}/{name}.toml"],
+        "user": f"{os.getuid()}:{os.getgid()}",
+        "init": True,
+        **_shares(scenario, rank),
+        "cap_add": ["NET_ADMIN"],
+        "stop_grace_period": f"{GRACE_S}s",
+        "environment": {"OMP_NUM_THREADS": "1", "HOME": "/tmp"},
+        "healthcheck": {"disable": True},
+        "labels": {LABEL: project},
+        "volumes": [f"{folder.resolve()}:{RESULTS}"],
+    }
+
+
+def _shares(scenario: Scenario, rank: int) -> dict[str, Any]:  # Any: YAML
+    """What of the machine a peer may use; of two devices that name it the later one counts."""
+    shares: dict[str, Any] = {}
+    for device in scenario.devices:
+        if rank in device.peers:
+            shares |= {"cpus": device.cpus} if device.cpus else {}
+            shares |= {"mem_limit": f"{device.memory_mb}m"} if device.memory_mb else {}
+    return shares
+
+
+def to_yaml(value: Mapping[str, Any], indent: str = "") -> str:  # Any: YAML
+    """Tables and lists as YAML, one item to a line; JSON's scalars are YAML's."""
+    lines = []
+    for key, item in value.items():
+        if isinstance(item, Mapping):
+            lines.append(f"{indent}{key}:\n{to_yaml(item, indent + '  ')}")
+        elif isinstance(item, list):
+            items = "".join(f"{indent}  - {json.dumps(one)}\n" for one in item)
+            lines.append(f"{indent}{key}:\n{items}")
+        else:
+            lines.append(f"{indent}{key}: {json.dumps(item)}\n")
+    return "".join(lines)

@@ -1,0 +1,278 @@
+"""What befalls the peers of a run, when, and what it cost.
+
+A scenario's ``[[faults]]`` become **blows**: one for each peer of a fault, except that a partition
+is one blow to all of its peers together. A `Schedule` says which of them begin or end now; how one
+is carried out is the backend's. In every backend `run` notes the same things of each: when it
+began, when it ended.
+
+**The cost** of a blow is read from the peers' records: samples per second of the whole swarm
+before, during and after it; for how long at most nobody else ended a step (``stall_s``); and how
+long after its end the swarm was as fast again as before (``recovery_s``; of a blow that does not
+end, after its beginning, and as fast as those who are left can be).
+
+**All blows together** are measured by what is left of the swarm: ``present`` is the share of
+peer-time that peers were there for, from the first blow on; ``kept`` is the throughput from then on
+over that before; ``kept_of_present`` is their quotient. An algorithm in which nobody waits for
+whoever is missing has 1.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from launcher.conditions import FaultConfig
+from launcher.records import PeerHistory
+from p2ptrain.ids import Seconds
+
+WINDOW_S: Seconds = 5.0
+"""Throughput before and after a blow is that of so long, or of less if another blow is nearer."""
+
+RECOVERED = 0.9
+"""Whoever is so fast, measured by what was before, has recovered."""
+
+SMOOTHED_S: Seconds = 1.0
+
+ABSENCES = ("crash", "leave", "pause", "join")
+"""The kinds under which a peer is not there."""
+
+
+@dataclass(slots=True)
+class Blow:
+    """A fault, as it befalls these ranks; in Unix seconds once it has begun, and ended."""
+
+    fault: FaultConfig
+    ranks: tuple[int, ...]
+    began: Seconds | None = None
+    ended: Seconds | None = None
+    missed: bool = False
+    """It found its peer dead, or gone."""
+
+
+def blows_of(faults: Sequence[FaultConfig]) -> list[Blow]:
+    """What is to happen, in the order in which it was written."""
+    found = []
+    for fault in faults:
+        together = [fault.peers] if fault.kind == "partition" else [(rank,) for rank in fault.peers]
+        found += [Blow(fault, ranks) for ranks in together]
+    return found
+
+
+class Schedule:
+    """Which blow begins or ends now."""
+
+    def __init__(self, faults: Sequence[FaultConfig]) -> None:
+        self.blows = blows_of(faults)
+
+    def take_due(
+        self, histories: Sequence[PeerHistory], started_at: Seconds | None, now: Seconds
+    ) -> Iterator[tuple[Blow, Literal["begins", "ends"]]]:
+        """Each beginning and each end that is due, once; may be called as often as one likes.
+
+        Args:
+            histories: of the peers, by rank.
+            started_at: when the first step began, in Unix seconds; None before it has.
+            now: in Unix seconds.
+        """
+        for blow in self.blows:
+            if blow.began is None and _is_due(blow, histories, started_at, now):
+                blow.began = now
+                yield blow, "begins"
+            ends_at = None if blow.began is None else blow.began + (blow.fault.for_s or np.inf)
+            if ends_at is not None and blow.ended is None and not blow.missed and now >= ends_at:
+                blow.ended = now
+                yield blow, "ends"
+
+
+def _is_due(
+    blow: Blow, histories: Sequence[PeerHistory], started_at: Seconds | None, now: Seconds
+) -> bool:
+    fault = blow.fault
+    if fault.at_step is not None:
+        return len(histories[blow.ranks[0]].steps) >= fault.at_step
+    assert fault.at_s is not None  # a fault has one of the two
+    return started_at is not None and now >= started_at + fault.at_s
+
+
+# --- what it cost ---------------------------------------------------------------------------------
+
+Json = dict[str, Any]  # Any: whatever JSON can hold
+
+_RECOVERY_STEP_S: Seconds = 0.1
+
+
+def costs_of(
+    blows: Sequence[Blow],
+    histories: Sequence[PeerHistory],
+    started_at: Seconds | None,
+    end: Seconds,
+) -> Json:
+    """What the blows of a finished run cost; the keys are in the docstring of this module.
+
+    Args:
+        blows: with when they began and ended.
+        histories: of the peers, by rank.
+        started_at: when the first step began, in Unix seconds.
+        end: when the last one ended.
+    """
+    begun = [blow for blow in blows if blow.began is not None and not blow.missed]
+    begun = [blow for blow in begun if _began(blow) < end]
+    if started_at is None or not begun:
+        return {"blows": [], **dict.fromkeys(_OF_ALL)}
+    begun.sort(key=_began)
+    course = _Course(begun, histories, started_at, end)
+    told = [course.cost(blow) for blow in begun]
+    return {"blows": told, **course.all_together(), **_longest(told)}
+
+
+_OF_ALL = ("present", "kept", "kept_of_present", "longest_stall_s", "longest_recovery_s")
+
+
+def _longest(told: Sequence[Json]) -> Json:
+    stalls = [one["stall_s"] for one in told if one["stall_s"] is not None]
+    recoveries = [one["recovery_s"] for one in told if one["recovery_s"] is not None]
+    return {
+        "longest_stall_s": max(stalls, default=None),
+        "longest_recovery_s": max(recoveries, default=None),
+    }
+
+
+class _Course:
+    """The throughput of a swarm over time, and who was there."""
+
+    def __init__(
+        self,
+        blows: Sequence[Blow],
+        histories: Sequence[PeerHistory],
+        started_at: Seconds,
+        end: Seconds,
+    ) -> None:
+        self._blows = blows
+        self._histories = histories
+        self._start = started_at
+        self._end = end
+        self._lines = [_line(history) for history in histories]
+        self._absences = [
+            (rank, *self._absence(blow, rank))
+            for blow in blows
+            for rank in blow.ranks
+            if blow.fault.kind in ABSENCES
+        ]
+
+    def cost(self, blow: Blow) -> Json:
+        """One blow, in seconds since the first step."""
+        began, ended = _began(blow), blow.ended
+        edges = [_began(one) for one in self._blows] + [one.ended or began for one in self._blows]
+        before_from = max([self._start, began - WINDOW_S, *(t for t in edges if t < began)])
+        over = self._end if ended is None else min(ended, self._end)
+        after_to = min([self._end, over + WINDOW_S, *(t for t in edges if t > over)])
+        before = self._rate(before_from, began)
+        return {
+            "kind": blow.fault.kind,
+            "peers": [self._histories[rank].name for rank in blow.ranks],
+            "at_s": began - self._start,
+            "until_s": None if ended is None or ended > self._end else ended - self._start,
+            "before": before,
+            "during": self._rate(began, over),
+            "after": None if ended is None else self._rate(over, after_to),
+            "stall_s": self._stall(blow, began, min(self._end, (ended or began) + WINDOW_S)),
+            "recovery_s": self._recovery(blow, before),
+        }
+
+    def all_together(self) -> Json:
+        """What was left of the swarm from the first blow on, measured by who was there."""
+        first = _began(self._blows[0])
+        before, since = self._rate(self._start, first), self._rate(first, self._end)
+        there_before, there_since = (
+            self._present(self._start, first),
+            self._present(first, self._end),
+        )
+        present = there_since / there_before if there_before and there_since is not None else None
+        kept = since / before if before and since is not None else None
+        both = present and kept is not None
+        return {
+            "present": present,
+            "kept": kept,
+            "kept_of_present": kept / present if both and present and kept is not None else None,
+        }
+
+    def _rate(self, begin: Seconds, end: Seconds) -> float | None:
+        """Samples per second of the whole swarm; None over no time."""
+        if end - begin < _RECOVERY_STEP_S:
+            return None
+        edges = np.array([begin, end])
+        return float(sum(np.diff(np.interp(edges, *line))[0] for line in self._lines)) / (
+            end - begin
+        )
+
+    def _stall(self, blow: Blow, begin: Seconds, end: Seconds) -> Seconds | None:
+        """The longest time without the end of a step of anybody else."""
+        others = [h for rank, h in enumerate(self._histories) if rank not in blow.ranks]
+        ends = np.array(sorted(step.at for history in others for step in history.steps))
+        if ends.size == 0:
+            return None
+        low = max(0, int(np.searchsorted(ends, begin)) - 1)
+        high = int(np.searchsorted(ends, end)) + 1
+        gaps = np.diff(ends[low:high])
+        return float(gaps.max()) if gaps.size else None
+
+    def _recovery(self, blow: Blow, before: float | None) -> Seconds | None:
+        """How long until the swarm is as fast again as it can be; None if it never is."""
+        since, share = blow.ended, 1.0
+        if since is None:
+            if blow.fault.kind not in ("crash", "leave"):
+                return None
+            since = _began(blow)
+            share = 1 - len(blow.ranks) / max(1, len(self._histories) - self._missing(since))
+        if before is None or since >= self._end - SMOOTHED_S:
+            return None
+        moments = np.arange(since, self._end - SMOOTHED_S, _RECOVERY_STEP_S)
+        rates = sum(
+            np.interp(moments + SMOOTHED_S, *line) - np.interp(moments, *line)
+            for line in self._lines
+        )
+        fast = np.flatnonzero(np.asarray(rates) / SMOOTHED_S >= RECOVERED * share * before)
+        return float(moments[fast[0]] - since) if fast.size else None
+
+    def _missing(self, moment: Seconds) -> int:
+        return len({rank for rank, begin, end in self._absences if begin < moment < end})
+
+    def _present(self, begin: Seconds, end: Seconds) -> float | None:
+        """How many peers were there, on average."""
+        if end - begin < _RECOVERY_STEP_S:
+            return None
+        missing = sum(
+            max(0.0, min(end, until) - max(begin, since)) for _, since, until in self._absences
+        )
+        return len(self._histories) - missing / (end - begin)
+
+    def _absence(self, blow: Blow, rank: int) -> tuple[Seconds, Seconds]:
+        """From when to when a peer was not there: until it trains, not until it is started."""
+        if blow.fault.kind == "join":
+            return self._start, self._first_step(rank, _began(blow))
+        if blow.ended is None:
+            return _began(blow), self._end
+        if blow.fault.kind == "pause":
+            return _began(blow), blow.ended
+        return _began(blow), self._first_step(rank, blow.ended)
+
+    def _first_step(self, rank: int, moment: Seconds) -> Seconds:
+        begins = (s.at - s.wait_s - s.compute_s for s in self._histories[rank].steps)
+        return next((begin for begin in begins if begin >= moment), self._end)
+
+
+def _began(blow: Blow) -> Seconds:
+    assert blow.began is not None  # only those that have begun are looked at
+    return blow.began
+
+
+def _line(history: PeerHistory) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Samples over time, for `np.interp`: a step's are spread over its duration."""
+    if not history.steps:
+        return np.zeros(1), np.zeros(1)
+    spans = np.array([(s.at - s.wait_s - s.compute_s, s.at) for s in history.steps])
+    total = np.cumsum([step.samples for step in history.steps], dtype=float)
+    counts = np.stack([np.concatenate([[0.0], total[:-1]]), total], axis=1)
+    return np.maximum.accumulate(spans.ravel()), counts.ravel()

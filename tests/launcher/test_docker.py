@@ -1,0 +1,139 @@
+"""The docker backend: what it asks of the engine, and, where one answers, a run from end to end."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from launcher.backends.docker import (
+    LABEL,
+    DockerBackend,
+    clean,
+    cutting,
+    engine_trouble,
+    shaping,
+)
+from launcher.compose import compose_file, to_yaml
+from launcher.conditions import DeviceConfig, FaultConfig, LinkConfig
+from launcher.run import Run
+from launcher.scenario import peer_names
+from p2ptrain.compute.pace import Pace
+from p2ptrain.config import StopConfig
+from p2ptrain.errors import ConfigError
+from tests.launcher.fakes import FakeEvaluator, scenario
+
+TROUBLE = engine_trouble()
+needs_engine = pytest.mark.skipif(bool(TROUBLE), reason=TROUBLE or "an engine answers")
+
+
+def everything_of_ours() -> str:
+    command = ["docker", "ps", "--all", "--quiet", "--filter", f"label={LABEL}"]
+    networks = ["docker", "network", "ls", "--quiet", "--filter", f"label={LABEL}"]
+    return subprocess.check_output(command, text=True) + subprocess.check_output(
+        networks, text=True
+    )
+
+
+# --- without an engine ----------------------------------------------------------------------------
+
+
+def test_peers_are_unlike_by_what_the_file_gives_them(tmp_path):
+    devices = (
+        DeviceConfig(peers=(0, 1), cpus=0.5, memory_mb=700),
+        DeviceConfig(peers=(1,), cpus=0.125, uplink_mbit_s=20.0),
+    )
+    file = compose_file(scenario(devices=devices), peer_names(2), tmp_path, "p2plab-test")
+    first, second = file["services"]["p00"], file["services"]["p01"]
+    assert (first["cpus"], first["mem_limit"]) == (0.5, "700m")
+    assert (second["cpus"], second["mem_limit"]) == (0.125, "700m")
+    assert first["user"] == f"{os.getuid()}:{os.getgid()}"
+    assert first["labels"] == file["networks"]["default"]["labels"] == {LABEL: "p2plab-test"}
+
+
+def test_yaml_is_written_one_item_to_a_line():
+    text = to_yaml({"a": {"b": 1, "c": ["x: y", True]}, "d": "no"})
+    assert text == 'a:\n  b: 1\n  c:\n    - "x: y"\n    - true\nd: "no"\n'
+
+
+def test_the_narrow_link_comes_first_and_what_else_it_does_behind_it():
+    assert shaping(None, None).splitlines() == ["tc qdisc del dev eth0 root 2>/dev/null || true"]
+    assert "root handle 1: tbf rate 20000000bit burst 16384 " in shaping(20.0, None)
+    assert "netem" not in shaping(100.0, LinkConfig(bandwidth_mbit_s=100.0))
+    slow = shaping(100.0, LinkConfig(bandwidth_mbit_s=100.0, latency_ms=40.0, loss=0.01))
+    assert "parent 1:1 netem delay 40.0ms 0.0ms loss 1.0% duplicate 0.0%" in slow
+
+
+def test_cutting_off_names_everybody_on_the_other_side():
+    assert cutting([], heal=False) == ""
+    assert "for name in p00 p02; do" in cutting(["p00", "p02"], heal=False)
+    assert "nud permanent" in cutting(["p00"], heal=False)
+    assert "ip neigh del" in cutting(["p00"], heal=True)
+
+
+def test_what_containers_cannot_do_is_refused_in_a_sentence():
+    drift = FaultConfig(kind="drift", peers=(0,), at_s=1.0, rate=1.1)
+    with pytest.raises(ConfigError, match="cannot befall containers of one machine"):
+        DockerBackend().check(scenario(faults=(drift,)))
+    with pytest.raises(ConfigError, match="without gradients"):
+        DockerBackend().check(scenario(gradients=False))
+    assert DockerBackend().refusal("ddp") == "has no image to run in containers"
+
+
+# --- with one -------------------------------------------------------------------------------------
+
+
+@pytest.mark.docker
+@pytest.mark.sockets
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@needs_engine
+def test_containers_train_suffer_and_leave_nothing_behind(tmp_path):
+    faults = (
+        FaultConfig(kind="crash", peers=(1,), at_s=2.0, for_s=1.0),
+        FaultConfig(kind="pause", peers=(2,), at_s=3.0, for_s=2.0),
+        FaultConfig(kind="slow", peers=(0,), at_s=3.0, for_s=2.0, factor=3.0),
+        FaultConfig(kind="throttle", peers=(0,), at_s=2.0, for_s=3.0, mbit_s=10.0),
+        FaultConfig(kind="partition", peers=(2,), at_s=8.0, for_s=3.0),
+    )
+    chosen = scenario(
+        peers=3,
+        faults=faults,
+        devices=(DeviceConfig(peers=(2,), cpus=0.8, memory_mb=900, uplink_mbit_s=50.0),),
+        pace=Pace(min_step_ms=100),
+        stop=StopConfig(seconds=25.0),
+    )
+    folder = tmp_path / "ad_psgd"
+    run = Run(chosen, "ad_psgd", folder, FakeEvaluator())
+    run.execute(DockerBackend(), lambda run: None)
+    assert [status.state for status in run.statuses] == ["ended"] * 3, run.notes
+    assert len(run.costs["blows"]) == len(faults)
+    assert (folder / "p01.log").read_text().count("p01 listens at p01:4000") == 2
+    assert everything_of_ours() == ""
+
+
+@pytest.mark.docker
+@pytest.mark.sockets
+@pytest.mark.slow
+@needs_engine
+def test_after_kill_9_of_the_launcher_clean_removes_what_is_left(tmp_path):
+    text = (
+        "import sys, time\n"
+        "from pathlib import Path\n"
+        "from launcher.backends.docker import DockerBackend\n"
+        "from tests.launcher.fakes import scenario\n"
+        "folder = Path(sys.argv[1])\n"
+        "chosen = scenario(peers=2)\n"
+        "DockerBackend().start(chosen, chosen.configs('ad_psgd', folder))\n"
+        "print('started', flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", text, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    assert launcher.stdout is not None
+    with launcher, launcher.stdout:
+        assert launcher.stdout.readline() == "started\n"
+        launcher.kill()
+    assert len(clean()) == 3, "two containers and their network"
+    assert everything_of_ours() == ""

@@ -1,0 +1,124 @@
+"""When faults are due, and what they cost, from records written by hand."""
+
+import pytest
+
+from launcher.conditions import FaultConfig
+from launcher.faults import Schedule, costs_of
+from launcher.records import PeerHistory, Step
+from p2ptrain.errors import ConfigError
+from tests.launcher.fakes import scenario
+
+
+def fault(kind="crash", peers=(0,), at_s=None, **changes):
+    at_s = 10.0 if at_s is None and "at_step" not in changes else at_s
+    return FaultConfig(kind=kind, peers=peers, at_s=at_s, **changes)
+
+
+def history(tmp_path, rank, *spans, step_s=0.1):
+    """A peer that trains ten samples in each tenth of a second of these spans."""
+    one = PeerHistory(tmp_path, f"p{rank:02}")
+    for begin, end in spans:
+        for number in range(round((end - begin) / step_s)):
+            at = begin + (number + 1) * step_s
+            one.steps.append(Step(at, number, 10, None, step_s, 0.0))
+    return one
+
+
+def due(schedule, histories, started_at, now):
+    return [(b.ranks, what) for b, what in schedule.take_due(histories, started_at, now)]
+
+
+def test_a_fault_begins_once_and_ends_once(tmp_path):
+    schedule, everyone = Schedule([fault(for_s=5.0)]), [history(tmp_path, 0)]
+    assert due(schedule, everyone, None, 1000.0) == []
+    assert due(schedule, everyone, 100.0, 109.9) == []
+    assert due(schedule, everyone, 100.0, 110.0) == [((0,), "begins")]
+    assert due(schedule, everyone, 100.0, 114.9) == []
+    assert due(schedule, everyone, 100.0, 115.0) == [((0,), "ends")]
+    assert due(schedule, everyone, 100.0, 900.0) == []
+
+
+def test_steps_are_counted_for_each_peer_by_itself(tmp_path):
+    schedule = Schedule([fault("pause", (0, 1), at_step=10)])
+    everyone = [history(tmp_path, 0, (0, 0.5)), history(tmp_path, 1, (0, 1))]
+    assert due(schedule, everyone, 0.0, 1.0) == [((1,), "begins")]
+
+
+def test_a_partition_is_one_blow_to_all_of_its_peers(tmp_path):
+    schedule = Schedule([fault("partition", (0, 1))])
+    assert due(schedule, [], 0.0, 10.0) == [((0, 1), "begins")]
+
+
+def carried_out(*faults, until=1000.0):
+    schedule = Schedule(faults)
+    for blow in schedule.blows:
+        blow.began = blow.fault.at_s
+        ended = blow.began + (blow.fault.for_s or 1e9)
+        blow.ended = ended if ended < until else None
+    return schedule.blows
+
+
+def test_who_waits_for_nobody_loses_no_more_than_who_is_missing(tmp_path):
+    blows = carried_out(fault(for_s=5.0))
+    everyone = [history(tmp_path, 0, (0, 10), (16, 30)), history(tmp_path, 1, (0, 30))]
+    cost = costs_of(blows, everyone, 0.0, 30.0)
+    (told,) = cost["blows"]
+    assert (told["kind"], told["peers"]) == ("crash", ["p00"])
+    assert (told["at_s"], told["until_s"]) == (10.0, 15.0)
+    assert told["before"] == pytest.approx(200.0)
+    assert told["during"] == pytest.approx(100.0)
+    assert told["after"] == pytest.approx(180.0), "it trains again a second after it was started"
+    assert told["recovery_s"] == pytest.approx(0.8, abs=0.11), "to nine tenths of what was before"
+    assert told["stall_s"] == pytest.approx(0.1)
+    assert cost["present"] == pytest.approx((40 - 6) / 40)
+    assert cost["kept_of_present"] == pytest.approx(1.0)
+
+
+def test_who_waits_for_the_missing_stalls_and_keeps_less(tmp_path):
+    blows = carried_out(fault(for_s=5.0))
+    everyone = [history(tmp_path, 0, (0, 10), (16, 30)), history(tmp_path, 1, (0, 10), (13, 30))]
+    cost = costs_of(blows, everyone, 0.0, 30.0)
+    assert cost["longest_stall_s"] == pytest.approx(3.1)
+    assert cost["kept_of_present"] == pytest.approx((28 - 3 + 6) / 34, abs=0.02)
+
+
+def test_a_peer_lost_for_good_is_recovered_from_when_the_others_train_on(tmp_path):
+    blows = carried_out(fault())
+    everyone = [history(tmp_path, 0, (0, 10)), history(tmp_path, 1, (0, 10), (12, 30))]
+    (told,) = costs_of(blows, everyone, 0.0, 30.0)["blows"]
+    assert told["until_s"] is None
+    assert told["after"] is None
+    assert told["recovery_s"] == pytest.approx(1.9, abs=0.11)
+
+
+def test_a_swarm_that_grows_is_measured_by_those_who_are_there(tmp_path):
+    blows = carried_out(fault("join", (1,)))
+    everyone = [history(tmp_path, 0, (0, 30)), history(tmp_path, 1, (12, 30))]
+    cost = costs_of(blows, everyone, 0.0, 30.0)
+    assert cost["present"] == pytest.approx((40 - 2) / 20)
+    assert cost["kept_of_present"] == pytest.approx(1.0)
+
+
+def test_without_a_blow_there_is_no_cost(tmp_path):
+    blows = Schedule([fault(at_s=60.0)]).blows
+    cost = costs_of(blows, [history(tmp_path, 0, (0, 30))], 0.0, 30.0)
+    assert cost["blows"] == []
+    assert cost["kept_of_present"] is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"faults": (fault("join", (0,)),)}, "peer 0 is the first, and cannot come later"),
+        ({"faults": (fault("crash", (5,)),)}, "fault 'crash': peers = .5.: there are 2 peers"),
+    ],
+)
+def test_a_scenario_whose_faults_cannot_be_is_refused(changes, says):
+    with pytest.raises(ConfigError, match=says):
+        scenario(**changes)
+
+
+@pytest.mark.parametrize("wrong", [{"for_s": 1.0}, {"at_step": 3}])
+def test_who_comes_late_comes_at_a_time_and_to_stay(wrong):
+    with pytest.raises(ConfigError, match="give at_s and no for_s"):
+        fault("join", (1,), **wrong)
