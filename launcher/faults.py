@@ -16,6 +16,7 @@ over that before; ``kept_of_present`` is their quotient. An algorithm in which n
 whoever is missing has 1.
 """
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -25,6 +26,7 @@ from numpy.typing import NDArray
 
 from launcher.conditions import FaultConfig
 from launcher.records import PeerHistory
+from p2ptrain.config import StopConfig
 from p2ptrain.ids import Seconds
 
 WINDOW_S: Seconds = 5.0
@@ -58,6 +60,16 @@ def blows_of(faults: Sequence[FaultConfig]) -> list[Blow]:
         together = [fault.peers] if fault.kind == "partition" else [(rank,) for rank in fault.peers]
         found += [Blow(fault, ranks) for ranks in together]
     return found
+
+
+def left_of(stop: StopConfig, passed_s: Seconds) -> StopConfig:
+    """The end for a life that begins `passed_s` after the run did.
+
+    A peer counts from its own first step, and whoever comes later is to end with the others.
+    """
+    if stop.seconds is None:
+        return stop
+    return dataclasses.replace(stop, seconds=max(SMOOTHED_S, stop.seconds - passed_s))
 
 
 class Schedule:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from launcher.backends.base import PeerStatus
-from launcher.faults import Blow, Schedule
+from launcher.faults import Blow, Schedule, left_of
 from launcher.records import PeerHistory
 from launcher.scenario import Scenario
 from p2ptrain.config import RunConfig, to_toml
@@ -55,6 +55,7 @@ class RealFleet(ABC):
         self._schedule = Schedule(scenario.faults)
         self._can_slow = any(fault.kind == "slow" for fault in scenario.faults)
         self._configs = list(configs)
+        self._started_at: Seconds | None = None
         self._late = scenario.late
         self._presences = [Presence(is_away=rank in self._late) for rank in range(len(configs))]
 
@@ -107,6 +108,7 @@ class RealFleet(ABC):
 
     def befall(self, histories: Sequence[PeerHistory], started_at: Seconds | None) -> None:
         """Carry out what is due, and begin the lives that could not begin before."""
+        self._started_at = started_at
         for blow, what in self._schedule.take_due(histories, started_at, time.time()):
             if what == "begins" and not self._can_befall(blow):
                 blow.missed = True
@@ -146,6 +148,9 @@ class RealFleet(ABC):
         if presence.lives or presence.is_away:
             others = tuple(one.advertise or one.listen for one in self._configs if one != config)
             config = dataclasses.replace(config, join=others)
+        if self._started_at is not None:
+            left = left_of(config.stop, time.time() - self._started_at)
+            config = dataclasses.replace(config, stop=left)
         if self._can_slow:
             slowed = self._where(self._slowdown(rank))
             pace = dataclasses.replace(config.pace, slowdown_file=slowed)

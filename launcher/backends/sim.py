@@ -22,7 +22,7 @@ from typing import Any
 from launcher.backends.base import Fleet, PeerStatus
 from launcher.backends.ring import SPEC, ring_s
 from launcher.conditions import FaultConfig, LinkConfig
-from launcher.faults import Blow, Schedule
+from launcher.faults import Blow, Schedule, left_of
 from launcher.outsiders import OUTSIDERS, PRICES
 from launcher.records import PeerHistory
 from launcher.scenario import Scenario
@@ -44,7 +44,7 @@ from p2ptrain.sim.compute import (
 from p2ptrain.sim.faults import Crash, Drift, Fault, Partition, Pause, SlowDown, Throttle
 from p2ptrain.sim.fleet import FleetWorld, address_of
 from p2ptrain.sim.link import Link
-from p2ptrain.sim.loop import VirtualLoop
+from p2ptrain.sim.loop import VirtualLoop, virtual_loop
 from p2ptrain.sim.peer import LivingPeer, Trainee
 from p2ptrain.sim.records import RecordFile
 from p2ptrain.sim.trace import TraceMetrics
@@ -282,7 +282,8 @@ def _life(
     others = tuple(address for address in everyone if address != config.listen)
     first = tuple(address for address in everyone[:1] if address != config.listen)
     hosts = others if is_late or number > 1 else first
-    return train(dataclasses.replace(config, join=hosts), metrics, number)
+    placed = dataclasses.replace(config, join=hosts, stop=left_of(config.stop, virtual_loop().now))
+    return train(placed, metrics, number)
 
 
 def _learning(task: Task, config: RunConfig, metrics: Metrics, number: int) -> LivingPeer:

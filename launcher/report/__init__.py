@@ -58,7 +58,7 @@ def render(
 ) -> str:
     """The report as text; `machine` says where and when it was measured (`describe_machine`)."""
     runs = [run for run, _ in finished]
-    algorithms = [_drawn(run, BARS // len(runs)) for run in runs]
+    algorithms = [_drawn(run, summary, BARS // len(runs)) for run, summary in finished]
     data = {
         "algorithms": algorithms,
         "target": {"accuracy": scenario.target.accuracy, "loss": scenario.target.loss},
@@ -82,6 +82,7 @@ def render(
         has_target=scenario.target.accuracy is not None or scenario.target.loss is not None,
         names=[run.algorithm for run in runs],
         strips=words.strips(runs),
+        faults=[words.faults(summary) for _, summary in finished],
         groups=[words.groups(summary) for _, summary in finished],
         events=[words.events(run) for run in runs],
         tables=[_listed(run, summary) for run, summary in finished],
@@ -97,7 +98,7 @@ def render(
     )
 
 
-def _drawn(run: Run, bars: int) -> Json:
+def _drawn(run: Run, summary: Json, bars: int) -> Json:
     """What the page draws of one algorithm."""
     return {
         "name": run.algorithm,
@@ -108,6 +109,7 @@ def _drawn(run: Run, bars: int) -> Json:
         "disagreement": series.disagreement(run),
         "timeline": timeline.timeline(run, ROWS, bars),
         "met": series.met(run.histories, ROWS),
+        "faults": series.faults(run.histories, summary["faults"]["blows"]),
     }
 
 

@@ -3,7 +3,7 @@
 (() => {
 const data = JSON.parse(document.getElementById("data").textContent);
 const INK = "#1c1f24", SOFT = "#555c66", LINE = "#d9dde2";
-const COMPUTING = "#0072B2", WAITING = "#F0C05A", AVERAGING = "#CC3377";
+const COMPUTING = "#0072B2", WAITING = "#F0C05A", AVERAGING = "#CC3377", FAULT = "#B3261E";
 // Okabe and Ito; dashes tell apart what colour may not. The first is what others are compared with.
 const STYLES = [["#555555", "7 4"], ["#009E73", ""], ["#D55E00", "9 3 2 3"], ["#0072B2", ""],
   ["#CC79A7", "2 3"], ["#B07F00", "12 4"], ["#56B4E9", ""], ["#000000", "1 3"]];
@@ -67,6 +67,10 @@ function lineChart(figure, chart) {
   const y = v => H - bottom - scale(v) * (H - top - bottom);
   const yTicks = logarithmic ? logTicks(low, high) : ticks(low, high, 5);
   let svg = "";
+  for (const f of chart.faults || []) {
+    const from = x(f.at), to = x(Math.min(xHigh, f.until ?? f.at));
+    svg += `<rect x="${from}" y="${top}" width="${Math.max(1, to - from)}" height="${H - bottom - top}" fill="${FAULT}" fill-opacity="${f.until === null ? 0.6 : 0.13}"/><text class="soft" x="${from + 2}" y="${top + 9}">${f.number}</text>`;
+  }
   for (const v of yTicks) svg += `<line x1="${left}" x2="${W - right}" y1="${y(v)}" y2="${y(v)}" stroke="${LINE}"/><text class="soft" x="${left - 8}" y="${y(v) + 4}" text-anchor="end">${short(v)}</text>`;
   for (const v of ticks(0, xHigh, 6)) svg += `<line x1="${x(v)}" x2="${x(v)}" y1="${H - bottom}" y2="${H - bottom + 4}" stroke="${SOFT}"/><text class="soft" x="${x(v)}" y="${H - bottom + 18}" text-anchor="middle">${short(v)}</text>`;
   svg += `<line x1="${left}" x2="${W - right}" y1="${H - bottom}" y2="${H - bottom}" stroke="#9aa1aa"/>`;
@@ -154,7 +158,7 @@ function drawCharts() {
       format: v => v === null ? "–" : String(+v.toPrecision(4)),
     };
     if (kind === "throughput") {
-      lineChart(figure, { ...common, title: "Samples per second, of all peers", fromZero: true, format: v => Math.round(v).toLocaleString("en"),
+      lineChart(figure, { ...common, title: "Samples per second, of all peers", fromZero: true, faults: data.algorithms[0].faults, format: v => Math.round(v).toLocaleString("en"),
         series: data.algorithms.map((a, k) => ({ name: a.name, ...style(k), x: a.throughput.at, y: a.throughput.rate })) });
     } else if (kind === "disagreement") {
       lineChart(figure, { ...common, title: "Disagreement in groups (distance from the group's mean)", fromZero: true,
@@ -216,6 +220,7 @@ class Timeline {
   constructor(box, algorithm) {
     this.wall = algorithm.wall_s || 1;
     this.data = algorithm.timeline;
+    this.faults = algorithm.faults;
     this.lines = this.data.rows.map(line => unpack(line, this.data.units_per_s));
     this.map = box.appendChild(Object.assign(document.createElement("canvas"), { className: "map" }));
     this.canvas = box.appendChild(Object.assign(document.createElement("canvas"), { className: "rows" }));
@@ -250,6 +255,7 @@ class Timeline {
       pen.fillText(line.label, this.left - 8, y + this.rowHeight * 0.45);
       this.drawLine(pen, line, y, isExact);
     });
+    this.drawFaults(pen);
     this.drawAxis(pen, rows * this.rowHeight + 6);
     this.drawMap(width);
   }
@@ -283,6 +289,21 @@ class Timeline {
     if (b < this.left || a > this.right) return;
     pen.fillStyle = colour;
     pen.fillRect(a, y, Math.max(b - a - gap, 0.7), height);
+  }
+  // A frame around the peers that a fault befell, for as long as it did, with its number.
+  drawFaults(pen) {
+    pen.strokeStyle = pen.fillStyle = FAULT;
+    pen.textAlign = "left";
+    for (const fault of this.faults) {
+      const until = fault.until ?? this.wall;
+      if (until < this.from || fault.at > this.from + this.span) continue;
+      const from = Math.max(this.left, this.x(fault.at)), to = Math.min(this.right, this.x(until));
+      this.lines.forEach((line, k) => {
+        if (!fault.ranks.includes(line.rank)) return;
+        pen.strokeRect(from, k * this.rowHeight + 2.5, Math.max(1, to - from), this.rowHeight - 3);
+        pen.fillText(fault.number, from + 3, k * this.rowHeight + 4 + this.rowHeight * 0.3);
+      });
+    }
   }
   x(at) { return this.left + (at - this.from) * this.scale; }
   at(x) { return this.from + (x - this.left) / this.scale; }
@@ -463,7 +484,8 @@ for (const line of data.algorithms[0].timeline.rows) names[line.rank] = line.nam
 const timelines = [...document.querySelectorAll("[data-timeline]")].map(box => new Timeline(box, data.algorithms[+box.dataset.timeline]));
 // A dozen steps of the slowest peer, the same number of seconds for all, so that bars compare.
 const dozen = Math.min(Math.max(...data.algorithms.map(a => a.timeline.window_s)), ...data.algorithms.map(a => a.wall_s || 1));
-for (const timeline of timelines) timeline.show(dozen);
+// Faults are told apart over the whole run, steps only from near.
+for (const timeline of timelines) timeline.show(timeline.faults.length ? timeline.wall : dozen);
 const ZOOM = {
   steps: t => t.show(dozen), all: t => t.show(t.wall),
   in: t => t.show(t.span / 2, t.from + t.span / 2), out: t => t.show(t.span * 2, t.from + t.span / 2),

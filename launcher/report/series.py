@@ -144,3 +144,17 @@ def _longest_step_s(run: Run) -> Seconds:
     """The mean step of the slowest peer."""
     spans = [(h.steps[-1].at - h.steps[0].at, len(h.steps)) for h in run.histories if h.steps]
     return max((span / max(1, count - 1) for span, count in spans), default=0.0)
+
+
+def faults(histories: Sequence[PeerHistory], blows: Sequence[Json]) -> list[Json]:
+    """Where the charts mark faults, numbered as in their table; `until` is None at the end."""
+    ranks = {history.name: rank for rank, history in enumerate(histories)}
+    return [
+        {
+            "number": number,
+            "at": round(blow["at_s"], 3),
+            "until": None if blow["until_s"] is None else round(blow["until_s"], 3),
+            "ranks": [ranks[name] for name in blow["peers"]],
+        }
+        for number, blow in enumerate(blows, start=1)
+    ]

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from launcher.collect import Json
+from launcher.compare import seconds
 from launcher.plot import curves_title, is_slow, strip_title
 from launcher.records import Event
 from launcher.run import Run
@@ -144,6 +145,45 @@ def groups(summary: Json) -> Json:
             for why, n in reasons
         ],
     }
+
+
+_KINDS = {
+    "crash": "killed",
+    "pause": "paused",
+    "slow": "slowed down",
+    "drift": "clock drifts",
+    "throttle": "link throttled",
+    "partition": "cut off",
+    "leave": "left",
+    "join": "came",
+}
+
+
+def faults(summary: Json) -> Json:
+    """What the scenario's faults cost one algorithm: a row each, and all of them in a sentence."""
+    cost = summary["faults"]
+    rows = [
+        {
+            "number": count,
+            "what": f"{', '.join(blow['peers'])}: {_KINDS[blow['kind']]}",
+            "at": f"{blow['at_s']:.1f} s",
+            "until": seconds(blow["until_s"], "-"),
+            "before": number(blow["before"], ",.0f"),
+            "during": number(blow["during"], ",.0f"),
+            "after": number(blow["after"], ",.0f"),
+            "stall": seconds(blow["stall_s"], "-"),
+            "recovery": seconds(blow["recovery_s"], "-"),
+        }
+        for count, blow in enumerate(cost["blows"], start=1)
+    ]
+    said = ""
+    if cost["kept_of_present"] is not None:
+        said = (
+            f"From the first fault on, {cost['present']:.0%} of the peers that had been there "
+            f"were there, on average, and {cost['kept']:.0%} of the throughput: "
+            f"{cost['kept_of_present']:.2f} times their share."
+        )
+    return {"name": summary["algorithm"], "rows": rows, "summary": said}
 
 
 def events(run: Run) -> Json:

@@ -8,6 +8,8 @@ import pytest
 
 from launcher import report
 from launcher.collect import write_json
+from launcher.conditions import FaultConfig
+from launcher.faults import Blow
 from launcher.machine import describe_machine
 from launcher.records import PeerHistory
 from launcher.report import render, series, timeline, words, write_report
@@ -180,11 +182,28 @@ def test_a_run_without_a_single_step_has_a_report(tmp_path):
         "wall_s": 0.0,
         "final": {"loss": None, "accuracy": None, "consensus_distance": None},
         "ratio": {"samples_per_s": None, "time_to_target_s": None},
+        "faults": run.costs,
     }
     peers = [{"peer": h.name, "state": "ended", "why": "", **h.totals()} for h in run.histories]
     summary = {**row, "backend": "generated", "peers": peers}
     comparison = {"scenario": "test", "rows": [row], "claims": []}
     assert "p01" in Page(render(chosen, [(run, summary)], comparison, MACHINE)).text
+
+
+def test_the_report_says_what_each_fault_cost_and_marks_it(tmp_path):
+    chosen, finished, comparison = generate(tmp_path, 4)
+    assert (
+        "Faults, and what they cost" not in Page(render(chosen, finished, comparison, MACHINE)).text
+    )
+    crash = FaultConfig(kind="crash", peers=(2,), at_s=6.0)
+    for run, summary in finished:
+        run.blows = [Blow(crash, (2,), began=UNIX_S + 6.0)]
+        summary["faults"] = run.costs
+    page = Page(render(chosen, finished, comparison, MACHINE))
+    assert "1 p02: killed 6.0 s -" in page.text
+    assert "From the first fault on, 75% of the peers" in page.text
+    (mark,) = page.numbers()["algorithms"][1]["faults"]
+    assert mark == {"number": 1, "at": 6.0, "until": None, "ranks": [2]}
 
 
 def test_words_from_outside_cannot_become_markup(tmp_path):
