@@ -51,6 +51,10 @@ wheel: $(READY)  ## a pure Python wheel in dist/
 clean:
 	rm -rf $(VENV) build dist runs *.egg-info
 
+.PHONY: chaos
+chaos: $(READY)  ## eight peers through ten bad minutes, and undisturbed: runs/chaos; BACKEND=docker cuts cables too
+	$(BIN)/python -m launcher.bench.chaos --out runs/chaos --backend $(or $(BACKEND),process) --check
+
 # torch goes first and by its exact version: an unpinned torch can drag in gigabytes.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "p2ptrain needs Python 3.11 or later; try: make PYTHON=python3.11")'

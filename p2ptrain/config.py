@@ -42,6 +42,11 @@ class RunConfig(PeerConfig):
     """``host:port`` of a name that stands for all peers, each at that port: join whoever is there
     (see `console/discover.py`). Instead of `join` and `listen`."""
 
+    advertise_ip: bool = False
+    """Look the host of `advertise` up at the start, and advertise the address behind it. For where
+    a name stands for another address when its peer starts again: others would go on asking the old
+    one, since connections remember for half a minute what a name stood for."""
+
     training: TrainingConfig = field(default_factory=TrainingConfig)
     pace: Pace = field(default_factory=Pace)
 

@@ -139,6 +139,12 @@ class DockerFleet(RealFleet):
             self._call_compose("down", "--timeout", "0", "--remove-orphans")
             self._is_stopped = True
 
+    def pids(self) -> Sequence[int]:
+        """The peers' own, below that of each container's first process."""
+        running = [name for name, code in self._look().items() if code is None]
+        first = _docker("inspect", "--format", "{{.State.Pid}}", *running) if running else ""
+        return [child for pid in first.split() for child in _children(int(pid))]
+
     # --- what lives are made of -------------------------------------------------------------------
 
     def _start(self, rank: int, file: Path) -> None:
@@ -308,10 +314,23 @@ def clean() -> list[str]:
 
 
 def _placed(config: RunConfig, first: str) -> RunConfig:
-    """Everybody listens at its own name; others join the first."""
+    """Everybody can be met under its own name; others join the first.
+
+    What a peer tells others is its number: a container that starts again has another one.
+    """
     ours = f"{config.name}:{PORT}"
     join = () if config.name == first else (f"{first}:{PORT}",)
-    return dataclasses.replace(config, listen=f"0.0.0.0:{PORT}", advertise=ours, join=join)
+    return dataclasses.replace(
+        config, listen=f"0.0.0.0:{PORT}", advertise=ours, advertise_ip=True, join=join
+    )
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        text = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="utf-8")
+    except OSError:
+        return []  # it has just ended
+    return [int(child) for child in text.split()]
 
 
 def _exit(code: str, no_memory: str) -> int:

@@ -68,6 +68,10 @@ class RealFleet(ABC):
     # --- what a backend can do --------------------------------------------------------------------
 
     @abstractmethod
+    def pids(self) -> Sequence[int]:
+        """The process ids of the peers that run, as this machine knows them."""
+
+    @abstractmethod
     def _start(self, rank: int, file: Path) -> None:
         """Begin a life with the configuration in `file`."""
 

@@ -292,8 +292,8 @@ class Timeline {
   }
   // A frame around the peers that a fault befell, for as long as it did, with its number.
   drawFaults(pen) {
-    pen.strokeStyle = pen.fillStyle = FAULT;
-    pen.textAlign = "left";
+    pen.strokeStyle = FAULT;
+    pen.textAlign = "center";
     for (const fault of this.faults) {
       const until = fault.until ?? this.wall;
       if (until < this.from || fault.at > this.from + this.span) continue;
@@ -301,7 +301,11 @@ class Timeline {
       this.lines.forEach((line, k) => {
         if (!fault.ranks.includes(line.rank)) return;
         pen.strokeRect(from, k * this.rowHeight + 2.5, Math.max(1, to - from), this.rowHeight - 3);
-        pen.fillText(fault.number, from + 3, k * this.rowHeight + 4 + this.rowHeight * 0.3);
+        const width = pen.measureText(fault.number).width + 6;
+        pen.fillStyle = FAULT;
+        pen.fillRect(from, k * this.rowHeight + 2.5, width, Math.min(14, this.rowHeight - 3));
+        pen.fillStyle = "#fff";
+        pen.fillText(fault.number, from + width / 2, k * this.rowHeight + 3 + Math.min(14, this.rowHeight - 3) / 2);
       });
     }
   }

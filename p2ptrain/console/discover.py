@@ -132,14 +132,16 @@ def settled(
     clock: Callable[[], Seconds],
     sleep: Callable[[Seconds], Awaitable[None]] = asyncio.sleep,
 ) -> RunConfig:
-    """`config` with a place in its swarm; as it is if it has nothing to discover.
+    """`config` with a place in its swarm, if it is to discover one, and by the numbers if so asked.
 
     The port of `discover` is that of all peers; `listen`, `advertise` and `name` follow from the
     place, unless they are given.
 
     Raises:
-        ConfigError: as `find_place`.
+        ConfigError: as `find_place`, or if a name that is to be looked up is not known.
     """
+    if config.advertise_ip:
+        config = _by_number(config, around)
     if not config.discover:
         return config
     port = config.discover.rpartition(":")[2]
@@ -153,6 +155,17 @@ def settled(
         advertise=config.advertise or f"{place.ours}:{port}",
         name=config.name or around.name_of(place.ours),
     )
+
+
+def _by_number(config: RunConfig, around: Neighbourhood) -> RunConfig:
+    host, _, port = config.advertise.rpartition(":")
+    ips = asyncio.run(around.addresses(host))
+    if not ips:
+        raise ConfigError(
+            f"advertise = {config.advertise!r}: nothing is known under this name; give one that "
+            "this machine can look up, or leave advertise_ip out"
+        )
+    return dataclasses.replace(config, advertise=f"{ips[0]}:{port}", advertise_ip=False)
 
 
 def _in_order(ip: str) -> tuple[int, ...]:

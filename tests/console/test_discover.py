@@ -103,6 +103,14 @@ def test_a_place_gives_a_peer_its_addresses_and_its_name():
     assert settled(RunConfig(), Street("", [], {}), clock) == RunConfig()
 
 
+def test_a_name_can_be_advertised_by_its_number():
+    street = Street("10.0.0.2", ["10.0.0.2"], {})
+    config = RunConfig(advertise=NAME, advertise_ip=True, join=("other:4000",))
+    assert settled(config, street, float).advertise == "10.0.0.2:4000"
+    with pytest.raises(ConfigError, match="advertise = 'nobody:4000': nothing is known"):
+        settled(RunConfig(advertise="nobody:4000", advertise_ip=True), street, float)
+
+
 @pytest.mark.parametrize(
     ("settings", "says"),
     [

@@ -1,0 +1,253 @@
+"""``make chaos``: does a swarm of real peers survive ten bad minutes, unharmed?
+
+Eight peers train while fifty things befall them, drawn from a seed: they are killed and start again
+under their old name, leave and return, stand still, and, where they are containers, are cut off
+together. Then the same peers train the same number of samples undisturbed. Four claims:
+
+* *nobody hangs*: everybody comes to the end of the run by itself;
+* *nothing is lost that matters*: the loss of the mean of all models, on held-out data, is within
+  5 % of the undisturbed run's;
+* *memory does not grow*, and *descriptors do not grow*: of every life that lasts a minute or
+  longer, what it had after its first `SETTLED_S` is compared with what it has at its end.
+
+A swarm of which half is dead has little left to prove: at most three of eight are away at once.
+What comes then befalls one of these three again.
+"""
+
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from launcher.backends import load_backend
+from launcher.backends.base import Backend, Fleet
+from launcher.backends.lives import RealFleet
+from launcher.bench.claims import claim, print_claims
+from launcher.collect import Json, write_json
+from launcher.conditions import FaultConfig, Kind
+from launcher.evaluate import TaskEvaluator
+from launcher.live import open_display
+from launcher.machine import describe_machine
+from launcher.run import Run
+from launcher.scenario import Scenario
+from p2ptrain.compute.pace import Pace
+from p2ptrain.compute.training import TrainingConfig
+from p2ptrain.config import RunConfig, StopConfig
+from p2ptrain.errors import ConfigError
+from p2ptrain.ids import Seconds
+
+PEERS = 8
+MOST_AWAY = 3
+QUIET_S: Seconds = 20.0
+"""Without new faults, before the end: what comes then has to be training."""
+
+SETTLED_S: Seconds = 20.0
+LONG_LIFE_S: Seconds = 60.0
+SAMPLE_EVERY_S: Seconds = 1.0
+CLOSE_TO_AN_END = 10
+"""Samples of a life that are taken together at its beginning and at its end."""
+
+MEMORY_GROWTH = 1.1
+DESCRIPTOR_GROWTH = 16
+"""Connections to eight peers come and go: two to each."""
+
+
+def draw_faults(
+    seed: int, count: int, seconds: Seconds, kinds: Sequence[Kind]
+) -> tuple[FaultConfig, ...]:
+    """`count` faults, spread over the run, of kinds that the backend can do."""
+    chance = Random(f"chaos/{seed}")
+    room = seconds - QUIET_S - 10.0
+    moments = sorted(5.0 + room * chance.random() for _ in range(count))
+    return tuple(_faults(chance, moments, kinds))
+
+
+def _faults(
+    chance: Random, moments: Sequence[Seconds], kinds: Sequence[Kind]
+) -> Iterator[FaultConfig]:
+    free_at = [0.0] * PEERS
+    for moment in moments:
+        free = [rank for rank in range(PEERS) if free_at[rank] <= moment]
+        busy = [rank for rank in range(PEERS) if free_at[rank] > moment]
+        kind = chance.choice(kinds)
+        room = MOST_AWAY - len(busy)
+        count = chance.randint(1, min(room, 2)) if kind == "partition" and room > 0 else 1
+        ranks = tuple(sorted(chance.sample(free if room > 0 else busy, count)))
+        for_s = round(chance.uniform(1.0, 6.0), 2)
+        for rank in ranks:
+            # A new life needs some seconds before it can be hit again.
+            free_at[rank] = moment + for_s + (8.0 if kind in ("crash", "leave") else 1.0)
+        yield FaultConfig(kind=kind, peers=ranks, at_s=round(moment, 2), for_s=for_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What one process had at one moment."""
+
+    at: Seconds
+    resident_bytes: int
+    descriptors: int
+
+
+class Watcher:
+    """A backend that remembers its fleet, and what its peers use of the machine."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._fleet: Fleet | None = None
+        self._next_at: Seconds = 0.0
+        self.lives: dict[int, list[Usage]] = {}
+
+    def refusal(self, algorithm: str) -> str:
+        """As the backend's own."""
+        return self._backend.refusal(algorithm)
+
+    def check(self, scenario: Scenario) -> None:
+        """As the backend's own."""
+        self._backend.check(scenario)
+
+    def start(self, scenario: Scenario, configs: Sequence[RunConfig]) -> Fleet:
+        """As the backend's own."""
+        self._fleet = self._backend.start(scenario, configs)
+        return self._fleet
+
+    def look(self) -> None:
+        """Note what every peer uses now, once in `SAMPLE_EVERY_S`."""
+        now = time.monotonic()
+        if now < self._next_at or not isinstance(self._fleet, RealFleet):
+            return
+        self._next_at = now + SAMPLE_EVERY_S
+        for pid in self._fleet.pids():
+            usage = _usage_of(pid, now)
+            if usage is not None:
+                self.lives.setdefault(pid, []).append(usage)
+
+
+def _usage_of(pid: int, now: Seconds) -> Usage | None:
+    """None if it has just died."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+        descriptors = sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
+    except OSError:
+        return None
+    lines = [line.split() for line in status.splitlines() if line.startswith("VmRSS:")]
+    return Usage(now, int(lines[0][1]) * 1024, descriptors) if lines else None
+
+
+def growth_of(lives: Sequence[Sequence[Usage]]) -> tuple[float, float]:
+    """Of the lives that were long: the largest growth of memory, a factor, and of descriptors."""
+    memory, descriptors = [1.0], [0.0]
+    for life in lives:
+        settled = [usage for usage in life if usage.at - life[0].at >= SETTLED_S]
+        if life[-1].at - life[0].at < LONG_LIFE_S:
+            continue
+        first, last = settled[:CLOSE_TO_AN_END], settled[-CLOSE_TO_AN_END:]
+        memory.append(_middle(last, "resident_bytes") / _middle(first, "resident_bytes"))
+        descriptors.append(_middle(last, "descriptors") - _middle(first, "descriptors"))
+    return max(memory), max(descriptors)
+
+
+def _middle(usages: Sequence[Usage], name: str) -> float:
+    return float(statistics.median(getattr(usage, name) for usage in usages))
+
+
+def scenario_of(seed: int, faults: tuple[FaultConfig, ...], stop: StopConfig) -> Scenario:
+    """Eight peers on a task that is not learned at once."""
+    return Scenario(
+        name="chaos",
+        text=f"Eight peers and {len(faults)} faults",
+        peers=PEERS,
+        seed=seed,
+        algorithms=("ad_psgd",),
+        training=TrainingConfig(batch_size=16, learning_rate=0.02),
+        pace=Pace(min_step_ms=400.0),
+        stop=stop,
+        faults=faults,
+        snapshot_every_s=2.0,
+        limit_s=1200.0,
+    )
+
+
+def carry_out(
+    scenario: Scenario, backend: Backend, name: str, folder: Path, console: Console
+) -> tuple[Run, Json, Watcher]:
+    """One run, watched."""
+    watcher = Watcher(backend)
+    watcher.check(scenario)
+    evaluator = TaskEvaluator(scenario.task, scenario.seed, scenario.task_options)
+    run = Run(scenario, "ad_psgd", folder, evaluator)
+    with open_display(console) as display:
+
+        def watch(run: Run) -> None:
+            watcher.look()
+            display.show(run)
+
+        run.execute(watcher, watch)
+    return run, run.save(name), watcher
+
+
+def main(
+    out: Annotated[Path, typer.Option(help="Where bench.json and the records go.")] = Path(
+        "runs/chaos"
+    ),
+    backend: Annotated[str, typer.Option(help="process or docker (partitions too).")] = "process",
+    seconds: Annotated[float, typer.Option(help="How long the bad time is.")] = 600.0,
+    faults: Annotated[int, typer.Option(help="How many things happen in it.")] = 50,
+    seed: Annotated[int, typer.Option(help="Of what happens.")] = 1,
+    check: Annotated[bool, typer.Option(help="Exit with 3 if a claim does not hold.")] = False,
+) -> None:
+    """Train eight peers through faults and then without, and compare."""
+    if backend == "sim":
+        raise ConfigError("chaos is for real peers; `make worlds` is the same in simulated ones")
+    console = Console(highlight=False)
+    kinds: tuple[Kind, ...] = ("crash", "leave", "pause")
+    if backend == "docker":
+        kinds += ("partition",)
+    drawn = draw_faults(seed, faults, seconds, kinds)
+    bad = scenario_of(seed, drawn, StopConfig(seconds=seconds))
+    run, stormy, watcher = carry_out(bad, load_backend(backend), backend, out / "bad", console)
+    good = replace(scenario_of(seed, (), StopConfig(samples=run.samples)), limit_s=seconds + 300.0)
+    _, calm, _ = carry_out(good, load_backend(backend), backend, out / "good", console)
+    claims = claims_of(run, stormy, calm, watcher)
+    out.mkdir(parents=True, exist_ok=True)
+    rows = [{"name": "bad", **stormy}, {"name": "good", **calm}]
+    write_json(out / "bench.json", {"rows": rows, "claims": claims, "machine": describe_machine()})
+    print_claims(console, claims)
+    console.print(f"written to {out}")
+    if check and not all(one["holds"] for one in claims):
+        raise typer.Exit(3)
+
+
+def claims_of(run: Run, stormy: Json, calm: Json, watcher: Watcher) -> list[Json]:
+    """What is to hold after ten bad minutes."""
+    memory, descriptors = growth_of(list(watcher.lives.values()))
+    ended = sum(status.state == "ended" for status in run.statuses)
+    return [
+        claim("everybody came to the end", "ended", "bad", ended, at_least=PEERS),
+        claim(
+            "the loss is within 5 % of the undisturbed run's at equal samples",
+            "final.loss",
+            "bad",
+            stormy["final"]["loss"] / calm["final"]["loss"],
+            over="good",
+            at_most=1.05,
+        ),
+        claim("memory does not grow", "resident_bytes", "bad", memory, at_most=MEMORY_GROWTH),
+        claim(
+            "descriptors do not grow",
+            "descriptors",
+            "bad",
+            descriptors,
+            at_most=DESCRIPTOR_GROWTH,
+        ),
+    ]
+
+
+if __name__ == "__main__":
+    typer.run(main)
