@@ -15,6 +15,11 @@ from p2ptrain.net.wire import PROTOCOL_MAJOR, Hello, Welcome
 DIAL_BACK_S: Seconds = 3.0
 """How long a newcomer's advertised address may take to answer."""
 
+DIAL_AGAIN_S: Seconds = 0.3
+DIALS = 5
+"""A peer that starts again at its old address finds others with a connection that has just failed,
+and that fails again at once for up to a second: whoever dials back asks more than once."""
+
 ASK_S: Seconds = 5.0
 """How long one host is asked before the next one is."""
 
@@ -88,7 +93,7 @@ async def cannot_reach(transport: Transport, membership: Membership, newcomer: M
     if known and known.address != address and await _answers(transport, known):
         return f"a peer named {peer} is already here, at {known.address}; choose another name"
     try:
-        there = (await transport.identify(address, DIAL_BACK_S)).me
+        there = (await _dial(transport, address)).me
     except (TransportError, CodecError) as error:
         return (
             f"{peer} cannot be reached from {membership.me.peer} at {address} ({error}); "
@@ -97,6 +102,22 @@ async def cannot_reach(transport: Transport, membership: Membership, newcomer: M
     if (there.peer, there.incarnation) != (peer, newcomer.incarnation):
         return f"at {address} is {there.peer}, not {peer}; advertise an address of your own"
     return ""
+
+
+async def _dial(transport: Transport, address: Address) -> Hello:
+    """Who is there, asked again and again for a moment longer than one call may take."""
+    why: TransportError | None = None
+    try:
+        async with asyncio.timeout(DIAL_BACK_S + DIALS * DIAL_AGAIN_S):
+            for _ in range(DIALS):
+                try:
+                    return await transport.identify(address, DIAL_BACK_S)
+                except TransportError as error:
+                    why = error
+                await asyncio.sleep(DIAL_AGAIN_S)
+    except TimeoutError:
+        pass
+    raise why or TransportError(f"{address} did not answer")
 
 
 async def _answers(transport: Transport, member: Member) -> bool:
