@@ -125,6 +125,7 @@ class DockerFleet(RealFleet):
 
     def stop(self, grace_s: Seconds) -> None:
         """Ask whoever runs to leave; keep what all have said; take everything away."""
+        self._is_over = True
         if self._is_stopped or not self._compose.exists():
             return
         try:

@@ -56,6 +56,7 @@ class RealFleet(ABC):
         self._can_slow = any(fault.kind == "slow" for fault in scenario.faults)
         self._configs = list(configs)
         self._started_at: Seconds | None = None
+        self._is_over = False
         self._late = scenario.late
         self._presences = [Presence(is_away=rank in self._late) for rank in range(len(configs))]
 
@@ -112,6 +113,8 @@ class RealFleet(ABC):
 
     def befall(self, histories: Sequence[PeerHistory], started_at: Seconds | None) -> None:
         """Carry out what is due, and begin the lives that could not begin before."""
+        if self._is_over:
+            return  # the launcher looks once more when all is stopped
         self._started_at = started_at
         for blow, what in self._schedule.take_due(histories, started_at, time.time()):
             if what == "begins" and not self._can_befall(blow):

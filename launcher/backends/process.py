@@ -116,6 +116,7 @@ class ProcessFleet(RealFleet):
 
     def stop(self, grace_s: Seconds) -> None:
         """SIGTERM to each that runs; after `grace_s` SIGKILL to the whole group and its guard."""
+        self._is_over = True
         try:
             self._ask_to_leave()
             self._wait(grace_s)

@@ -254,6 +254,13 @@ def test_a_peer_that_leaves_for_good_has_left_and_the_run_goes_on(lived):
     until(lambda: states(run.fleet) == ["running", "left"])
 
 
+def test_nothing_befalls_a_fleet_that_was_stopped(lived):
+    run = lived(FaultConfig(kind="join", peers=(1,), at_s=1.0))
+    run.fleet.stop(0.0)
+    run.at(1.0)
+    assert states(run.fleet) == ["lost", "lost"]
+
+
 def test_a_late_peer_is_not_there_until_it_comes(lived):
     run = lived(FaultConfig(kind="join", peers=(1,), at_s=1.0))
     assert len(run.fleet.pids()) == 1
