@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from launcher import backends
-from launcher.backends import process
+from launcher.backends import lives
 from launcher.backends.process import ProcessBackend
 from launcher.scenario import load_scenario
 from tests.launcher.fakes import FakeBackend, FakeFleet
@@ -32,7 +32,7 @@ at_least = 3.0
 
 @pytest.fixture(autouse=True)
 def _looks_often(own_signals, monkeypatch):
-    monkeypatch.setattr(process, "LOOK_S", 0.02)
+    monkeypatch.setattr(lives, "LOOK_S", 0.02)
 
 
 @pytest.fixture
