@@ -14,7 +14,9 @@ from p2ptrain.compute.codec import BLOCK, CHUNK, CODECS, Codec, load_codec
 from p2ptrain.errors import CodecError, ConfigError
 
 each_codec = pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS.keys())
-scaled_codec = pytest.mark.parametrize("codec", [CODECS["fp16"], CODECS["int8"]], ids=str)
+scaled_codec = pytest.mark.parametrize(
+    "codec", [CODECS["fp16"], CODECS["int8"]], ids=["fp16", "int8"]
+)
 finite = arrays.arrays(
     np.float32, st.integers(0, 3 * BLOCK), elements=st.floats(width=32, allow_nan=False)
 ).filter(lambda values: bool(np.isfinite(values).all()))
