@@ -130,9 +130,9 @@ class ConsensusCurve:
     def started_at(self) -> Seconds | None:
         """When the first step of the swarm began.
 
-        None while a peer that is still there is not ready.
+        None while a peer that is still there is not ready; those who come later are not waited for.
         """
-        if any(h.ready_at is None and not h.is_finished for h in self._histories):
+        if any(h.ready_at is None and not h.is_finished and not h.is_late for h in self._histories):
             return None
         return min((h.ready_at for h in self._histories if h.ready_at is not None), default=None)
 
@@ -163,7 +163,8 @@ class ConsensusCurve:
             self.final_model = self._add(max(last, self._latest(last)), survivors)
 
     def _is_settled(self, moment: Seconds) -> bool:
-        training = [history for history in self._histories if not history.is_finished]
+        come = [history for history in self._histories if history.last_at or not history.is_late]
+        training = [history for history in come if not history.is_finished]
         # When nobody trains any more, there is no end of moments; `finish` knows the last.
         return bool(training) and all((h.last_at or 0.0) > moment for h in training)
 

@@ -101,6 +101,8 @@ class PeerHistory:
         self.events: list[Event] = []
         self.ended: Record | None = None
         self.is_closed = False
+        self.is_late = False
+        """It comes when others train already, and nobody waits for it."""
         self.lost = False
         self.damaged_lines = 0
         self._path = folder / f"{name}.jsonl"

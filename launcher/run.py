@@ -49,6 +49,8 @@ class Run:
         self.scenario = scenario
         self.algorithm = algorithm
         self.histories = [PeerHistory(folder, name) for name in names]
+        for rank in scenario.late:
+            self.histories[rank].is_late = True
         self.statuses: Sequence[PeerStatus] = [PeerStatus(name) for name in names]
         self.curve = ConsensusCurve(
             self.histories, evaluator, scenario.snapshot_every_s, scenario.target

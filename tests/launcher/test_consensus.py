@@ -141,3 +141,12 @@ def test_a_target_that_nobody_set_is_never_reached():
 def test_with_two_targets_both_must_hold(accuracy, loss, reached):
     point = CurvePoint(1.0, 1, loss=loss, accuracy=accuracy, consensus_distance=0)
     assert Target(accuracy=0.95, loss=0.2).is_reached(point) is reached
+
+
+def test_nobody_waits_for_a_peer_that_is_to_come_later(tmp_path):
+    here, late = PeerHistory(tmp_path, "p00"), PeerHistory(tmp_path, "p01")
+    here.ready_at = 5.0
+    curve = ConsensusCurve([here, late], FakeEvaluator(), 0.5, Target())
+    assert curve.started_at is None
+    late.is_late = True
+    assert curve.started_at == 5.0
