@@ -67,6 +67,15 @@ class Deadline:
         self._took_s.clear()
         self._first_s = self._seconds = self._ceiling_s
 
+    def broke(self, after_s: Seconds) -> None:
+        """One came to nothing, not by this deadline.
+
+        If it had lasted longer than half of it, longer than most do, it may have been about to miss
+        it: of several who wait for one thing the first one gives up for all.
+        """
+        if after_s > self.seconds / 2:
+            self.missed()
+
     def _estimate(self) -> Seconds:
         if len(self._took_s) < FEWEST:
             return self._first_s

@@ -59,6 +59,10 @@ or a large group may be given up each time before the last of its members is fre
 **What each timer protects.** None of them is needed for the arguments above; they bound the damage
 of lost messages and dead peers.
 
+Each is at most as long as configured, and shorter where less was seen to be enough
+(`core/pace.py`); the lease of a group travels with its claim, so that all who are in it, or
+promised to it, count on the same one, whatever each has seen.
+
 * `resend_s`: claims without a grant, and grants without an answer, are sent again. That repairs
   every loss: a claim that comes again is answered again; a grant that comes again is answered with
   `Begin` or `Release`, whichever was lost. No lost message idles anybody for a lease.
@@ -72,7 +76,8 @@ of lost messages and dead peers.
   earliest lease lapses no earlier than lease_s / (1 + r), on the fastest clock; the last grant that
   counts was given no later than acquire_timeout_s / (1 - r), and T seconds of a member's clock last
   no longer than T / (1 - r). So T = lease_s (1 - r) / (1 + r) - acquire_timeout_s, from its grant,
-  is a member's time in a group, and the initiator's, from its claim.
+  is a member's time in a group, and the initiator's, from its claim. Here `lease_s` is the claim's,
+  and `acquire_timeout_s` as configured, whether or not the initiator gives up sooner.
 * Deadlines bind before anything else happens: a peer that was paused takes no late `Begin` or
   `Grant` for a timely one, and `holds` nothing that has expired, whether its timer has fired or
   not.
@@ -111,6 +116,7 @@ from p2ptrain.core.lock_state import (
     relative,
 )
 from p2ptrain.core.messages import Begin, Busy, Claim, Grant, Inquire, LockMessage, Release
+from p2ptrain.core.pace import Pace, Wait
 from p2ptrain.errors import InvariantViolation, LocalProtocolError
 from p2ptrain.ids import PeerId, Seconds, Ticket
 
@@ -127,6 +133,7 @@ class GroupLock:
 
     Args:
         weigh: says how large the members' shares of what they average should be.
+        pace: says how long to wait for what, and is told how long it took; none: as configured.
     """
 
     def __init__(
@@ -136,12 +143,14 @@ class GroupLock:
         config: LockConfig,
         emit: Callable[[Effect], None],
         weigh: Weigh = equally,
+        pace: Pace | None = None,
     ) -> None:
         self._me = me
         self._incarnation = incarnation
         self._config = config
         self._emit = emit
         self._weigh = weigh
+        self._pace = pace or Pace(config)
         self._state: LockState = Free()
         self._queue: tuple[Claim, ...] = ()  # others' claims, the oldest first, one of each peer
         self._wish: Wish | None = None
@@ -226,7 +235,7 @@ class GroupLock:
             case Inquire(ticket=ticket):
                 self._handle_grant(source, ticket, now, wanted=True)
             case Busy(ticket=ticket):
-                self._handle_busy(source, ticket)
+                self._handle_busy(source, ticket, now)
             case Begin():
                 self._handle_begin(source, message, now)
             case Release(ticket=ticket):
@@ -285,6 +294,8 @@ class GroupLock:
         self._lapse(now)
         match self._state:
             case Collecting() as state if state.resend_at <= now:
+                if state.asked:
+                    self._pace.missed(Wait.ANSWER)
                 silent = (*state.queued, *state.asked)
                 for peer in silent:
                     self._emit(Send(peer, state.claim))
@@ -303,9 +314,9 @@ class GroupLock:
             case Free():
                 return None
             case Collecting() as state:
-                return min(state.resend_at, self._give_up_at(state))
+                return min(state.resend_at, state.give_up_at)
             case Granted() as state:
-                return min(state.resend_at, state.granted_at + self._config.lease_s)
+                return min(state.resend_at, state.granted_at + state.claim.lease_s)
             case InGroup() as state:
                 return state.expires_at
 
@@ -355,7 +366,7 @@ class GroupLock:
         if self._born is None:
             self._clock += 1
             self._born = self._clock
-        return Claim(self._wish.ticket, self._born)
+        return Claim(self._wish.ticket, self._born, self._pace.lease_s)
 
     def _enqueue(self, claim: Claim) -> None:
         initiator = claim.ticket.initiator
@@ -379,8 +390,8 @@ class GroupLock:
         # Whoever waits for us will yield to us: it is younger.
         waiting = {claim.ticket.initiator for claim in self._queue}
         candidates = tuple(sorted(wish.candidates, key=lambda peer: peer not in waiting))
-        resend_at = now + self._config.resend_s
-        self._ask_more(Collecting(own, wish.needed, candidates, now, resend_at))
+        give_up_at, resend_at = now + self._pace.acquire_s, now + self._pace.resend_s
+        self._ask_more(Collecting(own, wish.needed, candidates, now, give_up_at, resend_at))
 
     def _ask_more(self, state: Collecting) -> None:
         """Ask as many as are needed and some to spare, and wait for more where they are busy."""
@@ -403,16 +414,22 @@ class GroupLock:
                     why = f"{source} was wanted by an older claim"
                     self._drop(source, Outcome.YIELDED, why, now)
                 elif source not in state.granted:
+                    self._answered(state, source, now)
                     state = state.without(source)
-                    self._take(replace(state, granted=(*state.granted, source)))
+                    self._take(replace(state, granted=(*state.granted, source)), now)
             case InGroup() as state if state.ticket == ticket and source in state.members:
                 # The first one was lost.
                 self._emit(Send(source, Begin(ticket, state.members, state.weights)))
             case _:
                 self._disown(source, ticket)  # too late, or we can do without it
 
-    def _take(self, state: Collecting) -> None:
+    def _answered(self, state: Collecting, source: PeerId, now: Seconds) -> None:
+        if source in state.asked:  # else it was asked twice: no telling which one it answers
+            self._pace.note(Wait.ANSWER, now - state.asked_at)
+
+    def _take(self, state: Collecting, now: Seconds) -> None:
         if len(state.granted) == state.needed:
+            self._pace.note(Wait.GRANTS, now - state.asked_at)
             self._begin(state)
         else:
             self._state = state
@@ -420,17 +437,19 @@ class GroupLock:
     def _begin(self, state: Collecting) -> None:
         ticket, members = state.ticket, tuple(sorted((self._me, *state.granted)))
         weights = self._weigh(members)
-        expires_at = state.asked_at + self._config.time_in_group_s
-        self._state = InGroup(ticket, members, expires_at, weights)
+        lease_s = state.claim.lease_s
+        expires_at = state.asked_at + self._config.time_in_group_s(lease_s)
+        self._state = InGroup(ticket, members, expires_at, lease_s, weights)
         for peer in state.granted:
             self._emit(Send(peer, Begin(ticket, members, weights)))  # lost: it grants again
         for peer in (*state.queued, *state.asked):
             self._emit(Send(peer, Release(ticket)))  # lost: it will grant, and be told again
         self._emit(Average(ticket, members, What.MODELS, weights))
 
-    def _handle_busy(self, source: PeerId, ticket: Ticket) -> None:
+    def _handle_busy(self, source: PeerId, ticket: Ticket, now: Seconds) -> None:
         match self._state:
             case Collecting() as state if state.ticket == ticket and source in state.asked:
+                self._answered(state, source, now)
                 state = state.without(source)
                 self._ask_more(replace(state, queued=(*state.queued, source)))
             case _:
@@ -460,14 +479,14 @@ class GroupLock:
         self._emit(GroupEnded(state.ticket, outcome, why, asked))
         self._next_turn(now)
 
-    def _give_up_at(self, state: Collecting) -> Seconds:
-        return state.asked_at + self._config.acquire_timeout_s
-
     # --- the member's side ------------------------------------------------------------------------
 
     def _handle_claim(self, source: PeerId, claim: Claim, now: Seconds) -> None:
         if claim.ticket.initiator != source:
             return  # not a claim that its sender could make: nothing to answer
+        if not 0 < claim.lease_s <= self._config.lease_s:
+            self._disown(source, claim.ticket)  # we promise ourselves to nobody for so long
+            return
         self._clock = max(self._clock, min(claim.born, self._clock + MOST_TICKS))
         match self._state:
             case Granted(ticket=ticket) if ticket == claim.ticket:
@@ -522,9 +541,10 @@ class GroupLock:
             return  # not a group that its sender could form
         match self._state:
             case Granted() as state if state.ticket == ticket:
-                expires_at = state.granted_at + self._config.time_in_group_s
+                lease_s = state.claim.lease_s
+                expires_at = state.granted_at + self._config.time_in_group_s(lease_s)
                 if now < expires_at:
-                    self._state = InGroup(ticket, members, expires_at, begin.weights)
+                    self._state = InGroup(ticket, members, expires_at, lease_s, begin.weights)
                     self._emit(Average(ticket, members, What.MODELS, begin.weights))
                 else:
                     self._free(ticket)
@@ -575,16 +595,16 @@ class GroupLock:
     def _lapse(self, now: Seconds) -> None:
         """Carry out the deadlines that have passed, before anything else happens."""
         match self._state:
-            case Collecting() as state if self._give_up_at(state) <= now:
+            case Collecting() as state if state.give_up_at <= now:
+                self._pace.missed(Wait.GRANTS)
                 whom = ", ".join((*state.queued, *state.asked))
-                why = f"no grant from {whom} in {self._config.acquire_timeout_s} s"
+                why = f"no grant from {whom} in {state.give_up_at - state.asked_at:g} s"
                 self._fail(Outcome.LATE, why, now)
-            case Granted() as state if state.granted_at + self._config.lease_s <= now:
+            case Granted() as state if state.granted_at + state.claim.lease_s <= now:
                 self._free(state.ticket)
                 self._next_turn(now)
             case InGroup() as state if state.expires_at <= now:
-                lease_s = self._config.lease_s
-                why = f"the average was not over when its lease of {lease_s} s ended"
+                why = f"the average was not over when its lease of {state.lease_s:g} s ended"
                 self._abandon(Outcome.LATE, why, now)
             case _:
                 pass
@@ -605,10 +625,21 @@ class GroupLock:
         state = self._state
         assert isinstance(state, InGroup)
         self._born = None
+        self._note_average(state, outcome, now)
         self._free(state.ticket, Ended(state.members, outcome is Outcome.DONE))
         if state.ticket.initiator == self._me:
             self._emit(GroupEnded(state.ticket, outcome, why, state.members))
         self._next_turn(now)
+
+    def _note_average(self, state: InGroup, outcome: Outcome, now: Seconds) -> None:
+        since = state.expires_at - self._config.time_in_group_s(state.lease_s)
+        match outcome:
+            case Outcome.DONE:
+                self._pace.note(Wait.AVERAGE, now - since)
+            case Outcome.LATE:
+                self._pace.missed(Wait.AVERAGE)
+            case _:
+                self._pace.broke(Wait.AVERAGE, now - since)
 
     def _free(self, ticket: Ticket, ended: Ended = NEVER_FORMED) -> None:
         """Our part in `ticket` is over, for good; somebody's turn is next."""

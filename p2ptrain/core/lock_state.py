@@ -16,16 +16,18 @@ class LockConfig:
     """Deadlines of the group lock, and how many to ask."""
 
     lease_s: Seconds = 20.0
-    """How long a granted peer stays promised without news. Too short: groups on slow links expire
-    in the middle of an average; too long: an unnoticed dead initiator idles its members."""
+    """How long a granted peer stays promised without news, at most; where groups are seen to end
+    sooner, less (`core/pace.py`). Too short: groups on slow links expire in the middle of an
+    average; too long: an unnoticed dead initiator idles its members."""
 
     acquire_timeout_s: Seconds = 2.0
-    """Stop collecting grants after this. Too short: where averages last longer, large groups seldom
-    come together; too long: little of the lease is left for the average itself."""
+    """Stop collecting grants after this, or sooner where less was seen to be enough. Too short:
+    where averages last longer, large groups seldom come together; too long: little of the lease is
+    left for the average itself."""
 
     resend_s: Seconds = 0.2
-    """Say it again after this long without an answer. Too short: duplicates; too long: a lost
-    message costs more."""
+    """Say it again after this long without an answer; the first time sooner where answers were seen
+    to be quicker. Too short: duplicates; too long: a lost message costs more."""
 
     clock_drift: float = 0.01
     """No clock runs faster or slower than true time by more than this share. Too small: a peer may
@@ -54,18 +56,25 @@ class LockConfig:
                 f"lock resend_s = {self.resend_s} must be below "
                 f"acquire_timeout_s = {self.acquire_timeout_s}, or nothing is ever sent again"
             )
-        if self.time_in_group_s <= self.acquire_timeout_s:
+        if self.time_in_group_s(self.lease_s) <= self.acquire_timeout_s:
             raise ConfigError(
                 f"lock acquire_timeout_s = {self.acquire_timeout_s} must be below half of "
                 f"lease_s = {self.lease_s} on clocks that drift by {self.clock_drift}, "
                 "or no time is left to average in"
             )
 
-    @property
-    def time_in_group_s(self) -> Seconds:
-        """How long a member may be in a group, from its grant; the module's docstring says why."""
+    def time_in_group_s(self, lease_s: Seconds) -> Seconds:
+        """How long a member may be in a group of such a lease, from its grant.
+
+        `core/group_lock.py` says why.
+        """
         slowest, fastest = 1 - self.clock_drift, 1 + self.clock_drift
-        return self.lease_s * slowest / fastest - self.acquire_timeout_s
+        return lease_s * slowest / fastest - self.acquire_timeout_s
+
+    def lease_for_s(self, time_in_group_s: Seconds) -> Seconds:
+        """The lease that gives its members so long."""
+        slowest, fastest = 1 - self.clock_drift, 1 + self.clock_drift
+        return (time_in_group_s + self.acquire_timeout_s) * fastest / slowest
 
 
 # --- states, all of them values -------------------------------------------------------------------
@@ -88,6 +97,7 @@ class Collecting:
     unasked: tuple[PeerId, ...]
     """In order of preference."""
     asked_at: Seconds
+    give_up_at: Seconds
     resend_at: Seconds
     asked: tuple[PeerId, ...] = ()
     """Should answer any moment."""
@@ -147,6 +157,8 @@ class InGroup:
     ticket: Ticket
     members: tuple[PeerId, ...]
     expires_at: Seconds
+    lease_s: Seconds
+    """Of its claim."""
     weights: tuple[int, ...] = ()
     """Of the members' shares: as the initiator said, who tells it again when asked."""
 
@@ -185,8 +197,13 @@ def age(claim: Claim) -> tuple[int, Ticket]:
 def relative(state: LockState, now: Seconds) -> LockState:
     """The same state, with times counted from `now`."""
     match state:
-        case Collecting(asked_at=asked_at, resend_at=resend_at):
-            return replace(state, asked_at=asked_at - now, resend_at=resend_at - now)
+        case Collecting(asked_at=asked_at, give_up_at=give_up_at, resend_at=resend_at):
+            return replace(
+                state,
+                asked_at=asked_at - now,
+                give_up_at=give_up_at - now,
+                resend_at=resend_at - now,
+            )
         case Granted(granted_at=granted_at, resend_at=resend_at):
             return replace(state, granted_at=granted_at - now, resend_at=resend_at - now)
         case InGroup(expires_at=expires_at):

@@ -6,7 +6,7 @@ A message may be lost, duplicated, delayed and reordered. Each class says what i
 from dataclasses import dataclass
 from enum import IntEnum
 
-from p2ptrain.ids import Address, PeerId, Ticket
+from p2ptrain.ids import Address, PeerId, Seconds, Ticket
 
 
 class MemberState(IntEnum):
@@ -104,6 +104,8 @@ class Claim:
 
     ticket: Ticket
     born: int
+    lease_s: Seconds
+    """For how long whoever grants is promised, by its own clock."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,6 +70,7 @@ from p2ptrain.core.messages import (
     Settle,
     Standing,
 )
+from p2ptrain.core.pace import ObservedPace
 from p2ptrain.core.rendezvous import InGroup as InScheduledGroup
 from p2ptrain.core.rendezvous import Rendezvous
 from p2ptrain.core.repair import Repair, RepairConfig
@@ -115,7 +116,14 @@ class PeerMachine:
         self._now: Seconds = 0.0
         self._unsettled: list[MemberChanged] = []  # of which the groups have not been told
         self.membership = Membership(me, config.membership, rng, self._note)
-        self.lock = GroupLock(me.peer, me.incarnation, config.lock, self._note, self._weigh)
+        self.lock = GroupLock(
+            me.peer,
+            me.incarnation,
+            config.lock,
+            self._note,
+            self._weigh,
+            ObservedPace(config.lock),
+        )
         self.rendezvous = Rendezvous(
             me.peer,
             me.incarnation,

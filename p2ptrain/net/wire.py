@@ -191,8 +191,8 @@ def _message_to_pb(message: m.Message) -> tuple[str, Any]:  # Any: protobuf's ge
             )
         case m.Rumours(members):
             return "rumours", pb.Rumours(members=map(_member_to_pb, members))
-        case m.Claim(ticket, born):
-            return "claim", pb.Claim(ticket=_ticket_to_pb(ticket), born=born)
+        case m.Claim(ticket, born, lease_s):
+            return "claim", pb.Claim(ticket=_ticket_to_pb(ticket), born=born, lease_s=lease_s)
         case m.Grant(ticket):
             return "grant", pb.Grant(ticket=_ticket_to_pb(ticket))
         case m.Busy(ticket, reason):
@@ -244,7 +244,7 @@ _FROM_PB: dict[str, Callable[[Any], m.Message]] = {
         _number(p.number), _name(p.target), p.answered, _members(p.members)
     ),
     "rumours": lambda p: m.Rumours(_members(p.members)),
-    "claim": lambda p: m.Claim(_ticket(p.ticket), _number(p.born)),
+    "claim": lambda p: m.Claim(_ticket(p.ticket), _number(p.born), _measure(p.lease_s)),
     "grant": lambda p: m.Grant(_ticket(p.ticket)),
     "busy": lambda p: m.Busy(_ticket(p.ticket), _text(p.reason, MAX_REASON)),
     "begin": lambda p: m.Begin(_ticket(p.ticket), *_group_of(p)),

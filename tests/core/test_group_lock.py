@@ -18,7 +18,7 @@ LEASE_S, ACQUIRE_S, RESEND_S = 20.0, 2.0, 0.25
 CONFIG = LockConfig(
     lease_s=LEASE_S, acquire_timeout_s=ACQUIRE_S, resend_s=RESEND_S, clock_drift=0.0
 )
-IN_GROUP_S = CONFIG.time_in_group_s
+IN_GROUP_S = CONFIG.time_in_group_s(LEASE_S)
 
 AB = (PeerId("a"), PeerId("b"))
 
@@ -882,7 +882,7 @@ def test_an_initiator_stops_collecting_in_time_and_says_who_did_not_answer(trio:
     ticket = trio.request("a", "bc")
     trio.advance(ACQUIRE_S)
     assert trio.ended == {ticket: Outcome.LATE}
-    assert trio.reasons[ticket] == f"no grant from c in {ACQUIRE_S} s"
+    assert trio.reasons[ticket] == f"no grant from c in {ACQUIRE_S:g} s"
     assert set(trio.states.values()) == {"free"}
 
 
@@ -1107,7 +1107,7 @@ def test_who_leaves_lets_its_group_end(trio: Trio):
 
 
 def test_a_claim_that_its_sender_could_not_make_is_not_answered(trio: Trio):
-    stray = Claim(Ticket(PeerId("c"), 1, 1), 1)
+    stray = Claim(Ticket(PeerId("c"), 1, 1), 1, LEASE_S)
     trio.locks["b"].receive(PeerId("a"), stray, trio.clock("b"))
     assert trio.wire == []
     assert trio.states["b"] == "free"
@@ -1195,7 +1195,7 @@ def test_two_locks_that_will_do_the_same_are_frozen_alike_at_whatever_time(trio:
         lock = trio.locks["a"]
         lock._incarnation = 1
         trio.request("a", "bc", 1)
-        lock.receive(PeerId("b"), Claim(Ticket(PeerId("b"), 1, 1), 7), trio.clock("a"))
+        lock.receive(PeerId("b"), Claim(Ticket(PeerId("b"), 1, 1), 7, LEASE_S), trio.clock("a"))
         lock.receive(PeerId("b"), Busy(Ticket(PeerId("a"), 1, 1), "b"), trio.clock("a"))
         frozen.append(lock.frozen(trio.clock("a")))
         trio.time += 64.0
@@ -1207,7 +1207,7 @@ def test_two_locks_that_will_do_the_same_are_frozen_alike_at_whatever_time(trio:
 def test_a_made_up_age_does_not_drive_our_own_claims_out_of_range(trio: Trio):
     lock = trio.locks["a"]
     for number in range(1, 4):
-        hostile = Claim(Ticket(PeerId("b"), 1, number), 1 << 62)
+        hostile = Claim(Ticket(PeerId("b"), 1, number), 1 << 62, LEASE_S)
         lock.receive(PeerId("b"), hostile, trio.clock("a"))
     assert lock._clock == 3 * MOST_TICKS
     lock.peer_gone(PeerId("b"), "b is gone", trio.clock("a"))

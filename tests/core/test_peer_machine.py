@@ -66,7 +66,7 @@ def messages(effects: list[Effect], to: str) -> list[object]:
 def grouped(machine: PeerMachine) -> Ticket:
     """B is in a claimed group with a, which initiated it."""
     ticket = Ticket(A, 1, 1)
-    machine.receive(A, Claim(ticket, 1), 1.0)
+    machine.receive(A, Claim(ticket, 1, 20.0), 1.0)
     machine.receive(A, Begin(ticket, (A, B)), 1.0)
     assert machine.holds(ticket, 1.0)
     machine.take_effects()
@@ -146,7 +146,7 @@ def test_a_suspicion_ends_no_group(machine: PeerMachine):
 
 
 def test_a_goodbye_ends_a_promise_to_whoever_says_it_and_no_group(machine: PeerMachine):
-    machine.receive(A, Claim(Ticket(A, 1, 1), 1), 1.0)
+    machine.receive(A, Claim(Ticket(A, 1, 1), 1, 20.0), 1.0)
     machine.receive(A, Rumours((replace(member("a"), state=MemberState.LEFT),)), 1.1)
     machine.take_effects()
     ticket = machine.request([C], 1, 1.2)
@@ -194,7 +194,7 @@ def test_who_leaves_tells_everyone_and_asks_for_no_timer(machine: PeerMachine):
 
 def test_who_serves_on_after_its_training_still_grants(machine: PeerMachine):
     machine.withdraw(0.0)
-    machine.receive(A, Claim(Ticket(A, 1, 1), 1), 0.1)
+    machine.receive(A, Claim(Ticket(A, 1, 1), 1, 20.0), 0.1)
     assert messages(machine.take_effects(), "a") == [Grant(Ticket(A, 1, 1))]
 
 
@@ -211,7 +211,7 @@ def test_who_caught_up_waits_with_the_new_version_and_who_could_not_with_the_old
 
 def test_the_fence_falls_with_the_lease_whether_the_timer_has_fired_or_not(machine: PeerMachine):
     ticket = grouped(machine)
-    ends_at = 1.0 + LockConfig().time_in_group_s
+    ends_at = 1.0 + LockConfig().time_in_group_s(LockConfig().lease_s)
     assert machine.holds(ticket, ends_at - 0.1)
     assert not machine.holds(ticket, ends_at)
     machine.handle_timer(ends_at)
@@ -351,7 +351,7 @@ def test_whoever_forms_a_group_says_that_a_slow_link_has_no_share(form: Callable
     "told", [Begin(TICKET, ABC, (3, 2, 1)), Assemble(TICKET, 0, ABC, (3, 2, 1))], ids=repr
 )
 def test_members_take_the_weights_of_whoever_formed_the_group(machine: PeerMachine, told: Message):
-    machine.receive(A, Claim(TICKET, 1), 1.0)
+    machine.receive(A, Claim(TICKET, 1, 20.0), 1.0)
     if isinstance(told, Assemble):
         machine.receive(A, Release(TICKET), 1.0)
         machine.arrive(0, 1.0)

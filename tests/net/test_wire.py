@@ -59,6 +59,7 @@ weighted_groups = groups.flatmap(
 FIELDS: dict[str, st.SearchStrategy] = {
     "number": numbers,
     "born": numbers,
+    "lease_s": st.floats(0, 1e9),
     "version": numbers,
     "ticket": tickets,
     "reason": st.text(st.characters(codec="utf-8").filter(str.isprintable), max_size=300),
@@ -236,7 +237,7 @@ def test_valid_protobuf_with_hostile_values_decodes_or_is_refused(data):
         pb.Envelope(source="a", rumours=pb.Rumours(members=[member])),
         pb.Envelope(source="a", ping_for=pb.PingFor(number=number(), target=text())),
         pb.Envelope(source="a", ack_for=pb.AckFor(target=text(), members=[member])),
-        pb.Envelope(source="a", claim=pb.Claim(ticket=ticket, born=number())),
+        pb.Envelope(source="a", claim=pb.Claim(ticket=ticket, born=number(), lease_s=number())),
         pb.Envelope(source="a", begin=pb.Begin(ticket=ticket, members=everyone)),
         pb.Envelope(source="a", busy=pb.Busy(ticket=ticket, reason=text())),
         pb.Envelope(source="a", catch_up=pb.CatchUp(version=number(), donor=text())),

@@ -66,7 +66,7 @@ async def test_messages_of_another_swarm_and_of_unknown_peers_are_ignored():
     world, a, _b = await pair()
     stranger = await Stranger(world).start()
     ours = a.driver.digest
-    claim = m.Claim(Ticket(PeerId("s"), 1, 1), 1)
+    claim = m.Claim(Ticket(PeerId("s"), 1, 1), 1, 20.0)
     for envelope in (
         Envelope(PeerId("s"), ours, claim),
         Envelope(PeerId("s"), "another", m.Ping(1, (stranger.me,))),
@@ -118,7 +118,7 @@ HOSTILE = st.one_of(
     st.builds(m.PingFor, NUMBERS, PEERS),
     st.builds(m.AckFor, NUMBERS, PEERS, st.booleans(), RECORDS),
     st.builds(m.Rumours, RECORDS),
-    st.builds(m.Claim, TICKETS, NUMBERS),
+    st.builds(m.Claim, TICKETS, NUMBERS, st.floats(0, 30)),
     st.builds(m.Grant, TICKETS),
     st.builds(m.Busy, TICKETS, st.just("because")),
     st.builds(m.Begin, TICKETS, GROUPS),

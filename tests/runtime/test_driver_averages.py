@@ -25,7 +25,7 @@ async def test_an_average_that_is_abandoned_before_it_starts_leaves_nothing_behi
         await world.add(name, VectorReplica(np.zeros(4, np.float32)), "ad_psgd")
     await asyncio.sleep(0.1)
     driver, ticket = world.peers[B].driver, Ticket(A, 1, 1)
-    for message in (Claim(ticket, 1), Begin(ticket, (A, B)), Release(ticket)):
+    for message in (Claim(ticket, 1, 20.0), Begin(ticket, (A, B)), Release(ticket)):
         driver.handle_message(Envelope(A, driver.digest, message))
     assert driver.averages.running
     await asyncio.sleep(0.1)

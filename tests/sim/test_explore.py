@@ -57,11 +57,11 @@ def test_a_lost_message_idles_nobody_for_longer_than_it_takes_to_say_it_again():
 
 
 def test_what_a_lock_remembers_is_all_in_its_frozen_state():
-    """All but its name, life, config, `emit` and `weigh`; else two situations would be one."""
+    """All but its name, life, config, `emit`, `weigh`, `pace`; else two situations would be one."""
     lock = GroupLock(PeerId("a"), 1, SHORT, print)
     frozen = lock.frozen(0.0)
     assert isinstance(frozen, tuple)
-    assert len(frozen) == len(vars(lock)) - 5
+    assert len(frozen) == len(vars(lock)) - 6
 
 
 class WithEveryMessage(Situations):
@@ -134,6 +134,25 @@ class HoldsTooLong(GroupLock):
 
 def test_a_member_without_a_deadline_of_its_own_is_found():
     findings = explore(ONE, HoldsTooLong)
+    assert findings.unsafe
+    assert "holds a#1 when the lease of" in findings.unsafe.why
+
+
+class StaysAsItWould(GroupLock):
+    """A member's time in a group follows the lease of its own claims, not of the one it granted."""
+
+    def _handle_begin(self, source: PeerId, begin: Begin, now: Seconds) -> None:
+        super()._handle_begin(source, begin, now)
+        if isinstance(state := self._state, InGroup):
+            in_group_s = self._config.time_in_group_s
+            longer_s = in_group_s(self._pace.lease_s) - in_group_s(state.lease_s)
+            self._state = replace(state, expires_at=state.expires_at + longer_s)
+
+
+def test_a_member_that_counts_on_another_lease_than_was_granted_is_found():
+    leases = replace(ONE, leases=(3.0, 5.0, 5.0))
+    assert explore(leases).all_is_well
+    findings = explore(leases, StaysAsItWould)
     assert findings.unsafe
     assert "holds a#1 when the lease of" in findings.unsafe.why
 
@@ -251,7 +270,7 @@ class NeverAsksAgain(GroupLock):
 
     def next_deadline(self) -> Seconds | None:
         if isinstance(self._state, Granted):
-            return self._state.granted_at + self._config.lease_s
+            return self._state.granted_at + self._state.claim.lease_s
         return super().next_deadline()
 
 
@@ -312,9 +331,8 @@ def test_a_queue_that_nobody_serves_is_found():
 class NoMargin(LockConfig):
     """The time in a group does not allow for clocks that drift."""
 
-    @property
-    def time_in_group_s(self) -> Seconds:
-        return self.lease_s - self.acquire_timeout_s
+    def time_in_group_s(self, lease_s: Seconds) -> Seconds:
+        return lease_s - self.acquire_timeout_s
 
 
 def no_margin(config: LockConfig) -> LockConfig:

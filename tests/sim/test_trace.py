@@ -89,7 +89,7 @@ def test_a_trace_that_cannot_be_written_is_refused(tmp_path):
 
 def test_a_message_is_named_with_its_ticket_version_or_number():
     ticket = Ticket(PeerId("p03"), 1, 17)
-    assert said(Claim(ticket, 5)) == "Claim p03#17"
+    assert said(Claim(ticket, 5, 20.0)) == "Claim p03#17"
     assert said(Arrive(8)) == "Arrive 8"
     assert said(Ping(4, ())) == "Ping 4"
     assert said(Rumours(())) == "Rumours"

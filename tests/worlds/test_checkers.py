@@ -120,7 +120,7 @@ def test_a_machine_in_two_groups_is_found(monkeypatch):
 
     def in_one_more(self: GroupLock) -> None:
         ticket = Ticket(PeerId("p0"), 1, 1)
-        self._state = InGroup(ticket, (PeerId("p1"), PeerId("p2")), 1.0)
+        self._state = InGroup(ticket, (PeerId("p1"), PeerId("p2")), 1.0, 20.0)
         check(self)
 
     monkeypatch.setattr(GroupLock, "check", in_one_more)

@@ -197,12 +197,14 @@ class Rumours(_message.Message):
     def __init__(self, members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
 
 class Claim(_message.Message):
-    __slots__ = ("ticket", "born")
+    __slots__ = ("ticket", "born", "lease_s")
     TICKET_FIELD_NUMBER: _ClassVar[int]
     BORN_FIELD_NUMBER: _ClassVar[int]
+    LEASE_S_FIELD_NUMBER: _ClassVar[int]
     ticket: Ticket
     born: int
-    def __init__(self, ticket: _Optional[_Union[Ticket, _Mapping]] = ..., born: _Optional[int] = ...) -> None: ...
+    lease_s: float
+    def __init__(self, ticket: _Optional[_Union[Ticket, _Mapping]] = ..., born: _Optional[int] = ..., lease_s: _Optional[float] = ...) -> None: ...
 
 class Grant(_message.Message):
     __slots__ = ("ticket",)

@@ -12,8 +12,9 @@ from typing import Generic, NamedTuple, TypeVar, assert_never
 from p2ptrain.core.effects import Abandon, Average, Effect, GroupEnded, Send
 from p2ptrain.core.events import Outcome
 from p2ptrain.core.group_lock import GroupLock
-from p2ptrain.core.lock_state import Free, InGroup
+from p2ptrain.core.lock_state import Free, InGroup, LockConfig
 from p2ptrain.core.messages import Busy, LockMessage, Message
+from p2ptrain.core.pace import Pace
 from p2ptrain.ids import PeerId, Seconds, Ticket
 from p2ptrain.sim.explore.scenario import Scenario
 from p2ptrain.sim.explore.story import UnsafeError
@@ -105,6 +106,18 @@ class Interned(Generic[T]):
         return number
 
 
+class _Asking(Pace):
+    """As configured, but for the lease that claims ask for."""
+
+    def __init__(self, config: LockConfig, lease_s: Seconds) -> None:
+        super().__init__(config)
+        self._lease_s = lease_s
+
+    @property
+    def lease_s(self) -> Seconds:
+        return self._lease_s
+
+
 class Locks:
     """All states of all locks that have turned up."""
 
@@ -118,10 +131,13 @@ class Locks:
         self._later: list[dict[Seconds, int]] = []  # for each of `locals`, by duration
         peers = range(len(self.names))
         self.dead = tuple(self._number(peer, None, 0.0) for peer in peers)
+        paces = [_Asking(scenario.config, scenario.lease_s(name)) for name in self.names]
         # Each clock shows something else: a time that crosses the wire by mistake is found out.
         self.fresh = tuple(
-            self._number(peer, make_lock(name, 1, scenario.config, _nobody), 1024.0 * peer)
-            for peer, name in enumerate(self.names)
+            self._number(
+                peer, make_lock(name, 1, scenario.config, _nobody, pace=pace), 1024.0 * peer
+            )
+            for peer, (name, pace) in enumerate(zip(self.names, paces, strict=True))
         )
 
     def move(self, number: int, event: int) -> Move:

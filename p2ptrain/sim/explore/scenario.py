@@ -54,6 +54,9 @@ class Scenario:
     """How long a message takes at most, unless a fault holds it back; None: for ever. 0 is not as
     little as it seems: what arrives in which order is open, and timers fire before and after."""
 
+    leases: tuple[Seconds, ...] = ()
+    """What the claims of each peer ask for; none: as configured."""
+
     copies: int = 2
     """How many messages that are alike can be in flight at once."""
 
@@ -75,6 +78,10 @@ class Scenario:
         config = self.config
         grave_s = self.faults * config.lease_s + len(self.asks) * config.acquire_timeout_s
         return (0, self.longest(config.resend_s), self.longest(grave_s))
+
+    def lease_s(self, peer: str) -> Seconds:
+        """What the claims of `peer` ask for."""
+        return self.leases[self.peers.index(peer)] if self.leases else self.config.lease_s
 
     def longest(self, duration_s: Seconds) -> Ticks:
         """So long on the slowest clock, rounded up to whole ticks."""

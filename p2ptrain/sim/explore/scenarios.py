@@ -28,6 +28,7 @@ def small() -> tuple[Scenario, ...]:
         Scenario(name="circle", asks=CIRCLE, config=SHORT),
         Scenario(name="late", asks=(A_TRIO,), latency_ticks=None, copies=1, config=SHORT),
         Scenario(name="drift", asks=(A_TRIO,), faults=1, config=DRIFTING, rates=SLOW_AND_FAST),
+        Scenario(name="leases", asks=OVERLAPPING, faults=1, config=SHORT, leases=(4.0, 5.0, 3.0)),
     )
 
 

@@ -418,7 +418,7 @@ class Situations:
             how = happened.outcome if isinstance(happened, Ends) else move.abandoned
             story = stories_.leave(story, peer, how, names)
         if moved_on and after.current == ticket:
-            story = stories_.promise(story, peer, self.scenario.config.lease_s, names)
+            story = stories_.promise(story, peer, self.scenario.lease_s(ticket.initiator), names)
         for average in move.averages:
             if average.ticket == ticket:
                 members = tuple(names.index(member) for member in average.members)
