@@ -172,6 +172,8 @@ class Averages:
             host.over(AverageBroke(ticket, exchange is not None and exchange.is_complete))
             mend = await self._broken[ticket]
             if not mend.adopt:
+                for vector in exchange.memory_left if exchange else ():
+                    self._buffers.give(vector)  # it is mapped already, and by all
                 return mend
         if not host.machine.holds(ticket, host.now):
             attempt.outcome = Outcome.LATE
@@ -191,7 +193,7 @@ class Averages:
         """Make the exchange, with what we put into it."""
         host, ticket = self._host, attempt.ticket
         began, version = host.now, host.machine.activation.version_of(ticket.root)
-        vector_V, attempt.updates = await self._contribution(attempt.what, attempt.members)
+        vector_V, attempt.updates = await self._contribution(attempt)
         attempt.snapshot_s = host.now - began
         attempt.exchange = self._exchanges[ticket] = Exchange(
             host.name,
@@ -266,8 +268,9 @@ class Averages:
         for vector in idle if reuse else ():  # not after a break: streams may still read them
             self._buffers.give(vector)
 
-    async def _contribution(self, what: What, members: tuple[PeerId, ...]) -> tuple[Vector, int]:
+    async def _contribution(self, attempt: Attempt) -> tuple[Vector, int]:
         """What we put into the group, copied on a worker thread, and of which update it is."""
+        what, members = attempt.what, attempt.members
         if what is not What.MODELS:
             vector_V = self._buffers.take(self._replica.gradient_size + RIDING)
             vector_V[-RIDING:] = self._accord.wants_to_end, self._progress_of(what, members)
@@ -280,7 +283,9 @@ class Averages:
             )
             return vector_V, self._replica.updates
         vector_M = self._buffers.take(self._replica.model_size)
-        updates, finite = await self._offload(lambda: self._snapshot(vector_M))
+        # Of what is tried again it is checked that the result is finite, and that is enough.
+        checks = not attempt.ticket.attempt
+        updates, finite = await self._offload(lambda: self._snapshot(vector_M, checks=checks))
         if not finite:
             raise StateError(
                 f"the model of {self._host.name} is not finite any more after {updates} updates; "
@@ -288,8 +293,8 @@ class Averages:
             )
         return vector_M, updates
 
-    def _snapshot(self, into_M: Vector) -> tuple[int, bool]:
-        return self._replica.snapshot(into_M), is_finite(into_M)
+    def _snapshot(self, into_M: Vector, *, checks: bool) -> tuple[int, bool]:
+        return self._replica.snapshot(into_M), not checks or is_finite(into_M)
 
     async def _copy(self, function: Callable[[], T]) -> T:
         """Copy gradients: nobody else wants them now, so a short copy is made here and at once."""

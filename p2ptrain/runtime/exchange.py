@@ -195,6 +195,18 @@ class Exchange:
         """True once all of the result is here, whether or not all others have it."""
         return self._has_all.done()
 
+    @property
+    def memory_left(self) -> list[Vector]:
+        """After a break that all drop: vectors that may be used again at once.
+
+        Others may still read them, in an attempt that they do not know is over. They read what they
+        read: as long as we have not said that we have all, nobody commits that. Whoever decodes
+        does it on threads that cannot be cancelled; that memory is left alone.
+        """
+        if self.is_complete or not self._codec.is_exact:
+            return []
+        return [self.vector_V, *self.mix.lent]
+
     async def run(self, open_stream: OpenStream) -> None:
         """Move all slices; the result is complete when this returns.
 

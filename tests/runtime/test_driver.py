@@ -173,9 +173,9 @@ async def test_a_stream_that_comes_before_its_group_is_formed_waits_for_it(monke
     world, a, b = await pair()
     slow = a.driver.averages._contribution
 
-    async def contribute_late(what, members):
+    async def contribute_late(attempt):
         await asyncio.sleep(ARRIVAL_S / 2)
-        return await slow(what, members)
+        return await slow(attempt)
 
     monkeypatch.setattr(a.driver.averages, "_contribution", contribute_late)
     result = await b.driver.average_with_any([PeerId("a")], 1)
