@@ -67,14 +67,16 @@ class Deadline:
         self._took_s.clear()
         self._first_s = self._seconds = self._ceiling_s
 
-    def broke(self, after_s: Seconds) -> None:
-        """One came to nothing, not by this deadline.
+    def broke(self, after_s: Seconds) -> bool:
+        """One came to nothing, by this deadline or not.
 
         If it had lasted longer than half of it, longer than most do, it may have been about to miss
-        it: of several who wait for one thing the first one gives up for all.
+        it: of several who wait for one thing the first one gives up for all. True if so.
         """
-        if after_s > self.seconds / 2:
+        missed = after_s > self.seconds / 2
+        if missed:
             self.missed()
+        return missed
 
     def _estimate(self) -> Seconds:
         if len(self._took_s) < FEWEST:

@@ -150,7 +150,7 @@ class GroupLock:
         self._config = config
         self._emit = emit
         self._weigh = weigh
-        self._pace = pace or Pace(config)
+        self.pace = pace or Pace(config)
         self._state: LockState = Free()
         self._queue: tuple[Claim, ...] = ()  # others' claims, the oldest first, one of each peer
         self._wish: Wish | None = None
@@ -295,7 +295,7 @@ class GroupLock:
         match self._state:
             case Collecting() as state if state.resend_at <= now:
                 if state.asked:
-                    self._pace.missed(Wait.ANSWER)
+                    self.pace.missed(Wait.ANSWER)
                 silent = (*state.queued, *state.asked)
                 for peer in silent:
                     self._emit(Send(peer, state.claim))
@@ -366,7 +366,7 @@ class GroupLock:
         if self._born is None:
             self._clock += 1
             self._born = self._clock
-        return Claim(self._wish.ticket, self._born, self._pace.lease_s)
+        return Claim(self._wish.ticket, self._born, self.pace.lease_s)
 
     def _enqueue(self, claim: Claim) -> None:
         initiator = claim.ticket.initiator
@@ -390,7 +390,7 @@ class GroupLock:
         # Whoever waits for us will yield to us: it is younger.
         waiting = {claim.ticket.initiator for claim in self._queue}
         candidates = tuple(sorted(wish.candidates, key=lambda peer: peer not in waiting))
-        give_up_at, resend_at = now + self._pace.acquire_s, now + self._pace.resend_s
+        give_up_at, resend_at = now + self.pace.acquire_s, now + self.pace.resend_s
         self._ask_more(Collecting(own, wish.needed, candidates, now, give_up_at, resend_at))
 
     def _ask_more(self, state: Collecting) -> None:
@@ -425,11 +425,11 @@ class GroupLock:
 
     def _answered(self, state: Collecting, source: PeerId, now: Seconds) -> None:
         if source in state.asked:  # else it was asked twice: no telling which one it answers
-            self._pace.note(Wait.ANSWER, now - state.asked_at)
+            self.pace.note(Wait.ANSWER, now - state.asked_at)
 
     def _take(self, state: Collecting, now: Seconds) -> None:
         if len(state.granted) == state.needed:
-            self._pace.note(Wait.GRANTS, now - state.asked_at)
+            self.pace.note(Wait.GRANTS, now - state.asked_at)
             self._begin(state)
         else:
             self._state = state
@@ -596,7 +596,7 @@ class GroupLock:
         """Carry out the deadlines that have passed, before anything else happens."""
         match self._state:
             case Collecting() as state if state.give_up_at <= now:
-                self._pace.missed(Wait.GRANTS)
+                self.pace.missed(Wait.GRANTS)
                 whom = ", ".join((*state.queued, *state.asked))
                 why = f"no grant from {whom} in {state.give_up_at - state.asked_at:g} s"
                 self._fail(Outcome.LATE, why, now)
@@ -635,11 +635,11 @@ class GroupLock:
         since = state.expires_at - self._config.time_in_group_s(state.lease_s)
         match outcome:
             case Outcome.DONE:
-                self._pace.note(Wait.AVERAGE, now - since)
+                self.pace.note(Wait.AVERAGE, now - since)
             case Outcome.LATE:
-                self._pace.missed(Wait.AVERAGE)
+                self.pace.missed(Wait.AVERAGE)
             case _:
-                self._pace.broke(Wait.AVERAGE, now - since)
+                self.pace.broke(Wait.AVERAGE, now - since)
 
     def _free(self, ticket: Ticket, ended: Ended = NEVER_FORMED) -> None:
         """Our part in `ticket` is over, for good; somebody's turn is next."""

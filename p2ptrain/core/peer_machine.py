@@ -152,7 +152,7 @@ class PeerMachine:
             self._note,
             rng,
         )
-        self.repair = Repair(me.peer, config.repair, self._is_alive, self._is_expected, self._note)
+        self.repair = Repair(me.peer, config.repair, self._is_alive, self.expects, self._note)
         self._views = self.membership.changes
         self._link = None if me.link_mbit else LinkMeter()
 
@@ -271,8 +271,10 @@ class PeerMachine:
         return self.repair.holds(ticket) and (scheduled or self.lock.holds(root, now))
 
     def expects(self, ticket: Ticket) -> bool:
-        """True if the group of `ticket` waits for us to leave another one."""
-        return self.activation.expects(ticket)
+        """True if we may yet be in the group of `ticket`: promised, or on our way."""
+        state = self.lock.state
+        promised = isinstance(state, Granted) and state.ticket == ticket
+        return promised or self.activation.expects(ticket) or self.rendezvous.expects(ticket)
 
     def is_over(self, ticket: Ticket) -> bool:
         """True if no slices can come under `ticket` any more, here."""
@@ -346,11 +348,6 @@ class PeerMachine:
     def _is_alive(self, peer: PeerId) -> bool:
         member = self.membership.member(peer)
         return member is not None and member.state is MemberState.ALIVE
-
-    def _is_expected(self, root: Ticket) -> bool:
-        state = self.lock.state
-        promised = isinstance(state, Granted) and state.ticket == root
-        return promised or self.activation.expects(root) or self.rendezvous.expects(root)
 
     def _settle(self, now: Seconds) -> None:
         """Tell the groups what membership has just decided."""

@@ -60,6 +60,9 @@ class Attempt:
     why: str = ""
     disagreement_l2: float | None = None
     staleness_steps: int | None = None
+    all_are_free: bool = True
+    """No member may still be in another group when this one begins."""
+    moving_since: Seconds = 0.0
     moving_s: Seconds = 0.0
 
     @property

@@ -11,6 +11,7 @@ along with them.
 import asyncio
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar
 
 from p2ptrain.compute.codec import load_codec
@@ -18,6 +19,7 @@ from p2ptrain.compute.replica import Replica, Vector
 from p2ptrain.core.effects import Abandon, Average, Break, Mend, What
 from p2ptrain.core.events import AverageBroke, Outcome
 from p2ptrain.core.links import weights_left
+from p2ptrain.core.transfers import Transfers
 from p2ptrain.errors import RefusedError, StateError
 from p2ptrain.ids import PeerId, Seconds, Ticket
 from p2ptrain.net.transport import SliceStream
@@ -25,12 +27,7 @@ from p2ptrain.net.wire import AverageOpening
 from p2ptrain.runtime.accord import RIDING, Accord
 from p2ptrain.runtime.accounts import Attempt
 from p2ptrain.runtime.buffers import Buffers
-from p2ptrain.runtime.exchange import (
-    ARRIVAL_S,
-    Exchange,
-    ExchangeConfig,
-    GroupBroken,
-)
+from p2ptrain.runtime.exchange import Exchange, ExchangeConfig, GroupBroken
 from p2ptrain.runtime.host import Host
 from p2ptrain.runtime.late import KeptMean, LateGradients
 from p2ptrain.runtime.mix import is_finite
@@ -38,6 +35,9 @@ from p2ptrain.runtime.offload import Offload
 
 SHORT = 1 << 18
 """Copying so many numbers takes less time than a hop to the worker thread and back."""
+
+SHORTEST_S: Seconds = 0.01
+"""Less is not worth a timer, and may be too little for the clock to show."""
 
 MAX_PARKED = 64
 """Streams that wait for their groups, at most; two of each member if those are more. In a large
@@ -69,6 +69,7 @@ class Averages:
         self._config = config
         self._buffers = buffers
         self._offload = offload
+        self.transfers = Transfers(config.average_timeout_s)
         self._running: dict[Ticket, asyncio.Task[None]] = {}
         self._exchanges: dict[Ticket, Exchange] = {}
         self._attempts: dict[Ticket, asyncio.Task[None]] = {}
@@ -194,7 +195,8 @@ class Averages:
         host, ticket = self._host, attempt.ticket
         began, version = host.now, host.machine.activation.version_of(ticket.root)
         vector_V, attempt.updates = await self._contribution(attempt)
-        attempt.snapshot_s = host.now - began
+        attempt.snapshot_s, attempt.all_are_free = host.now - began, version is None
+        most_s = self._config.average_timeout_s
         attempt.exchange = self._exchanges[ticket] = Exchange(
             host.name,
             ticket,
@@ -208,7 +210,7 @@ class Averages:
             offload=self._offload,
             swarm=host.digest,
             clock=lambda: host.now,
-            arrival_s=ARRIVAL_S if version is None else self._config.average_timeout_s,
+            arrival_s=self.transfers.arrival_s if attempt.all_are_free else most_s,
             weights=weights_left(effect.members, effect.weights, attempt.members),
         )
         host.tell_news()
@@ -217,29 +219,67 @@ class Averages:
         """Move the slices.
 
         Raises:
-            GroupBroken: if that did not work, took too long, or was called off.
+            GroupBroken: if that did not work, nothing moved any more, or it was called off.
         """
-        ticket, exchange, limit_s = attempt.ticket, attempt.exchange, self._config.average_timeout_s
+        ticket, exchange = attempt.ticket, attempt.exchange
         assert exchange is not None
         if ticket in self._called_off:
             raise GroupBroken(Outcome.LOST, self._called_off[ticket])
-        moving_since = self._host.now
+        attempt.moving_since = self._host.now
         moving = asyncio.get_running_loop().create_task(exchange.run(self._host.open_stream))
         self._attempts[ticket] = moving
         try:
-            async with asyncio.timeout(limit_s):
-                await asyncio.shield(moving)
-            attempt.moving_s = self._host.now - moving_since
-        except TimeoutError as error:
-            raise GroupBroken(Outcome.LATE, f"it was not over after {limit_s:g} s") from error
+            await self._while_it_moves(moving, attempt)
+            attempt.moving_s = self._host.now - attempt.moving_since
         except asyncio.CancelledError as cancelled:
             if ticket not in self._called_off:
                 raise
             raise GroupBroken(Outcome.LOST, self._called_off[ticket]) from cancelled
         finally:
             self._attempts.pop(ticket, None)
+            self._learn(attempt)
             moving.cancel()
             await asyncio.gather(moving, return_exceptions=True)
+
+    async def _while_it_moves(self, moving: asyncio.Task[None], attempt: Attempt) -> None:
+        """Wait for the exchange.
+
+        Who has all of the result waits for those who have not: they see whether anything moves.
+
+        Raises:
+            GroupBroken: if nothing has moved for too long.
+        """
+        exchange = attempt.exchange
+        assert exchange is not None
+        stall_s = self.transfers.stall_s(attempt.what, len(attempt.members))
+        while not moving.done():
+            patient_s = 0.0 if exchange.is_met else exchange.arrival_s
+            patient_s = self._config.average_timeout_s if exchange.is_complete else patient_s
+            left_s = max(stall_s, patient_s) - exchange.silent_s
+            if left_s <= 0:
+                why = f"nothing has moved for {exchange.silent_s:.1f} s"
+                raise GroupBroken(Outcome.LATE, why)
+            # Not for longer: meanwhile all may have come, and it is the shorter one that holds.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(max(left_s, SHORTEST_S), stall_s)):
+                    await asyncio.shield(moving)
+        await moving
+
+    def _learn(self, attempt: Attempt) -> None:
+        """What this attempt tells of how long to wait in others."""
+        exchange, transfers = attempt.exchange, self.transfers
+        if exchange is None:
+            return
+        if attempt.all_are_free:
+            for after_s in exchange.arrivals.values():
+                transfers.arrived(after_s)
+        what, size = attempt.what, len(attempt.members)
+        if attempt.moving_s:
+            transfers.done(what, size, attempt.moving_s)
+        else:
+            waited_s = self._host.now - attempt.moving_since
+            missing = attempt.all_are_free and exchange.missing
+            transfers.broke(what, size, exchange.silent_s, waited_s if missing else 0.0)
 
     async def _commit(self, attempt: Attempt, *, held: bool, reuse: bool) -> None:
         """The result counts; with `reuse` no stream reads our vectors any more."""
@@ -317,7 +357,7 @@ class Averages:
         if self._parked >= most:
             raise RefusedError(f"{host.name} has {most} streams waiting for their groups")
         self._parked += 1
-        until = host.now + ARRIVAL_S  # or for as long as another group keeps us from that one
+        until = host.now + self.transfers.arrival_s  # or for as long as we may yet be in it
         try:
             while ticket not in self._exchanges and not host.machine.is_over(ticket):
                 expected = host.machine.expects(ticket)

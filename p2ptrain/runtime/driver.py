@@ -21,6 +21,7 @@ from p2ptrain.core.events import Ending, Outcome
 from p2ptrain.core.messages import Ack as AckMessage
 from p2ptrain.core.messages import Member, MemberState, Phase, Ping, Rumours
 from p2ptrain.core.peer_machine import PeerMachine, ProtocolConfig
+from p2ptrain.core.transfers import ARRIVAL_S
 from p2ptrain.errors import (
     RefusedError,
     TransportError,
@@ -43,7 +44,6 @@ from p2ptrain.runtime.admission import cannot_reach, knock, objection, swarm_dig
 from p2ptrain.runtime.averages import Averages
 from p2ptrain.runtime.buffers import Buffers
 from p2ptrain.runtime.exchange import (
-    ARRIVAL_S,
     ExchangeConfig,
 )
 from p2ptrain.runtime.handover import Handover

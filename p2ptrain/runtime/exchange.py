@@ -38,6 +38,7 @@ from p2ptrain.compute.replica import Vector
 from p2ptrain.core.events import Outcome
 from p2ptrain.core.links import MAX_MBIT
 from p2ptrain.core.slices import Span, is_swapped, share, slices
+from p2ptrain.core.transfers import ARRIVAL_S
 from p2ptrain.errors import CodecError, ConfigError, RefusedError, TransportError
 from p2ptrain.ids import PeerId, Seconds, Ticket
 from p2ptrain.net.transport import SliceStream
@@ -51,10 +52,6 @@ WINDOW = 4
 
 MEANS, RAW = WINDOW, WINDOW + 1
 """Where a mean arrives, or bytes that are still to be decoded; before them, `WINDOW` parts."""
-
-ARRIVAL_S: Seconds = 2.0
-"""Members learn of their group within so long of each other: a stream that comes before its group
-waits so long, and so does a group for a stream."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +69,9 @@ class ExchangeConfig:
     counts ride in their vector. All peers of a swarm must use the same."""
 
     average_timeout_s: Seconds = 60.0
-    """No average lasts longer; it is broken then. A net under the other deadlines, not a tuning
-    knob: claimed groups end with their lease, dead members end a group at once."""
+    """A group in which nothing moves for so long is broken, or sooner where less was seen to be
+    enough (`core/transfers.py`). A net under the other deadlines, not a tuning knob: claimed groups
+    end with their lease, dead members end a group at once."""
 
     link_mbit: int = 0
     """How many Mbit/s this peer's link carries in each direction; peers with slow links reduce
@@ -152,8 +150,8 @@ class Exchange:
         self._offload = offload
         self._swarm = swarm
         self._clock = clock
-        self._started = clock()
-        self._arrival_s = arrival_s
+        self._started = self._moved_at = clock()
+        self.arrival_s = arrival_s
         self.sent_bytes = 0
         self.received_bytes = 0
         self.square_sum = 0.0
@@ -183,6 +181,9 @@ class Exchange:
             peer: loop.create_future() for peer in callers
         }
         self._served = {peer: loop.create_future() for peer in self._incoming}
+        self.arrivals: dict[PeerId, Seconds] = {}
+        """How long after the group's beginning each one's stream came, of those that open one."""
+        self._heard: dict[PeerId, None] = {}
         self._streams: list[SliceStream] = []
         owners = () if self._swaps else (p for p in members if p != me and self._share(p).size)
         self._due = len(tuple(owners)) + len(self._mine)
@@ -193,7 +194,7 @@ class Exchange:
     @property
     def is_complete(self) -> bool:
         """True once all of the result is here, whether or not all others have it."""
-        return self._has_all.done()
+        return self._has_all.done() and not self._has_all.cancelled()
 
     @property
     def memory_left(self) -> list[Vector]:
@@ -206,6 +207,21 @@ class Exchange:
         if self.is_complete or not self._codec.is_exact:
             return []
         return [self.vector_V, *self.mix.lent]
+
+    @property
+    def silent_s(self) -> Seconds:
+        """How long ago anything has moved here, or the exchange was made."""
+        return self._clock() - self._moved_at
+
+    @property
+    def is_met(self) -> bool:
+        """True once something of every other member has come."""
+        return len(self._heard) == len(self._members) - 1
+
+    @property
+    def missing(self) -> tuple[PeerId, ...]:
+        """Who has not opened its stream yet."""
+        return tuple(peer for peer in self._incoming if peer not in self.arrivals)
 
     async def run(self, open_stream: OpenStream) -> None:
         """Move all slices; the result is complete when this returns.
@@ -252,6 +268,8 @@ class Exchange:
                 f"{theirs.slice_size}, {self._me} {mine.vector_size} in slices of {mine.slice_size}"
             )
         self._streams.append(stream)
+        self.arrivals[opening.sender] = self._clock() - self._started
+        self._hear(opening.sender)
         waiting.set_result(stream)
         await asyncio.shield(self._served[opening.sender])
 
@@ -320,10 +338,10 @@ class Exchange:
 
     async def _called_by(self, peer: PeerId) -> SliceStream:
         try:
-            async with asyncio.timeout(self._arrival_s):
+            async with asyncio.timeout(self.arrival_s):
                 return await self._incoming[peer]
         except TimeoutError as error:
-            why = f"{peer} opened no stream within {self._arrival_s:g} s"
+            why = f"{peer} opened no stream within {self.arrival_s:g} s"
             raise GroupBroken(Outcome.LATE, why) from error
 
     async def _send_parts(
@@ -409,6 +427,7 @@ class Exchange:
         except (TransportError, RefusedError) as error:
             raise self._broken(peer, "taking slices", error) from error
         self.sent_bytes += payload.nbytes
+        self._moved_at = self._clock()
 
     async def _receive(
         self, peer: PeerId, stream: SliceStream, span: Span, slot: int, phase: str
@@ -424,9 +443,14 @@ class Exchange:
                 why = f"{peer} sent {got} where a slice of {due} bytes was due"
                 raise GroupBroken(Outcome.BROKEN, why)
             self.received_bytes += due
+            self._hear(peer)
             return await self._compute(lambda: self.mix.read(payload, memory_S))
         except (TransportError, RefusedError, CodecError) as error:
             raise self._broken(peer, phase, error) from error
+
+    def _hear(self, peer: PeerId) -> None:
+        self._heard[peer] = None
+        self._moved_at = self._clock()
 
     def _memory_of(self, peer: PeerId, slot: int) -> Vector:
         key = peer, slot

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from p2ptrain.core import messages as m
 from p2ptrain.core.links import MAX_MBIT
 from p2ptrain.core.messages import Member, MemberState, Phase
+from p2ptrain.core.transfers import ARRIVAL_S
 from p2ptrain.errors import RefusedError, StateError, TransportError
 from p2ptrain.ids import Address, PeerId, Ticket
 from p2ptrain.net.wire import AverageOpening, Envelope, Hello, StateOpening
 from p2ptrain.runtime.averages import MAX_PARKED
-from p2ptrain.runtime.exchange import ARRIVAL_S
 from p2ptrain.sim.loop import run
 from p2ptrain.sim.network import SimTransport
 from p2ptrain.sim.replica import VectorReplica

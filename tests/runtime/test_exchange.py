@@ -10,12 +10,12 @@ from p2ptrain.compute.codec import load_codec
 from p2ptrain.core import slices as slices_module
 from p2ptrain.core.events import Outcome
 from p2ptrain.core.slices import share
+from p2ptrain.core.transfers import ARRIVAL_S
 from p2ptrain.errors import ConfigError, RefusedError
 from p2ptrain.ids import PeerId, Ticket
 from p2ptrain.net.transport import SliceStream
 from p2ptrain.net.wire import AverageOpening
 from p2ptrain.runtime.exchange import (
-    ARRIVAL_S,
     WINDOW,
     Exchange,
     ExchangeConfig,

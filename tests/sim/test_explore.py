@@ -145,7 +145,7 @@ class StaysAsItWould(GroupLock):
         super()._handle_begin(source, begin, now)
         if isinstance(state := self._state, InGroup):
             in_group_s = self._config.time_in_group_s
-            longer_s = in_group_s(self._pace.lease_s) - in_group_s(state.lease_s)
+            longer_s = in_group_s(self.pace.lease_s) - in_group_s(state.lease_s)
             self._state = replace(state, expires_at=state.expires_at + longer_s)
 
 
