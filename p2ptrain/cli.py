@@ -21,7 +21,7 @@ from p2ptrain.errors import CodecError, ConfigError, P2PTrainError
 from p2ptrain.ids import Address, Seconds
 from p2ptrain.net import wire
 from p2ptrain.net.ask import is_serving
-from p2ptrain.net.grpc_transport import GrpcConfig
+from p2ptrain.net.grpc_config import GrpcConfig
 
 if TYPE_CHECKING:
     from p2ptrain.config import RunConfig

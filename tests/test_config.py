@@ -18,7 +18,7 @@ from p2ptrain.core.lock_state import LockConfig
 from p2ptrain.core.membership import MembershipConfig
 from p2ptrain.core.peer_machine import ProtocolConfig
 from p2ptrain.errors import ConfigError
-from p2ptrain.net.grpc_transport import GrpcConfig
+from p2ptrain.net.grpc_config import GrpcConfig
 from p2ptrain.runtime.exchange import ExchangeConfig
 from p2ptrain.runtime.settings import StopConfig
 

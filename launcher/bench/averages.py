@@ -130,16 +130,20 @@ def claims_of(rows: Sequence[Row]) -> list[Json]:
 
 def print_rows(console: Console, rows: Sequence[Row]) -> None:
     """A line per system and cell, in milliseconds."""
-    title = "Averages: milliseconds, medians of the slowest peer's"
+    title = "Averages: milliseconds, medians of the slowest peer's; snapshot, exchange"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("peers", "MB"):
+        table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
-    for heading in ("whole", "/ gloo", "snapshot", "exchange", "apply", "longest"):
+    for heading in ("whole", "/ gloo", "snap", "exch", "apply", "worst"):
         table.add_column(heading, justify="right", no_wrap=True)
     gloo = {(row.peers, row.megabytes): row.whole_s for row in rows if row.system == "gloo"}
     for row in rows:
         base = gloo.get((row.peers, row.megabytes))
         table.add_row(
-            f"{row.peers} peers, {row.megabytes:>3} MB, {row.system}",
+            str(row.peers),
+            str(row.megabytes),
+            row.system,
             _ms(row.whole_s),
             f"{row.whole_s / base:.2f}" if base else "-",
             *(_ms(value) for value in (row.snapshot_s, row.exchange_s, row.apply_s)),

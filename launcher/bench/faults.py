@@ -46,7 +46,8 @@ from p2ptrain.compute.torch_replica import TorchReplica
 from p2ptrain.core.peer_machine import ProtocolConfig
 from p2ptrain.errors import ConfigError, P2PTrainError
 from p2ptrain.ids import Address, PeerId, Seconds
-from p2ptrain.net.grpc_transport import GrpcConfig, GrpcTransport
+from p2ptrain.net.grpc_config import GrpcConfig
+from p2ptrain.net.grpc_transport import GrpcTransport
 from p2ptrain.runtime.driver import Driver
 from p2ptrain.runtime.exchange import ExchangeConfig
 from p2ptrain.runtime.metrics import MemoryMetrics

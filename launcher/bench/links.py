@@ -47,6 +47,7 @@ CODECS = ("fp32", "bf16", "int8")
 AT_MOST = {"bf16": 0.6, "int8": 0.35}
 """Of float32's time."""
 
+REMOVALS = 40
 BURST = "256kb"
 """What may leave at once: above the 64 KiB that a device takes in one piece."""
 
@@ -118,9 +119,16 @@ def _join(homes: tuple[Home, Home], mbit: int) -> None:
 
 
 def _remove(home: Home) -> None:
-    """With its devices; one that was never made is none to remove."""
+    """With its devices; one that was never made is none to remove.
+
+    It cannot be removed for a moment where another process has just copied what is mounted.
+    """
     command = ["ip", "netns", "del", home.namespace]
-    subprocess.run(command, capture_output=True, check=False)
+    for _ in range(REMOVALS):
+        subprocess.run(command, capture_output=True, check=False)
+        if not Path("/run/netns", home.namespace).exists():
+            return
+        time.sleep(0.05)
 
 
 def _do(*command: str) -> None:

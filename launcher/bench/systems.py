@@ -28,7 +28,8 @@ from p2ptrain.averaging.base import load_algorithm
 from p2ptrain.compute.torch_replica import TorchReplica
 from p2ptrain.core.peer_machine import ProtocolConfig
 from p2ptrain.ids import Address, PeerId, Seconds
-from p2ptrain.net.grpc_transport import GrpcConfig, GrpcTransport
+from p2ptrain.net.grpc_config import GrpcConfig
+from p2ptrain.net.grpc_transport import GrpcTransport
 from p2ptrain.runtime.driver import Driver
 from p2ptrain.runtime.exchange import ExchangeConfig
 from p2ptrain.runtime.metrics import MemoryMetrics
@@ -294,4 +295,6 @@ def _slowest(processes: Sequence[Any], results: Any) -> list[Round]:  # Any: mul
 
 def _work(system: System, place: Place, results: "Queue[list[Round]]") -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[place.rank % len(cores)]})  # or chance would pair processes
     results.put(system(place))

@@ -62,9 +62,12 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from p2ptrain.compute.momentum import is_never_negative
-from p2ptrain.compute.replica import Vector
+from p2ptrain.compute.replica import Vector, Visit
 from p2ptrain.compute.staging import Arrival, Stage, lane_of
 from p2ptrain.errors import StateError
+
+STRETCH = 1 << 17
+"""Numbers that are copied, and looked at, in one go; they fit into a core's cache."""
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
@@ -190,8 +193,10 @@ class FlatModel:
         """What a refusal shows of this model: digest and size."""
         return f"digest {self.fingerprint}, {self.size:,} numbers"
 
-    def snapshot(self, into_M: Vector) -> int:
+    def snapshot(self, into_M: Vector, visit: Visit | None = None) -> int:
         """Copy live + pending into `into_M`, float32 of shape ``(M,)``; any thread.
+
+        `visit` is shown what was copied, in stretches that are still in the core's cache.
 
         Returns:
             `updates` as it was at that moment.
@@ -203,15 +208,23 @@ class FlatModel:
         into = torch.from_numpy(into_M)
         with self.step_lock, self._pending_lock:
             for run in self._runs:
-                pending = self._pending[run.at] if self._has_pending else None
                 stage = self._stages.get(run.live.device)
                 if stage is None:
-                    _copy_sum(into[run.at], run.live, pending)
+                    self._copy_run(run, into, into_M, visit)
                     continue
-                if pending is not None:
-                    into[run.at].copy_(pending)
-                stage.bring(run.live, into[run.at], adds=pending is not None)
+                if self._has_pending:
+                    into[run.at].copy_(self._pending[run.at])
+                stage.bring(run.live, into[run.at], adds=self._has_pending)
+                if visit:
+                    visit(into_M[run.at])
             return self.updates
+
+    def _copy_run(self, run: _Run, into: Tensor, into_M: Vector, visit: Visit | None) -> None:
+        for at in _stretches(run.at):
+            live = run.live[at.start - run.at.start : at.stop - run.at.start]
+            _copy_sum(into[at], live, self._pending[at] if self._has_pending else None)
+            if visit:
+                visit(into_M[at])
 
     def add_delta(self, delta_M: Vector) -> Vector:
         """Add `delta_M` to pending; any thread, never waits for a step.
@@ -520,6 +533,12 @@ def _segments(slots: Sequence[Slot]) -> dict[tuple[torch.dtype, torch.device], T
         (dtype, device): torch.empty(size, dtype=dtype, device=device)
         for (dtype, device), size in sizes.items()
     }
+
+
+def _stretches(at: slice) -> Iterator[slice]:
+    """What is copied at a time."""
+    starts = range(at.start, at.stop, STRETCH)
+    return (slice(start, min(start + STRETCH, at.stop)) for start in starts)
 
 
 def _copy_sum(into: Tensor, live: Tensor, pending: Tensor | None) -> None:

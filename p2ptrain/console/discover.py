@@ -29,7 +29,7 @@ from p2ptrain.errors import CodecError, ConfigError, TransportError
 from p2ptrain.ids import Address, Seconds
 from p2ptrain.net import wire
 from p2ptrain.net.ask import asking
-from p2ptrain.net.grpc_transport import GrpcConfig
+from p2ptrain.net.grpc_config import GrpcConfig
 
 SETTLE_S: Seconds = 2.0
 """How long nobody answers before the lowest address begins; longer than a name server may take to

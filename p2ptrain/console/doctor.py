@@ -20,7 +20,8 @@ from p2ptrain.errors import CodecError, P2PTrainError, RefusedError, TransportEr
 from p2ptrain.ids import Address, PeerId, Seconds
 from p2ptrain.net import wire
 from p2ptrain.net.ask import Asker, asking
-from p2ptrain.net.grpc_transport import GrpcConfig, GrpcTransport
+from p2ptrain.net.grpc_config import GrpcConfig
+from p2ptrain.net.grpc_transport import GrpcTransport
 from p2ptrain.net.transport import SliceStream
 from p2ptrain.net.wire import (
     PROTOCOL_MAJOR,

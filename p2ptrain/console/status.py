@@ -21,7 +21,7 @@ from p2ptrain.core.messages import Member, MemberState
 from p2ptrain.errors import CodecError, RefusedError, TransportError
 from p2ptrain.ids import Address, Seconds
 from p2ptrain.net.ask import asking
-from p2ptrain.net.grpc_transport import GrpcConfig
+from p2ptrain.net.grpc_config import GrpcConfig
 from p2ptrain.net.wire import Report
 
 PLAIN = GrpcConfig()

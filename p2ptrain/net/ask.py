@@ -10,8 +10,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from p2ptrain.errors import TransportError
 from p2ptrain.ids import Address, Seconds
 from p2ptrain.net import wire
-from p2ptrain.net.grpc_transport import SERVICE, GrpcConfig
-from p2ptrain.net.grpc_transport import _options as channel_options
+from p2ptrain.net.grpc_config import GrpcConfig, channel_arguments
+from p2ptrain.net.grpc_transport import SERVICE
 from p2ptrain.net.grpc_transport import _translate as translate
 from p2ptrain.net.wire import DialBackRequest, DialedBack, Hello, Report
 
@@ -65,7 +65,7 @@ class Asker:
 @asynccontextmanager
 async def asking(address: Address, config: GrpcConfig) -> AsyncIterator[Asker]:
     """A connection to the peer at `address`, for a few questions. Raises ConfigError (TLS)."""
-    async with config.security().channel(address, channel_options(config)) as channel:
+    async with config.security().channel(address, channel_arguments(config)) as channel:
         yield Asker(channel, address)
 
 

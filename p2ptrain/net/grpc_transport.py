@@ -10,8 +10,8 @@ word). A call that breaks is reported to the handler and opened again by the nex
 before `RETRY_S` later: streams cannot be retried by the channel, so the retry is ours.
 
 Keepalive is one setting for both sides. A server that expects fewer pings than its clients send
-closes their connections ("too many pings"), the classic failure of this stack; `_options` derives
-one from the other. Port sharing is off: a port in use is an error, not half of the traffic.
+closes their connections ("too many pings"), the classic failure of this stack; `grpc_config.py`
+derives one from the other. Port sharing is off: a port in use is an error, not half of the traffic.
 
 A `Move` call carries streams one after the other, since a new call costs eight times what a message
 on an old one does. So the end of a stream is said in the stream, with the last slice; that also
@@ -22,12 +22,10 @@ like any other, or whoever awaits it would look cancelled.
 
 import asyncio
 import logging
-import math
 import urllib.parse
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
 import grpc
@@ -38,8 +36,8 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from p2ptrain.errors import CodecError, ConfigError, P2PTrainError, RefusedError, TransportError
 from p2ptrain.ids import Address, Seconds
 from p2ptrain.net import wire
+from p2ptrain.net.grpc_config import GrpcConfig, channel_arguments
 from p2ptrain.net.sockets import SharedVectors, SocketCaller, SocketServer, this_machine
-from p2ptrain.net.tls import Plain, Tls
 from p2ptrain.net.transport import Desk, Handler, SliceStream
 from p2ptrain.net.wire import Envelope, Hello, Opening, Welcome
 from p2ptrain.vectors import Vector
@@ -53,7 +51,6 @@ SOCKETS_RETRY_S: Seconds = 30.0
 """A peer whose sockets could not be reached is asked again after so long."""
 
 SOCKETS_TIMEOUT_S: Seconds = 2.0
-DATA_WAYS = ("auto", "memory", "sockets", "grpc")
 
 GONE = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
 """What gRPC raises on a callee's side when the call has ended under it."""
@@ -68,82 +65,6 @@ def _is_worth_telling(record: logging.LogRecord) -> bool:
 
 
 logging.getLogger("grpc._cython.cygrpc").addFilter(_is_worth_telling)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GrpcConfig:
-    """The connections between peers."""
-
-    keepalive_s: Seconds = 10.0
-    """An idle connection is probed this often. Too short: needless packets; too long: a cut cable
-    is noticed late (membership notices it by itself)."""
-
-    keepalive_timeout_s: Seconds = 5.0
-    """A probe unanswered for so long closes the connection."""
-
-    data: str = "auto"
-    """How slices travel. ``grpc``: through the one port. ``sockets``: over a TCP port of their own.
-    ``memory``: by shared memory between peers of one machine. ``auto``: by the fastest of these
-    that works between two peers. gRPC is what is left where the others do not."""
-
-    tls_cert: str = ""
-    """File with this peer's certificate (PEM). With it, `tls_key` and `tls_ca`, everything between
-    machines is encrypted, and only peers with a certificate of the same CA are talked to."""
-
-    tls_key: str = ""
-    """File with the certificate's key, without a password."""
-
-    tls_ca: str = ""
-    """File with the certificate of the swarm's CA."""
-
-    def __post_init__(self) -> None:
-        for name in ("keepalive_s", "keepalive_timeout_s"):
-            value = getattr(self, name)
-            if not 0 < value < math.inf:
-                raise ConfigError(f"network {name} = {value} must be above 0")
-        if self.data not in DATA_WAYS:
-            ways = ", ".join(DATA_WAYS)
-            raise ConfigError(f"network data = {self.data!r}; there are: {ways}")
-        files = {name: getattr(self, name) for name in ("tls_cert", "tls_key", "tls_ca")}
-        if self.has_tls and not all(files.values()):
-            missing = " and ".join(name for name, path in files.items() if not path)
-            raise ConfigError(f"{missing} missing; TLS takes all of {', '.join(files)}")
-        if self.has_tls and self.data == "sockets":
-            raise ConfigError(
-                "network data = 'sockets' is not encrypted; with TLS write 'auto' or 'grpc'"
-            )
-
-    @property
-    def has_tls(self) -> bool:
-        """True if any of its files is given."""
-        return bool(self.tls_cert or self.tls_key or self.tls_ca)
-
-    def security(self) -> Tls | Plain:
-        """What connections need. Raises ConfigError if a file is not what it must be."""
-        if not self.has_tls:
-            return Plain()
-        return Tls.read(self.tls_cert, self.tls_key, self.tls_ca)
-
-
-def _options(config: GrpcConfig) -> list[tuple[str, int | str]]:
-    """Channel arguments for both sides; clients ping, servers expect twice as many at least."""
-    period_ms = max(1, round(config.keepalive_s * 1000))
-    return [
-        ("grpc.keepalive_time_ms", period_ms),
-        ("grpc.keepalive_timeout_ms", max(1, round(config.keepalive_timeout_s * 1000))),
-        ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.max_pings_without_data", 0),
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", period_ms // 2),
-        ("grpc.http2.max_ping_strikes", 0),
-        ("grpc.max_receive_message_length", wire.MAX_SLICE_BYTES + 1024),
-        ("grpc.max_send_message_length", wire.MAX_SLICE_BYTES + 1024),
-        ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 100),
-        ("grpc.max_reconnect_backoff_ms", 1000),
-        ("grpc.use_local_subchannel_pool", 1),
-        ("grpc.so_reuseport", 0),
-        ("grpc.enable_http_proxy", 0),
-    ]
 
 
 def _translate(error: grpc.RpcError, address: Address, phase: str) -> P2PTrainError:
@@ -193,7 +114,7 @@ class GrpcTransport:
         self._listen = listen
         self._advertise = advertise
         self._config = config or GrpcConfig()
-        self._options = _options(self._config)
+        self._options = channel_arguments(self._config)
         self._security = self._config.security()
         self._vectors = SharedVectors()
         self._sockets: SocketServer | None = None
@@ -531,6 +452,10 @@ class _CallerStream:
     async def send(self, payload: memoryview, last: bool = False) -> None:
         await self._say(payload, last)
 
+    async def refer(self, payload: memoryview, last: bool = False) -> bool:
+        """No memory is shared here."""
+        return False
+
     async def receive(self, into: memoryview | None = None) -> memoryview | None:
         if self._opening:
             await asyncio.sleep(0)  # whoever sends may be about to, and takes the opening along
@@ -609,6 +534,10 @@ class _CalleeStream:
 
     async def send(self, payload: memoryview, last: bool = False) -> None:
         await self._say(wire.Slice(payload, last))
+
+    async def refer(self, payload: memoryview, last: bool = False) -> bool:
+        """No memory is shared here."""
+        return False
 
     async def receive(self, into: memoryview | None = None) -> memoryview | None:
         first, self._first = self._first, None

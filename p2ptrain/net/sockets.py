@@ -77,6 +77,9 @@ SHARED_BYTES = 1 << 16
 """Slices below this travel as bytes: a reference costs a round trip at the end."""
 
 BUFFER_BYTES = 1 << 22
+WAKE_BYTES = 1 << 19
+"""Of a slice on its way, so much at a time is taken over; well below the kernel's buffer."""
+
 IDLE_CONNECTIONS = 8
 MAX_MAPPED = 4
 """Vectors of the other side that stay mapped: a peer uses one or two, again and again."""
@@ -343,6 +346,7 @@ class Connection:
         self._mapped: dict[int, memoryview] = {}
         self._peer_process = 0
         self._busy = 0
+        self._wakes_at = 1
         self.closed = False
         self.number = connected.fileno()
         connected.setblocking(False)
@@ -442,6 +446,12 @@ class Connection:
         await self._fill(into)
         return Kind(number), into
 
+    def _wake_at(self, size_bytes: int) -> None:
+        """Be woken when so much is there, or the connection ends: each time costs as much."""
+        if size_bytes != self._wakes_at:
+            self._wakes_at = size_bytes
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size_bytes)
+
     async def receive_exactly(self, size_bytes: int) -> bytes:
         """Raises TransportError."""
         data = bytearray(size_bytes)
@@ -463,7 +473,11 @@ class Connection:
 
     async def _receive_into(self, memory: memoryview) -> int:
         with self._in_use():
-            got = await self._loop.sock_recv_into(self._socket, memory)
+            try:
+                got = self._socket.recv_into(memory)
+            except BlockingIOError:
+                self._wake_at(min(len(memory), WAKE_BYTES))
+                got = await self._loop.sock_recv_into(self._socket, memory)
         if got == 0:
             raise TransportError("the other side hung up")
         return got
@@ -484,6 +498,7 @@ class SocketStream:
         self._calls = opening is not None
         self._name = name
         self._put_back = put_back
+        self._rest = memoryview(b"")  # of what was referred to, what was not asked for yet
         self._said_all = False
         self._said_end = False
         self._heard_end = False
@@ -491,17 +506,26 @@ class SocketStream:
         self.aborted = ""
 
     async def send(self, payload: memoryview, last: bool = False) -> None:
-        await self._maybe_open()
-        reference = self.connection.reference(payload)
-        if reference is not None:
-            await self._say(Kind.SHARED, reference)
-            self._said_all = last  # the end is said when we have read all, too
+        if await self.refer(payload, last):
             return
+        await self._maybe_open()
         await self._say(Kind.LAST_SLICE if last else Kind.SLICE, payload)
         self._said_all = self._said_end = last
         self._maybe_put_back()
 
+    async def refer(self, payload: memoryview, last: bool = False) -> bool:
+        reference = self.connection.reference(payload)
+        if reference is None:
+            return False
+        await self._maybe_open()
+        await self._say(Kind.SHARED, reference)
+        self._said_all = last  # the end is said when we have read all, too
+        return True
+
     async def receive(self, into: memoryview | None = None) -> memoryview | None:
+        if self._rest:
+            await asyncio.sleep(0)  # there is no end of it: others want to go on, too
+            return self._next_of_rest(into)
         if self._opening is not None:
             await asyncio.sleep(0)  # whoever sends may be about to, and takes the opening along
             await self._maybe_open()
@@ -512,7 +536,8 @@ class SocketStream:
             case Kind.SLICE | Kind.LAST_SLICE | Kind.END:
                 self._heard_end = kind is not Kind.SLICE
             case Kind.SHARED:
-                payload = self.connection.resolve(payload)
+                self._rest = self.connection.resolve(payload)
+                payload = self._next_of_rest(into)
             case Kind.REFUSED | Kind.ABORTED:
                 why = str(payload, "utf-8", "replace")
                 self.abort(why)
@@ -546,6 +571,11 @@ class SocketStream:
             self.aborted = why
             if self._calls:  # whoever serves a callee says why before
                 self.connection.close()
+
+    def _next_of_rest(self, into: memoryview | None) -> memoryview:
+        size_bytes = len(self._rest) if into is None else into.nbytes
+        payload, self._rest = self._rest[:size_bytes], self._rest[size_bytes:]
+        return payload
 
     async def _maybe_open(self) -> None:
         opening, self._opening = self._opening, None

@@ -39,6 +39,20 @@ class SliceStream(Protocol):
         """
         ...
 
+    async def refer(self, payload: memoryview, last: bool = False) -> bool:
+        """Send many slices that stand in a row with one word, where memory is shared.
+
+        The other side receives them in the sizes that it wants (`receive(into)`). Otherwise as
+        `send`; the payload stays as it is until the stream is over.
+
+        Returns:
+            False if that cannot be: nothing was sent.
+
+        Raises:
+            TransportError: if the stream has failed.
+        """
+        ...
+
     async def receive(self, into: memoryview | None = None) -> memoryview | None:
         """The next slice, or None after the other side said that this was all.
 

@@ -334,7 +334,13 @@ class Averages:
         return vector_M, updates
 
     def _snapshot(self, into_M: Vector, *, checks: bool) -> tuple[int, bool]:
-        return self._replica.snapshot(into_M), not checks or is_finite(into_M)
+        finite = True
+
+        def look(numbers_M: Vector) -> None:
+            nonlocal finite
+            finite = finite and is_finite(numbers_M)
+
+        return self._replica.snapshot(into_M, look if checks else None), finite
 
     async def _copy(self, function: Callable[[], T]) -> T:
         """Copy gradients: nobody else wants them now, so a short copy is made here and at once."""

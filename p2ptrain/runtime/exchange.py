@@ -347,9 +347,22 @@ class Exchange:
     async def _send_parts(
         self, owner: PeerId, stream: SliceStream, spans: tuple[Span, ...]
     ) -> None:
+        last = bool(self._mine)
+        if self._codec.is_exact and await self._refer(owner, stream, last=last):
+            return
         for span in spans:
             payload = await self._compute(partial(self.mix.part, span))
-            await self._send(owner, stream, payload, last=span is spans[-1] and bool(self._mine))
+            await self._send(owner, stream, payload, last=last and span is spans[-1])
+
+    async def _refer(self, owner: PeerId, stream: SliceStream, *, last: bool) -> bool:
+        """Send all of a share at once, if the owner can read it where it stands."""
+        part = self.mix.part(self._share(owner))
+        try:
+            referred = await stream.refer(part, last)
+        except (TransportError, RefusedError) as error:
+            raise self._broken(owner, "taking slices", error) from error
+        self.sent_bytes += part.nbytes if referred else 0
+        return referred
 
     async def _take_mean(self, owner: PeerId, span: Span, mean_S: Vector) -> None:
         try:

@@ -8,7 +8,7 @@ from p2ptrain.core.peer_machine import ProtocolConfig
 from p2ptrain.errors import CodecError, ConfigError
 from p2ptrain.ids import Seconds
 from p2ptrain.net import wire
-from p2ptrain.net.grpc_transport import GrpcConfig
+from p2ptrain.net.grpc_config import GrpcConfig
 from p2ptrain.net.wire import MAX_NAME
 from p2ptrain.runtime.exchange import ExchangeConfig
 

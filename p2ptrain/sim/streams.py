@@ -64,6 +64,10 @@ class SimStream:
     async def send(self, payload: memoryview, last: bool = False) -> None:
         await self._say(Slice(payload, last))
 
+    async def refer(self, payload: memoryview, last: bool = False) -> bool:
+        """No memory is shared here."""
+        return False
+
     async def receive(self, into: memoryview | None = None) -> memoryview | None:
         while not self._here and not self._heard_all and not self._error:
             self._reader = asyncio.get_running_loop().create_future()

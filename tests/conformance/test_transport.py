@@ -13,7 +13,8 @@ import pytest
 from p2ptrain.core.messages import Arrive, Member
 from p2ptrain.errors import RefusedError, TransportError
 from p2ptrain.ids import Address, PeerId
-from p2ptrain.net.grpc_transport import GrpcConfig, GrpcTransport
+from p2ptrain.net.grpc_config import GrpcConfig
+from p2ptrain.net.grpc_transport import GrpcTransport
 from p2ptrain.net.transport import SliceStream, Transport
 from p2ptrain.net.wire import MAX_SLICE_BYTES, Envelope, Hello, Opening, StateOpening, Welcome
 from p2ptrain.sim.network import SimNetwork

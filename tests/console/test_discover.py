@@ -9,7 +9,7 @@ from p2ptrain.config import RunConfig
 from p2ptrain.console.discover import SETTLE_S, Neighbourhood, find_place, settled
 from p2ptrain.errors import ConfigError
 from p2ptrain.ids import Address
-from p2ptrain.net.grpc_transport import GrpcConfig
+from p2ptrain.net.grpc_config import GrpcConfig
 
 NAME = Address("peer:4000")
 

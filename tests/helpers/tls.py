@@ -3,7 +3,7 @@
 import subprocess
 from pathlib import Path
 
-from p2ptrain.net.grpc_transport import GrpcConfig
+from p2ptrain.net.grpc_config import GrpcConfig
 from p2ptrain.net.tls import NAME
 
 KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")

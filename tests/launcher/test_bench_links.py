@@ -52,7 +52,7 @@ def test_rows_are_printed_beside_float32():
 
 def namespaces() -> list[str]:
     listed = subprocess.run(["ip", "netns", "list"], check=True, capture_output=True, text=True)
-    return [name for name in listed.stdout.split() if name.startswith("p2plink")]
+    return [name for name in listed.stdout.split() if name.startswith(f"p2plink{os.getpid()}-")]
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """The outsider: real ranks over Gloo, two at a time; they need a few seconds to import torch."""
 
+import os
 import signal
 from pathlib import Path
 
@@ -72,7 +73,7 @@ def test_ranks_make_the_same_steps_wait_for_the_slowest_and_end_with_equal_model
 def test_a_lost_rank_ends_the_run_with_a_sentence(tmp_path):
     def kill_one(run, fleet):
         if len(run.histories[0].steps) > 3 and fleet.poll()[1].state == "running":
-            fleet._peers[1].process.send_signal(signal.SIGKILL)
+            os.kill(fleet.pids()[1], signal.SIGKILL)
 
     with pytest.raises(LaunchError) as caught:
         execute(tmp_path, kill_one, stop=StopConfig(seconds=1e6))

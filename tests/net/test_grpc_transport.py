@@ -16,7 +16,8 @@ from p2ptrain.core.messages import Arrive, Member
 from p2ptrain.errors import CodecError, ConfigError, RefusedError, TransportError
 from p2ptrain.ids import Address, PeerId
 from p2ptrain.net import grpc_transport, wire
-from p2ptrain.net.grpc_transport import SERVICE, GrpcConfig, GrpcTransport
+from p2ptrain.net.grpc_config import GrpcConfig, channel_arguments
+from p2ptrain.net.grpc_transport import SERVICE, GrpcTransport
 from p2ptrain.net.wire import Envelope, Hello, StateOpening, Welcome
 
 pytestmark = pytest.mark.sockets
@@ -364,7 +365,7 @@ def test_every_status_code_becomes_one_sentence_that_names_the_address(code):
 
 def test_servers_expect_at_least_twice_the_pings_that_clients_send():
     for period_s in (0.001, 0.5, 10.0, 3600.0):
-        options = dict(grpc_transport._options(GrpcConfig(keepalive_s=period_s)))
+        options = dict(channel_arguments(GrpcConfig(keepalive_s=period_s)))
         allowed = options["grpc.http2.min_recv_ping_interval_without_data_ms"]
         assert 2 * allowed <= max(2, options["grpc.keepalive_time_ms"])
         assert options["grpc.keepalive_permit_without_calls"] == 1

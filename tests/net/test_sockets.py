@@ -12,7 +12,8 @@ import pytest
 from p2ptrain.errors import CodecError, ConfigError, TransportError
 from p2ptrain.ids import PeerId
 from p2ptrain.net import wire
-from p2ptrain.net.grpc_transport import GrpcConfig, GrpcTransport
+from p2ptrain.net.grpc_config import GrpcConfig
+from p2ptrain.net.grpc_transport import GrpcTransport
 from p2ptrain.net.sockets import (
     HEADER,
     REFERENCE,
@@ -340,3 +341,28 @@ def test_a_machine_has_one_name():
 def test_a_way_that_there_is_not_is_named():
     with pytest.raises(ConfigError, match="data = 'pigeon'; there are: auto, memory, sockets"):
         GrpcConfig(data="pigeon")
+
+
+# --- many slices with one word --------------------------------------------------------------------
+
+
+async def test_where_memory_is_shared_a_row_of_slices_is_sent_with_one_word_and_read_as_wanted(
+    callee, caller
+):
+    vector = caller.vectors.take(3 * NUMBERS)
+    vector[:] = np.arange(len(vector))
+    heard = []
+
+    async def serve(opening, stream):
+        while (payload := await stream.receive(memoryview(bytearray(SHARED_BYTES)))) is not None:
+            heard.append(bytes(payload))
+
+    callee.server._serve = serve
+    await caller.connect()
+    stream = await caller.open(OPENING, "the callee")
+    referred = await stream.refer(vector.data.cast("B"), last=True)
+    assert referred == (caller._way.family == socket.AF_UNIX)
+    await (stream.release() if referred else stream.finish())
+    assert await stream.receive() is None
+    slices = vector.reshape(3, -1) if referred else ()
+    assert heard == [one.tobytes() for one in slices]

@@ -14,7 +14,8 @@ from p2ptrain.core.messages import Member
 from p2ptrain.errors import ConfigError, P2PTrainError, RefusedError, TransportError
 from p2ptrain.ids import Address, PeerId
 from p2ptrain.net.ask import asking
-from p2ptrain.net.grpc_transport import GrpcConfig, GrpcTransport
+from p2ptrain.net.grpc_config import GrpcConfig
+from p2ptrain.net.grpc_transport import GrpcTransport
 from p2ptrain.net.sockets import SocketStream
 from p2ptrain.net.wire import Hello, StateOpening
 from tests.helpers.tls import make_swarm, openssl

@@ -1,0 +1,87 @@
+"""How connections between peers are configured, for people and for gRPC."""
+
+import math
+from dataclasses import dataclass
+
+from p2ptrain.errors import ConfigError
+from p2ptrain.ids import Seconds
+from p2ptrain.net import wire
+from p2ptrain.net.tls import Plain, Tls
+
+DATA_WAYS = ("auto", "memory", "sockets", "grpc")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrpcConfig:
+    """The connections between peers."""
+
+    keepalive_s: Seconds = 10.0
+    """An idle connection is probed this often. Too short: needless packets; too long: a cut cable
+    is noticed late (membership notices it by itself)."""
+
+    keepalive_timeout_s: Seconds = 5.0
+    """A probe unanswered for so long closes the connection."""
+
+    data: str = "auto"
+    """How slices travel. ``grpc``: through the one port. ``sockets``: over a TCP port of their own.
+    ``memory``: by shared memory between peers of one machine. ``auto``: by the fastest of these
+    that works between two peers. gRPC is what is left where the others do not."""
+
+    tls_cert: str = ""
+    """File with this peer's certificate (PEM). With it, `tls_key` and `tls_ca`, everything between
+    machines is encrypted, and only peers with a certificate of the same CA are talked to."""
+
+    tls_key: str = ""
+    """File with the certificate's key, without a password."""
+
+    tls_ca: str = ""
+    """File with the certificate of the swarm's CA."""
+
+    def __post_init__(self) -> None:
+        for name in ("keepalive_s", "keepalive_timeout_s"):
+            value = getattr(self, name)
+            if not 0 < value < math.inf:
+                raise ConfigError(f"network {name} = {value} must be above 0")
+        if self.data not in DATA_WAYS:
+            ways = ", ".join(DATA_WAYS)
+            raise ConfigError(f"network data = {self.data!r}; there are: {ways}")
+        files = {name: getattr(self, name) for name in ("tls_cert", "tls_key", "tls_ca")}
+        if self.has_tls and not all(files.values()):
+            missing = " and ".join(name for name, path in files.items() if not path)
+            raise ConfigError(f"{missing} missing; TLS takes all of {', '.join(files)}")
+        if self.has_tls and self.data == "sockets":
+            raise ConfigError(
+                "network data = 'sockets' is not encrypted; with TLS write 'auto' or 'grpc'"
+            )
+
+    @property
+    def has_tls(self) -> bool:
+        """True if any of its files is given."""
+        return bool(self.tls_cert or self.tls_key or self.tls_ca)
+
+    def security(self) -> Tls | Plain:
+        """What connections need. Raises ConfigError if a file is not what it must be."""
+        if not self.has_tls:
+            return Plain()
+        return Tls.read(self.tls_cert, self.tls_key, self.tls_ca)
+
+
+def channel_arguments(config: GrpcConfig) -> list[tuple[str, int | str]]:
+    """Channel arguments for both sides; clients ping, servers expect twice as many at least."""
+    period_ms = max(1, round(config.keepalive_s * 1000))
+    return [
+        ("grpc.keepalive_time_ms", period_ms),
+        ("grpc.keepalive_timeout_ms", max(1, round(config.keepalive_timeout_s * 1000))),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", period_ms // 2),
+        ("grpc.http2.max_ping_strikes", 0),
+        ("grpc.max_receive_message_length", wire.MAX_SLICE_BYTES + 1024),
+        ("grpc.max_send_message_length", wire.MAX_SLICE_BYTES + 1024),
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", 1000),
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.so_reuseport", 0),
+        ("grpc.enable_http_proxy", 0),
+    ]
