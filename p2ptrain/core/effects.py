@@ -90,6 +90,8 @@ class TakeState:
 
     version: int
     donor: PeerId
+    line: int
+    """Of what is taken."""
 
 
 @dataclass(frozen=True, slots=True)

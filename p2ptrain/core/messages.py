@@ -165,6 +165,8 @@ class Arrive:
     """I am ready to average version `version`. Lost: sent again until something happens."""
 
     version: int
+    line: int = 0
+    """Where my model comes from (`core/rendezvous.py`): who has another one has another model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,14 +177,19 @@ class Assemble:
     version: int
     members: tuple[PeerId, ...]
     weights: tuple[int, ...] = ()
+    line: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class CatchUp:
-    """You are behind: take the state of `version` from `donor`, then arrive. Lost: as above."""
+    """You are behind, or on another line: take the state of `version` from `donor`, then arrive.
+
+    Lost: as above.
+    """
 
     version: int
     donor: PeerId
+    line: int = 0
 
 
 # --- wait-avoiding groups: the activation ---------------------------------------------------------

@@ -166,10 +166,10 @@ class PeerMachine:
         self._now = now
         return self.lock.request(candidates, needed, now)
 
-    def arrive(self, version: int, now: Seconds) -> None:
+    def arrive(self, version: int, line: int, now: Seconds) -> None:
         """The trainer waits to average `version` with everyone; ends in `VersionEnded`."""
         self._now = now
-        self.rendezvous.arrive(version, now)
+        self.rendezvous.arrive(version, line, now)
 
     def arrive_at(self, version: int, now: Seconds, *, waits: bool) -> None:
         """The trainer is at a version of the schedule; if it waits, that ends in `VersionEnded`."""

@@ -22,6 +22,12 @@ the ones behind to take over the state (parameters *and* optimizer) of one that 
 stands still at its boundary because it waits in this very rendezvous. A newcomer is the same case,
 only further behind. So there is one mechanism for both, and peers that average together are equal.
 
+**Two models.** Two parts of a swarm that cannot hear each other go on apart, each with its own
+averages, and may come to the same version with two models. So whoever arrives says its *line*: a
+number of 64 bits that follows from where its model began and from each average that has gone into
+it (`runtime/accord.py`). A group is of one version and one line; where the newest version has
+several, those on another than most take over the state of one that is on it, as those behind do.
+
 **No cycle of waits**: participants wait for the host's word, the host for arrivals, and an arrival
 needs nothing but the trainer's own step (or, catching up, the state of a peer that is waiting).
 Inside the group, members wait for each other's slices only. Two hosts (their views differ) cannot
@@ -33,7 +39,7 @@ lost.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import assert_never
 
 from p2ptrain.core.effects import Abandon, Average, Effect, Send, TakeState, VersionEnded, What
@@ -52,20 +58,23 @@ class Idle:
 @dataclass(frozen=True, slots=True)
 class Waiting:
     version: int
+    line: int
     resend_at: Seconds
 
 
 @dataclass(frozen=True, slots=True)
 class CatchingUp:
     version: int
-    behind: int
-    """The version we wait with again if the state cannot be had."""
+    line: int
+    behind: tuple[int, int]
+    """The version and line we wait with again if the state cannot be had."""
 
 
 @dataclass(frozen=True, slots=True)
 class InGroup:
     ticket: Ticket
     version: int
+    line: int
     members: tuple[PeerId, ...]
     weights: tuple[int, ...]
 
@@ -96,7 +105,7 @@ class Rendezvous:
         self._emit = emit
         self._weigh = weigh
         self._state: RendezvousState = Idle()
-        self._arrivals: dict[PeerId, int] = {}  # as the host: who waits, and with which version
+        self._arrivals: dict[PeerId, tuple[int, int]] = {}  # as the host: version, line
         self._tickets = 0
         self._last_ended: dict[PeerId, Ticket] = {}  # of each host: nobody enters a group twice
         self._withdrawn = False
@@ -116,23 +125,24 @@ class Rendezvous:
         host = self._participants()[0]
         return isinstance(self._state, Waiting) and host == ticket.initiator and is_new
 
-    def waits_with(self, version: int) -> bool:
-        """True while our trainer stands at the boundary of `version`: others may take its state."""
-        return isinstance(self._state, Waiting) and self._state.version == version
+    def waits_with(self, version: int, line: int) -> bool:
+        """True while our trainer stands at that boundary: others may take its state."""
+        state = self._state
+        return isinstance(state, Waiting) and (state.version, state.line) == (version, line)
 
     # --- what happens -----------------------------------------------------------------------------
 
-    def arrive(self, version: int, now: Seconds) -> None:
-        """The trainer waits with `version`; it ends in `VersionEnded`."""
+    def arrive(self, version: int, line: int, now: Seconds) -> None:
+        """The trainer waits with `version` of `line`; it ends in `VersionEnded`."""
         if not isinstance(self._state, Idle):
             raise LocalProtocolError(f"{self._me} arrives with {version} but is {self._state}")
-        self._wait(version, now)
+        self._wait(version, line, now)
 
     def withdraw(self) -> None:
         """The trainer stops: no more waiting. A group that is formed is left to end."""
         self._withdrawn = True
         match self._state:
-            case Waiting(version=version) | CatchingUp(behind=version):
+            case Waiting(version=version) | CatchingUp(behind=(version, _)):
                 self._state = Idle()
                 self._emit(VersionEnded(version, Outcome.WITHDRAWN))
             case _:
@@ -141,13 +151,16 @@ class Rendezvous:
 
     def receive(self, source: PeerId, message: RendezvousMessage, now: Seconds) -> None:
         match message:
-            case Arrive(version=version):
-                self._handle_arrive(source, version)
+            case Arrive(version=version, line=line):
+                self._handle_arrive(source, version, line)
             case Assemble():
                 self._handle_assemble(message)
-            case CatchUp(version=version, donor=donor):
-                if isinstance(self._state, Waiting) and self._state.version < version:
-                    self._catch_up(version, donor)
+            case CatchUp(version=version, donor=donor, line=line):
+                state = self._state
+                if isinstance(state, Waiting) and (
+                    state.version < version or (state.version == version and state.line != line)
+                ):
+                    self._catch_up(version, donor, line)
             case _:
                 assert_never(message)
 
@@ -155,28 +168,28 @@ class Rendezvous:
         if not self.holds(ticket):
             return
         assert isinstance(self._state, InGroup)
-        version = self._state.version
+        version, line = self._state.version, self._state.line
         self._last_ended[ticket.initiator] = ticket
         if outcome is Outcome.DONE:
             self._state = Idle()
             self._emit(VersionEnded(version, outcome))
         else:
-            self._wait(version, now)
+            self._wait(version, line, now)
 
     def state_taken(self, version: int, now: Seconds) -> None:
         if isinstance(self._state, CatchingUp) and self._state.version == version:
-            self._wait(version, now)
+            self._wait(version, self._state.line, now)
 
     def state_not_taken(self, version: int, now: Seconds) -> None:
         if isinstance(self._state, CatchingUp) and self._state.version == version:
-            self._wait(self._state.behind, now)
+            self._wait(*self._state.behind, now)
 
     def regroup(self, ticket: Ticket, members: tuple[PeerId, ...]) -> None:
         """Our group goes on without some of its members (`core/repair.py`)."""
         if self.holds(ticket):
             assert isinstance(self._state, InGroup)
             weights = weights_left(self._state.members, self._state.weights, members)
-            self._state = InGroup(ticket, self._state.version, members, weights)
+            self._state = replace(self._state, ticket=ticket, members=members, weights=weights)
 
     def peer_gone(self, peer: PeerId, why: str, now: Seconds) -> None:
         self._arrivals.pop(peer, None)
@@ -184,7 +197,7 @@ class Rendezvous:
         if isinstance(state, InGroup) and peer in state.members:
             self._emit(Abandon(state.ticket, Outcome.LOST, why))
             self._last_ended[state.ticket.initiator] = state.ticket
-            self._wait(state.version, now)
+            self._wait(state.version, state.line, now)
 
     def peer_left(self, peer: PeerId) -> None:
         """A participant said goodbye; if it comes back, it arrives anew."""
@@ -196,7 +209,7 @@ class Rendezvous:
 
     def handle_timer(self, now: Seconds) -> None:
         if isinstance(self._state, Waiting) and self._state.resend_at <= now:
-            self._wait(self._state.version, now)
+            self._wait(self._state.version, self._state.line, now)
 
     def next_deadline(self) -> Seconds | None:
         return self._state.resend_at if isinstance(self._state, Waiting) else None
@@ -207,50 +220,49 @@ class Rendezvous:
 
     # --- the participant's side -------------------------------------------------------------------
 
-    def _wait(self, version: int, now: Seconds) -> None:
+    def _wait(self, version: int, line: int, now: Seconds) -> None:
         if self._withdrawn:
             self._state = Idle()
             self._emit(VersionEnded(version, Outcome.WITHDRAWN))
             return
-        self._state = Waiting(version, now + self._resend_s)
+        self._state = Waiting(version, line, now + self._resend_s)
         host = self._participants()[0]
         if host != self._me:
-            self._emit(Send(host, Arrive(version)))  # lost: sent again at `resend_at`
-        self._arrivals[self._me] = version
+            self._emit(Send(host, Arrive(version, line)))  # lost: sent again at `resend_at`
+        self._arrivals[self._me] = version, line
         self._maybe_assemble()
 
     def _handle_assemble(self, message: Assemble) -> None:
-        state = self._state
-        fits = isinstance(state, Waiting) and state.version == message.version
+        fits = self.waits_with(message.version, message.line)
         last = self._last_ended.get(message.ticket.initiator)
         is_new = last is None or last < message.ticket
         if fits and is_new and self._me in message.members:
             ticket, members, weights = message.ticket, message.members, message.weights
-            self._state = InGroup(ticket, message.version, members, weights)
+            self._state = InGroup(ticket, message.version, message.line, members, weights)
             self._arrivals.pop(self._me, None)
             self._emit(Average(ticket, members, What.GRADIENTS, weights))
 
-    def _catch_up(self, version: int, donor: PeerId) -> None:
+    def _catch_up(self, version: int, donor: PeerId, line: int) -> None:
         assert isinstance(self._state, Waiting)
-        self._state = CatchingUp(version, self._state.version)
+        self._state = CatchingUp(version, line, (self._state.version, self._state.line))
         self._arrivals.pop(self._me, None)
-        self._emit(TakeState(version, donor))
+        self._emit(TakeState(version, donor, line))
 
     # --- the host's side --------------------------------------------------------------------------
 
-    def _handle_arrive(self, source: PeerId, version: int) -> None:
+    def _handle_arrive(self, source: PeerId, version: int, line: int) -> None:
         state = self._state
-        if isinstance(state, InGroup) and self._hosts(state, source, version):
+        if isinstance(state, InGroup) and self._hosts(state, source, version, line):
             # Lost, if it was: its next `Arrive` brings it again.
-            again = Assemble(state.ticket, version, state.members, state.weights)
+            again = Assemble(state.ticket, version, state.members, state.weights, line)
             self._emit(Send(source, again))
             return
-        self._arrivals[source] = version
+        self._arrivals[source] = version, line
         self._maybe_assemble()
 
-    def _hosts(self, group: InGroup, guest: PeerId, version: int) -> bool:
+    def _hosts(self, group: InGroup, guest: PeerId, version: int, line: int) -> bool:
         mine = group.ticket.initiator == self._me
-        return mine and guest in group.members and version == group.version
+        return mine and guest in group.members and (version, line) == (group.version, group.line)
 
     def _maybe_assemble(self) -> None:
         """If we are the host and everyone waits: let those behind catch up, or begin."""
@@ -261,25 +273,31 @@ class Rendezvous:
             return
         if any(peer not in self._arrivals for peer in participants):
             return
-        newest = max(self._arrivals[peer] for peer in participants)
-        ahead = [peer for peer in participants if self._arrivals[peer] == newest]
-        behind = [peer for peer in participants if self._arrivals[peer] < newest]
-        for peer in behind:
+        version, line = self._goal([self._arrivals[peer] for peer in participants])
+        donors = [peer for peer in participants if self._arrivals[peer] == (version, line)]
+        others = [peer for peer in participants if self._arrivals[peer] != (version, line)]
+        for peer in others:
             del self._arrivals[peer]
             if peer == self._me:
-                self._catch_up(newest, ahead[0])
-            else:
-                self._emit(Send(peer, CatchUp(newest, ahead[0])))  # lost: its `Arrive` brings it
-        if not behind:
-            self._assemble(newest, participants)
+                self._catch_up(version, donors[0], line)
+            else:  # lost: its `Arrive` brings it
+                self._emit(Send(peer, CatchUp(version, donors[0], line)))
+        if not others:
+            self._assemble(version, line, participants)
 
-    def _assemble(self, version: int, members: tuple[PeerId, ...]) -> None:
+    def _goal(self, arrivals: Sequence[tuple[int, int]]) -> tuple[int, int]:
+        """The newest version and the line that most have of it, of equals the first one's."""
+        newest = max(version for version, _ in arrivals)
+        lines = [line for version, line in arrivals if version == newest]
+        return newest, max(lines, key=lines.count)
+
+    def _assemble(self, version: int, line: int, members: tuple[PeerId, ...]) -> None:
         self._tickets += 1
         ticket = Ticket(self._me, self._incarnation, self._tickets)
         self._arrivals.clear()
         weights = self._weigh(members)
-        self._state = InGroup(ticket, version, members, weights)
+        self._state = InGroup(ticket, version, line, members, weights)
         for peer in members:
             if peer != self._me:
-                self._emit(Send(peer, Assemble(ticket, version, members, weights)))
+                self._emit(Send(peer, Assemble(ticket, version, members, weights, line)))
         self._emit(Average(ticket, members, What.GRADIENTS, weights))

@@ -91,6 +91,8 @@ class StateOpening:
     swarm: str
     sender: PeerId
     version: int | None
+    line: int = 0
+    """Of that version."""
 
 
 Opening = AverageOpening | StateOpening
@@ -204,15 +206,15 @@ def _message_to_pb(message: m.Message) -> tuple[str, Any]:  # Any: protobuf's ge
             return "release", pb.Release(ticket=_ticket_to_pb(ticket))
         case m.Inquire(ticket):
             return "inquire", pb.Inquire(ticket=_ticket_to_pb(ticket))
-        case m.Arrive(version):
-            return "arrive", pb.Arrive(version=version)
-        case m.Assemble(ticket, version, group, weights):
+        case m.Arrive(version, line):
+            return "arrive", pb.Arrive(version=version, line=line)
+        case m.Assemble(ticket, version, group, weights, line):
             packed = _ticket_to_pb(ticket)
             return "assemble", pb.Assemble(
-                ticket=packed, version=version, members=group, weights=weights
+                ticket=packed, version=version, line=line, members=group, weights=weights
             )
-        case m.CatchUp(version, donor):
-            return "catch_up", pb.CatchUp(version=version, donor=donor)
+        case m.CatchUp(version, donor, line):
+            return "catch_up", pb.CatchUp(version=version, donor=donor, line=line)
         case m.Activate(version, waits):
             return "activate", pb.Activate(version=version, waits=waits)
         case m.Run(ticket, version, group, weights):
@@ -250,9 +252,9 @@ _FROM_PB: dict[str, Callable[[Any], m.Message]] = {
     "begin": lambda p: m.Begin(_ticket(p.ticket), *_group_of(p)),
     "release": lambda p: m.Release(_ticket(p.ticket)),
     "inquire": lambda p: m.Inquire(_ticket(p.ticket)),
-    "arrive": lambda p: m.Arrive(_number(p.version)),
-    "assemble": lambda p: m.Assemble(_ticket(p.ticket), _number(p.version), *_group_of(p)),
-    "catch_up": lambda p: m.CatchUp(_number(p.version), _name(p.donor)),
+    "arrive": lambda p: m.Arrive(_number(p.version), p.line),
+    "assemble": lambda p: m.Assemble(_ticket(p.ticket), _number(p.version), *_group_of(p), p.line),
+    "catch_up": lambda p: m.CatchUp(_number(p.version), _name(p.donor), p.line),
     "activate": lambda p: m.Activate(_number(p.version), p.waits),
     "run": lambda p: m.Run(_ticket(p.ticket), _number(p.version), *_group_of(p)),
     "decline": lambda p: m.Decline(_ticket(p.ticket), _number(p.version)),
@@ -433,8 +435,8 @@ def _opening_to_pb(opening: Opening) -> Any:  # Any: a generated class
                 slice_size=slice_size,
                 codec=codec,
             )
-        case StateOpening(swarm, sender, version):
-            return pb.StateOpening(swarm=swarm, sender=sender, version=version)
+        case StateOpening(swarm, sender, version, line):
+            return pb.StateOpening(swarm=swarm, sender=sender, version=version, line=line)
 
 
 def _opening(tag: int, data: bytes) -> Opening:
@@ -452,7 +454,7 @@ def _opening(tag: int, data: bytes) -> Opening:
         )
     p = _parse(pb.StateOpening, data)
     version = p.version if p.HasField("version") else None
-    return StateOpening(_text(p.swarm, MAX_NAME), _name(p.sender), version)
+    return StateOpening(_text(p.swarm, MAX_NAME), _name(p.sender), version, p.line)
 
 
 # --- parts ----------------------------------------------------------------------------------------

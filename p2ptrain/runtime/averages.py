@@ -293,6 +293,7 @@ class Averages:
                 lambda: self._replica.import_gradients(vector_V[:-RIDING])
             )
             self._accord.take_in(vector_V[-RIDING:])
+            self._accord.follow(ticket, vector_V)
             self._accord.contributes = True
         elif what is What.LATE_GRADIENTS:
             version = self._host.machine.activation.version_of(ticket.root)

@@ -9,6 +9,8 @@ brings its result back; where it does not, nothing is awaited and no thread is s
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Protocol
 
+import numpy as np
+
 from p2ptrain.averaging.base import Swarm
 from p2ptrain.core.messages import Phase
 from p2ptrain.ids import Seconds
@@ -50,6 +52,10 @@ class Boundary:
 
     def begin(self) -> None:
         """The first step begins now."""
+        if self._driver.algorithm.acts("after_backward"):
+            model_M = np.empty(self._driver.replica.model_size, np.float32)
+            self._driver.replica.snapshot(model_M)
+            self._driver.accord.begin(model_M)
         self._since = self._clock()
         self._tell(Phase.TRAINING)
 

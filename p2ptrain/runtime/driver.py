@@ -284,7 +284,7 @@ class Driver:
 
     async def average_gradients(self) -> GroupResult:
         self._version = self._loop.create_future()
-        self._machine.arrive(self.replica.updates, self.now)
+        self._machine.arrive(self.replica.updates, self.accord.line, self.now)
         self._pump()
         return await self._version
 

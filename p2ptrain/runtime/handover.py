@@ -47,7 +47,7 @@ class Handover:
         others = self._host.machine.membership.others
         for donor in [m.peer for m in others if m.state is MemberState.ALIVE and m.steps]:
             try:
-                data = await self.download(donor, None)
+                data = await self.download(donor)
             except (TransportError, RefusedError, CodecError, GroupBroken):
                 continue
             theirs_M = np.frombuffer(data, dtype="<f4")
@@ -64,7 +64,7 @@ class Handover:
         why = ""
         try:
             async with asyncio.timeout(self._config.average_timeout_s):
-                state = await self.download(effect.donor, effect.version)
+                state = await self.download(effect.donor, effect.version, effect.line)
                 await self._offload(lambda: self._replica.import_state(state))
         except (P2PTrainError, GroupBroken, TimeoutError) as error:
             why = str(error) or "it took too long"
@@ -76,17 +76,17 @@ class Handover:
             await asyncio.sleep(0.1)
             self._host.over(StateNotTaken(effect.version, why))
         else:
-            self._accord.contributes = False
+            self._accord.contributes, self._accord.line = False, effect.line
             self._host.over(StateTaken(effect.version))
 
-    async def download(self, donor: PeerId, version: int | None) -> bytes:
-        """The model of `donor` (M float32), or all of its state if `version` is given.
+    async def download(self, donor: PeerId, version: int | None = None, line: int = 0) -> bytes:
+        """The model of `donor` (M float32), or all of its state if a version is given.
 
         Raises:
             TransportError, RefusedError, CodecError: if it did not arrive.
         """
         stream = await self._host.open_stream(
-            donor, StateOpening(self._host.digest, self._host.name, version)
+            donor, StateOpening(self._host.digest, self._host.name, version, line)
         )
         await stream.finish()
         data = bytearray()
@@ -108,13 +108,13 @@ class Handover:
             await self._offload(lambda: self._replica.snapshot(vector_M))
             state = vector_M.tobytes()
         else:
-            self._refuse_unless_waiting(opening.version)
+            self._refuse_unless_waiting(opening.version, opening.line)
             state = await self._offload(self._replica.export_state)
-            self._refuse_unless_waiting(opening.version)
+            self._refuse_unless_waiting(opening.version, opening.line)
         size = self._config.slice_kib * 1024
         for span in slices(Span(0, len(state)), size):
             await stream.send(memoryview(state)[span.start : span.stop])
 
-    def _refuse_unless_waiting(self, version: int) -> None:
-        if not self._host.machine.rendezvous.waits_with(version):
+    def _refuse_unless_waiting(self, version: int, line: int) -> None:
+        if not self._host.machine.rendezvous.waits_with(version, line):
             raise RefusedError(f"{self._host.name} does not stand still at version {version}")

@@ -76,7 +76,7 @@ def grouped(machine: PeerMachine) -> Ticket:
 def assembled(machine: PeerMachine) -> Ticket:
     """B is in a scheduled group of all."""
     ticket = Ticket(A, 1, 1)
-    machine.arrive(0, 1.0)
+    machine.arrive(0, 0, 1.0)
     machine.receive(A, Assemble(ticket, 0, (A, B, C)), 1.0)
     assert machine.holds(ticket, 1.0)
     machine.take_effects()
@@ -93,7 +93,7 @@ def test_effects_are_taken_once_and_in_order(machine: PeerMachine):
 def test_a_claimed_group_averages_models_and_a_scheduled_one_gradients(machine: PeerMachine):
     ticket = machine.request([A], 1, 0.0)
     machine.receive(A, Grant(ticket), 0.1)
-    machine.arrive(0, 0.2)
+    machine.arrive(0, 0, 0.2)
     machine.receive(A, Assemble(Ticket(A, 1, 9), 0, (A, B, C)), 0.3)
     averages = [e for e in machine.take_effects() if isinstance(e, Average)]
     assert [average.what for average in averages] == [What.MODELS, What.GRADIENTS]
@@ -175,7 +175,7 @@ def test_a_new_phase_is_announced_and_more_steps_are_not(machine: PeerMachine):
 
 def test_who_withdraws_gives_up_its_claim_and_its_wait(machine: PeerMachine):
     ticket = machine.request([A], 1, 0.0)
-    machine.arrive(0, 0.0)
+    machine.arrive(0, 0, 0.0)
     machine.withdraw(0.1)
     effects = machine.take_effects()
     assert GroupEnded(ticket, Outcome.WITHDRAWN, "stopping", (A, B)) in effects
@@ -202,7 +202,7 @@ def test_who_serves_on_after_its_training_still_grants(machine: PeerMachine):
 def test_who_caught_up_waits_with_the_new_version_and_who_could_not_with_the_old(
     machine: PeerMachine, taken: bool
 ):
-    machine.arrive(3, 0.0)
+    machine.arrive(3, 0, 0.0)
     machine.receive(A, CatchUp(5, A), 0.1)
     machine.take_effects()
     machine.ended(StateTaken(5) if taken else StateNotTaken(5, "no"), 0.2)
@@ -324,7 +324,7 @@ def by_claims() -> PeerMachine:
 
 def by_arrivals() -> PeerMachine:
     machine = slow_c()
-    machine.arrive(0, 0.0)
+    machine.arrive(0, 0, 0.0)
     for peer in (B, C):
         machine.receive(peer, Arrive(0), 0.1)
     return machine
@@ -354,7 +354,7 @@ def test_members_take_the_weights_of_whoever_formed_the_group(machine: PeerMachi
     machine.receive(A, Claim(TICKET, 1, 20.0), 1.0)
     if isinstance(told, Assemble):
         machine.receive(A, Release(TICKET), 1.0)
-        machine.arrive(0, 1.0)
+        machine.arrive(0, 0, 1.0)
     machine.receive(A, told, 1.0)
     assert [e.weights for e in machine.take_effects() if isinstance(e, Average)] == [(3, 2, 1)]
 

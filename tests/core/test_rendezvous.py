@@ -8,7 +8,7 @@ import pytest
 
 from p2ptrain.core.effects import Abandon, Average, Effect, Send, TakeState, VersionEnded
 from p2ptrain.core.events import Outcome
-from p2ptrain.core.messages import RendezvousMessage
+from p2ptrain.core.messages import Arrive, RendezvousMessage
 from p2ptrain.core.rendezvous import CatchingUp, Idle, InGroup, Rendezvous, Waiting
 from p2ptrain.errors import LocalProtocolError
 from p2ptrain.ids import PeerId, Ticket
@@ -50,9 +50,9 @@ class Table:
     def __getitem__(self, name: str) -> Guest:
         return self.guests[name]
 
-    def arrive(self, names: str, version: int) -> None:
+    def arrive(self, names: str, version: int, line: int = 0) -> None:
         for name in names:
-            self[name].rendezvous.arrive(version, self.time)
+            self[name].rendezvous.arrive(version, line, self.time)
 
     def settle(self) -> None:
         while self.wire:
@@ -322,7 +322,7 @@ def test_after_a_break_whoever_missed_the_version_takes_over_the_state(table: Ta
     table.settle()
     (take,) = table["c"].taking
     assert (take.version, take.donor) == (1, "a")
-    assert table["a"].rendezvous.waits_with(1)
+    assert table["a"].rendezvous.waits_with(1, 0)
     table["c"].rendezvous.state_taken(1, table.time)
     table.settle()
     table.together("abc")
@@ -361,6 +361,54 @@ def test_a_newcomer_that_is_behind_takes_over_the_state(table: Table):
     table["d"].rendezvous.state_taken(41, table.time)
     table.settle()
     table.together("abcd")
+
+
+def test_of_two_models_of_a_version_most_decide_and_the_others_take_theirs(table: Table):
+    table.arrive("a", 7, line=1)
+    table.arrive("bc", 7, line=2)
+    table.settle()
+    assert table["a"].taking == [TakeState(7, PeerId("b"), 2)]
+    table["a"].rendezvous.state_taken(7, table.time)
+    table.advance(2 * RESEND_S)
+    table.together("abc")
+
+
+def test_of_two_models_that_as_many_have_the_first_ones_is_taken():
+    table = Table("ab")
+    table.arrive("b", 7, line=2)
+    table.arrive("a", 7, line=1)
+    table.settle()
+    assert table["b"].taking == [TakeState(7, PeerId("a"), 1)]
+    assert not table["b"].rendezvous.waits_with(7, 2), "nobody is to take what it gives up"
+
+
+def test_who_is_behind_takes_the_model_that_most_have(table: Table):
+    table.join("d")
+    table.arrive("a", 7, line=1)
+    table.arrive("bc", 7, line=2)
+    table.arrive("d", 3, line=1)
+    table.settle()
+    assert [table[name].taking for name in "ad"] == [[TakeState(7, PeerId("b"), 2)]] * 2
+
+
+def test_one_whose_model_changed_on_the_way_is_in_no_group_of_the_old_one():
+    table = Table("ab")
+    table.arrive("a", 7, line=1)
+    table["a"].rendezvous.receive(PeerId("b"), Arrive(7, 1), table.time)  # older than what b has
+    table.arrive("b", 7, line=2)
+    table.settle()
+    assert table["b"].groups == []
+    assert table["b"].rendezvous.waits_with(7, 2)
+
+
+def test_a_model_that_could_not_be_had_leaves_the_old_one_to_wait_with(table: Table):
+    table.arrive("ab", 7, line=2)
+    table.arrive("c", 7, line=1)
+    table.settle()
+    table["c"].rendezvous.state_not_taken(7, table.time)
+    assert table["c"].rendezvous.waits_with(7, 1)
+    table.settle()
+    assert len(table["c"].taking) == 2
 
 
 def test_a_newcomer_that_sorts_first_becomes_the_host():

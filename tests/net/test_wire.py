@@ -29,6 +29,7 @@ addresses = st.builds(
     st.integers(1, 65535),
 )
 tickets = st.builds(Ticket, names, numbers, numbers, numbers)
+lines = st.integers(0, 2**64 - 1)
 digests = st.text("0123456789abcdef", max_size=16)
 groups = st.lists(names, min_size=1, max_size=8, unique=True).map(lambda g: tuple(sorted(g)))
 members = st.builds(
@@ -61,6 +62,7 @@ FIELDS: dict[str, st.SearchStrategy] = {
     "born": numbers,
     "lease_s": st.floats(0, 1e9),
     "version": numbers,
+    "line": lines,
     "ticket": tickets,
     "reason": st.text(st.characters(codec="utf-8").filter(str.isprintable), max_size=300),
     "donor": names,
@@ -84,8 +86,11 @@ def instances(kind: type) -> st.SearchStrategy:
     fields = [field.name for field in dataclasses.fields(kind)]
     if "weights" not in fields:
         return st.builds(kind, **{name: known[name] for name in fields})
-    rest = [known[name] for name in fields if name not in ("members", "weights")]
-    return st.builds(lambda group, *rest: kind(*rest, *group), weighted_groups, *rest)
+    rest = [known[name] for name in fields if name not in ("members", "weights", "line")]
+    line = {"line": known["line"]} if "line" in fields else {}
+    return st.builds(
+        lambda group, *rest, **line: kind(*rest, *group, **line), weighted_groups, *rest, **line
+    )
 
 
 envelopes = st.builds(Envelope, names, digests, st.one_of(*map(instances, MESSAGES)))
@@ -104,7 +109,7 @@ welcomes = st.builds(
 )
 openings = st.one_of(
     st.builds(AverageOpening, digests, names, tickets, numbers, numbers, digests),
-    st.builds(StateOpening, digests, names, st.none() | numbers),
+    st.builds(StateOpening, digests, names, st.none() | numbers, lines),
 )
 
 DECODERS = {
@@ -240,7 +245,7 @@ def test_valid_protobuf_with_hostile_values_decodes_or_is_refused(data):
         pb.Envelope(source="a", claim=pb.Claim(ticket=ticket, born=number(), lease_s=number())),
         pb.Envelope(source="a", begin=pb.Begin(ticket=ticket, members=everyone)),
         pb.Envelope(source="a", busy=pb.Busy(ticket=ticket, reason=text())),
-        pb.Envelope(source="a", catch_up=pb.CatchUp(version=number(), donor=text())),
+        pb.Envelope(source="a", catch_up=pb.CatchUp(version=number(), donor=text(), line=number())),
         pb.Hello(algorithm=text(), model=text(), model_size=number(), self=member),
         pb.Welcome(refusal=text(), members=[member]),
         pb.Slice(average=pb.AverageOpening(sender=text(), ticket=ticket, swarm=text())),

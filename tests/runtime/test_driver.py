@@ -216,7 +216,16 @@ async def test_the_state_of_a_version_at_which_nobody_waits_is_refused():
 
 async def test_a_model_is_given_to_whoever_asks_in_slices():
     world, a, b = await pair()
-    assert await b.driver.handover.download(PeerId("a"), None) == a.model().tobytes()
+    assert await b.driver.handover.download(PeerId("a")) == a.model().tobytes()
+    await world.close()
+
+
+async def test_peers_that_begin_with_different_models_are_made_equal_before_they_average():
+    world, a, b = await pair("allreduce")
+    await asyncio.gather(a.train(3, 0.1), b.train(3, 0.1))
+    np.testing.assert_array_equal(a.model(), np.zeros(8, np.float32))
+    np.testing.assert_array_equal(b.model(), a.model())
+    assert a.driver.accord.line == b.driver.accord.line != 0
     await world.close()
 
 
@@ -225,12 +234,12 @@ async def test_catching_up_that_fails_changes_nothing_and_is_tried_again(monkeyp
     downloads = 0
     honest = b.driver.handover.download
 
-    async def fail_once(donor, version):
+    async def fail_once(donor, version, line):
         nonlocal downloads
         downloads += 1
         if downloads == 1:
             raise TransportError("the cable was cut")
-        return await honest(donor, version)
+        return await honest(donor, version, line)
 
     monkeypatch.setattr(b.driver.handover, "download", fail_once)
     a.replica.update(a.replica.descend)  # a is one version ahead

@@ -10,7 +10,7 @@ from p2ptrain.core.lock_state import LockConfig
 from p2ptrain.core.peer_machine import ProtocolConfig
 from p2ptrain.ids import Seconds
 from p2ptrain.runtime.exchange import ExchangeConfig
-from p2ptrain.sim.faults import Crash, Fault, Hold, Partition, random_plan
+from p2ptrain.sim.faults import Crash, Fault, random_plan
 from p2ptrain.sim.link import Link
 
 MOST_PEERS = 8
@@ -84,13 +84,11 @@ def spec_of(seed: int) -> Spec:
     """The world of this seed."""
     chance = Random(f"{seed}/world")
     algorithm = chance.choice(known_algorithms())
-    divides = algorithm != "allreduce"  # two halves go different ways, and do not see it yet
     peers = min(MOST_PEERS, 2 + int(chance.expovariate(1 / 2.2)))
     usual_s = 10 ** chance.uniform(-1.3, -0.3)
     size = chance.choice((1, 7, 24, 24, 60, 700))
     cruel_s = chance.uniform(2.0, 6.0)
     lease_s = chance.choice((4.0, 8.0, 20.0))
-    plan = _plan(chance, seed, peers, cruel_s)
     return Spec(
         seed=seed,
         algorithm=algorithm,
@@ -103,7 +101,7 @@ def spec_of(seed: int) -> Spec:
         lock=LockConfig(lease_s=lease_s, acquire_timeout_s=min(2.0, lease_s / 5)),
         slice_kib=1,
         cruel_s=cruel_s,
-        plan=tuple(f for f in plan if divides or not isinstance(f, Partition | Hold)),
+        plan=_plan(chance, seed, peers, cruel_s),
     )
 
 

@@ -243,30 +243,36 @@ class Inquire(_message.Message):
     def __init__(self, ticket: _Optional[_Union[Ticket, _Mapping]] = ...) -> None: ...
 
 class Arrive(_message.Message):
-    __slots__ = ("version",)
+    __slots__ = ("version", "line")
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    LINE_FIELD_NUMBER: _ClassVar[int]
     version: int
-    def __init__(self, version: _Optional[int] = ...) -> None: ...
+    line: int
+    def __init__(self, version: _Optional[int] = ..., line: _Optional[int] = ...) -> None: ...
 
 class Assemble(_message.Message):
-    __slots__ = ("ticket", "version", "members", "weights")
+    __slots__ = ("ticket", "version", "members", "weights", "line")
     TICKET_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    LINE_FIELD_NUMBER: _ClassVar[int]
     ticket: Ticket
     version: int
     members: _containers.RepeatedScalarFieldContainer[str]
     weights: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, ticket: _Optional[_Union[Ticket, _Mapping]] = ..., version: _Optional[int] = ..., members: _Optional[_Iterable[str]] = ..., weights: _Optional[_Iterable[int]] = ...) -> None: ...
+    line: int
+    def __init__(self, ticket: _Optional[_Union[Ticket, _Mapping]] = ..., version: _Optional[int] = ..., members: _Optional[_Iterable[str]] = ..., weights: _Optional[_Iterable[int]] = ..., line: _Optional[int] = ...) -> None: ...
 
 class CatchUp(_message.Message):
-    __slots__ = ("version", "donor")
+    __slots__ = ("version", "donor", "line")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     DONOR_FIELD_NUMBER: _ClassVar[int]
+    LINE_FIELD_NUMBER: _ClassVar[int]
     version: int
     donor: str
-    def __init__(self, version: _Optional[int] = ..., donor: _Optional[str] = ...) -> None: ...
+    line: int
+    def __init__(self, version: _Optional[int] = ..., donor: _Optional[str] = ..., line: _Optional[int] = ...) -> None: ...
 
 class Activate(_message.Message):
     __slots__ = ("version", "waits")
@@ -377,14 +383,16 @@ class AverageOpening(_message.Message):
     def __init__(self, swarm: _Optional[str] = ..., sender: _Optional[str] = ..., ticket: _Optional[_Union[Ticket, _Mapping]] = ..., vector_size: _Optional[int] = ..., slice_size: _Optional[int] = ..., codec: _Optional[str] = ...) -> None: ...
 
 class StateOpening(_message.Message):
-    __slots__ = ("swarm", "sender", "version")
+    __slots__ = ("swarm", "sender", "version", "line")
     SWARM_FIELD_NUMBER: _ClassVar[int]
     SENDER_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    LINE_FIELD_NUMBER: _ClassVar[int]
     swarm: str
     sender: str
     version: int
-    def __init__(self, swarm: _Optional[str] = ..., sender: _Optional[str] = ..., version: _Optional[int] = ...) -> None: ...
+    line: int
+    def __init__(self, swarm: _Optional[str] = ..., sender: _Optional[str] = ..., version: _Optional[int] = ..., line: _Optional[int] = ...) -> None: ...
 
 class Report(_message.Message):
     __slots__ = ("self", "members", "unix_s", "running_s", "samples_per_s", "wait_share", "progress", "doing", "loss", "partners", "disagreement_l2", "groups_done", "groups_failed", "warning")
