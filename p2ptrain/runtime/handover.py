@@ -63,11 +63,10 @@ class Handover:
         """Catch up: take over the state of one that waits ahead of us."""
         why = ""
         try:
-            async with asyncio.timeout(self._config.average_timeout_s):
-                state = await self.download(effect.donor, effect.version, effect.line)
-                await self._offload(lambda: self._replica.import_state(state))
-        except (P2PTrainError, GroupBroken, TimeoutError) as error:
-            why = str(error) or "it took too long"
+            state = await self.download(effect.donor, effect.version, effect.line)
+            await self._offload(lambda: self._replica.import_state(state))
+        except (P2PTrainError, GroupBroken) as error:
+            why = str(error)
         if not why and self._replica.updates != effect.version:
             why = f"{effect.donor} gave the state of version {self._replica.updates}"
         if why:
@@ -82,19 +81,30 @@ class Handover:
     async def download(self, donor: PeerId, version: int | None = None, line: int = 0) -> bytes:
         """The model of `donor` (M float32), or all of its state if a version is given.
 
+        It may take as long as it takes, as long as something comes.
+
         Raises:
             TransportError, RefusedError, CodecError: if it did not arrive.
         """
-        stream = await self._host.open_stream(
-            donor, StateOpening(self._host.digest, self._host.name, version, line)
-        )
-        await stream.finish()
-        data = bytearray()
-        while (payload := await stream.receive()) is not None:
-            data += payload
-            if len(data) > MAX_STATE_BYTES:
-                stream.abort("too much")
-                raise CodecError(f"{donor} sends a state of more than {MAX_STATE_BYTES} bytes")
+        patience_s, loop = self._config.average_timeout_s, asyncio.get_running_loop()
+        stream, data = None, bytearray()
+        try:
+            async with asyncio.timeout(patience_s) as patience:
+                opening = StateOpening(self._host.digest, self._host.name, version, line)
+                stream = await self._host.open_stream(donor, opening)
+                await stream.finish()
+                while (payload := await stream.receive()) is not None:
+                    patience.reschedule(loop.time() + patience_s)
+                    data += payload
+                    if len(data) > MAX_STATE_BYTES:
+                        stream.abort("too much")
+                        most = MAX_STATE_BYTES
+                        raise CodecError(f"{donor} sends a state of more than {most} bytes")
+        except TimeoutError as error:
+            why = f"{donor} has sent nothing of its state for {patience_s:g} s"
+            if stream:
+                stream.abort(why)
+            raise TransportError(why) from error
         return bytes(data)
 
     async def serve(self, opening: StateOpening, stream: SliceStream) -> None:

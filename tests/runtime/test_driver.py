@@ -229,6 +229,43 @@ async def test_peers_that_begin_with_different_models_are_made_equal_before_they
     await world.close()
 
 
+class Donor:
+    """The other side of a hand-over, which sends a number after each of these pauses."""
+
+    def __init__(self, *pauses_s: float) -> None:
+        self.pauses_s = list(pauses_s)
+        self.aborted = ""
+
+    async def finish(self) -> None:
+        pass
+
+    async def receive(self) -> memoryview | None:
+        if not self.pauses_s:
+            return None
+        await asyncio.sleep(self.pauses_s.pop(0))
+        return memoryview(b"1234")
+
+    def abort(self, why: str) -> None:
+        self.aborted = why
+
+
+async def test_a_state_may_take_as_long_as_it_takes_while_something_of_it_comes(monkeypatch):
+    world, a, b = await pair()
+    for donor, is_well in ((Donor(50.0, 50.0, 50.0), True), (Donor(50.0, 61.0), False)):
+
+        async def open_stream(_peer, _opening, donor=donor):
+            return donor
+
+        monkeypatch.setattr(b.driver, "open_stream", open_stream)
+        if is_well:
+            assert await b.driver.handover.download(a.driver.name, None) == b"1234" * 3
+        else:
+            with pytest.raises(TransportError, match="a has sent nothing of its state for 60 s"):
+                await b.driver.handover.download(a.driver.name, None)
+        assert bool(donor.aborted) is not is_well
+    await world.close()
+
+
 async def test_catching_up_that_fails_changes_nothing_and_is_tried_again(monkeypatch):
     world, a, b = await pair("allreduce")
     downloads = 0

@@ -477,6 +477,19 @@ async def test_a_second_stream_of_the_same_member_is_refused():
 # --- memory ---------------------------------------------------------------------------------------
 
 
+async def test_an_average_that_is_called_off_while_it_waits_for_the_rest_is_not_complete():
+    group = Group(vectors(12, 3))
+    await group.start()
+    p0, p1 = group.members[PeerId("p0")], group.members[PeerId("p1")]
+    runs = [asyncio.create_task(p0.run()), asyncio.create_task(p1.run())]
+    await asyncio.sleep(ARRIVAL_S / 2)  # p2 has not come
+    for run in runs:
+        run.cancel()
+    await asyncio.gather(*runs, return_exceptions=True)
+    assert not p0.exchange.is_complete
+    assert not p1.exchange.is_complete
+
+
 async def test_a_fast_member_is_never_more_than_a_window_ahead_of_a_slow_one():
     size = 600
     group = Group(vectors(size, 3), slice_size=1)
