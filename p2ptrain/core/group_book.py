@@ -30,7 +30,8 @@ come out; when a group is *over* the book hears of it, and perhaps more groups c
 **With or without waiting.** Where trainers wait for their groups (`waits`), a group runs when all
 of its members have asked, each at the end of its step. Otherwise it runs as soon as its members are
 unlocked, wherever their trainers are; a division then takes those that are free, and who is alone
-among them gets a group with some that are not yet.
+among them gets a group with some that are not yet. So does who would only meet its last group again: of
+two groups that end in turns, each while the other runs, nobody would meet anybody else for ever.
 
 **Nobody waits for ever.** A peer is in one buffered group at most, since only empty buffers are
 divided. Look at the oldest buffered group: each of its members is unlocked when the group that it
@@ -91,7 +92,8 @@ class GroupBook:
         self._asking: dict[PeerId, None] = {}  # in order
         self._level: dict[PeerId, int] = {}  # updates, counted as if all had begun together
         self._began_at: dict[PeerId, int] = {}
-        self._met_at: dict[PeerId, Seconds] = {}  # when its last group ended
+        self._met: dict[PeerId, tuple[PeerId, ...]] = {}  # its last group
+        self._met_at: dict[PeerId, Seconds] = {}  # when that ended
         self._step_s: dict[PeerId, Seconds] = {}  # how long one of its steps takes
         self._buffered: dict[PeerId, Group] = {}  # by member
         self._running: dict[PeerId, Group] = {}  # by member: the lock vector
@@ -194,6 +196,7 @@ class GroupBook:
             self._running.pop(peer, None)
             if done:
                 self._asking.pop(peer, None)
+                self._met[peer] = group.members
                 self._met_at[peer] = now
 
     def _forget(self, peer: PeerId, now: Seconds) -> None:
@@ -204,6 +207,7 @@ class GroupBook:
         self._asking.pop(peer, None)
         self._level.pop(peer, None)
         self._began_at.pop(peer, None)
+        self._met.pop(peer, None)
         self._met_at.pop(peer, None)
         self._step_s.pop(peer, None)
         running, buffered = self._running.get(peer), self._buffered.pop(peer, None)
@@ -239,11 +243,22 @@ class GroupBook:
             heads = []
             parts = shares(rng.sample(free, len(free)), self._size)
         groups = [part for part in parts if len(part) > 1]
+        busy = [peer for peer in pool if peer not in free]
+        if crossing or len(everyone) == 1:
+            others = [peer for peer in busy if peer not in self._met.get(asker, ())]
+            again = [part for part in groups if asker in part and self._have_met(asker, part)]
+            if others and again:
+                groups.remove(again[0])
+                groups.append([asker, *self._some(others, rng)])
         if not any(asker in part for part in groups):
-            busy = [peer for peer in pool if peer not in free]
             mates = [peer for peer in busy if home.get(peer) == home.get(asker)]
             groups.append([asker, *self._some(mates or busy, rng)])
         return [self._group(part, home, rng) for part in groups if len(part) > 1]
+
+    def _have_met(self, peer: PeerId, part: Sequence[PeerId]) -> bool:
+        """True if its last group had all of them."""
+        last = self._met.get(peer, ())
+        return all(other in last for other in part)
 
     def _keeps_up(self, peer: PeerId) -> bool:
         """True also if we do not know."""

@@ -77,6 +77,31 @@ def test_every_pair_meets_also_beside_a_slow_peer_that_is_filtered(waits: bool):
     assert met == set(combinations(peers, 2))
 
 
+def test_two_groups_that_end_in_turns_do_not_meet_among_themselves_for_ever():
+    book, rng, peers = GroupBook(group_size=2), Random(0), names(4)
+    running = book.ask(peers[0], 1, peers, rng, 0.0)
+    met = {group.members for group in running}
+    for update in range(2, 12):
+        ended, *running = running  # the other one runs all the while
+        running += book.over(ended.number, True, peers, rng, 0.0)
+        running += [g for peer in ended.members for g in book.ask(peer, update, peers, rng, 0.0)]
+        met |= {group.members for group in running}
+        book.check()
+    assert met == set(combinations(peers, 2))
+
+
+def test_machines_that_come_in_turns_go_out_to_each_other_all_the_same():
+    book, rng, peers = GroupBook(group_size=2, peers_per_machine=2), Random(0), names(4)
+    running = book.ask(peers[0], 2, peers, rng, 0.0)
+    assert not any(group.crosses for group in running)
+    ended, other = sorted(running, key=lambda group: group.members)
+    book.over(ended.number, True, peers, rng, 0.0)
+    assert book.ask(peers[0], 3, peers, rng, 0.0) == []
+    (waiting,) = book.buffered
+    assert waiting.crosses
+    assert book.over(other.number, True, peers, rng, 0.0) == [waiting]
+
+
 # --- machines -------------------------------------------------------------------------------------
 
 

@@ -117,8 +117,7 @@ class Fleet:
     async def _heal(self, training: asyncio.Task[None]) -> None:
         """Nothing goes wrong and nobody learns any more: wait for what has to come."""
         network, loop = self.world.network, virtual_loop()
-        latency_s = network.link.latency_s
-        network.link = replace(network.link, loss=0.0, duplication=0.0, jitter_s=latency_s)
+        network.link = replace(network.link, loss=0.0, duplication=0.0, jitter_s=0.0)
         network.heal()
         self.world.trace.note(loop.now, "! the world is healed")
         since, self._is_cruel = loop.now, False
