@@ -120,10 +120,11 @@ class Rendezvous:
 
     def expects(self, ticket: Ticket) -> bool:
         """True while we wait for the word of whoever made `ticket`, and it may be that one."""
+        if not isinstance(self._state, Waiting):
+            return False  # perhaps nobody trains any more
         last = self._last_ended.get(ticket.initiator)
         is_new = last is None or last < ticket
-        host = self._participants()[0]
-        return isinstance(self._state, Waiting) and host == ticket.initiator and is_new
+        return is_new and self._participants()[0] == ticket.initiator
 
     def waits_with(self, version: int, line: int) -> bool:
         """True while our trainer stands at that boundary: others may take its state."""

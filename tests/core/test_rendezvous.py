@@ -411,6 +411,11 @@ def test_a_model_that_could_not_be_had_leaves_the_old_one_to_wait_with(table: Ta
     assert len(table["c"].taking) == 2
 
 
+def test_where_nobody_trains_any_more_no_group_is_expected(table: Table):
+    table["a"].view.clear()
+    assert not table["a"].rendezvous.expects(Ticket(PeerId("b"), 1, 1))
+
+
 def test_a_newcomer_that_sorts_first_becomes_the_host():
     table = Table("bc")
     table.arrive("bc", 7)
