@@ -30,8 +30,8 @@ come out; when a group is *over* the book hears of it, and perhaps more groups c
 **With or without waiting.** Where trainers wait for their groups (`waits`), a group runs when all
 of its members have asked, each at the end of its step. Otherwise it runs as soon as its members are
 unlocked, wherever their trainers are; a division then takes those that are free, and who is alone
-among them gets a group with some that are not yet. So does who would only meet its last group again: of
-two groups that end in turns, each while the other runs, nobody would meet anybody else for ever.
+among them gets a group with some that are not yet. So does who would only meet its last group
+again: of two groups that end in turns, each while the other runs, nobody would meet anybody else.
 
 **Nobody waits for ever.** A peer is in one buffered group at most, since only empty buffers are
 divided. Look at the oldest buffered group: each of its members is unlocked when the group that it
