@@ -31,10 +31,17 @@ class Span:
         return self.stop - self.start
 
 
-SWAP_SLICES = 0.5
+SWAP_SLICES = 2
 """A group swaps if its vector, and what each member then moves in addition, are at most so many
 slices. Larger: bytes that a slow link feels; smaller: more messages, each of which costs what ten
 thousands of numbers do."""
+
+
+PIPELINED = 4
+"""Slices that a share is cut into, at least, unless they became too small."""
+
+SMALLEST_PART = 4
+"""Of the largest slice: below that, work per slice costs more than waiting for a longer one."""
 
 
 def is_swapped(vector_size: int, member_count: int, slice_size: int, *, lossy: bool) -> bool:
@@ -59,6 +66,15 @@ def share(vector_size: int, member_count: int, index: int, weights: Sequence[int
         raise LocalProtocolError(f"{member_count} members cannot share by {tuple(weights)}")
     whole, before = sum(weights), sum(weights[:index])
     return Span(vector_size * before // whole, vector_size * (before + weights[index]) // whole)
+
+
+def slice_size_of(vector_size: int, member_count: int, largest: int) -> int:
+    """How many numbers travel at a time: `largest`, but less where shares are small.
+
+    A share of few slices would be sent, then reduced, then sent back, one after the other.
+    """
+    wanted = vector_size // member_count // PIPELINED
+    return max(1, min(largest, max(wanted, largest // SMALLEST_PART)))
 
 
 def slices(span: Span, slice_size: int) -> tuple[Span, ...]:

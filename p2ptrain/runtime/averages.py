@@ -19,6 +19,7 @@ from p2ptrain.compute.replica import Replica, Vector
 from p2ptrain.core.effects import Abandon, Average, Break, Mend, What
 from p2ptrain.core.events import AverageBroke, Outcome
 from p2ptrain.core.links import weights_left
+from p2ptrain.core.slices import slice_size_of
 from p2ptrain.core.transfers import Transfers
 from p2ptrain.errors import RefusedError, StateError
 from p2ptrain.ids import PeerId, Seconds, Ticket
@@ -205,7 +206,9 @@ class Averages:
             delta=effect.what is What.MODELS,
             keeps_mean=effect.held,
             codec=load_codec(self._config.codec if effect.what is What.MODELS else "fp32"),
-            slice_size=self._config.slice_kib * 256,
+            slice_size=slice_size_of(
+                len(vector_V), len(attempt.members), self._config.slice_kib * 256
+            ),
             lend=self._buffers.take,
             offload=self._offload,
             swarm=host.digest,

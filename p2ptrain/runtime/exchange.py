@@ -59,8 +59,9 @@ class ExchangeConfig:
     """How vectors travel."""
 
     slice_kib: int = 1024
-    """Size of one slice as float32. Too small: work per slice dominates; too large: nothing
-    overlaps, and a slice does not stay in a core's cache between arriving and being reduced."""
+    """Size of one slice as float32, at most; small shares travel in smaller ones. Too small: work
+    per slice dominates; too large: nothing overlaps, and a slice does not stay in a core's cache
+    between arriving and being reduced."""
 
     codec: str = "fp32"
     """How models travel: ``fp32`` as they are, ``bf16`` or ``fp16`` in half of the bytes, ``int8``

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2ptrain.core.slices import Span, share, slices
+from p2ptrain.core.slices import Span, share, slice_size_of, slices
 from p2ptrain.errors import LocalProtocolError
 
 sizes = st.integers(0, 1 << 40)
@@ -71,3 +71,16 @@ def test_who_is_not_a_member_owns_nothing(index: int):
 def test_a_slice_of_nothing_is_our_own_mistake():
     with pytest.raises(LocalProtocolError, match="a slice of 0 numbers"):
         slices(Span(0, 10), 0)
+
+
+@pytest.mark.parametrize(
+    ("vector_size", "travels"),
+    [(80_000, 1000), (32_000, 1000), (20_000, 625), (8_000, 250), (80, 250)],
+    ids=["many slices", "just enough", "in four", "the smallest", "a smaller share than that"],
+)
+def test_small_shares_travel_in_smaller_slices_down_to_a_quarter(vector_size: int, travels: int):
+    assert slice_size_of(vector_size, 8, largest=1000) == travels
+
+
+def test_there_is_no_slice_of_nothing():
+    assert slice_size_of(1, 8, largest=1) == 1
