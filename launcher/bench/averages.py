@@ -7,7 +7,6 @@ something, and medians; the machine should have nothing else to do.
 """
 
 import multiprocessing
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -25,12 +24,11 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from launcher.bench.claims import claim, print_claims
+from launcher.bench.claims import claim, conclude, print_claims, run_bench, write_bench
 from launcher.bench.systems import SYSTEMS, Round, run
-from launcher.collect import Json, write_json
-from launcher.machine import describe_machine
+from launcher.collect import Json
 from launcher.plot import FAINT, INK
-from p2ptrain.errors import ConfigError, P2PTrainError
+from p2ptrain.errors import ConfigError
 from p2ptrain.ids import Seconds
 
 ROUNDS = 7
@@ -219,24 +217,12 @@ def main(
     cells = list(product(_numbers("--peers", peers, 2), _numbers("--megabytes", megabytes, 1)))
     rows = measure(console, chosen, cells)
     claims = claims_of(rows)
-    out.mkdir(parents=True, exist_ok=True)
-    machine = {**describe_machine(), "took_s": time.monotonic() - began}
-
-    write_json(
-        out / "bench.json",
-        {"rows": [asdict(row) for row in rows], "claims": claims, "machine": machine},
-    )
+    write_bench(out, [asdict(row) for row in rows], claims, began)
     plot(out / "bench.png", rows)
     print_rows(console, rows)
     print_claims(console, claims)
-    console.print(f"written to {out}")
-    if check and not all(one["holds"] for one in claims):
-        raise typer.Exit(3)
+    conclude(console, out, claims, check=check)
 
 
 if __name__ == "__main__":
-    try:
-        typer.run(main)
-    except P2PTrainError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    run_bench(main)

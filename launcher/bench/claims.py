@@ -1,11 +1,19 @@
-"""What benchmarks claim, in the form of a comparison's claims (`launcher.compare`)."""
+"""How benchmarks end: what they claim, in the form of `launcher.compare`, written and printed."""
 
-from collections.abc import Sequence
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
+import typer
 from rich.console import Console
 from rich.text import Text
 
-from launcher.collect import Json
+from launcher.collect import Json, write_json
+from launcher.machine import describe_machine
+from p2ptrain.errors import P2PTrainError
+from p2ptrain.ids import Seconds
 
 
 def claim(
@@ -45,3 +53,35 @@ def print_claims(console: Console, claims: Sequence[Json]) -> None:
     for one in claims:
         verdict = Text("yes ", "green") if one["holds"] else Text("no  ", "bold red")
         console.print(verdict + Text(f"{one['text']}: {one['why']}"))
+
+
+def write_bench(
+    out: Path,
+    rows: Sequence[Json],
+    claims: Sequence[Json],
+    began: Seconds,
+    **machine: Any,  # Any: whatever JSON can hold
+) -> None:
+    """Write ``bench.json``: what was measured, what is claimed of it, and on which machine.
+
+    The folder `out` is made; `began` is on the clock of `time.monotonic`.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    took = {**describe_machine(), **machine, "took_s": time.monotonic() - began}
+    write_json(out / "bench.json", {"rows": rows, "claims": claims, "machine": took})
+
+
+def conclude(console: Console, out: Path, claims: Sequence[Json], *, check: bool) -> None:
+    """Say where the results are. Raises typer.Exit(3) if `check` and a claim does not hold."""
+    console.print(f"written to {out}")
+    if check and not all(one["holds"] for one in claims):
+        raise typer.Exit(3)
+
+
+def run_bench(main: Callable[..., None]) -> None:
+    """A benchmark's command line: a user's mistake is one sentence and exit code 2."""
+    try:
+        typer.run(main)
+    except P2PTrainError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

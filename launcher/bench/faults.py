@@ -15,7 +15,6 @@ import asyncio
 import multiprocessing
 import os
 import signal
-import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -37,14 +36,13 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from launcher.bench.claims import claim, print_claims
-from launcher.collect import Json, write_json
-from launcher.machine import describe_machine
+from launcher.bench.claims import claim, conclude, print_claims, run_bench, write_bench
+from launcher.collect import Json
 from launcher.plot import FAINT, INK
 from p2ptrain.averaging.base import load_algorithm
 from p2ptrain.compute.torch_replica import TorchReplica
 from p2ptrain.core.peer_machine import ProtocolConfig
-from p2ptrain.errors import ConfigError, P2PTrainError
+from p2ptrain.errors import ConfigError
 from p2ptrain.ids import Address, PeerId, Seconds
 from p2ptrain.net.grpc_config import GrpcConfig
 from p2ptrain.net.grpc_transport import GrpcTransport
@@ -361,21 +359,13 @@ def main(
     chosen = _chosen("--ways", ways, WAYS), _chosen("--faults", faults, tuple(FAULTS))
     found = measure(console, *chosen, rounds)
     claims = claims_of(found)
-    out.mkdir(parents=True, exist_ok=True)
-    machine = {**describe_machine(), "took_s": time.monotonic() - began}
     rows = [asdict(one) for one in found]
-    write_json(out / "bench.json", {"rows": rows, "claims": claims, "machine": machine})
+    write_bench(out, rows, claims, began)
     plot(out / "bench.png", found)
     print_rounds(console, found)
     print_claims(console, claims)
-    console.print(f"written to {out}")
-    if check and not all(one["holds"] for one in claims):
-        raise typer.Exit(3)
+    conclude(console, out, claims, check=check)
 
 
 if __name__ == "__main__":
-    try:
-        typer.run(main)
-    except P2PTrainError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    run_bench(main)

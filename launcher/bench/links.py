@@ -14,7 +14,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -32,12 +31,11 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from launcher.bench.claims import claim, print_claims
+from launcher.bench.claims import claim, conclude, print_claims, run_bench, write_bench
 from launcher.bench.systems import Place, Round, p2ptrain, run
-from launcher.collect import Json, write_json
-from launcher.machine import describe_machine
+from launcher.collect import Json
 from p2ptrain.compute.codec import load_codec
-from p2ptrain.errors import ConfigError, P2PTrainError
+from p2ptrain.errors import ConfigError
 from p2ptrain.ids import Seconds
 
 ROUNDS = 5
@@ -248,22 +246,11 @@ def main(
     chosen = [load_codec(name.strip()).name for name in codecs.split(",")]
     rows = measure(console, _some_of("--ways", ways, WAYS), chosen, megabytes, mbit)
     claims = claims_of(rows, mbit)
-    out.mkdir(parents=True, exist_ok=True)
-    machine = {**describe_machine(), "link_mbit": mbit, "took_s": time.monotonic() - began}
-    write_json(
-        out / "bench.json",
-        {"rows": [asdict(row) for row in rows], "claims": claims, "machine": machine},
-    )
+    write_bench(out, [asdict(row) for row in rows], claims, began, link_mbit=mbit)
     print_rows(console, rows, mbit)
     print_claims(console, claims)
-    console.print(f"written to {out}")
-    if check and not all(one["holds"] for one in claims):
-        raise typer.Exit(3)
+    conclude(console, out, claims, check=check)
 
 
 if __name__ == "__main__":
-    try:
-        typer.run(main)
-    except P2PTrainError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    run_bench(main)

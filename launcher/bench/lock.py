@@ -26,9 +26,9 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
+from launcher.bench.claims import conclude, run_bench, write_bench
 from launcher.bench.lock_figures import Figures, claims_of, plot, print_figures
-from launcher.collect import Json, write_json
-from launcher.machine import describe_machine
+from launcher.collect import Json
 from p2ptrain.averaging.ad_psgd import in_turn
 from p2ptrain.averaging.base import Algorithm, Swarm
 from p2ptrain.ids import PeerId, Seconds
@@ -244,16 +244,12 @@ def main(
     began = time.monotonic()
     figures = measure_all(console)
     claims = claims_of(figures)
-    out.mkdir(parents=True, exist_ok=True)
     rows = [{"name": row.name, **asdict(row)} for row in figures]
-    machine = {**describe_machine(), "took_s": time.monotonic() - began}
-    write_json(out / "bench.json", {"rows": rows, "claims": claims, "machine": machine})
+    write_bench(out, rows, claims, began)
     plot(out / "bench-lock.png", figures)
     print_figures(console, figures, claims)
-    console.print(f"written to {out}")
-    if check and not all(claim["holds"] for claim in claims):
-        raise typer.Exit(3)
+    conclude(console, out, claims, check=check)
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_bench(main)

@@ -30,9 +30,8 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from launcher.bench.claims import claim, print_claims
-from launcher.collect import Json, write_json
-from launcher.machine import describe_machine
+from launcher.bench.claims import claim, conclude, print_claims, run_bench, write_bench
+from launcher.collect import Json
 from launcher.plot import INK
 from p2ptrain.ids import PeerId, Seconds
 from p2ptrain.sim.link import Link
@@ -251,16 +250,12 @@ def main(
         running = [pool.submit(_measure, size) for size in largest_first]
         rows = sorted((future.result() for future in running), key=lambda row: row.peers)
     claims = claims_of(rows)
-    out.mkdir(parents=True, exist_ok=True)
-    machine = {**describe_machine(), "took_s": time.monotonic() - began}
     named = [{"name": row.name, **asdict(row)} for row in rows]
-    write_json(out / "bench.json", {"rows": named, "claims": claims, "machine": machine})
+    write_bench(out, named, claims, began)
     plot(out / "bench-membership.png", rows)
     print_figures(console, rows, claims)
-    console.print(f"written to {out}")
-    if check and not all(one["holds"] for one in claims):
-        raise typer.Exit(3)
+    conclude(console, out, claims, check=check)
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_bench(main)

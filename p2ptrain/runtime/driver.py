@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from random import Random
-from typing import Any, TypeVar, assert_never
+from typing import Any, assert_never
 
 from p2ptrain.averaging.base import Algorithm, GroupResult
 from p2ptrain.compute.replica import Replica
@@ -49,14 +49,6 @@ from p2ptrain.runtime.exchange import (
 from p2ptrain.runtime.handover import Handover
 from p2ptrain.runtime.metrics import Metrics
 from p2ptrain.runtime.offload import Offload
-
-SHORT = 1 << 18
-"""Copying so many numbers takes less time than a hop to the worker thread and back."""
-
-MAX_PARKED = 64
-MAX_STATE_BYTES = 1 << 36
-
-T = TypeVar("T")
 
 
 def _or_fail(method: Callable[..., None]) -> Callable[..., None]:
