@@ -11,9 +11,10 @@ If nobody who is left has, nobody may: all drop it, and those who are left *try 
 who are not. Who said of an attempt that it broke commits it no more, unless it is told to.
 
 **The words.** Whoever's attempt breaks says so to all members, and their attempts break, at once.
-The *mender* is the first of those who are left, the ticket's initiator before all others, then by
-name. When it has heard from all members that are not lost it says what becomes of the attempt. All
-words are said again until then, and whoever is past an attempt answers how it left it.
+The *mender* is the first of those who are left in it, the ticket's initiator before all others,
+then by name. When it has heard from all members that are not lost it says what becomes of the
+attempt. All words are said again until then, and whoever is past an attempt answers how it left it:
+who has committed mends nothing any more.
 
 ::
 
@@ -305,7 +306,7 @@ class Repair:
         if group is None or group.broken_at is None:
             return
         order = sorted(group.members, key=lambda peer: (peer != group.ticket.initiator, peer))
-        left = [peer for peer in order if peer == self._me or not self._is_lost(group, peer, now)]
+        left = [peer for peer in order if peer == self._me or not self._is_past(group, peer, now)]
         if left[0] != self._me or any(p != self._me and p not in group.reports for p in left):
             return
         verdict = self._verdict(group)
@@ -315,10 +316,11 @@ class Repair:
                 self._emit(Send(peer, verdict))  # lost: it says again that it is broken
         self._mend(group, verdict, now)
 
-    def _is_lost(self, group: _Group, peer: PeerId, now: Seconds) -> bool:
+    def _is_past(self, group: _Group, peer: PeerId, now: Seconds) -> bool:
+        """Lost to this attempt, or through with it: it takes no part in mending."""
         assert group.broken_at is not None
         if peer in group.reports:
-            return group.reports[peer] is How.OUT
+            return group.reports[peer] is not How.BROKEN
         waited = now >= group.broken_at + self._config.report_s
         return waited or not self._is_alive(peer)
 

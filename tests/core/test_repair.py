@@ -148,6 +148,15 @@ def test_if_one_has_committed_all_adopt():
     assert not band.members["c"].mends
 
 
+def test_who_has_committed_is_not_waited_for_to_mend():
+    band = Band("abc")
+    band.commits("a")
+    band.commits("b")
+    band.breaks("c", complete="c")
+    assert band.outcome("c") == Mend(T, adopt=True)
+    assert band.time == 0.0, "the initiator is past it, and mends nothing"
+
+
 def test_a_result_that_nobody_committed_counts_for_nobody():
     band = Band("abcd")
     band.kill("d")
