@@ -238,16 +238,17 @@ class SimNetwork:
         size, decoded = self._coded(envelope)
         self.message_bytes += size
         flight = _Flight(source, target, self.at(target), decoded, said(envelope.message), now)
-        left_at = now
-        for uplink in self._path(source.address, target):
-            left_at = uplink.message(left_at, size)
-        copies = 2 if link.duplication and chance.random() < link.duplication else 1
-        for _ in range(copies):
+        ways_s: list[Seconds] = []  # how long each copy flies
+        for _ in range(2 if link.duplication and chance.random() < link.duplication else 1):
             jitter_s = chance.random() * link.jitter_s if link.jitter_s else 0.0
             if link.loss and chance.random() < link.loss:
                 self._lost(flight, "lost")
             else:
-                self._fly(left_at + link.latency_s + jitter_s, flight)
+                ways_s.append(link.latency_s + jitter_s)
+        then = partial(self._take_off, flight, ways_s)
+        for uplink in reversed(self._path(source.address, target)):
+            then = partial(uplink.message, size, then)
+        then()
 
     def carry_bytes(
         self,
@@ -330,6 +331,12 @@ class SimNetwork:
                 decoded = wire.decode_envelope(data)
             self._coded_last = (envelope, len(data), decoded)
         return self._coded_last[1:]
+
+    def _take_off(self, flight: _Flight, ways_s: Sequence[Seconds]) -> None:
+        """A message has passed all uplinks."""
+        now = virtual_loop().now
+        for way_s in ways_s:
+            self._fly(now + way_s, flight)
 
     def _fly(self, at: Seconds, flight: _Flight) -> None:
         context = flight.there.context if flight.there else self._context

@@ -154,6 +154,19 @@ async def test_a_throttled_uplink_is_slow_until_it_recovers():
     assert await n.pour("a", "b", 100 * KB) == pytest.approx(1.0, rel=0.01)
 
 
+async def test_messages_that_wait_at_a_throttled_uplink_leave_at_once_when_it_recovers():
+    n = await net(Link(latency_s=0.0, bandwidth_bytes_s=100 * KB))
+    n.network.throttle(Address("a:1"), 10)
+    for number in range(100):
+        n.say("a", "b", number)
+    await asyncio.sleep(5.0)
+    assert 0 < len(n.sinks["b"].heard) < 10
+    n.network.throttle(Address("a:1"), None)
+    await asyncio.sleep(5.0)
+    assert [number for _, number in n.sinks["b"].heard] == list(range(100))
+    assert await n.pour("a", "b", 100 * KB) == pytest.approx(11.0, abs=0.1), "streams, too"
+
+
 async def test_a_message_takes_its_bytes_time_and_overtakes_streams():
     n = await net(Link(latency_s=0.0, bandwidth_bytes_s=100 * KB))
     pouring = asyncio.create_task(n.pour("a", "b", 100 * KB, slices=2))
