@@ -11,9 +11,8 @@ turns differ from it by a few slices' time.
 in front of it, not for megabytes of another connection. So messages wait for each other only, and
 the time they take is taken from the streams: bandwidth is shared, never invented.
 
-**A rate can change.** What is being carried ends at the old rate; what waits behind it leaves at the
-new one, as it would from a real buffer. (Departures that are reckoned when something is sent keep a
-link slow for long after it has recovered: 3.6 s at 1 kB/s were 15 s more.)
+**A rate can change.** What is being carried ends at the old rate; what waits behind it leaves at
+the new one, as from a real buffer.
 """
 
 import math
