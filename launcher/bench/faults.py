@@ -1,4 +1,4 @@
-"""What a fault costs those whom it does not hit: a group of four, one of which dies in the middle.
+"""What a fault costs those whom it does not hit: four peers, one of which dies or is slow.
 
 ``python -m launcher.bench.faults`` runs real processes on this machine, over gRPC, sockets and
 shared memory. Four peers average 100 MB. In the middle of it one of them
@@ -8,7 +8,8 @@ shared memory. Four peers average 100 MB. In the middle of it one of them
 
 Measured at the three others, the slowest of them, from the signal on: until none of them waits for
 the broken average any more, and until all hold the average of the three, which is checked. What
-decides is described in `p2ptrain/core/repair.py`.
+decides is described in `p2ptrain/core/repair.py`. A fourth that only sleeps is another matter: what
+that costs the others is measured by `launcher/bench/beside.py`.
 """
 
 import asyncio
@@ -30,12 +31,15 @@ from typing import Annotated, Any, TypeVar
 import torch
 import typer
 import uvloop
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich import box
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from launcher.bench import beside
+from launcher.bench.beside import Beside
 from launcher.bench.claims import claim, conclude, print_claims, run_bench, write_bench
 from launcher.collect import Json
 from launcher.plot import FAINT, INK
@@ -57,6 +61,7 @@ SURVIVORS = 3
 NUMBERS = 25_000_000
 WAYS = ("grpc", "sockets", "memory")
 FAULTS = {"killed": signal.SIGKILL, "frozen": signal.SIGSTOP}
+SLOW = "slow"
 LIMIT_S: Seconds = 60.0
 COLOURS = {"waits": "#56B4E9", "holds": "#009E73"}
 
@@ -254,23 +259,20 @@ class Fleet:
 
 
 def measure(
-    console: Console, ways: Sequence[str], faults: Sequence[str], rounds: int
+    ways: Sequence[str], faults: Sequence[str], rounds: int, told: Callable[[str], None]
 ) -> list[Round]:
-    """All rounds, one after the other."""
+    """All rounds, one after the other; `told` is told of each."""
     context = multiprocessing.get_context("spawn")
     found: list[Round] = []
-    with Progress(console=console, transient=True) as progress:
-        bar = progress.add_task("faults", total=len(ways) * len(faults) * rounds)
-        for way in ways:
-            fleet = Fleet(context, way)
-            try:
-                for fault, number in product(faults, range(rounds)):
-                    progress.update(bar, description=f"{way}, {fault}, {number + 1}")
-                    tries = (fleet.round(fault) for _ in range(3))
-                    found += [one for one in [next((r for r in tries if r), None)] if one]
-                    progress.advance(bar)
-            finally:
-                fleet.close()
+    for way in ways if faults else ():
+        fleet = Fleet(context, way)
+        try:
+            for fault, number in product(faults, range(rounds)):
+                tries = (fleet.round(fault) for _ in range(3))
+                found += [one for one in [next((r for r in tries if r), None)] if one]
+                told(f"{way}, {fault}, {number + 1}")
+        finally:
+            fleet.close()
     return found
 
 
@@ -313,12 +315,22 @@ def print_rounds(console: Console, rounds: Sequence[Round]) -> None:
     console.print(table)
 
 
-def plot(path: Path, rounds: Sequence[Round]) -> None:
+def plot(path: Path, rounds: Sequence[Round], besides: Sequence[Beside]) -> None:
     """Every round as a dot, medians as bars."""
-    kinds = sorted({(one.fault, one.way) for one in rounds})
-    figure = Figure(figsize=(8, 1.2 + 0.6 * len(kinds)), dpi=150, layout="constrained")
-    axes = figure.subplots()
-    for place, kind in enumerate(kinds):
+    kinds = len({(one.fault, one.way) for one in rounds})
+    algorithms = len({one.algorithm for one in besides})
+    heights = [1.2 + 0.6 * count for count in (kinds, algorithms) if count]
+    figure = Figure(figsize=(8, sum(heights)), dpi=150, layout="constrained")
+    panels = list(figure.subplots(len(heights), squeeze=False, height_ratios=heights)[:, 0])
+    if kinds:
+        _draw(panels.pop(0), rounds)
+    if algorithms:
+        beside.draw(panels.pop(0), besides)
+    figure.savefig(path)
+
+
+def _draw(axes: Axes, rounds: Sequence[Round]) -> None:
+    for place, kind in enumerate(sorted({(one.fault, one.way) for one in rounds})):
         own = [one for one in rounds if (one.fault, one.way) == kind]
         for offset, name, label in (
             (-0.2, "waits", "nobody waits any more"),
@@ -328,6 +340,7 @@ def plot(path: Path, rounds: Sequence[Round]) -> None:
             shown = label if place == 0 else None
             axes.barh(place + offset, median(values), 0.36, color=COLOURS[name], label=shown)
             axes.plot(values, [place + offset] * len(values), ".", color=INK, markersize=4)
+    kinds = sorted({(one.fault, one.way) for one in rounds})
     axes.set_yticks(range(len(kinds)), [f"{fault}, {way}" for fault, way in kinds])
     axes.invert_yaxis()
     axes.set_xlabel("seconds after the fault; dots: rounds, bars: medians", color=INK)
@@ -335,7 +348,6 @@ def plot(path: Path, rounds: Sequence[Round]) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(FAINT)
     axes.legend(frameon=False, fontsize=9)
-    figure.savefig(path)
 
 
 def _chosen(option: str, text: str, known: Sequence[str]) -> list[str]:
@@ -348,21 +360,38 @@ def _chosen(option: str, text: str, known: Sequence[str]) -> list[str]:
 
 
 def main(
-    ways: Annotated[str, typer.Option(help="How slices travel.")] = ",".join(WAYS),
-    faults: Annotated[str, typer.Option(help="What befalls one.")] = ",".join(FAULTS),
+    ways: Annotated[str, typer.Option(help="How slices travel, where one dies.")] = ",".join(WAYS),
+    faults: Annotated[str, typer.Option(help="What befalls one.")] = ",".join((*FAULTS, SLOW)),
+    algorithms: Annotated[str, typer.Option(help="Of those beside a slow one.")] = ",".join(
+        beside.ALGORITHMS
+    ),
     rounds: Annotated[int, typer.Option(min=1, help="Of each.")] = ROUNDS,
     out: Annotated[Path, typer.Option(help="Where the results go.")] = Path("runs/bench-faults"),
     check: Annotated[bool, typer.Option(help="Exit with 3 if a claim does not hold.")] = False,
 ) -> None:
-    """Measure what a peer that dies in the middle of an average costs the others."""
+    """Measure what a peer that dies in the middle of an average, or is slow, costs the others."""
     console, began = Console(), time.monotonic()
-    chosen = _chosen("--ways", ways, WAYS), _chosen("--faults", faults, tuple(FAULTS))
-    found = measure(console, *chosen, rounds)
-    claims = claims_of(found)
-    rows = [asdict(one) for one in found]
+    by_way = _chosen("--ways", ways, WAYS)
+    kinds = _chosen("--faults", faults, (*FAULTS, SLOW))
+    deaths = [kind for kind in kinds if kind != SLOW]
+    by_algorithm = _chosen("--algorithms", algorithms, beside.ALGORITHMS) if SLOW in kinds else []
+    with Progress(console=console, transient=True) as progress:
+        total = rounds * (len(by_way) * len(deaths) + len(by_algorithm))
+        bar = progress.add_task("faults", total=total)
+
+        def told(what: str) -> None:
+            progress.update(bar, advance=1, description=what)
+
+        found = measure(by_way, deaths, rounds, told)
+        besides = beside.measure(by_algorithm, rounds, told)
+    claims = claims_of(found) + beside.claims_of(besides)
+    rows = [*map(asdict, found), *map(beside.row_of, besides)]
     write_bench(out, rows, claims, began)
-    plot(out / "bench.png", found)
-    print_rounds(console, found)
+    plot(out / "bench.png", found, besides)
+    if found:
+        print_rounds(console, found)
+    if besides:
+        beside.print_besides(console, besides)
     print_claims(console, claims)
     conclude(console, out, claims, check=check)
 

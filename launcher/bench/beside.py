@@ -1,0 +1,256 @@
+"""What a peer that is slow costs those beside it: three of four peers, whose fourth one sleeps.
+
+Real processes on this machine, each a `Peer` with a model of 100 MB. A *round* is what a training
+loop does again and again: it computes for `ROUND_S` (the processor is free, as while a GPU does),
+then `peer.step()`. The fourth peer sleeps `SLEEP_S` before each of its rounds for a while, then for
+a while it does not, again and again in one fleet, so that both are measured on the same machine at
+the same time. Stated is how long the rounds of the three others take in a slow while, over those of
+the calm one before it. A round counts to the while in which it began, to its end.
+"""
+
+import multiprocessing
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.sharedctypes import Synchronized
+from statistics import fmean, median
+from time import perf_counter
+from typing import Any
+
+import torch
+from matplotlib.axes import Axes
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from launcher.bench.claims import claim
+from launcher.collect import Json
+from launcher.plot import FAINT, INK
+from p2ptrain import Peer
+from p2ptrain.ids import Seconds
+
+ALGORITHMS = ("ad_psgd", "ripples", "wagma", "eager")
+"""In which nobody is to wait for a slow peer."""
+
+PEERS = 4
+NUMBERS = 25_000_000
+ROUND_S: Seconds = 0.5
+SLEEP_S: Seconds = 2.0
+WARM_S: Seconds = 5.0
+WHILE_S: Seconds = 5.0
+"""How long one calm or slow while is measured."""
+
+RATIO = 1.1
+COLOURS = {"calm": "#999999", "slow": "#E69F00"}
+
+Times = tuple[Seconds, Seconds]
+"""Beginning and end of one round."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """Two whiles, as the three others saw them."""
+
+    algorithm: str
+    calm_s: Seconds
+    """A round while nobody sleeps, on average."""
+    slow_s: Seconds
+    """A round while the fourth one sleeps before each of its own."""
+    longest_s: Seconds
+    """The longest round beside it."""
+
+    @property
+    def ratio(self) -> float:
+        return self.slow_s / self.calm_s
+
+
+def _train(
+    rank: int, algorithm: str, host: str, sleep_s: "Synchronized[float]", parent: Connection
+) -> None:
+    """One peer, until it is killed."""
+    torch.set_num_threads(1)
+    model = torch.nn.ParameterDict({"weight": torch.full((NUMBERS,), float(rank))})
+    weight = model["weight"]
+    weight.grad = torch.zeros_like(weight)
+    with Peer(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.0),
+        name=f"p{rank}",
+        algorithm=algorithm,
+        join=[host] if host else [],
+        peers=PEERS,
+        together=PEERS if host else 1,
+    ) as peer:
+        parent.send(peer.address)
+        while True:
+            began = perf_counter()
+            time.sleep(sleep_s.value + ROUND_S)
+            peer.step()
+            parent.send((began, perf_counter()))
+
+
+class Fleet:
+    """Four peers that train, one of which can be told to sleep."""
+
+    def __init__(self, algorithm: str) -> None:
+        self._context = multiprocessing.get_context("spawn")
+        self._sleep_s: Synchronized[float] = self._context.Value("d", 0.0)
+        self._awake: Synchronized[float] = self._context.Value("d", 0.0)
+        self._algorithm = algorithm
+        self._processes: list[Any] = []  # Any: multiprocessing's own
+        self._others = [self._start(0, "")]
+        host = self._others[0].recv()
+        self._others += [self._start(rank, host) for rank in range(1, PEERS - 1)]
+        self._slow = self._start(PEERS - 1, host)
+        for peer in (*self._others[1:], self._slow):
+            peer.recv()
+        time.sleep(WARM_S)
+
+    def two_whiles(self) -> Beside:
+        """A calm while, then a slow one."""
+        calm_s = [end - began for began, end in self._while(0.0)]
+        slow_s = [end - began for began, end in self._while(SLEEP_S)]
+        return Beside(self._algorithm, fmean(calm_s), fmean(slow_s), max(slow_s))
+
+    def close(self) -> None:
+        """Nobody stays."""
+        for process in self._processes:
+            process.kill()
+            process.join()
+
+    def _while(self, sleep_s: Seconds) -> list[Times]:
+        """The others' rounds, as soon as the fourth one begins one in which it sleeps so long."""
+        self._sleep_s.value = sleep_s
+        _until(self._slow, perf_counter())
+        began = perf_counter()
+        time.sleep(WHILE_S)
+        ended = perf_counter()
+        rounds = [times for peer in self._others for times in _until(peer, ended)]
+        return [times for times in rounds if began <= times[0] < ended]
+
+    def _start(self, rank: int, host: str) -> Connection:
+        ours, theirs = self._context.Pipe()
+        sleep_s = self._sleep_s if rank == PEERS - 1 else self._awake
+        arguments = (rank, self._algorithm, host, sleep_s, theirs)
+        process = self._context.Process(target=_train, args=arguments, daemon=True)
+        process.start()
+        self._processes.append(process)
+        return ours
+
+
+def _until(peer: Connection, moment: Seconds) -> list[Times]:
+    """The rounds of which we have not read, up to the first one that ends after `moment`.
+
+    Raises:
+        EOFError: if the peer is not there any more.
+    """
+    told: list[Times] = []
+    while not told or told[-1][1] < moment:
+        told.append(peer.recv())
+    return told
+
+
+def measure(
+    algorithms: Sequence[str], rounds: int, progress: Callable[[str], None]
+) -> list[Beside]:
+    """So many calm and slow whiles of each algorithm; `progress` is told of each."""
+    found: list[Beside] = []
+    for algorithm in algorithms:
+        fleet = Fleet(algorithm)
+        try:
+            for number in range(rounds):
+                found.append(fleet.two_whiles())
+                progress(f"{algorithm}, {number + 1}")
+        finally:
+            fleet.close()
+    return found
+
+
+# --- what came of it ------------------------------------------------------------------------------
+
+
+def row_of(one: Beside) -> Json:
+    """As ``bench.json`` has it."""
+    return {
+        "fault": "slow",
+        "algorithm": one.algorithm,
+        "calm_s": one.calm_s,
+        "slow_s": one.slow_s,
+        "longest_s": one.longest_s,
+        "ratio": one.ratio,
+    }
+
+
+def claims_of(found: Sequence[Beside]) -> list[Json]:
+    """Median and worst of each algorithm, against what is promised."""
+    claims = []
+    for algorithm, own in _by_algorithm(found).items():
+        ratios = [one.ratio for one in own]
+        for which, pick in (("median", median), ("worst", max)):
+            text = (
+                f"{algorithm}, one of four sleeps {SLEEP_S:g} s before each round: "
+                f"the others' rounds, {which} of {len(own)}"
+            )
+            ratio = float(pick(ratios))
+            claims.append(
+                claim(text, "slow_s", algorithm, ratio, over="nobody sleeps", at_most=RATIO)
+            )
+    return claims
+
+
+def print_besides(console: Console, found: Sequence[Beside]) -> None:
+    """A line per algorithm."""
+    table = Table(
+        title=f"One of four sleeps {SLEEP_S:g} s before each round: the others' rounds, in seconds",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    table.add_column("", no_wrap=True)
+    for heading in ("nobody sleeps", "one does", "ratio", "worst", "longest round", "whiles"):
+        table.add_column(heading, justify="right")
+    for algorithm, own in _by_algorithm(found).items():
+        ratios = [one.ratio for one in own]
+        table.add_row(
+            algorithm,
+            f"{median(one.calm_s for one in own):.3f}",
+            f"{median(one.slow_s for one in own):.3f}",
+            f"{median(ratios):.2f}",
+            f"{max(ratios):.2f}",
+            f"{max(one.longest_s for one in own):.3f}",
+            str(len(own)),
+        )
+    console.print(table)
+
+
+def draw(axes: Axes, found: Sequence[Beside]) -> None:
+    """Every while as a dot, medians as bars; the line is what is promised."""
+    by_algorithm = _by_algorithm(found)
+    for place, own in enumerate(by_algorithm.values()):
+        for offset, name, label in (
+            (-0.2, "calm", "nobody sleeps"),
+            (0.2, "slow", f"one sleeps {SLEEP_S:g} s"),
+        ):
+            values = [getattr(one, f"{name}_s") for one in own]
+            shown = label if place == 0 else None
+            axes.barh(place + offset, median(values), 0.36, color=COLOURS[name], label=shown)
+            axes.plot(values, [place + offset] * len(values), ".", color=INK, markersize=4)
+        promised_s = RATIO * median(one.calm_s for one in own)
+        axes.plot([promised_s] * 2, [place - 0.4, place + 0.4], color=INK, linewidth=0.9)
+    axes.set_yticks(range(len(by_algorithm)), list(by_algorithm))
+    axes.invert_yaxis()
+    axes.set_xlabel(
+        f"seconds of the others' rounds; line: {RATIO:g} times the calm ones", color=INK
+    )
+    axes.set_title("One of four is slow", loc="left", color=INK)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(FAINT)
+    axes.legend(frameon=False, fontsize=9, loc="lower right")
+
+
+def _by_algorithm(found: Sequence[Beside]) -> dict[str, list[Beside]]:
+    by_algorithm: dict[str, list[Beside]] = {}
+    for one in found:
+        by_algorithm.setdefault(one.algorithm, []).append(one)
+    return by_algorithm
