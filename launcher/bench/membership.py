@@ -40,7 +40,7 @@ from p2ptrain.sim.replica import VectorReplica
 from p2ptrain.sim.trace import Trace
 from p2ptrain.sim.world import SimPeer, World
 
-SLOW_S: dict[int, Seconds] = {8: 3600.0, 64: 900.0, 512: 20.0, 1024: 10.0}
+SLOW_S: dict[int, Seconds] = {8: 3600.0, 64: 1800.0, 512: 60.0, 1024: 30.0}
 """By the number of peers, how long one of them is slow: an hour, or what can be afforded."""
 
 LATENCY_S: Seconds = 0.001
