@@ -39,7 +39,7 @@ algorithm-pages: $(READY)  ## regenerate docs/algorithms from the docstrings
 bench-lock: $(READY)  ## how fast 64 peers that ask all the time find someone free; runs/bench-lock
 	$(BIN)/python -m launcher.bench.lock --out runs/bench-lock --check
 
-bench-faults: $(READY)  ## one of four dies in the middle of an average; runs/bench-faults
+bench-faults: $(READY)  ## what it costs three peers that the fourth is killed, frozen, cut off, or slow; runs/bench-faults
 	$(BIN)/python -m launcher.bench.faults --out runs/bench-faults
 
 bench-membership: $(READY)  ## how soon all know of a join and of a death, up to 1,024 peers; runs/bench-membership

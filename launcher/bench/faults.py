@@ -4,7 +4,9 @@
 shared memory. Four peers average 100 MB. In the middle of it one of them
 
 * is killed (SIGKILL): its connections are reset;
-* freezes (SIGSTOP): its connections stay open, and nobody answers on them, as on a cut link.
+* freezes (SIGSTOP): its connections stay open, and nobody answers on them;
+* is cut off: nothing passes between it and the others any more, and nobody is told
+  (`launcher/bench/cable.py`; takes root, and no shared memory leads through a cable).
 
 Measured at the three others, the slowest of them, from the signal on: until none of them waits for
 the broken average any more, and until all hold the average of the three, which is checked. What
@@ -18,6 +20,7 @@ import os
 import signal
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from itertools import product
 from multiprocessing.connection import Connection
@@ -40,7 +43,9 @@ from rich.table import Table
 
 from launcher.bench import beside
 from launcher.bench.beside import Beside
+from launcher.bench.cable import Cable, laid
 from launcher.bench.claims import claim, conclude, print_claims, run_bench, write_bench
+from launcher.bench.namespaces import Home, end_on_sigterm, may_be_made
 from launcher.collect import Json
 from launcher.plot import FAINT, INK
 from p2ptrain.averaging.base import load_algorithm
@@ -60,8 +65,10 @@ ROUNDS = 8
 SURVIVORS = 3
 NUMBERS = 25_000_000
 WAYS = ("grpc", "sockets", "memory")
-FAULTS = {"killed": signal.SIGKILL, "frozen": signal.SIGSTOP}
+SIGNALS = {"killed": signal.SIGKILL, "frozen": signal.SIGSTOP}
+CUT = "cut off"
 SLOW = "slow"
+FAULTS = (*SIGNALS, CUT, SLOW)
 LIMIT_S: Seconds = 60.0
 COLOURS = {"waits": "#56B4E9", "holds": "#009E73"}
 
@@ -72,7 +79,7 @@ BOUNDS = {
 }
 """Seconds until nobody waits any more, and until the others hold their average."""
 
-FROZEN_S: Seconds = 3.0
+SILENT_S: Seconds = 3.0
 """For both, where nothing is reset."""
 
 
@@ -109,14 +116,16 @@ class _Groups(MemoryMetrics):
             self.ended.put_nowait({"t": perf_counter(), **fields})
 
 
-def _live(name: str, value: float, way: str, parent: Connection) -> None:
-    """A peer that does what its parent says."""
+def _live(name: str, value: float, way: str, home: Home | None, parent: Connection) -> None:
+    """A peer that does what its parent says; `home` is where it lives."""
+    if home:
+        home.enter()
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
-    uvloop.run(_serve(name, value, way, parent))
+    uvloop.run(_serve(name, value, way, home.host if home else "127.0.0.1", parent))
 
 
-async def _serve(name: str, value: float, way: str, parent: Connection) -> None:
+async def _serve(name: str, value: float, way: str, host: str, parent: Connection) -> None:
     loop = asyncio.get_running_loop()
     model, groups = _Model(value), _Groups()
 
@@ -129,7 +138,7 @@ async def _serve(name: str, value: float, way: str, parent: Connection) -> None:
         algorithm=load_algorithm("ad_psgd"),
         algorithm_name="ad_psgd",
         replica=TorchReplica(model, torch.optim.SGD(model.parameters(), lr=0.1)),
-        transport=GrpcTransport("127.0.0.1:0", config=GrpcConfig(data=way)),
+        transport=GrpcTransport(f"{host}:0", config=GrpcConfig(data=way)),
         protocol=ProtocolConfig(),
         exchange=ExchangeConfig(),
         rng=Random(name),
@@ -175,15 +184,17 @@ async def _result(groups: _Groups) -> list[Json]:
 
 
 class Fleet:
-    """Three peers that live on, and one after another that does not."""
+    """Three peers that live on, and one after another that does not, at the end of `cable`."""
 
-    def __init__(self, context: SpawnContext, way: str) -> None:
+    def __init__(self, context: SpawnContext, way: str, cable: Cable | None = None) -> None:
         self._context = context
         self._way = way
+        self._cable = cable
         self._processes: list[Any] = []  # Any: multiprocessing's own
         self._victims = 0
         self._next = self._start_victim()
-        self._peers = [self._start(f"p{rank}", float(rank)) for rank in range(SURVIVORS)]
+        near = cable.near if cable else None
+        self._peers = [self._start(f"p{rank}", float(rank), near) for rank in range(SURVIVORS)]
         self._host = self._peers[0].recv()
         for peer in self._peers[1:]:
             peer.recv()
@@ -204,10 +215,15 @@ class Fleet:
         began = self._peers[0].recv()
         time.sleep(max(0.0, began + usual_s / 2 - perf_counter()))
         hit_at = perf_counter()
-        os.kill(process.pid, FAULTS[fault])
+        if self._cable:
+            self._cable.cut()
+        else:
+            os.kill(process.pid, SIGNALS[fault])
         found = [self._result(peer) for peer in self._peers]
         process.kill()
         process.join()
+        if self._cable:
+            self._cable.mend()
         time.sleep(3.0)  # until it is forgotten
         self._fill(self._peers)
         if any(
@@ -247,11 +263,12 @@ class Fleet:
     def _start_victim(self) -> tuple[Connection, Any, str]:  # Any: multiprocessing's own
         self._victims += 1
         name = f"v{self._victims}"
-        return self._start(name, 7.0), self._processes[-1], name
+        far = self._cable.far if self._cable else None
+        return self._start(name, 7.0, far), self._processes[-1], name
 
-    def _start(self, name: str, value: float) -> Connection:
+    def _start(self, name: str, value: float, home: Home | None) -> Connection:
         ours, theirs = self._context.Pipe()
-        arguments = (name, value, self._way, theirs)
+        arguments = (name, value, self._way, home, theirs)
         process = self._context.Process(target=_live, args=arguments, daemon=True)
         process.start()
         self._processes.append(process)
@@ -261,19 +278,29 @@ class Fleet:
 def measure(
     ways: Sequence[str], faults: Sequence[str], rounds: int, told: Callable[[str], None]
 ) -> list[Round]:
-    """All rounds, one after the other; `told` is told of each."""
+    """All rounds, one after the other; `told` is told of each.
+
+    Raises:
+        ConfigError: if one is to be cut off and this machine does not let us.
+    """
     context = multiprocessing.get_context("spawn")
     found: list[Round] = []
-    for way in ways if faults else ():
-        fleet = Fleet(context, way)
-        try:
-            for fault, number in product(faults, range(rounds)):
+    for way, fault in product(ways, faults):
+        if not is_possible(way, fault):
+            continue
+        with ExitStack() as stack:
+            fleet = Fleet(context, way, stack.enter_context(laid()) if fault == CUT else None)
+            stack.callback(fleet.close)
+            for number in range(rounds):
                 tries = (fleet.round(fault) for _ in range(3))
                 found += [one for one in [next((r for r in tries if r), None)] if one]
                 told(f"{way}, {fault}, {number + 1}")
-        finally:
-            fleet.close()
     return found
+
+
+def is_possible(way: str, fault: str) -> bool:
+    """False of memory that is shared through a cable."""
+    return (way, fault) != ("memory", CUT)
 
 
 # --- what came of it ------------------------------------------------------------------------------
@@ -284,7 +311,7 @@ def claims_of(rounds: Sequence[Round]) -> list[Json]:
     claims = []
     for fault, way in sorted({(one.fault, one.way) for one in rounds}):
         own = [one for one in rounds if (one.fault, one.way) == (fault, way)]
-        waits_s, holds_s = BOUNDS.get((fault, way), (FROZEN_S, FROZEN_S))
+        waits_s, holds_s = BOUNDS.get((fault, way), (SILENT_S, SILENT_S))
         waits = [one.waits_s for one in own]
         holds = [one.holds_s for one in own]
         of = f"p2ptrain {way}"
@@ -361,7 +388,10 @@ def _chosen(option: str, text: str, known: Sequence[str]) -> list[str]:
 
 def main(
     ways: Annotated[str, typer.Option(help="How slices travel, where one dies.")] = ",".join(WAYS),
-    faults: Annotated[str, typer.Option(help="What befalls one.")] = ",".join((*FAULTS, SLOW)),
+    faults: Annotated[
+        str,
+        typer.Option(help=f"What befalls one, of: {', '.join(FAULTS)}. By default all that may."),
+    ] = "",
     algorithms: Annotated[str, typer.Option(help="Of those beside a slow one.")] = ",".join(
         beside.ALGORITHMS
     ),
@@ -371,12 +401,17 @@ def main(
 ) -> None:
     """Measure what a peer that dies in the middle of an average, or is slow, costs the others."""
     console, began = Console(), time.monotonic()
+    end_on_sigterm()
     by_way = _chosen("--ways", ways, WAYS)
-    kinds = _chosen("--faults", faults, (*FAULTS, SLOW))
+    may = [fault for fault in FAULTS if fault != CUT or may_be_made()]
+    kinds = _chosen("--faults", faults, FAULTS) if faults else may
     deaths = [kind for kind in kinds if kind != SLOW]
+    if not faults and CUT not in may:
+        console.print("nobody is cut off: that takes root", style="dim")
     by_algorithm = _chosen("--algorithms", algorithms, beside.ALGORITHMS) if SLOW in kinds else []
     with Progress(console=console, transient=True) as progress:
-        total = rounds * (len(by_way) * len(deaths) + len(by_algorithm))
+        cases = sum(is_possible(*case) for case in product(by_way, deaths))
+        total = rounds * (cases + len(by_algorithm))
         bar = progress.add_task("faults", total=total)
 
         def told(what: str) -> None:

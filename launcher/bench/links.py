@@ -8,12 +8,8 @@ shows codecs no worse.
 """
 
 import contextlib
-import ctypes
 import multiprocessing
 import os
-import shutil
-import signal
-import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -22,7 +18,6 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import median
-from types import FrameType
 from typing import Annotated
 
 import typer
@@ -32,6 +27,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from launcher.bench.claims import claim, conclude, print_claims, run_bench, write_bench
+from launcher.bench.namespaces import Home, do, end_on_sigterm, made
 from launcher.bench.systems import Place, Round, p2ptrain, run
 from launcher.collect import Json
 from p2ptrain.compute.codec import load_codec
@@ -45,20 +41,10 @@ CODECS = ("fp32", "bf16", "int8")
 AT_MOST = {"bf16": 0.6, "int8": 0.35}
 """Of float32's time."""
 
-REMOVALS = 40
 BURST = "256kb"
 """What may leave at once: above the 64 KiB that a device takes in one piece."""
 
 QUEUE_S: Seconds = 0.05
-CLONE_NEWNET = 0x40000000
-
-
-@dataclass(frozen=True, slots=True)
-class Home:
-    """One end of the link."""
-
-    namespace: str
-    host: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,59 +75,28 @@ def linked(mbit: int) -> Iterator[tuple[Home, Home]]:
     Raises:
         ConfigError: if this machine does not let us.
     """
-    for tool in ("ip", "tc"):
-        if shutil.which(tool) is None:
-            raise ConfigError(f"there is no {tool!r} command here; install iproute2")
     name = f"p2plink{os.getpid()}"
     homes = (Home(f"{name}-0", "10.77.0.1"), Home(f"{name}-1", "10.77.0.2"))
-    with contextlib.ExitStack() as made:
-        for home in homes:
-            made.callback(_remove, home)
-            _do("ip", "netns", "add", home.namespace)
+    with made(homes, "tc"):
         _join(homes, mbit)
         yield homes
 
 
 def _join(homes: tuple[Home, Home], mbit: int) -> None:
-    inside = [("ip", "netns", "exec", home.namespace) for home in homes]
     ends = [("netns", home.namespace) for home in homes]
-    pair = ("type", "veth", "peer", "name", "end")
-    _do("ip", "link", "add", "end", *ends[0], *pair, *ends[1])
+    do("ip", "link", "add", "end", *ends[0], "type", "veth", "peer", "name", "end", *ends[1])
     queue = str(round(mbit * 125_000 * QUEUE_S))
-    for home, enter in zip(homes, inside, strict=True):
-        _do(*enter, "ip", "addr", "add", f"{home.host}/24", "dev", "end")
-        _do(*enter, "ip", "link", "set", "end", "up")
-        _do(*enter, "ip", "link", "set", "lo", "up")
+    for home in homes:
+        home.do("ip", "addr", "add", f"{home.host}/24", "dev", "end")
+        home.do("ip", "link", "set", "end", "up")
         rate = ("rate", f"{mbit}mbit", "burst", BURST, "limit", queue)
-        _do(*enter, "tc", "qdisc", "add", "dev", "end", "root", "tbf", *rate)
-
-
-def _remove(home: Home) -> None:
-    """With its devices; one that was never made is none to remove.
-
-    It cannot be removed for a moment where another process has just copied what is mounted.
-    """
-    command = ["ip", "netns", "del", home.namespace]
-    for _ in range(REMOVALS):
-        subprocess.run(command, capture_output=True, check=False)
-        if not Path("/run/netns", home.namespace).exists():
-            return
-        time.sleep(0.05)
-
-
-def _do(*command: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        why = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
-        raise ConfigError(f"cannot make a link on this machine; it takes root ({why})")
+        home.do("tc", "qdisc", "add", "dev", "end", "root", "tbf", *rate)
 
 
 def at_home(place: Place, way: str, codec: str, homes: tuple[Home, Home]) -> list[Round]:
     """Average in the namespace of this rank; the process has started no thread of its own yet."""
     home = homes[place.rank]
-    with open(f"/run/netns/{home.namespace}", "rb") as namespace:
-        if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), CLONE_NEWNET):
-            raise OSError(ctypes.get_errno(), f"cannot enter {home.namespace}")
+    home.enter()
     return p2ptrain(replace(place, host=home.host), way, codec)
 
 
@@ -228,10 +183,6 @@ def _some_of(option: str, text: str, known: Sequence[str]) -> list[str]:
     return words
 
 
-def _on_sigterm(number: int, frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)  # through every `finally`
-
-
 def main(
     megabytes: Annotated[int, typer.Option(help="Size of the vector.", min=1)] = 100,
     mbit: Annotated[int, typer.Option(help="Speed of the link.", min=1)] = 1000,
@@ -242,7 +193,7 @@ def main(
 ) -> None:
     """Measure averages over a slow link, with each codec."""
     console, began = Console(), time.monotonic()
-    signal.signal(signal.SIGTERM, _on_sigterm)
+    end_on_sigterm()
     chosen = [load_codec(name.strip()).name for name in codecs.split(",")]
     rows = measure(console, _some_of("--ways", ways, WAYS), chosen, megabytes, mbit)
     claims = claims_of(rows, mbit)

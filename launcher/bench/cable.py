@@ -1,0 +1,58 @@
+"""A cable that can be cut: what passes through it is lost, in both directions, and nobody is told.
+
+Two namespaces with a third one between them that hands everything on, until it does not: no reset,
+no refusal, no device that goes down, as when a switch fails two rooms away.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from launcher.bench.namespaces import Home, do, made
+
+
+@dataclass(frozen=True, slots=True)
+class Cable:
+    """Leads from `near` to `far`."""
+
+    near: Home
+    far: Home
+    middle: str
+
+    def cut(self) -> None:
+        """Nothing passes any more."""
+        self._route("blackhole", "replace")
+
+    def mend(self) -> None:
+        """As before."""
+        self._route("blackhole", "del")
+
+    def _route(self, kind: str, verb: str) -> None:
+        for home in (self.near, self.far):  # more exact than the way to its network, so it counts
+            do("ip", "-n", self.middle, "route", verb, kind, f"{home.host}/32")
+
+
+@contextlib.contextmanager
+def laid() -> Iterator[Cable]:
+    """A cable, and gone at the end.
+
+    Raises:
+        ConfigError: if this machine does not let us.
+    """
+    name = f"p2pcable{os.getpid()}"
+    near, far = Home(f"{name}-near", "10.78.0.2"), Home(f"{name}-far", "10.78.1.2")
+    middle = Home(f"{name}-middle", "")
+    with made((near, far, middle)):
+        middle.do("sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward")
+        for home in (near, far):
+            there, here = f"{home.host}/24", f"{home.host[:-1]}1"
+            end = f"to-{home.host.split('.')[2]}"
+            do("ip", "link", "add", "end", "netns", home.namespace, "type", "veth",
+               "peer", "name", end, "netns", middle.namespace)  # fmt: skip
+            middle.do("ip", "addr", "add", f"{here}/24", "dev", end)
+            middle.do("ip", "link", "set", end, "up")
+            home.do("ip", "addr", "add", there, "dev", "end")
+            home.do("ip", "link", "set", "end", "up")
+            home.do("ip", "route", "add", "default", "via", here)
+        yield Cable(near, far, middle.namespace)
