@@ -32,7 +32,9 @@ several, those on another than most take over the state of one that is on it, as
 needs nothing but the trainer's own step (or, catching up, the state of a peer that is waiting).
 Inside the group, members wait for each other's slices only. Two hosts (their views differ) cannot
 form two groups that share a peer: a participant is in one group at a time and refuses slices of any
-other ticket; the broken one arrives again, and membership agrees sooner or later.
+other ticket; the broken one arrives again, and membership agrees sooner or later. A host may count
+an arrival that its sender has gone on from (it comes late, or the host stood still): its group says
+what it is of, and who waits with something else says that it is out (`core/repair.py`).
 
 `Arrive` is repeated every `resend_s` until something happens, so any message of this file may be
 lost.
@@ -234,14 +236,16 @@ class Rendezvous:
         self._maybe_assemble()
 
     def _handle_assemble(self, message: Assemble) -> None:
-        fits = self.waits_with(message.version, message.line)
-        last = self._last_ended.get(message.ticket.initiator)
-        is_new = last is None or last < message.ticket
-        if fits and is_new and self._me in message.members:
-            ticket, members, weights = message.ticket, message.members, message.weights
+        ticket, members, weights = message.ticket, message.members, message.weights
+        last = self._last_ended.get(ticket.initiator)
+        if not isinstance(self._state, Waiting) or (last is not None and ticket <= last):
+            return
+        if self.waits_with(message.version, message.line) and self._me in members:
             self._state = InGroup(ticket, message.version, message.line, members, weights)
             self._arrivals.pop(self._me, None)
             self._emit(Average(ticket, members, What.GRADIENTS, weights))
+        else:  # of something that we waited with once: we will not come, and say so if asked
+            self._last_ended[ticket.initiator] = ticket
 
     def _catch_up(self, version: int, donor: PeerId, line: int) -> None:
         assert isinstance(self._state, Waiting)
@@ -253,17 +257,18 @@ class Rendezvous:
 
     def _handle_arrive(self, source: PeerId, version: int, line: int) -> None:
         state = self._state
-        if isinstance(state, InGroup) and self._hosts(state, source, version, line):
-            # Lost, if it was: its next `Arrive` brings it again.
-            again = Assemble(state.ticket, version, state.members, state.weights, line)
-            self._emit(Send(source, again))
-            return
+        if isinstance(state, InGroup) and self._hosts(state, source):
+            # Lost, if it was: its next `Arrive` brings it again. Who arrives with something else
+            # does not come into this group, if it was not in it, and has to know its ticket.
+            group = state.ticket, state.version, state.members, state.weights, state.line
+            self._emit(Send(source, Assemble(*group)))
+            if (version, line) == (state.version, state.line):
+                return
         self._arrivals[source] = version, line
         self._maybe_assemble()
 
-    def _hosts(self, group: InGroup, guest: PeerId, version: int, line: int) -> bool:
-        mine = group.ticket.initiator == self._me
-        return mine and guest in group.members and (version, line) == (group.version, group.line)
+    def _hosts(self, group: InGroup, guest: PeerId) -> bool:
+        return group.ticket.initiator == self._me and guest in group.members
 
     def _maybe_assemble(self) -> None:
         """If we are the host and everyone waits: let those behind catch up, or begin."""

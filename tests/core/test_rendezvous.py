@@ -263,6 +263,21 @@ def _assembled(table: Table) -> list[tuple[str, str, RendezvousMessage]]:
     return list(table.wire)
 
 
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_who_waits_with_something_else_is_expected_in_no_group_of_its_old_arrival(is_lost: bool):
+    table = Table("ab")
+    table["a"].rendezvous.receive(PeerId("b"), Arrive(2), table.time)  # it was on its way for long
+    table.arrive("a", 2)
+    if is_lost:
+        table.wire.clear()
+    table.arrive("b", 5)
+    table.settle()
+    assert not table["b"].rendezvous.expects(table["a"].groups[-1])
+    table.finish("a", Outcome.LOST)
+    table.settle()
+    assert [(t.version, t.donor) for t in table["a"].taking] == [(5, "b")]
+
+
 # --- peers die, come late, leave ------------------------------------------------------------------
 
 
