@@ -69,6 +69,15 @@ class Spec:
         return ExchangeConfig(slice_kib=self.slice_kib)
 
     @property
+    def models_meet_s(self) -> Seconds:
+        """Eager peers average gradients; what models differ by stays until they are averaged, too.
+
+        So long that may take at the pace of the slowest.
+        """
+        versions: int = self.options.get("average_models_every", 0)
+        return versions * max(self.step_s)
+
+    @property
     def names(self) -> tuple[str, ...]:
         return tuple(f"p{number}" for number in range(self.peers))
 

@@ -20,7 +20,7 @@ LOOK_EVERY_S: Seconds = 0.05
 
 PROGRESS_S: Seconds = 15.0
 """A healed world has so long to show progress: as long as a few averages that are broken by nothing
-but their time-out. Most take one or two seconds."""
+but their time-out, and `Spec.models_meet_s` in addition. Most take one or two seconds."""
 
 END_S: Seconds = 25.0
 """So long may it take until nobody averages any more."""
@@ -121,9 +121,10 @@ class Fleet:
         network.heal()
         self.world.trace.note(loop.now, "! the world is healed")
         since, self._is_cruel = loop.now, False
+        patience_s = PROGRESS_S + self.spec.models_meet_s
         while why := self.auditor.missing(self.world, since):
-            if loop.now > since + PROGRESS_S:
-                self._fail("progress", f"{PROGRESS_S:g} s after healing {why}")
+            if loop.now > since + patience_s:
+                self._fail("progress", f"{patience_s:.3g} s after healing {why}")
             await self._pass_time(training)
 
     async def _end(self, training: asyncio.Task[None]) -> None:
