@@ -68,7 +68,7 @@ from typing import assert_never
 
 from p2ptrain.core.effects import Abandon, Average, Effect, Send, VersionEnded, What
 from p2ptrain.core.events import Outcome
-from p2ptrain.core.links import Weigh, equally, weights_left
+from p2ptrain.core.links import Weigh, equally
 from p2ptrain.core.messages import Activate, ActivationMessage, Decline, Past, Run
 from p2ptrain.errors import InvariantViolation
 from p2ptrain.ids import PeerId, Seconds, Ticket
@@ -129,7 +129,8 @@ class InGroup:
     resend_at: Seconds | None
     """At the host: when to tell the members again."""
 
-    weights: tuple[int, ...]
+    run: Run
+    """As all were told, and are told again, whoever of its members is left."""
 
 
 OVER_REMEMBERED = 64
@@ -252,8 +253,7 @@ class Activation:
     def regroup(self, ticket: Ticket, members: tuple[PeerId, ...]) -> None:
         """Our group goes on without some of its members (`core/repair.py`)."""
         if self._group and self._group.ticket == ticket:
-            weights = weights_left(self._group.members, self._group.weights, members)
-            self._group = replace(self._group, members=members, weights=weights)
+            self._group = replace(self._group, members=members)
 
     def peer_gone(self, peer: PeerId, why: str, now: Seconds) -> None:
         self.peer_left(peer)
@@ -281,7 +281,7 @@ class Activation:
         group, arrival = self._group, self._arrival
         if group and group.resend_at is not None and group.resend_at <= now:
             self._group = replace(group, resend_at=now + self._resend_s)
-            self._tell_members(Run(group.ticket, group.version, group.members, group.weights))
+            self._tell(group.members, group.run)
         if arrival and arrival.resend_at <= now:
             self._arrival = replace(arrival, resend_at=now + self._resend_s)
             self._tell_host(now)
@@ -351,7 +351,7 @@ class Activation:
                 del self._arrivals[peer]
         hosts = ticket.initiator == self._me
         resend_at = now + self._resend_s if hosts else None
-        self._group = InGroup(ticket, version, members, awaited, resend_at, run.weights)
+        self._group = InGroup(ticket, version, members, awaited, resend_at, run)
         here = self._schedule(version, members, self._me)
         if len(members) == 1 and here.what is What.MODELS:
             self._leave(Outcome.DONE, now)  # its own mean
@@ -404,8 +404,7 @@ class Activation:
         if version > self._begun:
             self._count(source, version, waits, now)
         elif group and group.ticket.initiator == self._me and source in group.members:
-            run = Run(group.ticket, group.version, group.members, group.weights)
-            self._emit(Send(source, run))  # the first one was lost, or is on its way
+            self._emit(Send(source, group.run))  # the first one was lost, or is on its way
         else:
             self._emit(Send(source, Past(self._begun)))  # lost: its `Activate` comes again
 
@@ -455,11 +454,11 @@ class Activation:
         self._tickets += 1
         ticket = Ticket(self._me, self._incarnation, self._tickets)
         run = Run(ticket, version, members, self._weigh(members))
-        self._tell_members(run)
+        self._tell(members, run)
         self._enter(run, now)
 
-    def _tell_members(self, run: Run) -> None:
-        for peer in run.members:
+    def _tell(self, members: tuple[PeerId, ...], run: Run) -> None:
+        for peer in members:
             if peer != self._me:
                 self._emit(Send(peer, run))  # lost: sent again while our own average runs
 

@@ -101,7 +101,7 @@ from typing import Self, assert_never
 
 from p2ptrain.core.effects import Abandon, Average, Effect, GroupEnded, Send, What
 from p2ptrain.core.events import Outcome
-from p2ptrain.core.links import Weigh, equally, weights_left
+from p2ptrain.core.links import Weigh, equally
 from p2ptrain.core.lock_state import (
     NEVER_FORMED,
     Collecting,
@@ -253,8 +253,7 @@ class GroupLock:
     def regroup(self, ticket: Ticket, members: tuple[PeerId, ...]) -> None:
         """Our group goes on without some of its members (`core/repair.py`)."""
         if isinstance(self._state, InGroup) and self._state.ticket == ticket:
-            weights = weights_left(self._state.members, self._state.weights, members)
-            self._state = replace(self._state, members=members, weights=weights)
+            self._state = replace(self._state, members=members)
 
     def peer_gone(self, peer: PeerId, why: str, now: Seconds) -> None:
         """A peer crashed or is cut off: whatever waits for it does not."""
@@ -419,7 +418,7 @@ class GroupLock:
                     self._take(replace(state, granted=(*state.granted, source)), now)
             case InGroup() as state if state.ticket == ticket and source in state.members:
                 # The first one was lost.
-                self._emit(Send(source, Begin(ticket, state.members, state.weights)))
+                self._emit(Send(source, Begin(ticket, state.formed, state.weights)))
             case _:
                 self._disown(source, ticket)  # too late, or we can do without it
 
@@ -439,7 +438,7 @@ class GroupLock:
         weights = self._weigh(members)
         lease_s = state.claim.lease_s
         expires_at = state.asked_at + self._config.time_in_group_s(lease_s)
-        self._state = InGroup(ticket, members, expires_at, lease_s, weights)
+        self._state = InGroup(ticket, members, expires_at, lease_s, members, weights)
         for peer in state.granted:
             self._emit(Send(peer, Begin(ticket, members, weights)))  # lost: it grants again
         for peer in (*state.queued, *state.asked):
@@ -544,7 +543,7 @@ class GroupLock:
                 lease_s = state.claim.lease_s
                 expires_at = state.granted_at + self._config.time_in_group_s(lease_s)
                 if now < expires_at:
-                    self._state = InGroup(ticket, members, expires_at, lease_s, begin.weights)
+                    self._state = InGroup(ticket, members, expires_at, lease_s)
                     self._emit(Average(ticket, members, What.MODELS, begin.weights))
                 else:
                     self._free(ticket)

@@ -159,8 +159,11 @@ class InGroup:
     expires_at: Seconds
     lease_s: Seconds
     """Of its claim."""
+    formed: tuple[PeerId, ...] = ()
+    """At the initiator: the first members, of whom it tells again when asked, whoever is left."""
+
     weights: tuple[int, ...] = ()
-    """Of the members' shares: as the initiator said, who tells it again when asked."""
+    """Of their shares."""
 
     def __str__(self) -> str:
         return f"averaging in {self.ticket}"

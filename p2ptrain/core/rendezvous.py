@@ -46,7 +46,7 @@ from typing import assert_never
 
 from p2ptrain.core.effects import Abandon, Average, Effect, Send, TakeState, VersionEnded, What
 from p2ptrain.core.events import Outcome
-from p2ptrain.core.links import Weigh, equally, weights_left
+from p2ptrain.core.links import Weigh, equally
 from p2ptrain.core.messages import Arrive, Assemble, CatchUp, RendezvousMessage
 from p2ptrain.errors import InvariantViolation, LocalProtocolError
 from p2ptrain.ids import PeerId, Seconds, Ticket
@@ -78,7 +78,11 @@ class InGroup:
     version: int
     line: int
     members: tuple[PeerId, ...]
+    formed: tuple[PeerId, ...]
+    """The first members, of whom the host tells again, whoever is left."""
+
     weights: tuple[int, ...]
+    """Of their shares."""
 
 
 RendezvousState = Idle | Waiting | CatchingUp | InGroup
@@ -191,8 +195,7 @@ class Rendezvous:
         """Our group goes on without some of its members (`core/repair.py`)."""
         if self.holds(ticket):
             assert isinstance(self._state, InGroup)
-            weights = weights_left(self._state.members, self._state.weights, members)
-            self._state = replace(self._state, ticket=ticket, members=members, weights=weights)
+            self._state = replace(self._state, members=members)
 
     def peer_gone(self, peer: PeerId, why: str, now: Seconds) -> None:
         self._arrivals.pop(peer, None)
@@ -241,7 +244,7 @@ class Rendezvous:
         if not isinstance(self._state, Waiting) or (last is not None and ticket <= last):
             return
         if self.waits_with(message.version, message.line) and self._me in members:
-            self._state = InGroup(ticket, message.version, message.line, members, weights)
+            self._state = InGroup(ticket, message.version, message.line, members, members, weights)
             self._arrivals.pop(self._me, None)
             self._emit(Average(ticket, members, What.GRADIENTS, weights))
         else:  # of something that we waited with once: we will not come, and say so if asked
@@ -260,7 +263,7 @@ class Rendezvous:
         if isinstance(state, InGroup) and self._hosts(state, source):
             # Lost, if it was: its next `Arrive` brings it again. Who arrives with something else
             # does not come into this group, if it was not in it, and has to know its ticket.
-            group = state.ticket, state.version, state.members, state.weights, state.line
+            group = state.ticket, state.version, state.formed, state.weights, state.line
             self._emit(Send(source, Assemble(*group)))
             if (version, line) == (state.version, state.line):
                 return
@@ -302,7 +305,7 @@ class Rendezvous:
         ticket = Ticket(self._me, self._incarnation, self._tickets)
         self._arrivals.clear()
         weights = self._weigh(members)
-        self._state = InGroup(ticket, version, line, members, weights)
+        self._state = InGroup(ticket, version, line, members, members, weights)
         for peer in members:
             if peer != self._me:
                 self._emit(Send(peer, Assemble(ticket, version, members, weights, line)))

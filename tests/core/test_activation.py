@@ -421,6 +421,15 @@ def test_who_missed_the_run_and_asks_is_told_again(crowd: Crowd):
     assert crowd.groups() == {"a": "1:abc", "c": "1:abc"}
 
 
+def test_who_is_told_late_hears_of_the_first_members_also_of_those_lost_since(crowd: Crowd):
+    crowd.arrive("a", 1)
+    crowd.wire.clear()
+    (average,) = crowd["a"].averages
+    crowd["a"].activation.regroup(average.ticket, (PeerId("a"), PeerId("b")))  # c is gone
+    crowd.advance(RESEND_S)
+    assert crowd.groups()["b"] == "1:abc"
+
+
 def test_a_lost_answer_to_a_late_peer_is_asked_for_again():
     crowd = Crowd("abcd", pairs)
     crowd.run("b", 2)

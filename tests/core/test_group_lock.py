@@ -8,7 +8,7 @@ import pytest
 from p2ptrain.core.effects import Average, Effect, GroupEnded, Send
 from p2ptrain.core.events import Outcome
 from p2ptrain.core.group_lock import ENDED_REMEMBERED, MOST_TICKS
-from p2ptrain.core.lock_state import Collecting, LockConfig
+from p2ptrain.core.lock_state import Collecting, InGroup, LockConfig
 from p2ptrain.core.messages import Begin, Busy, Claim, Grant, Inquire, Release
 from p2ptrain.errors import ConfigError, LocalProtocolError
 from p2ptrain.ids import PeerId, Ticket
@@ -646,6 +646,20 @@ def test_a_lost_begin_is_asked_for(trio: Trio):
     assert "b -> a Grant" in trio.on_wire()
     trio.settle()
     assert trio.groups == {"a": ticket, "b": ticket}
+
+
+def test_who_is_told_late_hears_of_the_first_members_also_of_those_lost_since(trio: Trio):
+    """An attempt is of one list of members, whoever hears of it when."""
+    ticket = trio.request("a", "bc")
+    for name in "bc":
+        trio.deliver("a", name)
+        trio.deliver(name, "a")
+    trio.drop("a", "b")
+    trio.locks["a"].regroup(ticket, AB)  # c is gone
+    trio.advance(trio.config.resend_s)
+    state = trio.locks["b"].state
+    assert isinstance(state, InGroup)
+    assert state.members == (*AB, PeerId("c"))
 
 
 def test_a_grant_that_comes_again_shows_that_begin_was_lost(trio: Trio):

@@ -202,6 +202,17 @@ def test_any_message_of_an_assembly_may_be_lost(table: Table, lost: int):
     assert all(len(table[name].groups) == 1 for name in "abc")
 
 
+def test_who_is_told_late_hears_of_the_first_members_also_of_those_lost_since(table: Table):
+    table.arrive("cba", 0)
+    _assembled(table)
+    table.wire.clear()
+    table["a"].rendezvous.regroup(table["a"].groups[-1], (PeerId("a"), PeerId("b")))  # c is gone
+    table.advance(RESEND_S)
+    state = table["b"].rendezvous.state
+    assert isinstance(state, InGroup)
+    assert state.members == ("a", "b", "c")
+
+
 def test_a_lost_word_to_catch_up_is_said_again(table: Table):
     table.arrive("ab", 5)
     table.arrive("c", 3)
