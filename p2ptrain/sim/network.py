@@ -18,7 +18,7 @@ each time, and no answer.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass
@@ -552,7 +552,7 @@ class SimTransport:
         self,
         target: Address,
         request: bytes,
-        answer: Callable[[Handler, bytes], Awaitable[bytes]],
+        answer: Callable[[Handler, bytes], Coroutine[Any, Any, bytes]],  # Any: asyncio's own
         timeout_s: Seconds,
         phase: str,
     ) -> bytes:
@@ -566,7 +566,7 @@ class SimTransport:
                     await self._pass(there_and_back[1], 0)
                     raise TransportError(f"no connection to {target} while {phase}: refused")
                 self._network.note(*there_and_back[0], "->", f"call: {phase}")
-                serving = there._start(_bytes_of(answer(there.handler, request)))
+                serving = there._start(answer(there.handler, request))
                 (data,) = await asyncio.gather(serving, return_exceptions=True)
                 if isinstance(data, asyncio.CancelledError):
                     raise TransportError(f"{target} reset the connection while {phase}")
@@ -586,10 +586,6 @@ class SimTransport:
         passed = loop.create_future()
         self._network.carry_bytes(self._network.new_flow(), way, size, partial(_resolve, passed))
         await passed
-
-
-async def _bytes_of(answer: Awaitable[bytes]) -> bytes:
-    return await answer
 
 
 def _resolve(passed: asyncio.Future[None]) -> None:
