@@ -162,7 +162,7 @@ async def _serve(name: str, value: float, way: str, host: str, parent: Connectio
             case "average":
                 parent.send(perf_counter())
                 others = [PeerId(other) for other in arguments[0]]
-                await driver.average_with_any(others, len(others))
+                await average(driver, others)
             case "result":
                 parent.send(await _result(groups))
                 driver.replica.settle()

@@ -26,6 +26,7 @@ import uvloop
 
 from p2ptrain.averaging.base import load_algorithm
 from p2ptrain.compute.torch_replica import TorchReplica
+from p2ptrain.core.events import Outcome
 from p2ptrain.core.peer_machine import ProtocolConfig
 from p2ptrain.ids import Address, PeerId, Seconds
 from p2ptrain.net.grpc_config import GrpcConfig
@@ -202,7 +203,7 @@ async def _p2ptrain(place: Place, way: str, codec: str) -> list[Round]:
         await _meet(place)
         started = perf_counter()
         if place.rank == 0:
-            await driver.average_with_any(others, len(others))
+            await average(driver, others)
         record = await metrics.next_group()
         await _meet(place)
         whole_s = perf_counter() - started
@@ -223,15 +224,21 @@ async def _p2ptrain(place: Place, way: str, codec: str) -> list[Round]:
     return rounds[WARM_UP:]
 
 
+async def average(driver: Driver, others: Sequence[PeerId]) -> None:
+    """Average with all others; whoever has not quite left the last group is asked again."""
+    while (await driver.average_with_any(others, len(others))).outcome is Outcome.BUSY:
+        pass
+
+
 class _NotingMetrics(MemoryMetrics):
-    """Tells when a group has ended."""
+    """Tells when a group that was formed has ended."""
 
     def __init__(self) -> None:
         super().__init__(perf_counter)
         self._groups: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
 
     def record(self, kind: str, **fields: Any) -> None:  # Any: whatever JSON can hold
-        if kind == "group":
+        if kind == "group" and fields["outcome"] != Outcome.BUSY.value:
             self._groups.put_nowait(fields)
 
     async def next_group(self) -> dict[str, Any]:

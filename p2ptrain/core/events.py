@@ -34,7 +34,7 @@ class AverageEnded:
     outcome: Outcome
     why: str
     moved_bytes: int = 0
-    """In the direction in which more did."""
+    """Over a link, in the direction in which more did: what stays on one machine does not count."""
     moving_s: Seconds = 0.0
 
 

@@ -449,6 +449,10 @@ class _CallerStream:
         self._over = False
         self._aborted = ""
 
+    @property
+    def is_local(self) -> bool:
+        return False
+
     async def send(self, payload: memoryview, last: bool = False) -> None:
         await self._say(payload, last)
 
@@ -531,6 +535,10 @@ class _CalleeStream:
         self._said_all = False
         self._heard_all = False
         self.aborted = ""
+
+    @property
+    def is_local(self) -> bool:
+        return False
 
     async def send(self, payload: memoryview, last: bool = False) -> None:
         await self._say(wire.Slice(payload, last))

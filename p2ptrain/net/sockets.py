@@ -391,9 +391,14 @@ class Connection:
         except OSError:
             return True
 
+    @property
+    def is_local(self) -> bool:
+        """True on a Unix socket: the other side is a process of this machine."""
+        return self._peer_process != 0
+
     def reference(self, payload: memoryview) -> bytes | None:
         """How the other side can find `payload` in our memory; None if it cannot."""
-        if not self._peer_process or payload.nbytes < SHARED_BYTES:
+        if not self.is_local or payload.nbytes < SHARED_BYTES:
             return None
         return self._vectors.find(payload)
 
@@ -403,7 +408,7 @@ class Connection:
         Raises:
             CodecError: if there are none.
         """
-        if len(frame) != REFERENCE.size or not self._peer_process:
+        if len(frame) != REFERENCE.size or not self.is_local:
             raise CodecError("a reference to memory that cannot be shared")
         file, number, start, size_bytes = REFERENCE.unpack(frame)
         memory = self._mapped.get(number)
@@ -504,6 +509,10 @@ class SocketStream:
         self._heard_end = False
         self._over = False
         self.aborted = ""
+
+    @property
+    def is_local(self) -> bool:
+        return self.connection.is_local
 
     async def send(self, payload: memoryview, last: bool = False) -> None:
         if await self.refer(payload, last):

@@ -29,6 +29,11 @@ from p2ptrain.vectors import Vector
 class SliceStream(Protocol):
     """One side of a stream of slices."""
 
+    @property
+    def is_local(self) -> bool:
+        """True if it stays on this machine by design: its speed says nothing about a link."""
+        ...
+
     async def send(self, payload: memoryview, last: bool = False) -> None:
         """Send one slice; waits while the receiver is behind. The payload may be reused then.
 

@@ -71,8 +71,7 @@ class Attempt:
         ended = AverageEnded(self.ticket.root, self.outcome, self.why)
         if self.exchange is None:
             return ended
-        moved_bytes = max(self.exchange.sent_bytes, self.exchange.received_bytes)
-        return replace(ended, moved_bytes=moved_bytes, moving_s=self.moving_s)
+        return replace(ended, moved_bytes=self.exchange.moved_bytes, moving_s=self.moving_s)
 
 
 @dataclass(slots=True)

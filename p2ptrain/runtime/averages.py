@@ -12,7 +12,10 @@ import asyncio
 import math
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import TypeVar
+
+import numpy as np
 
 from p2ptrain.compute.codec import load_codec
 from p2ptrain.compute.replica import Replica, Vector
@@ -36,6 +39,9 @@ from p2ptrain.runtime.offload import Offload
 
 SHORT = 1 << 18
 """Copying so many numbers takes less time than a hop to the worker thread and back."""
+
+SLOTS = 32
+"""Places for slices to arrive in that are kept; with slices of 1 MiB as many MiB."""
 
 SHORTEST_S: Seconds = 0.01
 """Less is not worth a timer, and may be too little for the clock to show."""
@@ -69,6 +75,7 @@ class Averages:
         self._accord = accord
         self._config = config
         self._buffers = buffers
+        self._slots = Buffers(partial(np.empty, dtype=np.float32), SLOTS)
         self._offload = offload
         self.transfers = Transfers(config.average_timeout_s)
         self._running: dict[Ticket, asyncio.Task[None]] = {}
@@ -210,6 +217,7 @@ class Averages:
                 len(vector_V), len(attempt.members), self._config.slice_kib * 256
             ),
             lend=self._buffers.take,
+            lend_slot=self._slots.take,
             offload=self._offload,
             swarm=host.digest,
             clock=lambda: host.now,
@@ -309,8 +317,11 @@ class Averages:
             attempt.disagreement_l2 = math.sqrt(exchange.square_sum)
             attempt.staleness_steps = self._replica.updates - attempt.updates
         attempt.apply_s = self._host.now - began
-        for vector in idle if reuse else ():  # not after a break: streams may still read them
-            self._buffers.give(vector)
+        if reuse:  # not after a break: streams may still use them
+            for vector in idle:
+                self._buffers.give(vector)
+            for slot in exchange.slots:
+                self._slots.give(slot)
 
     async def _contribution(self, attempt: Attempt) -> tuple[Vector, int]:
         """What we put into the group, copied on a worker thread, and of which update it is."""

@@ -9,18 +9,19 @@ from p2ptrain.compute.replica import Vector
 KEPT = 3
 """Vectors that are kept, the last ones given: what is contributed, and what is handed out."""
 
-MADE = 16
-"""Vectors that are known again when they come back."""
+MADE = 6
+"""Vectors that are known again when they come back, for each that is kept."""
 
 
 class Buffers:
     """Lends float32 vectors, from any thread; those that nobody gives back are simply forgotten."""
 
-    def __init__(self, make: Callable[[int], Vector]) -> None:
+    def __init__(self, make: Callable[[int], Vector], kept: int = KEPT) -> None:
         self._make = make
+        self._kept = kept
         self._lock = threading.Lock()
         self._idle: list[Vector] = []
-        self._made: deque[int] = deque(maxlen=MADE)  # where they stand
+        self._made: deque[int] = deque(maxlen=MADE * kept)  # where they stand
 
     def take(self, size: int) -> Vector:
         """A vector of `size` numbers, contents arbitrary."""
@@ -39,4 +40,4 @@ class Buffers:
         """
         with self._lock:
             if vector.ctypes.data in self._made:
-                self._idle = [*self._idle, vector][-KEPT:]
+                self._idle = [*self._idle, vector][-self._kept :]

@@ -115,6 +115,7 @@ class Exchange:
         delta: whether the group averages models.
         keeps_mean: this member wants the mean, even with `delta`.
         lend: gives memory for so many numbers, from where slices travel best.
+        lend_slot: gives memory for slices to arrive in.
         offload: runs what takes long on a worker thread.
         swarm: the digest that openings carry.
         clock: for the times that messages of failure state.
@@ -134,6 +135,7 @@ class Exchange:
         codec: Codec,
         slice_size: int,
         lend: Callable[[int], Vector],
+        lend_slot: Callable[[int], Vector],
         offload: Offload,
         swarm: str,
         clock: Callable[[], Seconds],
@@ -155,6 +157,7 @@ class Exchange:
         self.arrival_s = arrival_s
         self.sent_bytes = 0
         self.received_bytes = 0
+        self._link_sent_bytes = self._link_received_bytes = 0  # what left the machine, or may have
         self.square_sum = 0.0
         """Of the result's numbers: with `delta`, how far this member was from the mean, squared."""
         loop = asyncio.get_running_loop()
@@ -176,7 +179,8 @@ class Exchange:
         self._reduced = [loop.create_future() for _ in self._mine]
         self._writing = asyncio.Lock()
         self._written: dict[int, tuple[memoryview, int]] = {}  # swapped: and how many wait for it
-        self._memory: dict[tuple[PeerId, int], Vector] = {}  # where slices arrive
+        self._lend_slot = lend_slot
+        self._slots: dict[tuple[PeerId, int], Vector] = {}  # where slices arrive
         callers = (peer for peer in members if peer != me and not (self._swaps and peer < me))
         self._incoming: dict[PeerId, asyncio.Future[SliceStream]] = {
             peer: loop.create_future() for peer in callers
@@ -208,6 +212,16 @@ class Exchange:
         if self.is_complete or not self._codec.is_exact:
             return []
         return [self.vector_V, *self.mix.lent]
+
+    @property
+    def slots(self) -> list[Vector]:
+        """Where slices arrived; once the exchange is complete nothing does any more."""
+        return list(self._slots.values())
+
+    @property
+    def moved_bytes(self) -> int:
+        """What went over a link, in the direction in which more did."""
+        return max(self._link_sent_bytes, self._link_received_bytes)
 
     @property
     def silent_s(self) -> Seconds:
@@ -441,6 +455,7 @@ class Exchange:
         except (TransportError, RefusedError) as error:
             raise self._broken(peer, "taking slices", error) from error
         self.sent_bytes += payload.nbytes
+        self._link_sent_bytes += 0 if stream.is_local else payload.nbytes
         self._moved_at = self._clock()
 
     async def _receive(
@@ -448,8 +463,8 @@ class Exchange:
     ) -> Vector:
         """One slice of the right size; it may alias the transport's memory, or this `slot`'s."""
         due = self._codec.encoded_size(span.size)
-        memory_S = self._memory_of(peer, slot)[: span.size]
-        into_S = memory_S if self._codec.is_exact else self._memory_of(peer, RAW)
+        slot_S = self._slot(peer, slot)[: span.size]
+        into_S = slot_S if self._codec.is_exact else self._slot(peer, RAW)
         try:
             payload = await stream.receive(into_S.data.cast("B")[:due])
             if payload is None or payload.nbytes != due:
@@ -457,8 +472,9 @@ class Exchange:
                 why = f"{peer} sent {got} where a slice of {due} bytes was due"
                 raise GroupBroken(Outcome.BROKEN, why)
             self.received_bytes += due
+            self._link_received_bytes += 0 if stream.is_local else due
             self._hear(peer)
-            return await self._compute(lambda: self.mix.read(payload, memory_S))
+            return await self._compute(lambda: self.mix.read(payload, slot_S))
         except (TransportError, RefusedError, CodecError) as error:
             raise self._broken(peer, phase, error) from error
 
@@ -466,11 +482,11 @@ class Exchange:
         self._heard[peer] = None
         self._moved_at = self._clock()
 
-    def _memory_of(self, peer: PeerId, slot: int) -> Vector:
+    def _slot(self, peer: PeerId, slot: int) -> Vector:
         key = peer, slot
-        if key not in self._memory:
-            self._memory[key] = np.empty(self._slice_size, np.float32)
-        return self._memory[key]
+        if key not in self._slots:
+            self._slots[key] = self._lend_slot(self._slice_size)
+        return self._slots[key]
 
     async def _compute(self, function: Callable[[], T]) -> T:
         """Where a slice as it is takes less than the way to a worker thread and back."""

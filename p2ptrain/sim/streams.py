@@ -61,6 +61,10 @@ class SimStream:
 
     # --- the port ---------------------------------------------------------------------------------
 
+    @property
+    def is_local(self) -> bool:
+        return False
+
     async def send(self, payload: memoryview, last: bool = False) -> None:
         await self._say(Slice(payload, last))
 

@@ -60,6 +60,7 @@ class Member:
             codec=load_codec(group.codec),
             slice_size=slice_size,
             lend=lambda size: np.full(size, 123, np.float32),
+            lend_slot=lambda size: np.full(size, 321, np.float32),
             offload=inline,
             swarm="swarm",
             clock=asyncio.get_running_loop().time,
