@@ -46,6 +46,7 @@ from launcher.bench.beside import Beside
 from launcher.bench.cable import Cable, laid
 from launcher.bench.claims import claim, conclude, print_claims, run_bench, write_bench
 from launcher.bench.namespaces import Home, end_on_sigterm, may_be_made
+from launcher.bench.systems import average
 from launcher.collect import Json
 from launcher.plot import FAINT, INK
 from p2ptrain.averaging.base import load_algorithm

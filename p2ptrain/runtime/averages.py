@@ -12,7 +12,6 @@ import asyncio
 import math
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -75,7 +74,7 @@ class Averages:
         self._accord = accord
         self._config = config
         self._buffers = buffers
-        self._slots = Buffers(partial(np.empty, dtype=np.float32), SLOTS)
+        self._slots = Buffers(lambda size: np.empty(size, np.float32), SLOTS)
         self._offload = offload
         self.transfers = Transfers(config.average_timeout_s)
         self._running: dict[Ticket, asyncio.Task[None]] = {}
