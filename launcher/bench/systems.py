@@ -162,14 +162,16 @@ def p2ptrain(place: Place, way: str, codec: str = "fp32") -> list[Round]:
     return uvloop.run(_p2ptrain(place, way, codec))
 
 
-class _Model(torch.nn.Module):
+class VectorModel(torch.nn.Module):
+    """One parameter, with this rank's own numbers."""
+
     def __init__(self, place: Place) -> None:
         super().__init__()
         self.weight = torch.nn.Parameter(torch.from_numpy(place.vector()))
 
 
 async def _p2ptrain(place: Place, way: str, codec: str) -> list[Round]:
-    model = _Model(place)
+    model = VectorModel(place)
     metrics = _NotingMetrics()
     loop = asyncio.get_running_loop()
 
@@ -269,39 +271,52 @@ def run(
     Raises:
         RuntimeError: if a process died; its error is on standard error.
     """
+    found = in_processes(context, system, peers, numbers, rounds, folder)
+    return [max(rounds, key=lambda one: one.whole_s) for rounds in zip(*found, strict=True)]
+
+
+def in_processes(
+    context: SpawnContext,
+    work: Callable[[Place], T],
+    peers: int,
+    numbers: int,
+    rounds: int,
+    folder: Path,
+) -> list[T]:
+    """What `work` returned in each of `peers` processes, in no order; raises what `run` does."""
     for path in folder.iterdir():
         path.unlink()
     barrier, results = context.Barrier(peers), context.Queue()
     processes = [
         context.Process(
             target=_work,
-            args=(system, Place(rank, peers, numbers, rounds, folder, barrier), results),
+            args=(work, Place(rank, peers, numbers, rounds, folder, barrier), results),
         )
         for rank in range(peers)
     ]
     for process in processes:
         process.start()
     try:
-        return _slowest(processes, results)
+        return _results_of(processes, results)
     finally:
         for process in processes:
             process.kill()
             process.join()
 
 
-def _slowest(processes: Sequence[Any], results: Any) -> list[Round]:  # Any: multiprocessing's own
-    found: list[list[Round]] = []
+def _results_of(processes: Sequence[Any], results: Any) -> list[Any]:  # Any: multiprocessing's own
+    found: list[Any] = []
     while len(found) < len(processes):
         try:
             found.append(results.get(timeout=0.2))
         except Empty as error:
             if any(process.exitcode not in (None, 0) for process in processes):
                 raise RuntimeError("a process of the benchmark died") from error
-    return [max(rounds, key=lambda one: one.whole_s) for rounds in zip(*found, strict=True)]
+    return found
 
 
-def _work(system: System, place: Place, results: "Queue[list[Round]]") -> None:
+def _work(work: Callable[[Place], T], place: Place, results: "Queue[T]") -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[place.rank % len(cores)]})  # or chance would pair processes
-    results.put(system(place))
+    results.put(work(place))

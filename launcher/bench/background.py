@@ -1,0 +1,361 @@
+"""What averages cost a trainer that computes meanwhile, and what they take of memory.
+
+**Time.** Two peers, one core each, teach a GPT of 25 million parameters (`chargpt`), in steps of
+some seconds, and each takes part in one average per step, in the background (`ad_psgd`, where each
+of two asks at every second update). Beside them, in the same processes and in turns, the same loop
+without a peer. Of a turn the first step is not counted, since what the turn before began may still
+run in it, and no average of this one.
+
+**Memory.** Peers with a model of 100 MB, its gradients and an optimizer with momentum, that average
+after every step. What counts is what they take in addition, at most, while they do: anonymous and
+shared memory, as the kernel shares it out between processes (PSS), looked at every few
+milliseconds.
+"""
+
+import multiprocessing
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from rich import box
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from torch import nn
+
+from launcher.bench.claims import claim
+from launcher.bench.systems import LIMIT_S, Place, VectorModel, in_processes
+from launcher.collect import Json
+from launcher.plot import FAINT, INK
+from p2ptrain.compute.tasks.chargpt import Config, chargpt
+from p2ptrain.core.events import Outcome
+from p2ptrain.ids import Seconds
+from p2ptrain.net.grpc_config import GrpcConfig
+from p2ptrain.runtime.metrics import MemoryMetrics
+from p2ptrain.runtime.peer import Peer
+
+WAYS = ("memory", "sockets", "grpc")
+NEVER = "never"
+
+MODEL = Config(layers=8, heads=8, width=512, context=128, windows=1)
+BATCH = 8
+STEPS = 3
+TURNS = 4
+SEED = 1
+
+FLEETS = (("ad_psgd", 2), ("ripples", 4), ("allreduce", 4))
+"""Whose memory is looked at: in pairs, in groups of models, in groups of gradients."""
+
+OPTIONS = {"ripples": {"group_size": 4, "schedule": "decentral"}}
+FEW_STEPS = 8
+NUMBERS = 25_000_000
+LOOK_S: Seconds = 0.005
+
+MOST_OF_MODEL = 3.0
+MOST_BYTES_BESIDE = 64_000_000
+
+
+# --- time -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One peer's steps over one way, one after the other."""
+
+    way: str
+    seconds: Seconds
+    averages: int
+
+
+def train(place: Place) -> list[Turn]:
+    """All ways in turns; `place.rounds` turns of each."""
+    torch.set_num_threads(1)
+    turns = []
+    with ExitStack() as stack:
+        trainers = {way: stack.enter_context(_trainer(place, way)) for way in (NEVER, *WAYS)}
+        for _ in range(place.rounds):
+            for way, (step, metrics) in trainers.items():
+                place.barrier.wait(LIMIT_S)
+                step()
+                began, before = perf_counter(), _averages(metrics)
+                for _ in range(STEPS):
+                    step()
+                turns.append(Turn(way, perf_counter() - began, _averages(metrics) - before))
+        place.barrier.wait(LIMIT_S)
+    return turns
+
+
+@contextmanager
+def _trainer(place: Place, way: str) -> Iterator[tuple[Callable[[], None], MemoryMetrics]]:
+    """One step of a trainer that averages over `way`."""
+    task, metrics = chargpt(MODEL), MemoryMetrics(perf_counter)
+    model = task.build_model(SEED)
+    optimizer = torch.optim.AdamW(model.parameters())
+    batches = task.batches(place.rank, place.peers, BATCH, SEED)
+
+    def learn() -> None:
+        optimizer.zero_grad()
+        task.loss(model, next(batches)).backward()  # type: ignore[no-untyped-call]
+
+    if way == NEVER:
+
+        def alone() -> None:
+            learn()
+            optimizer.step()
+
+        yield alone, metrics
+        return
+    with _peer(place, model, optimizer, way, metrics, "ad_psgd", {"every_updates": 2}) as peer:
+
+        def together() -> None:
+            learn()
+            peer.step(samples=BATCH)
+
+        yield together, metrics
+
+
+@contextmanager
+def _peer(
+    place: Place,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    way: str,
+    metrics: MemoryMetrics,
+    algorithm: str,
+    options: Json,
+) -> Iterator[Peer]:
+    """A peer of a swarm of its own, which ends without waiting for anybody."""
+    place.barrier.wait(LIMIT_S)  # everybody has heard what was told before
+    first = place.rank == 0
+    if not first:
+        place.barrier.wait(LIMIT_S)
+    with Peer(
+        model,
+        optimizer,
+        name=f"p{place.rank}",
+        algorithm=algorithm,
+        algorithm_options=options,
+        join=() if first else (place.hear(0),),
+        serve=False,
+        network=GrpcConfig(data=way),
+        metrics=metrics,
+    ) as peer:
+        if first:
+            place.tell(peer.address)
+            place.barrier.wait(LIMIT_S)
+        place.barrier.wait(LIMIT_S)
+        yield peer
+
+
+def _averages(metrics: MemoryMetrics) -> int:
+    return sum(group["outcome"] == Outcome.DONE.value for group in metrics.of("group"))
+
+
+def rows_of_time(found: Sequence[Sequence[Turn]]) -> list[Json]:
+    """A row for each way: samples per second of all peers, and over those that never average."""
+    peers = len(found)
+    speeds: dict[str, list[float]] = {}
+    averages: dict[str, int] = {}
+    for turns in zip(*found, strict=True):
+        way = turns[0].way
+        speed = sum(STEPS * BATCH / turn.seconds for turn in turns)
+        speeds.setdefault(way, []).append(speed)
+        averages[way] = averages.get(way, 0) + sum(turn.averages for turn in turns)
+    return [
+        {
+            "measures": "training",
+            "way": way,
+            "samples_per_s": median(of),
+            "ratio": median(o / alone for o, alone in zip(of, speeds[NEVER], strict=True)),
+            "step_s": peers * BATCH / median(of),
+            "averages_per_step": averages[way] / (peers * len(of) * STEPS),
+        }
+        for way, of in speeds.items()
+    ]
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+
+def take_memory(place: Place, algorithm: str, way: str) -> int:
+    """Bytes that a peer takes beside torch, model, gradients and optimizer, at most."""
+    torch.set_num_threads(1)
+    model, metrics = VectorModel(place), MemoryMetrics(perf_counter)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6, momentum=0.9)
+    model.weight.grad = torch.ones_like(model.weight)
+    optimizer.step()
+    place.barrier.wait(LIMIT_S)
+    before = held_bytes()
+    with _Watch() as watch:
+        options = OPTIONS.get(algorithm, {})
+        with _peer(place, model, optimizer, way, metrics, algorithm, options) as peer:
+            for step in range(1, FEW_STEPS + 1):
+                peer.step()
+                until = perf_counter() + LIMIT_S
+                while _averages(metrics) < step // place.peers and perf_counter() < until:
+                    threading.Event().wait(LOOK_S)
+                place.barrier.wait(LIMIT_S)
+        place.barrier.wait(LIMIT_S)
+    assert _averages(metrics) >= FEW_STEPS // place.peers, "there were no averages to look at"
+    return watch.most_bytes - before
+
+
+class _Watch(threading.Thread):
+    """Looks at this process's memory until it is left."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.most_bytes = 0
+        self._over = threading.Event()
+
+    def run(self) -> None:
+        while not self._over.wait(LOOK_S):
+            self.most_bytes = max(self.most_bytes, held_bytes())
+
+    def __enter__(self) -> "_Watch":
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self.join()
+
+
+def held_bytes() -> int:
+    """Anonymous and shared memory of this process; of what several map, its part."""
+    found = 0
+    for line in Path("/proc/self/smaps_rollup").read_text(encoding="ascii").splitlines():
+        name, _, rest = line.partition(":")
+        if name in ("Pss_Anon", "Pss_Shmem"):
+            found += 1024 * int(rest.split()[0])
+    return found
+
+
+def row_of_memory(algorithm: str, peers: int, way: str, model_bytes: int, most: int) -> Json:
+    """What one fleet took; `bound` is what was promised."""
+    bound = MOST_OF_MODEL * model_bytes + MOST_BYTES_BESIDE
+    return {
+        "measures": "memory",
+        "algorithm": algorithm,
+        "peers": peers,
+        "way": way,
+        "model_bytes": model_bytes,
+        "most_bytes": most,
+        "share_of_bound": most / bound,
+    }
+
+
+def measure(console: Console) -> list[Json]:
+    """Run everything, one after the other."""
+    context = multiprocessing.get_context("spawn")
+    with (
+        tempfile.TemporaryDirectory() as name,
+        Progress(console=console, transient=True) as progress,
+    ):
+        folder, looks = Path(name), list(product(FLEETS, WAYS))
+        bar = progress.add_task("training beside averages", total=1 + len(looks))
+        rows = rows_of_time(in_processes(context, train, 2, 0, TURNS, folder))
+        for (algorithm, peers), way in looks:
+            progress.update(bar, advance=1, description=f"memory: {algorithm}, {peers}, {way}")
+            take = partial(take_memory, algorithm=algorithm, way=way)
+            most = max(in_processes(context, take, peers, NUMBERS, 0, folder))
+            rows.append(row_of_memory(algorithm, peers, way, 4 * NUMBERS, most))
+    return rows
+
+
+# --- what is claimed ------------------------------------------------------------------------------
+
+
+def claims_of(rows: Sequence[Json]) -> list[Json]:
+    """Nine tenths of the speed, and the bound on memory."""
+    claims = []
+    for row in rows:
+        way = row["way"]
+        if row["measures"] == "training" and way != NEVER:
+            text = f"25 M parameters, steps of {row['step_s']:.1f} s, an average for each: {way}"
+            claims.append(claim(text, "samples_per_s", way, row["ratio"], over=NEVER, at_least=0.9))
+            text = f"averages per step of each peer, {way}"
+            claims.append(
+                claim(text, "averages_per_step", way, row["averages_per_step"], at_least=0.9)
+            )
+        if row["measures"] == "memory":
+            text = (
+                f"{row['peers']} peers, {row['algorithm']}, {way}: memory over "
+                f"3 x the model + 64 MB"
+            )
+            claims.append(claim(text, "most_bytes", way, row["share_of_bound"], at_most=1.0))
+    return claims
+
+
+# --- what people see ------------------------------------------------------------------------------
+
+
+def print_rows(console: Console, rows: Sequence[Json]) -> None:
+    """A line for each way, and for each fleet's memory."""
+    title = "Averages in the background: two peers, a GPT of 25 M parameters, one core each"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("way", "samples/s", "/ never", "s per step", "averages per step"):
+        table.add_column(heading, justify="left" if heading == "way" else "right", no_wrap=True)
+    for row in rows:
+        if row["measures"] == "training":
+            figures = (row[key] for key in ("samples_per_s", "ratio", "step_s"))
+            table.add_row(
+                row["way"], *(f"{f:.2f}" for f in figures), f"{row['averages_per_step']:.2f}"
+            )
+    console.print(table)
+    title = "Memory beside torch, a model of 100 MB, gradients and optimizer: MB, at most"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("algorithm", "peers", *WAYS):
+        table.add_column(heading, justify="right", no_wrap=True)
+    most = {
+        (row["algorithm"], row["peers"], row["way"]): row["most_bytes"]
+        for row in rows
+        if row["measures"] == "memory"
+    }
+    for algorithm, peers in FLEETS:
+        figures = (most[algorithm, peers, way] for way in WAYS)
+        table.add_row(algorithm, str(peers), *(f"{f / 1e6:.0f}" for f in figures))
+    console.print(table)
+
+
+def plot(path: Path, rows: Sequence[Json]) -> None:
+    """Left: speed beside never averaging; right: memory below its bound."""
+    figure = Figure(figsize=(9.6, 3.4), dpi=150)
+    figure.set_layout_engine("constrained")
+    speeds, memories = figure.subplots(1, 2)
+    training = [row for row in rows if row["measures"] == "training" and row["way"] != NEVER]
+    _bars(speeds, [row["way"] for row in training], [row["ratio"] for row in training], "{:.2f}")
+    speeds.axhline(0.9, color=INK, linewidth=0.8, linestyle="--")
+    speeds.set_ylim(0, 1.15)
+    speeds.set_title("Samples per second, over never averaging", loc="left", fontsize=11, color=INK)
+    looked = [row for row in rows if row["measures"] == "memory"]
+    names = [f"{row['algorithm']}\n{row['way']}" for row in looked]
+    _bars(memories, names, [row["most_bytes"] / 1e6 for row in looked], "{:.0f}")
+    bound = MOST_OF_MODEL * 4 * NUMBERS / 1e6 + MOST_BYTES_BESIDE / 1e6
+    memories.axhline(bound, color=INK, linewidth=0.8, linestyle="--")
+    memories.set_ylim(0, 1.15 * bound)
+    memories.tick_params(axis="x", labelsize=6)
+    title = "MB beside model, gradients, optimizer"
+    memories.set_title(title, loc="left", fontsize=11, color=INK)
+    figure.savefig(path)
+
+
+def _bars(axes: Axes, names: Sequence[str], heights: Sequence[float], form: str) -> None:
+    axes.bar(range(len(names)), heights, width=0.7, color="#009E73")
+    for place, height in enumerate(heights):
+        text = form.format(height)
+        axes.annotate(text, (place, height), ha="center", va="bottom", fontsize=8, color=INK)
+    axes.set_xticks(range(len(names)), names)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(FAINT)
+    axes.tick_params(colors=INK, labelsize=9)
