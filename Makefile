@@ -4,7 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test explore worlds paper bench bench-faults bench-links bench-lock bench-membership protos algorithm-pages wheel clean
+.PHONY: demo test explore worlds paper paper-real bench bench-faults bench-links bench-lock bench-membership protos algorithm-pages wheel clean
 
 demo: $(READY)  ## train with all-reduce and with gossip beside a straggler; write runs/demo
 	$(BIN)/p2plab run launcher/scenarios/one_slow.toml --out runs/demo --check
@@ -29,6 +29,9 @@ bench-links: $(READY)  ## averages over a link of 1 Gbit/s, with each codec; roo
 
 paper: $(READY)  ## the experiments of the papers, simulated; writes runs/paper and docs/paper.md
 	$(BIN)/python -m launcher.paper --out runs/paper --page docs/paper.md
+
+paper-real: $(READY)  ## four of them for real, ten minutes on two idle cores; runs/paper-real and docs/paper.md
+	$(BIN)/python -m launcher.paper --backend process --out runs/paper-real --page docs/paper.md
 
 protos: $(READY)  ## regenerate p2ptrain/net/_pb from protos/
 	$(BIN)/python tests/tidy/generate_protos.py p2ptrain/net/_pb

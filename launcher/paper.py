@@ -1,11 +1,16 @@
-"""``make paper``: the figures of publications beside ours, all of them simulated.
+"""``make paper`` and ``make paper-real``: the figures of publications beside ours.
 
 Every scenario of `launcher/scenarios/paper` runs in the simulator, and the benchmark of a
 collective alone (`launcher.bench.skewed`), each in a process of its own and two side by side, the
-largest first. What they claim becomes one table; ``--page`` also writes it into a page of the docs.
-Figures are virtual, so that a busy machine takes longer and finds the same.
+largest first. Figures are virtual, so that a busy machine takes longer and finds the same. A
+scenario is trained if it claims something about a model, else its steps are only priced.
 
-A scenario is trained for real if it claims something about a model, else its steps are only priced.
+With ``--backend process`` those run that this machine can carry (`FOR_REAL`), one after the other:
+the same files and claims, processes that really train and exchange, and steps that sleep until
+their price is over. Nothing else should run meanwhile.
+
+What they claim becomes one table; ``--page`` also writes it into a page of the docs, where what was
+not run this time stays as it is.
 """
 
 import json
@@ -25,31 +30,83 @@ from rich.table import Table
 from rich.text import Text
 
 from launcher.collect import Json
+from launcher.machine import describe_machine
 from launcher.scenario import BUNDLED, Scenario, load_scenario
-from p2ptrain.errors import P2PTrainError
+from p2ptrain.errors import ConfigError, P2PTrainError
 
 FOLDER = "paper"
-SIDE_BY_SIDE = 2
 SKEWED = "skewed_collective"
 """The one experiment that is no scenario."""
+
+FOR_REAL = ("one_of_16", "one_of_8_050", "one_of_8_075", "one_of_8_100")
+"""Those that are about speed, with up to 16 peers: their steps sleep, so two cores carry them."""
+
+PIPE_COLUMNS = 160
+"""Where no terminal says how wide it is: each claim on one line."""
 
 _PAGE = """\
 # Published and measured
 
-`make paper` runs the experiments of the papers behind our algorithms in the
-[simulator](simulator.md), prints this table, writes it here, and exits with 3 if a claim does not
-hold. The scenarios are in [`launcher/scenarios/paper`](../launcher/scenarios/paper); each says at
-its top what it is about, and runs alone as `p2plab run paper/NAME --backend sim`. The skewed
-collective is [`launcher/bench/skewed.py`](../launcher/bench/skewed.py). All algorithms of a
-scenario meet the same delays. `published` is what the paper reports, on its own machines; `asked`
-is what we hold ourselves to.
+The experiments of the papers behind our algorithms. The scenarios are in
+[`launcher/scenarios/paper`](../launcher/scenarios/paper); each says at its top what it is about,
+and runs alone as `p2plab run paper/NAME`. The skewed collective is
+[`launcher/bench/skewed.py`](../launcher/bench/skewed.py). All algorithms of a scenario meet the
+same delays. `published` is what the paper reports, on its own machines; `asked` is what we hold
+ourselves to. Both commands print their table, write it here, and exit with 3 if a claim does not
+hold.
 
-{table}
-## All rows
+"""
 
-What else ran in these scenarios. Where steps were only priced there is no accuracy and no loss.
 
-{rows}"""
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A backend that experiments run on, and its section of the page."""
+
+    backend: str
+    heading: str
+    text: str
+    side_by_side: int
+    """Experiments at a time."""
+
+    is_real: bool
+    """Figures depend on the machine and the day, and say which. Runs are short, and made for their
+    speed: what they learn in a few steps of one sample says nothing, and is not shown."""
+
+    @property
+    def tables(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        """Claims, then figures of all rows: of each its heading and its columns."""
+        on = ("measured on",) if self.is_real else ()
+        return (
+            (f"## {self.heading}", (*_CLAIMED, *on)),
+            (f"### All rows, {self.heading.lower()}", (*_SPEEDS, *(on or _LEARNT))),
+        )
+
+
+_CLAIMED = ("scenario", "claim", "published", "asked", "measured", "holds")
+_SPEEDS = ("scenario", "algorithm", "samples/s", "versions/s")
+_LEARNT = ("accuracy", "loss")
+
+SIMULATED = Place(
+    backend="sim",
+    heading="Simulated",
+    text="""\
+`make paper`, in the [simulator](simulator.md). Where steps were only priced there is no accuracy
+and no loss.""",
+    side_by_side=2,
+    is_real=False,
+)
+REAL = Place(
+    backend="process",
+    heading="For real",
+    text="""\
+`make paper-real`: one process per peer, all on one machine and over its loopback, which nothing
+shapes. They train and exchange what they would elsewhere; a step then sleeps until its price is
+over, which is how so many fit on a few cores. What the exchange costs is therefore processor time
+and no link: XXX.""",
+    side_by_side=1,
+    is_real=True,
+)
+PLACES = (SIMULATED, REAL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,23 +129,40 @@ class Outcome:
     rows: Sequence[Json]
 
 
-def experiments(names: Sequence[str] = ()) -> list[Experiment]:
-    """All there are, or those named; the largest first.
+def place_of(backend: str) -> Place:
+    """Where `backend` is.
 
     Raises:
-        ConfigError: if there is no scenario of a name.
+        ConfigError: if papers' experiments do not run there.
     """
-    wanted = names or [SKEWED, *sorted(p.stem for p in (BUNDLED / FOLDER).glob("*.toml"))]
-    found = [_experiment(name) for name in wanted]
+    for place in PLACES:
+        if place.backend == backend:
+            return place
+    there_are = ", ".join(place.backend for place in PLACES)
+    raise ConfigError(f"backend = {backend!r}; the experiments of papers run on: {there_are}")
+
+
+def experiments(names: Sequence[str] = (), place: Place = SIMULATED) -> list[Experiment]:
+    """All there are at `place`, or those named; the largest first.
+
+    Raises:
+        ConfigError: if there is no scenario of a name, or it does not run there.
+    """
+    scenarios = sorted(path.stem for path in (BUNDLED / FOLDER).glob("*.toml"))
+    all_there = FOR_REAL if place is REAL else (SKEWED, *scenarios)
+    found = [_experiment(name, place) for name in names or all_there]
     return sorted(found, key=lambda one: -one.size)
 
 
-def _experiment(name: str) -> Experiment:
+def _experiment(name: str, place: Place) -> Experiment:
+    if place is REAL and name not in FOR_REAL:
+        there_are = ", ".join(FOR_REAL)
+        raise ConfigError(f"{name!r} is only simulated; for real there are: {there_are}")
     if name == SKEWED:
         return Experiment(name, ("-m", "launcher.bench.skewed"), "bench.json", 0)
     scenario = load_scenario(f"{FOLDER}/{name}")
-    prices = () if _learns(scenario) else ("--no-gradients",)
-    command = ("-m", "launcher", "run", f"{FOLDER}/{name}", "--backend", "sim", *prices)
+    prices = () if place is REAL or _learns(scenario) else ("--no-gradients",)
+    command = ("-m", "launcher", "run", f"{FOLDER}/{name}", "--backend", place.backend, *prices)
     return Experiment(name, command, "comparison.json", scenario.peers * scenario.seeds)
 
 
@@ -114,16 +188,47 @@ def carry_out(experiment: Experiment, out: Path) -> Outcome:
     return Outcome(experiment.name, results["claims"], results["rows"])
 
 
-def page(outcomes: Sequence[Outcome]) -> str:
-    """The page of the docs."""
-    rule = "|---|---|---|---|---|---|"
-    lines = ["| scenario | claim | published | asked | measured | holds |", rule]
-    for outcome in outcomes:
-        lines += [_row([outcome.name, *_cells(claim)]) for claim in outcome.claims]
-    rows = ["| scenario | algorithm | samples/s | versions/s | accuracy | loss |", rule]
-    for outcome in outcomes:
-        rows += [_row([outcome.name, *_figures(row)]) for row in outcome.rows if "algorithm" in row]
-    return _PAGE.format(table="\n".join(lines) + "\n", rows="\n".join(rows) + "\n")
+def page(before: str, place: Place, outcomes: Sequence[Outcome], *, whole: bool = True) -> str:
+    """The page of the docs, with what was measured at `place` now.
+
+    Args:
+        before: the page as it was; of the other place all rows stay.
+        place: where `outcomes` were measured.
+        outcomes: in the order in which they are to stand.
+        whole: these are all experiments of the place; else rows of others stay as well.
+    """
+    on = (_today(),) if place.is_real else ()
+    claims = [_row([o.name, *_cells(claim), *on]) for o in outcomes for claim in o.claims]
+    rows = [(o.name, row) for o in outcomes for row in o.rows if "algorithm" in row]
+    figures = [_row([name, *_speeds(row), *(on or _learnt(row))]) for name, row in rows]
+    ran = {outcome.name for outcome in outcomes}
+    parts = [_PAGE.rstrip("\n")]
+    for each in PLACES:
+        for (heading, columns), fresh in zip(each.tables, (claims, figures), strict=True):
+            lines = _rows_under(before, heading)
+            if each is place:
+                kept = [] if whole else [line for line in lines if _scenario_of(line) not in ran]
+                lines = sorted(kept + fresh, key=_scenario_of)
+            text = [each.text] if heading.startswith("## ") else []
+            rule = "|" + "---|" * len(columns)
+            parts += [heading, *text, "\n".join([_row(columns), rule, *lines])]
+    return "\n\n".join(parts) + "\n"
+
+
+def _rows_under(text: str, heading: str) -> list[str]:
+    """The rows of the table under a heading; none if there is no such heading."""
+    _, _, rest = text.partition(f"{heading}\n")
+    section = rest.partition("\n#")[0]
+    return [line for line in section.splitlines() if line.startswith("| ")][1:]
+
+
+def _scenario_of(row: str) -> str:
+    return row.split("|")[1].strip()
+
+
+def _today() -> str:
+    machine = describe_machine()
+    return f"{machine['date'][:10]}, {machine['cores']} cores"
 
 
 def _row(cells: Sequence[str]) -> str:
@@ -138,18 +243,21 @@ def _cells(claim: Json) -> list[str]:
     return [claim["text"], _number(claim["published"]), asked, _number(claim["measured"]), holds]
 
 
-def _figures(row: Json) -> list[str]:
-    final = row["final"]
-    numbers = (row["samples_per_s"], row["versions_per_s"], final["accuracy"], final["loss"])
-    return [f"`{row['algorithm']}`", *map(_number, numbers)]
+def _speeds(row: Json) -> list[str]:
+    return [f"`{row['algorithm']}`", _number(row["samples_per_s"]), _number(row["versions_per_s"])]
+
+
+def _learnt(row: Json) -> list[str]:
+    return [_number(row["final"]["accuracy"]), _number(row["final"]["loss"])]
 
 
 def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.4g}"
 
 
-def _table(outcomes: Sequence[Outcome]) -> Table:
-    table = Table(title="Published beside measured", title_justify="left", box=box.SIMPLE_HEAD)
+def _table(place: Place, outcomes: Sequence[Outcome]) -> Table:
+    title = f"Published beside measured, {place.heading.lower()}"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("scenario", no_wrap=True)
     table.add_column("claim", ratio=1)
     for heading in ("published", "asked", "measured", "holds"):
@@ -166,11 +274,14 @@ def main(
     names: Annotated[
         list[str] | None, typer.Argument(help="Only these of launcher/scenarios/paper.")
     ] = None,
+    backend: Annotated[
+        str, typer.Option(help="sim, or process: what this machine can carry, for real.")
+    ] = SIMULATED.backend,
     out: Annotated[Path, typer.Option(help="Folder of all results.")] = Path("runs/paper"),
     to: Annotated[Path | None, typer.Option("--page", help="Markdown file for the table.")] = None,
 ) -> None:
-    """Run the papers' experiments in the simulator; exit with 3 if a claim does not hold."""
-    console = Console(highlight=False)
+    """Run the papers' experiments; exit with 3 if a claim does not hold."""
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_COLUMNS)
     began = time.monotonic()
 
     def run(experiment: Experiment) -> Outcome:
@@ -179,14 +290,17 @@ def main(
         return outcome
 
     try:
-        with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
-            outcomes = sorted(pool.map(run, experiments(names or ())), key=lambda one: one.name)
+        place = place_of(backend)
+        with ThreadPoolExecutor(place.side_by_side) as pool:
+            found = pool.map(run, experiments(names or (), place))
+            outcomes = sorted(found, key=lambda one: one.name)
     except P2PTrainError as error:
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(2) from error
-    console.print(_table(outcomes))
+    console.print(_table(place, outcomes))
     if to is not None:
-        to.write_text(page(outcomes), encoding="utf-8")
+        before = to.read_text(encoding="utf-8") if to.exists() else ""
+        to.write_text(page(before, place, outcomes, whole=not names), encoding="utf-8")
     if not all(claim["holds"] for outcome in outcomes for claim in outcome.claims):
         raise typer.Exit(3)
 

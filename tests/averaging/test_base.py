@@ -64,16 +64,58 @@ def test_an_option_of_another_type_is_refused(value: object):
         load_algorithm("ad_psgd", {"every_updates": value})
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+REFUSED = {
+    "ad_psgd": [
         ({"graph": "star"}, "graph = 'star'; there are: random, ring, exponential, bipartite"),
         ({"every_updates": 0}, "every_updates = 0 must be 1 or more"),
     ],
+    "eager": [
+        ({"rule": "duo"}, "eager rule = 'duo'; there are: solo, majority, quorum"),
+        ({"missed": "none"}, "eager missed = 'none'; there are: every, latest"),
+        ({"quorum": 0.0}, "eager quorum = 0.0 must be above 0 and at most 1"),
+        ({"quorum": 1.5}, "eager quorum = 1.5 must be above 0 and at most 1"),
+        ({"limiter": 0}, "eager limiter = 0 must be 1 or more"),
+        ({"average_models_every": 0}, "eager average_models_every = 0 must be 1 or more"),
+    ],
+    "ripples": [
+        ({"schedule": "random"}, "schedule = 'random'; there are: generator, static, decentral"),
+        ({"group_size": 1}, "group_size = 1 must be 2 or more, or 0 for three"),
+        ({"group_size": -3}, "group_size = -3 must be 2 or more"),
+        ({"peers_per_machine": -1}, "peers_per_machine = -1 must be 1 or more, or 0"),
+        ({"slowdown": 1}, "ripples slowdown = 1 must be above 1"),
+        ({"waits": 1}, "waits = 1 must be of type bool"),
+    ],
+    "wagma": [
+        ({"group_size": 3}, "group_size = 3 must be a power of two from 2 on, or 0 for the one"),
+        ({"group_size": 1}, "group_size = 1 must be a power of two from 2 on"),
+        ({"group_size": -2}, "group_size = -2 must be a power of two from 2 on"),
+        ({"tau": 0}, "wagma tau = 0 must be 1 or more"),
+        ({"tau": -5}, "wagma tau = -5 must be 1 or more"),
+        ({"sync": "never"}, "wagma sync = 'never'; there are: elastic, step"),
+        ({"late": "drop"}, "wagma late = 'drop'; there are: delta, paper"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"), [(name, *case) for name in REFUSED for case in REFUSED[name]]
 )
-def test_an_option_out_of_range_is_refused(options: dict[str, object], message: str):
+def test_an_option_that_cannot_work_is_refused_in_one_sentence(
+    name: str, options: dict[str, object], message: str
+):
     with pytest.raises(ConfigError, match=message):
-        load_algorithm("ad_psgd", options)
+        load_algorithm(name, options)
+
+
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [("ripples", "group_size"), ("ripples", "peers_per_machine"), ("wagma", "group_size")],
+)
+def test_more_than_the_swarm_is_refused_with_both_numbers(name: str, option: str):
+    with pytest.raises(ConfigError, match=f"{option} = 8 is more than the 6 peers of the swarm"):
+        load_algorithm(name, {option: 8}).check_swarm(6)
+    load_algorithm(name, {option: 8}).check_swarm(8)
+    load_algorithm(name).check_swarm(1)
 
 
 # --- algorithms from elsewhere --------------------------------------------------------------------

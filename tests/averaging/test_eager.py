@@ -10,7 +10,6 @@ import pytest
 from p2ptrain.averaging.base import load_algorithm
 from p2ptrain.core.activation import Rule
 from p2ptrain.core.effects import What
-from p2ptrain.errors import ConfigError
 from p2ptrain.ids import PeerId, Seconds
 from p2ptrain.sim.link import Link
 from p2ptrain.sim.replica import VectorReplica
@@ -65,25 +64,6 @@ def test_a_majoritys_initiator_is_drawn_anew_for_each_version_and_alike_by_every
 def test_solo_waits_for_nobody_but_those_who_are_far_behind():
     algorithm = load_algorithm("eager", {"rule": "solo", "limiter": 5})
     assert algorithm.schedule(1, P4, P4[0]).rule == Rule(waiting=1, limiter=5)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"rule": "duo"}, "eager rule = 'duo'; there are: solo, majority, quorum"),
-        ({"missed": "none"}, "eager missed = 'none'; there are: every, latest"),
-        ({"quorum": 0.0}, r"eager quorum = 0.0 must be above 0 and at most 1"),
-        ({"quorum": 1.5}, r"eager quorum = 1.5 must be above 0 and at most 1"),
-        ({"limiter": 0}, "eager limiter = 0 must be 1 or more"),
-        ({"average_models_every": 0}, "eager average_models_every = 0 must be 1 or more"),
-        ({"tau": 3}, "'eager' has no option 'tau'"),
-    ],
-)
-def test_an_option_that_cannot_work_is_refused_in_one_sentence(
-    options: dict[str, object], message: str
-):
-    with pytest.raises(ConfigError, match=message):
-        load_algorithm("eager", options)
 
 
 # --- who is in a version --------------------------------------------------------------------------

@@ -9,7 +9,6 @@ import pytest
 from p2ptrain.averaging.base import load_algorithm
 from p2ptrain.averaging.ripples import SCHEDULES, circle, static_groups
 from p2ptrain.core.events import Outcome
-from p2ptrain.errors import ConfigError
 from p2ptrain.ids import PeerId
 from p2ptrain.sim.link import Link
 from p2ptrain.sim.world import SimPeer, World
@@ -102,36 +101,6 @@ def test_at_even_turns_a_whole_machine_meets_and_one_alone_on_its_machine_goes_o
     peers = names(9)
     assert circle(2, peers, peers[0], 4, 3) == (peers[1:4], 3)
     assert circle(2, peers, peers[8], 4, 3) == (peers[:8], 2)
-
-
-# --- options --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"schedule": "random"}, "schedule = 'random'; there are: generator, static, decentral"),
-        ({"group_size": 1}, "group_size = 1 must be 2 or more, or 0 for three"),
-        ({"group_size": -3}, "group_size = -3 must be 2 or more"),
-        ({"peers_per_machine": -1}, "peers_per_machine = -1 must be 1 or more, or 0"),
-        ({"slowdown": 1}, "ripples slowdown = 1 must be above 1"),
-        ({"tau": 10}, "'ripples' has no option 'tau'"),
-        ({"waits": 1}, "waits = 1 must be of type bool"),
-    ],
-)
-def test_an_option_that_cannot_work_is_refused_in_one_sentence(
-    options: dict[str, object], message: str
-):
-    with pytest.raises(ConfigError, match=message):
-        load_algorithm("ripples", options)
-
-
-@pytest.mark.parametrize("option", ["group_size", "peers_per_machine"])
-def test_more_than_the_swarm_is_refused_with_both_numbers(option: str):
-    with pytest.raises(ConfigError, match=f"{option} = 8 is more than the 6 peers of the swarm"):
-        load_algorithm("ripples", {option: 8}).check_swarm(6)
-    load_algorithm("ripples", {option: 8}).check_swarm(8)
-    load_algorithm("ripples").check_swarm(1)
 
 
 # --- models ---------------------------------------------------------------------------------------

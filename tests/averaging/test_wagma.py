@@ -14,7 +14,6 @@ from p2ptrain.averaging.wagma import butterfly, default_group_size
 from p2ptrain.core.activation import NOBODY, Rule
 from p2ptrain.core.effects import What
 from p2ptrain.core.events import Outcome
-from p2ptrain.errors import ConfigError
 from p2ptrain.ids import PeerId
 from p2ptrain.sim.link import Link
 from p2ptrain.sim.replica import VectorReplica
@@ -109,36 +108,6 @@ def test_every_tau_versions_everyone_is_in_one_group():
             here = algorithm.schedule(version, peers, peers[3])
             assert (here.members == peers) == (version % 5 == 0)
             assert here.rule == (rule if version % 5 == 0 else NOBODY)
-
-
-# --- options --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"group_size": 3}, "group_size = 3 must be a power of two from 2 on, or 0 for the one"),
-        ({"group_size": 1}, "group_size = 1 must be a power of two from 2 on"),
-        ({"group_size": -2}, "group_size = -2 must be a power of two from 2 on"),
-        ({"tau": 0}, "wagma tau = 0 must be 1 or more"),
-        ({"tau": -5}, "wagma tau = -5 must be 1 or more"),
-        ({"sync": "never"}, "wagma sync = 'never'; there are: elastic, step"),
-        ({"late": "drop"}, "wagma late = 'drop'; there are: delta, paper"),
-        ({"quorum": 0.5}, "'wagma' has no option 'quorum'"),
-    ],
-)
-def test_an_option_that_cannot_work_is_refused_in_one_sentence(
-    options: dict[str, object], message: str
-):
-    with pytest.raises(ConfigError, match=message):
-        load_algorithm("wagma", options)
-
-
-def test_a_group_larger_than_the_swarm_is_refused_with_both_numbers():
-    with pytest.raises(ConfigError, match="group_size = 8 is more than the 6 peers of the swarm"):
-        load_algorithm("wagma", {"group_size": 8}).check_swarm(6)
-    load_algorithm("wagma", {"group_size": 8}).check_swarm(8)
-    load_algorithm("wagma").check_swarm(1)
 
 
 # --- nobody slow ----------------------------------------------------------------------------------

@@ -6,7 +6,19 @@ import pytest
 from typer.testing import CliRunner
 
 from launcher import paper
-from launcher.paper import Experiment, Outcome, carry_out, experiments, page
+from launcher.backends import load_backend
+from launcher.paper import (
+    FOR_REAL,
+    REAL,
+    SIMULATED,
+    Experiment,
+    Outcome,
+    carry_out,
+    experiments,
+    page,
+    place_of,
+)
+from launcher.scenario import load_scenario
 from p2ptrain.errors import ConfigError, P2PTrainError
 from tests.launcher.test_compare import row
 
@@ -51,10 +63,42 @@ def test_an_experiment_that_fails_says_why(tmp_path):
 
 
 def test_the_page_has_a_row_for_each_claim_and_each_algorithm():
-    text = page([outcome(claims=(CLAIM, CONTRADICTED))])
+    text = page("", SIMULATED, [outcome(claims=(CLAIM, CONTRADICTED))])
     assert "| one | twice as fast | 2.1 | ≥ 2 | 2.051 | yes |" in text
     assert "| one | twice as fast |  | ≤ 1.5 | 2.051 | **no** |" in text
     assert "| one | `allreduce` | 100 | 3 | 0.97 | 0.1 |" in text
+
+
+def test_on_the_page_what_was_measured_elsewhere_stays_and_what_was_measured_again_is_replaced():
+    text = page("", REAL, [outcome("mine")])
+    text = page(text, SIMULATED, [outcome("one"), outcome("two")])
+    better = {**CLAIM, "measured": 2.5}
+    again = page(text, SIMULATED, [outcome("one", [better])], whole=False)
+    row_of_one = "| one | twice as fast | 2.1 | ≥ 2 | {} | yes |"
+    assert again == text.replace(row_of_one.format("2.051"), row_of_one.format("2.5"))
+    assert "| mine | twice as fast | 2.1 | ≥ 2 | 2.051 | yes | 20" in again
+    renamed = page(again, SIMULATED, [outcome("three")])
+    assert "| two |" not in renamed
+    assert "| mine |" in renamed
+
+
+def test_what_runs_for_real_is_what_the_simulator_prices_with_the_same_file():
+    found = experiments(place=REAL)
+    assert {one.name for one in found} == set(FOR_REAL)
+    for one in found:
+        assert "--no-gradients" not in one.command
+        load_backend("process").check(load_scenario(f"paper/{one.name}"))
+
+
+@pytest.mark.parametrize("name", [paper.SKEWED, "two_of_256"])
+def test_what_is_only_simulated_is_refused_for_real(name):
+    with pytest.raises(ConfigError, match=f"'{name}' is only simulated; for real there are: one_"):
+        experiments([name], REAL)
+
+
+def test_a_backend_without_experiments_is_told_which_have_some():
+    with pytest.raises(ConfigError, match=r"backend = 'docker'; .* run on: sim, process"):
+        place_of("docker")
 
 
 @pytest.mark.parametrize(("claims", "code"), [((CLAIM,), 0), ((CLAIM, CONTRADICTED), 3)])
