@@ -191,7 +191,7 @@ def carry_out(experiment: Experiment, out: Path) -> Outcome:
 
 
 def page(before: str, place: Place, outcomes: Sequence[Outcome], *, whole: bool = True) -> str:
-    """The page of the docs, with what was measured at `place` now.
+    """The page of the docs, with what was measured at `place` now; no table without rows.
 
     Args:
         before: the page as it was; of the other place all rows stay.
@@ -213,7 +213,8 @@ def page(before: str, place: Place, outcomes: Sequence[Outcome], *, whole: bool 
                 lines = sorted(kept + fresh, key=_scenario_of)
             text = [each.text] if heading.startswith("## ") else []
             rule = "|" + "---|" * len(columns)
-            parts += [heading, *text, "\n".join([_row(columns), rule, *lines])]
+            if lines:
+                parts += [heading, *text, "\n".join([_row(columns), rule, *lines])]
     return "\n\n".join(parts) + "\n"
 
 
