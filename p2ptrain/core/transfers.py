@@ -12,9 +12,9 @@ average has no deadline of its own. What has one is *silence*. It follows what w
 
 The ceiling of both is `average_timeout_s`.
 
-**Slow is not broken.** A member that lets its slices drip makes its group as slow as it is itself, as
-a trainer that computes for long does. A claimed group ends with its lease. A scheduled one has no
-bound beside this one: to break what moves would free nobody, since all its members are alive and
+**Slow is not broken.** A member that lets its slices drip makes its group as slow as it is itself,
+as a trainer that computes for long does. A claimed group ends with its lease. A scheduled one has
+no bound beside this one: to break what moves would free nobody, since all its members are alive and
 the same ones meet again, and whatever is done of it would have to be done once more.
 
 **Slower.** A link that becomes ten times slower breaks a group only if nothing of it arrives for
