@@ -62,12 +62,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from p2ptrain.compute.momentum import is_never_negative
-from p2ptrain.compute.replica import Vector, Visit
+from p2ptrain.compute.replica import Vector
 from p2ptrain.compute.staging import Arrival, Stage, lane_of
 from p2ptrain.errors import StateError
-
-STRETCH = 1 << 17
-"""Numbers that are copied, and looked at, in one go; they fit into a core's cache."""
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
@@ -193,10 +190,8 @@ class FlatModel:
         """What a refusal shows of this model: digest and size."""
         return f"digest {self.fingerprint}, {self.size:,} numbers"
 
-    def snapshot(self, into_M: Vector, visit: Visit | None = None) -> int:
+    def snapshot(self, into_M: Vector) -> int:
         """Copy live + pending into `into_M`, float32 of shape ``(M,)``; any thread.
-
-        `visit` is shown what was copied, in stretches that are still in the core's cache.
 
         Returns:
             `updates` as it was at that moment.
@@ -210,21 +205,13 @@ class FlatModel:
             for run in self._runs:
                 stage = self._stages.get(run.live.device)
                 if stage is None:
-                    self._copy_run(run, into, into_M, visit)
+                    pending = self._pending[run.at] if self._has_pending else None
+                    _copy_sum(into[run.at], run.live, pending)
                     continue
                 if self._has_pending:
                     into[run.at].copy_(self._pending[run.at])
                 stage.bring(run.live, into[run.at], adds=self._has_pending)
-                if visit:
-                    visit(into_M[run.at])
             return self.updates
-
-    def _copy_run(self, run: _Run, into: Tensor, into_M: Vector, visit: Visit | None) -> None:
-        for at in _stretches(run.at):
-            live = run.live[at.start - run.at.start : at.stop - run.at.start]
-            _copy_sum(into[at], live, self._pending[at] if self._has_pending else None)
-            if visit:
-                visit(into_M[at])
 
     def add_delta(self, delta_M: Vector) -> Vector:
         """Add `delta_M` to pending; any thread, never waits for a step.
@@ -278,7 +265,11 @@ class FlatModel:
             if self._has_pending:
                 for run, arrival in zip(self._runs, self._arrivals, strict=True):
                     pending = self._pending[run.at]
-                    _move_pending(pending, run, arrival.take(pending) if arrival else pending)
+                    arriving = arrival.take(pending) if arrival else pending
+                    if self._takes_all:
+                        run.live.add_(arriving)  # then nothing is pending, whatever is there
+                    else:
+                        _move_pending(pending, run, arriving)
                 for slot in self._variances:
                     _keep_positive(self._pending[slot.at], slot.tensor.detach().view(-1))
                 self._has_pending = not self._takes_all and bool(self._pending.any())
@@ -533,12 +524,6 @@ def _segments(slots: Sequence[Slot]) -> dict[tuple[torch.dtype, torch.device], T
         (dtype, device): torch.empty(size, dtype=dtype, device=device)
         for (dtype, device), size in sizes.items()
     }
-
-
-def _stretches(at: slice) -> Iterator[slice]:
-    """What is copied at a time."""
-    starts = range(at.start, at.stop, STRETCH)
-    return (slice(start, min(start + STRETCH, at.stop)) for start in starts)
 
 
 def _copy_sum(into: Tensor, live: Tensor, pending: Tensor | None) -> None:

@@ -12,9 +12,6 @@ from typing import Protocol
 
 from p2ptrain.vectors import Vector as Vector  # the port's own word
 
-Visit = Callable[[Vector], None]
-"""Is shown a stretch of numbers while they are still in the processor's cache."""
-
 
 class Replica(Protocol):
     """One peer's model and optimizer.
@@ -48,11 +45,10 @@ class Replica(Protocol):
         """How many optimizer updates the live parameters have had."""
         ...
 
-    def snapshot(self, into_M: Vector, visit: Visit | None = None) -> int:
+    def snapshot(self, into_M: Vector) -> int:
         """Copy live + pending into `into_M`; return `updates` as it was at that moment.
 
-        Excluded by `update` only, and for the duration of one copy. Every number that was copied is
-        shown to `visit` once: to look later is to read all of the memory again.
+        Excluded by `update` only, and for the duration of one copy.
         """
         ...
 

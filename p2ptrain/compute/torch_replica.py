@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from p2ptrain.compute.flat import FlatModel
 from p2ptrain.compute.gradients import GradientVector
 from p2ptrain.compute.momentum import Moments
-from p2ptrain.compute.replica import Replica, Vector, Visit
+from p2ptrain.compute.replica import Replica, Vector
 from p2ptrain.compute.state import export_state, import_state
 from p2ptrain.errors import StateError
 
@@ -76,9 +76,9 @@ class TorchReplica:
         """Optimizer updates that the live parameters have had."""
         return self._flat.updates
 
-    def snapshot(self, into_M: Vector, visit: Visit | None = None) -> int:
-        """Copy live + pending, show it to `visit`; return the updates in it."""
-        return self._flat.snapshot(into_M, visit)
+    def snapshot(self, into_M: Vector) -> int:
+        """Copy live + pending; return the updates in it."""
+        return self._flat.snapshot(into_M)
 
     def add_delta(self, delta_M: Vector) -> Vector:
         """Add to pending; never waits for a step. Returns a vector in place of `delta_M`."""

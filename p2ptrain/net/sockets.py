@@ -366,17 +366,15 @@ class Connection:
                 self._socket.shutdown(socket.SHUT_RDWR)
             self._maybe_free()
 
-    @contextlib.contextmanager
-    def _in_use(self) -> Iterator[None]:
-        """The loop still watches the socket's number: it must not be given to another one."""
+    def __enter__(self) -> None:
+        """In use: the loop still watches the socket's number, which must not go to another one."""
         self._busy += 1
-        try:
-            yield
-        except (OSError, ValueError) as error:
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        self._busy -= 1
+        self._maybe_free()
+        if isinstance(error, (OSError, ValueError)):
             raise TransportError(f"the connection broke: {error}") from error
-        finally:
-            self._busy -= 1
-            self._maybe_free()
 
     def _maybe_free(self) -> None:
         if self.closed and not self._busy:
@@ -423,7 +421,7 @@ class Connection:
         """Raises TransportError."""
         size_bytes = len(payload)
         header = HEADER.pack(kind, size_bytes)
-        with self._in_use():
+        with self:
             try:  # header and payload in one call, and mostly at once: the kernel has room
                 sent = self._socket.sendmsg([header, payload])
             except BlockingIOError:
@@ -477,7 +475,7 @@ class Connection:
             at += await self._receive_into(memory[at:])
 
     async def _receive_into(self, memory: memoryview) -> int:
-        with self._in_use():
+        with self:
             try:
                 got = self._socket.recv_into(memory)
             except BlockingIOError:

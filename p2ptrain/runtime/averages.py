@@ -138,6 +138,8 @@ class Averages:
             try:
                 await self._end_of_older_averages(effect.ticket)
                 mend = await self._attempt(attempt, effect)
+                if attempt.outcome is not Outcome.DONE and effect.what is What.MODELS:
+                    await self._check_model()
             except StateError as error:
                 attempt.outcome, attempt.why = Outcome.BROKEN, str(error)
                 host.fail(error)
@@ -337,24 +339,27 @@ class Averages:
             )
             return vector_V, self._replica.updates
         vector_M = self._buffers.take(self._replica.model_size)
-        # Of what is tried again it is checked that the result is finite, and that is enough.
-        checks = not attempt.ticket.attempt
-        updates, finite = await self._offload(lambda: self._snapshot(vector_M, checks=checks))
+        return vector_M, await self._offload(lambda: self._replica.snapshot(vector_M))
+
+    async def _check_model(self) -> None:
+        """Raise StateError if an average failed by our own model.
+
+        Looked for when that may be so: results are checked anyway, and contributions cost as much.
+        """
+
+        def look() -> tuple[int, bool]:
+            model_M = self._buffers.take(self._replica.model_size)
+            updates = self._replica.snapshot(model_M)
+            finite = is_finite(model_M)
+            self._buffers.give(model_M)
+            return updates, finite
+
+        updates, finite = await self._offload(look)
         if not finite:
             raise StateError(
                 f"the model of {self._host.name} is not finite any more after {updates} updates; "
                 "lower the learning rate or clip gradients"
             )
-        return vector_M, updates
-
-    def _snapshot(self, into_M: Vector, *, checks: bool) -> tuple[int, bool]:
-        finite = True
-
-        def look(numbers_M: Vector) -> None:
-            nonlocal finite
-            finite = finite and is_finite(numbers_M)
-
-        return self._replica.snapshot(into_M, look if checks else None), finite
 
     async def _copy(self, function: Callable[[], T]) -> T:
         """Copy gradients: nobody else wants them now, so a short copy is made here and at once."""

@@ -28,7 +28,6 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -312,7 +311,7 @@ class Exchange:
         async with self._writing:
             if index not in self._written:
                 span = self._mine[index]
-                payload = await self._compute(lambda: self.mix.part(span))
+                payload = await self._part(span)
                 self._written[index] = payload, len(self._members) - 1
                 await self._contribute_own(index)
             payload, waiting = self._written[index]
@@ -366,7 +365,7 @@ class Exchange:
         if self._codec.is_exact and await self._refer(owner, stream, last=last):
             return
         for span in spans:
-            payload = await self._compute(partial(self.mix.part, span))
+            payload = await self._part(span)
             await self._send(owner, stream, payload, last=last and span is spans[-1])
 
     async def _refer(self, owner: PeerId, stream: SliceStream, *, last: bool) -> bool:
@@ -378,6 +377,13 @@ class Exchange:
             raise self._broken(owner, "taking slices", error) from error
         self.sent_bytes += part.nbytes if referred else 0
         return referred
+
+    async def _part(self, span: Span) -> memoryview:
+        """Our part of a slice, as it travels."""
+        try:
+            return await self._compute(lambda: self.mix.part(span))
+        except NotFinite as error:
+            raise self._own_fault() from error
 
     async def _take_mean(self, owner: PeerId, span: Span, mean_S: Vector) -> None:
         try:
@@ -436,6 +442,9 @@ class Exchange:
         for member, part in zip(self._members, parts, strict=True):
             if member != self._me and not np.isfinite(part).all():
                 return GroupBroken(Outcome.BROKEN, f"{member} sent numbers that are not finite")
+        return self._own_fault()
+
+    def _own_fault(self) -> GroupBroken:
         why = f"{self._me} got an overflow, or its own numbers are not finite"
         return GroupBroken(Outcome.BROKEN, why)
 

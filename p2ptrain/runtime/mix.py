@@ -221,8 +221,7 @@ def squares(vector_B: Vector) -> float:
 
     It is results that are checked: shared memory may change under whoever looks at it twice.
     """
-    with np.errstate(all="ignore"):
-        square_sum = float(np.dot(vector_B, vector_B))
+    square_sum = float(np.dot(vector_B, vector_B))
     if not math.isfinite(square_sum) and not is_finite(vector_B):
         raise NotFinite
     return square_sum

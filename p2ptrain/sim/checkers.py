@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from p2ptrain.compute.replica import Vector, Visit
+from p2ptrain.compute.replica import Vector
 from p2ptrain.core.effects import What
 from p2ptrain.core.events import Outcome
 from p2ptrain.core.messages import MemberState, Phase
@@ -133,8 +133,8 @@ class WatchedReplica(VectorReplica):
         super().__init__(start_M, learning_rate)
         self.book = book
 
-    def snapshot(self, into_M: Vector, visit: Visit | None = None) -> int:
-        updates = super().snapshot(into_M, visit)
+    def snapshot(self, into_M: Vector) -> int:
+        updates = super().snapshot(into_M)
         part = self.book.part()
         part.contributed, part.results_before = into_M.astype(np.float64), self.book.results
         return updates

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from p2ptrain.compute.replica import Vector, Visit
+from p2ptrain.compute.replica import Vector
 from p2ptrain.errors import StateError
 
 
@@ -41,10 +41,8 @@ class VectorReplica:
     def updates(self) -> int:
         return self._updates
 
-    def snapshot(self, into_M: Vector, visit: Visit | None = None) -> int:
+    def snapshot(self, into_M: Vector) -> int:
         np.add(self.live, self.pending, out=into_M)
-        if visit:
-            visit(into_M)
         return self._updates
 
     def add_delta(self, delta_M: Vector) -> Vector:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from p2ptrain.compute.flat import STRETCH, FlatModel, consensus, load_vector, save_model
+from p2ptrain.compute.flat import FlatModel, consensus, load_vector, save_model
 from p2ptrain.errors import StateError
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
@@ -457,12 +457,3 @@ def test_a_model_on_a_gpu_is_the_same_vector():
         flat.take_pending()
     assert model[0].weight.is_cuda
     assert snapshot(flat).tolist() == (before + 1).tolist()
-
-
-def test_a_visitor_of_a_snapshot_sees_every_number_once_and_in_its_place():
-    flat = FlatModel(OneTensor(torch.arange(2 * STRETCH + 5, dtype=torch.float32)))
-    flat.add_delta(np.ones(flat.size, np.float32))
-    into, seen = np.empty(flat.size, np.float32), []
-    flat.snapshot(into, lambda numbers: seen.append(numbers.copy()))
-    np.testing.assert_array_equal(np.concatenate(seen), into)
-    np.testing.assert_array_equal(into, np.arange(1, flat.size + 1, dtype=np.float32))
