@@ -55,7 +55,7 @@ clean:
 	rm -rf $(VENV) build dist runs *.egg-info
 
 .PHONY: chaos
-chaos: $(READY)  ## eight peers through ten bad minutes, and undisturbed: runs/chaos; BACKEND=docker cuts cables too
+chaos: $(READY)  ## eight peers through ten bad minutes, and undisturbed: runs/chaos (BACKEND=docker: in containers)
 	$(BIN)/python -m launcher.bench.chaos --out runs/chaos --backend $(or $(BACKEND),process) --check
 
 # torch goes first and by its exact version: an unpinned torch can drag in gigabytes.

@@ -178,7 +178,9 @@ class _Course:
         began, ended = _began(blow), blow.ended
         edges = [_began(one) for one in self._blows] + [one.ended or began for one in self._blows]
         before_from = max([self._start, began - WINDOW_S, *(t for t in edges if t < began)])
-        over = self._end if ended is None else min(ended, self._end)
+        # What does not end is looked at until something else happens.
+        over = min([self._end, *(t for t in edges if t > began)]) if ended is None else ended
+        over = min(over, self._end)
         after_to = min([self._end, over + WINDOW_S, *(t for t in edges if t > over)])
         before = self._rate(before_from, began)
         return {

@@ -4,6 +4,10 @@ The first peer gets a free port and the others join there. Each has one compute 
 what it printed beside its records, and no standard input. Processes are spawned, never forked, so a
 peer inherits no thread, no lock and no open file of the launcher.
 
+Processes share the network of their machine. Where a scenario cuts it or makes it narrow, every
+peer is reached through a cable (`launcher.backends.cables`), and slices travel by gRPC, which has
+the one port that a cable carries.
+
 Nothing is left behind, in any of the ways in which a launcher can end:
 
 ===============================  ==================================================================
@@ -24,10 +28,13 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
-from launcher.backends import guard
+from launcher.backends import cables, guard
 from launcher.backends.base import Fleet, LaunchError
+from launcher.backends.cables import Cables
 from launcher.backends.lives import RealFleet, last_words, refuse_faults
+from launcher.faults import Blow
 from launcher.outsiders import OUTSIDERS, PRICES
 from launcher.scenario import Scenario
 from p2ptrain.config import RunConfig
@@ -40,8 +47,11 @@ PEER_COMMAND = (sys.executable, "-m", "p2ptrain", "peer", "--config")
 _ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _POLL_S = 0.02
 
-KINDS = ("crash", "pause", "slow", "leave", "join")
-"""The faults that can befall processes, which share a clock and have no network to cut."""
+KINDS = ("crash", "pause", "slow", "throttle", "partition", "leave", "join")
+"""The faults that can befall processes, which share a clock."""
+
+OF_NETWORK = ("throttle", "partition")
+"""Those that need cables."""
 
 
 class ProcessBackend:
@@ -75,10 +85,26 @@ class ProcessBackend:
                 "processes; leave them out, or use --backend docker"
             )
         refuse_faults(scenario, KINDS, "processes of one machine")
+        if _needs_cables(scenario):
+            self._check_cables(scenario)
         if not scenario.gradients:
             raise ConfigError(
                 f"{scenario.name} is to run without gradients, but processes compute what they "
                 "train on; use --backend sim"
+            )
+
+    def _check_cables(self, scenario: Scenario) -> None:
+        """Raises ConfigError where there can be none."""
+        outsiders = [name for name in scenario.algorithms if name in OUTSIDERS]
+        if outsiders:
+            raise ConfigError(
+                f"{scenario.name}: {outsiders[0]} opens connections of its own, which no fault of "
+                "the network can befall; leave it out"
+            )
+        if not cables.can_lay():
+            raise ConfigError(
+                f"{scenario.name}: {' and '.join(OF_NETWORK)} can befall processes only where the "
+                "kernel says whose a connection is (Linux); use --backend docker or sim"
             )
 
     def start(self, scenario: Scenario, configs: Sequence[RunConfig]) -> Fleet:
@@ -106,6 +132,10 @@ class ProcessFleet(RealFleet):
         super().__init__(scenario, configs)
         self._command = tuple(command)
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._cables: Cables | None = None
+        if _needs_cables(scenario):
+            self._cables = Cables([_port(config.listen) for config in configs], self._pids_by_rank)
+            self._configs = _behind(self._cables.addresses, configs)
         self._guard = subprocess.Popen(
             [sys.executable, "-I", "-S", guard.__file__], stdin=subprocess.PIPE, process_group=0
         )
@@ -113,6 +143,9 @@ class ProcessFleet(RealFleet):
     def pids(self) -> Sequence[int]:
         """The process ids of the peers that were started, in order."""
         return [process.pid for _, process in sorted(self._processes.items())]
+
+    def _pids_by_rank(self) -> Mapping[int, int]:
+        return {rank: process.pid for rank, process in list(self._processes.items())}
 
     def stop(self, grace_s: Seconds) -> None:
         """SIGTERM to each that runs; after `grace_s` SIGKILL to the whole group and its guard."""
@@ -122,6 +155,8 @@ class ProcessFleet(RealFleet):
             self._wait(grace_s)
         finally:
             self._kill_group()
+            if self._cables:
+                self._cables.close()
 
     def _start(self, rank: int, file: Path) -> None:
         with file.with_suffix(".log").open("ab") as output:
@@ -143,6 +178,18 @@ class ProcessFleet(RealFleet):
     def _signal(self, rank: int, number: signal.Signals) -> None:
         if self._processes[rank].poll() is None:
             self._processes[rank].send_signal(number)
+
+    def _befall_network(self, blow: Blow, what: Literal["begins", "ends"]) -> None:
+        assert self._cables is not None  # whatever needs them has them
+        match blow.fault.kind, what:
+            case "throttle", "begins":
+                self._cables.throttle(blow.ranks[0], blow.fault.mbit_s)
+            case "throttle", "ends":
+                self._cables.throttle(blow.ranks[0], None)
+            case _, "begins":
+                self._cables.cut_off(blow.ranks)
+            case _:
+                self._cables.heal(blow.ranks)
 
     def _ask_to_leave(self) -> None:
         for rank in self._processes:
@@ -189,6 +236,27 @@ def _with_addresses(configs: Sequence[RunConfig], *, returns: bool) -> list[RunC
             for config, port in zip(configs[1:], others, strict=True)
         ),
     ]
+
+
+def _needs_cables(scenario: Scenario) -> bool:
+    return any(fault.kind in OF_NETWORK for fault in scenario.faults)
+
+
+def _behind(addresses: Sequence[str], configs: Sequence[RunConfig]) -> list[RunConfig]:
+    """Everybody is met at the end of its cable, and at no other port."""
+    return [
+        dataclasses.replace(
+            config,
+            advertise=address,
+            join=tuple(addresses[:1]) if config.join else (),
+            network=dataclasses.replace(config.network, data="grpc"),
+        )
+        for address, config in zip(addresses, configs, strict=True)
+    ]
+
+
+def _port(address: str) -> int:
+    return int(address.rpartition(":")[2])
 
 
 def _free_ports(count: int) -> list[int]:

@@ -1,8 +1,8 @@
 """``make chaos``: does a swarm of real peers survive ten bad minutes, unharmed?
 
 Eight peers train while fifty things befall them, drawn from a seed: they are killed and start again
-under their old name, leave and return, stand still, and, where they are containers, are cut off
-together. Then the same peers train the same number of samples undisturbed. Four claims:
+under their old name, leave and return, stand still, and are cut off, alone or two together. Then
+the same peers train the same number of samples undisturbed. Four claims:
 
 * *nobody hangs*: everybody comes to the end of the run by itself;
 * *nothing is lost that matters*: the loss of the mean of all models, on held-out data, is within
@@ -16,6 +16,7 @@ What comes then befalls one of these three again.
 
 import statistics
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,12 +29,12 @@ from rich.console import Console
 from launcher.backends import load_backend
 from launcher.backends.base import Backend, Fleet
 from launcher.backends.lives import RealFleet
-from launcher.bench.claims import claim, print_claims
-from launcher.collect import Json, write_json
+from launcher.bench.claims import claim, conclude, print_claims, run_bench, write_bench
+from launcher.collect import Json
 from launcher.conditions import FaultConfig, Kind
 from launcher.evaluate import TaskEvaluator
+from launcher.faults import Blow
 from launcher.live import open_display
-from launcher.machine import describe_machine
 from launcher.run import Run
 from launcher.scenario import Scenario
 from p2ptrain.compute.pace import Pace
@@ -42,6 +43,7 @@ from p2ptrain.config import RunConfig, StopConfig
 from p2ptrain.errors import ConfigError
 from p2ptrain.ids import Seconds
 
+KINDS: tuple[Kind, ...] = ("crash", "leave", "pause", "partition")
 PEERS = 8
 MOST_AWAY = 3
 QUIET_S: Seconds = 20.0
@@ -58,24 +60,20 @@ DESCRIPTOR_GROWTH = 16
 """Connections to eight peers come and go: two to each."""
 
 
-def draw_faults(
-    seed: int, count: int, seconds: Seconds, kinds: Sequence[Kind]
-) -> tuple[FaultConfig, ...]:
-    """`count` faults, spread over the run, of kinds that the backend can do."""
+def draw_faults(seed: int, count: int, seconds: Seconds) -> tuple[FaultConfig, ...]:
+    """`count` faults, spread over the run."""
     chance = Random(f"chaos/{seed}")
     room = seconds - QUIET_S - 10.0
     moments = sorted(5.0 + room * chance.random() for _ in range(count))
-    return tuple(_faults(chance, moments, kinds))
+    return tuple(_faults(chance, moments))
 
 
-def _faults(
-    chance: Random, moments: Sequence[Seconds], kinds: Sequence[Kind]
-) -> Iterator[FaultConfig]:
+def _faults(chance: Random, moments: Sequence[Seconds]) -> Iterator[FaultConfig]:
     free_at = [0.0] * PEERS
     for moment in moments:
         free = [rank for rank in range(PEERS) if free_at[rank] <= moment]
         busy = [rank for rank in range(PEERS) if free_at[rank] > moment]
-        kind = chance.choice(kinds)
+        kind = chance.choice(KINDS)
         room = MOST_AWAY - len(busy)
         count = chance.randint(1, min(room, 2)) if kind == "partition" and room > 0 else 1
         ranks = tuple(sorted(chance.sample(free if room > 0 else busy, count)))
@@ -196,7 +194,7 @@ def main(
     out: Annotated[Path, typer.Option(help="Where bench.json and the records go.")] = Path(
         "runs/chaos"
     ),
-    backend: Annotated[str, typer.Option(help="process or docker (partitions too).")] = "process",
+    backend: Annotated[str, typer.Option(help="process or docker.")] = "process",
     seconds: Annotated[float, typer.Option(help="How long the bad time is.")] = 600.0,
     faults: Annotated[int, typer.Option(help="How many things happen in it.")] = 50,
     seed: Annotated[int, typer.Option(help="Of what happens.")] = 1,
@@ -205,23 +203,26 @@ def main(
     """Train eight peers through faults and then without, and compare."""
     if backend == "sim":
         raise ConfigError("chaos is for real peers; `make worlds` is the same in simulated ones")
-    console = Console(highlight=False)
-    kinds: tuple[Kind, ...] = ("crash", "leave", "pause")
-    if backend == "docker":
-        kinds += ("partition",)
-    drawn = draw_faults(seed, faults, seconds, kinds)
+    console, began = Console(highlight=False), time.monotonic()
+    drawn = draw_faults(seed, faults, seconds)
     bad = scenario_of(seed, drawn, StopConfig(seconds=seconds))
     run, stormy, watcher = carry_out(bad, load_backend(backend), backend, out / "bad", console)
     good = replace(scenario_of(seed, (), StopConfig(samples=run.samples)), limit_s=seconds + 300.0)
     _, calm, _ = carry_out(good, load_backend(backend), backend, out / "good", console)
     claims = claims_of(run, stormy, calm, watcher)
-    out.mkdir(parents=True, exist_ok=True)
     rows = [{"name": "bad", **stormy}, {"name": "good", **calm}]
-    write_json(out / "bench.json", {"rows": rows, "claims": claims, "machine": describe_machine()})
+    write_bench(out, rows, claims, began)
+    console.print(what_happened(run.blows))
     print_claims(console, claims)
-    console.print(f"written to {out}")
-    if check and not all(one["holds"] for one in claims):
-        raise typer.Exit(3)
+    conclude(console, out, claims, check=check)
+
+
+def what_happened(blows: Sequence[Blow]) -> str:
+    """How often each kind of fault came, as a sentence."""
+    begun = Counter(blow.fault.kind for blow in blows if blow.began and not blow.missed)
+    missed = sum(blow.missed for blow in blows)
+    kinds = ", ".join(f"{count} x {kind}" for kind, count in sorted(begun.items()))
+    return f"what befell the peers: {kinds}; {missed} found their peer away"
 
 
 def claims_of(run: Run, stormy: Json, calm: Json, watcher: Watcher) -> list[Json]:
@@ -250,4 +251,4 @@ def claims_of(run: Run, stormy: Json, calm: Json, watcher: Watcher) -> list[Json
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_bench(main)

@@ -153,8 +153,10 @@ def faults(histories: Sequence[PeerHistory], blows: Sequence[Json]) -> list[Json
         {
             "number": number,
             "at": round(blow["at_s"], 3),
-            "until": None if blow["until_s"] is None else round(blow["until_s"], 3),
+            "until": None if until is None else round(until, 3),
             "ranks": [ranks[name] for name in blow["peers"]],
         }
         for number, blow in enumerate(blows, start=1)
+        # Whoever came is there from then on: that is no time of trouble to be framed.
+        for until in [blow["at_s"] if blow["kind"] == "join" else blow["until_s"]]
     ]

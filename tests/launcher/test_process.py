@@ -296,11 +296,27 @@ def test_a_slowed_peer_finds_its_factor_in_a_file(lived, tmp_path):
     assert not file.exists()
 
 
-@pytest.mark.parametrize("fault", [{"kind": "throttle", "mbit_s": 1.0}, {"kind": "partition"}])
-def test_faults_of_a_network_are_refused_in_a_sentence(fault):
-    chosen = scenario(faults=(FaultConfig(peers=(0,), at_s=1.0, **fault),))
-    with pytest.raises(ConfigError, match="those that can are crash, pause, slow, leave, join"):
-        ProcessBackend().check(chosen)
+def test_clocks_of_processes_cannot_drift_which_is_said_in_a_sentence():
+    drift = FaultConfig(kind="drift", peers=(0,), at_s=1.0, rate=1.1)
+    with pytest.raises(ConfigError, match="those that can are crash, pause, slow, throttle, part"):
+        ProcessBackend().check(scenario(faults=(drift,)))
+
+
+def test_where_the_network_suffers_everybody_is_met_at_the_end_of_a_cable(lived, tmp_path):
+    run = lived(FaultConfig(kind="partition", peers=(1,), at_s=1.0, for_s=1.0))
+    first, second = (tomllib.loads((tmp_path / f"p0{i}.toml").read_text()) for i in range(2))
+    assert first["advertise"] != first["listen"]
+    assert second["join"] == [first["advertise"]]
+    assert {first["network"]["data"], second["network"]["data"]} == {"grpc"}
+    run.at(1.0)
+    run.at(2.0)
+    assert [blow.ended for blow in run.fleet.blows] == [1002.0]
+
+
+def test_outsiders_have_no_cables_to_cut():
+    partition = FaultConfig(kind="partition", peers=(1,), at_s=1.0)
+    with pytest.raises(ConfigError, match="ddp opens connections of its own"):
+        ProcessBackend().check(scenario(algorithms=("ddp", "ad_psgd"), faults=(partition,)))
 
 
 def test_an_unknown_backend_is_refused_with_those_there_are():
