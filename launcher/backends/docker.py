@@ -113,7 +113,6 @@ class DockerFleet(RealFleet):
         self._looked_at: Seconds | None = None
         self._paused: dict[int, None] = {}
         self._throttled: dict[int, float] = {}
-        self._cut: dict[int, tuple[int, ...]] = {}
         self._is_stopped = False
 
     def create(self) -> None:
