@@ -127,7 +127,7 @@ def costs_of(
         blows: with when they began and ended.
         histories: of the peers, by rank.
         started_at: when the first step began, in Unix seconds.
-        end: when the last one ended.
+        end: until when to look.
     """
     begun = [blow for blow in blows if blow.began is not None and not blow.missed]
     begun = [blow for blow in begun if _began(blow) < end]

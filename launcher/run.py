@@ -77,9 +77,18 @@ class Run:
 
     @property
     def costs(self) -> Json:
-        """What the scenario's faults cost."""
+        """What the scenario's faults cost, until the first peer came to the end of the run.
+
+        Those who came back go on a little longer: a life counts from its own first step.
+        """
         start = self.curve.started_at
-        return costs_of(self.blows, self.histories, start, (start or 0.0) + self.wall_s)
+        ends = [
+            history.steps[-1].at
+            for history, status in zip(self.histories, self.statuses, strict=True)
+            if status.state == "ended" and history.steps
+        ]
+        end = min(ends, default=(start or 0.0) + self.wall_s)
+        return costs_of(self.blows, self.histories, start, end)
 
     def execute(self, backend: Backend, watch: Callable[["Run"], None]) -> None:
         """Start the peers, follow them to their end, and leave none behind.

@@ -206,6 +206,16 @@ def test_the_report_says_what_each_fault_cost_and_marks_it(tmp_path):
     assert mark == {"number": 1, "at": 6.0, "until": None, "ranks": [2]}
 
 
+def test_faults_count_until_the_first_peer_has_ended_its_run(tmp_path):
+    _, finished, _ = generate(tmp_path, 4)
+    run, _ = finished[1]
+    run.blows = [Blow(FaultConfig(kind="crash", peers=(3,), at_s=9.5), (3,), began=UNIX_S + 9.5)]
+    assert len(run.costs["blows"]) == 1
+    first = run.histories[0]
+    first.steps[:] = [step for step in first.steps if step.at < UNIX_S + 9.0]
+    assert run.costs["blows"] == [], "what is slow from then on is slow because peers have ended"
+
+
 def test_words_from_outside_cannot_become_markup(tmp_path):
     chosen, finished, comparison = generate(tmp_path, 2, seconds=4.0)
     comparison["claims"][0]["text"] = "<script>alert(1)</script>"
