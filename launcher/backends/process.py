@@ -132,20 +132,18 @@ class ProcessFleet(RealFleet):
         super().__init__(scenario, configs)
         self._command = tuple(command)
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
-        self._cables: Cables | None = None
-        if _needs_cables(scenario):
-            self._cables = Cables([_port(config.listen) for config in configs], self._pids_by_rank)
-            self._configs = _behind(self._cables.addresses, configs)
         self._guard = subprocess.Popen(
             [sys.executable, "-I", "-S", guard.__file__], stdin=subprocess.PIPE, process_group=0
         )
+        self._cables: Cables | None = None
+        if _needs_cables(scenario):
+            ports = [_port(config.listen) for config in configs]
+            self._cables = Cables(ports, self._guard.pid)
+            self._configs = _behind(self._cables.addresses, configs)
 
     def pids(self) -> Sequence[int]:
         """The process ids of the peers that were started, in order."""
         return [process.pid for _, process in sorted(self._processes.items())]
-
-    def _pids_by_rank(self) -> Mapping[int, int]:
-        return {rank: process.pid for rank, process in list(self._processes.items())}
 
     def stop(self, grace_s: Seconds) -> None:
         """SIGTERM to each that runs; after `grace_s` SIGKILL to the whole group and its guard."""
@@ -168,6 +166,8 @@ class ProcessFleet(RealFleet):
                 env=peer_environment(os.environ),
                 process_group=self._guard.pid,
             )
+        if self._cables:
+            self._cables.belongs(rank, self._processes[rank].pid)
 
     def _exit_code(self, rank: int) -> int | None:
         return self._processes[rank].poll()

@@ -49,7 +49,9 @@ def lay(echo):
     laid = []
 
     def lay_cables(pids):
-        laid.append(Cables([1, echo.port], lambda: pids))
+        laid.append(Cables([1, echo.port], process_group=0))
+        for rank, pid in pids.items():
+            laid[-1].belongs(rank, pid)
         return laid[-1]
 
     yield lay_cables
