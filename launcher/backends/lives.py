@@ -34,6 +34,10 @@ LOOK_S: Seconds = 0.1
 
 TRY_AGAIN_S: Seconds = 1.0
 
+AGREE_S: Seconds = 1.0
+"""Peers of a synchronous algorithm agree on their last step; so long after the seconds of a run are
+over they have."""
+
 
 @dataclasses.dataclass(slots=True)
 class Presence:
@@ -46,6 +50,9 @@ class Presence:
     has_left: bool = False
     again_at: Seconds | None = None
     """When to try again to begin a life."""
+
+    is_late: bool = False
+    """It lives since later than the others: its seconds end later, too, if nobody says so."""
 
 
 class RealFleet(ABC):
@@ -126,6 +133,21 @@ class RealFleet(ABC):
         for rank, presence in enumerate(self._presences):
             if presence.again_at is not None and self.now() >= presence.again_at:
                 self._live(rank)
+        self._end_late_lives(started_at)
+
+    def _end_late_lives(self, started_at: Seconds | None) -> None:
+        """Ask whoever came later to end with the others.
+
+        A peer counts the seconds of a run from its own first step, and how long it takes from its
+        start to there nobody knows before.
+        """
+        for rank, presence in enumerate(self._presences):
+            seconds = self._configs[rank].stop.seconds
+            if not presence.is_late or seconds is None or started_at is None:
+                continue
+            if time.time() >= started_at + seconds + AGREE_S and self._is_there(rank):
+                presence.is_late = False
+                self._signal(rank, signal.SIGTERM)
 
     def facts(self) -> dict[str, Any]:  # Any: JSON
         """Nothing beyond what all backends say."""
@@ -166,6 +188,7 @@ class RealFleet(ABC):
         config = dataclasses.replace(config, out=self._where(file.parent))
         file.write_text(to_toml(config), encoding="utf-8")
         presence.lives += 1
+        presence.is_late = self._started_at is not None
         presence.is_away, presence.has_left, presence.again_at = False, False, None
         self._start(rank, file)
 

@@ -67,10 +67,13 @@ function lineChart(figure, chart) {
   const y = v => H - bottom - scale(v) * (H - top - bottom);
   const yTicks = logarithmic ? logTicks(low, high) : ticks(low, high, 5);
   let svg = "";
+  const marks = [];  // faults that begin at one place share their mark
   for (const f of chart.faults || []) {
-    const from = x(f.at), to = x(Math.min(xHigh, f.until ?? f.at));
-    svg += `<rect x="${from}" y="${top}" width="${Math.max(1, to - from)}" height="${H - bottom - top}" fill="${FAULT}" fill-opacity="${(f.until ?? f.at) === f.at ? 0.6 : 0.13}"/><text class="soft" x="${from + 2}" y="${top + 9}">${f.number}</text>`;
+    const from = x(f.at), to = x(Math.min(xHigh, f.until ?? f.at)), last = marks[marks.length - 1];
+    svg += `<rect x="${from}" y="${top}" width="${Math.max(1, to - from)}" height="${H - bottom - top}" fill="${FAULT}" fill-opacity="${(f.until ?? f.at) === f.at ? 0.6 : 0.13}"/>`;
+    if (last && from - last.x < 12) last.numbers.push(f.number); else marks.push({ x: from, numbers: [f.number] });
   }
+  for (const mark of marks) svg += `<text class="soft" x="${mark.x + 2}" y="${top + 9}">${mark.numbers.join(", ")}</text>`;
   for (const v of yTicks) svg += `<line x1="${left}" x2="${W - right}" y1="${y(v)}" y2="${y(v)}" stroke="${LINE}"/><text class="soft" x="${left - 8}" y="${y(v) + 4}" text-anchor="end">${short(v)}</text>`;
   for (const v of ticks(0, xHigh, 6)) svg += `<line x1="${x(v)}" x2="${x(v)}" y1="${H - bottom}" y2="${H - bottom + 4}" stroke="${SOFT}"/><text class="soft" x="${x(v)}" y="${H - bottom + 18}" text-anchor="middle">${short(v)}</text>`;
   svg += `<line x1="${left}" x2="${W - right}" y1="${H - bottom}" y2="${H - bottom}" stroke="#9aa1aa"/>`;

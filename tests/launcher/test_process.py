@@ -7,6 +7,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from launcher.backends.lives import last_words
 from launcher.backends.process import ProcessBackend, peer_environment
 from launcher.conditions import FaultConfig
 from launcher.records import PeerHistory, Step
-from p2ptrain.config import RunConfig
+from p2ptrain.config import RunConfig, StopConfig
 from p2ptrain.errors import ConfigError
 from tests.launcher.fakes import scenario
 
@@ -198,11 +199,13 @@ def test_a_scenario_pauses_and_kills_processes_when_they_have_come_far_enough(
 class Lives:
     """A fleet of fakes that wait, with faults, and a wall clock that the test turns."""
 
-    def __init__(self, folder, *faults, behaviour="polite", peers=2):
+    def __init__(self, folder, *faults, behaviour="polite", peers=2, seconds=None):
         self.folder = folder
         self.names = [f"p{rank:02}" for rank in range(peers)]
         chosen = scenario(peers=peers, faults=faults)
-        self.fleet = ProcessBackend(FAKE_PEER).start(chosen, configs(folder, *[behaviour] * peers))
+        stop = StopConfig(seconds=seconds)
+        each = [replace(one, stop=stop) for one in configs(folder, *[behaviour] * peers)]
+        self.fleet = ProcessBackend(FAKE_PEER).start(chosen, each)
         self.histories = [PeerHistory(folder, name) for name in self.names]
 
     def at(self, now: float):
@@ -283,6 +286,18 @@ def test_one_that_nobody_lets_in_again_tries_again(lived, monkeypatch):
     until(lambda: not is_alive(first) and states(run.fleet) == ["running", "running"])
     run.at(2.0)
     assert run.fleet.pids()[1] != first
+
+
+def test_who_came_back_is_asked_to_end_with_the_others(lived):
+    run = lived(FaultConfig(kind="crash", peers=(1,), at_s=1.0, for_s=1.0), seconds=5.0)
+    until(lambda: run.listens(1))
+    run.at(1.0)
+    run.at(2.0)
+    until(lambda: run.listens(1))
+    run.at(5.5)
+    assert states(run.fleet) == ["running", "running"], "those who average together agree first"
+    run.at(6.0)
+    until(lambda: states(run.fleet) == ["running", "ended"])
 
 
 def test_a_slowed_peer_finds_its_factor_in_a_file(lived, tmp_path):
