@@ -10,6 +10,7 @@ import pytest
 from launcher.backends.base import Fleet
 from launcher.backends.process import ProcessBackend
 from launcher.collect import Json
+from launcher.conditions import FaultConfig
 from launcher.evaluate import TaskEvaluator
 from launcher.run import Run
 from launcher.scenario import Scenario
@@ -95,3 +96,31 @@ def test_the_last_of_two_finishes_alone(tmp_path):
     run, summary = train(tmp_path, "allreduce", peers=2, victim=0)
     assert [status.state for status in run.statuses] == ["lost", "ended"]
     assert summary["samples"] >= 32 * 25 * 2
+
+
+def test_who_is_cut_off_trains_alone_and_meets_the_others_again(tmp_path):
+    scenario = Scenario(
+        name="test",
+        peers=3,
+        algorithms=("ad_psgd",),
+        pace=Pace(min_step_ms=100),
+        stop=StopConfig(seconds=15.0),
+        faults=(
+            FaultConfig(kind="throttle", peers=(0,), at_s=1.0, for_s=1.0, mbit_s=50.0),
+            FaultConfig(kind="partition", peers=(2,), at_s=3.0, for_s=4.0),
+            FaultConfig(kind="crash", peers=(1,), at_s=8.0, for_s=0.5),
+        ),
+        limit_s=240,
+    )
+    run = Run(scenario, "ad_psgd", tmp_path, TaskEvaluator("digits", 0))
+    run.execute(ProcessBackend(), lambda run: None)
+    assert [status.state for status in run.statuses] == ["ended"] * 3, run.notes
+    (cut,) = [blow for blow in run.blows if blow.fault.kind == "partition"]
+    attempts = [(one.at, one.outcome) for one in run.histories[2].attempts]
+    # Whatever was on its way when the cable was cut may still have been answered before.
+    apart = [o for at, o in attempts if cut.began + 0.5 < at < cut.ended]
+    after = [o for at, o in attempts if at > cut.ended]
+    assert "done" not in apart
+    assert "done" in after
+    steps = [step.at for step in run.histories[2].steps]
+    assert sum(cut.began < at < cut.ended for at in steps) > 20, "it went on by itself"
