@@ -291,7 +291,9 @@ def test_one_that_nobody_lets_in_again_tries_again(lived, monkeypatch):
 def test_who_came_back_is_asked_to_end_with_the_others(lived):
     run = lived(FaultConfig(kind="crash", peers=(1,), at_s=1.0, for_s=1.0), seconds=5.0)
     until(lambda: run.listens(1))
+    first = run.fleet.pids()[1]
     run.at(1.0)
+    until(lambda: not is_alive(first))
     run.at(2.0)
     until(lambda: run.listens(1))
     run.at(5.5)
