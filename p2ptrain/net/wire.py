@@ -53,6 +53,8 @@ class Hello:
     model: str
     model_size: int
     me: m.Member
+    codec: str = ""
+    """How models travel; whoever has no model does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -469,6 +471,7 @@ def _hello_to_pb(hello: Hello) -> Any:  # Any: a generated class
         model=hello.model,
         model_size=hello.model_size,
         self=_member_to_pb(hello.me),
+        codec=hello.codec,
     )
 
 
@@ -479,6 +482,7 @@ def _hello(p: Any) -> Hello:  # Any: a generated class
         _text(p.model, MAX_NAME),
         _number(p.model_size),
         _member(p.self),
+        _text(p.codec, MAX_NAME),
     )
 
 

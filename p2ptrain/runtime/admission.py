@@ -1,4 +1,7 @@
-"""Who may join: version, algorithm, model, name and address are checked, and refused in words."""
+"""Who may join: version, algorithm, model, codec, name and address are checked.
+
+Whoever may not is told why, in words.
+"""
 
 import asyncio
 import functools
@@ -25,9 +28,9 @@ ASK_S: Seconds = 5.0
 
 
 @functools.cache  # it is said with every message
-def swarm_digest(algorithm: str, fingerprint: str) -> str:
+def swarm_digest(algorithm: str, fingerprint: str, codec: str) -> str:
     """Names what must agree among peers that talk to each other."""
-    text = f"{PROTOCOL_MAJOR}/{algorithm}/{fingerprint}"
+    text = f"{PROTOCOL_MAJOR}/{algorithm}/{fingerprint}/{codec}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -82,6 +85,11 @@ def objection(me: PeerId, ours: Hello, theirs: Hello) -> str:
         return (
             f"{peer} trains a model of {theirs.model_size:,} numbers ({theirs.model}) "
             f"and this swarm one of {ours.model_size:,} ({ours.model}); use the same model"
+        )
+    if theirs.codec != ours.codec:
+        return (
+            f"{peer} sends models as {theirs.codec!r} and this swarm as {ours.codec!r}; "
+            f'start it with codec = "{ours.codec}" under [exchange]'
         )
     return ""
 

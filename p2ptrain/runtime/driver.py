@@ -95,7 +95,8 @@ class Driver:
         self._incarnation = incarnation
         self._link_mbit = exchange.link_mbit
         self._algorithm_name = algorithm_name
-        self.digest = swarm_digest(algorithm_name, replica.fingerprint)
+        self._codec = exchange.codec
+        self.digest = swarm_digest(algorithm_name, replica.fingerprint, exchange.codec)
         self._transport = transport
         self._protocol = protocol
         self._clock = clock
@@ -443,6 +444,7 @@ class Driver:
             self.replica.fingerprint,
             self.replica.model_size,
             self.me,
+            self._codec,
         )
 
     # --- small things -----------------------------------------------------------------------------

@@ -101,6 +101,7 @@ hellos = st.builds(
     digests,
     numbers,
     members,
+    st.sampled_from(["", "fp32", "int8"]),
 )
 welcomes = st.builds(
     Welcome,
@@ -246,7 +247,7 @@ def test_valid_protobuf_with_hostile_values_decodes_or_is_refused(data):
         pb.Envelope(source="a", begin=pb.Begin(ticket=ticket, members=everyone)),
         pb.Envelope(source="a", busy=pb.Busy(ticket=ticket, reason=text())),
         pb.Envelope(source="a", catch_up=pb.CatchUp(version=number(), donor=text(), line=number())),
-        pb.Hello(algorithm=text(), model=text(), model_size=number(), self=member),
+        pb.Hello(algorithm=text(), model=text(), model_size=number(), self=member, codec=text()),
         pb.Welcome(refusal=text(), members=[member]),
         pb.Slice(average=pb.AverageOpening(sender=text(), ticket=ticket, swarm=text())),
         pb.Slice(state=pb.StateOpening(sender=text(), version=number())),

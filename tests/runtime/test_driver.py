@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -52,7 +53,7 @@ class Stranger:
         pass
 
     def handle_identify(self) -> Hello:
-        return Hello((1, 0), "ad_psgd", "vector-8", 8, self.me)
+        return Hello((1, 0), "ad_psgd", "vector-8", 8, self.me, "fp32")
 
 
 def average(peer: SimPeer, ticket: Ticket, swarm: str | None = None) -> AverageOpening:
@@ -405,14 +406,17 @@ async def test_silent_hosts_share_the_time_and_the_one_that_answers_lets_us_in()
             r"a model of 8 numbers \(other\) and this swarm one of 8 \(vector-8\)",
         ),
         ({"model_size": 9}, r"a model of 9 numbers \(vector-8\) and this swarm one of 8"),
+        (
+            {"codec": "int8"},
+            r"s sends models as 'int8' and this swarm as 'fp32'; start it with codec = \"fp32\"",
+        ),
     ],
 )
 async def test_who_does_not_fit_is_refused_with_both_values(change, says):
     world, a, _ = await pair()
     stranger = await Stranger(world).start()
-    values = {"protocol": (1, 0), "algorithm": "ad_psgd", "model": "vector-8", "model_size": 8}
-    values |= change
-    welcome = await stranger.transport.join(a.address, Hello(me=stranger.me, **values), 5.0)
+    hello = replace(stranger.handle_identify(), **change)
+    welcome = await stranger.transport.join(a.address, hello, 5.0)
     assert welcome.members == ()
     with pytest.raises(RefusedError, match=says):
         raise RefusedError(welcome.refusal)
@@ -423,7 +427,7 @@ async def test_who_advertises_the_address_of_another_is_refused():
     world, a, b = await pair()
     stranger = await Stranger(world).start()
     me = Member(peer=PeerId("s"), address=b.address, incarnation=1)
-    hello = Hello((1, 0), "ad_psgd", "vector-8", 8, me)
+    hello = replace(stranger.handle_identify(), me=me)
     welcome = await stranger.transport.join(a.address, hello, 5.0)
     assert welcome.refusal.startswith(f"at {b.address} is b, not s")
     await world.close()

@@ -23,20 +23,22 @@ class Nothing(_message.Message):
     def __init__(self) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_major", "protocol_minor", "algorithm", "model", "model_size", "self")
+    __slots__ = ("protocol_major", "protocol_minor", "algorithm", "model", "model_size", "self", "codec")
     PROTOCOL_MAJOR_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_MINOR_FIELD_NUMBER: _ClassVar[int]
     ALGORITHM_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MODEL_SIZE_FIELD_NUMBER: _ClassVar[int]
     SELF_FIELD_NUMBER: _ClassVar[int]
+    CODEC_FIELD_NUMBER: _ClassVar[int]
     protocol_major: int
     protocol_minor: int
     algorithm: str
     model: str
     model_size: int
     self: Member
-    def __init__(self_, protocol_major: _Optional[int] = ..., protocol_minor: _Optional[int] = ..., algorithm: _Optional[str] = ..., model: _Optional[str] = ..., model_size: _Optional[int] = ..., self: _Optional[_Union[Member, _Mapping]] = ...) -> None: ...
+    codec: str
+    def __init__(self_, protocol_major: _Optional[int] = ..., protocol_minor: _Optional[int] = ..., algorithm: _Optional[str] = ..., model: _Optional[str] = ..., model_size: _Optional[int] = ..., self: _Optional[_Union[Member, _Mapping]] = ..., codec: _Optional[str] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("refusal", "members")
