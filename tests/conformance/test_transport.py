@@ -8,20 +8,35 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from p2ptrain.compute.codec import load_codec
 from p2ptrain.core.messages import Arrive, Member
 from p2ptrain.errors import RefusedError, TransportError
-from p2ptrain.ids import Address, PeerId
+from p2ptrain.ids import Address, PeerId, Ticket
 from p2ptrain.net.grpc_config import GrpcConfig
 from p2ptrain.net.grpc_transport import GrpcTransport
 from p2ptrain.net.transport import SliceStream, Transport
-from p2ptrain.net.wire import MAX_SLICE_BYTES, Envelope, Hello, Opening, StateOpening, Welcome
+from p2ptrain.net.wire import (
+    MAX_SLICE_BYTES,
+    AverageOpening,
+    Envelope,
+    Hello,
+    Opening,
+    StateOpening,
+    Welcome,
+)
+from p2ptrain.runtime.exchange import Exchange
 from p2ptrain.sim.network import SimNetwork
+from p2ptrain.vectors import Vector
 from tests.helpers.tls import make_swarm
 
 OPENING = StateOpening("swarm", PeerId("caller"), 7)
 NOBODY = {"sim": Address("sim:9999")}
+LARGE, SMALL = 16 << 20, 1 << 20
+"""Numbers of vectors: one that does not fit in between, and one that does not take long."""
+
 SOON_S = 0.2
 """Long enough for a message to cross; nothing that is expected waits for it."""
 
@@ -175,6 +190,72 @@ async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(10):
         while not condition():  # noqa: ASYNC110 - what is waited for does not know us
             await asyncio.sleep(0.005)
+
+
+class Averager:
+    """A peer that is in several averages at once, each of a pair."""
+
+    def __init__(self, name: str) -> None:
+        self.name = PeerId(name)
+        self.exchanges: dict[int, Exchange] = {}
+        self.may_read = asyncio.Event()
+        self.may_read.set()
+
+    async def start(self, net: Net) -> None:
+        self._transport, handler = await net.start(self.name, self._serve)
+        self.address = handler.address
+
+    def average(
+        self, number: int, other: "Averager", contributed_V: np.ndarray
+    ) -> asyncio.Task[Vector]:
+        """Start to average with `other`; both call it."""
+        vector_V = self._transport.vector(len(contributed_V))
+        vector_V[:] = contributed_V
+        self.exchanges[number] = Exchange(
+            self.name,
+            Ticket(PeerId("a"), 1, number),
+            tuple(sorted((self.name, other.name))),
+            vector_V,
+            delta=False,
+            codec=load_codec("fp32"),
+            slice_size=1 << 18,
+            lend=self._transport.vector,
+            lend_slot=lambda size: np.empty(size, np.float32),
+            offload=inline,
+            swarm="swarm",
+            clock=asyncio.get_running_loop().time,
+        )
+        return asyncio.create_task(self._run(self.exchanges[number], other))
+
+    async def _run(self, exchange: Exchange, other: "Averager") -> Vector:
+        async def open_stream(peer: PeerId, opening: Opening) -> SliceStream:
+            stream = await self._transport.open(other.address, opening)
+            return Stalled(stream, self.may_read)
+
+        await exchange.run(open_stream)
+        return exchange.vector_V
+
+    async def _serve(self, opening: Opening, stream: SliceStream) -> None:
+        assert isinstance(opening, AverageOpening)
+        await self.exchanges[opening.ticket.number].accept(opening, Stalled(stream, self.may_read))
+
+
+class Stalled:
+    """A stream whose owner reads nothing before it may."""
+
+    def __init__(self, stream: SliceStream, may_read: asyncio.Event) -> None:
+        self._stream, self._may_read = stream, may_read
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._stream, name)
+
+    async def receive(self, into: memoryview | None = None) -> memoryview | None:
+        await self._may_read.wait()
+        return await self._stream.receive(into)
+
+
+async def inline(function: Callable[[], object]) -> object:
+    return function()
 
 
 def message(number: int) -> Envelope:
@@ -518,6 +599,29 @@ class TransportContract:
         stuck.abort("enough")
         await flooding
         assert at_a.broken == []
+
+    async def test_a_stalled_receiver_stalls_only_its_own_group(self, net):
+        """Whole averages: b opens its stream and sends, and reads nothing before it may."""
+        a, b, c = averagers = [Averager(name) for name in "abc"]
+        for peer in averagers:
+            await peer.start(net)
+        b.may_read.clear()
+        stalled = [a.average(1, b, np.full(LARGE, 1.0)), b.average(1, a, np.full(LARGE, 3.0))]
+        number, sent_before = 1, -1
+        while (sent_bytes := a.exchanges[1].sent_bytes) > sent_before:  # until all between is full
+            number, sent_before = number + 1, sent_bytes
+            ours, theirs = np.full(SMALL, 1.0), np.full(SMALL, -1.0)
+            for mean_V in await asyncio.gather(
+                a.average(number, c, ours), c.average(number, a, theirs)
+            ):
+                assert not mean_V.any()
+        assert not any(average.done() for average in stalled)
+        assert b.exchanges[1].received_bytes == 0
+        if net.kind != "memory":  # nothing is copied there: b would read a's own vector
+            assert 0 < sent_bytes < 3 * LARGE, "slices pile up in front of b"  # of 4 * LARGE
+        b.may_read.set()
+        for mean_V in await asyncio.gather(*stalled):
+            assert (mean_V == 2).all()
 
     async def test_many_streams_at_once_keep_apart(self, net):
         a, _ = await net.start("a")
