@@ -1,4 +1,4 @@
-"""How benchmarks end: what they claim, in the form of `launcher.compare`, written and printed."""
+"""What all benchmarks do alike: choose what to run, claim as in `launcher.compare`, write, end."""
 
 import sys
 import time
@@ -12,8 +12,17 @@ from rich.text import Text
 
 from launcher.collect import Json, write_json
 from launcher.machine import describe_machine
-from p2ptrain.errors import P2PTrainError
+from p2ptrain.errors import ConfigError, P2PTrainError
 from p2ptrain.ids import Seconds
+
+
+def some_of(option: str, text: str, known: Sequence[str]) -> list[str]:
+    """The words of `text`, between commas. Raises ConfigError if one of them is not `known`."""
+    words = [word.strip() for word in text.split(",")]
+    for word in words:
+        if word not in known:
+            raise ConfigError(f"{option} has no {word!r}; there are: {', '.join(known)}")
+    return words
 
 
 def claim(

@@ -44,7 +44,7 @@ from rich.table import Table
 from launcher.bench import beside
 from launcher.bench.beside import Beside
 from launcher.bench.cable import Cable, laid
-from launcher.bench.claims import claim, conclude, print_claims, run_bench, write_bench
+from launcher.bench.claims import claim, conclude, print_claims, run_bench, some_of, write_bench
 from launcher.bench.namespaces import Home, end_on_sigterm, may_be_made
 from launcher.bench.systems import average
 from launcher.collect import Json
@@ -52,7 +52,6 @@ from launcher.plot import FAINT, INK
 from p2ptrain.averaging.base import load_algorithm
 from p2ptrain.compute.torch_replica import TorchReplica
 from p2ptrain.core.peer_machine import ProtocolConfig
-from p2ptrain.errors import ConfigError
 from p2ptrain.ids import Address, PeerId, Seconds
 from p2ptrain.net.grpc_config import GrpcConfig
 from p2ptrain.net.grpc_transport import GrpcTransport
@@ -378,15 +377,6 @@ def _draw(axes: Axes, rounds: Sequence[Round]) -> None:
     axes.legend(frameon=False, fontsize=9)
 
 
-def _chosen(option: str, text: str, known: Sequence[str]) -> list[str]:
-    """Raises ConfigError."""
-    words = [word.strip() for word in text.split(",")]
-    for word in words:
-        if word not in known:
-            raise ConfigError(f"{option} {word!r}: there is none; there are: {', '.join(known)}")
-    return words
-
-
 def main(
     ways: Annotated[str, typer.Option(help="How slices travel, where one dies.")] = ",".join(WAYS),
     faults: Annotated[
@@ -403,13 +393,13 @@ def main(
     """Measure what a peer that dies in the middle of an average, or is slow, costs the others."""
     console, began = Console(), time.monotonic()
     end_on_sigterm()
-    by_way = _chosen("--ways", ways, WAYS)
+    by_way = some_of("--ways", ways, WAYS)
     may = [fault for fault in FAULTS if fault != CUT or may_be_made()]
-    kinds = _chosen("--faults", faults, FAULTS) if faults else may
+    kinds = some_of("--faults", faults, FAULTS) if faults else may
     deaths = [kind for kind in kinds if kind != SLOW]
     if not faults and CUT not in may:
         console.print("nobody is cut off: that takes root", style="dim")
-    by_algorithm = _chosen("--algorithms", algorithms, beside.ALGORITHMS) if SLOW in kinds else []
+    by_algorithm = some_of("--algorithms", algorithms, beside.ALGORITHMS) if SLOW in kinds else []
     with Progress(console=console, transient=True) as progress:
         cases = sum(is_possible(*case) for case in product(by_way, deaths))
         total = rounds * (cases + len(by_algorithm))

@@ -26,12 +26,11 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from launcher.bench.claims import claim, conclude, print_claims, run_bench, write_bench
+from launcher.bench.claims import claim, conclude, print_claims, run_bench, some_of, write_bench
 from launcher.bench.namespaces import Home, do, end_on_sigterm, made
 from launcher.bench.systems import Place, Round, p2ptrain, run
 from launcher.collect import Json
 from p2ptrain.compute.codec import load_codec
-from p2ptrain.errors import ConfigError
 from p2ptrain.ids import Seconds
 
 ROUNDS = 5
@@ -174,15 +173,6 @@ def print_rows(console: Console, rows: Sequence[Row], mbit: int) -> None:
     console.print(table)
 
 
-def _some_of(option: str, text: str, known: Sequence[str]) -> list[str]:
-    """Raises ConfigError."""
-    words = [word.strip() for word in text.split(",")]
-    for word in words:
-        if word not in known:
-            raise ConfigError(f"{option} has no {word!r}; there are: {', '.join(known)}")
-    return words
-
-
 def main(
     megabytes: Annotated[int, typer.Option(help="Size of the vector.", min=1)] = 100,
     mbit: Annotated[int, typer.Option(help="Speed of the link.", min=1)] = 1000,
@@ -195,7 +185,7 @@ def main(
     console, began = Console(), time.monotonic()
     end_on_sigterm()
     chosen = [load_codec(name.strip()).name for name in codecs.split(",")]
-    rows = measure(console, _some_of("--ways", ways, WAYS), chosen, megabytes, mbit)
+    rows = measure(console, some_of("--ways", ways, WAYS), chosen, megabytes, mbit)
     claims = claims_of(rows, mbit)
     write_bench(out, [asdict(row) for row in rows], claims, began, link_mbit=mbit)
     print_rows(console, rows, mbit)

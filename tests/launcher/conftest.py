@@ -1,9 +1,14 @@
-"""Typing commands, for all tests of the launcher."""
+"""Typing commands and looking at what comes of them, for all tests of the launcher."""
 
 import signal
 import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
+from rich.console import Console
 
 from launcher.cli import main
 
@@ -30,3 +35,17 @@ def p2plab(own_signals, monkeypatch, capfd):
         return caught.value.code, out, err
 
     return type_command
+
+
+@pytest.fixture
+def shown(tmp_path: Path) -> Callable[[ModuleType, Sequence[Any]], str]:
+    """What a benchmark prints of its rows and claims; its picture is drawn as well."""
+
+    def show(bench: ModuleType, rows: Sequence[Any]) -> str:
+        bench.plot(tmp_path / "picture.png", rows)
+        assert (tmp_path / "picture.png").stat().st_size > 10_000
+        console = Console(record=True, width=120)
+        bench.print_figures(console, rows, bench.claims_of(rows))
+        return console.export_text()
+
+    return show

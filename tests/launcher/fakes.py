@@ -1,7 +1,13 @@
-"""Stand-ins: records written by hand, an evaluator without a model, a fleet without processes."""
+"""Stand-ins: records written by hand, an evaluator without a model, a fleet without processes.
 
+And a launcher that is killed.
+"""
+
+import contextlib
 import json
-from collections.abc import Callable, Sequence
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -178,3 +184,27 @@ def claim(**changes) -> Claim:
         "at_least": 2.0,
     }
     return Claim(**{**defaults, **changes})
+
+
+@contextlib.contextmanager
+def doomed_launcher(program: str, folder: Path) -> Iterator[str]:
+    """Run `program`, which knows `folder`, in a process of its own, killed (SIGKILL) at the end.
+
+    Yields the line that it prints.
+    """
+    program = (
+        "import sys, time\n"
+        "from pathlib import Path\n"
+        "folder = Path(sys.argv[1])\n"
+        f"{program}"
+        "time.sleep(60)\n"
+    )
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", program, str(folder)], stdout=subprocess.PIPE, text=True
+    )
+    assert launcher.stdout is not None
+    with launcher, launcher.stdout:
+        try:
+            yield launcher.stdout.readline().strip()
+        finally:
+            launcher.kill()

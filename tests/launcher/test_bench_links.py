@@ -9,7 +9,8 @@ import pytest
 from rich.console import Console
 
 from launcher.bench import links
-from launcher.bench.links import Home, Row, claims_of, linked, print_rows, row_of
+from launcher.bench.claims import some_of
+from launcher.bench.links import WAYS, Home, Row, claims_of, linked, print_rows, row_of
 from launcher.bench.systems import Round
 from p2ptrain.errors import ConfigError
 
@@ -48,6 +49,12 @@ def test_rows_are_printed_beside_float32():
     text = console.export_text()
     assert "0.55" in text
     assert "100 MB, grpc, int8" in text
+
+
+def test_what_a_benchmark_does_not_have_is_refused_beside_what_it_has():
+    assert some_of("--ways", "grpc, sockets", WAYS) == ["grpc", "sockets"]
+    with pytest.raises(ConfigError, match=r"^--ways has no 'tcp'; there are: sockets, grpc$"):
+        some_of("--ways", "grpc,tcp", WAYS)
 
 
 def namespaces() -> list[str]:

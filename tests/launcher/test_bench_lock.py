@@ -1,13 +1,12 @@
 """The benchmark of choosing someone free, on a small scale."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-from rich.console import Console
 
+from launcher.bench import lock_figures
 from launcher.bench.lock import Span, figures_of, measure, spans_of
-from launcher.bench.lock_figures import Figures, claims_of, plot, print_figures
+from launcher.bench.lock_figures import Figures, claims_of
 from p2ptrain.ids import PeerId
 from p2ptrain.sim.loop import run
 
@@ -77,12 +76,8 @@ def test_with_loss_the_only_claim_is_that_nobody_idles_for_a_lease():
     assert not claims_of([replace(GOOD, loss=0.05, wait_longest_s=25.0)])[0]["holds"]
 
 
-def test_the_picture_and_the_table_show_every_world(tmp_path: Path):
+def test_the_picture_and_the_table_show_every_world(shown):
     rows = [replace(GOOD, size=size, loss=loss) for size in (2, 8) for loss in (0.0, 0.05)]
-    plot(tmp_path / "bench-lock.png", rows)
-    assert (tmp_path / "bench-lock.png").stat().st_size > 10_000
-    console = Console(record=True, width=80)
-    print_figures(console, rows, claims_of(rows))
-    text = console.export_text()
+    text = shown(lock_figures, rows)
     for row in rows:
         assert row.name in text

@@ -3,10 +3,9 @@
 from dataclasses import replace
 
 import pytest
-from rich.console import Console
 
 from launcher.bench import membership
-from launcher.bench.membership import Figures, claims_of, measure, plot, print_figures
+from launcher.bench.membership import Figures, claims_of, measure
 from p2ptrain.core.membership import MembershipConfig
 from p2ptrain.sim.loop import run
 
@@ -45,10 +44,6 @@ def test_what_has_to_hold_is_claimed_and_what_does_not_is_said():
         assert [claim["holds"] for claim in claims].count(False) == 1
 
 
-def test_figures_become_a_table_and_a_picture(tmp_path):
+def test_figures_become_a_table_and_a_picture(shown):
     rows = [replace(ROW, peers=8), replace(ROW, peers=64), ROW]
-    console = Console(record=True, width=120)
-    print_figures(console, rows, claims_of(rows))
-    assert "1,024 peers" in console.export_text()
-    plot(tmp_path / "picture.png", rows)
-    assert (tmp_path / "picture.png").stat().st_size > 10_000
+    assert "1,024 peers" in shown(membership, rows)

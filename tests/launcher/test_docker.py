@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 
 import pytest
 
@@ -21,7 +20,7 @@ from launcher.scenario import peer_names
 from p2ptrain.compute.pace import Pace
 from p2ptrain.config import StopConfig
 from p2ptrain.errors import ConfigError
-from tests.launcher.fakes import FakeEvaluator, scenario
+from tests.launcher.fakes import FakeEvaluator, doomed_launcher, scenario
 
 TROUBLE = engine_trouble()
 needs_engine = pytest.mark.skipif(bool(TROUBLE), reason=TROUBLE or "an engine answers")
@@ -120,22 +119,13 @@ def test_containers_train_suffer_and_leave_nothing_behind(tmp_path):
 @needs_engine
 def test_after_kill_9_of_the_launcher_clean_removes_what_is_left(tmp_path):
     text = (
-        "import sys, time\n"
-        "from pathlib import Path\n"
         "from launcher.backends.docker import DockerBackend\n"
         "from tests.launcher.fakes import scenario\n"
-        "folder = Path(sys.argv[1])\n"
         "chosen = scenario(peers=2)\n"
         "DockerBackend().start(chosen, chosen.configs('ad_psgd', folder))\n"
         "print('started', flush=True)\n"
-        "time.sleep(60)\n"
     )
-    launcher = subprocess.Popen(
-        [sys.executable, "-c", text, str(tmp_path)], stdout=subprocess.PIPE, text=True
-    )
-    assert launcher.stdout is not None
-    with launcher, launcher.stdout:
-        assert launcher.stdout.readline() == "started\n"
-        launcher.kill()
+    with doomed_launcher(text, tmp_path) as said:
+        assert said == "started"
     assert len(clean()) == 3, "two containers and their network"
     assert everything_of_ours() == ""

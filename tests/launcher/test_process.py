@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 import time
 import tomllib
@@ -19,7 +18,7 @@ from launcher.conditions import FaultConfig
 from launcher.records import PeerHistory, Step
 from p2ptrain.config import RunConfig, StopConfig
 from p2ptrain.errors import ConfigError
-from tests.launcher.fakes import scenario
+from tests.launcher.fakes import doomed_launcher, scenario
 
 pytestmark = pytest.mark.sockets
 
@@ -118,24 +117,16 @@ def test_stop_leaves_nothing_behind_whoever_does_not_listen(start, tmp_path):
 
 def test_a_launcher_that_is_killed_leaves_no_peer_behind(tmp_path):
     text = (
-        "import sys, time\n"
-        "from pathlib import Path\n"
         "from launcher.backends.process import ProcessBackend\n"
         "from tests.launcher.test_process import FAKE_PEER, configs, scenario\n"
-        "peers = configs(Path(sys.argv[1]), 'polite', 'sleep')\n"
+        "peers = configs(folder, 'polite', 'sleep')\n"
         "fleet = ProcessBackend(FAKE_PEER).start(scenario(), peers)\n"
         "print(*fleet.pids(), flush=True)\n"
-        "time.sleep(60)\n"
     )
-    launcher = subprocess.Popen(
-        [sys.executable, "-c", text, str(tmp_path)], stdout=subprocess.PIPE, text=True
-    )
-    assert launcher.stdout is not None
-    with launcher, launcher.stdout:
-        pids = [int(pid) for pid in launcher.stdout.readline().split()]
+    with doomed_launcher(text, tmp_path) as said:
+        pids = [int(pid) for pid in said.split()]
         assert len(pids) == 2
         assert all(is_alive(pid) for pid in pids)
-        launcher.kill()
     until(lambda: not any(is_alive(pid) for pid in pids))
 
 
