@@ -27,6 +27,7 @@ from p2ptrain.net._pb import peer_pb2 as pb
 
 PROTOCOL_MAJOR = 1
 PROTOCOL_MINOR = 0
+"""When they move is said in ``protos/p2ptrain/v1/peer.proto``."""
 
 MAX_NAME = 128
 MAX_REASON = 300
