@@ -184,7 +184,7 @@ def print_figures(console: Console, rows: list[Figures], claims: list[Json]) -> 
     for row in rows:
         table.add_row(
             row.name,
-            f"{row.join_s:.2f}",
+            f"{row.join_s:.3f}",
             f"{row.death_s:.2f}",
             f"{row.vanished_s:.2f}",
             f"{row.bytes_per_s:,.0f}",
