@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from p2ptrain.averaging.base import known_algorithms
 from p2ptrain.console.doctor import Visit, show_findings
 from p2ptrain.console.status import show_json, show_live, show_once
 from p2ptrain.errors import CodecError, ConfigError, P2PTrainError
@@ -52,7 +53,7 @@ def peer(
         str | None, typer.Option(help="file or folder that the task reads, if it takes one")
     ] = None,
     algorithm: Annotated[
-        str | None, typer.Option(help="how to average: ad_psgd, allreduce")
+        str | None, typer.Option(help=f"{', '.join(known_algorithms())} or package.module:Class")
     ] = None,
     average_momentum: Annotated[
         bool | None,
