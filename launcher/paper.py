@@ -102,9 +102,10 @@ REAL = Place(
 `make paper-real`: one process per peer, all on one machine and over its loopback, which nothing
 shapes. They train and exchange what they would elsewhere; a step then sleeps until its price is
 over, which is how so many fit on a few cores. So an average costs processor time instead of a link.
-With 8 peers on two cores that was 0.06 to 0.09 d for a version of eager, as simulated (0.06 d), and
-0.13 to 0.18 d for a step of all-reduce (simulated: 0.08 d), after which all peers update at the
-same moment: its rivals come out a little better here than there.""",
+With 8 peers on two cores (`one_of_8_100`) that was 0.09 d for a version of eager (simulated: 0.07)
+and 0.20 d for a step of all-reduce (simulated: 0.09), whose peers all work at the same moment: so
+its rivals come out better here than there, and a part of their lead is of two crowded cores. A
+scenario that is missing here was not run in this form.""",
     side_by_side=1,
     is_real=True,
 )
