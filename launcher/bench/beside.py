@@ -246,7 +246,7 @@ def draw(axes: Axes, found: Sequence[Beside]) -> None:
     axes.set_title("One of four is slow", loc="left", color=INK)
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(FAINT)
-    axes.legend(frameon=False, fontsize=9, loc="lower right")
+    axes.legend(frameon=False, fontsize=9, ncols=2, loc="lower right", bbox_to_anchor=(1, 1))
 
 
 def _by_algorithm(found: Sequence[Beside]) -> dict[str, list[Beside]]:
