@@ -51,6 +51,6 @@ def test_everything_that_was_measured_is_in_one_picture(
 
 
 def test_a_fault_that_there_is_not_is_refused_in_one_sentence():
-    expected = "--faults 'drowned': there is none; there are: killed, frozen, cut off, slow"
+    expected = "--faults has no 'drowned'; there are: killed, frozen, cut off, slow"
     with pytest.raises(ConfigError, match=f"^{expected}$"):
         faults.main(faults="killed,drowned")
