@@ -79,8 +79,8 @@ class Eager(Algorithm):
         waits_for_running: bool = True
         """A peer that is late waits until the version that runs at that moment is over, so that its
         next step begins with that mean. Without, as in the paper, it goes on at once: transfers and
-        steps overlap, and gradients come two versions late where it would be one. That is 3 % more
-        versions (simulated `one_of_8_100`, ``solo``: 1.96 instead of 1.89 for a step of
+        steps overlap, and gradients come two versions late where it would be one. That is 6 % more
+        versions (simulated `one_of_8_100`, ``solo``: 2.02 instead of 1.90 for a step of
         all-reduce), and what learning with much momentum does not bear (`one_slow`, five seeds,
         ``solo``: an accuracy of 0.46 instead of 0.96). The published speeds, 1.95 and more here,
         are claimed and reached without; by default they are not. Learning comes first."""
