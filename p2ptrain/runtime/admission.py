@@ -107,7 +107,8 @@ async def cannot_reach(transport: Transport, membership: Membership, newcomer: M
             f"{peer} cannot be reached from {membership.me.peer} at {address} ({error}); "
             "advertise an address that other peers can reach"
         )
-    if (there.peer, there.incarnation) != (peer, newcomer.incarnation):
+    # It may be in by another's word already, and have answered to the news of its own death since.
+    if there.peer != peer or there.incarnation < newcomer.incarnation:
         return f"at {address} is {there.peer}, not {peer}; advertise an address of your own"
     return ""
 
