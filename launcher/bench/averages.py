@@ -25,7 +25,14 @@ from rich.progress import Progress
 from rich.table import Table
 
 from launcher.bench import background as costs
-from launcher.bench.claims import claim, conclude, print_claims, run_bench, write_bench
+from launcher.bench.claims import (
+    claim,
+    conclude,
+    print_claims,
+    run_bench,
+    some_of,
+    write_bench,
+)
 from launcher.bench.systems import SYSTEMS, Round, run
 from launcher.collect import Json
 from launcher.plot import FAINT, INK
@@ -205,17 +212,14 @@ def _numbers(option: str, text: str, least: int) -> list[int]:
 def main(
     peers: Annotated[str, typer.Option(help="Sizes of groups.")] = "2,3,4,8",
     megabytes: Annotated[str, typer.Option(help="Sizes of vectors.")] = "1,10,100",
-    systems: Annotated[str, typer.Option(help="Which systems.")] = ",".join(SYSTEMS),
+    systems: Annotated[str, typer.Option(help="Which systems; empty: none.")] = ",".join(SYSTEMS),
     background: Annotated[bool, typer.Option(help="Trainers beside averages, and memory.")] = True,
     out: Annotated[Path, typer.Option(help="Where the results go.")] = Path("runs/bench"),
     check: Annotated[bool, typer.Option(help="Exit with 3 if a claim does not hold.")] = False,
 ) -> None:
     """Measure averages beside Gloo and bare gRPC, and what they cost a trainer."""
     console, began = Console(), time.monotonic()
-    chosen = [name.strip() for name in systems.split(",") if name.strip()]
-    for name in chosen:
-        if name not in SYSTEMS:
-            raise ConfigError(f"there is no system {name!r}; there are: {', '.join(SYSTEMS)}")
+    chosen = some_of("--systems", systems, tuple(SYSTEMS)) if systems else []
     cells = list(product(_numbers("--peers", peers, 2), _numbers("--megabytes", megabytes, 1)))
     rows = measure(console, chosen, cells)
     claims = claims_of(rows)
