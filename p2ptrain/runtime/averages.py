@@ -39,8 +39,12 @@ from p2ptrain.runtime.offload import Offload
 SHORT = 1 << 18
 """Copying so many numbers takes less time than a hop to the worker thread and back."""
 
-SLOTS = 32
-"""Places for slices to arrive in that are kept; with slices of 1 MiB as many MiB."""
+SLOTS = 16
+"""Places for slices to arrive in that are kept; with slices of 2 MiB twice as many MiB."""
+
+LEAVES_FIRST = 4
+"""Turns of the loop before a model is copied, so that what was just said leaves: the others wait
+for the word that forms the group, and the copy may have the only core."""
 
 SHORTEST_S: Seconds = 0.01
 """Less is not worth a timer, and may be too little for the clock to show."""
@@ -339,6 +343,8 @@ class Averages:
             )
             return vector_V, self._replica.updates
         vector_M = self._buffers.take(self._replica.model_size)
+        for _ in range(LEAVES_FIRST):
+            await asyncio.sleep(0)
         return vector_M, await self._offload(lambda: self._replica.snapshot(vector_M))
 
     async def _check_model(self) -> None:

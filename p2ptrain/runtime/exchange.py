@@ -57,7 +57,7 @@ MEANS, RAW = WINDOW, WINDOW + 1
 class ExchangeConfig:
     """How vectors travel."""
 
-    slice_kib: int = 1024
+    slice_kib: int = 2048
     """Size of one slice as float32, at most; small shares travel in smaller ones. Too small: work
     per slice dominates; too large: nothing overlaps, and a slice does not stay in a core's cache
     between arriving and being reduced."""
