@@ -213,6 +213,10 @@ class FlatModel:
                 stage.bring(run.live, into[run.at], adds=self._has_pending)
             return self.updates
 
+    def is_finite(self) -> bool:
+        """True if no live number is infinite or not a number; any thread, waits for no step."""
+        return all(bool(torch.isfinite(run.live).all()) for run in self._runs)
+
     def add_delta(self, delta_M: Vector) -> Vector:
         """Add `delta_M` to pending; any thread, never waits for a step.
 

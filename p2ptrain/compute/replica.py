@@ -52,6 +52,10 @@ class Replica(Protocol):
         """
         ...
 
+    def is_finite(self) -> bool:
+        """True if no live number is infinite or not a number."""
+        ...
+
     def add_delta(self, delta_M: Vector) -> Vector:
         """Add `delta_M` to the pending vector; the next boundary adds that to the live numbers.
 

@@ -80,6 +80,10 @@ class TorchReplica:
         """Copy live + pending; return the updates in it."""
         return self._flat.snapshot(into_M)
 
+    def is_finite(self) -> bool:
+        """True if no live number is infinite or not a number."""
+        return self._flat.is_finite()
+
     def add_delta(self, delta_M: Vector) -> Vector:
         """Add to pending; never waits for a step. Returns a vector in place of `delta_M`."""
         return self._flat.add_delta(delta_M)

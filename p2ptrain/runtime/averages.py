@@ -33,7 +33,6 @@ from p2ptrain.runtime.buffers import Buffers
 from p2ptrain.runtime.exchange import Exchange, ExchangeConfig, GroupBroken
 from p2ptrain.runtime.host import Host
 from p2ptrain.runtime.late import KeptMean, LateGradients
-from p2ptrain.runtime.mix import is_finite
 from p2ptrain.runtime.offload import Offload
 
 SHORT = 1 << 18
@@ -352,19 +351,10 @@ class Averages:
 
         Looked for when that may be so: results are checked anyway, and contributions cost as much.
         """
-
-        def look() -> tuple[int, bool]:
-            model_M = self._buffers.take(self._replica.model_size)
-            updates = self._replica.snapshot(model_M)
-            finite = is_finite(model_M)
-            self._buffers.give(model_M)
-            return updates, finite
-
-        updates, finite = await self._offload(look)
-        if not finite:
+        if not await self._offload(self._replica.is_finite):
             raise StateError(
-                f"the model of {self._host.name} is not finite any more after {updates} updates; "
-                "lower the learning rate or clip gradients"
+                f"the model of {self._host.name} is not finite any more after "
+                f"{self._replica.updates} updates; lower the learning rate or clip gradients"
             )
 
     async def _copy(self, function: Callable[[], T]) -> T:

@@ -45,6 +45,9 @@ class VectorReplica:
         np.add(self.live, self.pending, out=into_M)
         return self._updates
 
+    def is_finite(self) -> bool:
+        return bool(np.isfinite(self.live).all())
+
     def add_delta(self, delta_M: Vector) -> Vector:
         self.pending += delta_M
         return delta_M
