@@ -49,6 +49,7 @@ Legend of shapes: ``M`` numbers of the vector.
 """
 
 import hashlib
+import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -215,7 +216,8 @@ class FlatModel:
 
     def is_finite(self) -> bool:
         """True if no live number is infinite or not a number; any thread, waits for no step."""
-        return all(bool(torch.isfinite(run.live).all()) for run in self._runs)
+        extremes = (run.live.aminmax() for run in self._runs)  # one pass; a NaN is both of them
+        return all(math.isfinite(low) and math.isfinite(high) for low, high in extremes)
 
     def add_delta(self, delta_M: Vector) -> Vector:
         """Add `delta_M` to pending; any thread, never waits for a step.

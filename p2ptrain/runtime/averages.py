@@ -141,8 +141,10 @@ class Averages:
             try:
                 await self._end_of_older_averages(effect.ticket)
                 mend = await self._attempt(attempt, effect)
-                if attempt.outcome is not Outcome.DONE and effect.what is What.MODELS:
-                    await self._check_model()
+                if mend is None or mend.again is None:
+                    if attempt.outcome is not Outcome.DONE:
+                        await self._check_model(effect)
+                    break
             except StateError as error:
                 attempt.outcome, attempt.why = Outcome.BROKEN, str(error)
                 host.fail(error)
@@ -154,8 +156,6 @@ class Averages:
                 raise
             finally:
                 self._close(attempt)
-            if mend is None or mend.again is None:
-                break
             ticket, members, asked_at = mend.again, mend.members, host.now
         host.over(attempt.ending)
 
@@ -346,12 +346,12 @@ class Averages:
             await asyncio.sleep(0)
         return vector_M, await self._offload(lambda: self._replica.snapshot(vector_M))
 
-    async def _check_model(self) -> None:
+    async def _check_model(self, failed: Average) -> None:
         """Raise StateError if an average failed by our own model.
 
         Looked for when that may be so: results are checked anyway, and contributions cost as much.
         """
-        if not await self._offload(self._replica.is_finite):
+        if failed.what is What.MODELS and not await self._offload(self._replica.is_finite):
             raise StateError(
                 f"the model of {self._host.name} is not finite any more after "
                 f"{self._replica.updates} updates; lower the learning rate or clip gradients"
