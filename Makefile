@@ -30,7 +30,7 @@ bench-links: $(READY)  ## averages over a link of 1 Gbit/s, with each codec; roo
 paper: $(READY)  ## the experiments of the papers, simulated; writes runs/paper and docs/paper.md
 	$(BIN)/python -m launcher.paper --out runs/paper --page docs/paper.md
 
-paper-real: $(READY)  ## four of them for real, ten minutes on two idle cores; runs/paper-real and docs/paper.md
+paper-real: $(READY)  ## four of them for real, a quarter of an hour on two idle cores; runs/paper-real and docs/paper.md
 	$(BIN)/python -m launcher.paper --backend process --out runs/paper-real --page docs/paper.md
 
 protos: $(READY)  ## regenerate p2ptrain/net/_pb from protos/
