@@ -222,16 +222,6 @@ def squares(vector_B: Vector) -> float:
     It is results that are checked: shared memory may change under whoever looks at it twice.
     """
     square_sum = float(np.dot(vector_B, vector_B))
-    if not math.isfinite(square_sum) and not is_finite(vector_B):
+    if not math.isfinite(square_sum) and not np.isfinite(vector_B).all():
         raise NotFinite
     return square_sum
-
-
-_ZEROS_B = np.zeros(BLOCK, np.float32)
-
-
-def is_finite(vector_V: Vector) -> bool:
-    """True if none of the numbers is infinite or not a number; reads them once, writes nothing."""
-    with np.errstate(invalid="ignore"):
-        parts = (vector_V[at] for at in blocks(len(vector_V)))
-        return all(math.isfinite(np.dot(part_B, _ZEROS_B[: len(part_B)])) for part_B in parts)
