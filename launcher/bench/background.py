@@ -1,10 +1,10 @@
 """What averages cost a trainer that computes meanwhile, and what they take of memory.
 
 **Time.** Two peers, one core each, teach a GPT of 25 million parameters (`chargpt`), in steps of
-some seconds, and each takes part in one average per step, in the background (`ad_psgd`, where each
-of two asks at every second update). Beside them, in the same processes and in turns, the same loop
-without a peer. Of a turn the first step is not counted, since what the turn before began may still
-run in it, and no average of this one.
+some seconds, and each takes part in one average per step, in the background (`ad_psgd` on its
+bipartite graph: the first asks the second at each of its updates). Beside them, in the same
+processes and in turns, the same loop without a peer. Of a turn the first step is not counted, since
+what the turn before began may still run in it, and no average of this one.
 
 **Memory.** Peers with a model of 100 MB, its gradients and an optimizer with momentum, that average
 after every step. What counts is what they take in addition, at most, while they do: anonymous and
@@ -48,7 +48,7 @@ WAYS = ("memory", "sockets", "grpc")
 NEVER = "never"
 
 MODEL = Config(layers=8, heads=8, width=512, context=128, windows=1)
-BATCH = 8
+BATCH = 12
 STEPS = 3
 TURNS = 4
 SEED = 1
@@ -115,7 +115,7 @@ def _trainer(place: Place, way: str) -> Iterator[tuple[Callable[[], None], Memor
 
         yield alone, metrics
         return
-    with _peer(place, model, optimizer, way, metrics, "ad_psgd", {"every_updates": 2}) as peer:
+    with _peer(place, model, optimizer, way, metrics, "ad_psgd", {"graph": "bipartite"}) as peer:
 
         def together() -> None:
             learn()

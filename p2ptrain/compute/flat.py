@@ -216,8 +216,7 @@ class FlatModel:
 
     def is_finite(self) -> bool:
         """True if no live number is infinite or not a number; any thread, waits for no step."""
-        extremes = (run.live.aminmax() for run in self._runs)  # one pass; a NaN is both of them
-        return all(math.isfinite(low) and math.isfinite(high) for low, high in extremes)
+        return all(is_finite(run.live) for run in self._runs)
 
     def add_delta(self, delta_M: Vector) -> Vector:
         """Add `delta_M` to pending; any thread, never waits for a step.
@@ -388,6 +387,14 @@ def check_vector(vector: Vector, size: int, what: str) -> None:
             f"{what} is {vector.dtype} of shape {vector.shape}; "
             f"it must be float32 of shape ({size},)"
         )
+
+
+def is_finite(numbers: Tensor) -> bool:
+    """True if none is infinite or not a number; one pass, and no memory beside."""
+    if not numbers.numel():
+        return True
+    low, high = numbers.aminmax()  # a NaN is both of them
+    return math.isfinite(low) and math.isfinite(high)
 
 
 def host_copy(tensor: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from p2ptrain.compute.flat import FlatModel, Slot, check_vector
+from p2ptrain.compute.flat import FlatModel, Slot, check_vector, is_finite
 from p2ptrain.compute.replica import Vector
 from p2ptrain.errors import StateError
 
@@ -94,19 +94,18 @@ class GradientVector:
             StateError: if dtype or shape differ, or the mean is not finite.
         """
         check_vector(mean_G, self.size, "the mean of gradients")
-        if not np.isfinite(mean_G).all():
+        if not (np.isfinite(mean_G.min()) and np.isfinite(mean_G.max())):  # a NaN is both of them
             raise StateError("the mean of gradients is not finite; it was not applied")
         weight = mean_G[-1]
         if weight <= 0:
             return False
         for gradient, flag in zip(self._gradients, mean_G[self._flags], strict=True):
-            share = np.float32(1) if per_member else weight
-            mean = torch.from_numpy(mean_G[gradient.at] / share) if flag > 0 else None
-            _set_gradient(gradient.parameter, mean)
+            mean = mean_G[gradient.at] if flag > 0 else None
+            _set_gradient(gradient.parameter, mean, np.float32(1) if per_member else weight)
         with self._flat.step_lock:
             for slot, at in self._buffers:
-                mean = torch.from_numpy(mean_G[at] / weight)
-                slot.tensor.detach().copy_(mean.view(slot.tensor.shape))
+                buffer = torch.from_numpy(mean_G[at] / weight)
+                slot.tensor.detach().copy_(buffer.view(slot.tensor.shape))
         self._flat.synchronize()
         return True
 
@@ -136,16 +135,21 @@ def _write(into: Tensor, values: Tensor, what: str) -> None:
     if values.layout != torch.strided:
         raise StateError(f"{what} is sparse, which cannot be averaged; build it with sparse=False")
     into.view(values.shape).copy_(values.detach())
-    if not bool(into.isfinite().all()):
+    if not is_finite(into):
         raise StateError(
             f"{what} is not finite; lower the learning rate, clip, or use a gradient scaler"
         )
 
 
-def _set_gradient(parameter: Tensor, mean: Tensor | None) -> None:
+def _set_gradient(parameter: Tensor, mean: Vector | None, share: np.float32) -> None:
+    """The gradient becomes mean / share, rounded once and, if it can be, without memory beside."""
     if mean is None:
         parameter.grad = None
         return
     if parameter.grad is None or parameter.grad.layout != torch.strided:
         parameter.grad = torch.empty_like(parameter)
-    parameter.grad.detach().copy_(mean.view(parameter.shape))
+    grad, mean = parameter.grad.detach(), mean.reshape(parameter.shape)
+    if grad.dtype == torch.float32 and grad.device.type == "cpu":
+        np.divide(mean, share, out=grad.numpy())
+    else:
+        grad.copy_(torch.from_numpy(mean / share))

@@ -12,6 +12,9 @@ from typing import Protocol
 
 from p2ptrain.vectors import Vector as Vector  # the port's own word
 
+State = bytes | memoryview
+"""A replica's state as bytes, in memory or mapped from a file."""
+
 
 class Replica(Protocol):
     """One peer's model and optimizer.
@@ -104,11 +107,11 @@ class Replica(Protocol):
         """
         ...
 
-    def export_state(self) -> bytes:
+    def export_state(self) -> State:
         """Parameters, buffers, optimizer state and `updates` of one boundary. Trainer waits."""
         ...
 
-    def import_state(self, state: bytes) -> None:
+    def import_state(self, state: State) -> None:
         """Take over what `export_state` of another peer gave. Trainer waits.
 
         Raises StateError, with this replica unchanged, if the bytes are not such a state or do

@@ -18,6 +18,9 @@ The bytes::
 Pending goes along because it belongs to the boundary: the giver adds it next, so must the taker.
 Frozen parameters do not: every peer loaded them where the giver did.
 
+A state may be several times as large as its model. It is written to a file that has lost its name
+and mapped from there, so that it takes room on the disk and not memory beside the model.
+
 JSON knows neither tuples nor integer keys, and optimizers use both. So containers are tagged:
 ``{"tuple": [...]}``, ``{"list": [...]}``, ``{"dict": [[key, value], ...]}``, ``{"tensor": name}``;
 a plain value stands for itself.
@@ -25,7 +28,11 @@ a plain value stands for itself.
 
 import json
 import math
-from collections.abc import Callable, Mapping
+import mmap
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import safetensors
@@ -34,7 +41,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from p2ptrain.compute.flat import FlatModel, host_copy
+from p2ptrain.compute.flat import FlatModel, host_copy, is_finite
+from p2ptrain.compute.replica import State
 from p2ptrain.errors import StateError
 
 FORMAT = "p2ptrain-state-1"
@@ -45,11 +53,12 @@ _OWN_KEYS = ("foreach", "fused", "capturable", "differentiable")
 """How an optimizer computes, not what: that follows from the device, so each keeps its own."""
 
 
-def export_state(flat: FlatModel, optimizer: Optimizer) -> bytes:
+def export_state(flat: FlatModel, optimizer: Optimizer) -> State:
     """Everything that a replica needs to continue exactly as this one would.
 
     Raises:
-        StateError: if the optimizer's state holds something that cannot travel.
+        StateError: if the optimizer's state holds something that cannot travel, or the disk is
+            full.
     """
     tensors: dict[str, Tensor] = {}
     with flat.step_lock:
@@ -71,15 +80,18 @@ def export_state(flat: FlatModel, optimizer: Optimizer) -> bytes:
                 "state": _encode(state["state"], tensors, "optimizer/state"),
             },
         }
-    encoded: bytes = safetensors.torch.save(tensors, {"p2ptrain": json.dumps(document)})
-    return encoded
+    with _file() as path:
+        safetensors.torch.save_file(tensors, path, {"p2ptrain": json.dumps(document)})
+        with path.open("rb") as written:
+            return memoryview(mmap.mmap(written.fileno(), 0, access=mmap.ACCESS_READ))
 
 
-def import_state(flat: FlatModel, optimizer: Optimizer, state: bytes) -> None:
+def import_state(flat: FlatModel, optimizer: Optimizer, state: State) -> None:
     """Take over what `export_state` of another replica gave, its count of updates included.
 
     Raises:
-        StateError: if the bytes are no such state or do not fit. Nothing has changed in that case.
+        StateError: if the bytes are no such state or do not fit, or the disk is full. Nothing has
+            changed in that case.
     """
     document, tensors = _read(state)
     updates = _header(document, flat, optimizer)
@@ -97,22 +109,39 @@ def import_state(flat: FlatModel, optimizer: Optimizer, state: bytes) -> None:
         flat.take_over(values, pending, updates)
 
 
-def _read(state: bytes) -> tuple[dict[str, Json], dict[str, Tensor]]:
+@contextmanager
+def _file() -> Iterator[Path]:
+    """A place for one state; what is mapped from there outlives it. Raises StateError."""
     try:
-        tensors = safetensors.torch.load(state)
-        # The library has just validated the header, but does not hand out its metadata.
-        header = json.loads(state[8 : 8 + int.from_bytes(state[:8], "little")])
-        document = json.loads(header["__metadata__"]["p2ptrain"])
-    except (
-        safetensors.SafetensorError,
-        KeyError,
-        ValueError,  # covers JSON and UTF-8
-        TypeError,
-        RuntimeError,
-        RecursionError,
-        OverflowError,
-    ) as error:
-        raise StateError(f"these bytes are no replica's state ({_first_line(error)})") from error
+        with tempfile.TemporaryDirectory() as folder:
+            yield Path(folder) / "state"
+    except OSError as error:
+        where = tempfile.gettempdir()
+        raise StateError(
+            f"a replica's state cannot be kept in {where} ({_first_line(error)}); make room there, "
+            f"or name another folder in TMPDIR"
+        ) from error
+
+
+def _read(state: State) -> tuple[dict[str, Json], dict[str, Tensor]]:
+    """What was said, and the tensors: they are read where the file is mapped, and not changed."""
+    with _file() as path:
+        path.write_bytes(state)
+        try:
+            with safetensors.safe_open(path, framework="pt") as opened:
+                tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+                document = json.loads(opened.metadata()["p2ptrain"])
+        except (
+            safetensors.SafetensorError,
+            KeyError,
+            ValueError,  # covers JSON and UTF-8
+            TypeError,
+            RuntimeError,
+            RecursionError,
+            OverflowError,
+        ) as error:
+            why = _first_line(error)
+            raise StateError(f"these bytes are no replica's state ({why})") from error
     if not isinstance(document, dict):
         raise StateError("these bytes are no replica's state (the metadata is no object)")
     return document, tensors
@@ -308,7 +337,7 @@ def _read_tensor(content: Json, tensors: dict[str, Tensor]) -> Tensor:
     tensor = tensors.pop(content, None) if isinstance(content, str) else None
     if tensor is None:
         raise _unfit(f"its optimizer's state names a tensor {_short(content)} that is not there")
-    return _finite(tensor, content)
+    return _finite(tensor, content).clone()  # the optimizer keeps it, and not the file
 
 
 _READERS: Mapping[str, Callable[[Json, dict[str, Tensor]], Any]] = {
@@ -321,7 +350,7 @@ _READERS: Mapping[str, Callable[[Json, dict[str, Tensor]], Any]] = {
 
 def _finite(tensor: Tensor, name: str) -> Tensor:
     """One peer's NaN must not become everybody's."""
-    if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+    if tensor.is_floating_point() and not is_finite(tensor):
         raise _unfit(f"{name!r} holds numbers that are not finite")
     return tensor
 

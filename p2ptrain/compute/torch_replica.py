@@ -12,10 +12,10 @@ from torch import nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from p2ptrain.compute.flat import FlatModel
+from p2ptrain.compute.flat import FlatModel, is_finite
 from p2ptrain.compute.gradients import GradientVector
 from p2ptrain.compute.momentum import Moments
-from p2ptrain.compute.replica import Replica, Vector
+from p2ptrain.compute.replica import Replica, State, Vector
 from p2ptrain.compute.state import export_state, import_state
 from p2ptrain.errors import StateError
 
@@ -105,7 +105,7 @@ class TorchReplica:
         """Divide `scaler`'s factor out of the gradients; false if they overflowed."""
         scaler.unscale_(self._optimizer)
         return all(
-            bool(torch.isfinite(parameter.grad).all())
+            is_finite(parameter.grad)
             for group in self._optimizer.param_groups
             for parameter in group["params"]
             if parameter.grad is not None
@@ -141,11 +141,11 @@ class TorchReplica:
         """
         return self._gradients.load(mean_G, per_member=per_member)
 
-    def export_state(self) -> bytes:
+    def export_state(self) -> State:
         """Everything of this boundary, pending included."""
         return export_state(self._flat, self._optimizer)
 
-    def import_state(self, state: bytes) -> None:
+    def import_state(self, state: State) -> None:
         """Take over another replica's state; this one's pending is given up with its model."""
         with self._flat.step_lock:
             import_state(self._flat, self._optimizer, state)

@@ -1,18 +1,29 @@
 """State is handed over: a model to one that joins, all of a replica to one that fell behind.
 
+What is long waits in files that have no name, on both sides: many may ask one peer at a time, and a
+state may be several times as large as the model whose memory a peer may take (`compute/state.py`).
+
 Legend of shapes: ``M`` numbers of a model.
 """
 
 import asyncio
+import mmap
+import tempfile
 
 import numpy as np
 
-from p2ptrain.compute.replica import Replica
+from p2ptrain.compute.replica import Replica, State
 from p2ptrain.core.effects import TakeState
 from p2ptrain.core.events import StateNotTaken, StateTaken
 from p2ptrain.core.messages import MemberState
 from p2ptrain.core.slices import Span, slices
-from p2ptrain.errors import CodecError, P2PTrainError, RefusedError, TransportError
+from p2ptrain.errors import (
+    CodecError,
+    P2PTrainError,
+    RefusedError,
+    StateError,
+    TransportError,
+)
 from p2ptrain.ids import PeerId
 from p2ptrain.net.transport import SliceStream
 from p2ptrain.net.wire import StateOpening
@@ -22,6 +33,8 @@ from p2ptrain.runtime.host import Host
 from p2ptrain.runtime.offload import Offload
 
 MAX_STATE_BYTES = 1 << 36
+SMALL_BYTES = 1 << 20
+"""Nothing below goes to a file: a simulated world has more peers than may have files open."""
 
 
 class Handover:
@@ -54,7 +67,7 @@ class Handover:
             if len(theirs_M) == self._replica.model_size and np.isfinite(theirs_M).all():
                 own_M = np.empty(self._replica.model_size, np.float32)
                 self._replica.snapshot(own_M)
-                self._replica.add_delta(theirs_M - own_M)
+                self._replica.add_delta(np.subtract(theirs_M, own_M, out=own_M))
                 self._replica.settle()
                 return donor
         return None
@@ -78,7 +91,7 @@ class Handover:
             self._accord.contributes, self._accord.line = False, effect.line
             self._host.over(StateTaken(effect.version))
 
-    async def download(self, donor: PeerId, version: int | None = None, line: int = 0) -> bytes:
+    async def download(self, donor: PeerId, version: int | None = None, line: int = 0) -> State:
         """The model of `donor` (M float32), or all of its state if a version is given.
 
         It may take as long as it takes, as long as something comes.
@@ -87,44 +100,66 @@ class Handover:
             TransportError, RefusedError, CodecError: if it did not arrive.
         """
         patience_s, loop = self._config.average_timeout_s, asyncio.get_running_loop()
-        stream, data = None, bytearray()
+        most = MAX_STATE_BYTES if version is not None else 4 * self._replica.model_size
+        stream = None
         try:
-            async with asyncio.timeout(patience_s) as patience:
-                opening = StateOpening(self._host.digest, self._host.name, version, line)
-                stream = await self._host.open_stream(donor, opening)
-                await stream.finish()
-                while (payload := await stream.receive()) is not None:
-                    patience.reschedule(loop.time() + patience_s)
-                    data += payload
-                    if len(data) > MAX_STATE_BYTES:
-                        stream.abort("too much")
-                        most = MAX_STATE_BYTES
-                        raise CodecError(f"{donor} sends a state of more than {most} bytes")
+            with tempfile.SpooledTemporaryFile(SMALL_BYTES) as file:
+                async with asyncio.timeout(patience_s) as patience:
+                    opening = StateOpening(self._host.digest, self._host.name, version, line)
+                    stream = await self._host.open_stream(donor, opening)
+                    await stream.finish()
+                    while (payload := await stream.receive()) is not None:
+                        patience.reschedule(loop.time() + patience_s)
+                        if file.tell() + payload.nbytes > most:
+                            stream.abort("too much")
+                            raise CodecError(f"{donor} sends more than {most} bytes")
+                        file.write(payload)
+                return _contents(file)
         except TimeoutError as error:
             why = f"{donor} has sent nothing of its state for {patience_s:g} s"
             if stream:
                 stream.abort(why)
             raise TransportError(why) from error
-        return bytes(data)
+        except OSError as error:
+            why = f"there is no room in {tempfile.gettempdir()} for what {donor} sends: {error}"
+            if stream:
+                stream.abort(why)
+            raise TransportError(why) from error
 
     async def serve(self, opening: StateOpening, stream: SliceStream) -> None:
         """Send our model, or our state while we stand still at the version that was asked for.
 
         Raises:
-            RefusedError: if we do not.
+            RefusedError: if we do not, or cannot.
         """
-        if opening.version is None:
-            vector_M = np.empty(self._replica.model_size, np.float32)
-            await self._offload(lambda: self._replica.snapshot(vector_M))
-            state = vector_M.tobytes()
-        else:
-            self._refuse_unless_waiting(opening.version, opening.line)
-            state = await self._offload(self._replica.export_state)
-            self._refuse_unless_waiting(opening.version, opening.line)
+        try:
+            if opening.version is None:
+                state = await self._offload(self._model)
+            else:
+                self._refuse_unless_waiting(opening.version, opening.line)
+                state = await self._offload(self._replica.export_state)
+                self._refuse_unless_waiting(opening.version, opening.line)
+        except (OSError, StateError) as error:
+            raise RefusedError(f"{self._host.name} cannot hand over its state: {error}") from error
         size = self._config.slice_kib * 1024
         for span in slices(Span(0, len(state)), size):
             await stream.send(memoryview(state)[span.start : span.stop])
 
+    def _model(self) -> State:
+        vector_M = np.empty(self._replica.model_size, np.float32)
+        self._replica.snapshot(vector_M)
+        with tempfile.SpooledTemporaryFile(SMALL_BYTES) as file:
+            file.write(vector_M.data)
+            return _contents(file)
+
     def _refuse_unless_waiting(self, version: int, line: int) -> None:
         if not self._host.machine.rendezvous.waits_with(version, line):
             raise RefusedError(f"{self._host.name} does not stand still at version {version}")
+
+
+def _contents(file: "tempfile.SpooledTemporaryFile[bytes]") -> State:
+    """All that was written; it outlives the file."""
+    if file.tell() > SMALL_BYTES:
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    file.seek(0)
+    return file.read()

@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from p2ptrain.compute.replica import Vector
+from p2ptrain.compute.replica import State, Vector
 from p2ptrain.core.effects import What
 from p2ptrain.core.events import Outcome
 from p2ptrain.core.messages import MemberState, Phase
@@ -161,7 +161,7 @@ class WatchedReplica(VectorReplica):
         self.book.part().got = mean_G.astype(np.float64)
         return super().import_gradients(mean_G, per_member=per_member)
 
-    def import_state(self, state: bytes) -> None:
+    def import_state(self, state: State) -> None:
         before_M = self.live.astype(np.float64) + self.pending
         super().import_state(state)
         self.book.changed(self.live - before_M)

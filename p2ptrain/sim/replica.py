@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from p2ptrain.compute.replica import Vector
+from p2ptrain.compute.replica import State, Vector
 from p2ptrain.errors import StateError
 
 
@@ -77,10 +77,10 @@ class VectorReplica:
         self.gradient = mean_G[:-1] / (np.float32(1) if per_member else mean_G[-1])
         return True
 
-    def export_state(self) -> bytes:
+    def export_state(self) -> State:
         return np.array([self._updates], "<i8").tobytes() + self.live.astype("<f4").tobytes()
 
-    def import_state(self, state: bytes) -> None:
+    def import_state(self, state: State) -> None:
         if len(state) != 8 + 4 * len(self.live):
             raise StateError(f"a state of {len(state)} bytes does not fit")
         self._updates = int(np.frombuffer(state[:8], "<i8")[0])

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from p2ptrain.averaging.base import load_algorithm
-from p2ptrain.compute.replica import Vector
+from p2ptrain.compute.replica import State, Vector
 from p2ptrain.core.peer_machine import ProtocolConfig
 from p2ptrain.errors import ConfigError
 from p2ptrain.ids import Address, PeerId, Seconds
@@ -94,7 +94,7 @@ class _Birth:
 
     algorithm: str
     options: dict[str, Any]  # Any: the algorithm checks
-    state: bytes
+    state: State
     metrics: tuple[Metrics, ...]
 
 

@@ -54,6 +54,7 @@ class Peer:
 
 def forge(state, **changes):
     """A state whose metadata or tensors were changed by someone who knows the format."""
+    state = bytes(state)
     tensors = safetensors.torch.load(state)
     header = json.loads(state[8 : 8 + int.from_bytes(state[:8], "little")])
     document = json.loads(header["__metadata__"]["p2ptrain"])
@@ -107,7 +108,7 @@ def test_the_learning_rate_is_taken_over_and_how_to_compute_is_not():
 
 
 def test_a_state_is_safetensors_that_others_can_read():
-    tensors = safetensors.torch.load(Peer().train(1).replica.export_state())
+    tensors = safetensors.torch.load(bytes(Peer().train(1).replica.export_state()))
     assert {"model/0.weight", "local/1.num_batches_tracked"} < tensors.keys()
 
 

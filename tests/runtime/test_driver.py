@@ -13,9 +13,10 @@ from p2ptrain.core import messages as m
 from p2ptrain.core.links import MAX_MBIT
 from p2ptrain.core.messages import Member, MemberState, Phase
 from p2ptrain.core.transfers import ARRIVAL_S
-from p2ptrain.errors import RefusedError, StateError, TransportError
+from p2ptrain.errors import CodecError, RefusedError, StateError, TransportError
 from p2ptrain.ids import Address, PeerId, Ticket
 from p2ptrain.net.wire import AverageOpening, Envelope, Hello, StateOpening
+from p2ptrain.runtime import handover
 from p2ptrain.runtime.averages import MAX_PARKED
 from p2ptrain.sim.loop import run
 from p2ptrain.sim.network import SimTransport
@@ -218,6 +219,40 @@ async def test_the_state_of_a_version_at_which_nobody_waits_is_refused():
 async def test_a_model_is_given_to_whoever_asks_in_slices():
     world, a, b = await pair()
     assert await b.driver.handover.download(PeerId("a")) == a.model().tobytes()
+    await world.close()
+
+
+async def test_what_is_long_is_kept_in_a_file_and_arrives_all_the_same(monkeypatch):
+    monkeypatch.setattr(handover, "SMALL_BYTES", 4)
+    world, a, b = await pair()
+    model = await b.driver.handover.download(PeerId("a"))
+    assert isinstance(model, memoryview)
+    assert model == a.model().tobytes()
+    await world.close()
+
+
+async def test_more_than_a_model_is_not_taken_for_one(monkeypatch):
+    world, a, b = await pair()
+    donor = Donor(*[0.0] * 9)  # the model has eight numbers
+
+    async def open_stream(_peer, _opening):
+        return donor
+
+    monkeypatch.setattr(b.driver, "open_stream", open_stream)
+    with pytest.raises(CodecError, match="a sends more than 32 bytes"):
+        await b.driver.handover.download(a.driver.name)
+    assert donor.aborted == "too much"
+    await world.close()
+
+
+async def test_a_disk_without_room_fails_the_download_and_nothing_else(monkeypatch):
+    def no_room(_size):
+        raise OSError(28, "No space left on device")
+
+    world, a, b = await pair()
+    monkeypatch.setattr(handover.tempfile, "SpooledTemporaryFile", no_room)
+    with pytest.raises(TransportError, match=r"no room in .* for what a sends: .*No space"):
+        await b.driver.handover.download(a.driver.name)
     await world.close()
 
 
