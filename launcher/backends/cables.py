@@ -6,12 +6,19 @@ each peer advertises the end of a *cable* instead of its own port. What happens 
 """
 
 import json
+import select
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from launcher.backends import relays
+from launcher.backends.base import LaunchError
+from p2ptrain.ids import Seconds
+
+ANSWER_S: Seconds = 10.0
+"""Relays that have not answered by then are gone: they do what they are told in a millisecond."""
 
 
 def can_lay() -> bool:
@@ -25,6 +32,9 @@ class Cables:
     Args:
         ports: where the peers listen, by rank.
         process_group: of which the relays' process is to be one.
+
+    Raises:
+        LaunchError: by every method but `close`, if the relays are gone.
     """
 
     def __init__(self, ports: Sequence[int], process_group: int) -> None:
@@ -60,14 +70,23 @@ class Cables:
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                pipe.close()
+                with suppress(BrokenPipeError):  # of an order that was never read
+                    pipe.close()
 
     def _order(self, order: str, ranks: Sequence[int], value: float | None = None) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps([order, list(ranks), value]) + "\n")
-        self._process.stdin.flush()
+        try:
+            self._process.stdin.write(json.dumps([order, list(ranks), value]) + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass  # so there is no answer either
         self._answer()
 
     def _answer(self) -> str:
         assert self._process.stdout is not None
-        return self._process.stdout.readline()
+        answers, _, _ = select.select([self._process.stdout], [], [], ANSWER_S)
+        answer = self._process.stdout.readline() if answers else ""
+        if not answer:
+            self.close()
+            raise LaunchError("the relays between the peers are gone; start the run again")
+        return answer

@@ -41,7 +41,7 @@ from p2ptrain.ids import Seconds
 
 ROUNDS = 7
 MEGABYTE = 1_000_000
-COLOURS = ("#555555", "#B8B8B8", "#56B4E9", "#009E73", "#D55E00")
+COLOURS = ("#4D4D4D", "#8C8C8C", "#C8C8C8", "#56B4E9", "#009E73", "#D55E00")
 
 Cell = tuple[int, int]
 """Peers in the group, megabytes of float32."""

@@ -7,14 +7,16 @@ time of the slowest. Processes are spawned, never forked, and talk over loopback
 
 import asyncio
 import os
+import socket
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from multiprocessing.context import SpawnContext
 from pathlib import Path
 from queue import Empty, Queue
 from random import Random
-from threading import Barrier
+from threading import Barrier, Event, Lock, Thread
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -32,13 +34,18 @@ from p2ptrain.ids import Address, PeerId, Seconds
 from p2ptrain.net.grpc_config import GrpcConfig
 from p2ptrain.net.grpc_transport import GrpcTransport
 from p2ptrain.runtime.driver import Driver
-from p2ptrain.runtime.exchange import ExchangeConfig
+from p2ptrain.runtime.exchange import WINDOW, ExchangeConfig
 from p2ptrain.runtime.metrics import MemoryMetrics
+from p2ptrain.runtime.mix import blocks, squares
+from p2ptrain.vectors import Vector
 
 T = TypeVar("T")
 
 WARM_UP = 2
 CHUNK_BYTES = 1 << 18
+BARE_SLICE = 1 << 19
+"""Numbers in one slice of `BareSockets`: as many as in our own."""
+
 LIMIT_S: Seconds = 120.0
 
 
@@ -65,7 +72,7 @@ class Place:
         """What `rank` told; call it after a barrier."""
         return (self.folder / str(rank)).read_text(encoding="utf-8")
 
-    def vector(self) -> np.ndarray[Any, np.dtype[np.float32]]:
+    def vector(self) -> Vector:
         """This rank's own numbers; the mean of all ranks is known: see `check`."""
         return np.full(self.numbers, self.rank, np.float32)
 
@@ -154,6 +161,119 @@ async def _bare_grpc(place: Place) -> list[Round]:
             rounds.append(Round(perf_counter() - started))
     await server.stop(None)
     return rounds[WARM_UP:]
+
+
+class BareSockets:
+    """What our exchange has to do, with nothing around it: bytes, means, deltas, one check.
+
+    Each member receives from and sends to each other one, in blocking threads that need Python once
+    per slice. There is no snapshot, no lock, no deadline, and nobody looks at what came: as fast as
+    this pattern gets on this machine, and what our own sockets are to be compared with.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._others = [rank for rank in range(place.peers) if rank != place.rank]
+        self._to, self._from = self._connect()
+        self._shares = [place.numbers * rank // place.peers for rank in range(place.peers + 1)]
+        first, stop = self._shares[place.rank : place.rank + 2]
+        self._own_S = [
+            slice(at, min(at + BARE_SLICE, stop)) for at in range(first, stop, BARE_SLICE)
+        ]
+        self._handed = np.zeros(place.numbers, np.float32)
+        self._slots = {
+            rank: [np.zeros(BARE_SLICE, np.float32) for _ in range(WINDOW)] for rank in self._others
+        }
+
+    def rounds(self) -> list[Round]:
+        """Average again and again; with two members as with more."""
+        place, found = self._place, []
+        for _ in range(place.rounds + WARM_UP):
+            vector = place.vector()
+            place.barrier.wait(LIMIT_S)
+            started = perf_counter()
+            self._average(vector)
+            place.barrier.wait(LIMIT_S)
+            found.append(Round(perf_counter() - started))
+            place.check(float(vector[-1]) + place.rank)
+        return found[WARM_UP:]
+
+    def _average(self, vector: Vector) -> None:
+        self._reduced = [Event() for _ in self._own_S]
+        self._missing = [len(self._others)] * len(self._own_S)
+        self._lock = Lock()
+        works = product((self._send, self._receive), self._others)
+        threads = [Thread(target=work, args=(vector, rank)) for work, rank in works]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def _send(self, vector: Vector, rank: int) -> None:
+        self._to[rank].sendall(vector[slice(*self._shares[rank : rank + 2])].data.cast("B"))
+        for reduced, at in zip(self._reduced, self._own_S, strict=True):
+            reduced.wait()
+            self._to[rank].sendall(self._handed[at].data.cast("B"))
+
+    def _receive(self, vector: Vector, rank: int) -> None:
+        slots = self._slots[rank]
+        for index, at in enumerate(self._own_S):
+            if index >= WINDOW:
+                self._reduced[index - WINDOW].wait()
+            self._fill(rank, slots[index % WINDOW][: at.stop - at.start])
+            with self._lock:
+                self._missing[index] -= 1
+                is_last = not self._missing[index]
+            if is_last:
+                self._reduce(vector[at], self._handed[at], index % WINDOW)
+                self._reduced[index].set()
+        first, stop = self._shares[rank : rank + 2]
+        for start in range(first, stop, BARE_SLICE):
+            own_S = vector[start : min(start + BARE_SLICE, stop)]
+            self._fill(rank, slots[0][: len(own_S)])
+            self._take(slots[0], own_S)
+
+    def _reduce(self, own_S: Vector, handed_S: Vector, slot: int) -> None:
+        for at in blocks(len(own_S)):
+            handed_B = handed_S[at]
+            handed_B[:] = own_S[at]
+            for slots in self._slots.values():
+                np.add(handed_B, slots[slot][: len(own_S)][at], out=handed_B)
+            np.divide(handed_B, np.float32(self._place.peers), out=handed_B)
+        self._take(handed_S, own_S)
+
+    def _take(self, mean_S: Vector, own_S: Vector) -> None:
+        for at in blocks(len(own_S)):
+            np.subtract(mean_S[: len(own_S)][at], own_S[at], out=own_S[at])
+            squares(own_S[at])
+
+    def _fill(self, rank: int, into_S: Vector) -> None:
+        memory = into_S.data.cast("B")
+        while memory:
+            memory = memory[self._from[rank].recv_into(memory, 0, socket.MSG_WAITALL) :]
+
+    def _connect(self) -> tuple[dict[int, socket.socket], dict[int, socket.socket]]:
+        place, came = self._place, {}
+        with socket.create_server((place.host, 0)) as listening:
+            place.tell(str(listening.getsockname()[1]))
+            place.barrier.wait(LIMIT_S)
+            to = {
+                rank: socket.create_connection((place.host, int(place.hear(rank))))
+                for rank in self._others
+            }
+            for connection in to.values():
+                connection.sendall(bytes([place.rank]))
+            for _ in self._others:
+                connection, _ = listening.accept()
+                came[connection.recv(1)[0]] = connection
+        for connection in (*to.values(), *came.values()):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return to, came
+
+
+def bare_sockets(place: Place) -> list[Round]:
+    """See `BareSockets`."""
+    return BareSockets(place).rounds()
 
 
 def p2ptrain(place: Place, way: str, codec: str = "fp32") -> list[Round]:
@@ -257,6 +377,7 @@ async def _meet(place: Place) -> None:
 SYSTEMS: dict[str, System] = {
     "gloo": gloo,
     "bare grpc": bare_grpc,
+    "bare sockets": bare_sockets,
     "p2ptrain grpc": partial(p2ptrain, way="grpc"),
     "p2ptrain sockets": partial(p2ptrain, way="sockets"),
     "p2ptrain memory": partial(p2ptrain, way="memory"),

@@ -1,11 +1,14 @@
 """Cables, with this process as everybody: an echo behind the cable of peer 1, calls from peer 0."""
 
 import os
+import signal
 import socket
 import threading
 
 import pytest
 
+from launcher.backends import cables as cables_module
+from launcher.backends.base import LaunchError
 from launcher.backends.cables import Cables
 
 pytestmark = pytest.mark.sockets
@@ -138,3 +141,12 @@ def test_a_peer_that_is_not_there_hangs_up(lay):
     host, _, port = cables.addresses[0].rpartition(":")
     with socket.create_connection((host, int(port)), timeout=10.0) as connection:
         assert connection.recv(99) == b""
+
+
+@pytest.mark.parametrize("how", ["dead", "stopped"])
+def test_relays_that_are_gone_are_said_to_be(lay, monkeypatch, how):
+    monkeypatch.setattr(cables_module, "ANSWER_S", 0.1)
+    cables = lay({})
+    os.kill(cables._process.pid, signal.SIGKILL if how == "dead" else signal.SIGSTOP)
+    with pytest.raises(LaunchError, match="the relays between the peers are gone; start the run"):
+        cables.cut_off([1])
