@@ -187,6 +187,8 @@ class Averages:
             if not mend.adopt:
                 for vector in exchange.memory_left if exchange else ():
                     self._buffers.give(vector)  # it is mapped already, and by all
+                for slot in exchange.slots if exchange else ():
+                    self._slots.give(slot)
                 return mend
         if not host.machine.holds(ticket, host.now):
             attempt.outcome = Outcome.LATE

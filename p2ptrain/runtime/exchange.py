@@ -214,8 +214,9 @@ class Exchange:
 
     @property
     def slots(self) -> list[Vector]:
-        """Where slices arrived; once the exchange is complete nothing does any more."""
-        return list(self._slots.values())
+        """Where slices arrived; once the exchange is over nothing does, but a thread may decode."""
+        idle = self.is_complete or self._codec.is_exact
+        return list(self._slots.values()) if idle else []
 
     @property
     def moved_bytes(self) -> int:

@@ -145,8 +145,8 @@ def test_a_peer_that_is_not_there_hangs_up(lay):
 
 @pytest.mark.parametrize("how", ["dead", "stopped"])
 def test_relays_that_are_gone_are_said_to_be(lay, monkeypatch, how):
-    monkeypatch.setattr(cables_module, "ANSWER_S", 0.1)
     cables = lay({})
+    monkeypatch.setattr(cables_module, "ANSWER_S", 0.1)
     os.kill(cables._process.pid, signal.SIGKILL if how == "dead" else signal.SIGSTOP)
     with pytest.raises(LaunchError, match="the relays between the peers are gone; start the run"):
         cables.cut_off([1])

@@ -316,6 +316,7 @@ async def test_a_member_that_dies_in_the_middle_breaks_the_group_for_all():
         assert "after 0." in str(caught.value), "says how long it went well"
     for survivor in (group.members[PeerId("p0")], group.members[PeerId("p2")]):
         assert survivor.exchange.memory_left[0] is survivor.vector_V, "for the next attempt"
+        assert survivor.exchange.slots, "too"
     runs[1].cancel()
     await asyncio.gather(*runs, return_exceptions=True)
 
@@ -427,7 +428,10 @@ async def test_memory_of_which_others_may_commit_what_they_read_is_not_used_agai
 @pytest.mark.parametrize("codec", ["bf16", "int8"])
 async def test_memory_that_a_thread_may_still_work_on_is_not_used_again(codec: str):
     group = Group(vectors(12, 3), delta=True, codec=codec)
-    assert all(not member.exchange.memory_left for member in group.members.values())
+    for member in group.members.values():
+        member.exchange._slot(PeerId("p1"), 0)
+        assert not member.exchange.memory_left
+        assert not member.exchange.slots
 
 
 # --- openings -------------------------------------------------------------------------------------
