@@ -241,6 +241,18 @@ def test_a_replica_whose_storage_was_replaced_takes_nothing_over():
     refuse(taker, Peer(seed=1).replica.export_state(), "2[.]bias was replaced")
 
 
+def test_a_disk_without_room_is_named_and_changes_nothing(monkeypatch):
+    def no_room():
+        raise OSError(28, "No space left on device")
+
+    giver, taker = Peer(seed=1).train(1), Peer()
+    given = giver.replica.export_state()
+    monkeypatch.setattr("tempfile.TemporaryDirectory", no_room)
+    refuse(taker, given, "cannot be kept in .*No space left.*make room there, or name another")
+    with pytest.raises(StateError, match="cannot be kept"):
+        giver.replica.export_state()
+
+
 def test_damaged_bytes_are_refused_or_taken_whole():
     state = Peer().train(1).replica.export_state()
     rng = Random(1)
