@@ -115,7 +115,7 @@ def _file() -> Iterator[Path]:
     try:
         with tempfile.TemporaryDirectory() as folder:
             yield Path(folder) / "state"
-    except OSError as error:
+    except (OSError, safetensors.SafetensorError) as error:  # whoever reads has caught the latter
         where = tempfile.gettempdir()
         raise StateError(
             f"a replica's state cannot be kept in {where} ({_first_line(error)}); make room there, "
@@ -350,7 +350,11 @@ _READERS: Mapping[str, Callable[[Json, dict[str, Tensor]], Any]] = {
 
 def _finite(tensor: Tensor, name: str) -> Tensor:
     """One peer's NaN must not become everybody's."""
-    if tensor.is_floating_point() and not is_finite(tensor):
+    try:
+        finite = not tensor.is_floating_point() or is_finite(tensor)
+    except RuntimeError as error:  # numbers of 8 bits, say
+        raise _unfit(f"{name!r} is {tensor.dtype}, with which torch cannot compute") from error
+    if not finite:
         raise _unfit(f"{name!r} holds numbers that are not finite")
     return tensor
 

@@ -63,8 +63,10 @@ class Handover:
                 data = await self.download(donor)
             except (TransportError, RefusedError, CodecError, GroupBroken):
                 continue
+            if len(data) != 4 * self._replica.model_size:
+                continue
             theirs_M = np.frombuffer(data, dtype="<f4")
-            if len(theirs_M) == self._replica.model_size and np.isfinite(theirs_M).all():
+            if np.isfinite(theirs_M).all():
                 own_M = np.empty(self._replica.model_size, np.float32)
                 self._replica.snapshot(own_M)
                 self._replica.add_delta(np.subtract(theirs_M, own_M, out=own_M))

@@ -193,6 +193,7 @@ def test_a_forged_learning_rate_changes_nothing(value):
 
 
 FIRST_MOMENT = "optimizer/state/0/exp_avg"
+EIGHT_BITS = torch.float8_e4m3fn
 
 
 @pytest.mark.parametrize(
@@ -207,6 +208,7 @@ FIRST_MOMENT = "optimizer/state/0/exp_avg"
         ("not finite", lambda t: t[FIRST_MOMENT].fill_(torch.inf)),
         ("shape", lambda t: t.update({FIRST_MOMENT: torch.zeros(5, 5)})),
         ("shape", lambda t: t.update(pending=torch.zeros(3))),
+        ("cannot compute", lambda t: t.update({FIRST_MOMENT: t[FIRST_MOMENT].to(EIGHT_BITS)})),
     ],
 )
 @pytest.mark.parametrize("steps", [0, 1])
@@ -239,6 +241,15 @@ def test_a_replica_whose_storage_was_replaced_takes_nothing_over():
     taker = Peer(seed=2)
     taker.model[2].bias.data = taker.model[2].bias.data.clone()
     refuse(taker, Peer(seed=1).replica.export_state(), "2[.]bias was replaced")
+
+
+def test_a_disk_that_fills_up_is_named(monkeypatch):
+    def no_room(*_):
+        raise safetensors.SafetensorError("I/O error: No space left on device")
+
+    monkeypatch.setattr(safetensors.torch, "save_file", no_room)
+    with pytest.raises(StateError, match=r"cannot be kept in .*No space left"):
+        Peer().replica.export_state()
 
 
 def test_a_disk_without_room_is_named_and_changes_nothing(monkeypatch):

@@ -245,6 +245,22 @@ async def test_more_than_a_model_is_not_taken_for_one(monkeypatch):
     await world.close()
 
 
+async def test_a_model_of_odd_bytes_is_not_taken_over(monkeypatch):
+    world, a, b = await pair()
+    await a.train(1, 0.1)
+    await asyncio.sleep(5.0)  # so b has heard that a trains
+    donor = Donor(0.0)
+    donor.payload = b"123"
+
+    async def open_stream(_peer, _opening):
+        return donor
+
+    monkeypatch.setattr(b.driver, "open_stream", open_stream)
+    assert await b.driver.take_over_model() is None
+    assert not donor.pauses_s, "it was asked"
+    await world.close()
+
+
 async def test_a_disk_without_room_fails_the_download_and_nothing_else(monkeypatch):
     def no_room(_size):
         raise OSError(28, "No space left on device")
@@ -270,6 +286,7 @@ class Donor:
 
     def __init__(self, *pauses_s: float) -> None:
         self.pauses_s = list(pauses_s)
+        self.payload = b"1234"
         self.aborted = ""
 
     async def finish(self) -> None:
@@ -279,7 +296,7 @@ class Donor:
         if not self.pauses_s:
             return None
         await asyncio.sleep(self.pauses_s.pop(0))
-        return memoryview(b"1234")
+        return memoryview(self.payload)
 
     def abort(self, why: str) -> None:
         self.aborted = why
