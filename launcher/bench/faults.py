@@ -204,8 +204,7 @@ class Fleet:
     def round(self, fault: str) -> Round | None:
         """One average in which the fourth one is hit; None if that came too late."""
         victim, process, name = self._next
-        self._next = self._start_victim()
-        victim.recv()
+        victim.recv()  # it is up, and takes no core from those who are measured
         victim.send(("join", self._host, SURVIVORS + 1))
         victim.recv()
         time.sleep(0.5)  # until everybody has heard of it
@@ -224,7 +223,8 @@ class Fleet:
         process.join()
         if self._cable:
             self._cable.mend()
-        time.sleep(3.0)  # until it is forgotten
+        self._next = self._start_victim()
+        time.sleep(3.0)  # until the last one is forgotten
         self._fill(self._peers)
         if any(
             len(records) == 1 and len(records[0]["members"]) > SURVIVORS for records, _ in found
