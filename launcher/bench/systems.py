@@ -182,7 +182,8 @@ class BareSockets:
         ]
         self._handed = np.zeros(place.numbers, np.float32)
         self._slots = {
-            rank: [np.zeros(BARE_SLICE, np.float32) for _ in range(WINDOW)] for rank in self._others
+            rank: [np.zeros(BARE_SLICE, np.float32) for _ in range(WINDOW + 1)]
+            for rank in self._others
         }
 
     def rounds(self) -> list[Round]:
@@ -230,8 +231,8 @@ class BareSockets:
         first, stop = self._shares[rank : rank + 2]
         for start in range(first, stop, BARE_SLICE):
             own_S = vector[start : min(start + BARE_SLICE, stop)]
-            self._fill(rank, slots[0][: len(own_S)])
-            self._take(slots[0], own_S)
+            self._fill(rank, slots[WINDOW][: len(own_S)])
+            self._take(slots[WINDOW], own_S)
 
     def _reduce(self, own_S: Vector, handed_S: Vector, slot: int) -> None:
         for at in blocks(len(own_S)):
