@@ -75,11 +75,9 @@ class Cables:
 
     def _order(self, order: str, ranks: Sequence[int], value: float | None = None) -> None:
         assert self._process.stdin is not None
-        try:
+        with suppress(BrokenPipeError):  # so there is no answer either
             self._process.stdin.write(json.dumps([order, list(ranks), value]) + "\n")
             self._process.stdin.flush()
-        except BrokenPipeError:
-            pass  # so there is no answer either
         self._answer()
 
     def _answer(self) -> str:
