@@ -54,6 +54,9 @@ class Presence:
     is_late: bool = False
     """It lives since later than the others: its seconds end later, too, if nobody says so."""
 
+    is_asked: bool = False
+    """It was asked to end. If it cannot hear that yet, or not any more, it ends at once."""
+
 
 class RealFleet(ABC):
     """The peers of one run, in real time."""
@@ -147,7 +150,7 @@ class RealFleet(ABC):
                 continue
             if time.time() >= started_at + seconds + AGREE_S and self._is_there(rank):
                 presence.is_late = False
-                self._signal(rank, signal.SIGTERM)
+                self._ask_to_end(rank)
 
     def facts(self) -> dict[str, Any]:  # Any: JSON
         """Nothing beyond what all backends say."""
@@ -189,7 +192,8 @@ class RealFleet(ABC):
         file.write_text(to_toml(config), encoding="utf-8")
         presence.lives += 1
         presence.is_late = self._started_at is not None
-        presence.is_away, presence.has_left, presence.again_at = False, False, None
+        presence.is_away, presence.has_left, presence.is_asked = False, False, False
+        presence.again_at = None
         self._start(rank, file)
 
     def _status(self, rank: int) -> PeerStatus | None:
@@ -200,7 +204,7 @@ class RealFleet(ABC):
         code = self._exit_code(rank)
         if code is None:
             return PeerStatus(name)
-        if code == 0:
+        if code == 0 or (code == -signal.SIGTERM and presence.is_asked):
             left = presence.has_left
             return PeerStatus(
                 name, "left" if left else "ended", "left" if left else "ended its run"
@@ -234,10 +238,12 @@ class RealFleet(ABC):
         presence, returns = self._presences[rank], blow.fault.for_s is not None
         begins = what == "begins"
         match blow.fault.kind:
-            case "crash" | "leave" if begins:
-                is_crash = blow.fault.kind == "crash"
-                self._signal(rank, signal.SIGKILL if is_crash else signal.SIGTERM)
-                presence.is_away, presence.has_left = returns, not is_crash
+            case "crash" if begins:
+                self._signal(rank, signal.SIGKILL)
+                presence.is_away = returns
+            case "leave" if begins:
+                self._ask_to_end(rank)
+                presence.is_away, presence.has_left = returns, True
             case "crash" | "leave" | "join":
                 self._live(rank)
             case "pause":
@@ -248,6 +254,10 @@ class RealFleet(ABC):
                 self._slowdown(rank).unlink(missing_ok=True)
             case "throttle" | "partition" | "drift":
                 raise InvariantViolation(f"{blow.fault} is none that befalls a peer by itself")
+
+    def _ask_to_end(self, rank: int) -> None:
+        self._presences[rank].is_asked = True
+        self._signal(rank, signal.SIGTERM)
 
     def _slowdown(self, rank: int) -> Path:
         return self._file(rank, ".slowdown")

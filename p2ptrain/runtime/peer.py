@@ -222,11 +222,11 @@ class Peer:
             self._protocol.run(life.driver.leave(INTERRUPTED_GRACE_S))
             raise
         finally:
-            if self._old_handler is not None:
-                signal.signal(signal.SIGTERM, self._old_handler)
             self._protocol.stop()
             life.record_end(why)
             self._close_sinks()
+            if self._old_handler is not None:  # last: before that it would lose what is written
+                signal.signal(signal.SIGTERM, self._old_handler)
 
     async def _arrive(self) -> None:
         config, life = self.config, self._life

@@ -293,6 +293,19 @@ def test_who_came_back_is_asked_to_end_with_the_others(lived):
     until(lambda: states(run.fleet) == ["running", "ended"])
 
 
+def test_who_is_asked_to_end_before_it_can_hear_that_has_ended(lived):
+    run = lived(FaultConfig(kind="join", peers=(1,), at_s=1.0), behaviour="sleep", seconds=5.0)
+    run.at(1.0)
+    run.at(6.0)
+    until(lambda: states(run.fleet) == ["running", "ended"])
+
+
+def test_who_is_asked_to_leave_before_it_can_hear_that_has_left(lived):
+    run = lived(FaultConfig(kind="leave", peers=(1,), at_s=1.0), behaviour="sleep")
+    run.at(1.0)
+    until(lambda: states(run.fleet) == ["running", "left"])
+
+
 def test_a_slowed_peer_finds_its_factor_in_a_file(lived, tmp_path):
     run = lived(FaultConfig(kind="slow", peers=(1,), at_s=1.0, for_s=1.0, factor=4.0))
     file = tmp_path / "p01.slowdown"
