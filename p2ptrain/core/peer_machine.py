@@ -219,6 +219,10 @@ class PeerMachine:
         self.membership.unreachable(peer, why, now)
         self._settle(now)
 
+    def heard(self, ticket: Ticket, peer: PeerId) -> None:
+        """A slice of this attempt has come from `peer`; it has no effects, and costs nothing."""
+        self.repair.heard(ticket, peer)
+
     def ended(self, ending: Ending, now: Seconds) -> None:
         self._now = now
         match ending:

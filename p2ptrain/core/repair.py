@@ -26,10 +26,11 @@ who has committed mends nothing any more.
         +----- done ----------------------------------------------------------> over
 
 **Who is lost.** Whoever is not alive by membership's word (a broken connection is such a word, at
-once) or has not answered for `silence_s`, and says nothing. A member that is lost by mistake finds
-itself out, and gives up; if it had committed, or two menders disagree because they cannot hear each
-other, some members have a result that others have not. That is recorded; in delta form it moves the
-mean of all models by a little, and nothing else.
+once) or has not answered for `silence_s`, and says nothing. A slice of the attempt is an answer,
+too: a peer that moves slices with all it has may be late with its words. A member that is lost by
+mistake finds itself out, and gives up; if it had committed, or two menders disagree because they
+cannot hear each other, some members have a result that others have not. That is recorded; in delta
+form it moves the mean of all models by a little, and nothing else.
 
 Where all members have to have one model afterwards, moving the mean by a little is too much. Such a
 group is tried again only by more than half of those who formed it, so that no two halves can.
@@ -192,6 +193,11 @@ class Repair:
                 group.asked.setdefault(peer, now)
             else:
                 self._maybe_mend(now)
+
+    def heard(self, ticket: Ticket, peer: PeerId) -> None:
+        """A slice of this attempt has come from `peer`: it is in it, and not silent."""
+        if self._group and self._group.ticket == ticket:
+            self._group.asked.pop(peer, None)
 
     def gone(self, peer: PeerId, why: str) -> tuple[Ticket, tuple[PeerId, ...]] | None:
         """A peer is dead, or cut off: an attempt with it is over.

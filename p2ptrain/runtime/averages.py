@@ -227,6 +227,7 @@ class Averages:
             offload=self._offload,
             swarm=host.digest,
             clock=lambda: host.now,
+            heard=lambda peer: host.heard(ticket, peer),
             arrival_s=self.transfers.arrival_s if attempt.all_are_free else most_s,
             weights=weights_left(effect.members, effect.weights, attempt.members),
         )

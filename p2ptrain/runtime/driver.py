@@ -455,6 +455,9 @@ class Driver:
             raise TransportError(f"{self.name} does not know where {peer} is")
         return await self._transport.open(member.address, opening)
 
+    def heard(self, ticket: Ticket, peer: PeerId) -> None:
+        self._machine.heard(ticket, peer)
+
     def over(self, ending: Ending) -> None:
         self._machine.ended(ending, self.now)
         self._pump()

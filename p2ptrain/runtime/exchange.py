@@ -118,6 +118,7 @@ class Exchange:
         offload: runs what takes long on a worker thread.
         swarm: the digest that openings carry.
         clock: for the times that messages of failure state.
+        heard: is told whenever anything has come from a member.
         weights: of the members' shares, in their order; none: equal shares.
         arrival_s: how long to wait for a member's stream; it may still be in another group.
     """
@@ -138,6 +139,7 @@ class Exchange:
         offload: Offload,
         swarm: str,
         clock: Callable[[], Seconds],
+        heard: Callable[[PeerId], None] = lambda _: None,
         arrival_s: Seconds = ARRIVAL_S,
         weights: Sequence[int] = (),
     ) -> None:
@@ -152,6 +154,7 @@ class Exchange:
         self._offload = offload
         self._swarm = swarm
         self._clock = clock
+        self._tell_heard = heard
         self._started = self._moved_at = clock()
         self.arrival_s = arrival_s
         self.sent_bytes = 0
@@ -491,6 +494,7 @@ class Exchange:
     def _hear(self, peer: PeerId) -> None:
         self._heard[peer] = None
         self._moved_at = self._clock()
+        self._tell_heard(peer)
 
     def _slot(self, peer: PeerId, slot: int) -> Vector:
         key = peer, slot

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from p2ptrain.core.events import Ending
 from p2ptrain.core.peer_machine import PeerMachine
-from p2ptrain.ids import PeerId, Seconds
+from p2ptrain.ids import PeerId, Seconds, Ticket
 from p2ptrain.net.transport import SliceStream
 from p2ptrain.net.wire import Opening
 from p2ptrain.runtime.accounts import Accounts
@@ -32,6 +32,10 @@ class Host(Protocol):
 
     def over(self, ending: Ending) -> None:
         """An effect has come to its end: the machine is told."""
+        ...
+
+    def heard(self, ticket: Ticket, peer: PeerId) -> None:
+        """Something of this attempt has come from `peer`."""
         ...
 
     async def open_stream(self, peer: PeerId, opening: Opening) -> SliceStream:

@@ -195,6 +195,21 @@ def test_members_that_answer_are_left_in_peace():
     assert {message.how for _, _, message in band.sent} == {How.RUNNING}
 
 
+def test_slices_that_keep_coming_are_an_answer_and_those_of_another_attempt_are_none():
+    band = Band("abc")
+    band.lost = [("c", "a"), ("c", "b")]
+    for _ in range(10):
+        for name in "ab":
+            band.members[name].repair.heard(T, PeerId("c"))
+        band.advance(CONFIG.silence_s)
+    assert all(member.running == T for member in band.members.values())
+    other = Ticket(PeerId("b"), 2, 1)
+    for name in "ab":
+        band.members[name].repair.heard(other, PeerId("c"))
+    band.advance(CONFIG.silence_s + CONFIG.ask_s + CONFIG.report_s)
+    assert band.outcome("a").members == ("a", "b")
+
+
 def test_nobody_waits_for_one_that_has_left_long_ago():
     """Its word was lost; it is heard when it is asked."""
     band = Band("abc")
