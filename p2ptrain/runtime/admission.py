@@ -15,16 +15,17 @@ from p2ptrain.ids import Address, PeerId, Seconds
 from p2ptrain.net.transport import Transport
 from p2ptrain.net.wire import PROTOCOL_MAJOR, Hello, Welcome
 
-DIAL_BACK_S: Seconds = 3.0
-"""How long a newcomer's advertised address may take to answer."""
+DIAL_BACK_S: Seconds = 5.0
+"""How long a newcomer's advertised address may take to answer: a machine on which a whole fleet is
+starting takes seconds, and whoever does not answer is refused."""
 
 DIAL_AGAIN_S: Seconds = 0.3
 DIALS = 5
 """A peer that starts again at its old address finds others with a connection that has just failed,
 and that fails again at once for up to a second: whoever dials back asks more than once."""
 
-ASK_S: Seconds = 5.0
-"""How long one host is asked before the next one is."""
+ASK_S: Seconds = 8.0
+"""How long one host is asked before the next one is; longer than it takes to dial back."""
 
 
 @functools.cache  # it is said with every message
