@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 WARM_UP = 2
 CHUNK_BYTES = 1 << 18
-BARE_SLICE = 1 << 19
+BARE_SLICE = 1 << 18
 """Numbers in one slice of `BareSockets`: as many as in our own."""
 
 LIMIT_S: Seconds = 120.0

@@ -31,7 +31,7 @@ class Span:
         return self.stop - self.start
 
 
-SWAP_SLICES = 1
+SWAP_SLICES = 2
 """A group swaps if its vector, and what each member then moves in addition, are at most so many
 slices. Larger: bytes that a slow link feels; smaller: more messages, each of which costs what ten
 thousands of numbers do."""
@@ -40,7 +40,7 @@ thousands of numbers do."""
 PIPELINED = 4
 """Slices that a share is cut into, at least, unless they became too small."""
 
-SMALLEST_PART = 8
+SMALLEST_PART = 4
 """Of the largest slice: below that, work per slice costs more than waiting for a longer one."""
 
 

@@ -8,10 +8,6 @@ from p2ptrain.ids import Seconds
 from p2ptrain.net import wire
 from p2ptrain.net.tls import Plain, Tls
 
-LOOKAHEAD_BYTES = 2 << 20
-"""What a stream may send before it is read: a slice. With less at its beginning gRPC probes how much
-a link holds, and settles at many times of it where that is one machine's memory."""
-
 DATA_WAYS = ("auto", "memory", "sockets", "grpc")
 
 
@@ -80,7 +76,6 @@ def channel_arguments(config: GrpcConfig) -> list[tuple[str, int | str]]:
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", period_ms // 2),
         ("grpc.http2.max_ping_strikes", 0),
-        ("grpc.http2.lookahead_bytes", LOOKAHEAD_BYTES),
         ("grpc.max_receive_message_length", wire.MAX_SLICE_BYTES + 1024),
         ("grpc.max_send_message_length", wire.MAX_SLICE_BYTES + 1024),
         ("grpc.initial_reconnect_backoff_ms", 100),

@@ -39,7 +39,7 @@ SHORT = 1 << 18
 """Copying so many numbers takes less time than a hop to the worker thread and back."""
 
 SLOTS = 16
-"""Places for slices to arrive in that are kept; with slices of 2 MiB twice as many MiB."""
+"""Places for slices to arrive in that are kept; with slices of 1 MiB as many MiB."""
 
 LEAVES_FIRST = 4
 """Turns of the loop before a model is copied, so that what was just said leaves: the others wait

@@ -57,10 +57,10 @@ MEANS, RAW = WINDOW, WINDOW + 1
 class ExchangeConfig:
     """How vectors travel."""
 
-    slice_kib: int = 2048
+    slice_kib: int = 1024
     """Size of one slice as float32, at most; small shares travel in smaller ones. Too small: work
-    per slice dominates; too large: nothing overlaps, and a slice does not stay in a core's cache
-    between arriving and being reduced."""
+    per slice dominates; too large: nothing overlaps, a slice does not stay in a core's cache
+    between arriving and being reduced, and gRPC holds several of them for each stream."""
 
     codec: str = "fp32"
     """How models travel: ``fp32`` as they are, ``bf16`` or ``fp16`` in half of the bytes, ``int8``

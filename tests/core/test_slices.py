@@ -75,10 +75,10 @@ def test_a_slice_of_nothing_is_our_own_mistake():
 
 @pytest.mark.parametrize(
     ("vector_size", "travels"),
-    [(80_000, 1000), (32_000, 1000), (20_000, 625), (4_000, 125), (80, 125)],
+    [(80_000, 1000), (32_000, 1000), (20_000, 625), (8_000, 250), (80, 250)],
     ids=["many slices", "just enough", "in four", "the smallest", "a smaller share than that"],
 )
-def test_small_shares_travel_in_smaller_slices_down_to_an_eighth(vector_size: int, travels: int):
+def test_small_shares_travel_in_smaller_slices_down_to_a_quarter(vector_size: int, travels: int):
     assert slice_size_of(vector_size, 8, largest=1000) == travels
 
 
