@@ -222,11 +222,13 @@ class Peer:
             self._protocol.run(life.driver.leave(INTERRUPTED_GRACE_S))
             raise
         finally:
-            self._protocol.stop()
-            life.record_end(why)
-            self._close_sinks()
-            if self._old_handler is not None:  # last: before that it would lose what is written
-                signal.signal(signal.SIGTERM, self._old_handler)
+            try:
+                self._protocol.stop()
+                life.record_end(why)
+                self._close_sinks()
+            finally:  # not before: a second SIGTERM may not keep the end from being written
+                if self._old_handler is not None:
+                    signal.signal(signal.SIGTERM, self._old_handler)
 
     async def _arrive(self) -> None:
         config, life = self.config, self._life

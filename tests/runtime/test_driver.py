@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 from p2ptrain.core import messages as m
 from p2ptrain.core.links import MAX_MBIT
 from p2ptrain.core.messages import Member, MemberState, Phase
+from p2ptrain.core.repair import RepairConfig
 from p2ptrain.core.transfers import ARRIVAL_S
 from p2ptrain.errors import CodecError, RefusedError, StateError, TransportError
 from p2ptrain.ids import Address, PeerId, Ticket
 from p2ptrain.net.wire import AverageOpening, Envelope, Hello, StateOpening
 from p2ptrain.runtime import handover
 from p2ptrain.runtime.averages import MAX_PARKED
+from p2ptrain.sim.link import Link
 from p2ptrain.sim.loop import run
 from p2ptrain.sim.network import SimTransport
 from p2ptrain.sim.replica import VectorReplica
@@ -413,6 +415,24 @@ async def test_synchronous_peers_agree_on_progress_after_every_step():
         *(peer.train(5, s, look(peer)) for peer, s in zip(peers, prices, strict=True))
     )
     assert list(seen.values()) == [[0, 3, 6, 9, 12]] * 3
+
+
+async def test_a_member_whose_slices_come_is_not_missed_though_its_words_are_late():
+    world = World(seed=3, link=Link(bandwidth_bytes_s=2e6))
+    a = await world.add("a", replica(0.0, 2_000_000), "ad_psgd")
+    await world.add("b", replica(1.0, 2_000_000), "ad_psgd")
+    hear = a.driver.handle_message
+
+    def hear_no_standing(envelope: Envelope) -> None:
+        if not isinstance(envelope.message, m.Standing):
+            hear(envelope)
+
+    a.driver.handle_message = hear_no_standing
+    began = asyncio.get_running_loop().time()
+    result = await a.driver.average_with_any([PeerId("b")], 1)
+    assert result.done, result.why
+    assert asyncio.get_running_loop().time() - began > 3 * RepairConfig().silence_s
+    await world.close()
 
 
 async def test_an_average_that_takes_too_long_is_late_and_changes_nothing(monkeypatch):
