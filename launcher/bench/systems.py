@@ -360,8 +360,9 @@ async def _warm_up(place: Place, driver: Driver, others: Sequence[PeerId]) -> No
     if others:
         await average(driver, others)
     await _meet(place)
-    while driver.averages.running:
-        await driver.wait_for_news()
+    async with asyncio.timeout(LIMIT_S):
+        while driver.averages.running:
+            await driver.wait_for_news()
     driver.replica.settle()
 
 
