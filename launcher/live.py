@@ -26,6 +26,9 @@ from p2ptrain.ids import Seconds
 
 RECENT_S: Seconds = 5.0
 LINE_EVERY_S: Seconds = 5.0
+SAME_LINE_EVERY_S: Seconds = 30.0
+"""A line that says what the last one said."""
+
 TABLE_EVERY_S: Seconds = 0.5
 
 MOST_PEERS = 24
@@ -122,11 +125,17 @@ class PlainDisplay:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._pace = _Pace(LINE_EVERY_S)
+        self._last = ""
+        self._last_at = 0.0
 
     def show(self, run: Run) -> None:
         """Print a line if it is time for one, or if the run has just ended."""
-        if self._pace.is_due(run) or run.is_over:
-            self._console.print(Text(f"{headline(run)}  |  {_where(run)}"), soft_wrap=True)
+        if not self._pace.is_due(run) and not run.is_over:
+            return
+        line, now = f"{headline(run)}  |  {_where(run)}", time.monotonic()
+        if line != self._last or now - self._last_at >= SAME_LINE_EVERY_S:
+            self._console.print(Text(line), soft_wrap=True)
+            self._last, self._last_at = line, now
 
 
 def _where(run: Run) -> str:

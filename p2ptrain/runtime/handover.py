@@ -2,13 +2,16 @@
 
 What is long waits in files that have no name, on both sides: many may ask one peer at a time, and a
 state may be several times as large as the model whose memory a peer may take (`compute/state.py`).
+Files and models are touched beside the event loop, which has heartbeats to answer meanwhile.
 
 Legend of shapes: ``M`` numbers of a model.
 """
 
 import asyncio
+import hashlib
 import mmap
 import tempfile
+from functools import partial
 
 import numpy as np
 
@@ -57,22 +60,37 @@ class Handover:
 
     async def take_over_model(self) -> PeerId | None:
         """Take the model of one of those who already train; returns whose, if there is one."""
-        others = self._host.machine.membership.others
-        for donor in [m.peer for m in others if m.state is MemberState.ALIVE and m.steps]:
+        for donor in self._donors():
             try:
                 data = await self.download(donor)
             except (TransportError, RefusedError, CodecError, GroupBroken):
                 continue
-            if len(data) != 4 * self._replica.model_size:
-                continue
-            theirs_M = np.frombuffer(data, dtype="<f4")
-            if np.isfinite(theirs_M).all():
-                own_M = np.empty(self._replica.model_size, np.float32)
-                self._replica.snapshot(own_M)
-                self._replica.add_delta(np.subtract(theirs_M, own_M, out=own_M))
-                self._replica.settle()
+            if await self._offload(partial(self._adopt, data)):
                 return donor
         return None
+
+    def _donors(self) -> list[PeerId]:
+        """Those who already train, in an order of our own: many may join at the same time.
+
+        It is that of rendezvous hashing (Thaler and Ravishankar 1998): nobody is first for all.
+        """
+        others = self._host.machine.membership.others
+        donors = [m.peer for m in others if m.state is MemberState.ALIVE and m.steps]
+        me = self._host.name
+        return sorted(donors, key=lambda donor: hashlib.sha256(f"{me} {donor}".encode()).digest())
+
+    def _adopt(self, data: State) -> bool:
+        """Set our model to that of `data`; false, and nothing done, if there is none in it."""
+        if len(data) != 4 * self._replica.model_size:
+            return False
+        theirs_M = np.frombuffer(data, dtype="<f4")
+        if not np.isfinite(theirs_M).all():
+            return False
+        own_M = np.empty(self._replica.model_size, np.float32)
+        self._replica.snapshot(own_M)
+        self._replica.add_delta(np.subtract(theirs_M, own_M, out=own_M))
+        self._replica.settle()
+        return True
 
     async def catch_up(self, effect: TakeState) -> None:
         """Catch up: take over the state of one that waits ahead of us."""
@@ -115,7 +133,7 @@ class Handover:
                         if file.tell() + payload.nbytes > most:
                             stream.abort("too much")
                             raise CodecError(f"{donor} sends more than {most} bytes")
-                        file.write(payload)
+                        await self._offload(partial(file.write, payload))
                 return _contents(file)
         except TimeoutError as error:
             why = f"{donor} has sent nothing of its state for {patience_s:g} s"

@@ -1,6 +1,7 @@
 import pytest
 from rich.console import Console
 
+from launcher import live
 from launcher.backends.base import PeerStatus
 from launcher.live import PlainDisplay, headline, open_display, progress_of, render, view_of
 from launcher.run import Run
@@ -55,6 +56,16 @@ def test_off_a_terminal_there_are_lines_and_not_too_many(run):
     lines = capture.get().splitlines()
     assert len(lines) == 1
     assert lines[0].endswith("|  p00 step 1  p01 step 1")
+
+
+def test_off_a_terminal_nothing_is_said_twice_within_half_a_minute(run, monkeypatch):
+    console = Console(width=200, force_terminal=False)
+    with console.capture() as capture:
+        display = PlainDisplay(console)
+        for now in (100.0, 105.0, 110.0, 129.0, 134.0, 139.0):
+            monkeypatch.setattr(live.time, "monotonic", lambda now=now: now)
+            display.show(run)
+    assert len(capture.get().splitlines()) == 2, "the first line, and that of 134 s"
 
 
 def test_on_a_terminal_there_is_a_table_with_every_peer(run):

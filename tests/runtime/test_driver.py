@@ -1,6 +1,7 @@
 """The driver against whoever talks to it: strangers, the too early, the too late."""
 
 import asyncio
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -230,6 +231,53 @@ async def test_what_is_long_is_kept_in_a_file_and_arrives_all_the_same(monkeypat
     model = await b.driver.handover.download(PeerId("a"))
     assert isinstance(model, memoryview)
     assert model == a.model().tobytes()
+    await world.close()
+
+
+async def test_those_who_join_at_once_take_the_models_of_different_peers():
+    world = World(seed=3)
+    trained = [await world.add(name, replica(0.0), "ad_psgd") for name in ("a", "b", "c", "d")]
+    await asyncio.gather(*(peer.train(1, 0.1) for peer in trained))
+    newcomers = [await world.add(f"n{number}", replica(1.0), "ad_psgd") for number in range(8)]
+    await asyncio.sleep(5.0)  # so all have heard who trains
+    donors = await asyncio.gather(*(peer.driver.take_over_model() for peer in newcomers))
+    assert set(donors) == {"a", "b", "c", "d"}
+    models = {peer.driver.name: peer.model() for peer in trained}
+    for newcomer, donor in zip(newcomers, donors, strict=True):
+        np.testing.assert_array_equal(newcomer.model(), models[donor])
+    await world.close()
+
+
+async def test_while_a_model_is_taken_over_the_event_loop_goes_on(monkeypatch):
+    world, a, b = await pair()
+    await a.train(1, 0.1)
+    await asyncio.sleep(5.0)  # so b has heard that a trains
+    is_beside = False
+
+    async def offload(function):
+        nonlocal is_beside
+        is_beside = True
+        try:
+            return function()
+        finally:
+            is_beside = False
+
+    class File(tempfile.SpooledTemporaryFile):
+        def write(self, payload):
+            assert is_beside, "a slice was written on the event loop"
+            return super().write(payload)
+
+    def add_delta(delta_M):
+        assert is_beside, "the model was touched on the event loop"
+        return honest(delta_M)
+
+    honest = b.replica.add_delta
+    monkeypatch.setattr(handover.tempfile, "SpooledTemporaryFile", File)
+    monkeypatch.setattr(b.driver.handover, "_offload", offload)
+    monkeypatch.setattr(a.driver.handover, "_offload", offload)
+    monkeypatch.setattr(b.replica, "add_delta", add_delta)
+    assert await b.driver.take_over_model() == "a"
+    np.testing.assert_array_equal(b.model(), a.model())
     await world.close()
 
 
