@@ -41,7 +41,9 @@ class Member:
     """Counts what the member said of itself in this incarnation; the larger beat is the news."""
     phase: Phase = Phase.ARRIVING
     steps: int = 0
+    """Of this life."""
     samples: int = 0
+    """Of all its lives: what a peer trained before it died is in the others' models, too."""
     link_mbit: int = 0
     """Mbit/s of its link, in each direction; 0: not known yet."""
     accusers: tuple[PeerId, ...] = ()

@@ -34,6 +34,8 @@ class Accord:
     """False: nobody's gradients had."""
     samples_of_step: int = 0
     """Of the step whose gradients are to be averaged."""
+    samples_before: int = 0
+    """Of our former lives, as far as the others had heard."""
     wants_to_end: bool = False
     """Our vote."""
     agreed_to_end: bool = False

@@ -368,8 +368,10 @@ class Averages:
     def _progress_of(self, what: What, members: tuple[PeerId, ...]) -> int:
         """A number whose mean over `members` is the samples of the swarm, this step's included."""
         membership = self._host.machine.membership
-        waits = what is What.GRADIENTS
-        own = membership.me.samples + self._accord.samples_of_step if waits else self.late.samples
+        if what is What.GRADIENTS:
+            own = membership.me.samples + self._accord.samples_of_step
+        else:
+            own = self._accord.samples_before + self.late.samples
         known = [member for peer in members if (member := membership.member(peer))]
         outside = membership.samples - sum(member.samples for member in known)
         return len(members) * own + outside

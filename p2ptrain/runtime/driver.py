@@ -10,6 +10,7 @@ import asyncio
 import functools
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from random import Random
 from typing import Any, assert_never
 
@@ -160,6 +161,10 @@ class Driver:
         """
         host, welcome = await knock(self._transport, hosts, self._hello(), timeout_s, self._clock)
         self._machine.learn(welcome.members, self.now, f"welcomed by {host}")
+        told = [member.samples for member in welcome.members if member.peer == self.name]
+        if any(told):  # we have been here before, and go on counting
+            self.accord.samples_before = max(told)
+            self.describe(Phase.ARRIVING, steps=0, samples=0)
         self._machine.membership.announce()
         self._pump()
 
@@ -227,7 +232,8 @@ class Driver:
 
     @_or_fail
     def describe(self, phase: Phase, steps: int, samples: int) -> None:
-        """The trainer is in `phase` and has done so much."""
+        """The trainer is in `phase` and has done so much in this life."""
+        samples += self.accord.samples_before
         self._machine.describe(self.now, phase=phase, steps=steps, samples=samples)
         membership = self._machine.membership
         if phase is Phase.ARRIVING or self.algorithm.averages == "models":
@@ -335,9 +341,11 @@ class Driver:
         if refusal:
             self.metrics.record("warning", text=f"refused {hello.me.peer}: {refusal}")
             return Welcome(refusal, ())
-        self._machine.learn([hello.me], self.now, "it joined here")
-        self._pump()
         membership = self._machine.membership
+        before = membership.member(hello.me.peer)
+        newcomer = hello.me if before is None else replace(hello.me, samples=before.samples)
+        self._machine.learn([newcomer], self.now, "it joined here")
+        self._pump()
         return Welcome("", (membership.me, *membership.others))
 
     async def handle_stream(self, opening: Opening, stream: SliceStream) -> None:

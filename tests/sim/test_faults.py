@@ -69,6 +69,19 @@ async def test_who_crashed_comes_back_under_a_new_incarnation_and_makes_the_rest
     await world.close()
 
 
+@pytest.mark.parametrize("algorithm", ["ad_psgd", "allreduce", "eager"])
+async def test_what_was_trained_before_a_crash_counts_when_its_peer_is_back(algorithm: str):
+    world = await trained([Crash(peer="p2", at_step=20, for_s=0.5)], algorithm=algorithm, steps=40)
+    await asyncio.sleep(5.0)  # so all have heard all
+    for peer in world.peers.values():
+        known = peer.driver.machine.membership.samples
+        assert 4 * 40 - 2 <= known <= 4 * 40, "what nobody had heard of is not known"
+    again = world.peers[PeerId("p2")].driver
+    assert again.accord.progress == again.machine.membership.samples
+    assert again.me.steps == 20, "steps are those of a life"
+    await world.close()
+
+
 async def test_who_comes_back_with_its_model_has_it_and_who_does_not_has_anothers():
     for keeps_model, expected in ((True, 7.0), (False, 3.0)):
         world = await build(3, "ad_psgd", equal=True)
