@@ -63,7 +63,7 @@ def plot_comparison(path: Path, scenario: Scenario, runs: Sequence[Run]) -> None
 
 
 def _draw_curves(axes: Axes, scenario: Scenario, runs: Sequence[Run]) -> None:
-    _clean(axes)
+    clean(axes)
     if not scenario.gradients:
         _draw_samples(axes, runs)
         return
@@ -136,7 +136,7 @@ def curves_title(scenario: Scenario, runs: Sequence[Run]) -> str:
 
 
 def _draw_strip(axes: Axes, run: Run, width_s: Seconds) -> None:
-    _clean(axes)
+    clean(axes)
     ranks = shown_ranks(run.scenario)
     start = _middle(run) - width_s / 2
     for line, rank in enumerate(ranks):
@@ -241,7 +241,7 @@ def _line_styles(count: int) -> list[tuple[str, str]]:
     return [LINES[index % len(LINES)] for index in range(count)]
 
 
-def _clean(axes: Axes) -> None:
+def clean(axes: Axes) -> None:
     """Leave only the ink that says something."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(FAINT)

@@ -15,11 +15,11 @@ A swarm of which half is dead has little left to prove: at most three of eight a
 What comes then befalls one of these three again.
 """
 
+import math
 import statistics
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Annotated
@@ -30,12 +30,16 @@ from rich.console import Console
 from launcher.backends import load_backend
 from launcher.backends.base import Backend, Fleet
 from launcher.backends.lives import RealFleet
+from launcher.bench.chaos_picture import Usage, plot
 from launcher.bench.claims import claim, conclude, print_claims, run_bench, write_bench
 from launcher.collect import Json
+from launcher.compare import compare
 from launcher.conditions import FaultConfig, Kind
 from launcher.evaluate import TaskEvaluator
 from launcher.faults import Blow
 from launcher.live import open_display
+from launcher.machine import describe_machine
+from launcher.report import write_report
 from launcher.run import Run
 from launcher.scenario import Scenario
 from p2ptrain.compute.pace import Pace
@@ -88,15 +92,6 @@ def _faults(chance: Random, moments: Sequence[Seconds]) -> Iterator[FaultConfig]
         yield FaultConfig(kind=kind, peers=ranks, at_s=round(moment, 2), for_s=for_s)
 
 
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """What one process had at one moment."""
-
-    at: Seconds
-    resident_bytes: int
-    descriptors: int
-
-
 class Watcher:
     """A backend that remembers its fleet, and what its peers use of the machine."""
 
@@ -119,9 +114,15 @@ class Watcher:
         self._fleet = self._backend.start(scenario, configs)
         return self._fleet
 
-    def look(self) -> None:
-        """Note what every peer uses now, once in `SAMPLE_EVERY_S`."""
-        now = time.monotonic()
+    def look(self, run: Run) -> None:
+        """Note what every peer uses now, once in `SAMPLE_EVERY_S`, while the swarm trains.
+
+        Before, peers load their libraries, and afterwards they close their connections: both would
+        be taken for what training does to them.
+        """
+        now, start = time.time(), run.curve.started_at
+        if start is None or not 0 <= now - start < (run.scenario.stop.seconds or math.inf):
+            return
         if now < self._next_at or not isinstance(self._fleet, RealFleet):
             return
         self._next_at = now + SAMPLE_EVERY_S
@@ -189,7 +190,7 @@ def carry_out(
     with open_display(console) as display:
 
         def watch(run: Run) -> None:
-            watcher.look()
+            watcher.look(run)
             display.show(run)
 
         run.execute(watcher, watch)
@@ -197,7 +198,7 @@ def carry_out(
 
 
 def main(
-    out: Annotated[Path, typer.Option(help="Where bench.json and the records go.")] = Path(
+    out: Annotated[Path, typer.Option(help="Where picture, report and records go.")] = Path(
         "runs/chaos"
     ),
     backend: Annotated[str, typer.Option(help="process or docker.")] = "process",
@@ -214,10 +215,13 @@ def main(
     bad = scenario_of(seed, drawn, StopConfig(seconds=seconds), STEP_MS)
     run, stormy, watcher = carry_out(bad, load_backend(backend), backend, out / "bad", console)
     good = scenario_of(seed, (), StopConfig(samples=run.samples), CALM_STEP_MS)
-    _, calm, _ = carry_out(good, load_backend(backend), backend, out / "good", console)
+    calm_run, calm, _ = carry_out(good, load_backend(backend), backend, out / "good", console)
     claims = claims_of(run, stormy, calm, watcher)
     rows = [{"name": "bad", **stormy}, {"name": "good", **calm}]
     write_bench(out, rows, claims, began)
+    plot(out / "bench.png", run, calm_run, list(watcher.lives.values()))
+    comparison = compare(bad, [stormy])
+    write_report(out / "report.html", bad, [(run, stormy)], comparison, describe_machine())
     console.print(what_happened(run.blows))
     print_claims(console, claims)
     conclude(console, out, claims, check=check)
