@@ -142,6 +142,7 @@ class Activation:
 
     Args:
         weigh: says how large the members' shares of what they average should be.
+        is_ready: says whether others may have us in their groups yet.
     """
 
     def __init__(
@@ -153,6 +154,7 @@ class Activation:
         view: Callable[[], Sequence[PeerId]],
         emit: Callable[[Effect], None],
         weigh: Weigh = equally,
+        is_ready: Callable[[], bool] = lambda: True,
     ) -> None:
         self._me = me
         self._incarnation = incarnation
@@ -161,6 +163,7 @@ class Activation:
         self._view = view
         self._emit = emit
         self._weigh = weigh
+        self._is_ready = is_ready
         self._begun = 0  # the last version that began here
         self._heard = 0  # the last version that began anywhere, as far as we were told
         self._group: InGroup | None = None
@@ -330,7 +333,8 @@ class Activation:
         if self.holds(ticket) or self.expects(ticket) or declined is False:
             return  # said again
         queued = any(version == waiting.version for waiting in self._queue)
-        if declined or self._withdrawn or version <= self._begun or queued:
+        here = self._is_ready() and not self._withdrawn
+        if declined or not here or version <= self._begun or queued:
             self._decline(run)
         elif self._group:
             insort(self._queue, run, key=lambda run: run.version)
@@ -398,8 +402,8 @@ class Activation:
 
     def _handle_activate(self, source: PeerId, version: int, waits: bool, now: Seconds) -> None:
         group = self._group
-        if self._withdrawn:
-            return  # we are about to leave; then somebody else is asked
+        if self._withdrawn or not self._is_ready():
+            return  # we are about to leave, or to begin; then somebody is asked again
         self._note_last(source, version, waits)
         if version > self._begun:
             self._count(source, version, waits, now)

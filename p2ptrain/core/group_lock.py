@@ -134,6 +134,7 @@ class GroupLock:
     Args:
         weigh: says how large the members' shares of what they average should be.
         pace: says how long to wait for what, and is told how long it took; none: as configured.
+        is_ready: says whether others may have us in their groups yet.
     """
 
     def __init__(
@@ -144,12 +145,14 @@ class GroupLock:
         emit: Callable[[Effect], None],
         weigh: Weigh = equally,
         pace: Pace | None = None,
+        is_ready: Callable[[], bool] = lambda: True,
     ) -> None:
         self._me = me
         self._incarnation = incarnation
         self._config = config
         self._emit = emit
         self._weigh = weigh
+        self._is_ready = is_ready
         self.pace = pace or Pace(config)
         self._state: LockState = Free()
         self._queue: tuple[Claim, ...] = ()  # others' claims, the oldest first, one of each peer
@@ -486,6 +489,9 @@ class GroupLock:
         if not 0 < claim.lease_s <= self._config.lease_s:
             self._disown(source, claim.ticket)  # we promise ourselves to nobody for so long
             return
+        if not self._is_ready():
+            self._disown(source, claim.ticket)  # our model is not what they want to average with
+            return
         self._clock = max(self._clock, min(claim.born, self._clock + MOST_TICKS))
         match self._state:
             case Granted(ticket=ticket) if ticket == claim.ticket:
@@ -565,7 +571,7 @@ class GroupLock:
                 self._free(ticket)
                 self._next_turn(now)
             case Collecting() as state if state.ticket == ticket:
-                self._drop(source, Outcome.REFUSED, f"{source} took its promise back", now)
+                self._drop(source, Outcome.REFUSED, f"{source} is not to be had", now)
             case InGroup(members=members) as state if state.ticket == ticket and source in members:
                 self._abandon(Outcome.REFUSED, f"{source} is not in the group any more", now)
             case _:

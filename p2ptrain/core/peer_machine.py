@@ -112,6 +112,9 @@ class PeerMachine:
         schedule: Schedule | None = None,
         book: GroupBook | None = None,
     ) -> None:
+        self.has_model = True
+        """False while the model that we are to go on with is still to come: nobody averages with
+        what we have now, which may be noise."""
         self._effects: list[Effect] = []
         self._now: Seconds = 0.0
         self._unsettled: list[MemberChanged] = []  # of which the groups have not been told
@@ -123,6 +126,7 @@ class PeerMachine:
             self._note,
             self._weigh,
             ObservedPace(config.lock),
+            lambda: self.has_model,
         )
         self.rendezvous = Rendezvous(
             me.peer,
@@ -140,6 +144,7 @@ class PeerMachine:
             self.membership.trainees,
             self._note,
             self._weigh,
+            lambda: self.has_model,
         )
         self.generator = GroupGenerator(
             me.peer,

@@ -155,10 +155,13 @@ class Driver:
     async def join(self, hosts: Sequence[Address], timeout_s: Seconds) -> None:
         """Ask `hosts` in turn until one lets us in.
 
+        We have no part in groups until `take_over_model` or `keep_model` has followed.
+
         Raises:
             RefusedError: if one says no.
             TransportError: if none answered within `timeout_s`.
         """
+        self._machine.has_model = False
         host, welcome = await knock(self._transport, hosts, self._hello(), timeout_s, self._clock)
         self._machine.learn(welcome.members, self.now, f"welcomed by {host}")
         told = [member.samples for member in welcome.members if member.peer == self.name]
@@ -186,10 +189,15 @@ class Driver:
 
     async def take_over_model(self) -> PeerId | None:
         """If others already train, take the model of one of them; returns whose."""
-        algorithm = self.algorithm
+        algorithm, donor = self.algorithm, None
         if algorithm.averages == "models" or algorithm.acts("schedule"):
-            return await self.handover.take_over_model()
-        return None  # we catch up at our first average
+            donor = await self.handover.take_over_model()
+        self.keep_model()  # or we catch up at our first average
+        return donor
+
+    def keep_model(self) -> None:
+        """Go on with the model that we have: from now on others average with it."""
+        self._machine.has_model = True
 
     def begin_background(self, swarm: Any) -> None:  # Any: the Swarm port, built by the caller
         """Run the algorithm's own loop beside the trainer."""

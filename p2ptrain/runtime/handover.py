@@ -154,6 +154,7 @@ class Handover:
         """
         try:
             if opening.version is None:
+                self._refuse_without_model()
                 state = await self._offload(self._model)
             else:
                 self._refuse_unless_waiting(opening.version, opening.line)
@@ -171,6 +172,10 @@ class Handover:
         with tempfile.SpooledTemporaryFile(SMALL_BYTES) as file:
             file.write(vector_M.data)
             return _contents(file)
+
+    def _refuse_without_model(self) -> None:
+        if not self._host.machine.has_model:
+            raise RefusedError(f"{self._host.name} is itself about to take over a model")
 
     def _refuse_unless_waiting(self, version: int, line: int) -> None:
         if not self._host.machine.rendezvous.waits_with(version, line):

@@ -154,7 +154,9 @@ class World:
         """
         sinks = (metrics,) if metrics else ()
         self._births[PeerId(name)] = _Birth(algorithm, options, replica.export_state(), sinks)
-        return await self._start(PeerId(name), replica, "")
+        peer = await self._start(PeerId(name), replica, "")
+        peer.driver.keep_model()
+        return peer
 
     def crash(self, name: str) -> None:
         """Kill -9."""
@@ -185,7 +187,9 @@ class World:
         del self.dead[PeerId(name)]
         peer.steps_before = before.steps
         peer.process.slowness = before.process.slowness  # its machine is as it was
-        if not keeps_model:
+        if keeps_model:
+            peer.driver.keep_model()
+        else:
             await peer.process.start(peer.driver.take_over_model())
         if self._trainer:
             self._begin(peer, self._trainer)

@@ -1109,7 +1109,7 @@ def test_a_member_that_leaves_takes_its_promise_back(trio: Trio):
     trio.withdraw("b")
     trio.settle()
     assert trio.ended == {ticket: Outcome.REFUSED}
-    assert trio.reasons[ticket] == "b took its promise back"
+    assert trio.reasons[ticket] == "b is not to be had"
     assert set(trio.states.values()) == {"free"}
 
 

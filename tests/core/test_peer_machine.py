@@ -28,6 +28,7 @@ from p2ptrain.core.messages import (
     Begin,
     CatchUp,
     Claim,
+    Decline,
     Grant,
     How,
     MemberState,
@@ -196,6 +197,29 @@ def test_who_serves_on_after_its_training_still_grants(machine: PeerMachine):
     machine.withdraw(0.0)
     machine.receive(A, Claim(Ticket(A, 1, 1), 1, 20.0), 0.1)
     assert messages(machine.take_effects(), "a") == [Grant(Ticket(A, 1, 1))]
+
+
+def test_who_has_still_to_take_over_a_model_is_in_no_claimed_group(machine: PeerMachine):
+    machine.has_model = False
+    ticket, newer = Ticket(A, 1, 1), Ticket(A, 1, 2)
+    machine.receive(A, Claim(ticket, 1, 20.0), 0.1)
+    assert messages(machine.take_effects(), "a") == [Release(ticket)]
+    machine.has_model = True
+    machine.receive(A, Claim(newer, 2, 20.0), 0.2)
+    assert messages(machine.take_effects(), "a") == [Grant(newer)]
+
+
+def test_who_has_still_to_take_over_a_model_neither_joins_nor_hosts_a_version(
+    scheduled: PeerMachine,
+):
+    scheduled.has_model = False
+    ticket = Ticket(A, 1, 1)
+    scheduled.receive(A, Run(ticket, 1, (A, B, C)), 0.1)
+    effects = scheduled.take_effects()
+    assert [messages(effects, name) for name in "ac"] == [[Decline(ticket, 0)]] * 2
+    scheduled.receive(C, Activate(2, waits=True), 0.2)
+    assert scheduled.take_effects() == [], "whoever asks asks again"
+    assert scheduled.activation.group is None
 
 
 @pytest.mark.parametrize("taken", [True, False])

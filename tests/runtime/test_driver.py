@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from p2ptrain.core import messages as m
+from p2ptrain.core.events import Outcome
 from p2ptrain.core.links import MAX_MBIT
 from p2ptrain.core.messages import Member, MemberState, Phase
 from p2ptrain.core.repair import RepairConfig
@@ -245,6 +246,35 @@ async def test_those_who_join_at_once_take_the_models_of_different_peers():
     models = {peer.driver.name: peer.model() for peer in trained}
     for newcomer, donor in zip(newcomers, donors, strict=True):
         np.testing.assert_array_equal(newcomer.model(), models[donor])
+    await world.close()
+
+
+async def test_nobody_averages_with_a_newcomer_before_it_has_taken_over_the_model():
+    world = World(seed=3)
+    trained = [await world.add(name, replica(0.0), "ad_psgd") for name in ("a", "b")]
+    await asyncio.gather(*(peer.train(1, 0.1) for peer in trained))
+    newcomer = await world.add("n", replica(9.0), "ad_psgd")
+    newcomer.driver.machine.has_model = False  # as after `join`, in a life
+    await asyncio.sleep(5.0)
+    for peer in trained:
+        result = await peer.driver.average_with_any([PeerId("n")], 1)
+        assert (result.outcome, result.why) == (Outcome.REFUSED, "n is not to be had")
+    with pytest.raises(RefusedError, match="n is itself about to take over a model"):
+        await trained[0].driver.handover.download(PeerId("n"))
+    assert await newcomer.driver.take_over_model() in ("a", "b")
+    result = await trained[0].driver.average_with_any([PeerId("n")], 1)
+    assert result.outcome is Outcome.DONE
+    assert max(abs(peer.model()).max() for peer in (*trained, newcomer)) < 1.0, "9 is in no mean"
+    await world.close()
+
+
+async def test_who_joins_is_in_no_group_until_it_has_a_model():
+    world, a, b = await pair()
+    assert a.driver.machine.has_model
+    await b.driver.join([a.address], 3.0)
+    assert not b.driver.machine.has_model
+    assert await b.driver.take_over_model() is None, "a has not trained"
+    assert b.driver.machine.has_model
     await world.close()
 
 

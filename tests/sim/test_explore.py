@@ -57,11 +57,11 @@ def test_a_lost_message_idles_nobody_for_longer_than_it_takes_to_say_it_again():
 
 
 def test_what_a_lock_remembers_is_all_in_its_frozen_state():
-    """All but its name, life, config, `emit`, `weigh`, `pace`; else two situations would be one."""
+    """All but name, life, config, `emit`, `weigh`, `pace`, `is_ready`; else two would be one."""
     lock = GroupLock(PeerId("a"), 1, SHORT, print)
     frozen = lock.frozen(0.0)
     assert isinstance(frozen, tuple)
-    assert len(frozen) == len(vars(lock)) - 6
+    assert len(frozen) == len(vars(lock)) - 7
 
 
 class WithEveryMessage(Situations):
