@@ -8,9 +8,11 @@ Arguments become values here and nowhere else. Exit codes::
     130  Ctrl-C (143 after SIGTERM, 129 after SIGHUP); no peer is left behind
 """
 
+import fcntl
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, NoReturn
@@ -79,19 +81,20 @@ def run(
     left_out += without
     chosen.check_algorithms()
     place.check(chosen)
-    folder = _prepare(Path("runs", chosen.name) if out is None else out)
-    console = Console(highlight=False)
-    by_seed = [
-        _carry_out(one, place, backend, _folder_of(one, chosen, folder), console)
-        for one in seeded(chosen)
-    ]
-    finished, summaries = by_seed[0], means([[each for _, each in one] for one in by_seed])
-    (folder / "scenario.toml").write_text(to_toml(chosen), encoding="utf-8")
-    comparison = compare(chosen, summaries)
-    write_json(folder / "comparison.json", comparison)
-    plot_comparison(folder / "comparison.png", chosen, [run for run, _ in finished])
-    machine = describe_machine()
-    write_report(folder / "report.html", chosen, finished, comparison, machine, left_out)
+    folder = Path("runs", chosen.name) if out is None else out
+    with _prepared(folder):
+        console = Console(highlight=False)
+        by_seed = [
+            _carry_out(one, place, backend, _folder_of(one, chosen, folder), console)
+            for one in seeded(chosen)
+        ]
+        finished, summaries = by_seed[0], means([[each for _, each in one] for one in by_seed])
+        (folder / "scenario.toml").write_text(to_toml(chosen), encoding="utf-8")
+        comparison = compare(chosen, summaries)
+        write_json(folder / "comparison.json", comparison)
+        plot_comparison(folder / "comparison.png", chosen, [run for run, _ in finished])
+        machine = describe_machine()
+        write_report(folder / "report.html", chosen, finished, comparison, machine, left_out)
     _report(console, finished, comparison, left_out, folder)
     if check and not do_all_hold(comparison):
         raise typer.Exit(CLAIM_DOES_NOT_HOLD)
@@ -139,18 +142,29 @@ def _there(
     return able, unable
 
 
-def _prepare(folder: Path) -> Path:
-    """Make the folder, and take away what an earlier comparison left.
+@contextmanager
+def _prepared(folder: Path) -> Iterator[None]:
+    """A folder that is ours alone, without what an earlier comparison left in it.
 
     It would not be of this run.
+
+    Raises:
+        ConfigError: if it cannot be written to, or another run does.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name in ("comparison.json", "comparison.png", "report.html"):
-            (folder / name).unlink(missing_ok=True)
+        lock = (folder / ".lock").open("w")
     except OSError as error:
         raise ConfigError(f"cannot write to {folder}: {error.strerror}") from error
-    return folder
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            why = f"another run writes to {folder}; give this one another folder with --out"
+            raise ConfigError(why) from None
+        for name in ("comparison.json", "comparison.png", "report.html"):
+            (folder / name).unlink(missing_ok=True)
+        yield
 
 
 def _folder_of(one: Scenario, whole: Scenario, folder: Path) -> Path:

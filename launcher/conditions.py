@@ -132,10 +132,15 @@ class FaultConfig:
             raise ConfigError(f"{self}: peers = {list(self.peers)} must be ranks, from 0")
         if (self.at_s is None) == (self.at_step is None):
             raise ConfigError(f"{self}: give exactly one of at_s and at_step")
-        for name in ("at_s", "at_step", "for_s"):
+        for name in ("at_s", "at_step"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < float("inf"):
                 raise ConfigError(f"{self}: {name} = {value} must be a number, 0 or more")
+        if self.for_s is not None and not 0 < self.for_s < float("inf"):
+            raise ConfigError(
+                f"{self}: for_s = {self.for_s} must be a number above 0; leave it out if it is not "
+                "to end"
+            )
         if self.kind == "join" and (self.for_s is not None or self.at_s is None):
             raise ConfigError(f"{self}: give at_s and no for_s; a second fault can take it away")
         for name in ("factor", "rate", "mbit_s"):

@@ -52,6 +52,17 @@ class Blow:
     missed: bool = False
     """It found its peer dead, or gone."""
 
+    @property
+    def is_on(self) -> bool:
+        """True while it lasts."""
+        return self.began is not None and self.ended is None and not self.missed
+
+    def __str__(self) -> str:
+        """As in the beginning of a sentence: ``fault 'crash' of p01 at 3 s``."""
+        fault, names = self.fault, ", ".join(f"p{rank:02}" for rank in self.ranks)
+        when = f"{fault.at_s:g} s" if fault.at_s is not None else f"step {fault.at_step}"
+        return f"{fault} of {names} at {when}"
+
 
 def blows_of(faults: Sequence[FaultConfig]) -> list[Blow]:
     """What is to happen, in the order in which it was written."""
@@ -92,7 +103,8 @@ class Schedule:
             if blow.began is None and _is_due(blow, histories, started_at, now):
                 blow.began = now
                 yield blow, "begins"
-            ends_at = None if blow.began is None else blow.began + (blow.fault.for_s or np.inf)
+            for_s = blow.fault.for_s
+            ends_at = None if blow.began is None or for_s is None else blow.began + for_s
             if ends_at is not None and blow.ended is None and not blow.missed and now >= ends_at:
                 blow.ended = now
                 yield blow, "ends"
@@ -257,9 +269,11 @@ class _Course:
         """How many peers were there, on average."""
         if end - begin < _RECOVERY_STEP_S:
             return None
-        missing = sum(
-            max(0.0, min(end, until) - max(begin, since)) for _, since, until in self._absences
-        )
+        missing, there = 0.0, [begin] * len(self._histories)  # until when each has been looked at
+        for rank, since, until in sorted(self._absences, key=lambda absence: absence[1]):
+            since, until = max(since, there[rank]), min(until, end)
+            missing += max(0.0, until - since)
+            there[rank] = max(there[rank], until)
         return len(self._histories) - missing / (end - begin)
 
     def _absence(self, blow: Blow, rank: int) -> tuple[Seconds, Seconds]:

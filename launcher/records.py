@@ -110,10 +110,13 @@ class PeerHistory:
         self._offset = 0
         self._unix_minus_t: Seconds = 0.0
         self._lives = 0
+        self._is_cut = False
         self._samples_after: list[int] = []
 
     def read(self) -> None:
-        """Take in the lines that were completed since the last call."""
+        """Take in the lines that were completed since the last call; none after `cut`."""
+        if self._is_cut:
+            return
         try:
             with self._path.open("rb") as file:
                 file.seek(self._offset)
@@ -124,6 +127,10 @@ class PeerHistory:
         self._offset += len(whole)
         for line in whole.splitlines():
             self._take_line(line)
+
+    def cut(self) -> None:
+        """From now on nothing counts: it goes on only because somebody ends it."""
+        self._is_cut = True
 
     def close(self, *, lost: bool) -> None:
         """Learn that nothing more will come; one that was `lost` counts until its last record."""

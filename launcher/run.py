@@ -79,13 +79,18 @@ class Run:
     def costs(self) -> Json:
         """What the scenario's faults cost, until the first peer came to the end of the run.
 
-        Those who came back go on a little longer: a life counts from its own first step.
+        Those who came back go on a little longer: a life counts from its own first step. And who
+        came back too late to train again says nothing about the end.
         """
         start = self.curve.started_at
+        goings = [blow for blow in self.blows if blow.fault.kind in ("crash", "leave")]
         ends = [
             history.steps[-1].at
-            for history, status in zip(self.histories, self.statuses, strict=True)
+            for rank, (history, status) in enumerate(
+                zip(self.histories, self.statuses, strict=True)
+            )
             if status.state == "ended" and history.steps
+            if not any(rank in b.ranks and (b.began or 0.0) >= history.steps[-1].at for b in goings)
         ]
         end = min(ends, default=(start or 0.0) + self.wall_s)
         return costs_of(self.blows, self.histories, start, end)
@@ -107,6 +112,7 @@ class Run:
         self._check_somebody_ended()
         self._facts = fleet.facts()
         self.blows = fleet.blows
+        self._note_what_did_not_come()
         self.curve.finish()
         self.is_over = True
         watch(self)
@@ -157,6 +163,13 @@ class Run:
         if history.lost:
             self.notes.append(f"{status.name} was lost: it {status.why}")
 
+    def _note_what_did_not_come(self) -> None:
+        for blow in self.blows:
+            if blow.missed:
+                self.notes.append(f"{blow} found nobody there")
+            elif blow.began is None:
+                self.notes.append(f"{blow} did not come: the run was over before")
+
     def _must_end(self) -> bool:
         running = [status.name for status in self.statuses if status.state == "running"]
         if not running:
@@ -169,6 +182,9 @@ class Run:
         if not someone_ended:
             raise LaunchError(self._too_late(running))
         self.notes.append(f"{', '.join(running)} did not end within {LATE_S:g} s of the others")
+        for history in self.histories:
+            if history.name in running:
+                history.cut()
         return True
 
     def _too_late(self, running: Sequence[str]) -> str:

@@ -26,7 +26,6 @@ network away. After ``kill -9`` of the launcher ``p2plab clean`` does: whatever 
 
 import dataclasses
 import os
-import shlex
 import shutil
 import signal
 import subprocess
@@ -54,8 +53,15 @@ LOOK_EVERY_S: Seconds = 0.5
 TIMEOUT_S: Seconds = 120.0
 """An engine that does not answer for so long does not answer at all."""
 
+ADDRESS = "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}"
+"""Of a container, as the engine is asked for it."""
+
 NOBODY = "02:00:00:00:00:01"
 """A hardware address of nobody."""
+
+LEAST_CPUS = 0.01
+LEAST_MEMORY_MB = 400
+LEAST_MBIT_S, MOST_MBIT_S = 0.001, 100_000.0
 
 SIGNALLED = 128
 """Exit codes above say by which signal a container ended."""
@@ -83,6 +89,7 @@ class DockerBackend:
                 "[[devices]] what each may send, or use --backend sim"
             )
         refuse_faults(scenario, KINDS, "containers of one machine")
+        _refuse_limits(scenario)
         why = engine_trouble()
         if why:
             raise ConfigError(why)
@@ -111,8 +118,10 @@ class DockerFleet(RealFleet):
         self._names = [f"{self._project}-{config.name}" for config in configs]
         self._codes: dict[str, int | None] = {}
         self._looked_at: Seconds | None = None
-        self._paused: dict[int, None] = {}
-        self._throttled: dict[int, float] = {}
+        self._no_memory: dict[str, None] = {}
+        self._addresses: dict[int, str] = {}
+        self._cut: dict[int, set[str]] = {}  # by rank, the addresses that it does not reach
+        self._is_made = False
         self._is_stopped = False
 
     def create(self) -> None:
@@ -121,6 +130,7 @@ class DockerFleet(RealFleet):
         file = compose_file(self._scenario, names, self._folder, self._project)
         self._compose.write_text(to_yaml(file), encoding="utf-8")
         self._call_compose("up", "--no-start")
+        self._is_made = True
 
     def stop(self, grace_s: Seconds) -> None:
         """Ask whoever runs to leave; keep what all have said; take everything away."""
@@ -128,16 +138,20 @@ class DockerFleet(RealFleet):
         if self._is_stopped or not self._compose.exists():
             return
         try:
-            for rank in list(self._paused):  # a paused peer cannot leave
-                self._signal(rank, signal.SIGCONT)
-            running = [name for name in self._names if self._look().get(name, 0) is None]
-            if running and grace_s:
-                _docker("stop", "--time", f"{max(1, round(grace_s))}", *running)
-            self._look(now=True)
-            self._keep_logs()
+            if self._is_made:
+                self._ask_all_to_leave(grace_s)
+                self._keep_logs()
         finally:
             self._call_compose("down", "--timeout", "0", "--remove-orphans")
             self._is_stopped = True
+
+    def _ask_all_to_leave(self, grace_s: Seconds) -> None:
+        for rank in range(len(self._names)):
+            self._hold(rank, paused=False)  # who stands still cannot leave
+        running = [name for name in self._names if self._look().get(name, 0) is None]
+        if running and grace_s:
+            _docker("stop", "--time", f"{max(1, round(grace_s))}", *running)
+        self._look(now=True)
 
     def pids(self) -> Sequence[int]:
         """The peers' own, below that of each container's first process."""
@@ -149,9 +163,11 @@ class DockerFleet(RealFleet):
 
     def _start(self, rank: int, file: Path) -> None:
         _docker("start", self._names[rank])
-        self._paused.pop(rank, None)
         self._look(now=True)
+        self._addresses[rank] = _docker("inspect", "--format", ADDRESS, self._names[rank]).strip()
+        self._cut[rank] = set()
         self._shape(rank)
+        self._part()
 
     def _exit_code(self, rank: int) -> int | None:
         return self._look().get(self._names[rank], 0)
@@ -163,14 +179,28 @@ class DockerFleet(RealFleet):
         name = self._names[rank]
         match number:
             case signal.SIGSTOP:
-                self._paused[rank] = None
-                _docker("pause", name)
+                self._unless_over(rank, "pause")
             case signal.SIGCONT:
-                if self._paused.pop(rank, 0) is None:
-                    _docker("unpause", name)
+                self._unless_over(rank, "unpause")
+                self._shape(rank)  # nothing could be done to its network meanwhile
+                self._part()
             case _:
                 _docker("kill", "--signal", number.name, name, may_fail=True)
         self._look(now=True)
+
+    def _unless_over(self, rank: int, verb: str) -> None:
+        """Pause a container or let it go on; it may have ended at this very moment."""
+        try:
+            _docker(verb, self._names[rank])
+        except LaunchError:
+            if self._look(now=True).get(self._names[rank], 0) is None:
+                raise
+
+    def _death(self, rank: int, number: signal.Signals) -> str:
+        if self._names[rank] in self._no_memory:
+            limits = [d.memory_mb for d in self._scenario.devices if rank in d.peers]
+            return f"was killed: it wanted more than memory_mb = {limits[-1]}; give it more"
+        return super()._death(rank, number)
 
     def _where(self, file: Path) -> str:
         return RESULTS if file == self._folder else f"{RESULTS}/{file.name}"
@@ -182,8 +212,10 @@ class DockerFleet(RealFleet):
         ):
             form = "{{.Name}} {{.State.Running}} {{.State.ExitCode}} {{.State.OOMKilled}}"
             for line in _docker("inspect", "--format", form, *self._names).splitlines():
-                name, runs, code, no_memory = line.split()
-                self._codes[name.lstrip("/")] = None if runs == "true" else _exit(code, no_memory)
+                name, runs, code, no_memory = line.removeprefix("/").split()
+                self._codes[name] = None if runs == "true" else _exit(code, no_memory)
+                if no_memory == "true":
+                    self._no_memory[name] = None
             self._looked_at = self.now()
         return self._codes
 
@@ -191,45 +223,57 @@ class DockerFleet(RealFleet):
 
     def _befall_network(self, blow: Blow, what: Literal["begins", "ends"]) -> None:
         if blow.fault.kind == "throttle":
-            (rank,) = blow.ranks
-            if what == "begins":
-                self._throttled[rank] = blow.fault.mbit_s or 0.0
-            else:
-                self._throttled.pop(rank, None)
-            self._shape(rank)
+            self._shape(blow.ranks[0])
         else:
-            self._cut_off(blow.ranks, heal=what == "ends")
+            self._part()
 
     def _shape(self, rank: int) -> None:
         """Let the interface carry what the peer's narrowest limit allows."""
-        if not self._is_there(rank):
-            return
-        limits = [self._throttled.get(rank)]
+        limits = [self._narrowest(rank)]
         limits += [d.uplink_mbit_s for d in self._scenario.devices if rank in d.peers]
         link = self._scenario.link
         limits += [link.bandwidth_mbit_s] if link else []
         known = [limit for limit in limits if limit is not None]
         self._inside(rank, shaping(min(known) if known else None, link))
 
-    def _cut_off(self, ranks: Sequence[int], *, heal: bool) -> None:
-        """Nothing passes between `ranks` and all others, or again everything."""
-        others = [rank for rank in range(len(self._names)) if rank not in ranks]
-        for here, there in ((ranks, others), (others, ranks)):
-            names = [self._configs[rank].name for rank in there]
-            for rank in here:
-                if self._is_there(rank):
-                    self._inside(rank, cutting(names, heal=heal))
+    def _part(self) -> None:
+        """Let everybody reach whom it may, at the address that one has now, and nobody else."""
+        cuts = [blow for blow in self.blows if blow.is_on and blow.fault.kind == "partition"]
+        for here in range(len(self._names)):
+            if not self._can_be_changed(here):
+                continue
+            lost = {
+                address
+                for there, address in self._addresses.items()
+                if any((here in cut.ranks) is not (there in cut.ranks) for cut in cuts)
+            }
+            before, self._cut[here] = self._cut.get(here, set()), lost
+            self._inside(here, cutting(sorted(lost - before), sorted(before - lost)))
+
+    def _can_be_changed(self, rank: int) -> bool:
+        """One that is paused sends nothing, and is looked after when it goes on."""
+        return self._is_there(rank) and not self._presences[rank].is_paused
 
     def _inside(self, rank: int, script: str) -> None:
-        """Run a script as root of a container."""
-        if script:
-            said = _docker("exec", "--user", "0", self._names[rank], "sh", "-ec", script, both=True)
-            if "qdisc kind is unknown" in said:
-                raise LaunchError(
-                    f"{self._scenario.name}: [link] asks for latency, jitter, loss or "
-                    "duplication, for which this machine's kernel needs netem (modprobe "
-                    "sch_netem); leave them out, or use --backend sim"
-                )
+        """Run a script as root of a container that runs.
+
+        Raises:
+            LaunchError: if it fails, and not because the container has just ended.
+        """
+        if not script or not self._can_be_changed(rank):
+            return
+        command = ["docker", "exec", "--user", "0", self._names[rank], "sh", "-ec", script]
+        done = _finished(command, subprocess.STDOUT)
+        if not done.returncode or self._look(now=True).get(self._names[rank], 0) is not None:
+            return
+        if "qdisc kind is unknown" in done.stdout:
+            raise LaunchError(
+                f"{self._scenario.name}: [link] asks for latency, jitter, loss or "
+                "duplication, for which this machine's kernel needs netem (modprobe "
+                "sch_netem); leave them out, or use --backend sim"
+            )
+        said = " ".join(done.stdout.split()) or "it said nothing"
+        raise LaunchError(f"the network of {self._names[rank]} cannot be changed: {said}")
 
     # --- the engine -------------------------------------------------------------------------------
 
@@ -261,21 +305,11 @@ def shaping(mbit_s: float | None, link: LinkConfig | None) -> str:
     return "\n".join(lines)
 
 
-def cutting(names: Sequence[str], *, heal: bool) -> str:
-    """A script that loses, or no longer loses, whatever goes to peers of these names."""
-    if not names:
-        return ""
-    change = (
-        'ip neigh del "$ip" dev eth0 2>/dev/null || true'
-        if heal
-        else f'ip neigh replace "$ip" lladdr {NOBODY} dev eth0 nud permanent'
-    )
-    return (
-        f"for name in {shlex.join(names)}; do\n"
-        "  ip=$(getent ahostsv4 $name | cut -d' ' -f1 | head -n 1)\n"
-        f'  if [ -n "$ip" ]; then {change}; fi\n'
-        "done"
-    )
+def cutting(lost: Sequence[str], found: Sequence[str]) -> str:
+    """A script that loses whatever goes to some addresses, and no longer what goes to others."""
+    lose = [f"ip neigh replace {ip} lladdr {NOBODY} dev eth0 nud permanent" for ip in lost]
+    find = [f"ip neigh del {ip} dev eth0 2>/dev/null || true" for ip in found]
+    return "\n".join([*lose, *find])
 
 
 def engine_trouble() -> str:
@@ -311,6 +345,33 @@ def clean() -> list[str]:
     if networks:
         _docker("network", "rm", *networks)
     return [*containers, *networks]
+
+
+def _refuse_limits(scenario: Scenario) -> None:
+    """Raises ConfigError for what no engine can hold a container to, or no peer can live with."""
+    processors = float(os.cpu_count() or 1)
+    for device in scenario.devices:
+        if device.cpus is not None and not LEAST_CPUS <= device.cpus <= processors:
+            raise ConfigError(
+                f"devices cpus = {device.cpus:g} cannot be given to a container; give from "
+                f"{LEAST_CPUS:g} to {processors:g}, as many as this machine has"
+            )
+        if device.memory_mb is not None and device.memory_mb < LEAST_MEMORY_MB:
+            raise ConfigError(
+                f"devices memory_mb = {device.memory_mb} is too little for a peer to start; give "
+                f"{LEAST_MEMORY_MB} or more"
+            )
+    rates = [("link bandwidth_mbit_s", scenario.link.bandwidth_mbit_s)] if scenario.link else []
+    rates += [
+        ("devices uplink_mbit_s", d.uplink_mbit_s) for d in scenario.devices if d.uplink_mbit_s
+    ]
+    rates += [(f"{f}: mbit_s", f.mbit_s) for f in scenario.faults if f.mbit_s]
+    for what, rate in rates:
+        if not LEAST_MBIT_S <= rate <= MOST_MBIT_S:
+            raise ConfigError(
+                f"{what} = {rate:g} is none that a token bucket can keep to; give from "
+                f"{LEAST_MBIT_S:g} to {MOST_MBIT_S:g}"
+            )
 
 
 def _placed(config: RunConfig, first: str) -> RunConfig:
@@ -353,14 +414,24 @@ def _run(command: Sequence[str], *, may_fail: bool = False, both: bool = False) 
     """What a command prints, with `both` also on standard error.
 
     Raises:
-        LaunchError: with its last line, if it fails and may not.
+        LaunchError: with what it said, if it fails and may not.
     """
+    done = _finished(command, subprocess.STDOUT if both else subprocess.PIPE)
+    if done.returncode and not may_fail and not both:
+        lines = (done.stderr or "it said nothing").strip().splitlines()
+        reasons = [line for line in lines if line.startswith("Error response")]
+        raise LaunchError(f"{' '.join(command[:3])} failed: {[*reasons, lines[-1]][0]}")
+    return done.stdout
+
+
+def _finished(command: Sequence[str], errors: int) -> subprocess.CompletedProcess[str]:
+    """A command that has ended. Raises LaunchError if it does not."""
     try:
-        done = subprocess.run(
+        return subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT if both else subprocess.PIPE,
+            stderr=errors,
             text=True,
             errors="replace",
             timeout=TIMEOUT_S,
@@ -368,7 +439,3 @@ def _run(command: Sequence[str], *, may_fail: bool = False, both: bool = False) 
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise LaunchError(f"{' '.join(command[:2])} does not answer: {error}") from error
-    if done.returncode and not may_fail and not both:
-        said = (done.stderr or "it said nothing").strip().splitlines()[-1]
-        raise LaunchError(f"{' '.join(command[:3])} failed: {said}")
-    return done.stdout

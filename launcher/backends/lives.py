@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from launcher.backends.base import PeerStatus
+from launcher.conditions import FaultConfig, Kind
 from launcher.faults import Blow, Schedule, left_of
 from launcher.records import PeerHistory
 from launcher.scenario import Scenario
@@ -54,6 +55,7 @@ class Presence:
     is_late: bool = False
     """It lives since later than the others: its seconds end later, too, if nobody says so."""
 
+    is_paused: bool = False
     is_asked: bool = False
     """It was asked to end. If it cannot hear that yet, or not any more, it ends at once."""
 
@@ -101,6 +103,10 @@ class RealFleet(ABC):
     def _befall_network(self, blow: Blow, what: Literal["begins", "ends"]) -> None:
         """Throttle a link, cut a peer off; where there is a network of our own."""
         raise InvariantViolation(f"{blow.fault} was to be refused before anything started")
+
+    def _death(self, rank: int, number: signal.Signals) -> str:
+        """What ended a life, to go on with after the peer's name."""
+        return f"was killed by {number.name}"
 
     def _where(self, file: Path) -> str:
         """What the peer calls a file of its folder."""
@@ -165,9 +171,17 @@ class RealFleet(ABC):
         """Say how every peer is."""
         found = [self._status(rank) for rank in range(len(self._configs))]
         someone_runs = any(status and status.state == "running" for status in found)
+        if not any(status and status.state == "ended" for status in found):
+            someone_runs = someone_runs or self._someone_returns()
         return [
             status or self._status_away(rank, someone_runs) for rank, status in enumerate(found)
         ]
+
+    def _someone_returns(self) -> bool:
+        """True if somebody who is away is to come: after all have crashed, too."""
+        retries = any(presence.again_at is not None for presence in self._presences)
+        goings = (blow for blow in self.blows if blow.fault.kind in ("crash", "leave"))
+        return retries or any(blow.is_on and blow.fault.for_s is not None for blow in goings)
 
     # --- lives ------------------------------------------------------------------------------------
 
@@ -193,6 +207,7 @@ class RealFleet(ABC):
         presence.lives += 1
         presence.is_late = self._started_at is not None
         presence.is_away, presence.has_left, presence.is_asked = False, False, False
+        presence.is_paused = False
         presence.again_at = None
         self._start(rank, file)
 
@@ -215,7 +230,7 @@ class RealFleet(ABC):
         if code == USER_MISTAKE:
             return PeerStatus(name, "refused", self._last_words(rank))
         if code < 0:
-            return PeerStatus(name, "lost", f"was killed by {signal.Signals(-code).name}")
+            return PeerStatus(name, "lost", self._death(rank, signal.Signals(-code)))
         why = f"ended with exit code {code}: {self._last_words(rank)}"
         return PeerStatus(name, "lost", why)
 
@@ -240,22 +255,44 @@ class RealFleet(ABC):
         match blow.fault.kind:
             case "crash" if begins:
                 self._signal(rank, signal.SIGKILL)
-                presence.is_away = returns
+                presence.is_away, presence.is_paused = returns, False
             case "leave" if begins:
                 self._ask_to_end(rank)
                 presence.is_away, presence.has_left = returns, True
             case "crash" | "leave" | "join":
                 self._live(rank)
             case "pause":
-                self._signal(rank, signal.SIGSTOP if begins else signal.SIGCONT)
-            case "slow" if begins:
-                self._slowdown(rank).write_text(f"{blow.fault.factor}\n", encoding="utf-8")
+                self._hold(rank, paused=bool(self._limits(rank, "pause")))
             case "slow":
-                self._slowdown(rank).unlink(missing_ok=True)
+                self._slow_down(rank)
             case "throttle" | "partition" | "drift":
                 raise InvariantViolation(f"{blow.fault} is none that befalls a peer by itself")
 
+    def _limits(self, rank: int, kind: Kind) -> list[FaultConfig]:
+        """What of this kind befalls the peer now: one may begin before another one has ended."""
+        return [b.fault for b in self.blows if b.is_on and b.fault.kind == kind and rank in b.ranks]
+
+    def _hold(self, rank: int, *, paused: bool) -> None:
+        presence = self._presences[rank]
+        if paused is not presence.is_paused and self._is_there(rank):
+            presence.is_paused = paused
+            self._signal(rank, signal.SIGSTOP if paused else signal.SIGCONT)
+
+    def _slow_down(self, rank: int) -> None:
+        """The slowest counts."""
+        factors = [fault.factor or 1.0 for fault in self._limits(rank, "slow")]
+        if factors:
+            self._slowdown(rank).write_text(f"{max(factors)}\n", encoding="utf-8")
+        else:
+            self._slowdown(rank).unlink(missing_ok=True)
+
+    def _narrowest(self, rank: int) -> float | None:
+        """Mbit/s that a fault leaves to the peer; None if there is none."""
+        rates = [fault.mbit_s or 0.0 for fault in self._limits(rank, "throttle")]
+        return min(rates, default=None)
+
     def _ask_to_end(self, rank: int) -> None:
+        self._hold(rank, paused=False)  # who stands still cannot leave
         self._presences[rank].is_asked = True
         self._signal(rank, signal.SIGTERM)
 

@@ -182,10 +182,8 @@ class ProcessFleet(RealFleet):
     def _befall_network(self, blow: Blow, what: Literal["begins", "ends"]) -> None:
         assert self._cables is not None  # whatever needs them has them
         match blow.fault.kind, what:
-            case "throttle", "begins":
-                self._cables.throttle(blow.ranks[0], blow.fault.mbit_s)
-            case "throttle", "ends":
-                self._cables.throttle(blow.ranks[0], None)
+            case "throttle", _:
+                self._cables.throttle(blow.ranks[0], self._narrowest(blow.ranks[0]))
             case _, "begins":
                 self._cables.cut_off(blow.ranks)
             case _:

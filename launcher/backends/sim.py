@@ -13,6 +13,7 @@ inline, on one thread, unless the scenario goes without them (`p2ptrain.sim.comp
 import asyncio
 import dataclasses
 import gc
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -84,10 +85,38 @@ class SimBackend:
                     f"{scenario.name}: a simulation has no processors and no memory to divide; "
                     "say with pace.stragglers who is slow, or use --backend docker"
                 )
+        _refuse_overlaps(scenario)
 
     def start(self, scenario: Scenario, configs: Sequence[RunConfig]) -> Fleet:
         """Build a world of one peer per configuration."""
         return SimFleet(scenario, configs)
+
+
+def _refuse_overlaps(scenario: Scenario) -> None:
+    """Raises ConfigError for two faults of a kind at a time: a world would end both with one."""
+    latest: dict[str, FaultConfig] = {}
+    timed = [(fault.at_s, fault) for fault in scenario.faults if fault.at_s is not None]
+    for at_s, fault in sorted(timed, key=lambda one: one[0]):
+        for what in _states(fault):
+            before = latest.get(what)
+            if before and (before.at_s or 0.0) + (before.for_s or math.inf) > at_s:
+                raise ConfigError(
+                    f"{scenario.name}: {fault} at {at_s:g} s begins before that at "
+                    f"{before.at_s:g} s has ended, and a simulation would end both at once; let "
+                    "one end first, or use --backend process"
+                )
+            latest[what] = fault
+
+
+def _states(fault: FaultConfig) -> list[str]:
+    """What of the world is one way or the other, and `fault` changes for a while."""
+    match fault.kind:
+        case "partition":
+            return ["network"]
+        case "pause" | "slow" | "drift" | "throttle":
+            return [f"{fault.kind} {rank}" for rank in fault.peers]
+        case _:
+            return []
 
 
 class SimFleet:

@@ -11,6 +11,7 @@ import pytest
 from launcher import backends
 from launcher.backends import lives
 from launcher.backends.process import ProcessBackend
+from launcher.cli import _prepared
 from launcher.scenario import load_scenario
 from tests.launcher.fakes import FakeBackend, FakeFleet
 
@@ -90,6 +91,18 @@ def test_every_mistake_is_one_sentence_and_exit_code_2(p2plab, scenario):
         assert code == 2
         assert err.startswith(f"error: {sentence}"), err
         assert err.count("\n") == 1
+
+
+@pytest.mark.usefixtures("_fake_peers")
+def test_two_runs_at_a_time_have_a_folder_each(p2plab, scenario, tmp_path):
+    folder = tmp_path / "shared"
+    with _prepared(folder):
+        (folder / "comparison.json").write_text("{}")
+        code, _, err = p2plab("run", str(scenario), "--out", str(folder))
+        assert (code, err.count("\n")) == (2, 1)
+        assert err.startswith(f"error: another run writes to {folder}; give this one another")
+        assert (folder / "comparison.json").exists(), "nothing of the other run is touched"
+    assert p2plab("run", str(scenario), "--out", str(folder))[0] == 0
 
 
 def test_a_misspelt_option_of_the_command_exits_with_2(p2plab):

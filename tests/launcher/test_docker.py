@@ -63,11 +63,30 @@ def test_the_narrow_link_comes_first_and_what_else_it_does_behind_it():
     assert "parent 1:1 netem delay 40.0ms 0.0ms loss 1.0% duplicate 0.0%" in slow
 
 
-def test_cutting_off_names_everybody_on_the_other_side():
-    assert cutting([], heal=False) == ""
-    assert "for name in p00 p02; do" in cutting(["p00", "p02"], heal=False)
-    assert "nud permanent" in cutting(["p00"], heal=False)
-    assert "ip neigh del" in cutting(["p00"], heal=True)
+def test_a_cut_is_made_and_healed_address_by_address():
+    assert cutting([], []) == ""
+    lose, find = cutting(["10.0.0.3"], ["10.0.0.2"]).splitlines()
+    assert lose == "ip neigh replace 10.0.0.3 lladdr 02:00:00:00:00:01 dev eth0 nud permanent"
+    assert find.startswith("ip neigh del 10.0.0.2 dev eth0")
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"cpus": 6400.0}, "devices cpus = 6400 cannot be given .* give from 0.01 to "),
+        ({"cpus": 0.0001}, "devices cpus = 0.0001 cannot be given to a container"),
+        ({"memory_mb": 120}, "devices memory_mb = 120 is too little .* give 400 or more"),
+        ({"uplink_mbit_s": 1e-9}, "devices uplink_mbit_s = 1e-09 is none .* give from 0.001 to"),
+    ],
+)
+def test_a_limit_that_no_container_can_be_held_to_is_refused_before_anything_starts(
+    changes, sentence
+):
+    with pytest.raises(ConfigError, match=sentence):
+        DockerBackend().check(scenario(devices=(DeviceConfig(peers=(1,), **changes),)))
+    narrow = FaultConfig(kind="throttle", peers=(0,), at_s=1.0, mbit_s=1e12)
+    with pytest.raises(ConfigError, match="fault 'throttle': mbit_s = 1e"):
+        DockerBackend().check(scenario(faults=(narrow,)))
 
 
 def test_what_containers_cannot_do_is_refused_in_a_sentence():

@@ -74,6 +74,14 @@ def test_who_waits_for_nobody_loses_no_more_than_who_is_missing(tmp_path):
     assert cost["kept_of_present"] == pytest.approx(1.0)
 
 
+def test_who_is_missing_for_two_reasons_is_missing_once(tmp_path):
+    blows = carried_out(fault("pause", for_s=5.0), fault("crash", at_s=12.0, for_s=8.0))
+    everyone = [history(tmp_path, 0, (0, 10), (20, 30)), history(tmp_path, 1, (0, 30))]
+    cost = costs_of(blows, everyone, 0.0, 30.0)
+    assert cost["present"] == pytest.approx((40 - 10) / 40)
+    assert cost["kept_of_present"] == pytest.approx(1.0)
+
+
 def test_who_waits_for_the_missing_stalls_and_keeps_less(tmp_path):
     blows = carried_out(fault(for_s=5.0))
     everyone = [history(tmp_path, 0, (0, 10), (16, 30)), history(tmp_path, 1, (0, 10), (13, 30))]

@@ -4,9 +4,12 @@ import pytest
 
 import launcher.run
 from launcher.backends.base import LaunchError
+from launcher.conditions import FaultConfig
 from launcher.consensus import Target
+from launcher.faults import Blow
 from launcher.run import LATE_S, Deadline, Run
 from tests.launcher.fakes import (
+    UNIX_S,
     FakeBackend,
     FakeEvaluator,
     FakeFleet,
@@ -167,6 +170,42 @@ def test_a_peer_that_does_not_end_with_the_others_is_stopped_and_noted(folder, m
         "p01 did not end within 0 s of the others",
         "p01 was lost: it was killed by SIGKILL",
     ]
+
+
+def test_what_a_peer_writes_only_because_it_is_stopped_does_not_count(folder, monkeypatch):
+    monkeypatch.setattr(launcher.run, "LATE_S", 0.0)
+    acts = [
+        at_once(train(folder, "p00"), train(folder, "p01", ends=False), set_state("p00", "ended"))
+    ]
+
+    class Waking(FakeFleet):
+        def stop(self, grace_s):
+            FakePeer(folder, "p01").step(at=40.0, number=2, compute_s=38.0)
+            super().stop(grace_s)
+
+    assert execute(folder, Waking(("p00", "p01"), acts)).wall_s == 2.0
+
+
+def test_faults_that_did_not_come_or_found_nobody_are_told(folder):
+    done = at_once(set_state("p00", "ended"), set_state("p01", "ended"))
+    late = FaultConfig(kind="crash", peers=(1,), at_s=100.0)
+    fleet = FakeFleet(("p00", "p01"), [train(folder, "p00"), train(folder, "p01"), done])
+    fleet.blows = [Blow(late, (1,)), Blow(late, (0,), began=1.0, missed=True)]
+    assert execute(folder, fleet).notes == [
+        "fault 'crash' of p01 at 100 s did not come: the run was over before",
+        "fault 'crash' of p00 at 100 s found nobody there",
+    ]
+
+
+def test_who_comes_back_too_late_to_train_hides_no_fault(folder):
+    """Its last step was before the fault; the run's end is that of the others."""
+    done = at_once(set_state("p00", "ended"), set_state("p01", "ended"))
+    fleet = FakeFleet(("p00", "p01"), [train(folder, "p00"), train(folder, "p01"), done])
+    crash = FaultConfig(kind="crash", peers=(1,), at_s=1.0, for_s=0.9)
+    fleet.blows = [Blow(crash, (1,), began=UNIX_S + 1.5, ended=UNIX_S + 1.9)]
+    run = execute(folder, fleet)
+    run.histories[1].steps.pop()
+    assert [cost["kind"] for cost in run.costs["blows"]] == ["crash"]
 
 
 def test_a_target_that_stops_ends_the_run_when_it_is_reached(folder):

@@ -401,6 +401,7 @@ def test_throttled_peers_and_drifting_clocks_are_carried_out_too(tmp_path):
         ({"kind": "crash", "peers": ()}, "fault 'crash': peers = [] must be ranks, from 0"),
         ({"kind": "crash", "at_step": 3}, "give exactly one of at_s and at_step"),
         ({"kind": "pause", "for_s": -1.0}, "fault 'pause': for_s = -1.0 must be a number"),
+        ({"kind": "pause", "for_s": 0.0}, "for_s = 0.0 must be a number above 0; leave it out"),
         ({"kind": "slow"}, "fault 'slow': it needs factor"),
         ({"kind": "pause", "rate": 2.0}, "fault 'pause': it has no rate"),
         ({"kind": "drift", "rate": 0.0}, "fault 'drift': rate = 0.0 must be above 0"),
@@ -409,6 +410,15 @@ def test_throttled_peers_and_drifting_clocks_are_carried_out_too(tmp_path):
 def test_a_fault_that_cannot_be_is_refused(wrong, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
         FaultConfig(**{"peers": (1,), "at_s": 1.0, **wrong})
+
+
+@pytest.mark.parametrize("kind", ["pause", "partition"])
+def test_two_faults_of_a_kind_at_a_time_are_refused(kind):
+    first, second = (FaultConfig(kind=kind, peers=(1,), at_s=at, for_s=4.0) for at in (3.0, 5.0))
+    with pytest.raises(ConfigError, match="at 5 s begins before that at 3 s has ended"):
+        SimBackend().check(faulty(second, first))
+    later = FaultConfig(kind=kind, peers=(1,), at_s=7.0, for_s=4.0)
+    SimBackend().check(faulty(first, later))
 
 
 def test_a_fault_of_a_peer_that_does_not_exist_is_refused():
