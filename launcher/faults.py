@@ -57,12 +57,6 @@ class Blow:
         """True while it lasts."""
         return self.began is not None and self.ended is None and not self.missed
 
-    def __str__(self) -> str:
-        """As in the beginning of a sentence: ``fault 'crash' of p01 at 3 s``."""
-        fault, names = self.fault, ", ".join(f"p{rank:02}" for rank in self.ranks)
-        when = f"{fault.at_s:g} s" if fault.at_s is not None else f"step {fault.at_step}"
-        return f"{fault} of {names} at {when}"
-
 
 def blows_of(faults: Sequence[FaultConfig]) -> list[Blow]:
     """What is to happen, in the order in which it was written."""

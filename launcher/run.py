@@ -165,10 +165,12 @@ class Run:
 
     def _note_what_did_not_come(self) -> None:
         for blow in self.blows:
+            fault, names = blow.fault, ", ".join(self.histories[rank].name for rank in blow.ranks)
+            when = f"{fault.at_s:g} s" if fault.at_s is not None else f"step {fault.at_step}"
             if blow.missed:
-                self.notes.append(f"{blow} found nobody there")
+                self.notes.append(f"{fault} of {names} at {when} found nobody there")
             elif blow.began is None:
-                self.notes.append(f"{blow} did not come: the run was over before")
+                self.notes.append(f"{fault} of {names} at {when} did not come before the end")
 
     def _must_end(self) -> bool:
         running = [status.name for status in self.statuses if status.state == "running"]

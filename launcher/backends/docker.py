@@ -197,8 +197,9 @@ class DockerFleet(RealFleet):
                 raise
 
     def _death(self, rank: int, number: signal.Signals) -> str:
-        if self._names[rank] in self._no_memory:
-            limits = [d.memory_mb for d in self._scenario.devices if rank in d.peers]
+        devices = self._scenario.devices
+        limits = [d.memory_mb for d in devices if rank in d.peers and d.memory_mb is not None]
+        if limits and self._names[rank] in self._no_memory:
             return f"was killed: it wanted more than memory_mb = {limits[-1]}; give it more"
         return super()._death(rank, number)
 

@@ -1,6 +1,7 @@
 """The docker backend: what it asks of the engine, and, where one answers, a run from end to end."""
 
 import os
+import signal
 import subprocess
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from launcher.backends.docker import (
     LABEL,
     DockerBackend,
+    DockerFleet,
     clean,
     cutting,
     engine_trouble,
@@ -87,6 +89,16 @@ def test_a_limit_that_no_container_can_be_held_to_is_refused_before_anything_sta
     narrow = FaultConfig(kind="throttle", peers=(0,), at_s=1.0, mbit_s=1e12)
     with pytest.raises(ConfigError, match="fault 'throttle': mbit_s = 1e"):
         DockerBackend().check(scenario(faults=(narrow,)))
+
+
+def test_whoever_wanted_too_much_memory_is_told_how_much_it_had(tmp_path):
+    limited = (DeviceConfig(peers=(1,), memory_mb=450), DeviceConfig(peers=(1,), cpus=0.5))
+    chosen = scenario(devices=limited)
+    fleet = DockerFleet(chosen, chosen.configs("ad_psgd", tmp_path))
+    assert fleet._death(1, signal.SIGKILL) == "was killed by SIGKILL"
+    fleet._no_memory = dict.fromkeys(fleet._names)
+    assert fleet._death(1, signal.SIGKILL).endswith("more than memory_mb = 450; give it more")
+    assert fleet._death(0, signal.SIGKILL) == "was killed by SIGKILL", "it had no limit"
 
 
 def test_what_containers_cannot_do_is_refused_in_a_sentence():

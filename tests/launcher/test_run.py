@@ -192,7 +192,7 @@ def test_faults_that_did_not_come_or_found_nobody_are_told(folder):
     fleet = FakeFleet(("p00", "p01"), [train(folder, "p00"), train(folder, "p01"), done])
     fleet.blows = [Blow(late, (1,)), Blow(late, (0,), began=1.0, missed=True)]
     assert execute(folder, fleet).notes == [
-        "fault 'crash' of p01 at 100 s did not come: the run was over before",
+        "fault 'crash' of p01 at 100 s did not come before the end",
         "fault 'crash' of p00 at 100 s found nobody there",
     ]
 
