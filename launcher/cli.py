@@ -12,7 +12,7 @@ import fcntl
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, NoReturn
@@ -151,19 +151,18 @@ def _prepared(folder: Path) -> Iterator[None]:
     Raises:
         ConfigError: if it cannot be written to, or another run does.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / ".lock").open("w")
-    except OSError as error:
-        raise ConfigError(f"cannot write to {folder}: {error.strerror}") from error
-    with lock:
+    with ExitStack() as stack:
         try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = stack.enter_context((folder / ".lock").open("w"))
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for name in ("comparison.json", "comparison.png", "report.html"):
+                (folder / name).unlink(missing_ok=True)
         except BlockingIOError:
             why = f"another run writes to {folder}; give this one another folder with --out"
             raise ConfigError(why) from None
-        for name in ("comparison.json", "comparison.png", "report.html"):
-            (folder / name).unlink(missing_ok=True)
+        except OSError as error:
+            raise ConfigError(f"cannot write to {folder}: {error.strerror}") from error
         yield
 
 

@@ -13,7 +13,8 @@ in its queue, answers `Busy`, at once, and the next candidate is asked. As soon 
 granted, the initiator sends `Begin` to those, with the list of them, and `Release` to all others
 that it had asked: the group is formed, and each member moves its slices under the ticket. A group
 needs no message to end: each member is free when its own average has ended. Whoever becomes free
-grants the oldest claim in its queue, or starts its own if that is older.
+grants the oldest claim in its queue, or starts its own if that is older. (One that is not ready for
+any group yet says `Release`, and is done without.)
 
 ::
 

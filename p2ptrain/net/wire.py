@@ -60,7 +60,10 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """The answer to `Hello`: a refusal in words, or everyone the host knows of."""
+    """The answer to `Hello`: a refusal in words, or everyone the host knows of.
+
+    The newcomer is among them, with the samples of its former lives.
+    """
 
     refusal: str
     members: tuple[m.Member, ...]

@@ -105,6 +105,13 @@ def test_two_runs_at_a_time_have_a_folder_each(p2plab, scenario, tmp_path):
     assert p2plab("run", str(scenario), "--out", str(folder))[0] == 0
 
 
+def test_results_that_cannot_be_taken_away_are_a_mistake_in_a_sentence(p2plab, scenario, tmp_path):
+    (tmp_path / "out" / "report.html").mkdir(parents=True)
+    code, _, err = p2plab("run", str(scenario), "--out", str(tmp_path / "out"))
+    assert (code, err.count("\n")) == (2, 1)
+    assert err.startswith(f"error: cannot write to {tmp_path / 'out'}: ")
+
+
 def test_a_misspelt_option_of_the_command_exits_with_2(p2plab):
     assert p2plab("run", "one_slow", "--pears", "2")[0] == 2
 
