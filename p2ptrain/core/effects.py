@@ -18,6 +18,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from p2ptrain.core.contribution import Contribution
 from p2ptrain.core.events import Outcome
 from p2ptrain.core.messages import MemberState, Message
 from p2ptrain.ids import PeerId, Ticket
@@ -51,6 +52,10 @@ class Average:
     """Of the members' shares, in their order; empty: all alike."""
     held: bool = False
     """Keep the mean of models for the trainer, which has a rule of its own for it."""
+    contributions: tuple[Contribution, ...] = ()
+    """The members' scalars, in their order; empty: `MODEL` of all of them."""
+    outside_samples: int = 0
+    """Samples of everyone who is not in the group, as its initiator knew them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,37 @@
+"""What a member states beside the vectors that it puts into a group.
+
+These are scalars of the group's control messages, each of its own type, and never numbers inside a
+vector: so they are exact whatever codec the vectors travel with, and every member computes the same
+from them. A member states them with the grant of its slot; `Begin` tells all members those of all.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contribution:
+    """One member's scalars under one ticket; the default is that of a member that averages models.
+
+    The group's mean is sum(weight_i * x_i) / sum(weight_i).
+    """
+
+    weight: int = 1
+    """Of its vector in the mean: 1 for models; for gradients the samples that they are of. 0: it
+    takes part without a say (its gradients overflowed, it has just caught up, it has none)."""
+
+    usual: int = 1
+    """Samples of one of its steps, whether or not it contributes any now. Late gradients are
+    divided by the sum of these, so that a gradient weighs the same whenever it comes."""
+
+    samples: int = 0
+    """Samples of all its lives, this step's included."""
+
+    wants_to_end: bool = False
+    """Its vote: it has come to the end of its run."""
+
+    gradient_mask: bytes = b""
+    """One bit for each parameter, in order, lowest bit first: set where it has a gradient."""
+
+
+MODEL = Contribution()
+"""A member that averages models, each of which weighs the same."""
