@@ -9,7 +9,7 @@ like the paper. It acts at the moments that it defines, and leaves the others al
 * `background`      a loop of its own beside the trainer, which never waits for it.
 
 One whose groups follow from versions and the view of who trains states a `schedule` as well: then
-versions run in whole groups while some of their trainers compute (`core/activation.py`).
+versions run in whole groups while some of their trainers compute (`core/wait_avoiding.py`).
 
 The file's name is the configuration name; ``"package.module:Class"`` loads one from anywhere.
 Options are the fields of the class's nested frozen dataclass `Config`.
@@ -24,9 +24,9 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, ClassVar, Protocol
 
-from p2ptrain.core.activation import Round
 from p2ptrain.core.events import Outcome
 from p2ptrain.core.group_book import GroupBook
+from p2ptrain.core.wait_avoiding import Round
 from p2ptrain.errors import ConfigError
 from p2ptrain.ids import PeerId, Seconds
 

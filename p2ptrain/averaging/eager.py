@@ -40,8 +40,8 @@ from math import ceil
 from random import Random
 
 from p2ptrain.averaging.base import Algorithm, Swarm
-from p2ptrain.core.activation import Round, Rule
 from p2ptrain.core.effects import What
+from p2ptrain.core.wait_avoiding import Round, Rule
 from p2ptrain.errors import ConfigError
 from p2ptrain.ids import PeerId
 

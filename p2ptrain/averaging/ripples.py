@@ -45,9 +45,9 @@ from dataclasses import dataclass
 
 from p2ptrain.averaging.ad_psgd import in_turn
 from p2ptrain.averaging.base import Algorithm, Swarm
-from p2ptrain.core.activation import NOBODY, Round, Rule
 from p2ptrain.core.effects import What
 from p2ptrain.core.group_book import GroupBook, machines
+from p2ptrain.core.wait_avoiding import NOBODY, Round, Rule
 from p2ptrain.errors import ConfigError
 from p2ptrain.ids import PeerId
 

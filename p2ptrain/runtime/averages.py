@@ -190,12 +190,12 @@ class Averages:
                 for slot in exchange.slots if exchange else ():
                     self._slots.give(slot)
                 return mend
-        if not host.machine.holds(ticket, host.now):
+        if not host.machine.holds(ticket):
             attempt.outcome = Outcome.LATE
             attempt.why = f"{ticket} was over before its result was there"
             return None
         attempt.outcome, attempt.why = Outcome.DONE, attempt.why and f"adopted: {attempt.why}"
-        await self._commit(attempt, held=effect.held, reuse=mend is None)
+        await self._commit(attempt, effect, reuse=mend is None)
         return None
 
     async def _end_of_older_averages(self, ticket: Ticket) -> None:
@@ -207,9 +207,9 @@ class Averages:
     async def _contribute(self, attempt: Attempt, effect: Average) -> None:
         """Make the exchange, with what we put into it."""
         host, ticket = self._host, attempt.ticket
-        began, version = host.now, host.machine.activation.version_of(ticket.root)
+        began = host.now
         vector_V, attempt.updates = await self._contribution(attempt)
-        attempt.snapshot_s, attempt.all_are_free = host.now - began, version is None
+        attempt.snapshot_s, attempt.all_are_free = host.now - began, True
         most_s = self._config.average_timeout_s
         attempt.exchange = self._exchanges[ticket] = Exchange(
             host.name,
@@ -299,7 +299,7 @@ class Averages:
             missing = attempt.all_are_free and exchange.missing
             transfers.broke(what, size, exchange.silent_s, waited_s if missing else 0.0)
 
-    async def _commit(self, attempt: Attempt, *, held: bool, reuse: bool) -> None:
+    async def _commit(self, attempt: Attempt, effect: Average, *, reuse: bool) -> None:
         """The result counts; with `reuse` no stream reads our vectors any more."""
         ticket, what, exchange = attempt.ticket, attempt.what, attempt.exchange
         assert exchange is not None
@@ -314,10 +314,8 @@ class Averages:
             self._accord.follow(ticket, vector_V)
             self._accord.contributes = True
         elif what is What.LATE_GRADIENTS:
-            version = self._host.machine.activation.version_of(ticket.root)
-            assert version is not None
-            attempt.staleness_steps = self.late.delivered(version, idle.pop(0))
-        elif held:
+            attempt.staleness_steps = self.late.delivered(effect.purpose.version, idle.pop(0))
+        elif effect.held:
             self.kept.keep(idle.pop(0), len(attempt.members))
         else:
             idle[0] = await self._offload(lambda: self._replica.add_delta(vector_V))

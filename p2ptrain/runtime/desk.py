@@ -13,7 +13,7 @@ import asyncio
 import math
 from collections.abc import Callable
 
-from p2ptrain.core import lock_state, rendezvous
+from p2ptrain.core import barrier, lock_state
 from p2ptrain.core.messages import Phase
 from p2ptrain.core.peer_machine import PeerMachine
 from p2ptrain.errors import CodecError, RefusedError, TransportError
@@ -111,14 +111,15 @@ class DriverDesk:
 
 def doing(machine: PeerMachine) -> str:
     """What a peer does at this moment, in a few words."""
-    match machine.rendezvous.state:
-        case rendezvous.Waiting(version=version):
+    groups = machine.groups
+    match groups.barrier.state:
+        case barrier.Waiting(version=version):
             return f"waits for the others at version {version}"
-        case rendezvous.CatchingUp(version=version):
+        case barrier.CatchingUp(version=version):
             return f"takes over the state of version {version}"
-        case rendezvous.InGroup(version=version):
+        case barrier.InGroup(version=version):
             return f"averages version {version}"
-        case rendezvous.Idle():
+        case barrier.Idle():
             pass
     match machine.membership.me.phase:
         case Phase.ARRIVING:
@@ -126,8 +127,8 @@ def doing(machine: PeerMachine) -> str:
         case Phase.DONE:
             return "is done; serves the others"
         case Phase.TRAINING:
-            arrival, group = machine.activation.arrival, machine.activation.group
+            arrival, group = groups.wait_avoiding.arrival, groups.wait_avoiding.group
             if arrival and arrival.waits:
                 return f"waits to average version {arrival.version}"
-            in_group = group or isinstance(machine.lock.state, lock_state.InGroup)
+            in_group = group or isinstance(groups.lock.state, lock_state.InGroup)
             return "trains, and averages" if in_group else "trains"

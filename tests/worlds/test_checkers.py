@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from p2ptrain.core.activation import Activation
 
 from p2ptrain.compute.replica import Vector
-from p2ptrain.core.activation import Activation
 from p2ptrain.core.effects import Average, What
 from p2ptrain.core.group_lock import GroupLock
 from p2ptrain.core.lock_state import InGroup
