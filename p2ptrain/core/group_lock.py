@@ -290,7 +290,7 @@ class GroupLock:
             LocalProtocolError: if `candidates` repeats a peer, contains us or has less than
                 `needed`, or nobody is needed.
         """
-        alone = not candidates and purpose.formation is not Formation.CLAIMED
+        alone = not candidates and not needed and purpose.formation is not Formation.CLAIMED
         if len({self._me, *candidates}) != len(candidates) + 1:
             raise LocalProtocolError(f"{self._me} cannot claim a group with {list(candidates)}")
         if not alone and not 1 <= needed <= len(candidates):
@@ -332,7 +332,7 @@ class GroupLock:
             self._tell_taken(source, offer)  # the first one was lost
         elif offer <= self._let_go.get(source, NO_OFFER):
             self._emit(Send(source, Release(offer)))  # lost: the offer comes again
-        else:
+        elif source not in self._offers or (self._offers[source].offer or NO_OFFER) <= offer:
             self._offers[source] = Promise(source, contribution, offer, purpose)
 
     def receive(self, source: PeerId, message: SlotMessage, now: Seconds) -> None:
@@ -806,14 +806,17 @@ class GroupLock:
         self._emit(Send(initiator, Grant(ticket, stated)))  # lost: sent again
 
     def _handle_begin(self, source: PeerId, begin: Begin, now: Seconds) -> None:
-        ticket = begin.ticket
+        ticket, purpose = begin.ticket, begin.purpose
         if source != ticket.initiator or not {source, self._me} <= {*begin.members}:
             return  # not a group that its sender could form
         match self._state:
             case Granted(request=request, granted_at=since) if request.ticket == ticket:
-                self._enter(begin, since)
+                if purpose == request.purpose:
+                    self._enter(begin, since)
+                else:
+                    self._disown(source, ticket)  # we have stated our scalars for something else
             case Offered() as state if (state.ticket, state.to) == (begin.offer, source):
-                if ticket in self._ended:
+                if ticket in self._ended or not purpose.fulfils(state.purpose):
                     self._disown(source, ticket)
                 else:
                     self._enter(begin, now)

@@ -362,7 +362,10 @@ def test_who_waits_for_us_is_asked_first_when_our_turn_comes_before_it(quartet: 
     quartet.settle()
     quartet.withdraw("a")
     quartet.deliver("a", "b")
-    assert [m for m in quartet.on_wire() if m.startswith("b")] == ["b -> d Request", "b -> c Request"]
+    assert [m for m in quartet.on_wire() if m.startswith("b")] == [
+        "b -> d Request",
+        "b -> c Request",
+    ]
     quartet.settle()
     assert quartet.groups == {"b": ours, "d": ours}
     assert quartet.ended[theirs] is Outcome.YIELDED
