@@ -84,7 +84,8 @@ seen to be enough (`core/pace.py`).
   too long).
 * `lease_s`: a granter is free again by itself so long after its grant (the initiator is silent: it
   died). Should its group form all the same, it refuses it, and the group ends or goes on without
-  it. A *formed* group has no lease: a member's slot is that group's while its average runs, and an
+  it. So long after it has first asked for its offer back, a peer has it back, answered or not: a
+  group that begins with it is refused. A *formed* group has no lease: a member's slot is that group's while its average runs, and an
   average in which nothing moves is broken (`core/repair.py`, `core/transfers.py`).
 * Deadlines bind before anything else happens: a peer that was paused takes no late `Begin` or
   `Grant` for a timely one.
@@ -433,7 +434,7 @@ class GroupLock:
             case Free() | InGroup():
                 return None
             case Offered() as state:
-                return state.resend_at if self._is_wanted else None
+                return min(state.resend_at, state.lapses_at) if self._is_wanted else None
             case Collecting() as state:
                 return min(state.resend_at, state.give_up_at)
             case Granted() as state:
@@ -551,7 +552,8 @@ class GroupLock:
             self._next_turn(now)
 
     def _ask_offer_back(self, state: Offered, now: Seconds) -> None:
-        self._state = replace(state, resend_at=now + self._config.resend_s)
+        lapses_at = min(state.lapses_at, now + self._config.lease_s)
+        self._state = replace(state, resend_at=now + self._config.resend_s, lapses_at=lapses_at)
         self._emit(Send(state.to, Inquire(state.ticket)))  # lost: sent again at `resend_at`
 
     # --- the initiator's side ---------------------------------------------------------------------
@@ -894,6 +896,8 @@ class GroupLock:
             case Granted() as state if state.granted_at + self._config.lease_s <= now:
                 self._free(state.ticket)
                 self._next_turn(now)
+            case Offered() as state if self._is_wanted and state.lapses_at <= now:
+                self._take_offer_back(now)
             case _:
                 pass
 

@@ -9,7 +9,7 @@ from p2ptrain.core.effects import Average, Effect, GroupEnded, Send
 from p2ptrain.core.events import Outcome
 from p2ptrain.core.group_lock import ENDED_REMEMBERED, MOST_TICKS, AnyGroup
 from p2ptrain.core.lock_state import Collecting, InGroup, LockConfig
-from p2ptrain.core.messages import Begin, Failed, Request, Grant, Inquire, Release
+from p2ptrain.core.messages import Begin, Failed, Grant, Inquire, Release, Request
 from p2ptrain.errors import ConfigError, LocalProtocolError
 from p2ptrain.ids import PeerId, Ticket
 from tests.helpers.trio import InFlight, Trio
@@ -384,11 +384,11 @@ def test_a_younger_request_of_a_candidate_is_an_offer(quartet: Trio):
     assert quartet.groups in ({"a": older, "d": older}, {"a": older, "b": older})
 
 
-# --- who is wanted by an older request --------------------------------------------------------------
+# --- who is wanted by an older request ------------------------------------------------------------
 
 
 def contest(trio: Trio, candidates: str = "bc", needed: int = 2) -> tuple[Ticket, Ticket]:
-    """B is promised to a younger request of a, which still collects, when an older one of d comes."""
+    """B is promised to a younger request of a, which collects, when an older one of d comes."""
     requests_in_vain(trio, "a", 3)
     older = trio.request("d", "b")
     late = trio.hold_back("d", "b")
@@ -528,7 +528,7 @@ def test_among_peers_that_ask_all_the_time_nobody_is_left_out():
     assert min(done.values()) >= 10
 
 
-# --- no cycle of waits: crossing requests -----------------------------------------------------------
+# --- no cycle of waits: crossing requests ---------------------------------------------------------
 
 
 @pytest.mark.parametrize("order", ["ab", "ba"])

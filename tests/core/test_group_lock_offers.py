@@ -1,4 +1,4 @@
-"""The group lock's slots that are offered in advance, its several wishes, and what groups are for."""
+"""The group lock: slots that are offered, several wishes, what a group is for, what members say."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -302,6 +302,26 @@ def test_a_lost_release_of_an_offer_is_asked_for(quartet: Trio):
     quartet.drop("a", "b")
     quartet.advance(RESEND_S)
     assert quartet.groups == dict.fromkeys("bd", other)
+
+
+def test_a_coordinator_that_is_silent_keeps_a_slot_from_others_for_a_lease_at_most(quartet: Trio):
+    """It hangs, or is cut off from this one peer: no word of membership will come."""
+    waiting(quartet, "b")
+    quartet.paused["a"] = None
+    began_at = quartet.time
+    wish = quartet.request("b", "d")
+    while quartet.time < began_at + LEASE_S:
+        assert quartet.states["b"] == "offered to a"
+        inquiry = quartet.hold_back("b", "a")
+        quartet.drop_all()
+        quartet.advance(RESEND_S, delivering=False)
+    ticket = quartet.request("a", "b", purpose=BARRIER)  # now it wakes up
+    quartet.drop_all()
+    quartet.release(inquiry)
+    quartet.settle()
+    assert ("b", ticket) not in quartet.entered
+    quartet.advance(RESEND_S)
+    assert quartet.groups["b"] == wish
 
 
 @pytest.mark.parametrize("news", ["gone", "left"])
