@@ -253,10 +253,11 @@ def test_the_dumb_lock_sees_an_average_being_torn(monkeypatch: pytest.MonkeyPatc
     trio.repeat("b", "a")
     trio.deliver("b", "a")
     trio.deliver("a", "b")
-    trio.end_average("a")
+    trio.end_average("b")
     trio.deliver("b", "a")  # the grant once more
-    with pytest.raises(NotAllowedError, match="b was told to throw a#1 away"):
-        trio.deliver("a", "b")
+    trio.deliver("a", "b")  # and so the begin
+    with pytest.raises(NotAllowedError, match="a was told to throw a#1 away"):
+        trio.deliver("b", "a")
 
 
 # --- the dumb one itself --------------------------------------------------------------------------
