@@ -58,11 +58,13 @@ class Stranger:
         pass
 
     def handle_identify(self) -> Hello:
-        return Hello((1, 0), "ad_psgd", "vector-8", 8, self.me, "fp32")
+        return Hello((1, 0), "ad_psgd", "vector-8", 8, self.me, "fp32", "fp32")
 
 
 def average(peer: SimPeer, ticket: Ticket, swarm: str | None = None) -> AverageOpening:
-    return AverageOpening(swarm or peer.driver.digest, PeerId("b"), ticket, 8, 65536, "fp32")
+    return AverageOpening(
+        swarm or peer.driver.digest, PeerId("b"), ticket, 8, 65536, "fp32", "models"
+    )
 
 
 # --- strangers ------------------------------------------------------------------------------------
