@@ -7,14 +7,12 @@ import numpy as np
 from p2ptrain.compute.replica import State, Vector
 from p2ptrain.errors import StateError
 
-BUFFER_ROUNDING = 1e-5
-
 
 class VectorReplica:
     """Implements `Replica` for one float32 vector, trained by plain gradient steps.
 
     The gradient vector is the gradient and one buffer, G = M + 1. Set `gradient` before a step. The
-    buffer is always 1, so that every mean of it has to be 1.
+    buffer is always 1: the mean of it has to be 1, and what a peer contributes ends with its weight.
     """
 
     def __init__(self, start_M: Vector, learning_rate: float = 0.0) -> None:
@@ -82,8 +80,6 @@ class VectorReplica:
         into_G[-1] = weight
 
     def import_gradients(self, mean_G: Vector, mask: bytes) -> None:
-        if abs(mean_G[-1] - 1) > BUFFER_ROUNDING:
-            raise StateError(f"the mean of ones is {mean_G[-1]}")
         self.gradient = mean_G[:-1].copy()
 
     def export_state(self) -> State:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,13 +16,9 @@ from p2ptrain.errors import ConfigError, RefusedError
 from p2ptrain.ids import PeerId, Ticket
 from p2ptrain.net.transport import SliceStream
 from p2ptrain.net.wire import AverageOpening
-from p2ptrain.runtime.exchange import (
-    WINDOW,
-    Exchange,
-    ExchangeConfig,
-    GroupBroken,
-)
+from p2ptrain.runtime.exchange import WINDOW, Bucket, Exchange, ExchangeConfig
 from p2ptrain.runtime.mix import BLOCK
+from p2ptrain.runtime.streams import GroupBroken
 from p2ptrain.sim.network import SimNetwork
 
 
@@ -55,16 +52,22 @@ class Member:
             self.name,
             TICKET,
             group.names,
-            vector_V,
-            delta=group.delta,
-            codec=load_codec(group.codec),
-            slice_size=slice_size,
+            [
+                Bucket(
+                    name="models",
+                    vector_V=vector_V,
+                    codec=load_codec(group.codec),
+                    chunk_size=slice_size,
+                    divisor=len(group.names),
+                    delta=group.delta,
+                )
+            ],
             lend=lambda size: np.full(size, 123, np.float32),
             lend_slot=lambda size: np.full(size, 321, np.float32),
             offload=inline,
             swarm="swarm",
             clock=asyncio.get_running_loop().time,
-            weights=group.weights,
+            shards=group.weights,
         )
         self.accept = self.exchange.accept
 
@@ -285,7 +288,8 @@ async def test_a_codec_moves_fewer_bytes_and_deltas_still_add_up_to_nothing(
 
 async def test_members_with_different_codecs_refuse_each_other_in_a_sentence():
     group = Group(vectors(12, 2))
-    group.members[PeerId("p1")].exchange._codec = load_codec("int8")
+    p1 = group.members[PeerId("p1")].exchange
+    p1._openings["models"] = replace(p1._openings["models"], codec="int8")
     results = await group.run()
     assert all(isinstance(result, GroupBroken) for result in results)
     assert any("give all peers the same codec" in str(result) for result in results)
@@ -315,7 +319,7 @@ async def test_a_member_that_dies_in_the_middle_breaks_the_group_for_all():
             await survivor
         assert "after 0." in str(caught.value), "says how long it went well"
     for survivor in (group.members[PeerId("p0")], group.members[PeerId("p2")]):
-        assert survivor.exchange.memory_left[0] is survivor.vector_V, "for the next attempt"
+        assert survivor.exchange.may_reuse, "for the next attempt"
         assert survivor.exchange.slots, "too"
     runs[1].cancel()
     await asyncio.gather(*runs, return_exceptions=True)
@@ -366,7 +370,9 @@ async def scripted(script) -> BaseException:
     run = asyncio.create_task(p0.run())
 
     async def call() -> None:
-        stream = await p1.open(p0.name, AverageOpening("swarm", p1.name, TICKET, 12, 3, "fp32"))
+        stream = await p1.open(
+            p0.name, AverageOpening("swarm", p1.name, TICKET, 12, 3, "fp32", "models")
+        )
         await script(stream)
 
     calling = asyncio.create_task(call())
@@ -422,15 +428,15 @@ async def test_an_abort_after_the_last_slice_is_no_end(way):
 async def test_memory_of_which_others_may_commit_what_they_read_is_not_used_again():
     group = Group(vectors(12, 3))
     await group.run()
-    assert all(not member.exchange.memory_left for member in group.members.values())
+    assert not any(member.exchange.may_reuse for member in group.members.values())
 
 
 @pytest.mark.parametrize("codec", ["bf16", "int8"])
 async def test_memory_that_a_thread_may_still_work_on_is_not_used_again(codec: str):
     group = Group(vectors(12, 3), delta=True, codec=codec)
     for member in group.members.values():
-        member.exchange._slot(PeerId("p1"), 0)
-        assert not member.exchange.memory_left
+        member.exchange.buckets[0]._slot(PeerId("p1"), 0)
+        assert not member.exchange.may_reuse
         assert not member.exchange.slots
 
 
@@ -440,18 +446,24 @@ async def test_memory_that_a_thread_may_still_work_on_is_not_used_again(codec: s
 @pytest.mark.parametrize(
     ("opening", "says"),
     [
-        (AverageOpening("swarm", "p9", TICKET, 12, 3, "fp32"), "does not wait for a stream of p9"),
-        (AverageOpening("swarm", "p0", TICKET, 12, 3, "fp32"), "does not wait for a stream of p0"),
         (
-            AverageOpening("swarm", "p1", TICKET, 13, 3, "fp32"),
+            AverageOpening("swarm", "p9", TICKET, 12, 3, "fp32", "models"),
+            "does not wait for a stream of p9",
+        ),
+        (
+            AverageOpening("swarm", "p0", TICKET, 12, 3, "fp32", "models"),
+            "does not wait for a stream of p0",
+        ),
+        (
+            AverageOpening("swarm", "p1", TICKET, 13, 3, "fp32", "models"),
             "p1 averages 13 numbers in slices of 3, p0",
         ),
         (
-            AverageOpening("swarm", "p1", TICKET, 12, 4, "fp32"),
+            AverageOpening("swarm", "p1", TICKET, 12, 4, "fp32", "models"),
             "in slices of 4, p0 12 in slices of 3",
         ),
         (
-            AverageOpening("swarm", "p1", TICKET, 0, 0, "fp32"),
+            AverageOpening("swarm", "p1", TICKET, 0, 0, "fp32", "models"),
             "p1 averages 0 numbers in slices of 0",
         ),
     ],
@@ -471,7 +483,7 @@ async def test_a_second_stream_of_the_same_member_is_refused():
     group = Group(vectors(12, 2))
     await group.start()
     p1 = group.members[PeerId("p1")]
-    opening = AverageOpening("swarm", p1.name, TICKET, 12, 3, "fp32")
+    opening = AverageOpening("swarm", p1.name, TICKET, 12, 3, "fp32", "models")
     first = await p1.open(PeerId("p0"), opening)
     second = await p1.open(PeerId("p0"), opening)
     with pytest.raises(RefusedError, match="does not wait for a stream of p1"):
@@ -502,7 +514,7 @@ async def test_a_fast_member_is_never_more_than_a_window_ahead_of_a_slow_one():
     await group.start()
     runs = [asyncio.create_task(p0.run()), asyncio.create_task(p1.run())]
     await asyncio.sleep(ARRIVAL_S / 2)  # p2 has not come: nothing can be reduced
-    waiting = sum(bool(parts) for parts in p0.exchange._parts if p1.name in parts)
+    waiting = sum(bool(parts) for parts in p0.exchange.buckets[0]._parts if p1.name in parts)
     assert waiting <= WINDOW
     assert p1.exchange.sent_bytes < 4 * size / 2, "it was made to wait, and did not buffer"
     runs.append(asyncio.create_task(group.members[PeerId("p2")].run()))
