@@ -12,7 +12,7 @@ class VectorReplica:
     """Implements `Replica` for one float32 vector, trained by plain gradient steps.
 
     The gradient vector is the gradient and one buffer, G = M + 1. Set `gradient` before a step. The
-    buffer is always 1: the mean of it has to be 1, and what a peer contributes ends with its weight.
+    buffer is always 1: its mean has to be 1, and what a peer contributes ends with its weight.
     """
 
     def __init__(self, start_M: Vector, learning_rate: float = 0.0) -> None:

@@ -16,7 +16,7 @@ from p2ptrain.errors import ConfigError, RefusedError
 from p2ptrain.ids import PeerId, Ticket
 from p2ptrain.net.transport import SliceStream
 from p2ptrain.net.wire import AverageOpening
-from p2ptrain.runtime.exchange import WINDOW, Bucket, Exchange, ExchangeConfig
+from p2ptrain.runtime.exchange import WINDOW, Bucket, ByteString, Exchange, ExchangeConfig
 from p2ptrain.runtime.mix import BLOCK
 from p2ptrain.runtime.streams import GroupBroken
 from p2ptrain.sim.network import SimNetwork
@@ -60,7 +60,8 @@ class Member:
                     chunk_size=slice_size,
                     divisor=len(group.names),
                     delta=group.delta,
-                )
+                ),
+                *self.more(),
             ],
             lend=lambda size: np.full(size, 123, np.float32),
             lend_slot=lambda size: np.full(size, 321, np.float32),
@@ -70,6 +71,12 @@ class Member:
             shards=group.weights,
         )
         self.accept = self.exchange.accept
+
+    def more(self) -> list[Bucket | ByteString]:
+        """What travels under the same ticket, if the group says so."""
+        own = self.group.names.index(self.name) + 1
+        string = ByteString(name="indices", content=bytes(own - 1), most_bytes=8)
+        return [*(bucket(own) for bucket in self.group.buckets), *[string] * self.group.strings]
 
     async def handle_stream(self, opening: AverageOpening, stream: SliceStream) -> None:
         await self.accept(opening, stream)
@@ -93,7 +100,11 @@ class Group:
         delta: bool = False,
         codec: str = "fp32",
         weights: tuple[int, ...] = (),
+        buckets: tuple[Callable[[int], Bucket], ...] = (),
+        strings: int = 0,
     ) -> None:
+        self.buckets = buckets
+        self.strings = strings
         self.delta = delta
         self.codec = codec
         self.weights = weights
@@ -234,6 +245,126 @@ async def test_members_may_start_at_different_times():
     late = [run_late(index, member) for index, member in enumerate(group.members.values())]
     means = await asyncio.gather(*late)
     assert len({mean_V.tobytes() for mean_V in means}) == 1
+
+
+# --- a payload of several buckets -----------------------------------------------------------------
+
+
+def ones(name: str, size: int, codec: str, divisor: float) -> Callable[[int], Bucket]:
+    """A bucket to which the first member contributes ones, the second twos, and so on."""
+    plain = Bucket(
+        name=name,
+        vector_V=np.empty(0, np.float32),
+        codec=load_codec(codec),
+        chunk_size=7,
+        divisor=divisor,
+    )
+    return lambda own: replace(plain, vector_V=np.full(size, own, np.float32))
+
+
+MANY = ones("gradients", 40, "int8", 12), ones("none", 0, "fp32", 1), ones("buffers", 3, "fp32", 6)
+
+
+@pytest.mark.parametrize("members", [1, 3])
+async def test_buckets_under_one_ticket_have_codecs_sizes_and_divisors_of_their_own(members):
+    group = Group(vectors(50, members), delta=True, buckets=MANY, strings=1)
+    await group.run()
+    total = members * (members + 1) / 2
+    for member in group.members.values():
+        models, gradients, buffers = (b.mix.vector_V for b in member.exchange.buckets)
+        assert len(models) == 50
+        np.testing.assert_allclose(gradients, total / 12, rtol=0.02)
+        np.testing.assert_allclose(buffers, total / 6, rtol=1e-6)
+        strings = member.exchange.strings["indices"].gathered
+        assert strings == tuple(bytes(own) for own in range(members))
+
+
+async def test_a_payload_of_empty_buckets_is_complete_at_once():
+    group = Group(vectors(0, 3))
+    await group.run()
+    assert all(member.exchange.is_complete for member in group.members.values())
+
+
+async def test_a_ticket_is_complete_when_all_of_its_buckets_are():
+    group = Group(vectors(12, 3), buckets=MANY)
+    await group.start()
+    p0, p1, p2 = group.members.values()
+    accept = p0.exchange.accept
+
+    async def accept_models_only(opening: AverageOpening, stream: SliceStream) -> None:
+        if opening.bucket != "models":
+            raise RefusedError("buffers are lost")
+        await accept(opening, stream)
+
+    p0.accept = accept_models_only
+    results = await asyncio.gather(p0.run(), p1.run(), p2.run(), return_exceptions=True)
+    assert all(isinstance(result, GroupBroken) for result in results)
+    assert not any(member.exchange.is_complete for member in (p0, p1, p2))
+
+
+async def test_an_unknown_bucket_is_refused_and_the_group_goes_on():
+    group = Group(vectors(12, 2))
+    await group.start()
+    opening = AverageOpening("swarm", "p1", TICKET, 12, 3, "fp32", "hats")
+    stream = await group.members[PeerId("p1")].open(PeerId("p0"), opening)
+    with pytest.raises(RefusedError, match="p0#1 has no bucket 'hats' at p0"):
+        await stream.receive()
+    await asyncio.gather(*(member.run() for member in group.members.values()))
+
+
+# --- the verbs ------------------------------------------------------------------------------------
+
+
+async def test_reduce_scatter_leaves_each_member_with_its_shard_and_all_gather_with_all(way):
+    group = Group(vectors(600, 3), slice_size=10)
+    expected_V = (await Group(vectors(600, 3), slice_size=10).run())[0]
+    await group.start()
+    members = list(group.members.values())
+    await asyncio.gather(*(member.exchange.reduce_scatter(member.open) for member in members))
+    await asyncio.sleep(1.0)
+    for index, member in enumerate(members):
+        at = share(600, 3, index)
+        shard = slice(at.start, at.stop)
+        assert member.vector_V[shard].tobytes() == expected_V[shard].tobytes()
+        assert member.exchange.is_complete == (way == "swap"), "means wait for the second verb"
+    await asyncio.gather(*(member.exchange.all_gather() for member in members))
+    assert all(member.vector_V.tobytes() == expected_V.tobytes() for member in members)
+
+
+async def test_members_may_use_the_verbs_or_both_in_one():
+    group = Group(vectors(600, 3), slice_size=10)
+    await group.start()
+    p0, p1, p2 = group.members.values()
+
+    async def in_two() -> None:
+        await p0.exchange.reduce_scatter(p0.open)
+        await asyncio.sleep(0.5)
+        await p0.exchange.all_gather()
+
+    await asyncio.gather(in_two(), p1.run(), p2.run())
+    assert len({member.vector_V.tobytes() for member in (p0, p1, p2)}) == 1
+
+
+async def test_a_group_that_breaks_breaks_the_verb_that_waits():
+    group = Group(vectors(600, 2), slice_size=10)
+    await group.start()
+    p0, p1 = group.members.values()
+    p1.accept = lambda *_: asyncio.sleep(100.0)
+    with pytest.raises(GroupBroken, match="p1 opened no stream"):
+        await p0.exchange.reduce_scatter(p0.open)
+
+
+async def test_cancelling_a_verb_breaks_the_group_for_the_others():
+    group = Group(vectors(600, 2), slice_size=10)
+    await group.start()
+    p0, p1 = group.members.values()
+    first = asyncio.create_task(p0.exchange.reduce_scatter(p0.open))
+    await asyncio.sleep(0.1)
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    with pytest.raises(GroupBroken):
+        await p1.run()
 
 
 # --- what cannot be averaged ----------------------------------------------------------------------
