@@ -69,6 +69,12 @@ def union(masks: Iterable[bytes]) -> bytes:
     return bits.to_bytes(size, "little")
 
 
+def usual_samples(contributions: Sequence[Contribution]) -> float:
+    """Samples of one step of all members; one that has made none yet counts as their mean."""
+    known = [one.usual for one in contributions if one.usual]
+    return sum(known) * len(contributions) / max(1, len(known))
+
+
 def _digest(before: bytes, vector_V: Vector) -> int:
     sample = vector_V[:: max(1, len(vector_V) // SAMPLED)].astype("<f4").tobytes()
     return int.from_bytes(hashlib.blake2b(before + sample, digest_size=8).digest())

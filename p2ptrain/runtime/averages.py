@@ -34,7 +34,7 @@ from p2ptrain.ids import Seconds, Ticket
 from p2ptrain.net.transport import SliceStream
 from p2ptrain.net.wire import AverageOpening
 from p2ptrain.runtime.accounts import Attempt
-from p2ptrain.runtime.agreed_state import AgreedState, union
+from p2ptrain.runtime.agreed_state import AgreedState, union, usual_samples
 from p2ptrain.runtime.buffers import Buffers
 from p2ptrain.runtime.exchange import Bucket, ByteString, Exchange, ExchangeConfig
 from p2ptrain.runtime.host import Host
@@ -273,8 +273,7 @@ class Averages:
         if effect.what is What.MODELS:
             models = self._bucket("models", attempt, vector_V, config.codec, weight)
             return [replace(models, delta=True, keeps_mean=effect.held)]
-        usual = sum(one.usual for one in stated)
-        divisor = weight if effect.what is What.GRADIENTS else usual
+        divisor = weight if effect.what is What.GRADIENTS else usual_samples(stated)
         if divisor == weight and config.gradient_codec == PLAIN:
             return [self._bucket("gradients", attempt, vector_V, PLAIN, weight)]
         cut = len(vector_V) - self._replica.buffer_size
@@ -284,7 +283,7 @@ class Averages:
         ]
 
     def _bucket(
-        self, name: str, attempt: Attempt, vector_V: Vector, codec: str, divisor: int
+        self, name: str, attempt: Attempt, vector_V: Vector, codec: str, divisor: float
     ) -> Bucket:
         largest = self._config.slice_kib * 256
         return Bucket(

@@ -411,7 +411,8 @@ def _mean(group: _Group, total: Exact) -> Exact:
         return total / len(group.members)
     divisors = np.full_like(total, total[-1])
     if group.what is What.LATE_GRADIENTS:
-        divisors[:-1] = sum(part.usual for part in group.parts.values())
+        known = [part.usual for part in group.parts.values() if part.usual]
+        divisors[:-1] = sum(known) / max(1, len(known)) * len(group.members)
     return total / np.maximum(divisors, 1)
 
 

@@ -4,7 +4,7 @@ import numpy as np
 
 from p2ptrain.core.contribution import Contribution
 from p2ptrain.ids import PeerId, Ticket
-from p2ptrain.runtime.agreed_state import SAMPLED, AgreedState, union
+from p2ptrain.runtime.agreed_state import SAMPLED, AgreedState, union, usual_samples
 
 START = np.arange(100_000, dtype=np.float32)
 MEAN = np.linspace(-1, 1, 100_000, dtype=np.float32)
@@ -80,3 +80,10 @@ def test_nothing_is_averaged_if_no_member_has_a_say():
 def test_a_union_of_masks_has_the_bits_of_all():
     assert union([b"\x01\x00", b"", b"\x82\x01"]) == b"\x83\x01"
     assert union([]) == b""
+
+
+def test_a_member_without_a_step_counts_as_the_mean_of_the_others():
+    stated = [Contribution(usual=samples) for samples in (8, 40, 0)]
+    assert usual_samples(stated[:2]) == 48
+    assert usual_samples(stated) == 72
+    assert usual_samples(stated[2:]) == 0
