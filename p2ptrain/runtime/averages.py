@@ -5,7 +5,7 @@ applied, an abandoned average leaves no trace. Whatever happens, the machine is 
 and one record is written.
 
 The payload of a group is one bucket, ``models``, or ``gradients`` and ``buffers``: two where they
-have different divisors or codecs. `docs/architecture.md` has the table of weights.
+have different divisors or codecs. `docs/data-plane.md` has the table of weights.
 
 Legend of shapes: ``M`` numbers of a model, ``G`` of gradients and buffers, ``V`` of what travels: M
 or G.

@@ -562,6 +562,10 @@ async def test_silent_hosts_share_the_time_and_the_one_that_answers_lets_us_in()
             {"codec": "int8"},
             r"s sends models as 'int8' and this swarm as 'fp32'; start it with codec = \"fp32\"",
         ),
+        (
+            {"gradient_codec": "int8"},
+            r"as 'int8' and this swarm as 'fp32'; start it with gradient_codec = \"fp32\"",
+        ),
     ],
 )
 async def test_who_does_not_fit_is_refused_with_both_values(change, says):
