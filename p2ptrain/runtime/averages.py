@@ -61,8 +61,8 @@ MAX_STATEMENT_BYTES = 1 << 20
 """Of what a member states about its contribution; a bit for each parameter is in it."""
 
 MAX_PARKED = 64
-"""Streams that wait for their groups, at most; two of each member if those are more. In a large
-swarm everybody's streams come before the word that forms their group has gone round."""
+"""Streams that wait for their groups, at most; four of each member if those are more: two groups of
+two buckets. In a large swarm all streams come before the word that forms their group."""
 
 T = TypeVar("T")
 
@@ -472,7 +472,7 @@ class Averages:
         def is_here() -> bool:
             return ticket in self._exchanges and self._exchanges[ticket].has_bucket(bucket)
 
-        most = max(MAX_PARKED, 2 * len(host.machine.membership.participants()))
+        most = max(MAX_PARKED, 4 * len(host.machine.membership.participants()))
         if self._parked >= most:
             raise RefusedError(f"{host.name} has {most} streams waiting for their groups")
         self._parked += 1

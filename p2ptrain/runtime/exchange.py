@@ -416,7 +416,7 @@ class BucketExchange:
         await returning
         await self._streams.end(caller, stream)
         await self._streams.has_all
-        self._streams.is_served(self._name, caller)
+        self._streams.mark_served(self._name, caller)
 
     async def _take_parts(self, peer: PeerId, stream: SliceStream) -> None:
         # In a pair a slice is reduced when it comes, in memory that is still in the core's cache.

@@ -158,7 +158,7 @@ class Streams:
             why = f"{peer} opened no stream within {self.arrival_s:g} s"
             raise GroupBroken(Outcome.LATE, why) from error
 
-    def is_served(self, bucket: str, peer: PeerId) -> None:
+    def mark_served(self, bucket: str, peer: PeerId) -> None:
         """The stream that `peer` opened has done its work."""
         self._served[bucket, peer].set_result(None)
 
@@ -182,7 +182,7 @@ class Streams:
             await self.say_all(peer, stream)
         await self.end(peer, stream)
         if waits:
-            self.is_served(bucket, peer)
+            self.mark_served(bucket, peer)
 
     # --- messages of a stream ---------------------------------------------------------------------
 
