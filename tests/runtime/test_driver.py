@@ -58,11 +58,13 @@ class Stranger:
         pass
 
     def handle_identify(self) -> Hello:
-        return Hello((1, 0), "ad_psgd", "vector-8", 8, self.me, "fp32")
+        return Hello((1, 0), "ad_psgd", "vector-8", 8, self.me, "fp32", "fp32")
 
 
 def average(peer: SimPeer, ticket: Ticket, swarm: str | None = None) -> AverageOpening:
-    return AverageOpening(swarm or peer.driver.digest, PeerId("b"), ticket, 8, 65536, "fp32")
+    return AverageOpening(
+        swarm or peer.driver.digest, PeerId("b"), ticket, 8, 65536, "fp32", "models"
+    )
 
 
 # --- strangers ------------------------------------------------------------------------------------
@@ -177,13 +179,13 @@ async def test_a_stream_under_a_stale_ticket_is_refused_after_a_bounded_wait():
 
 async def test_a_stream_that_comes_before_its_group_is_formed_waits_for_it(monkeypatch):
     world, a, b = await pair()
-    slow = a.driver.averages._contribution
+    slow = a.driver.averages._fill
 
     async def contribute_late(attempt):
         await asyncio.sleep(ARRIVAL_S / 2)
         return await slow(attempt)
 
-    monkeypatch.setattr(a.driver.averages, "_contribution", contribute_late)
+    monkeypatch.setattr(a.driver.averages, "_fill", contribute_late)
     result = await b.driver.average_with_any([PeerId("a")], 1)
     assert result.done, result
     b.replica.settle()
@@ -191,9 +193,9 @@ async def test_a_stream_that_comes_before_its_group_is_formed_waits_for_it(monke
     await world.close()
 
 
-@pytest.mark.parametrize(("fixed", "most"), [(MAX_PARKED, MAX_PARKED), (1, 2 * 2)])
+@pytest.mark.parametrize(("fixed", "most"), [(MAX_PARKED, MAX_PARKED), (1, 4 * 2)])
 async def test_more_streams_than_may_wait_are_refused_at_once(monkeypatch, fixed, most):
-    """A fixed number may wait, or two of each member where those are more."""
+    """A fixed number may wait, or four of each member where those are more."""
     monkeypatch.setattr("p2ptrain.runtime.averages.MAX_PARKED", fixed)
     world, a, b = await pair()
     opening = average(a, Ticket(PeerId("b"), 9, 9))
@@ -519,7 +521,7 @@ async def test_an_average_that_takes_too_long_is_late_and_changes_nothing(monkey
     async def never(what):
         await asyncio.sleep(1e6)
 
-    monkeypatch.setattr(b.driver.averages, "_contribution", never)
+    monkeypatch.setattr(b.driver.averages, "_fill", never)
     result = await a.driver.average_with_any([PeerId("b")], 1)
     assert not result.done
     await asyncio.sleep(100.0)
@@ -559,6 +561,10 @@ async def test_silent_hosts_share_the_time_and_the_one_that_answers_lets_us_in()
         (
             {"codec": "int8"},
             r"s sends models as 'int8' and this swarm as 'fp32'; start it with codec = \"fp32\"",
+        ),
+        (
+            {"gradient_codec": "int8"},
+            r"as 'int8' and this swarm as 'fp32'; start it with gradient_codec = \"fp32\"",
         ),
     ],
 )
