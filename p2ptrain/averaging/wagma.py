@@ -38,11 +38,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from p2ptrain.averaging.base import Algorithm, Swarm
-from p2ptrain.core.activation import NOBODY, Round, Rule
-from p2ptrain.core.effects import What
-from p2ptrain.errors import ConfigError
-from p2ptrain.ids import PeerId
+from p2ptrain.averaging import NOBODY, Algorithm, ConfigError, PeerId, Round, Rule, Swarm, What
 
 SYNCS = ("elastic", "step")
 LATES = ("delta", "paper")
@@ -50,6 +46,8 @@ LATES = ("delta", "paper")
 
 class Wagma(Algorithm):
     averages = "models"
+    trainer_waits = True
+    state_names = ("seen",)
 
     @dataclass(frozen=True, slots=True, kw_only=True)
     class Config:
@@ -88,7 +86,13 @@ class Wagma(Algorithm):
                         f"wagma {name} = {getattr(self, name)!r}; there are: {', '.join(known)}"
                     )
 
-    _seen = 0  # the version that our last step ended with
+    seen = 0
+    """The version that our last step ended with."""
+
+    @property
+    def conserves_mean(self) -> bool:
+        """Not by the paper's rule for late peers."""
+        return bool(self.config.late == "delta")
 
     async def after_update(self, swarm: Swarm) -> None:
         version = self._next(swarm)
@@ -99,15 +103,15 @@ class Wagma(Algorithm):
         elif not is_late:
             await swarm.average_at(version)
         elastic = self.config.sync == "elastic"
-        self._seen = max(version, swarm.version) if elastic else version
+        self.seen = max(version, swarm.version) if elastic else version
 
     def _next(self, swarm: Swarm) -> int:
         """The version that this step ends with: one that has begun meanwhile, or a new one."""
         ran, tau = swarm.version, self.config.tau
         if self.config.sync == "elastic":
-            return ran if ran > self._seen else self._seen + 1
-        missed_sync = ran // tau > self._seen // tau  # then we are new here
-        return ran if missed_sync else self._seen + 1
+            return ran if ran > self.seen else self.seen + 1
+        missed_sync = ran // tau > self.seen // tau  # then we are new here
+        return ran if missed_sync else self.seen + 1
 
     def schedule(self, version: int, peers: Sequence[PeerId], me: PeerId) -> Round:
         keeps_late = self.config.late == "paper"

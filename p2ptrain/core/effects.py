@@ -11,7 +11,6 @@
     TakeState     -> StateTaken | StateNotTaken
     GroupEnded    -> nothing: for whoever waits for this ticket
     VersionEnded  -> nothing: for the trainer, which waits for this version
-    TurnEnded     -> nothing: for whoever asked for a proposed group
     MemberChanged -> nothing: for the record
 """
 
@@ -122,14 +121,6 @@ class VersionEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class TurnEnded:
-    """We asked for a group and have been in one, or there is none for us."""
-
-    outcome: Outcome
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
 class MemberChanged:
     """We think differently of a member than before."""
 
@@ -139,14 +130,5 @@ class MemberChanged:
 
 
 Effect = (
-    Send
-    | Average
-    | Abandon
-    | Break
-    | Mend
-    | TakeState
-    | GroupEnded
-    | VersionEnded
-    | TurnEnded
-    | MemberChanged
+    Send | Average | Abandon | Break | Mend | TakeState | GroupEnded | VersionEnded | MemberChanged
 )

@@ -2,7 +2,7 @@
 
 ::
 
-    trainer, algorithm ─request, ask, arrive, describe►┌─────────────┐
+    trainer, algorithm ──request, arrive, describe──►┌─────────────┐
     network ──────────────receive, unreachable──────►│ PeerMachine │──take_effects──► driver
     slow work ───────────────────ended──────────────►│             │
     time ─────────────────────handle_timer──────────►└─────────────┘──next_deadline──►
@@ -21,7 +21,6 @@ from p2ptrain.core.effects import (
     Abandon,
     Average,
     Effect,
-    GroupEnded,
     MemberChanged,
     Mend,
     What,
@@ -34,8 +33,6 @@ from p2ptrain.core.events import (
     StateNotTaken,
     StateTaken,
 )
-from p2ptrain.core.group_book import GroupBook
-from p2ptrain.core.group_generator import GroupGenerator
 from p2ptrain.core.group_lock import GroupLock
 from p2ptrain.core.links import LinkMeter, weights_of
 from p2ptrain.core.lock_state import Granted, LockConfig
@@ -46,7 +43,6 @@ from p2ptrain.core.messages import (
     AckFor,
     Activate,
     Arrive,
-    Ask,
     Assemble,
     Begin,
     Busy,
@@ -63,11 +59,9 @@ from p2ptrain.core.messages import (
     Phase,
     Ping,
     PingFor,
-    Propose,
     Release,
     Rumours,
     Run,
-    Settle,
     Standing,
 )
 from p2ptrain.core.pace import ObservedPace
@@ -101,7 +95,6 @@ class PeerMachine:
     Args:
         me: what is known of us from the start; a link whose speed is given is not measured.
         schedule: the algorithm's, if it has one.
-        book: what the algorithm has groups proposed by, if it does.
     """
 
     def __init__(
@@ -110,7 +103,6 @@ class PeerMachine:
         config: ProtocolConfig,
         rng: Random,
         schedule: Schedule | None = None,
-        book: GroupBook | None = None,
     ) -> None:
         self.has_model = True
         """False while the model that we are to go on with is still to come: nobody averages with
@@ -146,17 +138,6 @@ class PeerMachine:
             self._weigh,
             lambda: self.has_model,
         )
-        self.generator = GroupGenerator(
-            me.peer,
-            me.incarnation,
-            config.rendezvous_resend_s,
-            config.lock.lease_s,
-            book,
-            self.membership.trainees,
-            lambda members, now: self.lock.request(members, len(members), now),
-            self._note,
-            rng,
-        )
         self.repair = Repair(me.peer, config.repair, self._is_alive, self.expects, self._note)
         self._views = self.membership.changes
         self._link = None if me.link_mbit else LinkMeter()
@@ -181,19 +162,12 @@ class PeerMachine:
         self._now = now
         self.activation.arrive(version, now, waits=waits)
 
-    def ask(self, updates: int, now: Seconds) -> None:
-        """The algorithm wants a group that somebody proposes; ends in `TurnEnded`."""
-        self.generator.ask(updates, now)
-        self.generator.follow(now)
-
     def describe(self, now: Seconds, *, phase: Phase, steps: int, samples: int) -> None:
         """The trainer is in `phase` and has done so much; everyone hears of a new phase at once."""
         changed = phase is not self.membership.me.phase
         self.membership.describe(phase=phase, steps=steps, samples=samples)
         if changed:
             self.membership.announce()
-        if phase is Phase.DONE:
-            self.generator.retire()
         self._settle(now)
 
     def learn(self, members: Sequence[Member], now: Seconds, why: str) -> None:
@@ -213,11 +187,8 @@ class PeerMachine:
                 self.rendezvous.receive(source, message, now)
             case Activate() | Run() | Decline() | Past():
                 self.activation.receive(source, message, now)
-            case Ask() | Propose() | Settle():
-                self.generator.receive(source, message, now)
             case Standing() | Mended():
                 self.repair.receive(source, message, now)
-        self.generator.follow(now)
 
     def unreachable(self, peer: PeerId, why: str, now: Seconds) -> None:
         """A connection to `peer` broke."""
@@ -240,8 +211,6 @@ class PeerMachine:
                 self.lock.average_ended(ticket, outcome, why, now)
                 self.rendezvous.average_ended(ticket, outcome, now)
                 self.activation.average_ended(ticket, outcome, now)
-                self.generator.average_ended(outcome)
-                self.generator.follow(now)
             case StateTaken(version=version):
                 self.rendezvous.state_taken(version, now)
             case StateNotTaken(version=version):
@@ -252,9 +221,7 @@ class PeerMachine:
         self._now = now
         self.rendezvous.withdraw()
         self.activation.withdraw()
-        self.generator.withdraw(now)
         self.lock.withdraw("stopping", now)
-        self.generator.follow(now)
 
     def leave(self, now: Seconds) -> None:
         """Say goodbye to everyone. Call it when no group is held any more."""
@@ -268,8 +235,6 @@ class PeerMachine:
         self.lock.handle_timer(now)
         self.rendezvous.handle_timer(now)
         self.activation.handle_timer(now)
-        self.generator.handle_timer(now)
-        self.generator.follow(now)
 
     # --- what the driver asks ---------------------------------------------------------------------
 
@@ -291,8 +256,7 @@ class PeerMachine:
 
     def next_deadline(self) -> Seconds | None:
         first = self.membership.next_deadline()
-        groups = (self.lock, self.rendezvous, self.activation, self.generator, self.repair)
-        for part in groups:
+        for part in (self.lock, self.rendezvous, self.activation, self.repair):
             deadline = part.next_deadline()
             if deadline is not None and (first is None or deadline < first):
                 first = deadline
@@ -308,7 +272,6 @@ class PeerMachine:
         self.lock.check()
         self.rendezvous.check()
         self.activation.check()
-        self.generator.check()
         self.repair.check()
         groups = (
             isinstance(self.lock.state, InLockGroup),
@@ -336,8 +299,6 @@ class PeerMachine:
         match effect:
             case MemberChanged():
                 self._unsettled.append(effect)
-            case GroupEnded():
-                self.generator.claim_ended(effect)
             case Average(ticket=ticket, members=members, what=what):
                 whole = what is What.GRADIENTS
                 self.repair.formed(ticket, members, self._now, whole=whole)
@@ -384,5 +345,3 @@ class PeerMachine:
             self.rendezvous.view_changed()
         if self._views[1] != before[1]:
             self.activation.view_changed(now)
-            self.generator.view_changed(now)
-        self.generator.follow(now)

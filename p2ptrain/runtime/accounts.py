@@ -85,6 +85,8 @@ class Accounts:
     groups_failed: Counter[str] = field(default_factory=Counter)
     staleness: Counter[int] = field(default_factory=Counter)
     """How often a result was so many updates late."""
+    messages_refused: Counter[PeerId] = field(default_factory=Counter)
+    """Of whom the algorithm got so many that it would never send."""
     met: dict[PeerId, int] = field(default_factory=dict)
     """In which of the groups that were done, by number, we were with whom last."""
 

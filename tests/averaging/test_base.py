@@ -122,6 +122,8 @@ def test_more_than_the_swarm_is_refused_with_both_numbers(name: str, option: str
 
 
 class Patient(Algorithm):
+    trainer_waits = True
+
     @dataclass(frozen=True, slots=True, kw_only=True)
     class Config:
         patience_s: float = 1.0
