@@ -24,6 +24,7 @@ import dataclasses
 import difflib
 import importlib
 import pkgutil
+import sys
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -320,6 +321,8 @@ def _find(name: str) -> type[Algorithm]:
                 f"unknown algorithm {name!r}; {advice}there are: {', '.join(known_algorithms())}"
             )
         module_name = f"p2ptrain.averaging.{name}"
+    elif "" not in sys.path:
+        sys.path.append("")  # as `python -m` does: a user's file lies beside the user
     try:
         module = importlib.import_module(module_name)
     except (ImportError, ValueError, TypeError) as error:  # the last two: no name of a module
