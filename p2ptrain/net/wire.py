@@ -60,6 +60,7 @@ class Hello:
     me: m.Member
     codec: str = ""
     """How models travel; whoever has no model does not say."""
+    gradient_codec: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,8 @@ class AverageOpening:
     vector_size: int
     slice_size: int
     codec: str
+    bucket: str
+    """Which part of the ticket's payload; the sizes are its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -440,7 +443,7 @@ def decode_slice(data: bytes) -> Slice:
 
 def _opening_to_pb(opening: Opening) -> Any:  # Any: a generated class
     match opening:
-        case AverageOpening(swarm, sender, ticket, vector_size, slice_size, codec):
+        case AverageOpening(swarm, sender, ticket, vector_size, slice_size, codec, bucket):
             return pb.AverageOpening(
                 swarm=swarm,
                 sender=sender,
@@ -448,6 +451,7 @@ def _opening_to_pb(opening: Opening) -> Any:  # Any: a generated class
                 vector_size=vector_size,
                 slice_size=slice_size,
                 codec=codec,
+                bucket=bucket,
             )
         case StateOpening(swarm, sender, version, line):
             return pb.StateOpening(swarm=swarm, sender=sender, version=version, line=line)
@@ -465,6 +469,7 @@ def _opening(tag: int, data: bytes) -> Opening:
             _number(p.vector_size),
             _number(p.slice_size),
             _text(p.codec, MAX_NAME),
+            _text(p.bucket, MAX_NAME),
         )
     p = _parse(pb.StateOpening, data)
     version = p.version if p.HasField("version") else None
@@ -484,6 +489,7 @@ def _hello_to_pb(hello: Hello) -> Any:  # Any: a generated class
         model_size=hello.model_size,
         self=_member_to_pb(hello.me),
         codec=hello.codec,
+        gradient_codec=hello.gradient_codec,
     )
 
 
@@ -495,6 +501,7 @@ def _hello(p: Any) -> Hello:  # Any: a generated class
         _number(p.model_size),
         _member(p.self),
         _text(p.codec, MAX_NAME),
+        _text(p.gradient_codec, MAX_NAME),
     )
 
 

@@ -3,6 +3,8 @@
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
+from p2ptrain.compute.replica import Vector
+from p2ptrain.core.contribution import Contribution
 from p2ptrain.core.effects import What
 from p2ptrain.core.events import AverageEnded, Outcome
 from p2ptrain.ids import PeerId, Seconds, Ticket
@@ -51,6 +53,11 @@ class Attempt:
     what: What
     asked_at: Seconds
     formed_at: Seconds
+    contributions: tuple[Contribution, ...] = ()
+    """What the members stated, in their order."""
+    outside_samples: int = 0
+    vector_V: Vector | None = None
+    """What this member contributes, all buckets in one."""
     exchange: Exchange | None = None
     updates: int = 0
     """Of the model that was contributed."""

@@ -29,9 +29,9 @@ ASK_S: Seconds = 8.0
 
 
 @functools.cache  # it is said with every message
-def swarm_digest(algorithm: str, fingerprint: str, codec: str) -> str:
+def swarm_digest(algorithm: str, fingerprint: str, *codecs: str) -> str:
     """Names what must agree among peers that talk to each other."""
-    text = f"{PROTOCOL_MAJOR}/{algorithm}/{fingerprint}/{codec}"
+    text = "/".join((str(PROTOCOL_MAJOR), algorithm, fingerprint, *codecs))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -91,6 +91,12 @@ def objection(me: PeerId, ours: Hello, theirs: Hello) -> str:
         return (
             f"{peer} sends models as {theirs.codec!r} and this swarm as {ours.codec!r}; "
             f'start it with codec = "{ours.codec}" under [exchange]'
+        )
+    if theirs.gradient_codec != ours.gradient_codec:
+        return (
+            f"{peer} sends gradients as {theirs.gradient_codec!r} and this swarm as "
+            f"{ours.gradient_codec!r}; start it with gradient_codec = "
+            f'"{ours.gradient_codec}" under [exchange]'
         )
     return ""
 

@@ -105,9 +105,9 @@ class Boundary:
 
     def _take_in_late(self, optimizer_step: Callable[[], None]) -> None:
         """Update from all means of gradients that have come since the last boundary."""
-        riding = self._driver.averages.late.take_in(optimizer_step)
-        if riding is not None:
-            self._driver.accord.take_in(riding)
+        stated = self._driver.averages.late.take_in(optimizer_step)
+        if stated is not None:
+            self._driver.accord.take_in(*stated)
 
     def _count(
         self, samples: int, loss: float | None, computed_at: Seconds, waited_s: Seconds

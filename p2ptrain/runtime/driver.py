@@ -44,9 +44,9 @@ from p2ptrain.net.wire import (
     StateOpening,
     Welcome,
 )
-from p2ptrain.runtime.accord import Accord
 from p2ptrain.runtime.accounts import Accounts, Attempt
 from p2ptrain.runtime.admission import cannot_reach, knock, objection, swarm_digest
+from p2ptrain.runtime.agreed_state import AgreedState
 from p2ptrain.runtime.averages import Averages
 from p2ptrain.runtime.buffers import Buffers
 from p2ptrain.runtime.exchange import (
@@ -95,14 +95,14 @@ class Driver:
         self.algorithm = algorithm
         self.metrics = metrics
         self.accounts = Accounts()
-        self.accord = Accord()
+        self.accord = AgreedState()
         self.stopping = False
         self.failure: BaseException | None = None  # the trainer is told where it waits, or next
         self.incarnation = incarnation
         self._link_mbit = exchange.link_mbit
         self._algorithm_name = algorithm_name
-        self._codec = exchange.codec
-        self.digest = swarm_digest(algorithm_name, replica.fingerprint, exchange.codec)
+        self._codecs = exchange.codec, exchange.gradient_codec
+        self.digest = swarm_digest(algorithm_name, replica.fingerprint, *self._codecs)
         self._transport = transport
         self._protocol = protocol
         self._clock = clock
@@ -476,7 +476,7 @@ class Driver:
             self.replica.fingerprint,
             self.replica.model_size,
             self.me,
-            self._codec,
+            *self._codecs,
         )
 
     # --- small things -----------------------------------------------------------------------------

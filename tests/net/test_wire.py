@@ -110,7 +110,7 @@ welcomes = st.builds(
     st.lists(members, max_size=4).map(tuple),
 )
 openings = st.one_of(
-    st.builds(AverageOpening, digests, names, tickets, numbers, numbers, digests),
+    st.builds(AverageOpening, digests, names, tickets, numbers, numbers, digests, digests),
     st.builds(StateOpening, digests, names, st.none() | numbers, lines),
 )
 

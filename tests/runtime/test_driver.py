@@ -58,11 +58,13 @@ class Stranger:
         pass
 
     def handle_identify(self) -> Hello:
-        return Hello((1, 0), "ad_psgd", "vector-8", 8, self.me, "fp32")
+        return Hello((1, 0), "ad_psgd", "vector-8", 8, self.me, "fp32", "fp32")
 
 
 def average(peer: SimPeer, ticket: Ticket, swarm: str | None = None) -> AverageOpening:
-    return AverageOpening(swarm or peer.driver.digest, PeerId("b"), ticket, 8, 65536, "fp32")
+    return AverageOpening(
+        swarm or peer.driver.digest, PeerId("b"), ticket, 8, 65536, "fp32", "models"
+    )
 
 
 # --- strangers ------------------------------------------------------------------------------------
@@ -177,13 +179,13 @@ async def test_a_stream_under_a_stale_ticket_is_refused_after_a_bounded_wait():
 
 async def test_a_stream_that_comes_before_its_group_is_formed_waits_for_it(monkeypatch):
     world, a, b = await pair()
-    slow = a.driver.averages._contribution
+    slow = a.driver.averages._fill
 
     async def contribute_late(attempt):
         await asyncio.sleep(ARRIVAL_S / 2)
         return await slow(attempt)
 
-    monkeypatch.setattr(a.driver.averages, "_contribution", contribute_late)
+    monkeypatch.setattr(a.driver.averages, "_fill", contribute_late)
     result = await b.driver.average_with_any([PeerId("a")], 1)
     assert result.done, result
     b.replica.settle()
@@ -519,7 +521,7 @@ async def test_an_average_that_takes_too_long_is_late_and_changes_nothing(monkey
     async def never(what):
         await asyncio.sleep(1e6)
 
-    monkeypatch.setattr(b.driver.averages, "_contribution", never)
+    monkeypatch.setattr(b.driver.averages, "_fill", never)
     result = await a.driver.average_with_any([PeerId("b")], 1)
     assert not result.done
     await asyncio.sleep(100.0)

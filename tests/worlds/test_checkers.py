@@ -135,7 +135,7 @@ def test_a_result_between_contribution_and_result_is_found(monkeypatch):
         self._replica.book.results += 1
         await average(self, effect)
 
-    contribution = Averages._contribution
+    contribution = Averages._fill
 
     async def slowly(self: Averages, *args: Any) -> Any:
         found = await contribution(self, *args)
@@ -143,7 +143,7 @@ def test_a_result_between_contribution_and_result_is_found(monkeypatch):
         return found
 
     monkeypatch.setattr(Averages, "_average", forgetful)
-    monkeypatch.setattr(Averages, "_contribution", slowly)
+    monkeypatch.setattr(Averages, "_fill", slowly)
     assert broken(plain("ad_psgd")) == "one group at a time"
 
 

@@ -23,7 +23,7 @@ class Nothing(_message.Message):
     def __init__(self) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_major", "protocol_minor", "algorithm", "model", "model_size", "self", "codec")
+    __slots__ = ("protocol_major", "protocol_minor", "algorithm", "model", "model_size", "self", "codec", "gradient_codec")
     PROTOCOL_MAJOR_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_MINOR_FIELD_NUMBER: _ClassVar[int]
     ALGORITHM_FIELD_NUMBER: _ClassVar[int]
@@ -31,6 +31,7 @@ class Hello(_message.Message):
     MODEL_SIZE_FIELD_NUMBER: _ClassVar[int]
     SELF_FIELD_NUMBER: _ClassVar[int]
     CODEC_FIELD_NUMBER: _ClassVar[int]
+    GRADIENT_CODEC_FIELD_NUMBER: _ClassVar[int]
     protocol_major: int
     protocol_minor: int
     algorithm: str
@@ -38,7 +39,8 @@ class Hello(_message.Message):
     model_size: int
     self: Member
     codec: str
-    def __init__(self_, protocol_major: _Optional[int] = ..., protocol_minor: _Optional[int] = ..., algorithm: _Optional[str] = ..., model: _Optional[str] = ..., model_size: _Optional[int] = ..., self: _Optional[_Union[Member, _Mapping]] = ..., codec: _Optional[str] = ...) -> None: ...
+    gradient_codec: str
+    def __init__(self_, protocol_major: _Optional[int] = ..., protocol_minor: _Optional[int] = ..., algorithm: _Optional[str] = ..., model: _Optional[str] = ..., model_size: _Optional[int] = ..., self: _Optional[_Union[Member, _Mapping]] = ..., codec: _Optional[str] = ..., gradient_codec: _Optional[str] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("refusal", "members")
@@ -351,20 +353,22 @@ class Slice(_message.Message):
     def __init__(self, payload: _Optional[bytes] = ..., average: _Optional[_Union[AverageOpening, _Mapping]] = ..., state: _Optional[_Union[StateOpening, _Mapping]] = ..., last: _Optional[bool] = ...) -> None: ...
 
 class AverageOpening(_message.Message):
-    __slots__ = ("swarm", "sender", "ticket", "vector_size", "slice_size", "codec")
+    __slots__ = ("swarm", "sender", "ticket", "vector_size", "slice_size", "codec", "bucket")
     SWARM_FIELD_NUMBER: _ClassVar[int]
     SENDER_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
     VECTOR_SIZE_FIELD_NUMBER: _ClassVar[int]
     SLICE_SIZE_FIELD_NUMBER: _ClassVar[int]
     CODEC_FIELD_NUMBER: _ClassVar[int]
+    BUCKET_FIELD_NUMBER: _ClassVar[int]
     swarm: str
     sender: str
     ticket: Ticket
     vector_size: int
     slice_size: int
     codec: str
-    def __init__(self, swarm: _Optional[str] = ..., sender: _Optional[str] = ..., ticket: _Optional[_Union[Ticket, _Mapping]] = ..., vector_size: _Optional[int] = ..., slice_size: _Optional[int] = ..., codec: _Optional[str] = ...) -> None: ...
+    bucket: str
+    def __init__(self, swarm: _Optional[str] = ..., sender: _Optional[str] = ..., ticket: _Optional[_Union[Ticket, _Mapping]] = ..., vector_size: _Optional[int] = ..., slice_size: _Optional[int] = ..., codec: _Optional[str] = ..., bucket: _Optional[str] = ...) -> None: ...
 
 class StateOpening(_message.Message):
     __slots__ = ("swarm", "sender", "version", "line")

@@ -1,0 +1,288 @@
+"""All streams of one ticket: who calls whom for which bucket, what has moved, who has all.
+
+**A member is through when all are**: a member that serves a stream ends it only when it has all of
+the result itself, of all buckets, and so does the caller where one stream serves both directions.
+So a member that has committed knows that every other member could, and after a break all can adopt
+what one of them has committed (`core/repair.py`).
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+
+from p2ptrain.core.events import Outcome
+from p2ptrain.core.transfers import ARRIVAL_S
+from p2ptrain.errors import CodecError, RefusedError, TransportError
+from p2ptrain.ids import PeerId, Seconds, Ticket
+from p2ptrain.net.transport import SliceStream
+from p2ptrain.net.wire import AverageOpening
+from p2ptrain.runtime.scope import Scope
+
+OpenStream = Callable[[PeerId, AverageOpening], Awaitable[SliceStream]]
+
+
+class GroupBroken(Exception):
+    """The group cannot finish; says how it ended, because of whom, and in which phase."""
+
+    def __init__(self, outcome: Outcome, why: str) -> None:
+        super().__init__(why)
+        self.outcome = outcome
+        self.why = why
+
+
+class Streams:
+    """One member's streams of one ticket.
+
+    Args:
+        swarm: the digest that openings carry.
+        clock: for the times that messages of failure state.
+        heard: is told whenever anything has come from a member.
+        arrival_s: how long to wait for a member's stream; it may still be in another group.
+    """
+
+    def __init__(
+        self,
+        me: PeerId,
+        ticket: Ticket,
+        members: tuple[PeerId, ...],
+        *,
+        swarm: str,
+        clock: Callable[[], Seconds],
+        heard: Callable[[PeerId], None] = lambda _: None,
+        arrival_s: Seconds = ARRIVAL_S,
+    ) -> None:
+        self.me = me
+        self.members = members
+        self.arrival_s = arrival_s
+        self.sent_bytes = 0
+        self.received_bytes = 0
+        self.arrivals: dict[PeerId, Seconds] = {}
+        """How long after the group's beginning each one's stream came, of those that open one."""
+        self.has_all: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.means_may_leave = asyncio.Event()
+        """Set: what this member has reduced goes out to the others."""
+        self.due = 0
+        """Parts of the result that are yet to come."""
+        self._ticket = ticket
+        self._swarm = swarm
+        self._clock = clock
+        self._tell_heard = heard
+        self._started = self._moved_at = clock()
+        self._link_sent_bytes = self._link_received_bytes = 0  # what left the machine, or may have
+        self._openings: dict[str, AverageOpening] = {}
+        self._incoming: dict[tuple[str, PeerId], asyncio.Future[SliceStream]] = {}
+        self._served: dict[tuple[str, PeerId], asyncio.Future[None]] = {}
+        self._heard: dict[PeerId, None] = {}
+        self._streams: list[SliceStream] = []
+
+    # --- what can be seen -------------------------------------------------------------------------
+
+    @property
+    def is_complete(self) -> bool:
+        """True once all of the result is here, whether or not all others have it."""
+        return self.has_all.done() and not self.has_all.cancelled()
+
+    @property
+    def moved_bytes(self) -> int:
+        """What went over a link, in the direction in which more did."""
+        return max(self._link_sent_bytes, self._link_received_bytes)
+
+    @property
+    def silent_s(self) -> Seconds:
+        """How long ago anything has moved here, or the exchange was made."""
+        return self._clock() - self._moved_at
+
+    @property
+    def is_met(self) -> bool:
+        """True once something of every other member has come."""
+        return len(self._heard) == len(self.members) - 1
+
+    @property
+    def missing(self) -> tuple[PeerId, ...]:
+        """Who has not opened its stream yet."""
+        callers = dict.fromkeys(peer for _, peer in self._incoming)
+        return tuple(peer for peer in callers if peer not in self.arrivals)
+
+    def has_bucket(self, name: str) -> bool:
+        """True if a bucket of this name is part of the payload."""
+        return name in self._openings
+
+    # --- openings ---------------------------------------------------------------------------------
+
+    def expect(
+        self, bucket: str, size: int, chunk_size: int, codec: str, callers: Iterable[PeerId]
+    ) -> None:
+        """`callers` open a stream each for this bucket, whose sizes and codec must be these."""
+        self._openings[bucket] = AverageOpening(
+            self._swarm, self.me, self._ticket, size, chunk_size, codec, bucket
+        )
+        for peer in callers:
+            self._incoming[bucket, peer] = asyncio.get_running_loop().create_future()
+            self._served[bucket, peer] = asyncio.get_running_loop().create_future()
+
+    async def accept(self, opening: AverageOpening, stream: SliceStream) -> None:
+        """A member's stream has come; returns when it has been served, or all is over.
+
+        Raises:
+            RefusedError: if the opening does not fit this group.
+        """
+        theirs, key = opening, (opening.bucket, opening.sender)
+        mine = self._openings.get(opening.bucket)
+        if mine is None:
+            raise RefusedError(f"{self._ticket} has no bucket {opening.bucket!r} at {self.me}")
+        if theirs.codec != mine.codec:
+            raise RefusedError(
+                f"{opening.sender} sends {theirs.codec} and {self.me} {mine.codec}; "
+                f"give all peers the same codec"
+            )
+        waiting = self._incoming.get(key)
+        if waiting is None or waiting.done():
+            raise RefusedError(f"{self._ticket} does not wait for a stream of {opening.sender}")
+        if (theirs.vector_size, theirs.slice_size) != (mine.vector_size, mine.slice_size):
+            raise RefusedError(
+                f"{opening.sender} averages {theirs.vector_size} numbers in slices of "
+                f"{theirs.slice_size}, {self.me} {mine.vector_size} in slices of {mine.slice_size}"
+            )
+        self._streams.append(stream)
+        self.arrivals.setdefault(opening.sender, self._clock() - self._started)
+        self._hear(opening.sender)
+        waiting.set_result(stream)
+        await asyncio.shield(self._served[key])
+
+    async def call(self, bucket: str, peer: PeerId, open_stream: OpenStream) -> SliceStream:
+        """Open a stream to `peer`."""
+        try:
+            stream = await open_stream(peer, self._openings[bucket])
+        except (TransportError, RefusedError) as error:
+            raise self.broken(peer, "opening its stream", error) from error
+        self._streams.append(stream)
+        return stream
+
+    async def called_by(self, bucket: str, peer: PeerId) -> SliceStream:
+        """Wait for the stream that `peer` opens."""
+        try:
+            async with asyncio.timeout(self.arrival_s):
+                return await self._incoming[bucket, peer]
+        except TimeoutError as error:
+            why = f"{peer} opened no stream within {self.arrival_s:g} s"
+            raise GroupBroken(Outcome.LATE, why) from error
+
+    def is_served(self, bucket: str, peer: PeerId) -> None:
+        """The stream that `peer` opened has done its work."""
+        self._served[bucket, peer].set_result(None)
+
+    async def swap(
+        self,
+        scope: Scope,
+        bucket: str,
+        peer: PeerId,
+        open_stream: OpenStream,
+        send: Callable[[PeerId, SliceStream], Awaitable[None]],
+        take: Callable[[PeerId, SliceStream], Awaitable[None]],
+    ) -> None:
+        """One stream for both directions, opened by the later by name."""
+        waits = (bucket, peer) in self._incoming
+        calling = self.called_by(bucket, peer) if waits else self.call(bucket, peer, open_stream)
+        stream = await calling
+
+        async def sends() -> None:
+            await send(peer, stream)
+
+        sending = scope.start(sends())
+        await take(peer, stream)
+        await asyncio.gather(sending, self.has_all)
+        if not waits:
+            await self.say_all(peer, stream)
+        await self.end(peer, stream)
+        if waits:
+            self.is_served(bucket, peer)
+
+    # --- messages of a stream ---------------------------------------------------------------------
+
+    async def send(
+        self, peer: PeerId, stream: SliceStream, payload: memoryview, *, last: bool = False
+    ) -> None:
+        """Send one message."""
+        try:
+            await stream.send(payload, last)
+        except (TransportError, RefusedError) as error:
+            raise self.broken(peer, "taking slices", error) from error
+        self.sent_bytes += payload.nbytes
+        self._link_sent_bytes += 0 if stream.is_local else payload.nbytes
+        self._moved_at = self._clock()
+
+    async def refer(
+        self, peer: PeerId, stream: SliceStream, payload: memoryview, *, last: bool
+    ) -> bool:
+        """Send all of a shard at once, if the owner can read it where it stands."""
+        try:
+            referred = await stream.refer(payload, last)
+        except (TransportError, RefusedError) as error:
+            raise self.broken(peer, "taking slices", error) from error
+        self.sent_bytes += payload.nbytes if referred else 0
+        return referred
+
+    async def receive(
+        self,
+        peer: PeerId,
+        stream: SliceStream,
+        phase: str,
+        *,
+        due: int | None = None,
+        into: memoryview | None = None,
+    ) -> memoryview:
+        """The next message, of `due` bytes if that is given."""
+        try:
+            payload = await stream.receive(into)
+        except (TransportError, RefusedError, CodecError) as error:
+            raise self.broken(peer, phase, error) from error
+        if payload is None or due not in (None, payload.nbytes):
+            got = "the end" if payload is None else f"{payload.nbytes} bytes"
+            wanted = "more" if due is None else f"a slice of {due} bytes"
+            raise GroupBroken(Outcome.BROKEN, f"{peer} sent {got} where {wanted} was due")
+        self.received_bytes += payload.nbytes
+        self._link_received_bytes += 0 if stream.is_local else payload.nbytes
+        self._hear(peer)
+        return payload
+
+    async def say_all(self, peer: PeerId, stream: SliceStream) -> None:
+        """This side, which opened the stream, has sent all."""
+        try:
+            await stream.finish()
+        except (TransportError, RefusedError) as error:
+            raise self.broken(peer, "ending its stream", error) from error
+
+    async def end(self, peer: PeerId, stream: SliceStream) -> None:
+        """Both sides have said and read all: only then is the average complete for this pair."""
+        try:
+            await stream.release()
+            extra = await stream.receive()
+        except (TransportError, RefusedError, CodecError) as error:
+            raise self.broken(peer, "ending its stream", error) from error
+        if extra is not None:
+            raise GroupBroken(Outcome.BROKEN, f"{peer} sent more slices than its share has")
+
+    def arrived(self) -> None:
+        """One more part of the result is here."""
+        self.due -= 1
+        if not self.due:
+            self.has_all.set_result(None)
+
+    def broken(self, peer: PeerId, phase: str, error: Exception) -> GroupBroken:
+        """The error of a stream, in a sentence."""
+        waited = self._clock() - self._started
+        outcome = Outcome.REFUSED if isinstance(error, RefusedError) else Outcome.LOST
+        return GroupBroken(outcome, f"{peer}, {phase}, after {waited:.2f} s: {error}")
+
+    def close(self, broken: str) -> None:
+        """Everything is over; if something `broken` it, the streams are aborted."""
+        if broken:
+            for stream in self._streams:
+                stream.abort(broken)
+        for served in self._served.values():
+            if not served.done():
+                served.set_result(None)
+
+    def _hear(self, peer: PeerId) -> None:
+        self._heard[peer] = None
+        self._moved_at = self._clock()
+        self._tell_heard(peer)
