@@ -5,7 +5,9 @@ Neither this nor an algorithm imports torch, numpy, asyncio or grpc.
 
 from p2ptrain.averaging.base import (
     Algorithm,
+    Group,
     GroupResult,
+    Mean,
     Swarm,
     known_algorithms,
     load_algorithm,
@@ -22,7 +24,9 @@ __all__ = [
     # what an algorithm is, and what it may ask for
     "Algorithm",
     "Swarm",
-    # what is said of groups
+    # groups: while they are formed, and how they ended
+    "Group",
+    "Mean",
     "GroupResult",
     "Outcome",
     "What",

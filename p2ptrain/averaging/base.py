@@ -7,6 +7,7 @@ like the paper. It acts at the moments that it defines, and leaves the others al
 * `after_backward`  gradients are ready, the optimizer has not run; the trainer waits for it.
 * `after_update`    the optimizer has run; the trainer waits for it.
 * `background`      a loop of its own beside the trainer, which never waits for it.
+* `average`         it is in a group that is formed: reduce, commit, or a rule of its own.
 * `handle_message`  the same algorithm on another peer has told us something (`Swarm.tell`).
 
 It declares what others must know of it, `averages`, `trainer_waits`, `in_step`, `conserves_mean`:
@@ -31,6 +32,7 @@ from random import Random
 from typing import Any, ClassVar, Protocol
 
 from p2ptrain.core.activation import Round
+from p2ptrain.core.effects import What
 from p2ptrain.core.events import Outcome
 from p2ptrain.core.messages import AlgorithmMessage
 from p2ptrain.errors import ConfigError, RemoteProtocolError, StateError
@@ -147,14 +149,6 @@ class Swarm(Protocol):
         """Of several means of gradients that were missed, take in the last one only."""
         ...
 
-    async def add_late_average(self) -> bool:
-        """Add the model to the mean of models that it missed, as one model more.
-
-        x <- (sum over the group + x) / (S + 1); false, and nothing done, if it missed none. For
-        rounds that keep it (`Round.keeps_late`).
-        """
-        ...
-
     async def wait_for_update(self, count: int) -> int:
         """Wait until the trainer has made `count` updates in this run; return how many it has."""
         ...
@@ -176,6 +170,56 @@ class Swarm(Protocol):
 
     def start(self, activity: Coroutine[Any, Any, None]) -> None:  # Any: asyncio's own types
         """Run this beside the trainer and everything else; cancelled when the peer leaves."""
+        ...
+
+
+class Mean(Protocol):
+    """A mean of models that a member keeps instead of taking it in; it can be added once."""
+
+    async def add(self, share: float) -> None:
+        """Change the model as it is at this moment, x <- x + `share` * (mean - x)."""
+        ...
+
+
+class Group(Protocol):
+    """One attempt of a formed group, as `Algorithm.average` has it in its hands.
+
+    If it breaks, `reduce` and `keep` do not return, and `average` begins again with those that are
+    left, if any are: let whatever is raised here pass.
+    """
+
+    @property
+    def members(self) -> tuple[PeerId, ...]:
+        """Sorted, ourselves included."""
+        ...
+
+    @property
+    def what(self) -> What: ...
+
+    @property
+    def version(self) -> int | None:
+        """Of the schedule; None for a group that was claimed, or of a barrier."""
+        ...
+
+    @property
+    def awaited(self) -> bool:
+        """Our trainer has arrived at its version, and stands still until it is over."""
+        ...
+
+    async def reduce(self) -> None:
+        """Average what all members contribute; nothing here is changed by it."""
+        ...
+
+    async def commit(self) -> None:
+        """Take the result in: of models, add mean - snapshot; of gradients, replace them.
+
+        Every member must do this, or keep it, for the group to be done: nothing may be awaited
+        between `reduce` and this that others have to bring about.
+        """
+        ...
+
+    async def keep(self) -> Mean:
+        """Reduce models, and take the mean away instead of taking it in."""
         ...
 
 
@@ -222,6 +266,11 @@ class Algorithm:
 
     async def background(self, swarm: Swarm) -> None:
         """Beside the trainer; cancelled when the peer leaves."""
+
+    async def average(self, group: Group) -> None:
+        """What every member does in a group that is formed, wherever its own trainer is."""
+        await group.reduce()
+        await group.commit()
 
     def handle_message(self, swarm: Swarm, source: PeerId, message: AlgorithmMessage) -> None:
         """Take what the algorithm on `source` told us.

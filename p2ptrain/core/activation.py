@@ -45,7 +45,7 @@ a host that has waited for `resend_s` asks those who are missing, and is told `P
 There is no lease, since nobody is promised before a group runs.
 
 **Who is late** loses nothing: what it has goes with the version that finds it, and its own result
-is in its pending numbers, or kept for it (`Round.keeps_late`). Several versions may pass meanwhile.
+is in its pending numbers, or kept for it (`Group.keep`). Several versions may pass meanwhile.
 
 **When a member dies** inside, membership says so and the group is over for the others; whoever had
 finished has the result. The version is not run again: what was not delivered goes with the next
@@ -101,8 +101,6 @@ class Round:
 
     what: What
     rule: Rule = NOBODY
-    keeps_late: bool = False
-    """A member whose trainer has not arrived keeps the mean for it, instead of adding its delta."""
 
 
 Schedule = Callable[[int, Sequence[PeerId], PeerId], Round]
@@ -360,8 +358,7 @@ class Activation:
         if len(members) == 1 and here.what is What.MODELS:
             self._leave(Outcome.DONE, now)  # its own mean
         else:
-            held = here.keeps_late and not awaited
-            self._emit(Average(ticket, members, here.what, run.weights, held))
+            self._emit(Average(ticket, members, here.what, run.weights, awaited))
 
     def _leave(self, outcome: Outcome, now: Seconds) -> None:
         """Our group is over; the next one that waits for us begins."""

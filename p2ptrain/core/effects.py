@@ -49,8 +49,8 @@ class Average:
     what: What
     weights: tuple[int, ...] = ()
     """Of the members' shares, in their order; empty: all alike."""
-    held: bool = False
-    """Keep the mean of models for the trainer, which has a rule of its own for it."""
+    awaited: bool = False
+    """Our trainer stands still until this is over."""
     contributions: tuple[Contribution, ...] = ()
     """The members' scalars, in their order; empty: `MODEL` of all of them."""
     outside_samples: int = 0

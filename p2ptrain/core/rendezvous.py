@@ -246,7 +246,7 @@ class Rendezvous:
         if self.waits_with(message.version, message.line) and self._me in members:
             self._state = InGroup(ticket, message.version, message.line, members, members, weights)
             self._arrivals.pop(self._me, None)
-            self._emit(Average(ticket, members, What.GRADIENTS, weights))
+            self._emit(Average(ticket, members, What.GRADIENTS, weights, awaited=True))
         else:  # of something that we waited with once: we will not come, and say so if asked
             self._last_ended[ticket.initiator] = ticket
 
@@ -309,4 +309,4 @@ class Rendezvous:
         for peer in members:
             if peer != self._me:
                 self._emit(Send(peer, Assemble(ticket, version, members, weights, line)))
-        self._emit(Average(ticket, members, What.GRADIENTS, weights))
+        self._emit(Average(ticket, members, What.GRADIENTS, weights, awaited=True))

@@ -59,6 +59,10 @@ class Attempt:
     vector_V: Vector | None = None
     """What this member contributes, all buckets in one."""
     exchange: Exchange | None = None
+    keeps_mean: bool = False
+    """Its result is the mean of models and no delta, for an algorithm that keeps it."""
+    adopted: bool = False
+    """It broke, and all members go on with its result."""
     updates: int = 0
     """Of the model that was contributed."""
     snapshot_s: Seconds = 0.0

@@ -75,9 +75,6 @@ class DriverSwarm:
     def forget_all_but_latest(self) -> None:
         self._driver.averages.late.forget_all_but_latest()
 
-    async def add_late_average(self) -> bool:
-        return await self._driver.averages.kept.add()
-
     async def wait_for_update(self, count: int) -> int:
         return await self._driver.wait_for_update(count)
 
