@@ -29,7 +29,7 @@ from rich.progress import Progress
 from launcher.bench.claims import conclude, run_bench, write_bench
 from launcher.bench.lock_figures import Figures, claims_of, plot, print_figures
 from launcher.collect import Json
-from p2ptrain.averaging.ad_psgd import in_turn
+from p2ptrain.averaging import in_turn
 from p2ptrain.averaging.base import Algorithm, Swarm
 from p2ptrain.ids import PeerId, Seconds
 from p2ptrain.sim.link import Link

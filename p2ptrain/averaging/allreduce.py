@@ -12,11 +12,13 @@ reduce-scatter and all-gather move 2 n (P - 1) / P words (`core/slices.py`). A m
 the middle costs the others one more attempt, without it.
 """
 
-from p2ptrain.averaging.base import Algorithm, Swarm
+from p2ptrain.averaging import Algorithm, Swarm
 
 
 class AllReduce(Algorithm):
     averages = "gradients"
+    trainer_waits = True
+    in_step = True
 
     async def after_backward(self, swarm: Swarm) -> None:
         await swarm.average_gradients()

@@ -223,37 +223,19 @@ class Past:
     version: int
 
 
-# --- proposed groups: the Group Generator ---------------------------------------------------------
+# --- algorithms -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """I have made so many updates and want a group. Lost: sent again until I have been in one.
+class AlgorithmMessage:
+    """What an algorithm says to itself on another peer. What its loss costs is said there."""
 
-    Each time it is sent it has a new ticket, so that a late one is known by its age.
-    """
-
-    ticket: Ticket
-    updates: int
-
-
-@dataclass(frozen=True, slots=True)
-class Propose:
-    """Claim this group, please. Lost: sent again until it is settled.
-
-    You alone: there is nobody to meet. Lost: you ask again.
-    """
-
-    ticket: Ticket
-    members: tuple[PeerId, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Settle:
-    """The group that you proposed is over. Lost: `Propose` comes again, and brings it."""
-
-    ticket: Ticket
-    done: bool
+    kind: str
+    """At most 32 characters."""
+    numbers: tuple[int, ...] = ()
+    """At most 64, from 0 to 2^62."""
+    peers: tuple[PeerId, ...] = ()
+    """At most 4,096."""
 
 
 # --- groups that break ----------------------------------------------------------------------------
@@ -297,9 +279,7 @@ class Mended:
 SlotMessage = Request | Grant | Inquire | Failed | Begin | Release | Relinquish
 BarrierMessage = Arrive | CatchUp
 WaitAvoidingMessage = Activate | Past
-GeneratorMessage = Ask | Propose | Settle
 RepairMessage = Standing | Mended
 MembershipMessage = Ping | Ack | PingFor | AckFor | Rumours
-FormationMessage = SlotMessage | BarrierMessage | WaitAvoidingMessage
-GroupMessage = FormationMessage | GeneratorMessage
+GroupMessage = SlotMessage | BarrierMessage | WaitAvoidingMessage
 Message = MembershipMessage | GroupMessage | RepairMessage

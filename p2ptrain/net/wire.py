@@ -34,6 +34,10 @@ PROTOCOL_MINOR = 0
 MAX_NAME = 128
 MAX_REASON = 300
 MAX_MEMBERS = 4096
+MAX_KIND = 32
+"""Characters of the kind of an algorithm's message."""
+MAX_NUMBERS = 64
+"""In one."""
 MAX_NUMBER = 1 << 62
 MAX_OPENING_BYTES = 1 << 12
 MAX_MASK_BYTES = 1 << 17
@@ -84,7 +88,7 @@ class Envelope:
 
     source: PeerId
     swarm: str
-    message: m.Message
+    message: m.Message | m.AlgorithmMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +199,9 @@ def decode_envelope(data: bytes) -> Envelope:
     return Envelope(_name(packed.source), _text(packed.swarm, MAX_NAME), message)
 
 
-def _message_to_pb(message: m.Message) -> tuple[str, Any]:  # Any: protobuf's generated classes
+def _message_to_pb(
+    message: m.Message | m.AlgorithmMessage,
+) -> tuple[str, Any]:  # Any: protobuf's generated classes
     match message:
         case m.Ping(number, members):
             return "ping", pb.Ping(number=number, members=map(_member_to_pb, members))
@@ -243,21 +249,18 @@ def _message_to_pb(message: m.Message) -> tuple[str, Any]:  # Any: protobuf's ge
             return "activate", body
         case m.Past(version):
             return "past", pb.Past(version=version)
-        case m.Ask(ticket, updates):
-            return "ask", pb.Ask(ticket=_ticket_to_pb(ticket), updates=updates)
-        case m.Propose(ticket, group):
-            return "propose", pb.Propose(ticket=_ticket_to_pb(ticket), members=group)
-        case m.Settle(ticket, done):
-            return "settle", pb.Settle(ticket=_ticket_to_pb(ticket), done=done)
         case m.Standing(ticket, how, asks):
             body = pb.Standing(ticket=_ticket_to_pb(ticket), how=how.value, asks=asks)
             return "standing", body
         case m.Mended(ticket, adopt, again, group):
             packed = _ticket_to_pb(ticket)
             return "mended", pb.Mended(ticket=packed, adopt=adopt, again=again, members=group)
+        case m.AlgorithmMessage(kind, numbers, peers):
+            body = pb.AlgorithmMessage(kind=kind, numbers=numbers, peers=peers)
+            return "algorithm", body
 
 
-_FROM_PB: dict[str, Callable[[Any], m.Message]] = {
+_FROM_PB: dict[str, Callable[[Any], m.Message | m.AlgorithmMessage]] = {
     "ping": lambda p: m.Ping(_number(p.number), _members(p.members)),
     "ack": lambda p: m.Ack(_number(p.number), _members(p.members)),
     "ping_for": lambda p: m.PingFor(_number(p.number), _name(p.target)),
@@ -276,14 +279,19 @@ _FROM_PB: dict[str, Callable[[Any], m.Message]] = {
     "catch_up": lambda p: m.CatchUp(_number(p.version), _name(p.donor), p.line),
     "activate": lambda p: m.Activate(_number(p.version), p.waits, *_offer_of(p)),
     "past": lambda p: m.Past(_number(p.version)),
-    "ask": lambda p: m.Ask(_ticket(p.ticket), _number(p.updates)),
-    "propose": lambda p: m.Propose(_ticket(p.ticket), _group(p.members)),
-    "settle": lambda p: m.Settle(_ticket(p.ticket), p.done),
     "standing": lambda p: m.Standing(_ticket(p.ticket), _how(p.how), p.asks),
     "mended": lambda p: m.Mended(
         _ticket(p.ticket), p.adopt, _number(p.again), _group(p.members) if p.members else ()
     ),
+    "algorithm": lambda p: _algorithm_message(p),
 }
+
+
+def _algorithm_message(p: Any) -> m.AlgorithmMessage:  # Any: a generated class
+    if len(p.numbers) > MAX_NUMBERS or len(p.peers) > MAX_MEMBERS:
+        raise CodecError(f"a message with {len(p.numbers)} numbers and {len(p.peers)} names")
+    numbers, peers = tuple(map(_number, p.numbers)), tuple(map(_name, p.peers))
+    return m.AlgorithmMessage(_text(p.kind, MAX_KIND), numbers, peers)
 
 
 # --- joining --------------------------------------------------------------------------------------

@@ -58,6 +58,10 @@ class Attempt:
     vector_V: Vector | None = None
     """What this member contributes, all buckets in one."""
     exchange: Exchange | None = None
+    keeps_mean: bool = False
+    """Its result is the mean of models and no delta, for an algorithm that keeps it."""
+    adopted: bool = False
+    """It broke, and all members go on with its result."""
     updates: int = 0
     """Of the model that was contributed."""
     snapshot_s: Seconds = 0.0
@@ -89,6 +93,8 @@ class Accounts:
     groups_failed: Counter[str] = field(default_factory=Counter)
     staleness: Counter[int] = field(default_factory=Counter)
     """How often a result was so many updates late."""
+    messages_refused: Counter[PeerId] = field(default_factory=Counter)
+    """Of whom the algorithm got so many that it would never send."""
     met: dict[PeerId, int] = field(default_factory=dict)
     """In which of the groups that were done, by number, we were with whom last."""
 

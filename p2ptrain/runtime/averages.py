@@ -37,8 +37,9 @@ from p2ptrain.runtime.accounts import Attempt
 from p2ptrain.runtime.agreed_state import AgreedState, union, usual_samples
 from p2ptrain.runtime.buffers import Buffers
 from p2ptrain.runtime.exchange import Bucket, Exchange, ExchangeConfig
+from p2ptrain.runtime.group import AttemptOver, FormedGroup, KeptMean
 from p2ptrain.runtime.host import Host
-from p2ptrain.runtime.late import KeptMean, LateGradients
+from p2ptrain.runtime.late import LateGradients
 from p2ptrain.runtime.offload import Offload
 from p2ptrain.runtime.streams import GroupBroken
 
@@ -80,7 +81,6 @@ class Averages:
         self.asked_at: dict[Ticket, Seconds] = {}
         """When we asked for the groups that we hope for."""
         self.late = LateGradients(replica, buffers, self._copy)
-        self.kept = KeptMean(replica, buffers, offload)
         self._host = host
         self._replica = replica
         self._accord = accord
@@ -176,35 +176,69 @@ class Averages:
         self._host.accounts.close(attempt, self._host.now, self._host.metrics)
 
     async def _attempt(self, attempt: Attempt, effect: Average) -> Mend | None:
-        """One attempt; if it breaks, what comes of that: nothing if it is over and must not count.
+        """One attempt, as the algorithm has it; if it breaks, how it goes on, if it does."""
+        algorithm, attempt.outcome = self._host.algorithm, Outcome.WITHDRAWN
+        try:
+            await algorithm.average(FormedGroup(self, attempt, effect))
+        except AttemptOver as over:
+            return over.mend
+        if attempt.outcome is Outcome.WITHDRAWN:
+            attempt.why = f"{type(algorithm).__name__} did not take the result in"
+        return None
+
+    # --- what an algorithm does in a group --------------------------------------------------------
+
+    async def reduce(self, attempt: Attempt, effect: Average) -> None:
+        """Have the result here; it changes nothing yet.
 
         Raises:
+            AttemptOver: if it cannot be had.
             StateError: if what we contribute cannot be averaged.
         """
-        host, ticket, mend = self._host, attempt.ticket, None
+        host, ticket = self._host, attempt.ticket
         try:
             await self._contribute(attempt, effect)
             await self._exchange(attempt)
         except GroupBroken as broken:
             attempt.outcome, attempt.why = broken.outcome, broken.why
             if broken.outcome is Outcome.BROKEN:
-                return None  # who sends such numbers would send them again
+                raise AttemptOver from broken  # who sends such numbers would send them again
             exchange = attempt.exchange
             self._broken[ticket] = asyncio.get_running_loop().create_future()
             host.over(AverageBroke(ticket, exchange is not None and exchange.is_complete))
             mend = await self._broken[ticket]
             if not mend.adopt:
                 self._reuse(attempt, after_break=True)
-                return mend
+                raise AttemptOver(mend) from broken
+            attempt.adopted = True
+
+    async def commit(self, attempt: Attempt, effect: Average) -> None:
+        """Take the result in. Raises AttemptOver if the group is over meanwhile."""
+        self._count(attempt)
+        await self._take_in(attempt, effect)
+        if not attempt.adopted:  # after a break streams may still use our memory
+            self._reuse(attempt)
+
+    def keep(self, attempt: Attempt) -> KeptMean:
+        """Take the mean away. Raises AttemptOver if the group is over meanwhile."""
+        self._count(attempt)
+        mean_M, attempt.vector_V = attempt.vector_V, None
+        assert mean_M is not None
+        if not attempt.adopted:
+            self._reuse(attempt)
+        return KeptMean(mean_M, self._replica, self._buffers, self._offload)
+
+    def _count(self, attempt: Attempt) -> None:
+        """From here on the result counts, and there is no way back."""
+        host, ticket = self._host, attempt.ticket
         if not host.machine.holds(ticket):
             attempt.outcome = Outcome.LATE
             attempt.why = f"{ticket} was over before its result was there"
-            return None
+            raise AttemptOver
         attempt.outcome, attempt.why = Outcome.DONE, attempt.why and f"adopted: {attempt.why}"
-        await self._commit(attempt, effect)
-        if mend is None:  # after a break streams may still use our memory
-            self._reuse(attempt)
-        return None
+        self._committing[ticket] = None
+
+    # --- inside -----------------------------------------------------------------------------------
 
     def _reuse(self, attempt: Attempt, *, after_break: bool = False) -> None:
         """No stream reads our vectors any more, or what it reads counts for nobody."""
@@ -255,7 +289,7 @@ class Averages:
         weight = sum(one.weight for one in stated)
         if effect.what is What.MODELS:
             models = self._bucket("models", attempt, vector_V, config.codec, weight)
-            return [replace(models, delta=True, keeps_mean=effect.held)]
+            return [replace(models, delta=True, keeps_mean=attempt.keeps_mean)]
         divisor = weight if effect.what is What.GRADIENTS else usual_samples(stated)
         if divisor == weight and config.gradient_codec == PLAIN:
             return [self._bucket("gradients", attempt, vector_V, PLAIN, weight)]
@@ -342,13 +376,12 @@ class Averages:
             missing_s = waited_s if exchange.missing else 0.0
             transfers.broke(what, size, exchange.silent_s, missing_s)
 
-    async def _commit(self, attempt: Attempt, effect: Average) -> None:
-        """The result counts. What it needs for longer is taken out of the attempt."""
+    async def _take_in(self, attempt: Attempt, effect: Average) -> None:
+        """What is needed for longer is taken out of the attempt."""
         ticket, exchange = attempt.ticket, attempt.exchange
         vector_V, stated = attempt.vector_V, attempt.contributions
         assert exchange is not None
         assert vector_V is not None
-        self._committing[ticket] = None
         began = self._host.now
         match attempt.what:
             case What.GRADIENTS:
@@ -363,9 +396,6 @@ class Averages:
                 attempt.staleness_steps = self.late.delivered(
                     effect.purpose.version, vector_V, stated, effect.outside_samples
                 )
-            case What.MODELS if effect.held:
-                attempt.vector_V = None
-                self.kept.keep(vector_V, len(attempt.members))
             case What.MODELS:
                 add_delta = self._replica.add_delta
                 attempt.vector_V = await self._offload(lambda: add_delta(vector_V))

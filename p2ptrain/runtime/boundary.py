@@ -52,7 +52,7 @@ class Boundary:
 
     def begin(self) -> None:
         """The first step begins now."""
-        if self._driver.algorithm.acts("after_backward"):
+        if self._driver.algorithm.averages == "gradients":
             model_M = np.empty(self._driver.replica.model_size, np.float32)
             self._driver.replica.snapshot(model_M)
             self._driver.accord.begin(model_M)
@@ -74,11 +74,11 @@ class Boundary:
             StateError: if what this trainer contributed cannot be averaged (not finite).
         """
         algorithm, driver = self._driver.algorithm, self._driver
-        late = algorithm.averages == "gradients" and algorithm.acts("schedule")
+        late = algorithm.averages == "gradients" and not algorithm.in_step
         computed_at = self._clock()
         if driver.failure:
             raise driver.failure
-        if algorithm.acts("after_backward"):
+        if algorithm.trainer_waits and algorithm.acts("after_backward"):
             driver.accord.averaged_anything = False
             driver.accord.samples_of_step = samples
             await self._cross.call(algorithm.after_backward(self._swarm))
@@ -92,7 +92,7 @@ class Boundary:
         else:
             driver.replica.update(optimizer_step)
         self._count(samples, loss, computed_at, waited_s)
-        if algorithm.acts("after_update"):
+        if algorithm.trainer_waits and algorithm.acts("after_update"):
             before = self._clock()
             await self._cross.call(algorithm.after_update(self._swarm))
             driver.replica.settle()  # the next step begins with what it waited for

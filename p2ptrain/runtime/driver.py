@@ -14,19 +14,24 @@ from dataclasses import replace
 from random import Random
 from typing import Any, assert_never
 
-from p2ptrain.averaging.base import Algorithm, GroupResult
+from p2ptrain.averaging.base import Algorithm, GroupResult, Swarm
 from p2ptrain.compute.replica import Replica
 from p2ptrain.core import effects
 from p2ptrain.core.effects import What
 from p2ptrain.core.events import Ending, Outcome
 from p2ptrain.core.messages import Ack as AckMessage
-from p2ptrain.core.messages import Member, MemberState, Phase, Ping, Rumours
+from p2ptrain.core.messages import (
+    AlgorithmMessage,
+    Member,
+    MemberState,
+    Message,
+    Phase,
+    Ping,
+    Rumours,
+)
 from p2ptrain.core.peer_machine import PeerMachine, ProtocolConfig
 from p2ptrain.core.transfers import ARRIVAL_S
-from p2ptrain.errors import (
-    RefusedError,
-    TransportError,
-)
+from p2ptrain.errors import RefusedError, RemoteProtocolError, TransportError
 from p2ptrain.ids import Address, PeerId, Seconds, Ticket
 from p2ptrain.net.transport import SliceStream, Transport
 from p2ptrain.net.wire import (
@@ -93,7 +98,7 @@ class Driver:
         self.accord = AgreedState()
         self.stopping = False
         self.failure: BaseException | None = None  # the trainer is told where it waits, or next
-        self._incarnation = incarnation
+        self.incarnation = incarnation
         self._link_mbit = exchange.link_mbit
         self._algorithm_name = algorithm_name
         self._codecs = exchange.codec, exchange.gradient_codec
@@ -117,7 +122,7 @@ class Driver:
         self.handover = Handover(self, replica, self.accord, config=exchange, offload=offload)
         self._claims: dict[Ticket, asyncio.Future[GroupResult]] = {}
         self._version: asyncio.Future[GroupResult] | None = None
-        self._turn: asyncio.Future[GroupResult] | None = None
+        self._swarm: Swarm | None = None
         self._news = asyncio.Event()
         self._updates_done = 0
         self._updated = asyncio.Event()
@@ -144,13 +149,12 @@ class Driver:
         me = Member(
             peer=self.name,
             address=address,
-            incarnation=self._incarnation,
+            incarnation=self.incarnation,
             link_mbit=self._link_mbit,
         )
         schedule = self.algorithm.schedule if self.algorithm.acts("schedule") else None
-        book = self.algorithm.group_book()
         self._machine = PeerMachine(
-            me, self._protocol, self.rng, schedule, book, self.averages.contribution
+            me, self._protocol, self.rng, schedule, self.averages.contribution
         )
         return address
 
@@ -191,20 +195,21 @@ class Driver:
 
     async def take_over_model(self) -> PeerId | None:
         """If others already train, take the model of one of them; returns whose."""
-        algorithm, donor = self.algorithm, None
-        if algorithm.averages == "models" or algorithm.acts("schedule"):
+        donor = None
+        if not self.algorithm.in_step:  # or we catch up at our first average
             donor = await self.handover.take_over_model()
-        self.keep_model()  # or we catch up at our first average
+        self.keep_model()
         return donor
 
     def keep_model(self) -> None:
         """Go on with the model that we have: from now on others average with it."""
         self._machine.has_model = True
 
-    def begin_background(self, swarm: Any) -> None:  # Any: the Swarm port, built by the caller
-        """Run the algorithm's own loop beside the trainer."""
+    def begin_background(self, swarm: Swarm) -> None:
+        """Run the algorithm's own loop beside the trainer, and give it its messages."""
+        self._swarm = swarm
         if self.algorithm.acts("background"):
-            self._start(self.algorithm.background(swarm))
+            self.start_activity(self.algorithm.background(swarm))
 
     async def wait_until_all_done(self) -> None:
         """Serve the others until nobody who is here trains any more, or we are to stop."""
@@ -306,11 +311,8 @@ class Driver:
         self._machine.arrive_at(version, self.now, waits=waits)
         self._pump()
 
-    async def average_in_turn(self) -> GroupResult:
-        self._turn = self._loop.create_future()
-        self._machine.ask(self.replica.updates, self.now)
-        self._pump()
-        return await self._turn
+    def tell(self, peer: PeerId, message: AlgorithmMessage) -> None:
+        self._send(peer, message)  # lost: the algorithm says what that costs
 
     async def hand_in_gradients(self) -> None:
         contributes, self.accord.contributes = self.accord.contributes, True
@@ -330,9 +332,24 @@ class Driver:
         introduces_itself = isinstance(envelope.message, (Ping, AckMessage, Rumours))
         if envelope.swarm != self.digest or (known is None and not introduces_itself):
             return  # a stranger, or a peer of another swarm: nothing to answer
-        if envelope.source != self.name:
+        if envelope.source == self.name:
+            return
+        if isinstance(envelope.message, AlgorithmMessage):
+            self._give_to_algorithm(envelope.source, envelope.message)
+        else:
             self._machine.receive(envelope.source, envelope.message, self.now)
             self._pump()
+
+    def _give_to_algorithm(self, source: PeerId, message: AlgorithmMessage) -> None:
+        if self._swarm is None:
+            return  # as good as lost: we have not begun
+        try:
+            self.algorithm.handle_message(self._swarm, source, message)
+        except RemoteProtocolError as error:
+            if not self.accounts.messages_refused[source]:
+                self.metrics.record("warning", text=f"ignored: {error}")
+            self.accounts.messages_refused[source] += 1
+        self._news.set()
 
     @_or_fail
     def handle_broken(self, address: Address, why: str) -> None:
@@ -391,15 +408,12 @@ class Driver:
                 case effects.Mend():
                     self.averages.mend(effect)
                 case effects.TakeState():
-                    self._start(self.handover.catch_up(effect))
+                    self.start_activity(self.handover.catch_up(effect))
                 case effects.GroupEnded():
                     self._group_ended(effect)
                 case effects.VersionEnded(outcome=outcome):
                     if self._version and not self._version.done():
                         self._version.set_result(GroupResult(outcome, ""))
-                case effects.TurnEnded(outcome=outcome, why=why):
-                    if self._turn and not self._turn.done():
-                        self._turn.set_result(GroupResult(outcome, why))
                 case effects.MemberChanged():
                     self._member_changed(effect)
                 case _:
@@ -417,7 +431,7 @@ class Driver:
             self._deadline = deadline
             self._timer = self._loop.call_at(deadline, self._handle_timer)
 
-    def _send(self, target: PeerId, message: Any) -> None:  # Any: core's union of messages
+    def _send(self, target: PeerId, message: Message | AlgorithmMessage) -> None:
         member = self._machine.membership.member(target)
         if member:
             self._transport.send(member.address, Envelope(self.name, self.digest, message))
@@ -443,7 +457,9 @@ class Driver:
 
     # --- slow work --------------------------------------------------------------------------------
 
-    def _start(self, coroutine: Coroutine[Any, Any, None]) -> None:  # Any: asyncio's own types
+    def start_activity(
+        self, coroutine: Coroutine[Any, Any, None]
+    ) -> None:  # Any: asyncio's own types
         self._tasks = [task for task in self._tasks if not task.done()]
         self._tasks.append(self.watched(coroutine))
 
@@ -487,9 +503,17 @@ class Driver:
     def tell_news(self) -> None:
         self._news.set()
 
-    async def wait_for_news(self) -> None:
+    async def wait_for_news(self, most_s: Seconds | None = None) -> None:
+        """Raises the failure of this peer, if there is one and we wait for so long at most."""
         self._news.clear()
-        await self._news.wait()
+        if most_s is None:
+            await self._news.wait()
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(most_s):
+                await self._news.wait()
+        if self.failure:
+            raise self.failure
 
     def fail(self, error: BaseException | None) -> None:
         """This peer cannot go on: the trainer gets `error` where it waits, or at its next step."""
@@ -500,6 +524,4 @@ class Driver:
         self.metrics.record("warning", text=f"{type(error).__name__}: {error}")
         if self._version and not self._version.done():
             self._version.set_exception(error)
-        if self._turn and not self._turn.done():
-            self._turn.set_exception(error)
         self._news.set()

@@ -170,31 +170,3 @@ class LateGradients:
         one.knew = min(one.knew, other.knew)
         self._loads.give(other.sum_G)
         return one
-
-
-class KeptMean:
-    """A mean of models that was there before its trainer; see `Round.keeps_late`."""
-
-    def __init__(self, replica: Replica, buffers: Buffers, offload: Offload) -> None:
-        self._replica = replica
-        self._buffers = buffers
-        self._offload = offload
-        self._kept: tuple[Vector, int] | None = None
-
-    def keep(self, mean_M: Vector, count: int) -> None:
-        """Keep the mean of `count` models; an older one is forgotten."""
-        self._kept = mean_M, count
-
-    async def add(self) -> bool:
-        """The model becomes (sum of those + itself) / (count + 1); false if there is no mean."""
-        kept, self._kept = self._kept, None
-        if kept is None:
-            return False
-        mean_M, count = kept
-        own_M = self._buffers.take(len(mean_M))
-        await self._offload(lambda: self._replica.snapshot(own_M))
-        mean_M -= own_M
-        mean_M *= np.float32(count / (count + 1))
-        for vector in (own_M, self._replica.add_delta(mean_M)):
-            self._buffers.give(vector)
-        return True

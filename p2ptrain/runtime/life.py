@@ -98,17 +98,13 @@ class Life:
     def progress(self) -> int:
         """Samples of the whole swarm so far; see `Peer.progress`."""
         known = self.driver.accord.progress
-        return known if self.is_synchronous else max(known, self.boundary.totals.samples)
+        agreed = self.averages == "gradients"  # in each average of them
+        return known if agreed else max(known, self.boundary.totals.samples)
 
     @property
     def averages(self) -> str:
         """``models`` or ``gradients``."""
         return self._algorithm.averages
-
-    @property
-    def is_synchronous(self) -> bool:
-        """True if all peers make the same steps together."""
-        return self._algorithm.averages == "gradients"
 
     @property
     def has_begun(self) -> bool:
@@ -135,7 +131,7 @@ class Life:
             return "the swarm agreed to end"
         began = now if self._began_at is None else self._began_at
         late = stop.seconds is not None and now - began >= stop.seconds
-        if late and self.is_synchronous:
+        if late and self.averages == "gradients":
             driver.accord.wants_to_end = True  # all will know with the next average
             return ""
         return f"{stop.seconds:g} s are over" if late else ""

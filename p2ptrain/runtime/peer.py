@@ -169,9 +169,10 @@ class Peer:
             if self._steps_after_stop > 1:
                 raise SystemExit(0)
         finite = self.replica.unscale(scaler) if scaler else True
-        if life.is_synchronous:
+        agreed = life.averages == "gradients"  # whether there is an update, too
+        if agreed:
             life.driver.accord.contributes = life.driver.accord.contributes and finite
-        update = self.replica.optimizer_step if finite or life.is_synchronous else _no_update
+        update = self.replica.optimizer_step if finite or agreed else _no_update
         samples, self._accumulated = samples + self._accumulated, 0
         _run_here(life.step(samples, loss, lambda: update(clip)))
         if scaler:

@@ -111,6 +111,10 @@ class PeerBook:
         self.samples_of_step = self.usual = 0
         self.results = 0
         self.lives = 0
+        self.conserves_mean = True
+        """What its algorithm declares: then only groups add to the model."""
+        self.unexplained_M: Exact = np.zeros_like(self.due_M)
+        """What was added to the model by no group."""
         self._open: dict[asyncio.Task[Any] | None, _Part] = {}  # Any: a task's result
 
     def part(self) -> _Part:
@@ -144,6 +148,7 @@ class WatchedReplica(VectorReplica):
 
     def add_delta(self, delta_M: Vector) -> Vector:
         self.book.changed(delta_M)
+        self.book.unexplained_M += delta_M
         self.book.part().added = delta_M.astype(np.float64)
         return super().add_delta(delta_M)
 
@@ -232,6 +237,7 @@ class Auditor:
         """A peer begins a life."""
         driver = peer.driver
         self.books[driver.name].lives += 1
+        self.books[driver.name].conserves_mean = driver.algorithm.conserves_mean
         driver.averages.late = WatchedLate(driver.averages.late, self.books[driver.name])
 
     # --- safety -----------------------------------------------------------------------------------
@@ -275,6 +281,7 @@ class Auditor:
             assert part.contributed is not None
             part.got = part.contributed + part.added
             book.others_M -= part.added
+            book.unexplained_M -= part.added
             if book.results != part.results_before:
                 why = f"{book.name} applied another result between its part in {ticket} and its end"
                 self.note("one group at a time", why)
@@ -319,6 +326,12 @@ class Auditor:
         off = np.abs(total_M - due_M - effects_M).max()
         if not off <= CLOSE * len(everyone) * max(1.0, float(np.abs(due_M).max()) / 64):
             self.note("the books", f"the sum of all models is off by {off:g}")
+        for name, book in self.books.items():
+            added = np.abs(book.unexplained_M).max()
+            if book.conserves_mean and not added <= CLOSE:
+                self.note(
+                    "the books", f"{name} declares conserves_mean, and added {added:g} itself"
+                )
         for name, peer in world.peers.items():
             self._balance_late(name, peer)
 

@@ -23,7 +23,7 @@ from collections import Counter, deque
 from pathlib import Path
 from typing import Any, TextIO
 
-from p2ptrain.core.messages import Message
+from p2ptrain.core.messages import AlgorithmMessage, Message
 from p2ptrain.errors import ConfigError
 from p2ptrain.ids import PeerId, Seconds
 from p2ptrain.sim.loop import virtual_loop
@@ -149,9 +149,9 @@ class TraceMetrics:
         self._trace.note(virtual_loop().now, f"{self._peer} {what}")
 
 
-def said(message: Message) -> str:
-    """A message in few words: what it is, and of which ticket, version or number."""
-    for field in ("ticket", "version", "number"):
+def said(message: Message | AlgorithmMessage) -> str:
+    """A message in few words: what it is, and of which ticket, version, number or kind."""
+    for field in ("ticket", "version", "number", "kind"):
         value = getattr(message, field, None)
         if value is not None:
             return f"{type(message).__name__} {value}"

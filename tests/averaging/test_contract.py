@@ -35,7 +35,7 @@ from tests.helpers.worlds import (
 ALGORITHMS = known_algorithms()
 OF_MODELS = [name for name in ALGORITHMS if load_algorithm(name).averages == "models"]
 SCHEDULED = [name for name in ALGORITHMS if load_algorithm(name).acts("schedule")]
-SYNCHRONOUS = [n for n in ALGORITHMS if n not in {*OF_MODELS, *SCHEDULED}]
+SYNCHRONOUS = [name for name in ALGORITHMS if load_algorithm(name).in_step]
 """All peers wait for all others, so that they are equal after every step."""
 
 

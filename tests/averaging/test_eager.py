@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from p2ptrain.core.activation import Rule
+from p2ptrain.core.wait_avoiding import Rule
 
 from p2ptrain.averaging.base import load_algorithm
 from p2ptrain.core.effects import What

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from p2ptrain.core.activation import NOBODY, Rule
+from p2ptrain.core.wait_avoiding import NOBODY, Rule
 
 from p2ptrain.averaging.base import load_algorithm
 from p2ptrain.averaging.wagma import butterfly, default_group_size

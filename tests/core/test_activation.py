@@ -81,17 +81,14 @@ def test_an_average_that_broke_ends_the_version_for_those_who_wait(crowd: Crowd)
     assert crowd.versions("a") == [1, 2]
 
 
-def test_late_means_are_kept_where_the_schedule_says_so_and_only_by_those_who_were_late():
-    def keeping(_: int, peers: Sequence[PeerId], __: PeerId) -> Round:
-        return Round(tuple(peers), What.MODELS, keeps_late=True)
-
-    crowd = Crowd("abc", keeping)
+def test_a_group_is_awaited_by_those_whose_trainers_have_arrived_and_wait():
+    crowd = Crowd("abc", everyone())
     crowd.arrive("ac", 1)
     crowd.settle()
-    assert {name: crowd[name].averages[0].held for name in "abc"} == {
-        "a": False,
-        "b": True,
-        "c": False,
+    assert {name: crowd[name].averages[0].awaited for name in "abc"} == {
+        "a": True,
+        "b": False,
+        "c": True,
     }
 
 

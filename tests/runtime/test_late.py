@@ -12,7 +12,7 @@ from p2ptrain.compute.replica import Vector
 from p2ptrain.core.contribution import Contribution
 from p2ptrain.errors import StateError
 from p2ptrain.runtime.buffers import Buffers
-from p2ptrain.runtime.late import KeptMean, LateGradients
+from p2ptrain.runtime.late import LateGradients
 from p2ptrain.sim.loop import run
 from p2ptrain.sim.replica import VectorReplica
 
@@ -234,18 +234,3 @@ async def test_a_mean_that_nobody_contributed_to_is_no_update(
     assert replica.updates == 0
     assert stated == ([Contribution(weight=0, wants_to_end=True)], 0)
     assert replica.live.tolist() == [1.0] * SIZE, "what is pending is taken in all the same"
-
-
-# --- a mean of models that was missed -------------------------------------------------------------
-
-
-async def test_a_late_model_counts_as_one_model_more(replica: VectorReplica):
-    kept = KeptMean(replica, buffers(), inline)
-    assert not await kept.add()
-    replica.live[:] = 8.0
-    kept.keep(np.full(SIZE, 100.0, np.float32), 3)
-    kept.keep(np.full(SIZE, 4.0, np.float32), 3)
-    assert await kept.add()
-    replica.settle()
-    assert replica.live.tolist() == [(3 * 4.0 + 8.0) / 4] * SIZE
-    assert not await kept.add()

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from p2ptrain.core.activation import Activation
+from p2ptrain.core.wait_avoiding import Activation
 
+from p2ptrain.averaging.wagma import Wagma
 from p2ptrain.compute.replica import Vector
 from p2ptrain.core.effects import Average, What
 from p2ptrain.core.group_lock import GroupLock
@@ -145,6 +146,12 @@ def test_a_result_between_contribution_and_result_is_found(monkeypatch):
     monkeypatch.setattr(Averages, "_average", forgetful)
     monkeypatch.setattr(Averages, "_fill", slowly)
     assert broken(plain("ad_psgd")) == "one group at a time"
+
+
+def test_an_algorithm_that_moves_the_mean_must_declare_so(monkeypatch):
+    assert broken(plain("wagma", late="paper")) == ""
+    monkeypatch.setattr(Wagma, "conserves_mean", True)
+    assert broken(plain("wagma", late="paper")) == "the books"
 
 
 def test_books_that_do_not_balance_are_found(monkeypatch):
