@@ -22,6 +22,7 @@ from p2ptrain.core.events import Ending, Outcome
 from p2ptrain.core.messages import Ack as AckMessage
 from p2ptrain.core.messages import Member, MemberState, Phase, Ping, Rumours
 from p2ptrain.core.peer_machine import PeerMachine, ProtocolConfig
+from p2ptrain.core.silence import Silence
 from p2ptrain.core.transfers import ARRIVAL_S
 from p2ptrain.errors import (
     RefusedError,
@@ -50,6 +51,7 @@ from p2ptrain.runtime.exchange import (
 from p2ptrain.runtime.handover import Handover
 from p2ptrain.runtime.metrics import Metrics
 from p2ptrain.runtime.offload import Offload
+from p2ptrain.runtime.watch import Watch
 
 
 def _or_fail(method: Callable[..., None]) -> Callable[..., None]:
@@ -89,7 +91,7 @@ class Driver:
         self.replica = replica
         self.algorithm = algorithm
         self.metrics = metrics
-        self.accounts = Accounts()
+        self.accounts = Accounts(silence=Silence(name))
         self.accord = Accord()
         self.stopping = False
         self.failure: BaseException | None = None  # the trainer is told where it waits, or next
@@ -106,6 +108,7 @@ class Driver:
         self._deadline: Seconds = 0.0
         self._tasks: list[asyncio.Task[Any]] = []  # Any: results are not used
         self._claiming = asyncio.Lock()  # one claim at a time; the next one waits
+        self._watch = Watch(self)
         self.averages = Averages(
             self,
             replica,
@@ -226,6 +229,7 @@ class Driver:
         """Die in the middle of everything, as a killed process does (for simulated worlds)."""
         for task in (*self._tasks, *self.averages.running):
             task.cancel()
+        self._watch.stop()
         if self._timer:
             self._timer.cancel()
 
@@ -248,6 +252,7 @@ class Driver:
             self.accord.progress = membership.samples
         self._updates_done = steps
         self._updated.set()
+        self._watch.look()
         self._pump()
 
     @_or_fail
@@ -429,6 +434,7 @@ class Driver:
         self.metrics.record(
             "member", member=effect.peer, state=effect.state.name.lower(), why=effect.why
         )
+        self._watch.look()
         member = self._machine.membership.member(effect.peer)
         if member and effect.state >= MemberState.GONE:
             # Not at once: the last slices of one that leaves may be on the way.
