@@ -40,6 +40,24 @@ def test_the_state_tells_a_peer_that_starts_from_one_that_is_gone(run, tmp_path)
     assert view_of(run.histories[0], PeerStatus("p00", "lost", "killed")).state == "lost"
 
 
+def test_a_silent_peer_is_red_with_its_reason_until_it_averages_again(run, tmp_path):
+    sentence = "p01 has not averaged for 30 s (never yet): p00 is gone, its only attempt"
+    shown, second = {}, FakePeer(tmp_path, "p01")
+    for silent in (True, False):
+        second.write("warning", 2.0, text=sentence, silent=silent)
+        run.histories[1].read()
+        console = Console(width=120)
+        with console.capture() as capture:
+            console.print(render(run))
+            live.PlainDisplay(console).show(run)
+            run.algorithm += "'"
+        shown[silent] = capture.get()
+    assert shown[True].count(sentence) == 2, "in the table, and where lines are printed"
+    assert "silent" in shown[True]
+    assert sentence not in shown[False]
+    assert run.histories[1].silences == [sentence]
+
+
 def test_the_headline_says_how_far_the_swarm_is(run):
     assert headline(run) == (
         "ad_psgd  1.0 s  64 of 128 samples  64 samples/s  consensus accuracy 0.800"
