@@ -398,7 +398,8 @@ class Membership:
     def _merged(self, known: Member, heard: Member, now: Seconds, *, is_own_word: bool) -> Member:
         """What we know of a peer after hearing `heard`, from itself or from others."""
         if heard.incarnation > known.incarnation:
-            if heard.incarnation > (HIGHEST if is_own_word else known.incarnation + LEAP):
+            most = HIGHEST if is_own_word else min(HIGHEST, known.incarnation + LEAP)
+            if heard.incarnation > most:
                 return known
         elif is_own_word and heard.incarnation + LEAP < known.incarnation:
             return heard  # what we were told of it cannot be: it is far from there

@@ -10,7 +10,6 @@ import asyncio
 import functools
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from random import Random
 from typing import Any, assert_never
 
@@ -42,7 +41,14 @@ from p2ptrain.net.wire import (
 )
 from p2ptrain.runtime.accord import Accord
 from p2ptrain.runtime.accounts import Accounts, Attempt
-from p2ptrain.runtime.admission import cannot_reach, knock, objection, swarm_digest
+from p2ptrain.runtime.admission import (
+    cannot_reach,
+    knock,
+    objection,
+    remembered_incarnation,
+    successor,
+    swarm_digest,
+)
 from p2ptrain.runtime.averages import Averages
 from p2ptrain.runtime.buffers import Buffers
 from p2ptrain.runtime.exchange import (
@@ -144,28 +150,35 @@ class Driver:
     async def start(self) -> Address:
         """Listen. Raises ConfigError if that is not possible."""
         address = await self._transport.start(self)
+        self._machine = self._machine_of(address, self._incarnation)
+        return address
+
+    def _machine_of(self, address: Address, incarnation: int) -> PeerMachine:
+        """A machine that has decided nothing yet, and makes its tickets under `incarnation`."""
         me = Member(
-            peer=self.name,
-            address=address,
-            incarnation=self._incarnation,
-            link_mbit=self._link_mbit,
+            peer=self.name, address=address, incarnation=incarnation, link_mbit=self._link_mbit
         )
         schedule = self.algorithm.schedule if self.algorithm.acts("schedule") else None
         book = self.algorithm.group_book()
-        self._machine = PeerMachine(me, self._protocol, self.rng, schedule, book)
-        return address
+        return PeerMachine(me, self._protocol, self.rng, schedule, book)
 
     async def join(self, hosts: Sequence[Address], timeout_s: Seconds) -> None:
         """Ask `hosts` in turn until one lets us in.
 
-        We have no part in groups until `take_over_model` or `keep_model` has followed.
+        We have no part in groups until `take_over_model` or `keep_model` has followed. If others
+        remember a former life of ours, this one counts from above it, wherever our clock stands.
 
         Raises:
-            RefusedError: if one says no.
+            RefusedError: if one says no, or nothing can be above what it remembers.
             TransportError: if none answered within `timeout_s`.
         """
         self._machine.has_model = False
         host, welcome = await knock(self._transport, hosts, self._hello(), timeout_s, self._clock)
+        remembered = remembered_incarnation(self.name, host, welcome.members)
+        if remembered > self._incarnation:
+            self._incarnation = max(remembered, self.me.incarnation) + 1
+            self._machine = self._machine_of(self.me.address, self._incarnation)
+            self._machine.has_model = False
         self._machine.learn(welcome.members, self.now, f"welcomed by {host}")
         told = [member.samples for member in welcome.members if member.peer == self.name]
         if any(told):  # we have been here before, and go on counting
@@ -355,8 +368,7 @@ class Driver:
             self.metrics.record("warning", text=f"refused {hello.me.peer}: {refusal}")
             return Welcome(refusal, ())
         membership = self._machine.membership
-        before = membership.member(hello.me.peer)
-        newcomer = hello.me if before is None else replace(hello.me, samples=before.samples)
+        newcomer = successor(hello.me, membership.member(hello.me.peer))
         self._machine.learn([newcomer], self.now, "it joined here")
         self._pump()
         return Welcome("", (membership.me, *membership.others))
