@@ -55,8 +55,9 @@ from p2ptrain.runtime.exchange import (
     ExchangeConfig,
 )
 from p2ptrain.runtime.handover import Handover
-from p2ptrain.runtime.metrics import Metrics
+from p2ptrain.runtime.metrics import Metrics, TeeMetrics
 from p2ptrain.runtime.offload import Offload
+from p2ptrain.runtime.protocol_log import ProtocolLog
 from p2ptrain.runtime.watch import Watch
 
 
@@ -96,7 +97,8 @@ class Driver:
         self.rng = rng
         self.replica = replica
         self.algorithm = algorithm
-        self.metrics = metrics
+        self._log = ProtocolLog(name, clock)
+        self.metrics = TeeMetrics(metrics, self._log)
         self.accounts = Accounts(silence=Silence(name))
         self.accord = Accord()
         self.stopping = False
@@ -347,6 +349,7 @@ class Driver:
         if envelope.swarm != self.digest or (known is None and not introduces_itself):
             return  # a stranger, or a peer of another swarm: nothing to answer
         if envelope.source != self.name:
+            self._log.heard(envelope.source, envelope.message)
             self._machine.receive(envelope.source, envelope.message, self.now)
             self._pump()
 
@@ -394,6 +397,7 @@ class Driver:
 
     def _pump(self) -> None:
         for effect in self._machine.take_effects():
+            self._log.decided(effect)
             match effect:
                 case effects.Send(target=target, message=message):
                     self._send(target, message)
@@ -435,6 +439,7 @@ class Driver:
     def _send(self, target: PeerId, message: Any) -> None:  # Any: core's union of messages
         member = self._machine.membership.member(target)
         if member:
+            self._log.sent(target, message)
             self._transport.send(member.address, Envelope(self.name, self.digest, message))
 
     def _group_ended(self, effect: effects.GroupEnded) -> None:

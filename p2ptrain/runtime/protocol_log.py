@@ -1,0 +1,108 @@
+"""What a peer says, hears and decides: a line each, clock first, then the peer, then the ticket.
+
+::
+
+    t=12.041s p03 -> p05 Claim p03#17
+    t=12.042s p03 <- p05 Grant p03#17
+    t=12.042s p03 p03#17 Average with p05
+    t=12.046s p03 p03#17 done with p05 after 0.004000s
+    t=12.500s p03 thinks p01 suspect
+
+The words are those of the simulator's trace (`sim/trace.py`), and `t` is the clock that governs the
+peer. The logger `p2ptrain.protocol` is off until its level is set: INFO shows groups, DEBUG shows
+the probes of membership as well. While it is off, nothing is formatted.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from p2ptrain.core.effects import Effect, MemberChanged, Send
+from p2ptrain.core.messages import Ack, AckFor, Message, Ping, PingFor, Rumours
+from p2ptrain.ids import PeerId, Seconds
+
+LOG = logging.getLogger("p2ptrain.protocol")
+LOG.setLevel(logging.WARNING)  # or a program that logs at INFO would get a flood
+
+
+def show(*, probes: bool) -> None:
+    """Print the lines on standard error, as ``p2ptrain peer -v`` does; with `probes` as ``-vv``."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    LOG.addHandler(handler)
+    LOG.propagate = False
+    LOG.setLevel(logging.DEBUG if probes else logging.INFO)
+
+
+class ProtocolLog:
+    """One peer's lines; implements `Metrics` for what its records tell."""
+
+    def __init__(self, me: PeerId, clock: Callable[[], Seconds]) -> None:
+        self._me = me
+        self._clock = clock
+
+    def sent(self, target: PeerId, message: Message) -> None:
+        """A message goes out."""
+        if LOG.isEnabledFor(level := _level(message)):
+            self._write(level, f"-> {target} {said(message)}")
+
+    def heard(self, source: PeerId, message: Message) -> None:
+        """A message has come."""
+        if LOG.isEnabledFor(level := _level(message)):
+            self._write(level, f"<- {source} {said(message)}")
+
+    def decided(self, effect: Effect) -> None:
+        """The machine asks for this; messages and members have lines of their own."""
+        if LOG.isEnabledFor(logging.INFO) and not isinstance(effect, Send | MemberChanged):
+            self._write(logging.INFO, decision(effect))
+
+    def record(self, kind: str, **fields: Any) -> None:  # Any: whatever JSON can hold
+        """A record was written."""
+        if LOG.isEnabledFor(logging.INFO) and (line := recorded(self._me, kind, fields)):
+            self._write(logging.INFO, line)
+
+    def _write(self, level: int, what: str) -> None:
+        LOG.log(level, "t=%.3fs %s %s", self._clock(), self._me, what)
+
+
+def _level(message: Message) -> int:
+    probes = isinstance(message, Ping | Ack | PingFor | AckFor | Rumours)
+    return logging.DEBUG if probes else logging.INFO
+
+
+def said(message: Message) -> str:
+    """A message in few words: what it is, and of which ticket, version or number."""
+    for field in ("ticket", "version", "number"):
+        value = getattr(message, field, None)
+        if value is not None:
+            return f"{type(message).__name__} {value}"
+    return type(message).__name__
+
+
+def decision(effect: Effect) -> str:
+    """An effect in few words: of which ticket or version, what it is, with whom, and why."""
+    version = getattr(effect, "version", None)
+    parts = [
+        str(getattr(effect, "ticket", "")) or ("" if version is None else f"version {version}"),
+        f"{type(effect).__name__} {getattr(effect, 'outcome', '')}".rstrip(),
+    ]
+    others = getattr(effect, "members", ()) or getattr(effect, "donor", "")
+    if others:
+        parts.append(f"with {others if isinstance(others, str) else ','.join(others)}")
+    why = getattr(effect, "why", "")
+    return " ".join(filter(None, parts)) + (f": {why}" if why else "")
+
+
+def recorded(me: PeerId, kind: str, fields: dict[str, Any]) -> str:  # Any: as above
+    """A record of `me` in few words; empty for those that are no decision of the protocol's."""
+    match kind:
+        case "group":
+            others = ",".join(name for name in fields["members"] if name != me)
+            lasted = f"after {fields['exchange_s']:.6f}s"
+            return f"{fields['ticket']} {fields['outcome']} with {others} {lasted}"
+        case "member" if fields["state"] != "alive":
+            return f"thinks {fields['member']} {fields['state']}"
+        case "warning" if "silent" in fields:
+            return f"warns: {fields['text']}"
+        case _:
+            return ""
