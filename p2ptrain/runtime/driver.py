@@ -98,7 +98,7 @@ class Driver:
         self.replica = replica
         self.algorithm = algorithm
         self._log = ProtocolLog(name, clock)
-        self.metrics = TeeMetrics(metrics, self._log)
+        self.metrics: Metrics = TeeMetrics(metrics, self._log)
         self.accounts = Accounts(silence=Silence(name))
         self.accord = Accord()
         self.stopping = False
@@ -349,7 +349,7 @@ class Driver:
         if envelope.swarm != self.digest or (known is None and not introduces_itself):
             return  # a stranger, or a peer of another swarm: nothing to answer
         if envelope.source != self.name:
-            self._log.heard(envelope.source, envelope.message)
+            self._log.message("<-", envelope.source, envelope.message)
             self._machine.receive(envelope.source, envelope.message, self.now)
             self._pump()
 
@@ -439,7 +439,7 @@ class Driver:
     def _send(self, target: PeerId, message: Any) -> None:  # Any: core's union of messages
         member = self._machine.membership.member(target)
         if member:
-            self._log.sent(target, message)
+            self._log.message("->", target, message)
             self._transport.send(member.address, Envelope(self.name, self.digest, message))
 
     def _group_ended(self, effect: effects.GroupEnded) -> None:

@@ -4,7 +4,7 @@
 
     t=12.041s p03 -> p05 Claim p03#17
     t=12.042s p03 <- p05 Grant p03#17
-    t=12.042s p03 p03#17 Average with p05
+    t=12.042s p03 p03#17 Average with p03,p05
     t=12.046s p03 p03#17 done with p05 after 0.004000s
     t=12.500s p03 thinks p01 suspect
 
@@ -41,15 +41,11 @@ class ProtocolLog:
         self._me = me
         self._clock = clock
 
-    def sent(self, target: PeerId, message: Message) -> None:
-        """A message goes out."""
-        if LOG.isEnabledFor(level := _level(message)):
-            self._write(level, f"-> {target} {said(message)}")
-
-    def heard(self, source: PeerId, message: Message) -> None:
-        """A message has come."""
-        if LOG.isEnabledFor(level := _level(message)):
-            self._write(level, f"<- {source} {said(message)}")
+    def message(self, arrow: str, peer: PeerId, message: Message) -> None:
+        """A message goes out (``->``) or has come (``<-``)."""
+        probes = isinstance(message, Ping | Ack | PingFor | AckFor | Rumours)
+        if LOG.isEnabledFor(level := logging.DEBUG if probes else logging.INFO):
+            self._write(level, f"{arrow} {peer} {said(message)}")
 
     def decided(self, effect: Effect) -> None:
         """The machine asks for this; messages and members have lines of their own."""
@@ -65,11 +61,6 @@ class ProtocolLog:
         LOG.log(level, "t=%.3fs %s %s", self._clock(), self._me, what)
 
 
-def _level(message: Message) -> int:
-    probes = isinstance(message, Ping | Ack | PingFor | AckFor | Rumours)
-    return logging.DEBUG if probes else logging.INFO
-
-
 def said(message: Message) -> str:
     """A message in few words: what it is, and of which ticket, version or number."""
     for field in ("ticket", "version", "number"):
@@ -82,14 +73,14 @@ def said(message: Message) -> str:
 def decision(effect: Effect) -> str:
     """An effect in few words: of which ticket or version, what it is, with whom, and why."""
     version = getattr(effect, "version", None)
-    parts = [
-        str(getattr(effect, "ticket", "")) or ("" if version is None else f"version {version}"),
-        f"{type(effect).__name__} {getattr(effect, 'outcome', '')}".rstrip(),
-    ]
-    others = getattr(effect, "members", ()) or getattr(effect, "donor", "")
-    if others:
-        parts.append(f"with {others if isinstance(others, str) else ','.join(others)}")
+    others = ",".join(getattr(effect, "members", ())) or getattr(effect, "donor", "")
     why = getattr(effect, "why", "")
+    parts = (
+        str(getattr(effect, "ticket", "")) or ("" if version is None else f"version {version}"),
+        type(effect).__name__,
+        getattr(effect, "outcome", ""),
+        f"with {others}" if others else "",
+    )
     return " ".join(filter(None, parts)) + (f": {why}" if why else "")
 
 
