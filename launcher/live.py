@@ -130,15 +130,26 @@ class PlainDisplay:
         self._pace = _Pace(LINE_EVERY_S)
         self._last = ""
         self._last_at = 0.0
+        self._told: dict[tuple[str, str], int] = {}  # how many silences of whom were printed
 
     def show(self, run: Run) -> None:
         """Print a line if it is time for one, or if the run has just ended."""
         if not self._pace.is_due(run) and not run.is_over:
             return
+        for sentence in self._fresh_silences(run)[:MOST_PEERS]:
+            self._console.print(Text(sentence, style="red"), soft_wrap=True)
         line, now = f"{headline(run)}  |  {_where(run)}", time.monotonic()
         if line != self._last or now - self._last_at >= SAME_LINE_EVERY_S:
             self._console.print(Text(line), soft_wrap=True)
             self._last, self._last_at = line, now
+
+    def _fresh_silences(self, run: Run) -> list[str]:
+        fresh: list[str] = []
+        for history in run.histories:
+            key = run.algorithm, history.name
+            fresh += history.silences[self._told.get(key, 0) :]
+            self._told[key] = len(history.silences)
+        return fresh
 
 
 def _where(run: Run) -> str:
@@ -153,8 +164,6 @@ def _where(run: Run) -> str:
 
 def _in_a_word(view: PeerView) -> str:
     """Where a peer is, or what has become of it."""
-    if view.state == "silent":
-        return view.silence
     return f"{view.name} {f'step {view.steps:,}' if view.state == 'training' else view.state}"
 
 

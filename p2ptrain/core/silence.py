@@ -54,7 +54,7 @@ class Silence:
         """From now on time counts, or does not; a silence ends with that, which is told."""
         if not counts:
             self._since = self._succeeded_at = None
-            return self._end(now, "has nothing to average any more,")
+            return self._end(now, "stops averaging")
         self._since = now if self._since is None else self._since
         return ""
 

@@ -113,5 +113,5 @@ def test_the_time_alone_is_no_interval_between_successes(silence):
 
 def test_a_silence_ends_when_nobody_is_left_to_average_with(silence):
     silence.ask(LEAST_S, "trains")
-    assert silence.watch(40.0, counts=False) == "p03 has nothing to average any more, after 40 s"
+    assert silence.watch(40.0, counts=False) == "p03 stops averaging after 40 s"
     assert not silence.is_silent

@@ -40,22 +40,37 @@ def test_the_state_tells_a_peer_that_starts_from_one_that_is_gone(run, tmp_path)
     assert view_of(run.histories[0], PeerStatus("p00", "lost", "killed")).state == "lost"
 
 
-def test_a_silent_peer_is_red_with_its_reason_until_it_averages_again(run, tmp_path):
-    sentence = "p01 has not averaged for 30 s (never yet): p00 is gone, its only attempt"
-    shown, second = {}, FakePeer(tmp_path, "p01")
-    for silent in (True, False):
-        second.write("warning", 2.0, text=sentence, silent=silent)
+SILENCE = "p01 has not averaged for 30 s (never yet): p00 is gone, its only attempt"
+
+
+def test_a_silent_peer_is_named_with_its_reason_until_it_averages_again(run, tmp_path):
+    second, shown = FakePeer(tmp_path, "p01"), {}
+    for silent, text in ((True, SILENCE), (False, "p01 averages again after 52 s")):
+        second.write("warning", 2.0, text=text, silent=silent)
         run.histories[1].read()
         console = Console(width=120)
         with console.capture() as capture:
             console.print(render(run))
-            live.PlainDisplay(console).show(run)
-            run.algorithm += "'"
         shown[silent] = capture.get()
-    assert shown[True].count(sentence) == 2, "in the table, and where lines are printed"
-    assert "silent" in shown[True]
-    assert sentence not in shown[False]
-    assert run.histories[1].silences == [sentence]
+    assert SILENCE in shown[True]
+    assert shown[True].count("silent") == 1, "its state"
+    assert SILENCE not in shown[False]
+    assert run.histories[1].silences == [SILENCE]
+
+
+def test_off_a_terminal_a_silence_is_a_line_of_its_own_once(run, tmp_path):
+    FakePeer(tmp_path, "p01").write("warning", 2.0, text=SILENCE, silent=True)
+    run.histories[1].read()
+    console = Console(width=200, force_terminal=False)
+    with console.capture() as capture:
+        display = PlainDisplay(console)
+        for algorithm in ("ad_psgd", "ad_psgd again", "ad_psgd again"):
+            run.algorithm = algorithm
+            display.show(run)
+    first, second, *rest = capture.get().splitlines()
+    assert first == SILENCE
+    assert second.endswith("|  p00 step 1  p01 silent")
+    assert rest.count(SILENCE) == 1, "of the other algorithm's run"
 
 
 def test_the_headline_says_how_far_the_swarm_is(run):
