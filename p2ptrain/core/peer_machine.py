@@ -196,6 +196,11 @@ class PeerMachine:
             self.generator.retire()
         self._settle(now)
 
+    def outlive(self, incarnation: int) -> None:
+        """Others remember us under `incarnation`: if it is a former life's, ours is above it."""
+        self.membership.outlive(incarnation)
+        self._number_tickets()
+
     def learn(self, members: Sequence[Member], now: Seconds, why: str) -> None:
         """Somebody who joined, or whom we joined, told us of members."""
         self.membership.learn(members, now, why)
@@ -358,9 +363,16 @@ class PeerMachine:
         member = self.membership.member(peer)
         return member is not None and member.state is MemberState.ALIVE
 
+    def _number_tickets(self) -> None:
+        """Tickets of this life are newer than those of a former one that others remember."""
+        for maker in (self.lock, self.rendezvous, self.activation, self.generator):
+            maker._incarnation = self.membership.born
+
     def _settle(self, now: Seconds) -> None:
         """Tell the groups what membership has just decided."""
         self._now = now
+        if self.lock._incarnation != self.membership.born:
+            self._number_tickets()
         unsettled, self._unsettled = self._unsettled, []
         for change in unsettled:
             match change:

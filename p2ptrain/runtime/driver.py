@@ -152,17 +152,16 @@ class Driver:
     async def start(self) -> Address:
         """Listen. Raises ConfigError if that is not possible."""
         address = await self._transport.start(self)
-        self._machine = self._machine_of(address, self._incarnation)
-        return address
-
-    def _machine_of(self, address: Address, incarnation: int) -> PeerMachine:
-        """A machine that has decided nothing yet, and makes its tickets under `incarnation`."""
         me = Member(
-            peer=self.name, address=address, incarnation=incarnation, link_mbit=self._link_mbit
+            peer=self.name,
+            address=address,
+            incarnation=self._incarnation,
+            link_mbit=self._link_mbit,
         )
         schedule = self.algorithm.schedule if self.algorithm.acts("schedule") else None
         book = self.algorithm.group_book()
-        return PeerMachine(me, self._protocol, self.rng, schedule, book)
+        self._machine = PeerMachine(me, self._protocol, self.rng, schedule, book)
+        return address
 
     async def join(self, hosts: Sequence[Address], timeout_s: Seconds) -> None:
         """Ask `hosts` in turn until one lets us in.
@@ -176,11 +175,7 @@ class Driver:
         """
         self._machine.has_model = False
         host, welcome = await knock(self._transport, hosts, self._hello(), timeout_s, self._clock)
-        remembered = remembered_incarnation(self.name, host, welcome.members)
-        if remembered > self._incarnation:
-            self._incarnation = max(remembered, self.me.incarnation) + 1
-            self._machine = self._machine_of(self.me.address, self._incarnation)
-            self._machine.has_model = False
+        self._machine.outlive(remembered_incarnation(self.name, host, welcome.members))
         self._machine.learn(welcome.members, self.now, f"welcomed by {host}")
         told = [member.samples for member in welcome.members if member.peer == self.name]
         if any(told):  # we have been here before, and go on counting

@@ -1,6 +1,7 @@
 """A peer that starts again trains again, wherever its wall clock was set meanwhile."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -12,6 +13,7 @@ from p2ptrain.errors import RefusedError
 from p2ptrain.ids import Address, PeerId
 from p2ptrain.net.wire import MAX_NUMBER
 from p2ptrain.runtime.admission import remembered_incarnation, successor
+from p2ptrain.runtime.driver import Driver
 from p2ptrain.sim.world import World
 from tests.helpers.worlds import build, steps_of
 
@@ -122,4 +124,23 @@ async def test_the_highest_life_that_can_be_remembered_leaves_room_for_another()
     await asyncio.sleep(2.0)
     for name in ("p0", "p1"):
         assert "p3" in world.peers[PeerId(name)].driver.choosable()
+    await world.close()
+
+
+@pytest.mark.parametrize("move_ms", [-DAY, DAY])
+@pytest.mark.parametrize("name", ["p0", "p1", "p2"])
+@pytest.mark.parametrize("algorithm", known_algorithms())
+async def test_one_that_joins_nobody_is_found_again_by_the_others_and_trains_with_them(
+    algorithm: str, name: str, move_ms: int, monkeypatch: pytest.MonkeyPatch
+):
+    joins = Driver.join
+
+    async def join(self: Driver, hosts: Sequence[Address], timeout_s: float) -> None:
+        if self.name != name or self.now < 1.0:  # else without --join, as the first peer was
+            await joins(self, hosts, timeout_s)
+
+    monkeypatch.setattr(Driver, "join", join)
+    world = await restarted(algorithm, name, move_ms, dead_s=6.0)
+    await asyncio.sleep(10.0)
+    assert min(averages_with(world, name).values()) > 3
     await world.close()
