@@ -244,7 +244,7 @@ class GroupLock:
         return ticket in self._ended
 
     def rejoin(self, incarnation: int) -> None:
-        """We are known under a larger incarnation: new tickets are of that one."""
+        """New tickets are of this incarnation, above that of a former life that others remember."""
         self._incarnation = incarnation
 
     # --- for explorers ----------------------------------------------------------------------------

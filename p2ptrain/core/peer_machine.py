@@ -142,6 +142,11 @@ class PeerMachine:
             self.membership.announce()
         self._settle(now)
 
+    def outlive(self, incarnation: int) -> None:
+        """Others remember us under `incarnation`: if it is a former life's, ours is above it."""
+        self.membership.outlive(incarnation)
+        self.groups.lock.rejoin(self.membership.born)
+
     def learn(self, members: Sequence[Member], now: Seconds, why: str) -> None:
         """Somebody who joined, or whom we joined, told us of members."""
         self.membership.learn(members, now, why)
@@ -281,6 +286,7 @@ class PeerMachine:
     def _settle(self, now: Seconds) -> None:
         """Tell the groups what membership has just decided."""
         self._now = now
+        self.groups.lock.rejoin(self.membership.born)
         unsettled, self._unsettled = self._unsettled, []
         for change in unsettled:
             match change:

@@ -150,6 +150,10 @@ class Report:
     groups_done: int
     groups_failed: int
     warning: str
+    silence: str = ""
+    """What the peer says of not averaging at present; empty if it is not silent."""
+    since_average_s: Seconds | None = None
+    """Since its last average that succeeded; None before the first one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,6 +340,8 @@ def encode_report(report: Report) -> bytes:
         groups_done=report.groups_done,
         groups_failed=report.groups_failed,
         warning=report.warning[:MAX_REASON],
+        silence=report.silence[:MAX_REASON],
+        since_average_s=report.since_average_s,
     )
     return bytes(packed.SerializeToString())
 
@@ -358,6 +364,8 @@ def decode_report(data: bytes) -> Report:
         groups_done=_number(p.groups_done),
         groups_failed=_number(p.groups_failed),
         warning=_text(p.warning, MAX_REASON),
+        silence=_text(p.silence, MAX_REASON),
+        since_average_s=_measure(p.since_average_s) if p.HasField("since_average_s") else None,
     )
 
 

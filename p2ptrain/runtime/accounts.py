@@ -6,7 +6,8 @@ from dataclasses import dataclass, field, replace
 from p2ptrain.compute.replica import Vector
 from p2ptrain.core.contribution import Contribution
 from p2ptrain.core.effects import What
-from p2ptrain.core.events import AverageEnded, Outcome
+from p2ptrain.core.events import NO_FAILURE, AverageEnded, Outcome
+from p2ptrain.core.silence import Silence
 from p2ptrain.ids import PeerId, Seconds, Ticket
 from p2ptrain.runtime.exchange import Exchange
 from p2ptrain.runtime.metrics import Metrics
@@ -97,6 +98,7 @@ class Accounts:
     """Of whom the algorithm got so many that it would never send."""
     met: dict[PeerId, int] = field(default_factory=dict)
     """In which of the groups that were done, by number, we were with whom last."""
+    silence: Silence = field(default_factory=Silence)
 
     def close(self, attempt: Attempt, now: Seconds, metrics: Metrics) -> None:
         """The attempt is over: add it up and write its record."""
@@ -109,8 +111,11 @@ class Accounts:
             self.groups_formed += 1
             self.staleness[attempt.staleness_steps or 0] += 1
             self.met.update(dict.fromkeys(attempt.members, self.groups_formed))
+            self.tell(self.silence.succeeded(now), metrics)
         else:
             self.groups_failed[attempt.outcome.value] += 1
+            why = attempt.why or attempt.outcome.value
+            self.silence.failed(why, is_usual=attempt.outcome in NO_FAILURE)
         metrics.record(
             "group",
             ticket=str(attempt.ticket),
@@ -128,6 +133,11 @@ class Accounts:
             disagreement_l2=attempt.disagreement_l2,
             staleness_steps=attempt.staleness_steps,
         )
+
+    def tell(self, said: str, metrics: Metrics) -> None:
+        """Record what `silence` says, if anything."""
+        if said:
+            metrics.record("warning", text=said, silent=self.silence.is_silent)
 
     def staleness_percentile(self, percent: int) -> int:
         """Updates that `percent` of all results were late, or fewer; 0 without results."""

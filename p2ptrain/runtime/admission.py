@@ -1,14 +1,19 @@
 """Who may join: version, algorithm, model, codec, name and address are checked.
 
 Whoever may not is told why, in words.
+
+A peer counts its lives by its wall clock, which may have been set back since the last one. What has
+a lower incarnation counts as old, so the host remembers a newcomer above its former life and says
+so in its answer; the newcomer takes an incarnation above that before it forms a group.
 """
 
 import asyncio
 import functools
 import hashlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from p2ptrain.core.membership import Membership
+from p2ptrain.core.membership import HIGHEST, LEAP, Membership
 from p2ptrain.core.messages import Member
 from p2ptrain.errors import CodecError, RefusedError, TransportError
 from p2ptrain.ids import Address, PeerId, Seconds
@@ -66,6 +71,30 @@ async def knock(
         f"no peer answered at {', '.join(hosts)} within {timeout_s:g} s ({why}); "
         "start that peer first, or check its address"
     )
+
+
+def successor(newcomer: Member, before: Member | None) -> Member:
+    """What a host remembers of a peer that joins, after what it remembers of its former life."""
+    if before is None:
+        return newcomer
+    above, most = before.incarnation + 1, before.incarnation + LEAP  # others believe no more
+    incarnation = min(max(newcomer.incarnation, above), most)
+    return replace(newcomer, samples=before.samples, incarnation=incarnation)
+
+
+def remembered_incarnation(me: PeerId, host: Address, told: Sequence[Member]) -> int:
+    """Under which incarnation a `host` whose answer is `told` knows of `me`; 0 if it does not.
+
+    Raises:
+        RefusedError: if it leaves no room to refute suspicions; somebody has made it up.
+    """
+    known = max((member.incarnation for member in told if member.peer == me), default=0)
+    if known > HIGHEST - LEAP:
+        raise RefusedError(
+            f"{host} remembers a {me} of incarnation {known}, above which there is no room; "
+            "choose another name"
+        )
+    return known
 
 
 def objection(me: PeerId, ours: Hello, theirs: Hello) -> str:

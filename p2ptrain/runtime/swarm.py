@@ -35,7 +35,7 @@ class DriverSwarm:
 
     @property
     def incarnation(self) -> int:
-        return self._driver.incarnation
+        return self._driver.machine.membership.born
 
     @property
     def trains(self) -> bool:
