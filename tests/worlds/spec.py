@@ -26,7 +26,14 @@ OPTIONS: dict[str, Callable[[Random], Options]] = {
         "tau": chance.choice((1, 2, 5, 10)),
         "sync": chance.choice(("elastic", "elastic", "step")),
         "late": chance.choice(("delta", "delta", "delta", "paper")),
-        "group_size": chance.choice((0, 0, 2)),
+        "group_size": chance.choice((0, 0, 2, 4)),
+    },
+    "ripples": lambda chance: {
+        "schedule": chance.choice(("generator", "generator", "static", "decentral")),
+        "group_size": chance.choice((0, 0, 2, 4)),
+        "peers_per_machine": chance.choice((0, 0, 2, 4)),
+        "waits": chance.random() < 0.4,
+        "slowdown": chance.choice((1.2, 1.5, 3.0)),
     },
     "eager": lambda chance: {
         "rule": chance.choice(("solo", "majority", "quorum")),
@@ -35,9 +42,10 @@ OPTIONS: dict[str, Callable[[Random], Options]] = {
         "average_models_every": chance.choice((2, 5, 20)),
         "missed": chance.choice(("every", "every", "latest")),
         "waits_for_running": chance.random() < 0.7,
+        "seed": chance.randrange(100),
     },
 }
-"""Of the algorithms that have any; those of others are the default ones."""
+"""Of the algorithms that have any: all of their options are drawn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
