@@ -21,8 +21,8 @@ explore: $(READY)  ## the group lock, exhaustively: every order of events, with 
 SEEDS ?= $(if $(QUICK),20,1000)
 FIRST ?= 0
 
-worlds: $(READY)  ## fleets by seed: cruel first, then healed; SEEDS=... FIRST=...
-	$(BIN)/python -m tests.worlds --seeds $(SEEDS) --first $(FIRST)
+worlds: $(READY)  ## fleets by seed: cruel first, then healed; SEEDS=... FIRST=... ALGORITHM=...
+	$(BIN)/python -m tests.worlds --seeds $(SEEDS) --first $(FIRST) $(if $(ALGORITHM),--algorithm $(ALGORITHM))
 
 bench: $(READY)  ## averages beside Gloo and a bare gRPC swap; runs/bench
 	$(BIN)/python -m launcher.bench.averages --out $(RUNS)/bench $(SMALL)

@@ -17,6 +17,9 @@ MOST_PEERS = 8
 
 Options = dict[str, Any]  # Any: the algorithm checks
 
+MIXED = "tests.helpers.mixed:Mixed"
+"""Not in the package: it uses public verbs as none of those there does."""
+
 OPTIONS: dict[str, Callable[[Random], Options]] = {
     "ad_psgd": lambda chance: {
         "graph": chance.choice(("random", "random", "ring", "exponential", "bipartite")),
@@ -44,8 +47,16 @@ OPTIONS: dict[str, Callable[[Random], Options]] = {
         "waits_for_running": chance.random() < 0.7,
         "seed": chance.randrange(100),
     },
+    MIXED: lambda chance: {
+        "every_updates": chance.choice((1, 2, 5)),
+        "waiting": chance.random() < 0.6,
+    },
 }
 """Of the algorithms that have any: all of their options are drawn."""
+
+
+ALGORITHMS = known_algorithms()
+"""Those that worlds are drawn of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,10 +108,11 @@ class Spec:
         )
 
 
-def spec_of(seed: int) -> Spec:
-    """The world of this seed."""
+def spec_of(seed: int, algorithm: str = "") -> Spec:
+    """The world of this seed; of the algorithm that is drawn, if none is asked for."""
     chance = Random(f"{seed}/world")
-    algorithm = chance.choice(known_algorithms())
+    drawn = chance.choice(ALGORITHMS)
+    algorithm = algorithm or drawn
     peers = min(MOST_PEERS, 2 + int(chance.expovariate(1 / 2.2)))
     usual_s = 10 ** chance.uniform(-1.3, -0.3)
     size = chance.choice((1, 7, 24, 24, 60, 700))
