@@ -113,8 +113,10 @@ class PeerBook:
         self.lives = 0
         self.conserves_mean = True
         """What its algorithm declares: then only groups add to the model."""
+        self.trains = False
+        """It has made a step in this life: before, it may take over a model."""
         self.unexplained_M: Exact = np.zeros_like(self.due_M)
-        """What was added to the model by no group."""
+        """What was added to the model by no group since."""
         self._open: dict[asyncio.Task[Any] | None, _Part] = {}  # Any: a task's result
 
     def part(self) -> _Part:
@@ -148,7 +150,8 @@ class WatchedReplica(VectorReplica):
 
     def add_delta(self, delta_M: Vector) -> Vector:
         self.book.changed(delta_M)
-        self.book.unexplained_M += delta_M
+        if self.book.trains:
+            self.book.unexplained_M += delta_M
         self.book.part().added = delta_M.astype(np.float64)
         return super().add_delta(delta_M)
 
@@ -159,6 +162,7 @@ class WatchedReplica(VectorReplica):
             self.book.changed(self.live - before_M)
 
         super().update(watched)
+        self.book.trains = True
 
     def export_gradients(self, into_G: Vector, weight: int) -> None:
         super().export_gradients(into_G, weight)
@@ -238,6 +242,7 @@ class Auditor:
         driver = peer.driver
         self.books[driver.name].lives += 1
         self.books[driver.name].conserves_mean = driver.algorithm.conserves_mean
+        self.books[driver.name].trains = False
         driver.averages.late = WatchedLate(driver.averages.late, self.books[driver.name])
 
     # --- safety -----------------------------------------------------------------------------------
@@ -281,7 +286,8 @@ class Auditor:
             assert part.contributed is not None
             part.got = part.contributed + part.added
             book.others_M -= part.added
-            book.unexplained_M -= part.added
+            if book.trains:
+                book.unexplained_M -= part.added
             if book.results != part.results_before:
                 why = f"{book.name} applied another result between its part in {ticket} and its end"
                 self.note("one group at a time", why)
