@@ -84,7 +84,8 @@ seen to be enough (`core/pace.py`).
   too long).
 * `lease_s`: a granter is free again by itself so long after its grant (the initiator is silent: it
   died). Should its group form all the same, it refuses it, and the group ends or goes on without
-  it. A *formed* group has no lease: a member's slot is that group's while its average runs, and an
+  it. So long after it has first asked for its offer back, a peer has it back, answered or not: a
+  group that begins with it is refused. A *formed* group has no lease: a member's slot is that group's while its average runs, and an
   average in which nothing moves is broken (`core/repair.py`, `core/transfers.py`).
 * Deadlines bind before anything else happens: a peer that was paused takes no late `Begin` or
   `Grant` for a timely one.
@@ -290,7 +291,7 @@ class GroupLock:
             LocalProtocolError: if `candidates` repeats a peer, contains us or has less than
                 `needed`, or nobody is needed.
         """
-        alone = not candidates and purpose.formation is not Formation.CLAIMED
+        alone = not candidates and not needed and purpose.formation is not Formation.CLAIMED
         if len({self._me, *candidates}) != len(candidates) + 1:
             raise LocalProtocolError(f"{self._me} cannot claim a group with {list(candidates)}")
         if not alone and not 1 <= needed <= len(candidates):
@@ -332,7 +333,7 @@ class GroupLock:
             self._tell_taken(source, offer)  # the first one was lost
         elif offer <= self._let_go.get(source, NO_OFFER):
             self._emit(Send(source, Release(offer)))  # lost: the offer comes again
-        else:
+        elif source not in self._offers or (self._offers[source].offer or NO_OFFER) <= offer:
             self._offers[source] = Promise(source, contribution, offer, purpose)
 
     def receive(self, source: PeerId, message: SlotMessage, now: Seconds) -> None:
@@ -433,7 +434,7 @@ class GroupLock:
             case Free() | InGroup():
                 return None
             case Offered() as state:
-                return state.resend_at if self._is_wanted else None
+                return min(state.resend_at, state.lapses_at) if self._is_wanted else None
             case Collecting() as state:
                 return min(state.resend_at, state.give_up_at)
             case Granted() as state:
@@ -551,7 +552,8 @@ class GroupLock:
             self._next_turn(now)
 
     def _ask_offer_back(self, state: Offered, now: Seconds) -> None:
-        self._state = replace(state, resend_at=now + self._config.resend_s)
+        lapses_at = min(state.lapses_at, now + self._config.lease_s)
+        self._state = replace(state, resend_at=now + self._config.resend_s, lapses_at=lapses_at)
         self._emit(Send(state.to, Inquire(state.ticket)))  # lost: sent again at `resend_at`
 
     # --- the initiator's side ---------------------------------------------------------------------
@@ -806,14 +808,17 @@ class GroupLock:
         self._emit(Send(initiator, Grant(ticket, stated)))  # lost: sent again
 
     def _handle_begin(self, source: PeerId, begin: Begin, now: Seconds) -> None:
-        ticket = begin.ticket
+        ticket, purpose = begin.ticket, begin.purpose
         if source != ticket.initiator or not {source, self._me} <= {*begin.members}:
             return  # not a group that its sender could form
         match self._state:
             case Granted(request=request, granted_at=since) if request.ticket == ticket:
-                self._enter(begin, since)
+                if purpose == request.purpose:
+                    self._enter(begin, since)
+                else:
+                    self._disown(source, ticket)  # we have stated our scalars for something else
             case Offered() as state if (state.ticket, state.to) == (begin.offer, source):
-                if ticket in self._ended:
+                if ticket in self._ended or not purpose.fulfils(state.purpose):
                     self._disown(source, ticket)
                 else:
                     self._enter(begin, now)
@@ -891,6 +896,8 @@ class GroupLock:
             case Granted() as state if state.granted_at + self._config.lease_s <= now:
                 self._free(state.ticket)
                 self._next_turn(now)
+            case Offered() as state if self._is_wanted and state.lapses_at <= now:
+                self._take_offer_back(now)
             case _:
                 pass
 
