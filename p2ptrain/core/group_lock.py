@@ -819,8 +819,11 @@ class GroupLock:
                     self._enter(begin, now)
             case InGroup() as state if state.ticket == ticket:
                 pass  # a duplicate
-            case _:
-                self._disown(source, ticket)  # our lease lapsed, or our offer was taken back
+            case _:  # our lease lapsed, or our offer was taken back
+                if ticket not in self._ended:
+                    self._remember(ticket, NEVER_FORMED)  # its chunks are not to wait for us
+                self._queue = tuple(other for other in self._queue if other.ticket != ticket)
+                self._disown(source, ticket)
 
     # --- both sides -------------------------------------------------------------------------------
 
@@ -925,6 +928,9 @@ class GroupLock:
     def _free(self, ticket: Ticket, ended: Ended = NEVER_FORMED) -> None:
         """Our part in `ticket` is over, for good; somebody's turn is next."""
         self._state = Free()
+        self._remember(ticket, ended)
+
+    def _remember(self, ticket: Ticket, ended: Ended) -> None:
         self._ended[ticket] = ended
         if len(self._ended) > ENDED_REMEMBERED:
             del self._ended[next(iter(self._ended))]

@@ -245,6 +245,19 @@ def test_who_waits_with_something_else_is_in_no_group_of_its_old_arrival(
     assert [(t.version, t.donor) for t in meeting["a"].taking] == [(5, "b")]
 
 
+def test_chunks_of_a_group_that_we_have_refused_to_enter_are_refused_at_once():
+    """We wait for its coordinator all the same, for another group."""
+    meeting = Meeting("ab")
+    meeting.say("b", "a", Arrive(2, offer=Ticket(PeerId("b"), 1, 0)))
+    meeting.arrive("a", 2)
+    (average,) = meeting["a"].averages
+    meeting.arrive("b", 5)
+    assert meeting["b"].groups.lock.expects(average.ticket), "it may be its own"
+    meeting.deliver("a", "b")
+    assert not meeting["b"].groups.lock.expects(average.ticket)
+    assert meeting["b"].groups.lock.is_over(average.ticket)
+
+
 # --- offers ---------------------------------------------------------------------------------------
 
 
