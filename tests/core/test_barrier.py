@@ -431,7 +431,7 @@ def test_a_claim_and_a_barrier_that_want_the_same_peers_both_come_to_pass(meetin
             else:
                 meeting.deliver_at(rng.randrange(len(meeting.wire)))
         for _ in range(20):
-            for ticket, members in _formed(meeting).items():
+            for ticket, members in meeting.complete().items():
                 for name in members:
                     meeting.end(name, ticket)
             meeting.settle()
@@ -442,16 +442,6 @@ def test_a_claim_and_a_barrier_that_want_the_same_peers_both_come_to_pass(meetin
         ][:1]
         assert outcome in (Outcome.DONE, Outcome.YIELDED), seed
         meeting.check()
-
-
-def _formed(meeting: Meeting) -> dict[Ticket, tuple[PeerId, ...]]:
-    """The groups all of whose members are in them: their averages can end."""
-    inside: dict[Ticket, list[str]] = {}
-    for name, guest in meeting.guests.items():
-        if guest.group:
-            inside.setdefault(guest.group.ticket, []).append(name)
-    members = {g.group.ticket: g.group.members for g in meeting.guests.values() if g.group}
-    return {t: members[t] for t, names in inside.items() if sorted(names) == sorted(members[t])}
 
 
 # --- peers die, come late, leave ------------------------------------------------------------------

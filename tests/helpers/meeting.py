@@ -269,7 +269,7 @@ class Meeting:
         return CLOCKS[name] + self.time
 
     def groups(self) -> dict[str, str]:
-        """``{"a": "2:ab", "c": "cd"}``: a is in the group of version 2 with b; c claimed, with d."""
+        """``{"a": "2:ab", "c": "cd"}``: a is in version 2 with b; c in a claimed group with d."""
         found = {}
         for name, guest in self.guests.items():
             if guest.group:
@@ -286,6 +286,16 @@ class Meeting:
         assert {group.members for group in groups if group} == {tuple(sorted(names))}
         (ticket,) = {group.ticket for group in groups if group}
         return ticket
+
+    def complete(self) -> dict[Ticket, tuple[PeerId, ...]]:
+        """The groups all of whose members are in them, with those: their averages can end."""
+        inside: dict[Ticket, list[str]] = {}
+        members: dict[Ticket, tuple[PeerId, ...]] = {}
+        for name, guest in self.guests.items():
+            if guest.group:
+                inside.setdefault(guest.group.ticket, []).append(name)
+                members[guest.group.ticket] = guest.group.members
+        return {t: members[t] for t, here in inside.items() if sorted(here) == sorted(members[t])}
 
     def states(self) -> dict[str, str]:
         """Each peer's slot in words."""
