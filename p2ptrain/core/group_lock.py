@@ -332,8 +332,13 @@ class GroupLock:
             self._tell_taken(source, offer)  # the first one was lost
         elif offer <= self._let_go.get(source, NO_OFFER):
             self._emit(Send(source, Release(offer)))  # lost: the offer comes again
-        else:
+        elif source not in self._offers or (self._offers[source].offer or NO_OFFER) <= offer:
             self._offers[source] = Promise(source, contribution, offer, purpose)
+
+    def forget_offer(self, source: PeerId) -> None:
+        """`source` is told that what it offers its slot for does not come: it takes it back."""
+        if source in self._offers:
+            self._void(source, self._offers[source].offer or NO_OFFER)
 
     def receive(self, source: PeerId, message: SlotMessage, now: Seconds) -> None:
         self._lapse(now)
