@@ -336,6 +336,11 @@ class GroupLock:
         elif source not in self._offers or (self._offers[source].offer or NO_OFFER) <= offer:
             self._offers[source] = Promise(source, contribution, offer, purpose)
 
+    def forget_offer(self, source: PeerId) -> None:
+        """`source` is told that what it offers its slot for does not come: it takes it back."""
+        if source in self._offers:
+            self._void(source, self._offers[source].offer or NO_OFFER)
+
     def receive(self, source: PeerId, message: SlotMessage, now: Seconds) -> None:
         self._lapse(now)
         match message:
@@ -824,8 +829,11 @@ class GroupLock:
                     self._enter(begin, now)
             case InGroup() as state if state.ticket == ticket:
                 pass  # a duplicate
-            case _:
-                self._disown(source, ticket)  # our lease lapsed, or our offer was taken back
+            case _:  # our lease lapsed, or our offer was taken back
+                if ticket not in self._ended:
+                    self._remember(ticket, NEVER_FORMED)  # its chunks are not to wait for us
+                self._queue = tuple(other for other in self._queue if other.ticket != ticket)
+                self._disown(source, ticket)
 
     # --- both sides -------------------------------------------------------------------------------
 
@@ -932,6 +940,9 @@ class GroupLock:
     def _free(self, ticket: Ticket, ended: Ended = NEVER_FORMED) -> None:
         """Our part in `ticket` is over, for good; somebody's turn is next."""
         self._state = Free()
+        self._remember(ticket, ended)
+
+    def _remember(self, ticket: Ticket, ended: Ended) -> None:
         self._ended[ticket] = ended
         if len(self._ended) > ENDED_REMEMBERED:
             del self._ended[next(iter(self._ended))]
