@@ -142,10 +142,16 @@ class Barrier:
             state = replace(state, since=since, resend_at=state.resend_at - now)
         return state, tuple(sorted(self._arrivals.items())), self._request, self._withdrawn
 
-    def clone(self, lock: GroupLock, emit: Callable[[Effect], None]) -> Self:
+    def clone(
+        self,
+        lock: GroupLock,
+        emit: Callable[[Effect], None],
+        participants: Callable[[], Sequence[PeerId]],
+    ) -> Self:
         """An independent barrier in the same state, on another slot."""
         twin = copy.copy(self)
-        twin._lock, twin._emit, twin._arrivals = lock, emit, dict(self._arrivals)
+        twin._lock, twin._emit, twin._participants = lock, emit, participants
+        twin._arrivals = dict(self._arrivals)
         return twin
 
     # --- what happens -----------------------------------------------------------------------------

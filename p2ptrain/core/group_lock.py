@@ -249,6 +249,11 @@ class GroupLock:
 
     # --- for explorers ----------------------------------------------------------------------------
 
+    @property
+    def wanted(self) -> tuple[Ticket, ...]:
+        """Our own requests that wait for their turn."""
+        return tuple(wish.ticket for wish in self._wishes)
+
     def frozen(self, now: Seconds) -> Hashable:
         """All that decides what this lock will do, as one value, with times relative to `now`."""
         return (

@@ -3,10 +3,10 @@
 from p2ptrain.core.lock_state import LockConfig
 from p2ptrain.sim.explore.scenario import Ask, Scenario
 
-SHORT = LockConfig(lease_s=5.0, acquire_timeout_s=2.0, resend_s=1.0, clock_drift=0.0)
+SHORT = LockConfig(lease_s=5.0, acquire_timeout_s=2.0, resend_s=1.0)
 """The smallest whole numbers that a `LockConfig` allows: few moments, all relations kept."""
 
-DRIFTING = LockConfig(lease_s=105.0, acquire_timeout_s=30.0, resend_s=15.0, clock_drift=0.25)
+DRIFTING = LockConfig(lease_s=105.0, acquire_timeout_s=30.0, resend_s=15.0)
 """The clocks' extremes are as 3 to 5: exact in binary, and every resend falls on a tick."""
 
 SLOW_AND_FAST = (3, 5)
@@ -28,7 +28,6 @@ def small() -> tuple[Scenario, ...]:
         Scenario(name="circle", asks=CIRCLE, config=SHORT),
         Scenario(name="late", asks=(A_TRIO,), latency_ticks=None, copies=1, config=SHORT),
         Scenario(name="drift", asks=(A_TRIO,), faults=1, config=DRIFTING, rates=SLOW_AND_FAST),
-        Scenario(name="leases", asks=OVERLAPPING, faults=1, config=SHORT, leases=(4.0, 5.0, 3.0)),
     )
 
 
