@@ -767,7 +767,7 @@ class GroupLock:
             case _ if self._is_past(ticket):
                 pass  # a late one, of which we need not even say so
             case _ if not self._groups.admits(source, request):
-                self._disown(source, ticket)
+                self._refuse(request)
             case _:
                 self._enqueue(request)
                 self._consider(request, now)
@@ -804,11 +804,17 @@ class GroupLock:
     def _grant(self, request: Request, now: Seconds) -> None:
         ticket, initiator = request.ticket, request.ticket.initiator
         if not self._groups.admits(initiator, request):
-            self._disown(initiator, ticket)  # what it is for has gone on meanwhile
+            self._refuse(request)  # what it is for has gone on meanwhile
             return
         stated = self._groups.contribution(request.purpose)
         self._state = Granted(request, stated, now, now + self._config.resend_s)
         self._emit(Send(initiator, Grant(ticket, stated)))  # lost: sent again
+
+    def _refuse(self, request: Request) -> None:
+        """For good under this ticket: our word may arrive when a later `Grant` has."""
+        self._queue = tuple(other for other in self._queue if other.ticket != request.ticket)
+        self._remember(request.ticket, NEVER_FORMED)
+        self._disown(request.ticket.initiator, request.ticket)
 
     def _handle_begin(self, source: PeerId, begin: Begin, now: Seconds) -> None:
         ticket = begin.ticket
@@ -930,6 +936,9 @@ class GroupLock:
     def _free(self, ticket: Ticket, ended: Ended = NEVER_FORMED) -> None:
         """Our part in `ticket` is over, for good; somebody's turn is next."""
         self._state = Free()
+        self._remember(ticket, ended)
+
+    def _remember(self, ticket: Ticket, ended: Ended) -> None:
         self._ended[ticket] = ended
         if len(self._ended) > ENDED_REMEMBERED:
             del self._ended[next(iter(self._ended))]
