@@ -27,6 +27,7 @@ from p2ptrain.core.messages import (
 from p2ptrain.core.purpose import Purpose
 from p2ptrain.core.wait_avoiding import Round, Schedule
 from p2ptrain.ids import PeerId, Seconds, Ticket
+from p2ptrain.sim.explore import scenario as plans
 from p2ptrain.sim.explore.scenario import Plan, Scenario
 from p2ptrain.sim.explore.story import UnsafeError
 
@@ -112,42 +113,37 @@ class Wakes:
 Event = Sent | Asks | Meets | Visits | Ends | CatchesUp | HearsGone | HearsDone | Wakes
 
 
+@dataclass(frozen=True, slots=True)
 class View:
     """Implements `Surroundings`: who is there, as one peer believes."""
 
-    has_model = True
-
-    def __init__(self, number: int, peers: Sequence[PeerId]) -> None:
-        self._number = number
-        self._me = peers[number]
-        self.peers = tuple(peers)
+    number: int
+    """This peer."""
+    peers: tuple[PeerId, ...]
+    meeting: tuple[PeerId, ...]
+    """Those of them that meet at the barrier."""
+    has_model: bool = True
 
     def without(self, other: PeerId) -> "View":
-        return self._of(tuple(peer for peer in self.peers if peer != other))
-
-    def copy(self) -> "View":
-        return self._of(self.peers)
+        peers = tuple(peer for peer in self.peers if peer != other)
+        meeting = tuple(peer for peer in self.meeting if peer != other)
+        return replace(self, peers=peers, meeting=meeting)
 
     def participants(self) -> Sequence[PeerId]:
-        return self.peers
+        return self.meeting
 
     def trainees(self) -> Sequence[PeerId]:
         return self.peers
 
     def contribution(self, purpose: Purpose) -> Contribution:
         """Each peer's is another: one that comes to the wrong place is found out."""
-        return Contribution(weight=self._number + 1)
+        return Contribution(weight=self.number + 1)
 
     def weigh(self, members: Sequence[PeerId]) -> tuple[int, ...]:
         return ()
 
     def outside_samples(self, members: Sequence[PeerId]) -> int:
         return 0
-
-    def _of(self, peers: tuple[PeerId, ...]) -> "View":
-        view = View.__new__(View)
-        view._number, view._me, view.peers = self._number, self._me, peers
-        return view
 
 
 class Local(NamedTuple):
@@ -217,7 +213,8 @@ class Peers:
         self._numbers: dict[Hashable, int] = {}
         self._moves: list[dict[int, Move]] = []  # for each of `locals`, by event
         self._later: list[dict[Seconds, int]] = []  # for each of `locals`, by duration
-        views = [View(peer, self.names) for peer in range(len(self.names))]
+        meeting = tuple(PeerId(t.peer) for t in scenario.trainers if isinstance(t, plans.Meets))
+        views = [View(peer, self.names, meeting) for peer in range(len(self.names))]
         self.dead = tuple(
             self._number(peer, None, view, None, 0.0) for peer, view in enumerate(views)
         )
@@ -340,7 +337,7 @@ class Peers:
         """What a peer believes after `event`."""
         if self._has_views and isinstance(event, HearsGone | HearsDone):
             return view.without(self.names[event.other])
-        return view.copy()
+        return view
 
     def _happen(self, groups: PeerGroups, event: Event, now: Seconds) -> tuple[Ticket, ...]:
         match event:
@@ -383,7 +380,7 @@ class Peers:
         taking: TakeState | None,
         now: Seconds,
     ) -> int:
-        state = (groups.frozen(now), view.peers, taking) if groups else None
+        state = (groups.frozen(now), view, taking) if groups else None
         number = self._numbers.setdefault((peer, state), len(self.locals))
         if number == len(self.locals):
             self.locals.append(_look(peer, groups, view, taking, now, self._lease_s))
@@ -435,7 +432,8 @@ def _schedule(plan: Plan) -> Schedule:
         group = plan.groups[(version - 1) % len(plan.groups)] if plan.groups else None
         together = [peer for peer in view if group is None or peer in group]
         members = tuple(together) if me in together else (me,)
-        return Round(members, plan.what, plan.rule)
+        rule = replace(plan.rule, waiting=min(plan.rule.waiting, len(members)))
+        return Round(members, plan.what, rule)
 
     return schedule
 

@@ -24,7 +24,7 @@ the faults of the budget:
 * a peer *falls asleep* when its timer is due: time passes, and nothing happens at this peer;
 * an average *breaks*, for no reason that the groups can see.
 
-A message that is sent while `copies` like it are in flight joins them: without this bound there
+A message that is sent while `copies` like it are in flight and not held back joins them: without this bound there
 would be no end of situations where messages may be late. As the network may always lose one,
 nothing impossible is explored.
 
@@ -540,7 +540,8 @@ class Situations:
             if average.ticket == ticket:
                 if ticket.initiator != names[peer] and before.current != ticket:
                     self._check_offer(before, ticket)
-                offered, lapsed = _offered(after, names), before.lapsed
+                offered = _offered(after, names)
+                lapsed = before.lapsed and before.current == ticket
                 story = stories_.enter(story, peer, average, names, offered=offered, lapsed=lapsed)
         for _ in range(move.answered.count(ticket)):
             story = stories_.answer(story)
