@@ -178,10 +178,10 @@ class Barrier:
     def receive(self, source: PeerId, message: BarrierMessage, now: Seconds) -> None:
         match message:
             case Arrive(version=version, line=line, offer=offer, contribution=contribution):
-                self._arrivals[source] = version, line
-                if offer:
-                    self._lock.note_offer(source, offer, barrier_of(version, line), contribution)
-                self._maybe_request(now)
+                purpose = barrier_of(version, line)
+                if not offer or self._lock.note_offer(source, offer, purpose, contribution):
+                    self._arrivals[source] = version, line
+                    self._maybe_request(now)
             case CatchUp(version=version, donor=donor, line=line):
                 state = self._state
                 if isinstance(state, Waiting) and (

@@ -329,16 +329,24 @@ class GroupLock:
 
     def note_offer(
         self, source: PeerId, offer: Ticket, purpose: Purpose, contribution: Contribution
-    ) -> None:
-        """`source` waits for such a group of ours, and offers us its slot."""
+    ) -> bool:
+        """`source` waits for such a group of ours, and offers us its slot.
+
+        Returns:
+            False if its own later word has overtaken this one.
+        """
         if offer.initiator != source:
-            return  # not an offer that it could make
+            return False  # not an offer that it could make
+        let_go = self._let_go.get(source, NO_OFFER)
+        standing = self._offers[source].offer if source in self._offers else None
+        overtaken = offer < max(let_go, standing or NO_OFFER)
         if self._has_taken(offer):
             self._tell_taken(source, offer)  # the first one was lost
-        elif offer <= self._let_go.get(source, NO_OFFER):
+        elif offer <= let_go:
             self._emit(Send(source, Release(offer)))  # lost: the offer comes again
-        else:
+        elif not overtaken:
             self._offers[source] = Promise(source, contribution, offer, purpose)
+        return not overtaken
 
     def receive(self, source: PeerId, message: SlotMessage, now: Seconds) -> None:
         self._lapse(now)

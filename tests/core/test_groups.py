@@ -118,3 +118,22 @@ def test_a_request_that_was_refused_is_not_granted_when_our_slot_is_free_again()
     two.end("a")
     two.end("b")
     assert sorted(two.versions) == [("a", 1, Outcome.DONE), ("b", 1, Outcome.DONE)]
+
+
+def test_an_arrival_that_was_overtaken_by_the_next_one_sends_nobody_to_catch_up():
+    two = ByHand()
+    two.arrive("b", 1)
+    two.deliver("b", "a", Arrive)
+    two.wake("b")
+    again = two.take("b", "a", Arrive)
+    two.arrive("a", 1)
+    two.settle()
+    two.end("b")
+    two.arrive("b", 2)
+    two.deliver("b", "a", Arrive)
+    two.arrives(again)
+    two.end("a")
+    two.arrive("a", 2)
+    two.settle()
+    assert len(two.entered["a"]) == 2
+    assert two.entered["b"] == two.entered["a"]
