@@ -201,10 +201,15 @@ class WaitAvoiding:
             self._withdrawn,
         )
 
-    def clone(self, lock: GroupLock, emit: Callable[[Effect], None]) -> Self:
+    def clone(
+        self,
+        lock: GroupLock,
+        emit: Callable[[Effect], None],
+        view: Callable[[], Sequence[PeerId]],
+    ) -> Self:
         """An independent one in the same state, on another slot."""
         twin = copy.copy(self)
-        twin._lock, twin._emit = lock, emit
+        twin._lock, twin._emit, twin._view = lock, emit, view
         twin._arrivals, twin._beyond = dict(self._arrivals), dict(self._beyond)
         twin._last = dict(self._last)
         return twin
