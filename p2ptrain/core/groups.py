@@ -23,7 +23,7 @@ from p2ptrain.core.effects import Abandon, Average, Effect, GroupEnded
 from p2ptrain.core.events import Outcome
 from p2ptrain.core.group_lock import GroupLock
 from p2ptrain.core.lock_state import LockConfig
-from p2ptrain.core.messages import Activate, Arrive, CatchUp, GroupMessage, Past, Request
+from p2ptrain.core.messages import Activate, Arrive, CatchUp, FormationMessage, Past, Request
 from p2ptrain.core.pace import Pace
 from p2ptrain.core.purpose import GOSSIP, Formation, Purpose
 from p2ptrain.core.wait_avoiding import Schedule, WaitAvoiding
@@ -168,7 +168,7 @@ class PeerGroups:
         self.wait_avoiding.arrive(version, now, waits=waits)
         self._follow(now)
 
-    def receive(self, source: PeerId, message: GroupMessage, now: Seconds) -> None:
+    def receive(self, source: PeerId, message: FormationMessage, now: Seconds) -> None:
         self._now = now
         match message:
             case Arrive() | CatchUp():
