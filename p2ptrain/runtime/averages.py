@@ -150,6 +150,7 @@ class Averages:
         asked_at = self.asked_at.pop(ticket, host.now)
         while True:
             attempt = Attempt(ticket, members, effect.what, asked_at, host.now)
+            mend = None
             try:
                 await self._end_of_older_averages(effect.ticket)
                 mend = await self._attempt(attempt, effect)
@@ -168,12 +169,13 @@ class Averages:
                 raise
             finally:
                 self._close(attempt)
+                if mend is None or mend.again is None:
+                    self.late.give_back()
             ticket, members, asked_at = mend.again, mend.members, host.now
         host.over(attempt.ending)
 
     def _close(self, attempt: Attempt) -> None:
         """Of an attempt that is over nothing stays."""
-        self.late.give_back()
         for open_ones in (self._exchanges, self._committing, self._broken, self._called_off):
             open_ones.pop(attempt.ticket, None)
         self._host.accounts.close(attempt, self._host.now, self._host.metrics)
@@ -300,6 +302,7 @@ class Averages:
         Raises:
             GroupBroken: as `_exchange`.
         """
+        self.late.give_back()  # of a former attempt: it is stated anew
         membership = self._host.machine.membership
         known = [member for peer in attempt.members if (member := membership.member(peer))]
         outside = membership.samples - sum(member.samples for member in known)
