@@ -1,6 +1,6 @@
 """Gradients weigh what they are of: unequal batches train like one process with all of them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 import numpy as np
@@ -22,6 +22,15 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], Optimizer]] = {
     "sgd": lambda model: SGD(model.parameters(), lr=0.05, momentum=0.9),
     "adam": lambda model: Adam(model.parameters(), lr=0.005),
 }
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads of torch wait for each other by turning; where cores are short that takes minutes."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def network(*first: nn.Module) -> nn.Module:
