@@ -144,24 +144,14 @@ def test_an_average_that_broke_ends_the_version_for_those_who_wait(meeting: Meet
     assert meeting.versions("a") == [1, 2]
 
 
-def test_late_means_are_held_where_the_schedule_says_so_and_only_by_those_who_were_late():
-    def keeping(_: int, peers: Sequence[PeerId], __: PeerId) -> Round:
-        return Round(tuple(peers), What.MODELS, keeps_late=True)
-
-    meeting = Meeting("abc", keeping)
+def test_an_average_says_whose_trainer_stands_still_for_it(meeting: Meeting):
     meeting.arrive_at("ac", 1)
     meeting.settle()
-    assert {name: meeting[name].averages[0].held for name in "abc"} == {
-        "a": False,
-        "b": True,
-        "c": False,
+    assert {name: meeting[name].averages[0].awaited for name in "abc"} == {
+        "a": True,
+        "b": False,
+        "c": True,
     }
-
-
-def test_where_means_are_not_kept_nobody_holds_any(meeting: Meeting):
-    meeting.arrive_at("a", 1)
-    meeting.settle()
-    assert [meeting[name].averages[0].held for name in "abc"] == [False] * 3
 
 
 def test_models_are_not_moved_to_be_averaged_with_nobody_and_gradients_are():
