@@ -1093,7 +1093,7 @@ class Story:
 
 @pytest.mark.parametrize("claims", [False, True])
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(count=st.integers(2, 6), seed=st.integers(0, 10**6), loss=st.sampled_from([0.0, 0.2]))
 def test_whatever_happens_versions_run_once_and_no_wait_is_for_ever(
     schedule: str, count: int, seed: int, loss: float, claims: bool
