@@ -69,9 +69,6 @@ class DriverSwarm:
     def pass_by(self, version: int) -> None:
         self._driver.arrive_at(version, waits=False)
 
-    async def hand_in_gradients(self) -> None:
-        await self._driver.hand_in_gradients()
-
     def forget_all_but_latest(self) -> None:
         self._driver.averages.late.forget_all_but_latest()
 
