@@ -79,7 +79,7 @@ class DriverSwarm:
         await self._driver.wait_for_news(most_s)
 
     def tell(self, peer: PeerId, message: AlgorithmMessage) -> None:
-        self._driver.tell(peer, message)
+        self._driver.send(peer, message)  # lost: the algorithm says what that costs
 
     def start(self, activity: Coroutine[Any, Any, None]) -> None:  # Any: asyncio's own types
         self._driver.start_activity(activity)

@@ -3,6 +3,7 @@
 import asyncio
 import importlib
 import inspect
+import json
 import re
 import subprocess
 import sys
@@ -61,6 +62,18 @@ def test_all_that_the_page_names_is_there():
     known = {*dir(Algorithm), *dir(importlib.import_module("p2ptrain.averaging")), *dir(_swarm())}
     words = named & {name for name in named if "_" in name}
     assert words - known - {"algorithm_options"} == set()
+
+
+def test_it_trains_for_real(tmp_path):
+    """The first command, for one peer and to an end."""
+    (line,) = re.findall(r"^p2ptrain (peer .* --listen 127.0.0.1):4000$", PAGE, re.MULTILINE)
+    words = line.replace("--peers 2", "--peers 1").split()
+    program = "from p2ptrain.cli import app; app()"
+    _python("-c", program, *words[:-1], f"{words[-1]}:0", "--samples", "600", "--out", "records")
+    text = (tmp_path / "records" / "a.jsonl").read_text()
+    records = [json.loads(line) for line in text.splitlines()]
+    assert records[-1]["kind"] == "ended"
+    assert records[-1]["samples"] >= 600
 
 
 # --- the contract ---------------------------------------------------------------------------------
