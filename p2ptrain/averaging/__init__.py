@@ -13,10 +13,10 @@ from p2ptrain.averaging.base import (
     load_algorithm,
 )
 from p2ptrain.averaging.order import in_turn
-from p2ptrain.core.activation import NOBODY, Round, Rule
 from p2ptrain.core.effects import What
 from p2ptrain.core.events import Outcome
 from p2ptrain.core.messages import AlgorithmMessage
+from p2ptrain.core.wait_avoiding import NOBODY, Round, Rule
 from p2ptrain.errors import ConfigError, RemoteProtocolError, StateError
 from p2ptrain.ids import PeerId, Seconds, Ticket
 

@@ -7,7 +7,7 @@ All peers start equal, average the same gradients and stay equal: P peers behave
 P times as large. A step lasts as long as the slowest peer's. This is the baseline that every other
 algorithm is measured against (Li et al., PyTorch Distributed, VLDB 2020, section 2.2).
 
-The group is scheduled, not claimed: all that are alive, once per version (`core/rendezvous.py`);
+The group is scheduled, not claimed: all that are alive, once per version (`core/barrier.py`);
 reduce-scatter and all-gather move 2 n (P - 1) / P words (`core/slices.py`). A member that dies in
 the middle costs the others one more attempt, without it.
 """

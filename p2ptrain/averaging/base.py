@@ -14,7 +14,7 @@ It declares what others must know of it, `averages`, `trainer_waits`, `in_step`,
 the boundary, the simulator's checkers and the contract tests read these and infer nothing.
 
 One whose groups follow from versions and the view of who trains states a `schedule` as well: then
-versions run in whole groups while some of their trainers compute (`core/activation.py`).
+versions run in whole groups while some of their trainers compute (`core/wait_avoiding.py`).
 
 The file's name is the configuration name; ``"package.module:Class"`` loads one from anywhere.
 Options are the fields of the class's nested frozen dataclass `Config`. All that an algorithm needs
@@ -31,10 +31,10 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, ClassVar, Protocol
 
-from p2ptrain.core.activation import Round
 from p2ptrain.core.effects import What
 from p2ptrain.core.events import Outcome
 from p2ptrain.core.messages import AlgorithmMessage
+from p2ptrain.core.wait_avoiding import Round
 from p2ptrain.errors import ConfigError, RemoteProtocolError, StateError
 from p2ptrain.ids import PeerId, Seconds
 

@@ -7,7 +7,7 @@ that an update reaches everyone in log_S P of them; every `tau` versions, everyo
     x_i  <-  (1 / S) * sum of x_j, over the group of this version
 
 Nobody waits for a slow peer: whoever arrives first has the version run in its whole group, where
-each member contributes the latest it has, wherever its own trainer is (`core/activation.py`).
+each member contributes the latest it has, wherever its own trainer is (`core/wait_avoiding.py`).
 
 **Butterfly groups.** Write a peer's place among P = 2^k by name in binary. Version t joins those
 peers whose places differ in m = log2 S of the k bits only: bits (t m + r) mod k for r < m.

@@ -15,23 +15,13 @@
 """
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 from p2ptrain.core.contribution import Contribution
 from p2ptrain.core.events import Outcome
 from p2ptrain.core.messages import MemberState, Message
+from p2ptrain.core.purpose import GOSSIP, Purpose
+from p2ptrain.core.purpose import What as What
 from p2ptrain.ids import PeerId, Ticket
-
-
-class What(StrEnum):
-    """Which vector a group averages."""
-
-    MODELS = "models"
-    GRADIENTS = "gradients"
-    """Of this step: all members wait for the mean."""
-
-    LATE_GRADIENTS = "late gradients"
-    """Whatever a member has not delivered yet, of no step or of several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +36,7 @@ class Average:
 
     ticket: Ticket
     members: tuple[PeerId, ...]
-    what: What
+    purpose: Purpose = GOSSIP
     weights: tuple[int, ...] = ()
     """Of the members' shares, in their order; empty: all alike."""
     awaited: bool = False
@@ -55,6 +45,10 @@ class Average:
     """The members' scalars, in their order; empty: `MODEL` of all of them."""
     outside_samples: int = 0
     """Samples of everyone who is not in the group, as its initiator knew them."""
+
+    @property
+    def what(self) -> What:
+        return self.purpose.what
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +101,7 @@ class GroupEnded:
     why: str
     members: tuple[PeerId, ...]
     """Who was in the group, ourselves included; if it was never formed, who was asked."""
+    purpose: Purpose = GOSSIP
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,95 +1,102 @@
-"""The group lock: several peers, one group each, never a deadlock, and everybody's turn comes.
+"""The group lock: one slot per peer, one arbiter for all groups, never a deadlock.
 
-Rule 1: all lock state of a peer changes here, in handlers that run to completion.
-Rule 2: this file does not know what a group is for.
+Rule 1: all state of a peer's slot changes here, in handlers that run to completion.
+Rule 2: this file does not know what a group is for, nor who decided that it should be formed.
 
-A claim is for ourselves and any `needed` of some `candidates`; particular members are the case in
-which all of them are needed. It follows Maekawa (1985), with Sanders' way out of its deadlocks
-(1987): who is promised to a younger claim asks to be let go.
+Every group is formed by a *request* of one peer, its initiator, for itself and any `needed` of some
+`candidates`; particular members are the case in which all of them are needed. Gossip, barriers,
+wait-avoiding and proposed groups differ in who makes the request, and when. It follows Maekawa
+(1985), with Sanders' way out of its deadlocks (1987): a peer that is promised to a younger request
+asks to be let go.
 
-**The protocol in six lines.** The *initiator* sends `Claim` to as many candidates as it needs and
-some to spare. One that is free answers `Grant` and promises nobody else; any other keeps the claim
-in its queue, answers `Busy`, at once, and the next candidate is asked. As soon as enough have
-granted, the initiator sends `Begin` to those, with the list of them, and `Release` to all others
-that it had asked: the group is formed, and each member moves its slices under the ticket. A group
-needs no message to end: each member is free when its own average has ended. Whoever becomes free
-grants the oldest claim in its queue, or starts its own if that is older. (One that is not ready for
-any group yet says `Release`, and is done without.)
+**The protocol in six lines.** The *initiator* sends `Request` to as many candidates as it needs and
+some to spare. One that is free answers `Grant` and promises its slot to nobody else; any other
+keeps the request in its queue, answers `Failed`, at once, and the next candidate is asked. As soon
+as enough have granted, the initiator sends `Begin` to those, with the list of them, and `Release`
+to all others that it had asked: the group is formed, and each member moves its chunks under the
+ticket. A group needs no message to end: each member is free when its own average has ended. A peer
+that becomes free grants the oldest request in its queue, or starts its own if that is older. (One
+that cannot be in the group says `Relinquish`.)
+
+**Offers.** A trainer that waits for a group offers its slot to the group's *coordinator*, with the
+message that says it waits: a grant in advance, of the lowest priority. When the coordinator makes
+its request, those who have offered have granted; so a barrier costs one message each way. An offer
+holds nothing: if any request, or a wish of its own, wants the slot before the group has begun, the
+peer sends `Inquire`, and the coordinator lets it go at once, whatever it is doing, and asks for it
+by `Request` like for anybody, if it is collecting. Each offer has a ticket of the offering peer;
+`Begin` names the offer that it takes, so a stale one is refused.
 
 ::
 
                 our turn                    enough have granted              average ended,
-        +------> COLLECTING -----------------------------------> IN_GROUP - expired, broken --+
-        |            |   too few are left, late: Release to all      ^                        |
-      FREE <---------+   an older claim comes: yield                 |                        |
-      ^ |            +-----------+                                   |                        |
-      | |  Claim                 v              Begin                |                        |
-      | +------------------> GRANTED --------------------------------+                        |
-      |                          | Release, lease lapsed, initiator gone                      |
-      +--------------------------+------------------------------------------------------------+
+        +------> COLLECTING -----------------------------------> IN_GROUP - broken, refused --+
+        |            |   too few are left, late: Release to all    ^  ^                       |
+      FREE <---------+   an older request comes: yield             |  |                       |
+      ^ ^ |          +-----------+                                 |  |                       |
+      | | |  Request             v              Begin              |  |                       |
+      | | +------------------> GRANTED ----------------------------+  |                       |
+      | |  nobody wants us       | Release, lease lapsed, dead        |                       |
+      | +----> OFFERED --------- | ------------ Begin ----------------+                       |
+      |            | Release     |                                                            |
+      +------------+-------------+------------------------------------------------------------+
 
-**Why no cycle of waits can exist.** Claims are ordered by age: a Lamport clock, with the ticket to
-break ties. Look at what a peer can wait for.
+**Why no cycle of waits can exist.** Requests are ordered by age: a Lamport clock, with the ticket
+to break ties. Look at what a peer can wait for.
 
-1. COLLECTING waits for answers to its claims, which whoever receives one gives in the handler that
-   receives it; and for those candidates that have answered `Busy`. Such a candidate is
+1. COLLECTING waits for answers to its request, which a peer that receives it gives in the handler
+   that receives it; and for those candidates that have answered `Failed`. Such a candidate is
 
-   * IN_GROUP (case 3), or GRANTED to a claim whose group has formed, which `Begin` will tell it; or
-   * COLLECTING or GRANTED for an *older* claim. For a younger one it does not stay: if it is its
-     own, it yields at once; if not, it sends `Inquire` to that claim's initiator, which lets it
+   * IN_GROUP (case 3), GRANTED to a request whose group has formed, which `Begin` will tell it, or
+     OFFERED (case 4); or
+   * COLLECTING or GRANTED for an *older* request. For a younger one it does not stay: if it is its
+     own, it yields at once; if not, it sends `Inquire` to that request's initiator, which lets it
      go if it is still collecting, for good under this ticket.
 
 2. GRANTED waits for the word of one initiator, which is COLLECTING for that ticket (case 1), or in
    the group, or does not know the ticket any more; then it says `Begin` or `Release` when told of
    the grant again.
-3. IN_GROUP waits for the slices of the members of the same ticket, all of which are in that group
-   and in no other, and wait for nothing but it.
+3. IN_GROUP waits for the chunks of the members of the same ticket, all of which are in that group
+   and in no other, or will enter it or refuse it in the handler that receives `Begin`; and for
+   nothing else. While bytes move nobody hurries it; where none do, `core/repair.py` ends it.
+4. OFFERED waits for whatever comes first. To get its slot back it waits for the coordinator's
+   answer to `Inquire`, which that gives in the handler that receives it: `Release`, or `Begin`.
 
-So a chain of waits leads from younger claims to older ones, or ends in a formed group: no cycle. A
-claim of our own that waits for its turn holds nothing that anyone could wait for.
+So a chain of waits leads from younger requests to older ones, or ends in a formed group: no cycle,
+whoever formed the groups. A request of our own that waits for its turn holds nothing.
 
-**Why everybody's turn comes.** Of all claims that are being collected the oldest gets each
+**Why everybody's turn comes.** Of all requests that are being collected the oldest gets each
 candidate that it has asked as soon as the group which that one is in, if any, has ended: nobody
-else's claim is granted before it, and it is let go by all others. A claim that comes to nothing
-hands its age on to our next one, until we have been in a group. Only finitely many claims can be
-older than a given one (every peer's clock grows with each claim that it makes or hears of), and
-each of those forms, is given up, or dies with its initiator; so whoever keeps asking is the oldest
-one day, and in a group soon after. One condition: an average lasts less than `acquire_timeout_s`,
-or a large group may be given up each time before the last of its members is free.
+else's request is granted before it, and it is let go by all others. A request that comes to nothing
+hands its age on to our next one of the same formation, until one has formed. Only finitely many
+requests can be older than a given one (every peer's clock grows with each request that it makes or
+hears of), and each of those forms, is given up, or dies with its initiator; so a peer that keeps
+asking is the oldest one day, and in a group soon after. A request that is given up because its
+candidates are busy for longer than `acquire_timeout_s` stays in their order when it comes again.
 
 **What each timer protects.** None of them is needed for the arguments above; they bound the damage
-of lost messages and dead peers.
+of lost messages and dead peers. Each is at most as long as configured, and shorter where less was
+seen to be enough (`core/pace.py`).
 
-Each is at most as long as configured, and shorter where less was seen to be enough
-(`core/pace.py`); the lease of a group travels with its claim, so that all who are in it, or
-promised to it, count on the same one, whatever each has seen.
-
-* `resend_s`: claims without a grant, and grants without an answer, are sent again. That repairs
-  every loss: a claim that comes again is answered again; a grant that comes again is answered with
-  `Begin` or `Release`, whichever was lost. No lost message idles anybody for a lease.
+* `resend_s`: requests without a grant, and grants without an answer, are sent again. That repairs
+  every loss: a request that comes again is answered again; a grant that comes again is answered
+  with `Begin` or `Release`, whichever was lost. No lost message idles anybody for a lease.
 * `acquire_timeout_s`: an initiator stops collecting (candidates died, are cut off, or average for
   too long).
-* `lease_s`: a granter is free again by itself so long after its grant (the initiator died).
-* A member's own time in a group ends *earlier*, so that when the earliest lease of a ticket lapses
-  nobody is in its group any more. (Leases protect the granter; without the holder's own deadline a
-  granter could meet others while the group still thinks it has it.) Clocks may differ, and run too
-  fast or too slow by a share of `clock_drift` = r. In true seconds after the claim was born: the
-  earliest lease lapses no earlier than lease_s / (1 + r), on the fastest clock; the last grant that
-  counts was given no later than acquire_timeout_s / (1 - r), and T seconds of a member's clock last
-  no longer than T / (1 - r). So T = lease_s (1 - r) / (1 + r) - acquire_timeout_s, from its grant,
-  is a member's time in a group, and the initiator's, from its claim. Here `lease_s` is the claim's,
-  and `acquire_timeout_s` as configured, whether or not the initiator gives up sooner.
+* `lease_s`: a granter is free again by itself so long after its grant (the initiator is silent: it
+  died). Should its group form all the same, it refuses it, and the group ends or goes on without
+  it. A *formed* group has no lease: a member's slot is that group's while its average runs, and an
+  average in which nothing moves is broken (`core/repair.py`, `core/transfers.py`).
 * Deadlines bind before anything else happens: a peer that was paused takes no late `Begin` or
-  `Grant` for a timely one, and `holds` nothing that has expired, whether its timer has fired or
-  not.
-* The *ticket* fences the rest: slices under a ticket that is not `holds` are refused, and a result
-  is applied only while it is held.
+  `Grant` for a timely one.
+* The *ticket* fences the rest: chunks under a ticket that is not `holds` are refused, and a result
+  is applied only while it is held. A group commits only if every member has entered it, and a peer
+  enters one at a time: so no two groups that share a peer are applied at once.
 
 **What a late duplicate can do.** Nothing. Each peer remembers the last tickets that it was part of.
 It never promises itself to one twice, nor enters it twice; and once its average is *done*, it says
-nothing about the ticket to other members: one of them may still be taking the last slices in, and
-a `Release` would make it throw away what we have applied. A claim under a newer ticket of the same
-initiator shows that the older one is over.
+nothing about the ticket to other members: one of them may still be taking the last chunks in, and
+a `Relinquish` would make it throw away what we have applied. A request under a newer ticket of the
+same initiator shows that the older one is over; a coordinator takes no offer that it has let go.
 
 **What happens when each message is lost** stands beside each in `core/messages.py`;
 `tests/core/test_group_lock.py` shows every line of it.
@@ -98,11 +105,11 @@ initiator shows that the older one is over.
 import copy
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
-from typing import Self, assert_never
+from typing import Protocol, Self, assert_never
 
-from p2ptrain.core.effects import Abandon, Average, Effect, GroupEnded, Send, What
+from p2ptrain.core.contribution import MODEL, Contribution
+from p2ptrain.core.effects import Abandon, Average, Effect, GroupEnded, Send
 from p2ptrain.core.events import Outcome
-from p2ptrain.core.links import Weigh, equally
 from p2ptrain.core.lock_state import (
     NEVER_FORMED,
     Collecting,
@@ -112,30 +119,80 @@ from p2ptrain.core.lock_state import (
     InGroup,
     LockConfig,
     LockState,
+    Offered,
+    Promise,
     Wish,
     age,
     relative,
 )
-from p2ptrain.core.messages import Begin, Busy, Claim, Grant, Inquire, LockMessage, Release
+from p2ptrain.core.messages import (
+    Begin,
+    Failed,
+    Grant,
+    Inquire,
+    Release,
+    Relinquish,
+    Request,
+    SlotMessage,
+)
 from p2ptrain.core.pace import Pace, Wait
+from p2ptrain.core.purpose import GOSSIP, Formation, Purpose
 from p2ptrain.errors import InvariantViolation, LocalProtocolError
 from p2ptrain.ids import PeerId, Seconds, Ticket
 
 MOST_TICKS = 1 << 32
-"""No claim sets our clock forward by more: a made-up age must not drive it to where our own claims
-cannot be encoded any more."""
+"""No request sets our clock forward by more: a made-up age must not drive it to where our own
+requests cannot be encoded any more."""
 
 ENDED_REMEMBERED = 64
 """Tickets whose end we remember, far more than can be under way at once."""
 
+NO_OFFER = Ticket(PeerId(""), -1, -1)
+"""Older than any."""
+
+
+class Groups(Protocol):
+    """What a slot asks of those who decide which groups there should be."""
+
+    def admits(self, source: PeerId, request: Request) -> bool:
+        """True if this peer can be in such a group; asked again when it would be granted."""
+        ...
+
+    def contribution(self, purpose: Purpose) -> Contribution:
+        """Our scalars for such a group: stated once, with the grant of our slot."""
+        ...
+
+    def weigh(self, members: Sequence[PeerId]) -> tuple[int, ...]:
+        """How large the members' shares of the vectors should be; empty: all alike."""
+        ...
+
+    def outside_samples(self, members: Sequence[PeerId]) -> int:
+        """Samples of all others."""
+        ...
+
+
+class AnyGroup:
+    """Implements `Groups`: all are welcome."""
+
+    def admits(self, source: PeerId, request: Request) -> bool:
+        return True
+
+    def contribution(self, purpose: Purpose) -> Contribution:
+        return MODEL
+
+    def weigh(self, members: Sequence[PeerId]) -> tuple[int, ...]:
+        return ()
+
+    def outside_samples(self, members: Sequence[PeerId]) -> int:
+        return 0
+
 
 class GroupLock:
-    """One peer's share of the group lock. Effects are handed to `emit`.
+    """One peer's slot. Effects are handed to `emit`.
 
     Args:
-        weigh: says how large the members' shares of what they average should be.
+        groups: decides what this peer takes part in.
         pace: says how long to wait for what, and is told how long it took; none: as configured.
-        is_ready: says whether others may have us in their groups yet.
     """
 
     def __init__(
@@ -144,21 +201,22 @@ class GroupLock:
         incarnation: int,
         config: LockConfig,
         emit: Callable[[Effect], None],
-        weigh: Weigh = equally,
+        groups: Groups | None = None,
         pace: Pace | None = None,
-        is_ready: Callable[[], bool] = lambda: True,
     ) -> None:
         self._me = me
         self._incarnation = incarnation
         self._config = config
         self._emit = emit
-        self._weigh = weigh
-        self._is_ready = is_ready
+        self._groups = groups or AnyGroup()
         self.pace = pace or Pace(config)
         self._state: LockState = Free()
-        self._queue: tuple[Claim, ...] = ()  # others' claims, the oldest first, one of each peer
-        self._wish: Wish | None = None
-        self._born: int | None = None  # since when we want a group and have not been in one
+        self._queue: tuple[Request, ...] = ()  # others', the oldest first, one of each peer
+        self._wishes: tuple[Wish, ...] = ()  # our own, in order
+        self._offering: tuple[PeerId, Purpose] | None = None  # whenever nobody wants us
+        self._offers: dict[PeerId, Promise] = {}  # to us
+        self._let_go: dict[PeerId, Ticket] = {}  # of each peer, the last offer that is void
+        self._born: dict[Formation, int] = {}  # since when we want a group and have formed none
         self._clock = 0  # Lamport's
         self._tickets = 0
         self._ended: dict[Ticket, Ended] = {}
@@ -167,89 +225,139 @@ class GroupLock:
     def state(self) -> LockState:
         return self._state
 
-    def holds(self, ticket: Ticket, now: Seconds) -> bool:
-        """True while we are in the group of `ticket`: the fence for its slices and its result."""
-        state = self._state
-        return isinstance(state, InGroup) and state.ticket == ticket and now < state.expires_at
+    def holds(self, ticket: Ticket) -> bool:
+        """True while we are in the group of `ticket`: the fence for its chunks and its result."""
+        return isinstance(self._state, InGroup) and self._state.ticket == ticket
+
+    def expects(self, ticket: Ticket) -> bool:
+        """True if we may yet be in the group of `ticket`."""
+        match self._state:
+            case Offered(to=coordinator) if coordinator == ticket.initiator:
+                return ticket not in self._ended
+            case Granted(request=request) if request.ticket == ticket:
+                return True
+            case _:
+                return any(request.ticket == ticket for request in self._queue)
+
+    def is_over(self, ticket: Ticket) -> bool:
+        """True if we were part of `ticket`, and are not any more."""
+        return ticket in self._ended
+
+    def rejoin(self, incarnation: int) -> None:
+        """New tickets are of this incarnation, above that of a former life that others remember."""
+        self._incarnation = incarnation
 
     # --- for explorers ----------------------------------------------------------------------------
 
     def frozen(self, now: Seconds) -> Hashable:
         """All that decides what this lock will do, as one value, with times relative to `now`."""
-        ended = tuple(self._ended.items())
         return (
             relative(self._state, now),
             self._queue,
-            self._wish,
-            self._born,
+            self._wishes,
+            self._offering,
+            tuple(sorted(self._offers.items(), key=lambda item: item[0])),
+            tuple(sorted(self._let_go.items())),
+            tuple(sorted(self._born.items())),
             self._clock,
             self._tickets,
-            ended,
+            tuple(self._ended.items()),
         )
 
-    def clone(self, emit: Callable[[Effect], None]) -> Self:
+    def clone(self, emit: Callable[[Effect], None], groups: Groups) -> Self:
         """An independent lock in the same state."""
         twin = copy.copy(self)
-        twin._emit = emit
-        twin._ended = dict(self._ended)
+        twin._emit, twin._groups = emit, groups
+        twin._ended, twin._born = dict(self._ended), dict(self._born)
+        twin._offers, twin._let_go = dict(self._offers), dict(self._let_go)
         return twin
 
     # --- what happens -----------------------------------------------------------------------------
 
-    def request(self, candidates: Sequence[PeerId], needed: int, now: Seconds) -> Ticket:
-        """Claim a group of ourselves and `needed` of `candidates`, which we prefer in this order.
+    def request(
+        self,
+        candidates: Sequence[PeerId],
+        needed: int,
+        now: Seconds,
+        purpose: Purpose = GOSSIP,
+    ) -> Ticket:
+        """Request a group of ourselves and `needed` of `candidates`, preferred in this order.
 
         It ends in `Average` and then `GroupEnded`, or in `GroupEnded` only. While we are somebody
-        else's, it waits for its turn.
+        else's, it waits for its turn. A group that is not gossip may be of ourselves alone.
 
         Raises:
             LocalProtocolError: if `candidates` repeats a peer, contains us or has less than
                 `needed`, or nobody is needed.
         """
+        alone = not candidates and purpose.formation is not Formation.CLAIMED
         if len({self._me, *candidates}) != len(candidates) + 1:
             raise LocalProtocolError(f"{self._me} cannot claim a group with {list(candidates)}")
-        if not 1 <= needed <= len(candidates):
+        if not alone and not 1 <= needed <= len(candidates):
             raise LocalProtocolError(
                 f"{self._me} cannot claim a group with {needed} of {list(candidates)}"
             )
         self._lapse(now)
-        self._tickets += 1
-        ticket = Ticket(self._me, self._incarnation, self._tickets)
-        if self._wish or isinstance(self._state, Collecting):
-            why = f"{self._me} has another claim under way"
-            self._emit(GroupEnded(ticket, Outcome.BUSY, why, (self._me,)))
+        ticket = self._next_ticket()
+        if self._is_under_way(purpose.formation):
+            why = f"{self._me} has another request under way"
+            self._emit(GroupEnded(ticket, Outcome.BUSY, why, (self._me,), purpose))
             return ticket
-        self._wish = Wish(ticket, tuple(candidates), needed)
-        match self._state:
-            case Free():
-                self._next_turn(now)
-            case Granted() as state:
-                self._maybe_inquire(state)
-            case _:
-                pass
+        self._wishes = (*self._wishes, Wish(ticket, tuple(candidates), needed, purpose))
+        self._slot_is_wanted(now)
         return ticket
 
-    def receive(self, source: PeerId, message: LockMessage, now: Seconds) -> None:
+    def offer(self, coordinator: PeerId, purpose: Purpose, now: Seconds) -> None:
+        """Let `coordinator` begin such a group with us, whenever nobody else wants our slot."""
+        if self._offering != (coordinator, purpose):
+            self._offering = (coordinator, purpose)
+            self._take_offer_back(now)
+
+    def withdraw_offer(self, now: Seconds) -> None:
+        """We do not wait for a group any more, or are its coordinator ourselves."""
+        self._offering = None
+        self._take_offer_back(now)
+
+    def stop_offering(self) -> None:
+        """The group that we waited for is formed: once it is over, our slot is not offered."""
+        self._offering = None
+
+    def note_offer(
+        self, source: PeerId, offer: Ticket, purpose: Purpose, contribution: Contribution
+    ) -> None:
+        """`source` waits for such a group of ours, and offers us its slot."""
+        if offer.initiator != source:
+            return  # not an offer that it could make
+        if self._has_taken(offer):
+            self._tell_taken(source, offer)  # the first one was lost
+        elif offer <= self._let_go.get(source, NO_OFFER):
+            self._emit(Send(source, Release(offer)))  # lost: the offer comes again
+        else:
+            self._offers[source] = Promise(source, contribution, offer, purpose)
+
+    def receive(self, source: PeerId, message: SlotMessage, now: Seconds) -> None:
         self._lapse(now)
         match message:
-            case Claim():
-                self._handle_claim(source, message, now)
-            case Grant(ticket=ticket):
-                self._handle_grant(source, ticket, now, wanted=False)
+            case Request():
+                self._handle_request(source, message, now)
+            case Grant(ticket=ticket, contribution=contribution):
+                self._handle_grant(source, ticket, contribution, now)
             case Inquire(ticket=ticket):
-                self._handle_grant(source, ticket, now, wanted=True)
-            case Busy(ticket=ticket):
-                self._handle_busy(source, ticket, now)
+                self._handle_inquire(source, ticket, now)
+            case Failed(ticket=ticket):
+                self._handle_failed(source, ticket, now)
             case Begin():
                 self._handle_begin(source, message, now)
             case Release(ticket=ticket):
                 self._handle_release(source, ticket, now)
+            case Relinquish(ticket=ticket):
+                self._handle_relinquish(source, ticket, now)
             case _:
                 assert_never(message)
 
     def average_ended(self, ticket: Ticket, outcome: Outcome, why: str, now: Seconds) -> None:
         """Our own average under `ticket` is over; it is the next one's turn."""
-        if isinstance(self._state, InGroup) and self._state.ticket == ticket:
+        if self.holds(ticket):
             self._leave_group(outcome, why, now)
         elif ticket in self._ended:  # abandoned too late: it was applied
             self._ended[ticket] = replace(self._ended[ticket], done=outcome is Outcome.DONE)
@@ -269,27 +377,31 @@ class GroupLock:
                 self._do_without(peer, why, now)
 
     def peer_left(self, peer: PeerId, why: str, now: Seconds) -> None:
-        """A peer said goodbye: no claim of it or with it comes to anything, its group does."""
+        """A peer said goodbye: no request of it or with it comes to anything, its group does."""
         self._forget(peer, why)
         self._do_without(peer, why, now)
 
     def withdraw(self, why: str, now: Seconds) -> None:
-        """We stop: give up our claim and a promise. A formed group is left to end.
+        """We stop: give up our requests, offers and promises. A formed group is left to end.
 
-        Whoever asks us from now on is served like before.
+        Requests of others are served from now on like before.
         """
-        self._born = None
-        if self._wish:
-            ticket, self._wish = self._wish.ticket, None
-            self._emit(GroupEnded(ticket, Outcome.WITHDRAWN, why, (self._me,)))
+        self._born.clear()
+        self._offering = None
+        self._offers.clear()
+        wishes, self._wishes = self._wishes, ()
+        for wish in wishes:
+            self._end_wish(wish, Outcome.WITHDRAWN, why)
         match self._state:
             case Collecting():
                 self._fail(Outcome.WITHDRAWN, why, now)
-            case Granted(ticket=ticket):
-                self._free(ticket)
-                # Lost: `Begin` or an unanswered claim shows it, or the initiator's time-out.
-                self._emit(Send(ticket.initiator, Release(ticket)))
+            case Granted(request=request):
+                self._free(request.ticket)
+                # Lost: `Begin` or an unanswered request shows it, or the initiator's time-out.
+                self._emit(Send(request.ticket.initiator, Relinquish(request.ticket)))
                 self._next_turn(now)
+            case Offered():
+                self._take_offer_back(now)
             case _:
                 pass
 
@@ -301,32 +413,36 @@ class GroupLock:
                     self.pace.missed(Wait.ANSWER)
                 silent = (*state.queued, *state.asked)
                 for peer in silent:
-                    self._emit(Send(peer, state.claim))
+                    self._emit(Send(peer, state.request))
                 resend_at = now + self._config.resend_s
-                # Whoever is dead, or cut off, keeps us from asking others no longer.
+                # A peer that is dead, or cut off, keeps us from asking others no longer.
                 self._ask_more(replace(state, resend_at=resend_at, asked=(), queued=silent))
             case Granted() as state if state.resend_at <= now:
                 self._state = replace(state, resend_at=now + self._config.resend_s)
                 if not self._maybe_inquire(state):
-                    self._emit(Send(state.ticket.initiator, Grant(state.ticket)))
+                    self._emit(
+                        Send(state.ticket.initiator, Grant(state.ticket, state.contribution))
+                    )
+            case Offered() as state if self._is_wanted and state.resend_at <= now:
+                self._ask_offer_back(state, now)
             case _:
                 pass
 
     def next_deadline(self) -> Seconds | None:
         match self._state:
-            case Free():
+            case Free() | InGroup():
                 return None
+            case Offered() as state:
+                return state.resend_at if self._is_wanted else None
             case Collecting() as state:
                 return min(state.resend_at, state.give_up_at)
             case Granted() as state:
-                return min(state.resend_at, state.granted_at + state.claim.lease_s)
-            case InGroup() as state:
-                return state.expires_at
+                return min(state.resend_at, state.granted_at + self._config.lease_s)
 
     def check(self) -> None:
         if not (self._is_sound() and self._is_queue_sound()):
             raise InvariantViolation(
-                f"{self._me}: unsound lock state {self._state!r}, {self._queue}, {self._wish}"
+                f"{self._me}: unsound lock state {self._state!r}, {self._queue}, {self._wishes}"
             )
 
     def _is_sound(self) -> bool:
@@ -335,66 +451,136 @@ class GroupLock:
                 candidates = (*state.told, *state.unasked, *state.dropped)
                 once = len({self._me, *candidates}) == len(candidates) + 1
                 enough = len(state.told) + len(state.unasked) >= state.needed
-                mine = state.ticket.initiator == self._me and self._wish is None
+                mine = state.ticket.initiator == self._me
                 return mine and once and enough and len(state.granted) < state.needed
-            case Granted(ticket=ticket):
+            case Granted(request=request):
+                ticket = request.ticket
                 return ticket.initiator != self._me and ticket not in self._ended
-            case InGroup(ticket=ticket, members=members):
-                return self._me in members and len(members) > 1 and ticket not in self._ended
+            case InGroup() as state:
+                return self._me in state.members and state.ticket not in self._ended
+            case Offered(to=coordinator, purpose=purpose):
+                return self._offering == (coordinator, purpose) and coordinator != self._me
             case Free():
-                return not self._queue and self._wish is None
+                return not self._queue and not self._wishes and self._offering is None
 
     def _is_queue_sound(self) -> bool:
-        initiators = {self._me, *(claim.ticket.initiator for claim in self._queue)}
+        initiators = {self._me, *(request.ticket.initiator for request in self._queue)}
         in_order = list(self._queue) == sorted(self._queue, key=age)
-        return in_order and len(initiators) == len(self._queue) + 1
+        formations = [wish.purpose.formation for wish in self._wishes]
+        once = len(set(formations)) == len(formations)
+        return in_order and once and len(initiators) == len(self._queue) + 1
 
     # --- whose turn it is -------------------------------------------------------------------------
 
     def _next_turn(self, now: Seconds) -> None:
-        """We are free: grant the oldest claim that waits for us, or start our own."""
+        """We are free: grant the oldest request that waits for us, or start our own."""
         assert isinstance(self._state, Free)
-        oldest = self._queue[0] if self._queue else None
-        own = self._own_claim()
-        if own and (oldest is None or age(own) < age(oldest)):
-            self._collect(own, now)
-        elif oldest:
-            self._queue = self._queue[1:]
-            self._grant(oldest, now)
+        while isinstance(self._state, Free):
+            oldest = self._queue[0] if self._queue else None
+            own = self._own_request()
+            if own and (oldest is None or age(own) < age(oldest)):
+                self._start(own, now)
+            elif oldest:
+                self._queue = self._queue[1:]
+                self._grant(oldest, now)
+            else:
+                self._make_offer(now)
+                return
 
-    def _own_claim(self) -> Claim | None:
-        """Our wish as a claim; it is as old as our wish to be in a group."""
-        if self._wish is None:
+    def _slot_is_wanted(self, now: Seconds) -> None:
+        """A request of ours, or somebody else's, has come to wait: does it change what we do?"""
+        match self._state:
+            case Free():
+                self._next_turn(now)
+            case Granted() as state:
+                self._maybe_inquire(state)
+            case Offered() as state:
+                self._ask_offer_back(state, now)
+            case _:
+                pass
+
+    @property
+    def _is_wanted(self) -> bool:
+        return bool(self._queue or self._wishes)
+
+    def _own_request(self) -> Request | None:
+        """Our first wish as a request; it is as old as our wish for such a group."""
+        if not self._wishes:
             return None
-        if self._born is None:
+        wish = self._wishes[0]
+        if wish.purpose.formation not in self._born:
             self._clock += 1
-            self._born = self._clock
-        return Claim(self._wish.ticket, self._born, self.pace.lease_s)
+            self._born[wish.purpose.formation] = self._clock
+        return Request(wish.ticket, self._born[wish.purpose.formation], wish.purpose)
 
-    def _enqueue(self, claim: Claim) -> None:
-        initiator = claim.ticket.initiator
+    def _is_under_way(self, formation: Formation) -> bool:
+        """True if we already ask for such a group."""
+        state = self._state
+        asked = [wish.purpose.formation for wish in self._wishes]
+        if isinstance(state, Collecting):
+            asked.append(state.request.purpose.formation)
+        return formation in asked
+
+    def _enqueue(self, request: Request) -> None:
+        initiator = request.ticket.initiator
         others = [waiting for waiting in self._queue if waiting.ticket.initiator != initiator]
-        self._queue = tuple(sorted([*others, claim], key=age))
+        self._queue = tuple(sorted([*others, request], key=age))
 
     def _maybe_inquire(self, granted: Granted) -> bool:
-        """If an older claim than the one that we are promised to waits for us: ask to be let go."""
-        own = self._own_claim()
+        """If an older request than the one that we are promised to waits: ask to be let go."""
+        own = self._own_request()
         waiting = [*self._queue[:1], *([own] if own else [])]
-        wanted = any(age(claim) < age(granted.claim) for claim in waiting)
+        wanted = any(age(request) < age(granted.request) for request in waiting)
         if wanted:  # lost: sent again in place of the grant
             self._emit(Send(granted.ticket.initiator, Inquire(granted.ticket)))
         return wanted
 
+    # --- our offer --------------------------------------------------------------------------------
+
+    def _make_offer(self, now: Seconds) -> None:
+        if self._offering:
+            coordinator, purpose = self._offering
+            ticket, stated = self._next_ticket(), self._groups.contribution(purpose)
+            self._state = Offered(ticket, coordinator, purpose, stated, now)
+
+    def _take_offer_back(self, now: Seconds) -> None:
+        """What we offered is not to be had any more: should a group begin with it, we refuse."""
+        if isinstance(self._state, Offered):
+            self._state = Free()
+        if isinstance(self._state, Free):
+            self._next_turn(now)
+
+    def _ask_offer_back(self, state: Offered, now: Seconds) -> None:
+        self._state = replace(state, resend_at=now + self._config.resend_s)
+        self._emit(Send(state.to, Inquire(state.ticket)))  # lost: sent again at `resend_at`
+
     # --- the initiator's side ---------------------------------------------------------------------
 
-    def _collect(self, own: Claim, now: Seconds) -> None:
-        assert self._wish is not None
-        wish, self._wish = self._wish, None
-        # Whoever waits for us will yield to us: it is younger.
-        waiting = {claim.ticket.initiator for claim in self._queue}
-        candidates = tuple(sorted(wish.candidates, key=lambda peer: peer not in waiting))
+    def _start(self, own: Request, now: Seconds) -> None:
+        wish, self._wishes = self._wishes[0], self._wishes[1:]
+        if self._groups.admits(self._me, own):
+            self._collect(wish, own, now)
+        else:
+            self._end_wish(wish, Outcome.REFUSED, f"{self._me} has gone on meanwhile")
+
+    def _collect(self, wish: Wish, own: Request, now: Seconds) -> None:
+        # A peer that waits for us will yield to us: it is younger.
+        waiting = {request.ticket.initiator for request in self._queue}
+        candidates = sorted(wish.candidates, key=lambda peer: peer not in waiting)
+        granted = [self._offers[peer] for peer in candidates if self._would_begin(peer, own)]
+        granted = granted[: wish.needed]
+        unasked = tuple(p for p in candidates if all(p != promise.peer for promise in granted))
         give_up_at, resend_at = now + self.pace.acquire_s, now + self.pace.resend_s
-        self._ask_more(Collecting(own, wish.needed, candidates, now, give_up_at, resend_at))
+        state = Collecting(own, wish.needed, unasked, now, give_up_at, resend_at)
+        state = replace(state, granted=tuple(granted))
+        if len(state.granted) == state.needed:
+            self._begin(state)
+        else:
+            self._ask_more(state)
+
+    def _would_begin(self, peer: PeerId, own: Request) -> bool:
+        """True if `peer` has offered its slot for what we request."""
+        return peer in self._offers and own.purpose.fulfils(self._offers[peer].purpose)
 
     def _ask_more(self, state: Collecting) -> None:
         """Ask as many as are needed and some to spare, and wait for more where they are busy."""
@@ -406,25 +592,65 @@ class GroupLock:
         now, later = state.unasked[: max(0, count)], state.unasked[max(0, count) :]
         self._state = replace(state, unasked=later, asked=(*state.asked, *now))
         for peer in now:
-            self._emit(Send(peer, state.claim))  # lost: sent again at `resend_at`
+            self._emit(Send(peer, state.request))  # lost: sent again at `resend_at`
 
-    def _handle_grant(self, source: PeerId, ticket: Ticket, now: Seconds, *, wanted: bool) -> None:
-        """`source` is promised to us, and, if `wanted`, would rather be let go."""
+    def _handle_grant(
+        self, source: PeerId, ticket: Ticket, contribution: Contribution, now: Seconds
+    ) -> None:
+        """`source` is promised to us."""
         match self._state:
             case Collecting() as state if state.ticket == ticket and source in state.told:
-                if wanted:
-                    self._emit(Send(source, Release(ticket)))  # lost: it inquires again
-                    why = f"{source} was wanted by an older claim"
-                    self._drop(source, Outcome.YIELDED, why, now)
-                elif source not in state.granted:
+                if source not in state.granters:
                     self._answered(state, source, now)
                     state = state.without(source)
-                    self._take(replace(state, granted=(*state.granted, source)), now)
+                    promise = Promise(source, contribution)
+                    self._take(replace(state, granted=(*state.granted, promise)), now)
             case InGroup() as state if state.ticket == ticket and source in state.members:
-                # The first one was lost.
-                self._emit(Send(source, Begin(ticket, state.formed, state.weights)))
+                self._emit(Send(source, state.begin))  # the first one was lost
             case _:
-                self._disown(source, ticket)  # too late, or we can do without it
+                # Too late, or we can do without it. Lost: it grants again.
+                self._emit(Send(source, Release(ticket)))
+
+    def _handle_inquire(self, source: PeerId, ticket: Ticket, now: Seconds) -> None:
+        """`source` would rather be let go."""
+        match self._state:
+            case _ if ticket.initiator == source:
+                self._let_offer_go(source, ticket)
+            case Collecting() as state if state.ticket == ticket and source in state.told:
+                self._emit(Send(source, Release(ticket)))  # lost: it inquires again
+                why = f"{source} was wanted by an older request"
+                self._drop(source, Outcome.YIELDED, why, now)
+            case InGroup() as state if state.ticket == ticket and source in state.members:
+                self._emit(Send(source, state.begin))  # the first one was lost
+            case _:
+                self._emit(Send(source, Release(ticket)))  # lost: it inquires again
+
+    def _let_offer_go(self, source: PeerId, offer: Ticket) -> None:
+        """Any request may take an offer back until its group has begun."""
+        state = self._state
+        if self._has_taken(offer):
+            self._tell_taken(source, offer)
+            return
+        self._void(source, offer)
+        self._emit(Send(source, Release(offer)))  # lost: it inquires again
+        if isinstance(state, Collecting) and any(p.offer == offer for p in state.granted):
+            state = state.without(source)
+            self._state = replace(state, asked=(*state.asked, source))
+            self._emit(Send(source, state.request))  # lost: sent again at `resend_at`
+
+    def _has_taken(self, offer: Ticket) -> bool:
+        state = self._state
+        return isinstance(state, InGroup) and any(taken.offer == offer for taken in state.offers)
+
+    def _tell_taken(self, source: PeerId, offer: Ticket) -> None:
+        assert isinstance(self._state, InGroup)
+        # Lost: its offer, or its inquiry, comes again.
+        self._emit(Send(source, replace(self._state.begin, offer=offer)))
+
+    def _void(self, source: PeerId, offer: Ticket) -> None:
+        self._let_go[source] = max(offer, self._let_go.get(source, NO_OFFER))
+        if source in self._offers and self._offers[source].offer == offer:
+            del self._offers[source]
 
     def _answered(self, state: Collecting, source: PeerId, now: Seconds) -> None:
         if source in state.asked:  # else it was asked twice: no telling which one it answers
@@ -438,28 +664,58 @@ class GroupLock:
             self._state = state
 
     def _begin(self, state: Collecting) -> None:
-        ticket, members = state.ticket, tuple(sorted((self._me, *state.granted)))
-        weights = self._weigh(members)
-        lease_s = state.claim.lease_s
-        expires_at = state.asked_at + self._config.time_in_group_s(lease_s)
-        self._state = InGroup(ticket, members, expires_at, lease_s, members, weights)
-        for peer in state.granted:
-            self._emit(Send(peer, Begin(ticket, members, weights)))  # lost: it grants again
+        ticket, purpose = state.ticket, state.request.purpose
+        mine = Promise(self._me, self._groups.contribution(purpose))
+        promises = sorted((mine, *state.granted), key=lambda promise: promise.peer)
+        members = tuple(promise.peer for promise in promises)
+        stated = tuple(promise.contribution for promise in promises)
+        begin = Begin(
+            ticket,
+            members,
+            self._groups.weigh(members),
+            purpose,
+            () if all(one == MODEL for one in stated) else stated,
+            self._groups.outside_samples(members),
+        )
+        offers = tuple(promise for promise in state.granted if promise.offer)
+        for promise in state.granted:
+            if promise.offer:
+                self._void(promise.peer, promise.offer)
+            # Lost: it grants, or offers, again.
+            self._emit(Send(promise.peer, replace(begin, offer=promise.offer)))
         for peer in (*state.queued, *state.asked):
             self._emit(Send(peer, Release(ticket)))  # lost: it will grant, and be told again
-        self._emit(Average(ticket, members, What.MODELS, weights))
+        self._enter(begin, state.asked_at, offers)
 
-    def _handle_busy(self, source: PeerId, ticket: Ticket, now: Seconds) -> None:
+    def _enter(self, begin: Begin, since: Seconds, offers: tuple[Promise, ...] = ()) -> None:
+        begin = replace(begin, offer=None)
+        self._state = InGroup(begin, begin.members, since, offers)
+        self._emit(
+            Average(
+                begin.ticket,
+                begin.members,
+                begin.purpose,
+                begin.weights,
+                contributions=begin.contributions,
+                outside_samples=begin.outside_samples,
+            )
+        )
+
+    def _handle_failed(self, source: PeerId, ticket: Ticket, now: Seconds) -> None:
         match self._state:
-            case Collecting() as state if state.ticket == ticket and source in state.asked:
-                self._answered(state, source, now)
-                state = state.without(source)
-                self._ask_more(replace(state, queued=(*state.queued, source)))
+            case Collecting() as state if state.ticket == ticket and source in state.told:
+                asked = source in state.asked
+                if source not in state.busy:
+                    state = self._state = replace(state, busy=(*state.busy, source))
+                if asked:
+                    self._answered(state, source, now)
+                    state = state.without(source)
+                    self._ask_more(replace(state, queued=(*state.queued, source)))
             case _:
-                pass  # it has granted since, or we do without it
+                pass  # we do without it
 
     def _drop(self, peer: PeerId, outcome: Outcome, why: str, now: Seconds) -> None:
-        """Do without one candidate; if too few are left, our claim has failed, and says why."""
+        """Do without one candidate; if too few are left, our request has failed, and says why."""
         state = self._state
         assert isinstance(state, Collecting)
         if peer not in state.told and peer not in state.unasked:
@@ -467,134 +723,157 @@ class GroupLock:
         state = state.without(peer)
         state = replace(state, dropped=(*state.dropped, peer))
         if len(state.told) + len(state.unasked) < state.needed:
+            self._state = state
             self._fail(outcome, why, now)
         else:
             self._ask_more(state)
 
     def _fail(self, outcome: Outcome, why: str, now: Seconds) -> None:
-        """Give up our claim: everyone asked is released, also who has not answered yet."""
+        """Give up our request: everyone asked is released, also who has not answered yet.
+
+        Those who have offered their slots have not been asked: their offers stand.
+        """
         state = self._state
         assert isinstance(state, Collecting)
         self._free(state.ticket)
+        offered = {promise.peer for promise in state.granted if promise.offer}
         for peer in state.told:
-            self._emit(Send(peer, Release(state.ticket)))  # lost: it grants, and is told again
+            if peer not in offered:
+                # Lost: it grants, and is told again.
+                self._emit(Send(peer, Release(state.ticket)))
         asked = tuple(sorted((self._me, *state.told, *state.dropped)))
-        self._emit(GroupEnded(state.ticket, outcome, why, asked))
+        self._emit(GroupEnded(state.ticket, outcome, why, asked, state.request.purpose))
         self._next_turn(now)
 
     # --- the member's side ------------------------------------------------------------------------
 
-    def _handle_claim(self, source: PeerId, claim: Claim, now: Seconds) -> None:
-        if claim.ticket.initiator != source:
-            return  # not a claim that its sender could make: nothing to answer
-        if not 0 < claim.lease_s <= self._config.lease_s:
-            self._disown(source, claim.ticket)  # we promise ourselves to nobody for so long
-            return
-        if not self._is_ready():
-            self._disown(source, claim.ticket)  # our model is not what they want to average with
-            return
-        self._clock = max(self._clock, min(claim.born, self._clock + MOST_TICKS))
+    def _handle_request(self, source: PeerId, request: Request, now: Seconds) -> None:
+        ticket = request.ticket
+        if ticket.initiator != source:
+            return  # not a request that its sender could make: nothing to answer
+        self._clock = max(self._clock, min(request.born, self._clock + MOST_TICKS))
         match self._state:
-            case Granted(ticket=ticket) if ticket == claim.ticket:
-                self._emit(Send(source, Grant(ticket)))  # our first grant was lost
-            case InGroup(ticket=ticket) if ticket == claim.ticket:
+            case Granted(request=granted, contribution=stated) if granted.ticket == ticket:
+                self._emit(Send(source, Grant(ticket, stated)))  # our first grant was lost
+            case InGroup() as state if state.ticket == ticket:
                 pass  # a late duplicate
-            case _ if claim.ticket in self._ended:
-                self._disown(source, claim.ticket)  # an even later one
-            case _ if not self._is_past(claim.ticket):
-                self._enqueue(claim)
-                self._consider(claim, now)
-                if claim in self._queue:
-                    self._emit(Send(source, Busy(claim.ticket, str(self._state))))
-            case _:
+            case _ if ticket in self._ended:
+                self._disown(source, ticket)  # an even later one
+            case _ if self._is_past(ticket):
                 pass  # a late one, of which we need not even say so
+            case _ if not self._groups.admits(source, request):
+                self._disown(source, ticket)
+            case _:
+                self._enqueue(request)
+                self._consider(request, now)
+                if request in self._queue:
+                    self._emit(Send(source, Failed(ticket, str(self._state))))
 
-    def _consider(self, claim: Claim, now: Seconds) -> None:
-        """A claim has joined our queue: does it change what we do?"""
-        initiator = claim.ticket.initiator
+    def _consider(self, request: Request, now: Seconds) -> None:
+        """A request has joined our queue: does it change what we do?"""
+        initiator = request.ticket.initiator
         match self._state:
-            case Free():
+            case Granted(request=granted) if granted.ticket.initiator == initiator:
+                # Its initiator is past it: a `Release` was lost, or comes later.
+                self._free(granted.ticket)
                 self._next_turn(now)
-            case Granted(ticket=ticket) if ticket.initiator == initiator:
-                self._free(ticket)  # its initiator is past it: a `Release` was lost, or comes later
-                self._next_turn(now)
-            case Granted() as state if claim == self._queue[0]:
-                self._maybe_inquire(state)
-            case Collecting() as state if age(claim) < age(state.claim):
-                why = f"{state.ticket} gave way to the older claim {claim.ticket}"
+            case Granted() if request != self._queue[0]:
+                pass
+            case Collecting() as state if age(request) < age(state.request):
+                why = f"{state.ticket} gave way to the older request {request.ticket}"
                 self._fail(Outcome.YIELDED, why, now)
             case Collecting() as state if initiator in state.unasked:
                 # It wants a group, and will yield to us.
                 self._state = replace(state.without(initiator), asked=(*state.asked, initiator))
-                self._emit(Send(initiator, state.claim))  # lost: sent again at `resend_at`
+                self._emit(Send(initiator, state.request))  # lost: sent again at `resend_at`
             case _:
-                pass
+                self._slot_is_wanted(now)
 
     def _is_past(self, ticket: Ticket) -> bool:
-        """True if we know a newer claim of the same initiator."""
-        known = [claim.ticket for claim in self._queue]
+        """True if we know a newer request of the same initiator."""
+        known = [request.ticket for request in self._queue]
         if isinstance(self._state, Granted | InGroup):
             known.append(self._state.ticket)
         return any(other.initiator == ticket.initiator and ticket < other for other in known)
 
-    def _grant(self, claim: Claim, now: Seconds) -> None:
-        self._state = Granted(claim, now, now + self._config.resend_s)
-        self._emit(Send(claim.ticket.initiator, Grant(claim.ticket)))  # lost: sent again
+    def _grant(self, request: Request, now: Seconds) -> None:
+        ticket, initiator = request.ticket, request.ticket.initiator
+        if not self._groups.admits(initiator, request):
+            self._disown(initiator, ticket)  # what it is for has gone on meanwhile
+            return
+        stated = self._groups.contribution(request.purpose)
+        self._state = Granted(request, stated, now, now + self._config.resend_s)
+        self._emit(Send(initiator, Grant(ticket, stated)))  # lost: sent again
 
     def _handle_begin(self, source: PeerId, begin: Begin, now: Seconds) -> None:
-        ticket, members = begin.ticket, begin.members
-        if source != ticket.initiator or not {source, self._me} <= set(members):
+        ticket = begin.ticket
+        if source != ticket.initiator or not {source, self._me} <= {*begin.members}:
             return  # not a group that its sender could form
         match self._state:
-            case Granted() as state if state.ticket == ticket:
-                lease_s = state.claim.lease_s
-                expires_at = state.granted_at + self._config.time_in_group_s(lease_s)
-                if now < expires_at:
-                    self._state = InGroup(ticket, members, expires_at, lease_s)
-                    self._emit(Average(ticket, members, What.MODELS, begin.weights))
-                else:
-                    self._free(ticket)
+            case Granted(request=request, granted_at=since) if request.ticket == ticket:
+                self._enter(begin, since)
+            case Offered() as state if (state.ticket, state.to) == (begin.offer, source):
+                if ticket in self._ended:
                     self._disown(source, ticket)
-                    self._next_turn(now)
-            case InGroup(ticket=current) if current == ticket:
+                else:
+                    self._enter(begin, now)
+            case InGroup() as state if state.ticket == ticket:
                 pass  # a duplicate
             case _:
-                self._disown(source, ticket)  # our lease lapsed
+                self._disown(source, ticket)  # our lease lapsed, or our offer was taken back
 
     # --- both sides -------------------------------------------------------------------------------
 
     def _handle_release(self, source: PeerId, ticket: Ticket, now: Seconds) -> None:
-        """`source` is not in `ticket`, or has nothing to do with it any more."""
+        """`source` lets us go."""
         if source == ticket.initiator:
-            self._queue = tuple(claim for claim in self._queue if claim.ticket != ticket)
+            self._queue = tuple(request for request in self._queue if request.ticket != ticket)
         match self._state:
             case Granted() as state if state.ticket == ticket and source == ticket.initiator:
                 self._free(ticket)
                 self._next_turn(now)
+            case Offered() as state if (state.ticket, state.to) == (ticket, source):
+                self._take_offer_back(now)
+            case _:
+                pass
+
+    def _handle_relinquish(self, source: PeerId, ticket: Ticket, now: Seconds) -> None:
+        """`source` is not in this group."""
+        match self._state:
             case Collecting() as state if state.ticket == ticket:
                 self._drop(source, Outcome.REFUSED, f"{source} is not to be had", now)
-            case InGroup(members=members) as state if state.ticket == ticket and source in members:
+            case InGroup() as state if state.ticket == ticket and source in state.members:
                 self._abandon(Outcome.REFUSED, f"{source} is not in the group any more", now)
             case _:
                 pass
 
     def _forget(self, peer: PeerId, why: str) -> None:
-        """Neither the claim of `peer` nor `peer` for our own claim waits for its turn any more."""
-        self._queue = tuple(claim for claim in self._queue if claim.ticket.initiator != peer)
-        if self._wish and peer in self._wish.candidates:
-            candidates = tuple(other for other in self._wish.candidates if other != peer)
-            wish, self._wish = self._wish, replace(self._wish, candidates=candidates)
+        """Neither a request of `peer` nor `peer` for our own one waits for its turn any more."""
+        self._queue = tuple(other for other in self._queue if other.ticket.initiator != peer)
+        self._offers.pop(peer, None)
+        self._let_go.pop(peer, None)
+        if self._offering and self._offering[0] == peer:
+            self._offering = None  # our next one goes to somebody else
+        wishes, self._wishes = self._wishes, ()
+        for wish in wishes:
+            candidates = tuple(other for other in wish.candidates if other != peer)
             if len(candidates) < wish.needed:
-                self._wish = None
-                self._emit(GroupEnded(wish.ticket, Outcome.LOST, why, (self._me,)))
+                self._end_wish(wish, Outcome.LOST, why)
+            else:
+                self._wishes = (*self._wishes, replace(wish, candidates=candidates))
+
+    def _end_wish(self, wish: Wish, outcome: Outcome, why: str) -> None:
+        self._emit(GroupEnded(wish.ticket, outcome, why, (self._me,), wish.purpose))
 
     def _do_without(self, peer: PeerId, why: str, now: Seconds) -> None:
         match self._state:
             case Collecting():
                 self._drop(peer, Outcome.LOST, why, now)
-            case Granted(ticket=ticket) if ticket.initiator == peer:
-                self._free(ticket)
+            case Granted(request=request) if request.ticket.initiator == peer:
+                self._free(request.ticket)
                 self._next_turn(now)
+            case Offered(to=coordinator) if coordinator == peer:
+                self._take_offer_back(now)
             case _:
                 pass
 
@@ -602,16 +881,16 @@ class GroupLock:
         """Carry out the deadlines that have passed, before anything else happens."""
         match self._state:
             case Collecting() as state if state.give_up_at <= now:
-                self.pace.missed(Wait.GRANTS)
-                whom = ", ".join((*state.queued, *state.asked))
-                why = f"no grant from {whom} in {state.give_up_at - state.asked_at:g} s"
-                self._fail(Outcome.LATE, why, now)
-            case Granted() as state if state.granted_at + state.claim.lease_s <= now:
+                missing = (*state.queued, *state.asked)
+                whom, waited_s = ", ".join(missing), state.give_up_at - state.asked_at
+                if {*missing} <= {*state.busy}:
+                    self._fail(Outcome.BUSY, f"{whom} stayed busy for {waited_s:g} s", now)
+                else:
+                    self.pace.missed(Wait.GRANTS)
+                    self._fail(Outcome.LATE, f"no grant from {whom} in {waited_s:g} s", now)
+            case Granted() as state if state.granted_at + self._config.lease_s <= now:
                 self._free(state.ticket)
                 self._next_turn(now)
-            case InGroup() as state if state.expires_at <= now:
-                why = f"the average was not over when its lease of {state.lease_s:g} s ended"
-                self._abandon(Outcome.LATE, why, now)
             case _:
                 pass
 
@@ -619,7 +898,8 @@ class GroupLock:
         """Tell `source` that we are not in `ticket` with it, unless we have applied its average."""
         ended = self._ended.get(ticket)
         if not (ended and ended.done and source in ended.members):
-            self._emit(Send(source, Release(ticket)))  # lost: `source` asks again, or streams end
+            # Lost: `source` asks again, or streams end.
+            self._emit(Send(source, Relinquish(ticket)))
 
     def _abandon(self, outcome: Outcome, why: str, now: Seconds) -> None:
         state = self._state
@@ -630,22 +910,17 @@ class GroupLock:
     def _leave_group(self, outcome: Outcome, why: str, now: Seconds) -> None:
         state = self._state
         assert isinstance(state, InGroup)
-        self._born = None
-        self._note_average(state, outcome, now)
+        self._born.pop(state.begin.purpose.formation, None)
+        lasted_s = now - state.since
+        if outcome is Outcome.DONE:
+            self.pace.note(Wait.AVERAGE, lasted_s)
+        else:
+            self.pace.broke(Wait.AVERAGE, lasted_s)
         self._free(state.ticket, Ended(state.members, outcome is Outcome.DONE))
         if state.ticket.initiator == self._me:
-            self._emit(GroupEnded(state.ticket, outcome, why, state.members))
+            purpose = state.begin.purpose
+            self._emit(GroupEnded(state.ticket, outcome, why, state.members, purpose))
         self._next_turn(now)
-
-    def _note_average(self, state: InGroup, outcome: Outcome, now: Seconds) -> None:
-        since = state.expires_at - self._config.time_in_group_s(state.lease_s)
-        match outcome:
-            case Outcome.DONE:
-                self.pace.note(Wait.AVERAGE, now - since)
-            case Outcome.LATE:
-                self.pace.missed(Wait.AVERAGE)
-            case _:
-                self.pace.broke(Wait.AVERAGE, now - since)
 
     def _free(self, ticket: Ticket, ended: Ended = NEVER_FORMED) -> None:
         """Our part in `ticket` is over, for good; somebody's turn is next."""
@@ -653,3 +928,7 @@ class GroupLock:
         self._ended[ticket] = ended
         if len(self._ended) > ENDED_REMEMBERED:
             del self._ended[next(iter(self._ended))]
+
+    def _next_ticket(self) -> Ticket:
+        self._tickets += 1
+        return Ticket(self._me, self._incarnation, self._tickets)

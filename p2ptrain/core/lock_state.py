@@ -1,4 +1,4 @@
-"""What a group lock may be set to, and what it can be: values without behaviour.
+"""What a slot may be set to, and what it can be: values without behaviour.
 
 What happens to them is the business of `core/group_lock.py`, and of nothing else.
 """
@@ -6,7 +6,9 @@ What happens to them is the business of `core/group_lock.py`, and of nothing els
 import math
 from dataclasses import dataclass, replace
 
-from p2ptrain.core.messages import Claim
+from p2ptrain.core.contribution import MODEL, Contribution
+from p2ptrain.core.messages import Begin, Request
+from p2ptrain.core.purpose import GOSSIP, Purpose
 from p2ptrain.errors import ConfigError
 from p2ptrain.ids import PeerId, Seconds, Ticket
 
@@ -15,23 +17,18 @@ from p2ptrain.ids import PeerId, Seconds, Ticket
 class LockConfig:
     """Deadlines of the group lock, and how many to ask."""
 
-    lease_s: Seconds = 20.0
-    """How long a granted peer stays promised without news, at most; where groups are seen to end
-    sooner, less (`core/pace.py`). Too short: groups on slow links expire in the middle of an
-    average; too long: an unnoticed dead initiator idles its members."""
+    lease_s: Seconds = 6.0
+    """How long a peer keeps the grant of a silent initiator. Too short: slow initiators lose
+    grants that they count on; too long: an unnoticed dead one idles its members."""
 
     acquire_timeout_s: Seconds = 2.0
     """Stop collecting grants after this, or sooner where less was seen to be enough. Too short:
-    where averages last longer, large groups seldom come together; too long: little of the lease is
-    left for the average itself."""
+    where averages last longer, large groups seldom come together; too long: those who have granted
+    idle for somebody who is busy."""
 
     resend_s: Seconds = 0.2
     """Say it again after this long without an answer; the first time sooner where answers were seen
     to be quicker. Too short: duplicates; too long: a lost message costs more."""
-
-    clock_drift: float = 0.01
-    """No clock runs faster or slower than true time by more than this share. Too small: a peer may
-    meet others while its last group still counts on it; too large: leases are cut short."""
 
     spare_claims: int = 1
     """Ask so many candidates more than are needed. Too few: a lost or slow answer holds everyone
@@ -46,8 +43,6 @@ class LockConfig:
             value = getattr(self, name)
             if not 0 < value < math.inf:
                 raise ConfigError(f"lock {name} = {value} must be above 0")
-        if not 0 <= self.clock_drift < 1:
-            raise ConfigError(f"lock clock_drift = {self.clock_drift} must be from 0 to below 1")
         for name in ("spare_claims", "spare_places"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"lock {name} = {getattr(self, name)} must be 0 or more")
@@ -56,25 +51,11 @@ class LockConfig:
                 f"lock resend_s = {self.resend_s} must be below "
                 f"acquire_timeout_s = {self.acquire_timeout_s}, or nothing is ever sent again"
             )
-        if self.time_in_group_s(self.lease_s) <= self.acquire_timeout_s:
+        if self.lease_s <= self.acquire_timeout_s:
             raise ConfigError(
-                f"lock acquire_timeout_s = {self.acquire_timeout_s} must be below half of "
-                f"lease_s = {self.lease_s} on clocks that drift by {self.clock_drift}, "
-                "or no time is left to average in"
+                f"lock lease_s = {self.lease_s} must be above acquire_timeout_s = "
+                f"{self.acquire_timeout_s}, or grants lapse while they are collected"
             )
-
-    def time_in_group_s(self, lease_s: Seconds) -> Seconds:
-        """How long a member may be in a group of such a lease, from its grant.
-
-        `core/group_lock.py` says why.
-        """
-        slowest, fastest = 1 - self.clock_drift, 1 + self.clock_drift
-        return lease_s * slowest / fastest - self.acquire_timeout_s
-
-    def lease_for_s(self, time_in_group_s: Seconds) -> Seconds:
-        """The lease that gives its members so long."""
-        slowest, fastest = 1 - self.clock_drift, 1 + self.clock_drift
-        return (time_in_group_s + self.acquire_timeout_s) * fastest / slowest
 
 
 # --- states, all of them values -------------------------------------------------------------------
@@ -89,10 +70,54 @@ class Free:
 
 
 @dataclass(frozen=True, slots=True)
-class Collecting:
-    """Our own claim; each candidate is in one of the five lists."""
+class Offered:
+    """A coordinator may begin a group with us, until we ask for our slot back."""
 
-    claim: Claim
+    ticket: Ticket
+    """Ours: it names this offer."""
+    to: PeerId
+    purpose: Purpose
+    contribution: Contribution
+    resend_at: Seconds
+    """When to ask for it back again, if somebody wants it."""
+
+    def __str__(self) -> str:
+        return f"offered to {self.to}"
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """Promised to somebody else's request."""
+
+    request: Request
+    contribution: Contribution
+    granted_at: Seconds
+    resend_at: Seconds
+
+    @property
+    def ticket(self) -> Ticket:
+        return self.request.ticket
+
+    def __str__(self) -> str:
+        return f"promised to {self.ticket}"
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """One candidate's grant, as its initiator has it."""
+
+    peer: PeerId
+    contribution: Contribution = MODEL
+    offer: Ticket | None = None
+    """It granted by this offer, which is for such a group."""
+    purpose: Purpose = GOSSIP
+
+
+@dataclass(frozen=True, slots=True)
+class Collecting:
+    """Our own request; each candidate is in one of the five lists."""
+
+    request: Request
     needed: int
     unasked: tuple[PeerId, ...]
     """In order of preference."""
@@ -103,21 +128,27 @@ class Collecting:
     """Should answer any moment."""
     queued: tuple[PeerId, ...] = ()
     """Are busy, and will grant us in our turn; or have not answered for a while."""
-    granted: tuple[PeerId, ...] = ()
+    granted: tuple[Promise, ...] = ()
     dropped: tuple[PeerId, ...] = ()
     """Will not be in this group any more."""
+    busy: tuple[PeerId, ...] = ()
+    """Have said that they are in another group, or promised to one."""
 
     @property
     def ticket(self) -> Ticket:
-        return self.claim.ticket
+        return self.request.ticket
+
+    @property
+    def granters(self) -> tuple[PeerId, ...]:
+        return tuple(promise.peer for promise in self.granted)
 
     @property
     def told(self) -> tuple[PeerId, ...]:
-        """Who knows of the claim, as far as we know."""
-        return (*self.granted, *self.queued, *self.asked)
+        """Who knows of the request, as far as we know."""
+        return (*self.granters, *self.queued, *self.asked)
 
     def without(self, peer: PeerId) -> "Collecting":
-        """The same claim, with `peer` in none of the lists."""
+        """The same request, with `peer` in none of the lists."""
 
         def others(peers: tuple[PeerId, ...]) -> tuple[PeerId, ...]:
             return tuple(p for p in peers if p != peer) if peer in peers else peers
@@ -127,58 +158,44 @@ class Collecting:
             unasked=others(self.unasked),
             asked=others(self.asked),
             queued=others(self.queued),
-            granted=others(self.granted),
+            granted=tuple(promise for promise in self.granted if promise.peer != peer),
         )
 
     def __str__(self) -> str:
-        return f"claiming {self.ticket}"
-
-
-@dataclass(frozen=True, slots=True)
-class Granted:
-    """Promised to somebody else's claim."""
-
-    claim: Claim
-    granted_at: Seconds
-    resend_at: Seconds
-
-    @property
-    def ticket(self) -> Ticket:
-        return self.claim.ticket
-
-    def __str__(self) -> str:
-        return f"promised to {self.ticket}"
+        return f"collecting for {self.ticket}"
 
 
 @dataclass(frozen=True, slots=True)
 class InGroup:
-    """The group is formed; its average runs."""
+    """The group is formed; its average runs for as long as anything moves."""
 
-    ticket: Ticket
+    begin: Begin
+    """As it was formed, whoever is left; its initiator tells of it again when asked."""
     members: tuple[PeerId, ...]
-    expires_at: Seconds
-    lease_s: Seconds
-    """Of its claim."""
-    formed: tuple[PeerId, ...] = ()
-    """At the initiator: the first members, of whom it tells again when asked, whoever is left."""
+    since: Seconds
+    """When we were promised to it."""
+    offers: tuple[Promise, ...] = ()
+    """At the initiator: those who had offered their slots."""
 
-    weights: tuple[int, ...] = ()
-    """Of their shares."""
+    @property
+    def ticket(self) -> Ticket:
+        return self.begin.ticket
 
     def __str__(self) -> str:
         return f"averaging in {self.ticket}"
 
 
-LockState = Free | Collecting | Granted | InGroup
+LockState = Free | Offered | Collecting | Granted | InGroup
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """A claim of our own that waits for its turn: we are somebody else's."""
+    """A request of our own that waits for its turn."""
 
     ticket: Ticket
     candidates: tuple[PeerId, ...]
     needed: int
+    purpose: Purpose = GOSSIP
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,9 +209,9 @@ class Ended:
 NEVER_FORMED = Ended()
 
 
-def age(claim: Claim) -> tuple[int, Ticket]:
-    """Of two claims the one with the smaller age is the older."""
-    return (claim.born, claim.ticket)
+def age(request: Request) -> tuple[int, Ticket]:
+    """Of two requests the one with the smaller age is the older."""
+    return (request.born, request.ticket)
 
 
 def relative(state: LockState, now: Seconds) -> LockState:
@@ -209,7 +226,9 @@ def relative(state: LockState, now: Seconds) -> LockState:
             )
         case Granted(granted_at=granted_at, resend_at=resend_at):
             return replace(state, granted_at=granted_at - now, resend_at=resend_at - now)
-        case InGroup(expires_at=expires_at):
-            return replace(state, expires_at=expires_at - now)
+        case Offered(resend_at=resend_at):
+            return replace(state, resend_at=max(-1.0, resend_at - now))
+        case InGroup():
+            return replace(state, since=0.0)
         case Free():
             return state

@@ -6,8 +6,10 @@ A message may be lost, duplicated, delayed and reordered. Each class says what i
 from dataclasses import dataclass
 from enum import IntEnum
 
+from p2ptrain.core.contribution import MODEL, Contribution
+from p2ptrain.core.purpose import GOSSIP, Purpose
 from p2ptrain.errors import LocalProtocolError
-from p2ptrain.ids import Address, PeerId, Seconds, Ticket
+from p2ptrain.ids import Address, PeerId, Ticket
 
 
 class MemberState(IntEnum):
@@ -95,20 +97,19 @@ class Rumours:
     members: tuple[Member, ...]
 
 
-# --- claimed groups: the group lock ---------------------------------------------------------------
+# --- every group: the slot ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class Request:
     """Will you be in a group with me? Lost: sent again.
 
-    Of two claims the one that was `born` earlier, by a Lamport clock, is the older.
+    Of two requests the one that was `born` earlier, by a Lamport clock, is the older.
     """
 
     ticket: Ticket
     born: int
-    lease_s: Seconds
-    """For how long whoever grants is promised, by its own clock."""
+    purpose: Purpose = GOSSIP
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,21 +120,23 @@ class Grant:
     """
 
     ticket: Ticket
+    contribution: Contribution = MODEL
 
 
 @dataclass(frozen=True, slots=True)
 class Inquire:
-    """As `Grant`, but an older claim wants me: if you are still collecting, let me go.
+    """An older request wants me: if you are still collecting, let me go.
 
-    Lost: sent again.
+    The ticket is the one that was granted, or the one of an offer, which is always let go before
+    its group has begun. Lost: sent again.
     """
 
     ticket: Ticket
 
 
 @dataclass(frozen=True, slots=True)
-class Busy:
-    """Not now; your claim waits in my queue. Lost: the claim comes again, and is answered again."""
+class Failed:
+    """Not now; your request waits in my queue. Lost: the request comes again, and so does this."""
 
     ticket: Ticket
     reason: str
@@ -141,46 +144,54 @@ class Busy:
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """Enough have granted: these are the group. Lost: the grant comes again, and so does this."""
+    """Enough have granted: these are the group. Lost: the grant, or the offer, comes again."""
 
     ticket: Ticket
     members: tuple[PeerId, ...]
     weights: tuple[int, ...] = ()
-    """Of their shares, in their order; empty: all alike. So in all messages that form a group."""
+    """Of their shares of the vectors, in their order; empty: all alike."""
+    purpose: Purpose = GOSSIP
+    contributions: tuple[Contribution, ...] = ()
+    """Of the members, in their order; empty: `MODEL` of all."""
+    outside_samples: int = 0
+    """Of all who are not in the group, as its initiator knows them."""
+    offer: Ticket | None = None
+    """The receiver's offer that this takes; None: it has granted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """I am not in this ticket with you (any more).
+    """I do without you under this ticket, mine or that of your offer.
 
-    Lost: a promise or a place in a queue ends when the grant comes (again); in a group, when a
-    stream is refused.
+    Lost: the grant, the inquiry or the offer comes again.
     """
 
     ticket: Ticket
 
 
-# --- scheduled groups: the rendezvous -------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Relinquish:
+    """I am not in this group with you (any more).
+
+    Lost: the request or `Begin` comes again; in a group, a stream is refused.
+    """
+
+    ticket: Ticket
+
+
+# --- scheduled groups -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Arrive:
-    """I am ready to average version `version`. Lost: sent again until something happens."""
+    """I wait at the barrier with `version`. Lost: sent again until something happens."""
 
     version: int
     line: int = 0
-    """Where my model comes from (`core/rendezvous.py`): who has another one has another model."""
-
-
-@dataclass(frozen=True, slots=True)
-class Assemble:
-    """All have arrived: average this version in this group. Lost: our `Arrive` brings it again."""
-
-    ticket: Ticket
-    version: int
-    members: tuple[PeerId, ...]
-    weights: tuple[int, ...] = ()
-    line: int = 0
+    """Where my model comes from (`core/barrier.py`): who has another one has another model."""
+    offer: Ticket | None = None
+    """My slot is yours until I ask for it back; None: it is somebody else's."""
+    contribution: Contribution = MODEL
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,33 +206,15 @@ class CatchUp:
     line: int = 0
 
 
-# --- wait-avoiding groups: the activation ---------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Activate:
     """My trainer is at this version, and waits for it or not. Lost: sent again until it begins."""
 
     version: int
     waits: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """This version runs in this group, now. Lost: sent again while the host's own average runs."""
-
-    ticket: Ticket
-    version: int
-    members: tuple[PeerId, ...]
-    weights: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Decline:
-    """I am not in this group: so far am I. Lost: `Run` comes again, or a stream is refused."""
-
-    ticket: Ticket
-    version: int
+    offer: Ticket | None = None
+    """As in `Arrive`."""
+    contribution: Contribution = MODEL
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,10 +288,10 @@ class Mended:
     """Its members."""
 
 
-LockMessage = Claim | Grant | Inquire | Busy | Begin | Release
-RendezvousMessage = Arrive | Assemble | CatchUp
-ActivationMessage = Activate | Run | Decline | Past
+SlotMessage = Request | Grant | Inquire | Failed | Begin | Release | Relinquish
+BarrierMessage = Arrive | CatchUp
+WaitAvoidingMessage = Activate | Past
 RepairMessage = Standing | Mended
 MembershipMessage = Ping | Ack | PingFor | AckFor | Rumours
-GroupMessage = LockMessage | RendezvousMessage | ActivationMessage
+GroupMessage = SlotMessage | BarrierMessage | WaitAvoidingMessage
 Message = MembershipMessage | GroupMessage | RepairMessage

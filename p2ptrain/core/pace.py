@@ -3,19 +3,11 @@
 A lock tells how long each of three waits lasted (`Wait`). From that follow, each within a quarter
 of what is configured and all of it (`core/deadlines.py`):
 
-* `resend_s`: a claim without an answer is sent again. Of a lost one less time is lost where answers
-  are quick; what is sent again for the third time is in no hurry, and waits as configured.
-* `acquire_s`: a claim is given up. Not before claims are usually granted, and not before an average
-  is usually over, since candidates may be in one: else a large group might be given up each time
-  before the last of its members is free.
-* `lease_s`: what a claim asks those for whom it asks: the time that they and we usually are in a
-  group, and as much more as collecting grants and clocks that differ may take. It travels with the
-  claim. **Whoever grants, promises just that; whoever enters the group leaves it by that**: however
-  differently two peers have seen groups last, the time in a group ends before the promise, as
-  `core/group_lock.py` has it for any one lease.
-
-A quarter is enough to mend a broken group under the defaults, and bounds what a run of short
-averages can do to a long one: one that is cut off, after which the ceilings hold again.
+* `resend_s`: a request without an answer is sent again. Of a lost one less time is lost where
+  answers are quick; what is sent again for the third time waits as configured.
+* `acquire_s`: a request is given up. Not before requests are usually granted, and not before an
+  average is usually over, since candidates may be in one: else a large group might be given up each
+  time before the last of its members is free.
 """
 
 from enum import Enum, auto
@@ -32,11 +24,11 @@ class Wait(Enum):
     """What a lock waits for."""
 
     ANSWER = auto()
-    """From a claim to the first word of somebody who was asked."""
+    """From a request to the first word of somebody who was asked."""
     GRANTS = auto()
-    """From a claim to its last grant."""
+    """From a request to its last grant."""
     AVERAGE = auto()
-    """From a claim, or the grant, to the end of our time in the group."""
+    """From a request, or the grant, to the end of our time in the group."""
 
 
 class Pace:
@@ -52,13 +44,8 @@ class Pace:
 
     @property
     def acquire_s(self) -> Seconds:
-        """A claim that begins now is given up after so long."""
+        """A request that begins now is given up after so long."""
         return self._config.acquire_timeout_s
-
-    @property
-    def lease_s(self) -> Seconds:
-        """What a claim that begins now asks for."""
-        return self._config.lease_s
 
     def note(self, wait: Wait, lasted_s: Seconds) -> None:
         """One wait has ended well."""
@@ -75,43 +62,27 @@ class ObservedPace(Pace):
 
     def __init__(self, config: LockConfig) -> None:
         super().__init__(config)
-        self._answer = _within(config.resend_s, LEAST_SHARE * config.resend_s)
-        most_s = config.acquire_timeout_s
-        least_s = min(most_s, max(LEAST_SHARE * most_s, 2 * config.resend_s))
-        self._grants = _within(most_s, least_s)
-        self._busy = _within(most_s, least_s)
-        longest_s = config.time_in_group_s(config.lease_s)
-        self._average = _within(longest_s, LEAST_SHARE * longest_s)
+        most_s, resend_s = config.acquire_timeout_s, config.resend_s
+        least_s = min(most_s, max(LEAST_SHARE * most_s, 2 * resend_s))
         self._deadlines = {
-            Wait.ANSWER: (self._answer,),
-            Wait.GRANTS: (self._grants,),
-            Wait.AVERAGE: (self._busy, self._average),
+            Wait.ANSWER: Deadline(LEAST_SHARE * resend_s, resend_s, resend_s),
+            Wait.GRANTS: Deadline(least_s, most_s, most_s),
+            Wait.AVERAGE: Deadline(least_s, most_s, most_s),
         }
 
     @property
     def resend_s(self) -> Seconds:
-        return self._answer.seconds
+        return self._deadlines[Wait.ANSWER].seconds
 
     @property
     def acquire_s(self) -> Seconds:
-        return max(self._grants.seconds, self._busy.seconds)
-
-    @property
-    def lease_s(self) -> Seconds:
-        return min(self._config.lease_s, self._config.lease_for_s(self._average.seconds))
+        return max(self._deadlines[wait].seconds for wait in (Wait.GRANTS, Wait.AVERAGE))
 
     def note(self, wait: Wait, lasted_s: Seconds) -> None:
-        for deadline in self._deadlines[wait]:
-            deadline.took(lasted_s)
+        self._deadlines[wait].took(lasted_s)
 
     def missed(self, wait: Wait) -> None:
-        for deadline in self._deadlines[wait]:
-            deadline.missed()
+        self._deadlines[wait].missed()
 
     def broke(self, wait: Wait, after_s: Seconds) -> None:
-        for deadline in self._deadlines[wait]:
-            deadline.broke(after_s)
-
-
-def _within(most_s: Seconds, least_s: Seconds) -> Deadline:
-    return Deadline(least_s, most_s, most_s)
+        self._deadlines[wait].broke(after_s)

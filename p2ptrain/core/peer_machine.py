@@ -1,4 +1,4 @@
-"""Everything that one peer decides, as one machine: membership, and the three kinds of groups.
+"""Everything that one peer decides, as one machine: who is here, its groups, and their repair.
 
 ::
 
@@ -12,11 +12,11 @@ After any call that takes `now` you must carry out `take_effects()` in order, th
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from p2ptrain.core.activation import Activation, Schedule
+from p2ptrain.core.contribution import MODEL, Contribution
 from p2ptrain.core.effects import (
     Abandon,
     Average,
@@ -33,42 +33,28 @@ from p2ptrain.core.events import (
     StateNotTaken,
     StateTaken,
 )
-from p2ptrain.core.group_lock import GroupLock
+from p2ptrain.core.groups import PeerGroups
 from p2ptrain.core.links import LinkMeter, weights_of
-from p2ptrain.core.lock_state import Granted, LockConfig
-from p2ptrain.core.lock_state import InGroup as InLockGroup
+from p2ptrain.core.lock_state import LockConfig
 from p2ptrain.core.membership import Membership, MembershipConfig
 from p2ptrain.core.messages import (
     Ack,
     AckFor,
-    Activate,
-    Arrive,
-    Assemble,
-    Begin,
-    Busy,
-    CatchUp,
-    Claim,
-    Decline,
-    Grant,
-    Inquire,
     Member,
     MemberState,
     Mended,
     Message,
-    Past,
     Phase,
     Ping,
     PingFor,
-    Release,
     Rumours,
-    Run,
     Standing,
 )
 from p2ptrain.core.pace import ObservedPace
-from p2ptrain.core.rendezvous import InGroup as InScheduledGroup
-from p2ptrain.core.rendezvous import Rendezvous
+from p2ptrain.core.purpose import Purpose
 from p2ptrain.core.repair import Repair, RepairConfig
-from p2ptrain.errors import ConfigError, InvariantViolation
+from p2ptrain.core.wait_avoiding import Schedule
+from p2ptrain.errors import ConfigError
 from p2ptrain.ids import PeerId, Seconds, Ticket
 
 
@@ -80,13 +66,13 @@ class ProtocolConfig:
     lock: LockConfig = field(default_factory=LockConfig)
     repair: RepairConfig = field(default_factory=RepairConfig)
 
-    rendezvous_resend_s: Seconds = 0.25
+    barrier_resend_s: Seconds = 0.25
     """A waiting peer says so again after this long. Too short: needless messages beside a
     straggler; too long: a lost message delays everyone."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.rendezvous_resend_s < math.inf:
-            raise ConfigError(f"rendezvous_resend_s = {self.rendezvous_resend_s} must be above 0")
+        if not 0 < self.barrier_resend_s < math.inf:
+            raise ConfigError(f"barrier_resend_s = {self.barrier_resend_s} must be above 0")
 
 
 class PeerMachine:
@@ -95,6 +81,7 @@ class PeerMachine:
     Args:
         me: what is known of us from the start; a link whose speed is given is not measured.
         schedule: the algorithm's, if it has one.
+        state_contribution: our scalars for a group, when our slot is promised to it.
     """
 
     def __init__(
@@ -103,6 +90,7 @@ class PeerMachine:
         config: ProtocolConfig,
         rng: Random,
         schedule: Schedule | None = None,
+        state_contribution: Callable[[Purpose], Contribution] = lambda _: MODEL,
     ) -> None:
         self.has_model = True
         """False while the model that we are to go on with is still to come: nobody averages with
@@ -111,32 +99,16 @@ class PeerMachine:
         self._now: Seconds = 0.0
         self._unsettled: list[MemberChanged] = []  # of which the groups have not been told
         self.membership = Membership(me, config.membership, rng, self._note)
-        self.lock = GroupLock(
+        self.contribution = state_contribution
+        self.groups = PeerGroups(
             me.peer,
             me.incarnation,
             config.lock,
-            self._note,
-            self._weigh,
-            ObservedPace(config.lock),
-            lambda: self.has_model,
-        )
-        self.rendezvous = Rendezvous(
-            me.peer,
-            me.incarnation,
-            config.rendezvous_resend_s,
-            self.membership.participants,
-            self._note,
-            self._weigh,
-        )
-        self.activation = Activation(
-            me.peer,
-            me.incarnation,
-            config.rendezvous_resend_s,
+            config.barrier_resend_s,
             schedule,
-            self.membership.trainees,
+            self,
             self._note,
-            self._weigh,
-            lambda: self.has_model,
+            ObservedPace(config.lock),
         )
         self.repair = Repair(me.peer, config.repair, self._is_alive, self.expects, self._note)
         self._views = self.membership.changes
@@ -150,17 +122,17 @@ class PeerMachine:
         Ends in a `GroupEnded` with this ticket.
         """
         self._now = now
-        return self.lock.request(candidates, needed, now)
+        return self.groups.request(candidates, needed, now)
 
     def arrive(self, version: int, line: int, now: Seconds) -> None:
         """The trainer waits to average `version` with everyone; ends in `VersionEnded`."""
         self._now = now
-        self.rendezvous.arrive(version, line, now)
+        self.groups.arrive(version, line, now)
 
     def arrive_at(self, version: int, now: Seconds, *, waits: bool) -> None:
         """The trainer is at a version of the schedule; if it waits, that ends in `VersionEnded`."""
         self._now = now
-        self.activation.arrive(version, now, waits=waits)
+        self.groups.arrive_at(version, now, waits=waits)
 
     def describe(self, now: Seconds, *, phase: Phase, steps: int, samples: int) -> None:
         """The trainer is in `phase` and has done so much; everyone hears of a new phase at once."""
@@ -169,6 +141,11 @@ class PeerMachine:
         if changed:
             self.membership.announce()
         self._settle(now)
+
+    def outlive(self, incarnation: int) -> None:
+        """Others remember us under `incarnation`: if it is a former life's, ours is above it."""
+        self.membership.outlive(incarnation)
+        self.groups.lock.rejoin(self.membership.born)
 
     def learn(self, members: Sequence[Member], now: Seconds, why: str) -> None:
         """Somebody who joined, or whom we joined, told us of members."""
@@ -181,14 +158,10 @@ class PeerMachine:
             case Ping() | Ack() | PingFor() | AckFor() | Rumours():
                 self.membership.receive(source, message, now)
                 self._settle(now)
-            case Claim() | Grant() | Busy() | Begin() | Release() | Inquire():
-                self.lock.receive(source, message, now)
-            case Arrive() | Assemble() | CatchUp():
-                self.rendezvous.receive(source, message, now)
-            case Activate() | Run() | Decline() | Past():
-                self.activation.receive(source, message, now)
             case Standing() | Mended():
                 self.repair.receive(source, message, now)
+            case _:
+                self.groups.receive(source, message, now)
 
     def unreachable(self, peer: PeerId, why: str, now: Seconds) -> None:
         """A connection to `peer` broke."""
@@ -208,20 +181,16 @@ class PeerMachine:
                 self.repair.ended(ticket, now, done=outcome is Outcome.DONE)
                 if outcome is Outcome.DONE:
                     self._measure_link(ending)
-                self.lock.average_ended(ticket, outcome, why, now)
-                self.rendezvous.average_ended(ticket, outcome, now)
-                self.activation.average_ended(ticket, outcome, now)
+                self.groups.average_ended(ticket, outcome, why, now)
             case StateTaken(version=version):
-                self.rendezvous.state_taken(version, now)
+                self.groups.state_taken(version, now)
             case StateNotTaken(version=version):
-                self.rendezvous.state_not_taken(version, now)
+                self.groups.state_not_taken(version, now)
 
     def withdraw(self, now: Seconds) -> None:
         """The trainer stops: no new groups, except those that others claim."""
         self._now = now
-        self.rendezvous.withdraw()
-        self.activation.withdraw()
-        self.lock.withdraw("stopping", now)
+        self.groups.withdraw("stopping", now)
 
     def leave(self, now: Seconds) -> None:
         """Say goodbye to everyone. Call it when no group is held any more."""
@@ -232,31 +201,25 @@ class PeerMachine:
         self.membership.handle_timer(now)
         self._settle(now)
         self.repair.handle_timer(now)
-        self.lock.handle_timer(now)
-        self.rendezvous.handle_timer(now)
-        self.activation.handle_timer(now)
+        self.groups.handle_timer(now)
 
     # --- what the driver asks ---------------------------------------------------------------------
 
-    def holds(self, ticket: Ticket, now: Seconds) -> bool:
+    def holds(self, ticket: Ticket) -> bool:
         """The fence: slices and results under any other ticket are refused."""
-        root = ticket.root
-        scheduled = self.rendezvous.holds(root) or self.activation.holds(root)
-        return self.repair.holds(ticket) and (scheduled or self.lock.holds(root, now))
+        return self.repair.holds(ticket) and self.groups.lock.holds(ticket.root)
 
     def expects(self, ticket: Ticket) -> bool:
         """True if we may yet be in the group of `ticket`: promised, or on our way."""
-        state = self.lock.state
-        promised = isinstance(state, Granted) and state.ticket == ticket
-        return promised or self.activation.expects(ticket) or self.rendezvous.expects(ticket)
+        return self.groups.lock.expects(ticket)
 
     def is_over(self, ticket: Ticket) -> bool:
-        """True if no slices can come under `ticket` any more, here."""
-        return self.activation.is_over(ticket.root) or self.repair.is_over(ticket)
+        """True if no chunks can come under `ticket` any more, here."""
+        return self.groups.lock.is_over(ticket.root) or self.repair.is_over(ticket)
 
     def next_deadline(self) -> Seconds | None:
         first = self.membership.next_deadline()
-        for part in (self.lock, self.rendezvous, self.activation, self.repair):
+        for part in (self.groups, self.repair):
             deadline = part.next_deadline()
             if deadline is not None and (first is None or deadline < first):
                 first = deadline
@@ -269,17 +232,28 @@ class PeerMachine:
     def check(self) -> None:
         """Raise InvariantViolation if the parts contradict themselves or each other."""
         self.membership.check()
-        self.lock.check()
-        self.rendezvous.check()
-        self.activation.check()
+        self.groups.check()
         self.repair.check()
-        groups = (
-            isinstance(self.lock.state, InLockGroup),
-            isinstance(self.rendezvous.state, InScheduledGroup),
-            self.activation.group is not None,
-        )
-        if sum(groups) > 1:
-            raise InvariantViolation(f"{self.membership.me.peer} is in two groups")
+
+    # --- what groups ask --------------------------------------------------------------------------
+
+    def participants(self) -> Sequence[PeerId]:
+        """Everyone who meets at a barrier, sorted, with us."""
+        return self.membership.participants()
+
+    def trainees(self) -> Sequence[PeerId]:
+        """Everyone who trains, sorted, with us."""
+        return self.membership.trainees()
+
+    def weigh(self, members: Sequence[PeerId]) -> tuple[int, ...]:
+        """How large the members' shares of what they average should be."""
+        known = [self.membership.member(peer) for peer in members]
+        return weights_of([member.link_mbit if member else 0 for member in known])
+
+    def outside_samples(self, members: Sequence[PeerId]) -> int:
+        """Samples of everyone but `members`, as far as we know."""
+        known = [self.membership.member(peer) for peer in members]
+        return self.membership.samples - sum(member.samples for member in known if member)
 
     # --- inside -----------------------------------------------------------------------------------
 
@@ -289,10 +263,6 @@ class PeerMachine:
             self._link.note(done.moved_bytes, done.moving_s)
             if self._link.mbit != self.membership.me.link_mbit:
                 self.membership.describe(link_mbit=self._link.mbit)
-
-    def _weigh(self, members: Sequence[PeerId]) -> tuple[int, ...]:
-        known = [self.membership.member(peer) for peer in members]
-        return weights_of([member.link_mbit if member else 0 for member in known])
 
     def _note(self, effect: Effect) -> None:
         self._effects.append(effect)
@@ -305,15 +275,9 @@ class PeerMachine:
             case Abandon(ticket=ticket):
                 self.repair.ended(ticket, self._now, done=False)
             case Mend(again=Ticket() as again, members=members):
-                self._regroup(again.root, members)
+                self.groups.lock.regroup(again.root, members)
             case _:
                 pass
-
-    def _regroup(self, root: Ticket, members: tuple[PeerId, ...]) -> None:
-        """Our group goes on with these members; it is held by whoever formed it."""
-        self.lock.regroup(root, members)
-        self.rendezvous.regroup(root, members)
-        self.activation.regroup(root, members)
 
     def _is_alive(self, peer: PeerId) -> bool:
         member = self.membership.member(peer)
@@ -322,6 +286,7 @@ class PeerMachine:
     def _settle(self, now: Seconds) -> None:
         """Tell the groups what membership has just decided."""
         self._now = now
+        self.groups.lock.rejoin(self.membership.born)
         unsettled, self._unsettled = self._unsettled, []
         for change in unsettled:
             match change:
@@ -329,19 +294,14 @@ class PeerMachine:
                     self.repair.doubted(peer, now)
                 case MemberChanged(peer=peer, state=MemberState.GONE, why=why):
                     if left := self.repair.gone(peer, why):
-                        self._regroup(*left)
-                    self.lock.peer_gone(peer, why, now)
-                    self.rendezvous.peer_gone(peer, why, now)
-                    self.activation.peer_gone(peer, why, now)
+                        self.groups.lock.regroup(*left)
+                    self.groups.peer_gone(peer, why, now)
                 case MemberChanged(peer=peer, state=MemberState.LEFT, why=why):
                     # It has finished its groups; our side of them ends by itself.
-                    self.lock.peer_left(peer, why, now)
-                    self.rendezvous.peer_left(peer)
-                    self.activation.peer_left(peer)
+                    self.groups.peer_left(peer, why, now)
                 case _:
                     pass
         before, self._views = self._views, self.membership.changes
-        if self._views[0] != before[0]:
-            self.rendezvous.view_changed()
-        if self._views[1] != before[1]:
-            self.activation.view_changed(now)
+        changed = [now_seen != seen for now_seen, seen in zip(self._views, before, strict=True)]
+        if any(changed):
+            self.groups.view_changed(now, participants=changed[0], trainees=changed[1])

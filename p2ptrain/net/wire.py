@@ -13,13 +13,15 @@ payload three times where one copy is enough, and reading it needs none.
 import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError
 
 from p2ptrain.core import messages as m
+from p2ptrain.core.contribution import MODEL, Contribution
 from p2ptrain.core.links import MAX_MBIT, WHOLE
+from p2ptrain.core.purpose import Formation, Purpose, What
 from p2ptrain.core.roster import ACCUSERS, joined
 from p2ptrain.errors import CodecError, LocalProtocolError
 from p2ptrain.ids import Address, PeerId, Seconds, Ticket
@@ -34,6 +36,9 @@ MAX_REASON = 300
 MAX_MEMBERS = 4096
 MAX_NUMBER = 1 << 62
 MAX_OPENING_BYTES = 1 << 12
+MAX_MASK_BYTES = 1 << 17
+"""One bit for each of a million parameters."""
+MAX_WEIGHT = 1 << 40
 MAX_SLICE_BYTES = 4 << 20
 SECRET_BYTES = 32
 LOWEST_PORT = 1024
@@ -41,6 +46,9 @@ LOWEST_PORT = 1024
 
 # Tags of a Slice's fields: number << 3 | kind, kind 2 has a length, kind 0 is a number.
 _PAYLOAD, _AVERAGE, _STATE, _LAST = 0x0A, 0x12, 0x1A, 0x20
+
+_WHATS = tuple(What)
+"""As they are numbered in the proto."""
 
 T = TypeVar("T")
 
@@ -138,6 +146,10 @@ class Report:
     groups_done: int
     groups_failed: int
     warning: str
+    silence: str = ""
+    """What the peer says of not averaging at present; empty if it is not silent."""
+    since_average_s: Seconds | None = None
+    """Since its last average that succeeded; None before the first one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,35 +216,37 @@ def _message_to_pb(
             )
         case m.Rumours(members):
             return "rumours", pb.Rumours(members=map(_member_to_pb, members))
-        case m.Claim(ticket, born, lease_s):
-            return "claim", pb.Claim(ticket=_ticket_to_pb(ticket), born=born, lease_s=lease_s)
-        case m.Grant(ticket):
-            return "grant", pb.Grant(ticket=_ticket_to_pb(ticket))
-        case m.Busy(ticket, reason):
-            return "busy", pb.Busy(ticket=_ticket_to_pb(ticket), reason=reason[:MAX_REASON])
-        case m.Begin(ticket, group, weights):
-            body = pb.Begin(ticket=_ticket_to_pb(ticket), members=group, weights=weights)
-            return "begin", body
+        case m.Request(ticket, born, purpose):
+            body = pb.Request(
+                ticket=_ticket_to_pb(ticket), born=born, purpose=_purpose_to_pb(purpose)
+            )
+            return "request", body
+        case m.Grant(ticket, contribution):
+            stated = _contribution_to_pb(contribution)
+            return "grant", pb.Grant(ticket=_ticket_to_pb(ticket), contribution=stated)
+        case m.Failed(ticket, reason):
+            return "failed", pb.Failed(ticket=_ticket_to_pb(ticket), reason=reason[:MAX_REASON])
+        case m.Begin():
+            formed = _formed_to_pb(replace(message, offer=None))
+            return "begin", pb.Begin(formed=formed, offer=_offer_to_pb(message.offer))
         case m.Release(ticket):
             return "release", pb.Release(ticket=_ticket_to_pb(ticket))
         case m.Inquire(ticket):
             return "inquire", pb.Inquire(ticket=_ticket_to_pb(ticket))
-        case m.Arrive(version, line):
-            return "arrive", pb.Arrive(version=version, line=line)
-        case m.Assemble(ticket, version, group, weights, line):
-            packed = _ticket_to_pb(ticket)
-            return "assemble", pb.Assemble(
-                ticket=packed, version=version, line=line, members=group, weights=weights
-            )
+        case m.Relinquish(ticket):
+            return "relinquish", pb.Relinquish(ticket=_ticket_to_pb(ticket))
+        case m.Arrive(version, line, offer, contribution):
+            stated = _contribution_to_pb(contribution) if offer else None
+            offered = _offer_to_pb(offer)
+            body = pb.Arrive(version=version, line=line, offer=offered, contribution=stated)
+            return "arrive", body
         case m.CatchUp(version, donor, line):
             return "catch_up", pb.CatchUp(version=version, donor=donor, line=line)
-        case m.Activate(version, waits):
-            return "activate", pb.Activate(version=version, waits=waits)
-        case m.Run(ticket, version, group, weights):
-            packed = _ticket_to_pb(ticket)
-            return "run", pb.Run(ticket=packed, version=version, members=group, weights=weights)
-        case m.Decline(ticket, version):
-            return "decline", pb.Decline(ticket=_ticket_to_pb(ticket), version=version)
+        case m.Activate(version, waits, offer, contribution):
+            stated = _contribution_to_pb(contribution) if offer else None
+            offered = _offer_to_pb(offer)
+            body = pb.Activate(version=version, waits=waits, offer=offered, contribution=stated)
+            return "activate", body
         case m.Past(version):
             return "past", pb.Past(version=version)
         case m.Standing(ticket, how, asks):
@@ -254,18 +268,16 @@ _FROM_PB: dict[str, Callable[[Any], m.Message | m.AlgorithmMessage]] = {
         _number(p.number), _name(p.target), p.answered, _members(p.members)
     ),
     "rumours": lambda p: m.Rumours(_members(p.members)),
-    "claim": lambda p: m.Claim(_ticket(p.ticket), _number(p.born), _measure(p.lease_s)),
-    "grant": lambda p: m.Grant(_ticket(p.ticket)),
-    "busy": lambda p: m.Busy(_ticket(p.ticket), _text(p.reason, MAX_REASON)),
-    "begin": lambda p: m.Begin(_ticket(p.ticket), *_group_of(p)),
+    "request": lambda p: m.Request(_ticket(p.ticket), _number(p.born), _purpose(p.purpose)),
+    "grant": lambda p: m.Grant(_ticket(p.ticket), _contribution(p.contribution)),
+    "failed": lambda p: m.Failed(_ticket(p.ticket), _text(p.reason, MAX_REASON)),
+    "begin": lambda p: _begin(p),
     "release": lambda p: m.Release(_ticket(p.ticket)),
     "inquire": lambda p: m.Inquire(_ticket(p.ticket)),
-    "arrive": lambda p: m.Arrive(_number(p.version), p.line),
-    "assemble": lambda p: m.Assemble(_ticket(p.ticket), _number(p.version), *_group_of(p), p.line),
+    "relinquish": lambda p: m.Relinquish(_ticket(p.ticket)),
+    "arrive": lambda p: m.Arrive(_number(p.version), p.line, *_offer_of(p)),
     "catch_up": lambda p: m.CatchUp(_number(p.version), _name(p.donor), p.line),
-    "activate": lambda p: m.Activate(_number(p.version), p.waits),
-    "run": lambda p: m.Run(_ticket(p.ticket), _number(p.version), *_group_of(p)),
-    "decline": lambda p: m.Decline(_ticket(p.ticket), _number(p.version)),
+    "activate": lambda p: m.Activate(_number(p.version), p.waits, *_offer_of(p)),
     "past": lambda p: m.Past(_number(p.version)),
     "standing": lambda p: m.Standing(_ticket(p.ticket), _how(p.how), p.asks),
     "mended": lambda p: m.Mended(
@@ -328,6 +340,8 @@ def encode_report(report: Report) -> bytes:
         groups_done=report.groups_done,
         groups_failed=report.groups_failed,
         warning=report.warning[:MAX_REASON],
+        silence=report.silence[:MAX_REASON],
+        since_average_s=report.since_average_s,
     )
     return bytes(packed.SerializeToString())
 
@@ -350,6 +364,8 @@ def decode_report(data: bytes) -> Report:
         groups_done=_number(p.groups_done),
         groups_failed=_number(p.groups_failed),
         warning=_text(p.warning, MAX_REASON),
+        silence=_text(p.silence, MAX_REASON),
+        since_average_s=_measure(p.since_average_s) if p.HasField("since_average_s") else None,
     )
 
 
@@ -561,13 +577,87 @@ def _group(names: Sequence[str]) -> tuple[PeerId, ...]:
     return group
 
 
-def _group_of(p: Any) -> tuple[tuple[PeerId, ...], tuple[int, ...]]:  # Any: a generated class
-    """Members, and the weights of their shares: none, or one of each and not all of them 0."""
+@functools.lru_cache(maxsize=8)  # all members are told the same
+def _formed_to_pb(begin: m.Begin) -> Any:  # Any: a generated class
+    return pb.Formed(
+        ticket=_ticket_to_pb(begin.ticket),
+        members=begin.members,
+        weights=begin.weights,
+        purpose=_purpose_to_pb(begin.purpose),
+        contributions=map(_contribution_to_pb, begin.contributions),
+        outside_samples=begin.outside_samples,
+    )
+
+
+def _begin(p: Any) -> m.Begin:  # Any: a generated class
+    return replace(_known_begin(p.formed.SerializeToString()), offer=_offer(p))
+
+
+@functools.lru_cache(maxsize=8)  # in a simulated world, all are told by one of them
+def _known_begin(data: bytes) -> m.Begin:
+    """Weights and contributions: none, or one of each member, and not all weights 0."""
+    p: Any = _parse(pb.Formed, data)  # Any: a generated class
     group = _group(p.members)
     weights = tuple(_at_most(WHOLE, weight, "a share's weight") for weight in p.weights)
     if weights and (len(weights) != len(group) or not any(weights)):
         raise CodecError(f"{len(weights)} weights of the shares of {len(group)} members")
-    return group, weights
+    stated = tuple(map(_contribution, p.contributions))
+    if stated and len(stated) != len(group):
+        raise CodecError(f"{len(stated)} contributions of {len(group)} members")
+    purpose, outside = _purpose(p.purpose), _number(p.outside_samples)
+    return m.Begin(_ticket(p.ticket), group, weights, purpose, stated, outside)
+
+
+def _purpose_to_pb(purpose: Purpose) -> Any:  # Any: a generated class
+    return pb.Purpose(
+        formation=int(purpose.formation),
+        what=_WHATS.index(purpose.what),
+        version=purpose.version,
+        line=purpose.line,
+    )
+
+
+def _purpose(p: Any) -> Purpose:  # Any: a generated class
+    try:
+        formation, what = Formation(p.formation), _WHATS[p.what]
+    except (ValueError, IndexError) as error:
+        raise CodecError(f"a group for something unknown: {error}") from error
+    return Purpose(formation, what, _number(p.version), p.line)
+
+
+def _contribution_to_pb(stated: Contribution) -> Any:  # Any: a generated class
+    return pb.Contribution(
+        weight=stated.weight,
+        usual=stated.usual,
+        samples=stated.samples,
+        wants_to_end=stated.wants_to_end,
+        gradient_mask=stated.gradient_mask,
+    )
+
+
+def _contribution(p: Any) -> Contribution:  # Any: a generated class
+    if len(p.gradient_mask) > MAX_MASK_BYTES:
+        raise CodecError(f"gradients of {8 * len(p.gradient_mask)} parameters")
+    return Contribution(
+        weight=_at_most(MAX_WEIGHT, p.weight, "a weight"),
+        usual=_at_most(MAX_WEIGHT, p.usual, "a weight"),
+        samples=_number(p.samples),
+        wants_to_end=p.wants_to_end,
+        gradient_mask=p.gradient_mask,
+    )
+
+
+def _offer_to_pb(offer: Ticket | None) -> Any:  # Any: a generated class
+    return None if offer is None else _ticket_to_pb(offer)
+
+
+def _offer(p: Any) -> Ticket | None:  # Any: a generated class
+    return _ticket(p.offer) if p.HasField("offer") else None
+
+
+def _offer_of(p: Any) -> tuple[Ticket | None, Contribution]:  # Any: a generated class
+    offer = _offer(p)
+    return offer, MODEL if offer is None else _contribution(p.contribution)
 
 
 def _ticket_to_pb(ticket: Ticket) -> Any:  # Any: a generated class

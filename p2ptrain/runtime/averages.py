@@ -5,18 +5,17 @@ applied, an abandoned average leaves no trace. Whatever happens, the machine is 
 and one record is written.
 
 The payload of a group is one bucket, ``models``, or ``gradients`` and ``buffers``: two where they
-have different divisors or codecs. `docs/architecture.md` has the table of weights.
+have different divisors or codecs. `docs/data-plane.md` has the table of weights.
 
 Legend of shapes: ``M`` numbers of a model, ``G`` of gradients and buffers, ``V`` of what travels: M
 or G.
 """
 
 import asyncio
-import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
@@ -27,6 +26,7 @@ from p2ptrain.core.contribution import MODEL, Contribution
 from p2ptrain.core.effects import Abandon, Average, Break, Mend, What
 from p2ptrain.core.events import AverageBroke, Outcome
 from p2ptrain.core.links import weights_left
+from p2ptrain.core.purpose import Purpose
 from p2ptrain.core.slices import slice_size_of
 from p2ptrain.core.transfers import Transfers
 from p2ptrain.errors import InvariantViolation, RefusedError, StateError
@@ -36,7 +36,7 @@ from p2ptrain.net.wire import AverageOpening
 from p2ptrain.runtime.accounts import Attempt
 from p2ptrain.runtime.agreed_state import AgreedState, union, usual_samples
 from p2ptrain.runtime.buffers import Buffers
-from p2ptrain.runtime.exchange import Bucket, ByteString, Exchange, ExchangeConfig
+from p2ptrain.runtime.exchange import Bucket, Exchange, ExchangeConfig
 from p2ptrain.runtime.group import AttemptOver, FormedGroup, KeptMean
 from p2ptrain.runtime.host import Host
 from p2ptrain.runtime.late import LateGradients
@@ -58,12 +58,9 @@ SHORTEST_S: Seconds = 0.01
 
 PLAIN = "fp32"
 
-MAX_STATEMENT_BYTES = 1 << 20
-"""Of what a member states about its contribution; a bit for each parameter is in it."""
-
 MAX_PARKED = 64
-"""Streams that wait for their groups, at most; two of each member if those are more. In a large
-swarm everybody's streams come before the word that forms their group has gone round."""
+"""Streams that wait for their groups, at most; four of each member if those are more: two groups of
+two buckets. In a large swarm all streams come before the word that forms their group."""
 
 T = TypeVar("T")
 
@@ -191,10 +188,6 @@ class Averages:
 
     # --- what an algorithm does in a group --------------------------------------------------------
 
-    def version_of(self, ticket: Ticket) -> int | None:
-        """Of the schedule; None for a group of another kind."""
-        return self._host.machine.activation.version_of(ticket.root)
-
     async def reduce(self, attempt: Attempt, effect: Average) -> None:
         """Have the result here; it changes nothing yet.
 
@@ -219,10 +212,10 @@ class Averages:
                 raise AttemptOver(mend) from broken
             attempt.adopted = True
 
-    async def commit(self, attempt: Attempt) -> None:
+    async def commit(self, attempt: Attempt, effect: Average) -> None:
         """Take the result in. Raises AttemptOver if the group is over meanwhile."""
         self._count(attempt)
-        await self._take_in(attempt)
+        await self._take_in(attempt, effect)
         if not attempt.adopted:  # after a break streams may still use our memory
             self._reuse(attempt)
 
@@ -238,7 +231,7 @@ class Averages:
     def _count(self, attempt: Attempt) -> None:
         """From here on the result counts, and there is no way back."""
         host, ticket = self._host, attempt.ticket
-        if not host.machine.holds(ticket, host.now):
+        if not host.machine.holds(ticket):
             attempt.outcome = Outcome.LATE
             attempt.why = f"{ticket} was over before its result was there"
             raise AttemptOver
@@ -267,41 +260,27 @@ class Averages:
     async def _contribute(self, attempt: Attempt, effect: Average) -> None:
         """Make the exchange, with what we put into it."""
         host, ticket = self._host, attempt.ticket
-        attempt.all_are_free = host.machine.activation.version_of(ticket.root) is None
-        if effect.contributions or effect.what is What.MODELS:
-            models = (MODEL,) * len(effect.members)
-            stated = dict(zip(effect.members, effect.contributions or models, strict=True))
-            attempt.contributions = tuple(stated[peer] for peer in attempt.members)
-            attempt.outside_samples = effect.outside_samples
-        else:
-            await self._gather_contributions(attempt)
+        models = (MODEL,) * len(effect.members)
+        stated = dict(zip(effect.members, effect.contributions or models, strict=True))
+        attempt.contributions = tuple(stated[peer] for peer in attempt.members)
         began = host.now
         attempt.updates = await self._fill(attempt)
         attempt.snapshot_s = host.now - began
-        shards = weights_left(effect.members, effect.weights, attempt.members)
-        self._make_exchange(attempt, self._payload(attempt, effect), shards)
-
-    def _make_exchange(
-        self, attempt: Attempt, payload: Sequence[Bucket | ByteString], shards: Sequence[int]
-    ) -> Exchange:
-        host, ticket = self._host, attempt.ticket
-        most_s = self._config.average_timeout_s
         attempt.exchange = self._exchanges[ticket] = Exchange(
             host.name,
             ticket,
             attempt.members,
-            payload,
+            self._payload(attempt, effect),
             lend=self._buffers.take,
             lend_slot=self._slots.take,
             offload=self._offload,
             swarm=host.digest,
             clock=lambda: host.now,
             heard=lambda peer: host.heard(ticket, peer),
-            arrival_s=self.transfers.arrival_s if attempt.all_are_free else most_s,
-            shards=shards,
+            arrival_s=self.transfers.arrival_s,
+            shards=weights_left(effect.members, effect.weights, attempt.members),
         )
         host.tell_news()
-        return attempt.exchange
 
     def _payload(self, attempt: Attempt, effect: Average) -> list[Bucket]:
         """The buckets of what we contribute; the same names and sizes at all members."""
@@ -331,29 +310,6 @@ class Averages:
             chunk_size=slice_size_of(len(vector_V), len(attempt.members), largest),
             divisor=divisor,
         )
-
-    async def _gather_contributions(self, attempt: Attempt) -> None:
-        """Ask the members themselves, where the word that formed the group does not tell.
-
-        Raises:
-            GroupBroken: as `_exchange`.
-        """
-        membership = self._host.machine.membership
-        known = [member for peer in attempt.members if (member := membership.member(peer))]
-        outside = membership.samples - sum(member.samples for member in known)
-        own = asdict(self.contribution(attempt.what))
-        own["gradient_mask"] = own["gradient_mask"].hex()
-        content = json.dumps([own, outside]).encode()
-        string = ByteString(name="contributions", content=content, most_bytes=MAX_STATEMENT_BYTES)
-        exchange = self._make_exchange(attempt, [string], ())
-        await self._exchange(attempt)
-        stated = [json.loads(content) for content in exchange.strings[string.name].gathered]
-        attempt.outside_samples = stated[0][1]
-        attempt.contributions = tuple(
-            Contribution(**{**one, "gradient_mask": bytes.fromhex(one["gradient_mask"])})
-            for one, _ in stated
-        )
-        attempt.exchange, attempt.moving_s = None, 0.0
 
     async def _exchange(self, attempt: Attempt) -> None:
         """Move the slices.
@@ -410,18 +366,17 @@ class Averages:
         exchange, transfers = attempt.exchange, self.transfers
         if exchange is None:
             return
-        if attempt.all_are_free:
-            for after_s in exchange.arrivals.values():
-                transfers.arrived(after_s)
+        for after_s in exchange.arrivals.values():
+            transfers.arrived(after_s)
         what, size = attempt.what, len(attempt.members)
         if attempt.moving_s:
             transfers.done(what, size, attempt.moving_s)
         else:
             waited_s = self._host.now - attempt.moving_since
-            missing = attempt.all_are_free and exchange.missing
-            transfers.broke(what, size, exchange.silent_s, waited_s if missing else 0.0)
+            missing_s = waited_s if exchange.missing else 0.0
+            transfers.broke(what, size, exchange.silent_s, missing_s)
 
-    async def _take_in(self, attempt: Attempt) -> None:
+    async def _take_in(self, attempt: Attempt, effect: Average) -> None:
         """What is needed for longer is taken out of the attempt."""
         ticket, exchange = attempt.ticket, attempt.exchange
         vector_V, stated = attempt.vector_V, attempt.contributions
@@ -433,15 +388,13 @@ class Averages:
                 mask = union(one.gradient_mask for one in stated)
                 if any(one.weight for one in stated):
                     await self._copy(lambda: self._replica.import_gradients(vector_V, mask))
-                self._accord.take_in(stated, attempt.outside_samples)
+                self._accord.take_in(stated, effect.outside_samples)
                 self._accord.follow(ticket, vector_V)
                 self._accord.contributes = True
             case What.LATE_GRADIENTS:
-                version = self.version_of(ticket)
-                assert version is not None
                 attempt.vector_V = None
                 attempt.staleness_steps = self.late.delivered(
-                    version, vector_V, stated, attempt.outside_samples
+                    effect.purpose.version, vector_V, stated, effect.outside_samples
                 )
             case What.MODELS:
                 add_delta = self._replica.add_delta
@@ -450,15 +403,15 @@ class Averages:
                 attempt.staleness_steps = self._replica.updates - attempt.updates
         attempt.apply_s = self._host.now - began
 
-    def contribution(self, what: What) -> Contribution:
-        """What this peer states beside its vectors when it grants or offers its slot for `what`.
+    def contribution(self, purpose: Purpose) -> Contribution:
+        """What this peer states beside its vectors when it grants or offers its slot.
 
         Each call for late gradients promises all that is held: call it once per grant or offer.
         """
-        if what is What.MODELS:
+        if purpose.what is What.MODELS:
             return MODEL
         accord, membership = self._accord, self._host.machine.membership
-        if what is What.LATE_GRADIENTS:
+        if purpose.what is What.LATE_GRADIENTS:
             own, samples = self.late.promise(), accord.samples_before + self.late.samples
         else:
             of_step = accord.samples_of_step
@@ -506,7 +459,7 @@ class Averages:
         def is_here() -> bool:
             return ticket in self._exchanges and self._exchanges[ticket].has_bucket(bucket)
 
-        most = max(MAX_PARKED, 2 * len(host.machine.membership.participants()))
+        most = max(MAX_PARKED, 4 * len(host.machine.membership.participants()))
         if self._parked >= most:
             raise RefusedError(f"{host.name} has {most} streams waiting for their groups")
         self._parked += 1

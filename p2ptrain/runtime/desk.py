@@ -12,8 +12,9 @@ reach me?* makes this peer open a connection, so it must not become somebody's p
 import asyncio
 import math
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from p2ptrain.core import lock_state, rendezvous
+from p2ptrain.core import barrier, lock_state
 from p2ptrain.core.messages import Phase
 from p2ptrain.core.peer_machine import PeerMachine
 from p2ptrain.errors import CodecError, RefusedError, TransportError
@@ -22,7 +23,9 @@ from p2ptrain.net.transport import Transport
 from p2ptrain.net.wire import DialBackRequest, DialedBack, Report
 from p2ptrain.runtime.admission import DIAL_BACK_S
 from p2ptrain.runtime.board import Board
-from p2ptrain.runtime.driver import Driver
+
+if TYPE_CHECKING:
+    from p2ptrain.runtime.driver import Driver
 
 PAUSE_S: Seconds = 0.5
 MAX_WAITING = 4
@@ -40,7 +43,7 @@ class DriverDesk:
 
     def __init__(
         self,
-        driver: Driver,
+        driver: "Driver",
         board: Board,
         transport: Transport,
         unix_clock: Callable[[], Seconds],
@@ -74,6 +77,8 @@ class DriverDesk:
             groups_done=board.groups_done,
             groups_failed=board.groups_failed,
             warning=board.warning,
+            silence=board.silence,
+            since_average_s=board.since_average_s,
         )
 
     async def dial_back(self, caller_ip: str, request: DialBackRequest) -> DialedBack:
@@ -111,14 +116,15 @@ class DriverDesk:
 
 def doing(machine: PeerMachine) -> str:
     """What a peer does at this moment, in a few words."""
-    match machine.rendezvous.state:
-        case rendezvous.Waiting(version=version):
+    groups = machine.groups
+    match groups.barrier.state:
+        case barrier.Waiting(version=version):
             return f"waits for the others at version {version}"
-        case rendezvous.CatchingUp(version=version):
+        case barrier.CatchingUp(version=version):
             return f"takes over the state of version {version}"
-        case rendezvous.InGroup(version=version):
+        case barrier.InGroup(version=version):
             return f"averages version {version}"
-        case rendezvous.Idle():
+        case barrier.Idle():
             pass
     match machine.membership.me.phase:
         case Phase.ARRIVING:
@@ -126,8 +132,8 @@ def doing(machine: PeerMachine) -> str:
         case Phase.DONE:
             return "is done; serves the others"
         case Phase.TRAINING:
-            arrival, group = machine.activation.arrival, machine.activation.group
+            arrival, group = groups.wait_avoiding.arrival, groups.wait_avoiding.group
             if arrival and arrival.waits:
                 return f"waits to average version {arrival.version}"
-            in_group = group or isinstance(machine.lock.state, lock_state.InGroup)
+            in_group = group or isinstance(groups.lock.state, lock_state.InGroup)
             return "trains, and averages" if in_group else "trains"

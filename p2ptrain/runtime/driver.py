@@ -10,7 +10,6 @@ import asyncio
 import functools
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from random import Random
 from typing import Any, assert_never
 
@@ -30,6 +29,7 @@ from p2ptrain.core.messages import (
     Rumours,
 )
 from p2ptrain.core.peer_machine import PeerMachine, ProtocolConfig
+from p2ptrain.core.silence import Silence
 from p2ptrain.core.transfers import ARRIVAL_S
 from p2ptrain.errors import RefusedError, RemoteProtocolError, TransportError
 from p2ptrain.ids import Address, PeerId, Seconds, Ticket
@@ -45,7 +45,7 @@ from p2ptrain.net.wire import (
     Welcome,
 )
 from p2ptrain.runtime.accounts import Accounts, Attempt
-from p2ptrain.runtime.admission import cannot_reach, knock, objection, swarm_digest
+from p2ptrain.runtime.admission import cannot_reach, knock, objection, successor, swarm_digest
 from p2ptrain.runtime.agreed_state import AgreedState
 from p2ptrain.runtime.averages import Averages
 from p2ptrain.runtime.buffers import Buffers
@@ -53,8 +53,10 @@ from p2ptrain.runtime.exchange import (
     ExchangeConfig,
 )
 from p2ptrain.runtime.handover import Handover
-from p2ptrain.runtime.metrics import Metrics
+from p2ptrain.runtime.metrics import Metrics, TeeMetrics
 from p2ptrain.runtime.offload import Offload
+from p2ptrain.runtime.protocol_log import ProtocolLog
+from p2ptrain.runtime.watch import Watch
 
 
 def _or_fail(method: Callable[..., None]) -> Callable[..., None]:
@@ -93,12 +95,13 @@ class Driver:
         self.rng = rng
         self.replica = replica
         self.algorithm = algorithm
-        self.metrics = metrics
-        self.accounts = Accounts()
+        self._log = ProtocolLog(name, clock)
+        self.metrics: Metrics = TeeMetrics(metrics, self._log)
+        self.accounts = Accounts(silence=Silence(name))
         self.accord = AgreedState()
         self.stopping = False
         self.failure: BaseException | None = None  # the trainer is told where it waits, or next
-        self.incarnation = incarnation
+        self._incarnation = incarnation
         self._link_mbit = exchange.link_mbit
         self._algorithm_name = algorithm_name
         self._codecs = exchange.codec, exchange.gradient_codec
@@ -111,6 +114,7 @@ class Driver:
         self._deadline: Seconds = 0.0
         self._tasks: list[asyncio.Task[Any]] = []  # Any: results are not used
         self._claiming = asyncio.Lock()  # one claim at a time; the next one waits
+        self._watch = Watch(self)
         self.averages = Averages(
             self,
             replica,
@@ -149,28 +153,32 @@ class Driver:
         me = Member(
             peer=self.name,
             address=address,
-            incarnation=self.incarnation,
+            incarnation=self._incarnation,
             link_mbit=self._link_mbit,
         )
         schedule = self.algorithm.schedule if self.algorithm.acts("schedule") else None
-        self._machine = PeerMachine(me, self._protocol, self.rng, schedule)
+        self._machine = PeerMachine(
+            me, self._protocol, self.rng, schedule, self.averages.contribution
+        )
         return address
 
     async def join(self, hosts: Sequence[Address], timeout_s: Seconds) -> None:
         """Ask `hosts` in turn until one lets us in.
 
-        We have no part in groups until `take_over_model` or `keep_model` has followed.
+        We have no part in groups until `take_over_model` or `keep_model` has followed. If others
+        remember a former life of ours, this one counts from above it, wherever our clock stands.
 
         Raises:
-            RefusedError: if one says no.
+            RefusedError: if one says no, or nothing can be above what it remembers.
             TransportError: if none answered within `timeout_s`.
         """
         self._machine.has_model = False
-        host, welcome = await knock(self._transport, hosts, self._hello(), timeout_s, self._clock)
-        self._machine.learn(welcome.members, self.now, f"welcomed by {host}")
-        told = [member.samples for member in welcome.members if member.peer == self.name]
-        if any(told):  # we have been here before, and go on counting
-            self.accord.samples_before = max(told)
+        hello = self._hello()
+        host, told, us = await knock(self._transport, hosts, hello, timeout_s, self._clock)
+        self._machine.outlive(us.incarnation)
+        self._machine.learn(told, self.now, f"welcomed by {host}")
+        if us.samples:  # we have been here before, and go on counting
+            self.accord.samples_before = us.samples
             self.describe(Phase.ARRIVING, steps=0, samples=0)
         self._machine.membership.announce()
         self._pump()
@@ -231,6 +239,7 @@ class Driver:
         """Die in the middle of everything, as a killed process does (for simulated worlds)."""
         for task in (*self._tasks, *self.averages.running):
             task.cancel()
+        self._watch.stop()
         if self._timer:
             self._timer.cancel()
 
@@ -253,6 +262,7 @@ class Driver:
             self.accord.progress = membership.samples
         self._updates_done = steps
         self._updated.set()
+        self._watch.look()
         self._pump()
 
     @_or_fail
@@ -329,6 +339,7 @@ class Driver:
             return  # a stranger, or a peer of another swarm: nothing to answer
         if envelope.source == self.name:
             return
+        self._log.message("<-", envelope.source, envelope.message)
         if isinstance(envelope.message, AlgorithmMessage):
             self._give_to_algorithm(envelope.source, envelope.message)
         else:
@@ -364,8 +375,7 @@ class Driver:
             self.metrics.record("warning", text=f"refused {hello.me.peer}: {refusal}")
             return Welcome(refusal, ())
         membership = self._machine.membership
-        before = membership.member(hello.me.peer)
-        newcomer = hello.me if before is None else replace(hello.me, samples=before.samples)
+        newcomer = successor(hello.me, membership.member(hello.me.peer))
         self._machine.learn([newcomer], self.now, "it joined here")
         self._pump()
         return Welcome("", (membership.me, *membership.others))
@@ -391,6 +401,7 @@ class Driver:
 
     def _pump(self) -> None:
         for effect in self._machine.take_effects():
+            self._log.decided(effect)
             match effect:
                 case effects.Send(target=target, message=message):
                     self.send(target, message)
@@ -429,6 +440,7 @@ class Driver:
     def send(self, target: PeerId, message: Message | AlgorithmMessage) -> None:
         member = self._machine.membership.member(target)
         if member:
+            self._log.message("->", target, message)
             self._transport.send(member.address, Envelope(self.name, self.digest, message))
 
     def _group_ended(self, effect: effects.GroupEnded) -> None:
@@ -440,6 +452,7 @@ class Driver:
         self.metrics.record(
             "member", member=effect.peer, state=effect.state.name.lower(), why=effect.why
         )
+        self._watch.look()
         member = self._machine.membership.member(effect.peer)
         if member and effect.state >= MemberState.GONE:
             # Not at once: the last slices of one that leaves may be on the way.

@@ -27,7 +27,7 @@ Legend of shapes: ``V`` numbers of a bucket's vector, ``S`` of one slice.
 import asyncio
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -37,9 +37,8 @@ from p2ptrain.compute.replica import Vector
 from p2ptrain.core.events import Outcome
 from p2ptrain.core.links import MAX_MBIT
 from p2ptrain.core.slices import Span, is_swapped, share, slices
-from p2ptrain.core.transfers import ARRIVAL_S
-from p2ptrain.errors import CodecError, ConfigError
-from p2ptrain.ids import PeerId, Seconds, Ticket
+from p2ptrain.errors import ConfigError
+from p2ptrain.ids import PeerId, Seconds
 from p2ptrain.net.transport import SliceStream
 from p2ptrain.net.wire import MAX_SLICE_BYTES
 from p2ptrain.runtime.mix import Mix, NotFinite
@@ -133,44 +132,32 @@ class ByteString:
     """Of one member's string. A longer one breaks the group."""
 
 
+@dataclass(eq=False)
 class Exchange(Streams):
-    """One member's side of one group's payload, all buckets of it.
+    """One member's side of one group's payload, all buckets of it."""
 
-    Args:
-        payload: buckets, in the same order at all members; empty vectors are skipped.
-        lend: gives memory for so many numbers, from where slices travel best.
-        lend_slot: gives memory for slices to arrive in.
-        offload: runs what takes long on a worker thread.
-        shards: the weights of the members' shards, in their order; none: equal shards.
-    """
+    payload: Sequence[Bucket | ByteString]
+    """In the same order at all members; empty vectors are skipped."""
+    _: KW_ONLY
+    lend: Callable[[int], Vector]
+    """Gives memory for so many numbers, from where slices travel best."""
+    lend_slot: Callable[[int], Vector]
+    """Gives memory for slices to arrive in."""
+    offload: Offload
+    """Runs what takes long on a worker thread."""
+    shards: Sequence[int] = ()
+    """The weights of the members' shards, in their order; none: equal shards."""
 
-    def __init__(
-        self,
-        me: PeerId,
-        ticket: Ticket,
-        members: tuple[PeerId, ...],
-        payload: Sequence[Bucket | ByteString],
-        *,
-        lend: Callable[[int], Vector],
-        lend_slot: Callable[[int], Vector],
-        offload: Offload,
-        swarm: str,
-        clock: Callable[[], Seconds],
-        heard: Callable[[PeerId], None] = lambda _: None,
-        arrival_s: Seconds = ARRIVAL_S,
-        shards: Sequence[int] = (),
-    ) -> None:
-        super().__init__(
-            me, ticket, members, swarm=swarm, clock=clock, heard=heard, arrival_s=arrival_s
-        )
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._moving: asyncio.Task[None] | None = None
         self.buckets: list[BucketExchange] = []
         self.strings: dict[str, StringExchange] = {}
-        for one in payload:
+        for one in self.payload:
             if isinstance(one, ByteString):
                 self.strings[one.name] = StringExchange(self, one)
             elif len(one.vector_V):
-                self.buckets.append(BucketExchange(self, one, shards, lend, lend_slot, offload))
+                self.buckets.append(BucketExchange(self, one))
         self._parts: list[BucketExchange | StringExchange]
         self._parts = [*self.buckets, *self.strings.values()]
 
@@ -299,24 +286,16 @@ class StringExchange:
 class BucketExchange:
     """One member's side of one bucket's reduction."""
 
-    def __init__(
-        self,
-        streams: Streams,
-        bucket: Bucket,
-        shards: Sequence[int],
-        lend: Callable[[int], Vector],
-        lend_slot: Callable[[int], Vector],
-        offload: Offload,
-    ) -> None:
-        self._streams = streams
-        self._me, self._members = streams.me, streams.members
+    def __init__(self, exchange: Exchange, bucket: Bucket) -> None:
+        self._streams = exchange
+        self._me, self._members = exchange.me, exchange.members
         self._name = bucket.name
-        self._weights = shards
+        self._weights = exchange.shards
         self._size = len(bucket.vector_V)
         self.codec = bucket.codec
         self._slice_size = bucket.chunk_size
-        self._offload = offload
-        self._lend_slot = lend_slot
+        self._offload = exchange.offload
+        self._lend_slot = exchange.lend_slot
         self.square_sum = 0.0
         """Of the result's numbers."""
         loop, members, lossy = asyncio.get_running_loop(), self._members, not self.codec.is_exact
@@ -332,7 +311,7 @@ class BucketExchange:
             keeps_mean=bucket.keeps_mean,
             codec=self.codec,
             divisor=bucket.divisor,
-            lend=lend,
+            lend=exchange.lend,
         )
         self._parts: list[dict[PeerId, Vector]] = [{} for _ in self._mine]
         self.reduced = [loop.create_future() for _ in self._mine]
@@ -343,9 +322,9 @@ class BucketExchange:
         """Where slices arrive."""
         others = [peer for peer in members if peer != self._me]
         owners = () if self._swaps else [peer for peer in others if self._share(peer).size]
-        streams.due += len(owners) + len(self._mine)
+        exchange.due += len(owners) + len(self._mine)
         callers = (peer for peer in others if not (self._swaps and peer < self._me))
-        streams.expect(self._name, self._size, self._slice_size, self.codec.name, callers)
+        exchange.expect(self._name, self._size, self._slice_size, self.codec.name, callers)
 
     async def start(self, scope: Scope, open_stream: OpenStream) -> None:
         """Begin to move, in tasks of `scope`."""
@@ -437,7 +416,7 @@ class BucketExchange:
         await returning
         await self._streams.end(caller, stream)
         await self._streams.has_all
-        self._streams.is_served(self._name, caller)
+        self._streams.mark_served(self._name, caller)
 
     async def _take_parts(self, peer: PeerId, stream: SliceStream) -> None:
         # In a pair a slice is reduced when it comes, in memory that is still in the core's cache.
@@ -495,10 +474,8 @@ class BucketExchange:
         into_S = slot_S if self.codec.is_exact else self._slot(peer, RAW)
         into = into_S.data.cast("B")[:due]
         payload = await self._streams.receive(peer, stream, phase, due=due, into=into)
-        try:
+        with self._streams.while_it_is(peer, phase):
             return await self._compute(lambda: self.mix.read(payload, slot_S))
-        except CodecError as error:
-            raise self._streams.broken(peer, phase, error) from error
 
     def _slot(self, peer: PeerId, slot: int) -> Vector:
         key = peer, slot

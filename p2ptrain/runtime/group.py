@@ -8,6 +8,7 @@ import numpy as np
 from p2ptrain.averaging.base import Mean
 from p2ptrain.compute.replica import Replica, Vector
 from p2ptrain.core.effects import Average, Mend
+from p2ptrain.core.purpose import Formation
 from p2ptrain.runtime.accounts import Attempt
 from p2ptrain.runtime.buffers import Buffers
 from p2ptrain.runtime.offload import Offload
@@ -28,9 +29,10 @@ class FormedGroup:
     """Implements `Group` for one attempt."""
 
     def __init__(self, averages: "Averages", attempt: Attempt, effect: Average) -> None:
+        purpose = effect.purpose
         self.members = attempt.members
         self.what = attempt.what
-        self.version = averages.version_of(attempt.ticket)
+        self.version = None if purpose.formation is Formation.CLAIMED else purpose.version
         self.awaited = effect.awaited
         self._averages = averages
         self._attempt = attempt
@@ -40,7 +42,7 @@ class FormedGroup:
         await self._averages.reduce(self._attempt, self._effect)
 
     async def commit(self) -> None:
-        await self._averages.commit(self._attempt)
+        await self._averages.commit(self._attempt, self._effect)
 
     async def keep(self) -> Mean:
         self._attempt.keeps_mean = True

@@ -179,7 +179,7 @@ class Handover:
             raise RefusedError(f"{self._host.name} is itself about to take over a model")
 
     def _refuse_unless_waiting(self, version: int, line: int) -> None:
-        if not self._host.machine.rendezvous.waits_with(version, line):
+        if not self._host.machine.groups.barrier.waits_with(version, line):
             raise RefusedError(f"{self._host.name} does not stand still at version {version}")
 
 

@@ -7,7 +7,10 @@ what one of them has committed (`core/repair.py`).
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass
+from typing import Any
 
 from p2ptrain.core.events import Outcome
 from p2ptrain.core.transfers import ARRIVAL_S
@@ -18,6 +21,7 @@ from p2ptrain.net.wire import AverageOpening
 from p2ptrain.runtime.scope import Scope
 
 OpenStream = Callable[[PeerId, AverageOpening], Awaitable[SliceStream]]
+Move = Callable[[PeerId, SliceStream], Coroutine[Any, Any, None]]  # Any: asyncio's own types
 
 
 class GroupBroken(Exception):
@@ -29,30 +33,24 @@ class GroupBroken(Exception):
         self.why = why
 
 
+@dataclass(eq=False)
 class Streams:
-    """One member's streams of one ticket.
+    """One member's streams of one ticket."""
 
-    Args:
-        swarm: the digest that openings carry.
-        clock: for the times that messages of failure state.
-        heard: is told whenever anything has come from a member.
-        arrival_s: how long to wait for a member's stream; it may still be in another group.
-    """
+    me: PeerId
+    ticket: Ticket
+    members: tuple[PeerId, ...]
+    _: KW_ONLY
+    swarm: str
+    """The digest that openings carry."""
+    clock: Callable[[], Seconds]
+    """For the times that messages of failure state."""
+    heard: Callable[[PeerId], None] = lambda _: None
+    """Is told whenever anything has come from a member."""
+    arrival_s: Seconds = ARRIVAL_S
+    """How long to wait for a member's stream; it may still be in another group."""
 
-    def __init__(
-        self,
-        me: PeerId,
-        ticket: Ticket,
-        members: tuple[PeerId, ...],
-        *,
-        swarm: str,
-        clock: Callable[[], Seconds],
-        heard: Callable[[PeerId], None] = lambda _: None,
-        arrival_s: Seconds = ARRIVAL_S,
-    ) -> None:
-        self.me = me
-        self.members = members
-        self.arrival_s = arrival_s
+    def __post_init__(self) -> None:
         self.sent_bytes = 0
         self.received_bytes = 0
         self.arrivals: dict[PeerId, Seconds] = {}
@@ -62,16 +60,12 @@ class Streams:
         """Set: what this member has reduced goes out to the others."""
         self.due = 0
         """Parts of the result that are yet to come."""
-        self._ticket = ticket
-        self._swarm = swarm
-        self._clock = clock
-        self._tell_heard = heard
-        self._started = self._moved_at = clock()
+        self._started = self._moved_at = self.clock()
         self._link_sent_bytes = self._link_received_bytes = 0  # what left the machine, or may have
         self._openings: dict[str, AverageOpening] = {}
         self._incoming: dict[tuple[str, PeerId], asyncio.Future[SliceStream]] = {}
         self._served: dict[tuple[str, PeerId], asyncio.Future[None]] = {}
-        self._heard: dict[PeerId, None] = {}
+        self._met: dict[PeerId, None] = {}
         self._streams: list[SliceStream] = []
 
     # --- what can be seen -------------------------------------------------------------------------
@@ -89,12 +83,12 @@ class Streams:
     @property
     def silent_s(self) -> Seconds:
         """How long ago anything has moved here, or the exchange was made."""
-        return self._clock() - self._moved_at
+        return self.clock() - self._moved_at
 
     @property
     def is_met(self) -> bool:
         """True once something of every other member has come."""
-        return len(self._heard) == len(self.members) - 1
+        return len(self._met) == len(self.members) - 1
 
     @property
     def missing(self) -> tuple[PeerId, ...]:
@@ -113,7 +107,7 @@ class Streams:
     ) -> None:
         """`callers` open a stream each for this bucket, whose sizes and codec must be these."""
         self._openings[bucket] = AverageOpening(
-            self._swarm, self.me, self._ticket, size, chunk_size, codec, bucket
+            self.swarm, self.me, self.ticket, size, chunk_size, codec, bucket
         )
         for peer in callers:
             self._incoming[bucket, peer] = asyncio.get_running_loop().create_future()
@@ -128,7 +122,7 @@ class Streams:
         theirs, key = opening, (opening.bucket, opening.sender)
         mine = self._openings.get(opening.bucket)
         if mine is None:
-            raise RefusedError(f"{self._ticket} has no bucket {opening.bucket!r} at {self.me}")
+            raise RefusedError(f"{self.ticket} has no bucket {opening.bucket!r} at {self.me}")
         if theirs.codec != mine.codec:
             raise RefusedError(
                 f"{opening.sender} sends {theirs.codec} and {self.me} {mine.codec}; "
@@ -136,24 +130,22 @@ class Streams:
             )
         waiting = self._incoming.get(key)
         if waiting is None or waiting.done():
-            raise RefusedError(f"{self._ticket} does not wait for a stream of {opening.sender}")
+            raise RefusedError(f"{self.ticket} does not wait for a stream of {opening.sender}")
         if (theirs.vector_size, theirs.slice_size) != (mine.vector_size, mine.slice_size):
             raise RefusedError(
                 f"{opening.sender} averages {theirs.vector_size} numbers in slices of "
                 f"{theirs.slice_size}, {self.me} {mine.vector_size} in slices of {mine.slice_size}"
             )
         self._streams.append(stream)
-        self.arrivals.setdefault(opening.sender, self._clock() - self._started)
+        self.arrivals.setdefault(opening.sender, self.clock() - self._started)
         self._hear(opening.sender)
         waiting.set_result(stream)
         await asyncio.shield(self._served[key])
 
     async def call(self, bucket: str, peer: PeerId, open_stream: OpenStream) -> SliceStream:
         """Open a stream to `peer`."""
-        try:
+        with self.while_it_is(peer, "opening its stream"):
             stream = await open_stream(peer, self._openings[bucket])
-        except (TransportError, RefusedError) as error:
-            raise self.broken(peer, "opening its stream", error) from error
         self._streams.append(stream)
         return stream
 
@@ -166,7 +158,7 @@ class Streams:
             why = f"{peer} opened no stream within {self.arrival_s:g} s"
             raise GroupBroken(Outcome.LATE, why) from error
 
-    def is_served(self, bucket: str, peer: PeerId) -> None:
+    def mark_served(self, bucket: str, peer: PeerId) -> None:
         """The stream that `peer` opened has done its work."""
         self._served[bucket, peer].set_result(None)
 
@@ -176,25 +168,21 @@ class Streams:
         bucket: str,
         peer: PeerId,
         open_stream: OpenStream,
-        send: Callable[[PeerId, SliceStream], Awaitable[None]],
-        take: Callable[[PeerId, SliceStream], Awaitable[None]],
+        send: Move,
+        take: Move,
     ) -> None:
         """One stream for both directions, opened by the later by name."""
         waits = (bucket, peer) in self._incoming
         calling = self.called_by(bucket, peer) if waits else self.call(bucket, peer, open_stream)
         stream = await calling
-
-        async def sends() -> None:
-            await send(peer, stream)
-
-        sending = scope.start(sends())
+        sending = scope.start(send(peer, stream))
         await take(peer, stream)
         await asyncio.gather(sending, self.has_all)
         if not waits:
             await self.say_all(peer, stream)
         await self.end(peer, stream)
         if waits:
-            self.is_served(bucket, peer)
+            self.mark_served(bucket, peer)
 
     # --- messages of a stream ---------------------------------------------------------------------
 
@@ -202,22 +190,18 @@ class Streams:
         self, peer: PeerId, stream: SliceStream, payload: memoryview, *, last: bool = False
     ) -> None:
         """Send one message."""
-        try:
+        with self.while_it_is(peer, "taking slices"):
             await stream.send(payload, last)
-        except (TransportError, RefusedError) as error:
-            raise self.broken(peer, "taking slices", error) from error
         self.sent_bytes += payload.nbytes
         self._link_sent_bytes += 0 if stream.is_local else payload.nbytes
-        self._moved_at = self._clock()
+        self._moved_at = self.clock()
 
     async def refer(
         self, peer: PeerId, stream: SliceStream, payload: memoryview, *, last: bool
     ) -> bool:
         """Send all of a shard at once, if the owner can read it where it stands."""
-        try:
+        with self.while_it_is(peer, "taking slices"):
             referred = await stream.refer(payload, last)
-        except (TransportError, RefusedError) as error:
-            raise self.broken(peer, "taking slices", error) from error
         self.sent_bytes += payload.nbytes if referred else 0
         return referred
 
@@ -231,10 +215,8 @@ class Streams:
         into: memoryview | None = None,
     ) -> memoryview:
         """The next message, of `due` bytes if that is given."""
-        try:
+        with self.while_it_is(peer, phase):
             payload = await stream.receive(into)
-        except (TransportError, RefusedError, CodecError) as error:
-            raise self.broken(peer, phase, error) from error
         if payload is None or due not in (None, payload.nbytes):
             got = "the end" if payload is None else f"{payload.nbytes} bytes"
             wanted = "more" if due is None else f"a slice of {due} bytes"
@@ -246,18 +228,14 @@ class Streams:
 
     async def say_all(self, peer: PeerId, stream: SliceStream) -> None:
         """This side, which opened the stream, has sent all."""
-        try:
+        with self.while_it_is(peer, "ending its stream"):
             await stream.finish()
-        except (TransportError, RefusedError) as error:
-            raise self.broken(peer, "ending its stream", error) from error
 
     async def end(self, peer: PeerId, stream: SliceStream) -> None:
         """Both sides have said and read all: only then is the average complete for this pair."""
-        try:
+        with self.while_it_is(peer, "ending its stream"):
             await stream.release()
             extra = await stream.receive()
-        except (TransportError, RefusedError, CodecError) as error:
-            raise self.broken(peer, "ending its stream", error) from error
         if extra is not None:
             raise GroupBroken(Outcome.BROKEN, f"{peer} sent more slices than its share has")
 
@@ -267,11 +245,16 @@ class Streams:
         if not self.due:
             self.has_all.set_result(None)
 
-    def broken(self, peer: PeerId, phase: str, error: Exception) -> GroupBroken:
-        """The error of a stream, in a sentence."""
-        waited = self._clock() - self._started
-        outcome = Outcome.REFUSED if isinstance(error, RefusedError) else Outcome.LOST
-        return GroupBroken(outcome, f"{peer}, {phase}, after {waited:.2f} s: {error}")
+    @contextmanager
+    def while_it_is(self, peer: PeerId, phase: str) -> Iterator[None]:
+        """An error of `peer`'s stream breaks the group, in a sentence."""
+        try:
+            yield
+        except (TransportError, RefusedError, CodecError) as error:
+            waited = self.clock() - self._started
+            outcome = Outcome.REFUSED if isinstance(error, RefusedError) else Outcome.LOST
+            why = f"{peer}, {phase}, after {waited:.2f} s: {error}"
+            raise GroupBroken(outcome, why) from error
 
     def close(self, broken: str) -> None:
         """Everything is over; if something `broken` it, the streams are aborted."""
@@ -283,6 +266,6 @@ class Streams:
                 served.set_result(None)
 
     def _hear(self, peer: PeerId) -> None:
-        self._heard[peer] = None
-        self._moved_at = self._clock()
-        self._tell_heard(peer)
+        self._met[peer] = None
+        self._moved_at = self.clock()
+        self.heard(peer)

@@ -35,7 +35,7 @@ class DriverSwarm:
 
     @property
     def incarnation(self) -> int:
-        return self._driver.incarnation
+        return self._driver.machine.membership.born
 
     @property
     def trains(self) -> bool:
@@ -61,7 +61,7 @@ class DriverSwarm:
 
     @property
     def version(self) -> int:
-        return self._driver.machine.activation.version
+        return self._driver.machine.groups.wait_avoiding.version
 
     async def average_at(self, version: int) -> GroupResult:
         return await self._driver.average_at(version)

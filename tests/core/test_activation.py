@@ -6,8 +6,8 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from p2ptrain.core.activation import Activation, Round, Rule
+
 from p2ptrain.core.effects import Effect, What
 from p2ptrain.core.events import Outcome
 from p2ptrain.core.messages import Activate, Decline, Past, Run

@@ -5,8 +5,8 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-
 from p2ptrain.core.activation import Rule, Schedule
+
 from p2ptrain.core.effects import (
     Abandon,
     Average,

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from random import Random
 
 import pytest
+from p2ptrain.core.rendezvous import CatchingUp, Idle, InGroup, Rendezvous, Waiting
 
 from p2ptrain.core.effects import Abandon, Average, Effect, Send, TakeState, VersionEnded
 from p2ptrain.core.events import Outcome
 from p2ptrain.core.messages import Arrive, RendezvousMessage
-from p2ptrain.core.rendezvous import CatchingUp, Idle, InGroup, Rendezvous, Waiting
 from p2ptrain.errors import LocalProtocolError
 from p2ptrain.ids import PeerId, Ticket
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from p2ptrain.core.activation import NOBODY, Activation, Round, Rule, Schedule
+
 from p2ptrain.core.effects import Abandon, Average, Effect, Send, VersionEnded, What
 from p2ptrain.core.events import Outcome
 from p2ptrain.core.messages import ActivationMessage

@@ -193,9 +193,9 @@ async def test_a_stream_that_comes_before_its_group_is_formed_waits_for_it(monke
     await world.close()
 
 
-@pytest.mark.parametrize(("fixed", "most"), [(MAX_PARKED, MAX_PARKED), (1, 2 * 2)])
+@pytest.mark.parametrize(("fixed", "most"), [(MAX_PARKED, MAX_PARKED), (1, 4 * 2)])
 async def test_more_streams_than_may_wait_are_refused_at_once(monkeypatch, fixed, most):
-    """A fixed number may wait, or two of each member where those are more."""
+    """A fixed number may wait, or four of each member where those are more."""
     monkeypatch.setattr("p2ptrain.runtime.averages.MAX_PARKED", fixed)
     world, a, b = await pair()
     opening = average(a, Ticket(PeerId("b"), 9, 9))
@@ -561,6 +561,10 @@ async def test_silent_hosts_share_the_time_and_the_one_that_answers_lets_us_in()
         (
             {"codec": "int8"},
             r"s sends models as 'int8' and this swarm as 'fp32'; start it with codec = \"fp32\"",
+        ),
+        (
+            {"gradient_codec": "int8"},
+            r"as 'int8' and this swarm as 'fp32'; start it with gradient_codec = \"fp32\"",
         ),
     ],
 )

@@ -9,11 +9,11 @@ import pytest
 
 from p2ptrain.averaging.wagma import Wagma
 from p2ptrain.compute.replica import Vector
-from p2ptrain.core.activation import Activation
 from p2ptrain.core.effects import Average, What
 from p2ptrain.core.group_lock import GroupLock
 from p2ptrain.core.lock_state import InGroup
 from p2ptrain.core.membership import Membership
+from p2ptrain.core.wait_avoiding import Activation
 from p2ptrain.ids import PeerId, Ticket
 from p2ptrain.runtime.averages import Averages
 from p2ptrain.runtime.late import LateGradients

@@ -105,7 +105,7 @@ class Ticket(_message.Message):
     def __init__(self, initiator: _Optional[str] = ..., incarnation: _Optional[int] = ..., number: _Optional[int] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class Envelope(_message.Message):
-    __slots__ = ("source", "swarm", "ping", "ack", "rumours", "ping_for", "ack_for", "claim", "grant", "busy", "begin", "release", "inquire", "arrive", "assemble", "catch_up", "activate", "run", "decline", "past", "standing", "mended", "algorithm")
+    __slots__ = ("source", "swarm", "ping", "ack", "rumours", "ping_for", "ack_for", "request", "grant", "failed", "begin", "release", "inquire", "relinquish", "arrive", "catch_up", "activate", "past", "standing", "mended", "algorithm")
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     SWARM_FIELD_NUMBER: _ClassVar[int]
     PING_FIELD_NUMBER: _ClassVar[int]
@@ -113,18 +113,16 @@ class Envelope(_message.Message):
     RUMOURS_FIELD_NUMBER: _ClassVar[int]
     PING_FOR_FIELD_NUMBER: _ClassVar[int]
     ACK_FOR_FIELD_NUMBER: _ClassVar[int]
-    CLAIM_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
     GRANT_FIELD_NUMBER: _ClassVar[int]
-    BUSY_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
     BEGIN_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
     INQUIRE_FIELD_NUMBER: _ClassVar[int]
+    RELINQUISH_FIELD_NUMBER: _ClassVar[int]
     ARRIVE_FIELD_NUMBER: _ClassVar[int]
-    ASSEMBLE_FIELD_NUMBER: _ClassVar[int]
     CATCH_UP_FIELD_NUMBER: _ClassVar[int]
     ACTIVATE_FIELD_NUMBER: _ClassVar[int]
-    RUN_FIELD_NUMBER: _ClassVar[int]
-    DECLINE_FIELD_NUMBER: _ClassVar[int]
     PAST_FIELD_NUMBER: _ClassVar[int]
     STANDING_FIELD_NUMBER: _ClassVar[int]
     MENDED_FIELD_NUMBER: _ClassVar[int]
@@ -136,23 +134,21 @@ class Envelope(_message.Message):
     rumours: Rumours
     ping_for: PingFor
     ack_for: AckFor
-    claim: Claim
+    request: Request
     grant: Grant
-    busy: Busy
+    failed: Failed
     begin: Begin
     release: Release
     inquire: Inquire
+    relinquish: Relinquish
     arrive: Arrive
-    assemble: Assemble
     catch_up: CatchUp
     activate: Activate
-    run: Run
-    decline: Decline
     past: Past
     standing: Standing
     mended: Mended
     algorithm: AlgorithmMessage
-    def __init__(self, source: _Optional[str] = ..., swarm: _Optional[str] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., rumours: _Optional[_Union[Rumours, _Mapping]] = ..., ping_for: _Optional[_Union[PingFor, _Mapping]] = ..., ack_for: _Optional[_Union[AckFor, _Mapping]] = ..., claim: _Optional[_Union[Claim, _Mapping]] = ..., grant: _Optional[_Union[Grant, _Mapping]] = ..., busy: _Optional[_Union[Busy, _Mapping]] = ..., begin: _Optional[_Union[Begin, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., inquire: _Optional[_Union[Inquire, _Mapping]] = ..., arrive: _Optional[_Union[Arrive, _Mapping]] = ..., assemble: _Optional[_Union[Assemble, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ..., activate: _Optional[_Union[Activate, _Mapping]] = ..., run: _Optional[_Union[Run, _Mapping]] = ..., decline: _Optional[_Union[Decline, _Mapping]] = ..., past: _Optional[_Union[Past, _Mapping]] = ..., standing: _Optional[_Union[Standing, _Mapping]] = ..., mended: _Optional[_Union[Mended, _Mapping]] = ..., algorithm: _Optional[_Union[AlgorithmMessage, _Mapping]] = ...) -> None: ...
+    def __init__(self, source: _Optional[str] = ..., swarm: _Optional[str] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., rumours: _Optional[_Union[Rumours, _Mapping]] = ..., ping_for: _Optional[_Union[PingFor, _Mapping]] = ..., ack_for: _Optional[_Union[AckFor, _Mapping]] = ..., request: _Optional[_Union[Request, _Mapping]] = ..., grant: _Optional[_Union[Grant, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., begin: _Optional[_Union[Begin, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., inquire: _Optional[_Union[Inquire, _Mapping]] = ..., relinquish: _Optional[_Union[Relinquish, _Mapping]] = ..., arrive: _Optional[_Union[Arrive, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ..., activate: _Optional[_Union[Activate, _Mapping]] = ..., past: _Optional[_Union[Past, _Mapping]] = ..., standing: _Optional[_Union[Standing, _Mapping]] = ..., mended: _Optional[_Union[Mended, _Mapping]] = ..., algorithm: _Optional[_Union[AlgorithmMessage, _Mapping]] = ...) -> None: ...
 
 class Ping(_message.Message):
     __slots__ = ("number", "members")
@@ -196,23 +192,67 @@ class Rumours(_message.Message):
     members: _containers.RepeatedCompositeFieldContainer[Member]
     def __init__(self, members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
 
-class Claim(_message.Message):
-    __slots__ = ("ticket", "born", "lease_s")
+class Purpose(_message.Message):
+    __slots__ = ("formation", "what", "version", "line")
+    class Formation(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        CLAIMED: _ClassVar[Purpose.Formation]
+        BARRIER: _ClassVar[Purpose.Formation]
+        WAIT_AVOIDING: _ClassVar[Purpose.Formation]
+    CLAIMED: Purpose.Formation
+    BARRIER: Purpose.Formation
+    WAIT_AVOIDING: Purpose.Formation
+    class What(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        MODELS: _ClassVar[Purpose.What]
+        GRADIENTS: _ClassVar[Purpose.What]
+        LATE_GRADIENTS: _ClassVar[Purpose.What]
+    MODELS: Purpose.What
+    GRADIENTS: Purpose.What
+    LATE_GRADIENTS: Purpose.What
+    FORMATION_FIELD_NUMBER: _ClassVar[int]
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    LINE_FIELD_NUMBER: _ClassVar[int]
+    formation: Purpose.Formation
+    what: Purpose.What
+    version: int
+    line: int
+    def __init__(self, formation: _Optional[_Union[Purpose.Formation, str]] = ..., what: _Optional[_Union[Purpose.What, str]] = ..., version: _Optional[int] = ..., line: _Optional[int] = ...) -> None: ...
+
+class Contribution(_message.Message):
+    __slots__ = ("weight", "usual", "samples", "wants_to_end", "gradient_mask")
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    USUAL_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    WANTS_TO_END_FIELD_NUMBER: _ClassVar[int]
+    GRADIENT_MASK_FIELD_NUMBER: _ClassVar[int]
+    weight: int
+    usual: int
+    samples: int
+    wants_to_end: bool
+    gradient_mask: bytes
+    def __init__(self, weight: _Optional[int] = ..., usual: _Optional[int] = ..., samples: _Optional[int] = ..., wants_to_end: _Optional[bool] = ..., gradient_mask: _Optional[bytes] = ...) -> None: ...
+
+class Request(_message.Message):
+    __slots__ = ("ticket", "born", "purpose")
     TICKET_FIELD_NUMBER: _ClassVar[int]
     BORN_FIELD_NUMBER: _ClassVar[int]
-    LEASE_S_FIELD_NUMBER: _ClassVar[int]
+    PURPOSE_FIELD_NUMBER: _ClassVar[int]
     ticket: Ticket
     born: int
-    lease_s: float
-    def __init__(self, ticket: _Optional[_Union[Ticket, _Mapping]] = ..., born: _Optional[int] = ..., lease_s: _Optional[float] = ...) -> None: ...
+    purpose: Purpose
+    def __init__(self, ticket: _Optional[_Union[Ticket, _Mapping]] = ..., born: _Optional[int] = ..., purpose: _Optional[_Union[Purpose, _Mapping]] = ...) -> None: ...
 
 class Grant(_message.Message):
-    __slots__ = ("ticket",)
+    __slots__ = ("ticket", "contribution")
     TICKET_FIELD_NUMBER: _ClassVar[int]
+    CONTRIBUTION_FIELD_NUMBER: _ClassVar[int]
     ticket: Ticket
-    def __init__(self, ticket: _Optional[_Union[Ticket, _Mapping]] = ...) -> None: ...
+    contribution: Contribution
+    def __init__(self, ticket: _Optional[_Union[Ticket, _Mapping]] = ..., contribution: _Optional[_Union[Contribution, _Mapping]] = ...) -> None: ...
 
-class Busy(_message.Message):
+class Failed(_message.Message):
     __slots__ = ("ticket", "reason")
     TICKET_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -221,14 +261,28 @@ class Busy(_message.Message):
     def __init__(self, ticket: _Optional[_Union[Ticket, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Begin(_message.Message):
-    __slots__ = ("ticket", "members", "weights")
+    __slots__ = ("formed", "offer")
+    FORMED_FIELD_NUMBER: _ClassVar[int]
+    OFFER_FIELD_NUMBER: _ClassVar[int]
+    formed: Formed
+    offer: Ticket
+    def __init__(self, formed: _Optional[_Union[Formed, _Mapping]] = ..., offer: _Optional[_Union[Ticket, _Mapping]] = ...) -> None: ...
+
+class Formed(_message.Message):
+    __slots__ = ("ticket", "members", "weights", "purpose", "contributions", "outside_samples")
     TICKET_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    PURPOSE_FIELD_NUMBER: _ClassVar[int]
+    CONTRIBUTIONS_FIELD_NUMBER: _ClassVar[int]
+    OUTSIDE_SAMPLES_FIELD_NUMBER: _ClassVar[int]
     ticket: Ticket
     members: _containers.RepeatedScalarFieldContainer[str]
     weights: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, ticket: _Optional[_Union[Ticket, _Mapping]] = ..., members: _Optional[_Iterable[str]] = ..., weights: _Optional[_Iterable[int]] = ...) -> None: ...
+    purpose: Purpose
+    contributions: _containers.RepeatedCompositeFieldContainer[Contribution]
+    outside_samples: int
+    def __init__(self, ticket: _Optional[_Union[Ticket, _Mapping]] = ..., members: _Optional[_Iterable[str]] = ..., weights: _Optional[_Iterable[int]] = ..., purpose: _Optional[_Union[Purpose, _Mapping]] = ..., contributions: _Optional[_Iterable[_Union[Contribution, _Mapping]]] = ..., outside_samples: _Optional[int] = ...) -> None: ...
 
 class Release(_message.Message):
     __slots__ = ("ticket",)
@@ -242,27 +296,23 @@ class Inquire(_message.Message):
     ticket: Ticket
     def __init__(self, ticket: _Optional[_Union[Ticket, _Mapping]] = ...) -> None: ...
 
-class Arrive(_message.Message):
-    __slots__ = ("version", "line")
-    VERSION_FIELD_NUMBER: _ClassVar[int]
-    LINE_FIELD_NUMBER: _ClassVar[int]
-    version: int
-    line: int
-    def __init__(self, version: _Optional[int] = ..., line: _Optional[int] = ...) -> None: ...
-
-class Assemble(_message.Message):
-    __slots__ = ("ticket", "version", "members", "weights", "line")
+class Relinquish(_message.Message):
+    __slots__ = ("ticket",)
     TICKET_FIELD_NUMBER: _ClassVar[int]
-    VERSION_FIELD_NUMBER: _ClassVar[int]
-    MEMBERS_FIELD_NUMBER: _ClassVar[int]
-    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
-    LINE_FIELD_NUMBER: _ClassVar[int]
     ticket: Ticket
+    def __init__(self, ticket: _Optional[_Union[Ticket, _Mapping]] = ...) -> None: ...
+
+class Arrive(_message.Message):
+    __slots__ = ("version", "line", "offer", "contribution")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    LINE_FIELD_NUMBER: _ClassVar[int]
+    OFFER_FIELD_NUMBER: _ClassVar[int]
+    CONTRIBUTION_FIELD_NUMBER: _ClassVar[int]
     version: int
-    members: _containers.RepeatedScalarFieldContainer[str]
-    weights: _containers.RepeatedScalarFieldContainer[int]
     line: int
-    def __init__(self, ticket: _Optional[_Union[Ticket, _Mapping]] = ..., version: _Optional[int] = ..., members: _Optional[_Iterable[str]] = ..., weights: _Optional[_Iterable[int]] = ..., line: _Optional[int] = ...) -> None: ...
+    offer: Ticket
+    contribution: Contribution
+    def __init__(self, version: _Optional[int] = ..., line: _Optional[int] = ..., offer: _Optional[_Union[Ticket, _Mapping]] = ..., contribution: _Optional[_Union[Contribution, _Mapping]] = ...) -> None: ...
 
 class CatchUp(_message.Message):
     __slots__ = ("version", "donor", "line")
@@ -275,32 +325,16 @@ class CatchUp(_message.Message):
     def __init__(self, version: _Optional[int] = ..., donor: _Optional[str] = ..., line: _Optional[int] = ...) -> None: ...
 
 class Activate(_message.Message):
-    __slots__ = ("version", "waits")
+    __slots__ = ("version", "waits", "offer", "contribution")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     WAITS_FIELD_NUMBER: _ClassVar[int]
+    OFFER_FIELD_NUMBER: _ClassVar[int]
+    CONTRIBUTION_FIELD_NUMBER: _ClassVar[int]
     version: int
     waits: bool
-    def __init__(self, version: _Optional[int] = ..., waits: _Optional[bool] = ...) -> None: ...
-
-class Run(_message.Message):
-    __slots__ = ("ticket", "version", "members", "weights")
-    TICKET_FIELD_NUMBER: _ClassVar[int]
-    VERSION_FIELD_NUMBER: _ClassVar[int]
-    MEMBERS_FIELD_NUMBER: _ClassVar[int]
-    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
-    ticket: Ticket
-    version: int
-    members: _containers.RepeatedScalarFieldContainer[str]
-    weights: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, ticket: _Optional[_Union[Ticket, _Mapping]] = ..., version: _Optional[int] = ..., members: _Optional[_Iterable[str]] = ..., weights: _Optional[_Iterable[int]] = ...) -> None: ...
-
-class Decline(_message.Message):
-    __slots__ = ("ticket", "version")
-    TICKET_FIELD_NUMBER: _ClassVar[int]
-    VERSION_FIELD_NUMBER: _ClassVar[int]
-    ticket: Ticket
-    version: int
-    def __init__(self, ticket: _Optional[_Union[Ticket, _Mapping]] = ..., version: _Optional[int] = ...) -> None: ...
+    offer: Ticket
+    contribution: Contribution
+    def __init__(self, version: _Optional[int] = ..., waits: _Optional[bool] = ..., offer: _Optional[_Union[Ticket, _Mapping]] = ..., contribution: _Optional[_Union[Contribution, _Mapping]] = ...) -> None: ...
 
 class Past(_message.Message):
     __slots__ = ("version",)
@@ -383,7 +417,7 @@ class StateOpening(_message.Message):
     def __init__(self, swarm: _Optional[str] = ..., sender: _Optional[str] = ..., version: _Optional[int] = ..., line: _Optional[int] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("self", "members", "unix_s", "running_s", "samples_per_s", "wait_share", "progress", "doing", "loss", "partners", "disagreement_l2", "groups_done", "groups_failed", "warning")
+    __slots__ = ("self", "members", "unix_s", "running_s", "samples_per_s", "wait_share", "progress", "doing", "loss", "partners", "disagreement_l2", "groups_done", "groups_failed", "warning", "silence", "since_average_s")
     SELF_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     UNIX_S_FIELD_NUMBER: _ClassVar[int]
@@ -398,6 +432,8 @@ class Report(_message.Message):
     GROUPS_DONE_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FAILED_FIELD_NUMBER: _ClassVar[int]
     WARNING_FIELD_NUMBER: _ClassVar[int]
+    SILENCE_FIELD_NUMBER: _ClassVar[int]
+    SINCE_AVERAGE_S_FIELD_NUMBER: _ClassVar[int]
     self: Hello
     members: _containers.RepeatedCompositeFieldContainer[Member]
     unix_s: float
@@ -412,7 +448,9 @@ class Report(_message.Message):
     groups_done: int
     groups_failed: int
     warning: str
-    def __init__(self_, self: _Optional[_Union[Hello, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., unix_s: _Optional[float] = ..., running_s: _Optional[float] = ..., samples_per_s: _Optional[float] = ..., wait_share: _Optional[float] = ..., progress: _Optional[int] = ..., doing: _Optional[str] = ..., loss: _Optional[float] = ..., partners: _Optional[_Iterable[str]] = ..., disagreement_l2: _Optional[float] = ..., groups_done: _Optional[int] = ..., groups_failed: _Optional[int] = ..., warning: _Optional[str] = ...) -> None: ...
+    silence: str
+    since_average_s: float
+    def __init__(self_, self: _Optional[_Union[Hello, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., unix_s: _Optional[float] = ..., running_s: _Optional[float] = ..., samples_per_s: _Optional[float] = ..., wait_share: _Optional[float] = ..., progress: _Optional[int] = ..., doing: _Optional[str] = ..., loss: _Optional[float] = ..., partners: _Optional[_Iterable[str]] = ..., disagreement_l2: _Optional[float] = ..., groups_done: _Optional[int] = ..., groups_failed: _Optional[int] = ..., warning: _Optional[str] = ..., silence: _Optional[str] = ..., since_average_s: _Optional[float] = ...) -> None: ...
 
 class DialBackRequest(_message.Message):
     __slots__ = ("port", "number")

@@ -1,0 +1,281 @@
+"""All groups of one peer: one slot, and the ways to form a group on top of it.
+
+::
+
+    claimed ───────────────► ┌──────────┐
+    barrier ──── offer ────► │   slot   │ ──► Average: formed
+    wait-avoiding ─ request ─►└──────────┘ ──► GroupEnded: over, formed or not
+
+The slot (`core/group_lock.py`) arbitrates; a formation (`core/barrier.py`,
+`core/wait_avoiding.py`) decides when to offer and when to request, and says what this peer admits.
+A formation hears of a group's end before the slot goes on to the next group, and of a request that
+came to nothing when the slot has.
+"""
+
+import copy
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
+from typing import Protocol, Self
+
+from p2ptrain.core.barrier import Barrier
+from p2ptrain.core.contribution import MODEL, Contribution
+from p2ptrain.core.effects import Abandon, Average, Effect, GroupEnded
+from p2ptrain.core.events import Outcome
+from p2ptrain.core.group_lock import GroupLock
+from p2ptrain.core.lock_state import LockConfig
+from p2ptrain.core.messages import Activate, Arrive, CatchUp, GroupMessage, Past, Request
+from p2ptrain.core.pace import Pace
+from p2ptrain.core.purpose import GOSSIP, Formation, Purpose
+from p2ptrain.core.wait_avoiding import Schedule, WaitAvoiding
+from p2ptrain.ids import PeerId, Seconds, Ticket
+
+
+class Surroundings(Protocol):
+    """What groups ask of everything else about their peer."""
+
+    @property
+    def has_model(self) -> bool:
+        """False while the model that we are to go on with is still to come."""
+        ...
+
+    def participants(self) -> Sequence[PeerId]:
+        """Everyone who meets at a barrier, sorted, with us."""
+        ...
+
+    def trainees(self) -> Sequence[PeerId]:
+        """Everyone who trains, sorted, with us."""
+        ...
+
+    def contribution(self, purpose: Purpose) -> Contribution:
+        """Our scalars for such a group."""
+        ...
+
+    def weigh(self, members: Sequence[PeerId]) -> tuple[int, ...]:
+        """How large the members' shares of the vectors should be; empty: all alike."""
+        ...
+
+    def outside_samples(self, members: Sequence[PeerId]) -> int:
+        """Samples of all others."""
+        ...
+
+
+class StillLife:
+    """Implements `Surroundings`: these peers, who average models, all alike."""
+
+    has_model = True
+
+    def __init__(self, peers: Sequence[PeerId]) -> None:
+        self._peers = tuple(sorted(peers))
+
+    def participants(self) -> Sequence[PeerId]:
+        return self._peers
+
+    def trainees(self) -> Sequence[PeerId]:
+        return self._peers
+
+    def contribution(self, purpose: Purpose) -> Contribution:
+        return MODEL
+
+    def weigh(self, members: Sequence[PeerId]) -> tuple[int, ...]:
+        return ()
+
+    def outside_samples(self, members: Sequence[PeerId]) -> int:
+        return 0
+
+
+class PeerGroups:
+    """One peer's groups; implements `Groups` for its slot. Effects are handed to `emit`."""
+
+    def __init__(
+        self,
+        me: PeerId,
+        incarnation: int,
+        config: LockConfig,
+        resend_s: Seconds,
+        schedule: Schedule | None,
+        around: Surroundings,
+        emit: Callable[[Effect], None],
+        pace: Pace | None = None,
+    ) -> None:
+        self._me = me
+        self._around = around
+        self._emit = emit
+        self._ended: list[GroupEnded] = []  # requests whose formations do not know
+        self._now: Seconds = 0.0
+        self.lock = GroupLock(me, incarnation, config, self._note, self, pace)
+        self.barrier = Barrier(me, resend_s, around.participants, self.lock, emit)
+        self.wait_avoiding = WaitAvoiding(me, resend_s, schedule, around.trainees, self.lock, emit)
+
+    # --- what a slot asks -------------------------------------------------------------------------
+
+    def admits(self, source: PeerId, request: Request) -> bool:
+        purpose = request.purpose
+        match purpose.formation:
+            case _ if not self._around.has_model:
+                return False  # our model is not what they want to average with
+            case Formation.CLAIMED:
+                return True
+            case Formation.BARRIER:
+                return self.barrier.admits(purpose)
+            case Formation.WAIT_AVOIDING:
+                return self.wait_avoiding.admits(source, purpose)
+
+    def contribution(self, purpose: Purpose) -> Contribution:
+        return self._around.contribution(purpose)
+
+    def weigh(self, members: Sequence[PeerId]) -> tuple[int, ...]:
+        return self._around.weigh(members)
+
+    def outside_samples(self, members: Sequence[PeerId]) -> int:
+        return self._around.outside_samples(members)
+
+    # --- for explorers ----------------------------------------------------------------------------
+
+    def frozen(self, now: Seconds) -> Hashable:
+        """All that decides what these groups will do, with times relative to `now`."""
+        parts = self.lock, self.barrier, self.wait_avoiding
+        return tuple(part.frozen(now) for part in parts)
+
+    def clone(self, emit: Callable[[Effect], None]) -> Self:
+        """Independent groups in the same state."""
+        twin = copy.copy(self)
+        twin._emit, twin._ended = emit, []
+        twin.lock = self.lock.clone(twin._note, twin)
+        twin.barrier = self.barrier.clone(twin.lock, emit)
+        twin.wait_avoiding = self.wait_avoiding.clone(twin.lock, emit)
+        return twin
+
+    # --- what happens -----------------------------------------------------------------------------
+
+    def request(
+        self, candidates: Sequence[PeerId], needed: int, now: Seconds, purpose: Purpose = GOSSIP
+    ) -> Ticket:
+        """Claim a group; see `GroupLock.request`."""
+        self._now = now
+        ticket = self.lock.request(candidates, needed, now, purpose)
+        self._follow(now)
+        return ticket
+
+    def arrive(self, version: int, line: int, now: Seconds) -> None:
+        """The trainer waits at the barrier."""
+        self._now = now
+        self.barrier.arrive(version, line, now)
+        self._follow(now)
+
+    def arrive_at(self, version: int, now: Seconds, *, waits: bool) -> None:
+        """The trainer is at a version of the schedule."""
+        self._now = now
+        self.wait_avoiding.arrive(version, now, waits=waits)
+        self._follow(now)
+
+    def receive(self, source: PeerId, message: GroupMessage, now: Seconds) -> None:
+        self._now = now
+        match message:
+            case Arrive() | CatchUp():
+                self.barrier.receive(source, message, now)
+            case Activate() if not self._around.has_model:
+                pass  # we are about to begin; then somebody is asked again
+            case Activate() | Past():
+                self.wait_avoiding.receive(source, message, now)
+            case _:
+                self.lock.receive(source, message, now)
+        self._follow(now)
+
+    def average_ended(self, ticket: Ticket, outcome: Outcome, why: str, now: Seconds) -> None:
+        """Our own average under `ticket` is over."""
+        self._now = now
+        if self.lock.holds(ticket):
+            self._group_over(ticket, outcome)
+        self.lock.average_ended(ticket, outcome, why, now)
+        self._follow(now)
+
+    def peer_gone(self, peer: PeerId, why: str, now: Seconds) -> None:
+        """A peer crashed or is cut off."""
+        self._now = now
+        self.barrier.peer_out(peer)
+        self.wait_avoiding.peer_out(peer)
+        self.lock.peer_gone(peer, why, now)
+        self._follow(now)
+
+    def peer_left(self, peer: PeerId, why: str, now: Seconds) -> None:
+        """A peer said goodbye."""
+        self._now = now
+        self.barrier.peer_out(peer)
+        self.wait_avoiding.peer_out(peer)
+        self.lock.peer_left(peer, why, now)
+        self._follow(now)
+
+    def state_taken(self, version: int, now: Seconds) -> None:
+        self._now = now
+        self.barrier.state_taken(version, now)
+        self._follow(now)
+
+    def state_not_taken(self, version: int, now: Seconds) -> None:
+        self._now = now
+        self.barrier.state_not_taken(version, now)
+        self._follow(now)
+
+    def view_changed(self, now: Seconds, *, participants: bool, trainees: bool) -> None:
+        """Membership has news."""
+        self._now = now
+        if participants:
+            self.barrier.view_changed(now)
+        if trainees:
+            self.wait_avoiding.view_changed(now)
+        self._follow(now)
+
+    def withdraw(self, why: str, now: Seconds) -> None:
+        """The trainer stops: no new groups, except those that others request."""
+        self._now = now
+        self.barrier.withdraw()
+        self.wait_avoiding.withdraw(now)
+        self.lock.withdraw(why, now)
+        self._follow(now)
+
+    def handle_timer(self, now: Seconds) -> None:
+        self._now = now
+        self.lock.handle_timer(now)
+        self.barrier.handle_timer(now)
+        self.wait_avoiding.handle_timer(now)
+        self._follow(now)
+
+    def next_deadline(self) -> Seconds | None:
+        parts = self.lock, self.barrier, self.wait_avoiding
+        return min((at for part in parts if (at := part.next_deadline()) is not None), default=None)
+
+    def check(self) -> None:
+        """Raise InvariantViolation if the parts contradict themselves or each other."""
+        for part in (self.lock, self.barrier, self.wait_avoiding):
+            part.check()
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    def _note(self, effect: Effect) -> None:
+        match effect:
+            case Average(ticket=ticket, members=members, purpose=purpose):
+                if purpose.formation is Formation.BARRIER:
+                    self.barrier.formed(ticket, purpose)
+                    effect = replace(effect, awaited=True)
+                elif purpose.formation is Formation.WAIT_AVOIDING:
+                    awaited = self.wait_avoiding.formed(ticket, purpose, members)
+                    effect = replace(effect, awaited=awaited)
+            case GroupEnded():
+                self._ended.append(effect)
+            case Abandon(ticket=ticket, outcome=outcome):
+                self._group_over(ticket, outcome)
+            case _:
+                pass
+        self._emit(effect)
+
+    def _group_over(self, ticket: Ticket, outcome: Outcome) -> None:
+        self.barrier.group_over(ticket, outcome, self._now)
+        self.wait_avoiding.group_over(ticket, outcome, self._now)
+
+    def _follow(self, now: Seconds) -> None:
+        """Tell the formations what has become of their requests, and of the slot."""
+        while self._ended:
+            ended = self._ended.pop(0)
+            self.barrier.request_ended(ended.ticket, ended.outcome, now)
+            self.wait_avoiding.request_ended(ended.ticket, ended.outcome, now)
+        self.barrier.follow(now)
+        self.wait_avoiding.follow(now)

@@ -1,0 +1,54 @@
+"""What a group is for: stated with its ticket from the first request to the end.
+
+Nothing of it is derived a second time from a view, which another peer may not share.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+
+
+class What(StrEnum):
+    """Which vectors a group averages."""
+
+    MODELS = "models"
+    GRADIENTS = "gradients"
+    """Of this step: all members wait for the mean."""
+
+    LATE_GRADIENTS = "late gradients"
+    """Whatever a member has not delivered yet, of no step or of several."""
+
+
+class Formation(IntEnum):
+    """How a group comes together."""
+
+    CLAIMED = 0
+    """One peer chooses the others."""
+    BARRIER = 1
+    """Everyone who trains meets once per version (`core/barrier.py`)."""
+    WAIT_AVOIDING = 2
+    """The group of a version runs when its rule is met (`core/wait_avoiding.py`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Purpose:
+    """How a group is formed, and what it averages."""
+
+    formation: Formation = Formation.CLAIMED
+    what: What = What.MODELS
+    version: int = 0
+    """Of the barrier or the schedule."""
+    line: int = 0
+    """At a barrier: where the members' models come from."""
+
+    def fulfils(self, waited_for: "Purpose") -> bool:
+        """True if a peer that waits for `waited_for` gets it from such a group.
+
+        A version of a schedule stands for the ones before it; at a barrier nothing does.
+        """
+        if self.formation is Formation.WAIT_AVOIDING and self.what is waited_for.what:
+            return waited_for.formation is self.formation and waited_for.version <= self.version
+        return self == waited_for and self.formation is not Formation.CLAIMED
+
+
+GOSSIP = Purpose()
+"""Models of a group that one peer chose."""
