@@ -293,5 +293,5 @@ BarrierMessage = Arrive | CatchUp
 WaitAvoidingMessage = Activate | Past
 RepairMessage = Standing | Mended
 MembershipMessage = Ping | Ack | PingFor | AckFor | Rumours
-GroupMessage = SlotMessage | BarrierMessage | WaitAvoidingMessage
-Message = MembershipMessage | GroupMessage | RepairMessage
+FormationMessage = SlotMessage | BarrierMessage | WaitAvoidingMessage
+Message = MembershipMessage | FormationMessage | RepairMessage
