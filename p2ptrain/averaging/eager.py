@@ -108,7 +108,6 @@ class Eager(Algorithm):
         return bool(self.config.missed == "every")
 
     async def after_backward(self, swarm: Swarm) -> None:
-        await swarm.hand_in_gradients()
         ran = swarm.version
         if ran == self.seen:
             await swarm.average_at(ran + 1)

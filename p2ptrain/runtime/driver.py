@@ -319,9 +319,6 @@ class Driver:
         self._machine.arrive_at(version, self.now, waits=waits)
         self._pump()
 
-    def tell(self, peer: PeerId, message: AlgorithmMessage) -> None:
-        self._send(peer, message)  # lost: the algorithm says what that costs
-
     async def hand_in_gradients(self) -> None:
         contributes, self.accord.contributes = self.accord.contributes, True
         await self.averages.late.hand_in(self.accord.samples_of_step, contributes=contributes)
@@ -407,7 +404,7 @@ class Driver:
             self._log.decided(effect)
             match effect:
                 case effects.Send(target=target, message=message):
-                    self._send(target, message)
+                    self.send(target, message)
                 case effects.Average():
                     self.averages.start(effect)
                 case effects.Abandon():
@@ -440,7 +437,7 @@ class Driver:
             self._deadline = deadline
             self._timer = self._loop.call_at(deadline, self._handle_timer)
 
-    def _send(self, target: PeerId, message: Message | AlgorithmMessage) -> None:
+    def send(self, target: PeerId, message: Message | AlgorithmMessage) -> None:
         member = self._machine.membership.member(target)
         if member:
             self._log.message("->", target, message)
