@@ -85,8 +85,9 @@ seen to be enough (`core/pace.py`).
 * `lease_s`: a granter is free again by itself so long after its grant (the initiator is silent: it
   died). Should its group form all the same, it refuses it, and the group ends or goes on without
   it. So long after it has first asked for its offer back, a peer has it back, answered or not: a
-  group that begins with it is refused. A *formed* group has no lease: a member's slot is that group's while its average runs, and an
-  average in which nothing moves is broken (`core/repair.py`, `core/transfers.py`).
+  group that begins with it is refused. A *formed* group has no lease: a member's slot is that
+  group's while its average runs, and an average in which nothing moves is broken
+  (`core/repair.py`, `core/transfers.py`).
 * Deadlines bind before anything else happens: a peer that was paused takes no late `Begin` or
   `Grant` for a timely one.
 * The *ticket* fences the rest: chunks under a ticket that is not `holds` are refused, and a result
@@ -245,10 +246,15 @@ class GroupLock:
         return ticket in self._ended
 
     def rejoin(self, incarnation: int) -> None:
-        """We are known under a larger incarnation: new tickets are of that one."""
+        """New tickets are of this incarnation, above that of a former life that others remember."""
         self._incarnation = incarnation
 
     # --- for explorers ----------------------------------------------------------------------------
+
+    @property
+    def wanted(self) -> tuple[Ticket, ...]:
+        """Our own requests that wait for their turn."""
+        return tuple(wish.ticket for wish in self._wishes)
 
     def frozen(self, now: Seconds) -> Hashable:
         """All that decides what this lock will do, as one value, with times relative to `now`."""
@@ -325,16 +331,29 @@ class GroupLock:
 
     def note_offer(
         self, source: PeerId, offer: Ticket, purpose: Purpose, contribution: Contribution
-    ) -> None:
-        """`source` waits for such a group of ours, and offers us its slot."""
+    ) -> bool:
+        """`source` waits for such a group of ours, and offers us its slot.
+
+        Returns:
+            False if its own later word has overtaken this one.
+        """
         if offer.initiator != source:
-            return  # not an offer that it could make
+            return False  # not an offer that it could make
+        let_go = self._let_go.get(source, NO_OFFER)
+        standing = self._offers[source].offer if source in self._offers else None
+        overtaken = offer < max(let_go, standing or NO_OFFER)
         if self._has_taken(offer):
             self._tell_taken(source, offer)  # the first one was lost
-        elif offer <= self._let_go.get(source, NO_OFFER):
+        elif offer <= let_go:
             self._emit(Send(source, Release(offer)))  # lost: the offer comes again
-        elif source not in self._offers or (self._offers[source].offer or NO_OFFER) <= offer:
+        elif not overtaken:
             self._offers[source] = Promise(source, contribution, offer, purpose)
+        return not overtaken
+
+    def forget_offer(self, source: PeerId) -> None:
+        """`source` is told that what it offers its slot for does not come: it takes it back."""
+        if source in self._offers:
+            self._void(source, self._offers[source].offer or NO_OFFER)
 
     def receive(self, source: PeerId, message: SlotMessage, now: Seconds) -> None:
         self._lapse(now)
@@ -764,7 +783,7 @@ class GroupLock:
             case _ if self._is_past(ticket):
                 pass  # a late one, of which we need not even say so
             case _ if not self._groups.admits(source, request):
-                self._disown(source, ticket)
+                self._refuse(source, ticket)
             case _:
                 self._enqueue(request)
                 self._consider(request, now)
@@ -801,11 +820,18 @@ class GroupLock:
     def _grant(self, request: Request, now: Seconds) -> None:
         ticket, initiator = request.ticket, request.ticket.initiator
         if not self._groups.admits(initiator, request):
-            self._disown(initiator, ticket)  # what it is for has gone on meanwhile
+            self._refuse(initiator, ticket)  # what it is for has gone on meanwhile
             return
         stated = self._groups.contribution(request.purpose)
         self._state = Granted(request, stated, now, now + self._config.resend_s)
         self._emit(Send(initiator, Grant(ticket, stated)))  # lost: sent again
+
+    def _refuse(self, source: PeerId, ticket: Ticket) -> None:
+        """For good: our word may arrive when a later `Grant` has, and no chunks wait for us."""
+        self._queue = tuple(other for other in self._queue if other.ticket != ticket)
+        if ticket not in self._ended:
+            self._remember(ticket, NEVER_FORMED)
+        self._disown(source, ticket)
 
     def _handle_begin(self, source: PeerId, begin: Begin, now: Seconds) -> None:
         ticket, purpose = begin.ticket, begin.purpose
@@ -825,7 +851,7 @@ class GroupLock:
             case InGroup() as state if state.ticket == ticket:
                 pass  # a duplicate
             case _:
-                self._disown(source, ticket)  # our lease lapsed, or our offer was taken back
+                self._refuse(source, ticket)  # our lease lapsed, or our offer was taken back
 
     # --- both sides -------------------------------------------------------------------------------
 
@@ -932,6 +958,9 @@ class GroupLock:
     def _free(self, ticket: Ticket, ended: Ended = NEVER_FORMED) -> None:
         """Our part in `ticket` is over, for good; somebody's turn is next."""
         self._state = Free()
+        self._remember(ticket, ended)
+
+    def _remember(self, ticket: Ticket, ended: Ended) -> None:
         self._ended[ticket] = ended
         if len(self._ended) > ENDED_REMEMBERED:
             del self._ended[next(iter(self._ended))]

@@ -136,13 +136,13 @@ class PeerGroups:
         parts = self.lock, self.barrier, self.wait_avoiding
         return tuple(part.frozen(now) for part in parts)
 
-    def clone(self, emit: Callable[[Effect], None]) -> Self:
-        """Independent groups in the same state."""
+    def clone(self, emit: Callable[[Effect], None], around: Surroundings) -> Self:
+        """Independent groups in the same state, in surroundings of their own."""
         twin = copy.copy(self)
-        twin._emit, twin._ended = emit, []
+        twin._emit, twin._around, twin._ended = emit, around, []
         twin.lock = self.lock.clone(twin._note, twin)
-        twin.barrier = self.barrier.clone(twin.lock, emit)
-        twin.wait_avoiding = self.wait_avoiding.clone(twin.lock, emit)
+        twin.barrier = self.barrier.clone(twin.lock, emit, around.participants)
+        twin.wait_avoiding = self.wait_avoiding.clone(twin.lock, emit, around.trainees)
         return twin
 
     # --- what happens -----------------------------------------------------------------------------
@@ -255,9 +255,10 @@ class PeerGroups:
             case Average(ticket=ticket, members=members, purpose=purpose):
                 if purpose.formation is Formation.BARRIER:
                     self.barrier.formed(ticket, purpose)
+                    effect = replace(effect, awaited=True)
                 elif purpose.formation is Formation.WAIT_AVOIDING:
-                    held = self.wait_avoiding.formed(ticket, purpose, members)
-                    effect = replace(effect, held=held)
+                    awaited = self.wait_avoiding.formed(ticket, purpose, members)
+                    effect = replace(effect, awaited=awaited)
             case GroupEnded():
                 self._ended.append(effect)
             case Abandon(ticket=ticket, outcome=outcome):

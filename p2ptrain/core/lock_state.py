@@ -229,7 +229,7 @@ def relative(state: LockState, now: Seconds) -> LockState:
         case Granted(granted_at=granted_at, resend_at=resend_at):
             return replace(state, granted_at=granted_at - now, resend_at=resend_at - now)
         case Offered(resend_at=resend_at, lapses_at=lapses_at):
-            resend_at, lapses_at = max(-1.0, resend_at - now), max(-1.0, lapses_at - now)
+            resend_at, lapses_at = max(0.0, resend_at - now), max(0.0, lapses_at - now)
             return replace(state, resend_at=resend_at, lapses_at=lapses_at)
         case InGroup():
             return replace(state, since=0.0)

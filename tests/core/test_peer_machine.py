@@ -120,11 +120,23 @@ def test_a_peer_is_in_one_group_at_a_time_whoever_forms_it(machine: PeerMachine)
     machine.arrive(0, 0, 1.1)
     (said,) = messages(machine.take_effects(), "a")
     assert said == Arrive(0, 0), "it waits, and has nothing to offer yet"
-    machine.receive(A, Request(meeting, 1, MEETING), 1.2)
     machine.receive(A, Begin(meeting, ABC, purpose=MEETING), 1.3)
     assert machine.holds(claimed)
     assert not machine.holds(meeting)
-    assert Relinquish(meeting) in messages(machine.take_effects(), "a")
+    assert messages(machine.take_effects(), "a") == [Relinquish(meeting)]
+    machine.ended(AverageEnded(claimed, Outcome.DONE, ""), 1.4)
+    again, offer = Ticket(A, 1, 3), offered(machine)
+    machine.receive(A, Begin(again, ABC, purpose=MEETING, offer=offer), 1.5)
+    assert machine.holds(again)
+
+
+def test_a_barrier_that_is_requested_meanwhile_is_granted_after_the_claimed_group(
+    machine: PeerMachine,
+):
+    claimed, meeting = grouped(machine), Ticket(A, 1, 2)
+    machine.arrive(0, 0, 1.1)
+    machine.receive(A, Request(meeting, 1, MEETING), 1.2)
+    assert not [m for m in messages(machine.take_effects(), "a") if isinstance(m, Grant)]
     machine.ended(AverageEnded(claimed, Outcome.DONE, ""), 1.4)
     assert Grant(meeting) in messages(machine.take_effects(), "a")
     machine.receive(A, Begin(meeting, ABC, purpose=MEETING), 1.5)
