@@ -1,6 +1,6 @@
 """One peer's machine: its parts told of each other's news, its deadlines, its fence."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
@@ -39,21 +39,17 @@ from p2ptrain.core.messages import (
 )
 from p2ptrain.core.peer_machine import PeerMachine, ProtocolConfig
 from p2ptrain.core.purpose import GOSSIP, Formation, Purpose
-from p2ptrain.core.wait_avoiding import Round, Schedule
+from p2ptrain.core.wait_avoiding import Schedule
 from p2ptrain.errors import ConfigError, InvariantViolation
 from p2ptrain.ids import PeerId, Ticket
 from tests.helpers.circle import member
+from tests.helpers.crowd import everyone
 
 A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
 ABC = (A, B, C)
 TICKET = Ticket(A, 1, 1)
 MEETING = barrier_of(0, 0)
 FIRST = Purpose(Formation.WAIT_AVOIDING, What.MODELS, version=1)
-
-
-def everyone(_: int, peers: Sequence[PeerId], __: PeerId) -> Round:
-    """A schedule of one group."""
-    return Round(tuple(peers), What.MODELS)
 
 
 @pytest.fixture
@@ -368,7 +364,7 @@ def test_a_repetition_that_never_comes_is_refused():
 @pytest.fixture
 def scheduled():
     """Peer b with a schedule of one group; a and c train."""
-    machine = PeerMachine(member("b"), ProtocolConfig(), Random(0), everyone)
+    machine = PeerMachine(member("b"), ProtocolConfig(), Random(0), everyone())
     training = [replace(member(name), phase=Phase.TRAINING) for name in "ac"]
     machine.learn(training, 0.0, "welcomed by a")
     machine.take_effects()
@@ -475,7 +471,7 @@ def by_arrivals() -> PeerMachine:
 
 
 def by_version() -> PeerMachine:
-    machine = slow_c(everyone)
+    machine = slow_c(everyone())
     for peer in (B, C):
         machine.receive(peer, Activate(1, waits=False), 0.1)
     machine.arrive_at(1, 0.1, waits=True)
