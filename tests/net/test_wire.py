@@ -329,6 +329,10 @@ def test_valid_protobuf_with_hostile_values_decodes_or_is_refused(data):
         pb.Envelope(source="a", grant=pb.Grant(ticket=ticket, contribution=stated)),
         pb.Envelope(source="a", begin=pb.Begin(formed=formed, offer=ticket)),
         pb.Envelope(source="a", failed=pb.Failed(ticket=ticket, reason=text())),
+        pb.Envelope(
+            source="a",
+            algorithm=pb.AlgorithmMessage(kind=text(), numbers=[number()], peers=[text()]),
+        ),
         pb.Envelope(source="a", relinquish=pb.Relinquish(ticket=ticket)),
         pb.Envelope(
             source="a", arrive=pb.Arrive(version=number(), offer=ticket, contribution=stated)
@@ -442,6 +446,33 @@ def test_a_group_for_something_that_this_version_does_not_know_is_refused(purpos
     request = pb.Request(ticket=ticket, purpose=packed)
     with pytest.raises(CodecError, match="a group for something unknown"):
         wire.decode_envelope(pb.Envelope(source="a", request=request).SerializeToString())
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"kind": "x" * 33}, "a message with 33 characters"),
+        ({"numbers": [0] * 65}, "65 numbers"),
+        ({"peers": ["a"] * 4097}, "4097 names"),
+        ({"peers": ["a"] * 100_000}, "4097 names"),
+        ({"numbers": [wire.MAX_NUMBER + 1]}, "write numbers from 0"),
+        ({"peers": ["two words"]}, "a peer's name that cannot be one"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_a_message_of_an_algorithm_that_it_could_not_send_is_refused(
+    said: dict[str, object], message: str
+):
+    packed = pb.Envelope(source="a", algorithm=pb.AlgorithmMessage(**said))
+    with pytest.raises(CodecError, match=message):
+        wire.decode_envelope(packed.SerializeToString())
+
+
+def test_a_group_of_more_members_than_a_swarm_may_have_is_refused():
+    names = [f"p{i:05}" for i in range(wire.MAX_MEMBERS + 1)]
+    assert decode_begin(members=names[:-1]).members == tuple(names[:-1])
+    with pytest.raises(CodecError, match="a group of 4097 members"):
+        decode_begin(members=names)
 
 
 def test_an_offer_of_nobody_is_refused():
