@@ -151,8 +151,10 @@ def test_a_request_that_came_to_nothing_leaves_offers_as_they_are(quartet: Trio)
     waiting(quartet, "b")
     quartet.choices["c"].refused = [BARRIER]
     first = quartet.request("a", "bc", purpose=BARRIER)
-    quartet.settle()
+    quartet.deliver("a", "c")
+    quartet.deliver("c", "a")
     assert quartet.ended == {first: Outcome.REFUSED}
+    assert quartet.wire == [], "b was not asked, and need not be told"
     assert quartet.states["b"] == "offered to a"
     second = quartet.request("a", "b", purpose=BARRIER)
     quartet.settle()
