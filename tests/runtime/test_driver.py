@@ -59,6 +59,9 @@ class Stranger:
     def handle_broken(self, address: Address, why: str) -> None:
         pass
 
+    async def handle_stream(self, opening: Opening, stream: SliceStream) -> None:
+        stream.abort("a stranger")
+
     def handle_identify(self) -> Hello:
         return Hello((1, 0), "ad_psgd", "vector-8", 8, self.me, "fp32")
 
