@@ -416,6 +416,30 @@ def test_an_offer_that_was_let_go_is_not_taken_when_it_comes_again(meeting: Meet
     meeting.together("abc")
 
 
+@pytest.mark.parametrize("is_offer", [False, True])
+@pytest.mark.parametrize("incarnation", [1, 1 << 62])
+def test_a_made_up_ticket_voids_none_of_the_offers_to_come(
+    meeting: Meeting, incarnation: int, is_offer: bool
+):
+    made_up = Ticket(PeerId("b"), incarnation, 1 << 62)
+    meeting.say("b", "a", Arrive(0, offer=made_up) if is_offer else Inquire(made_up))
+    meeting.settle()
+    meeting.arrive("bca", 0)
+    meeting.settle()
+    meeting.advance(RESEND_S)
+    if is_offer and "c" in meeting.groups() and "b" not in meeting.groups():
+        meeting.finish("c", Outcome.LOST)  # b has refused what its offer was taken for
+        meeting.advance(2 * RESEND_S)
+    meeting.together("abc")
+    meeting.finish("abc")
+    meeting.settle()
+    meeting.said.clear()
+    meeting.arrive("bca", 1)
+    meeting.settle()
+    meeting.together("abc")
+    assert len(meeting.said) == 4, "as if nothing had been"
+
+
 def test_a_claim_and_a_barrier_that_want_the_same_peers_both_come_to_pass(meeting: Meeting):
     """Whatever order their messages come in."""
     for seed in range(60):
