@@ -101,7 +101,7 @@ a `Relinquish` would make it throw away what we have applied. A request under a 
 same initiator shows that the older one is over; a coordinator takes no offer that it has let go.
 
 **What happens when each message is lost** stands beside each in `core/messages.py`;
-`tests/core/test_group_lock.py` shows every line of it.
+`tests/core/test_group_lock.py` and `test_group_lock_offers.py` show every line of it.
 """
 
 import copy

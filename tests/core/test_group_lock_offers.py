@@ -767,6 +767,15 @@ def test_our_own_request_is_not_made_if_what_it_is_for_is_over_when_its_turn_com
     assert quartet.groups == dict.fromkeys("ad", gossip)
 
 
+def test_a_lost_refusal_is_said_again_when_the_request_comes_again(quartet: Trio):
+    quartet.choices["b"].refused = [GOSSIP]
+    ticket = quartet.request("a", "b")
+    quartet.deliver("a", "b")
+    quartet.drop("b", "a")
+    quartet.advance(RESEND_S)
+    assert quartet.ended == {ticket: Outcome.REFUSED}
+
+
 def test_a_request_that_was_refused_is_refused_for_good(quartet: Trio):
     """Its initiator may hear that when it has a later grant already, and would begin with it."""
     quartet.choices["b"].refused = [BARRIER]
