@@ -11,7 +11,15 @@ from typing import Generic, NamedTuple, TypeVar, assert_never
 
 from p2ptrain.core.barrier import Idle
 from p2ptrain.core.contribution import Contribution
-from p2ptrain.core.effects import Abandon, Average, Effect, GroupEnded, Send, TakeState, VersionEnded
+from p2ptrain.core.effects import (
+    Abandon,
+    Average,
+    Effect,
+    GroupEnded,
+    Send,
+    TakeState,
+    VersionEnded,
+)
 from p2ptrain.core.events import Outcome
 from p2ptrain.core.groups import PeerGroups
 from p2ptrain.core.lock_state import Free, Granted, InGroup, Offered
@@ -327,7 +335,9 @@ class Peers:
     ) -> tuple[Ticket, ...]:
         """Our requests that are new, in order."""
         current = (after.current,) if after.current else ()
-        mine = {t for t in (*mentioned, *after.wanted, *current) if t.initiator == self._name(after)}
+        mine = {
+            t for t in (*mentioned, *after.wanted, *current) if t.initiator == self._name(after)
+        }
         return tuple(sorted(mine - {*before.wanted, before.current}))
 
     def _name(self, local: Local) -> PeerId:
@@ -447,5 +457,3 @@ def _essence(message: Message) -> FormationMessage:
 
 def _nobody(effect: Effect) -> None:
     raise AssertionError(f"groups that are no clone were touched: {effect}")
-
-
