@@ -505,7 +505,7 @@ class Situations:
             if move.is_news:
                 stories = self._note(stories, before, event, move, locals_)
             for average in move.averages:
-                self._check_wait(average, peer, course)
+                self._check_wait(average, before, course)
             for ended in move.versions:
                 course = self._version_ended(course, peer, ended)
         except UnsafeError as error:
@@ -564,14 +564,17 @@ class Situations:
             name = self.peers.names[before.peer]
             raise UnsafeError(f"{name} enters {ticket} without being promised to it")
 
-    def _check_wait(self, average: Average, peer: int, number: int) -> None:
-        """A group of a barrier is for those whose trainers wait with its version."""
-        purpose, course = average.purpose, self._courses.values[number]
+    def _check_wait(self, average: Average, number: int, course: int) -> None:
+        """A barrier's group is for those who wait with its version; others' begin once."""
+        purpose, before = average.purpose, self.peers.locals[number]
+        name, groups = self.peers.names[before.peer], before.groups
         if purpose.formation is Formation.BARRIER:
-            trainer = course.trainers[self._trains[peer]]
+            trainer = self._courses.values[course].trainers[self._trains[before.peer]]
             if trainer != (purpose.version, purpose.line, True):
-                name = self.peers.names[peer]
                 raise UnsafeError(f"{name} enters {average.ticket} and does not wait for it")
+        begun = groups.wait_avoiding.begun if groups else 0
+        if purpose.formation is Formation.WAIT_AVOIDING and purpose.version <= begun:
+            raise UnsafeError(f"version {purpose.version} begins at {name} again")
 
     def _version_ended(self, number: int, peer: int, ended: VersionEnded) -> int:
         """The trainer of `peer` waits no longer."""

@@ -11,7 +11,8 @@
 * *Nothing is torn by a message*: once the chunks of a group may all have moved, no message makes a
   member throw away what the others apply. (Crashes can.)
 * *Each arrival once*: a trainer that waits hears of one end, at the barrier that of the version
-  with which it waits; a peer enters a barrier's group only while its trainer waits for just that.
+  with which it waits; a peer enters a barrier's group only while its trainer waits for just that. A
+  version of a schedule begins at most once at each peer.
 
 A member that is told that its group is over, or hears that another member is gone, may be in
 another group at once, although others still hold the ticket: without it their average cannot end,
