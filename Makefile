@@ -1,62 +1,71 @@
 # `make demo` and `make test` do all their own set-up in .venv; nothing else has to be installed.
+# `make bench QUICK=1` (and so on) runs the smallest form of a long target, in seconds: does it run?
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+RUNS   ?= runs
+SMALL  := $(if $(QUICK),--quick)
 READY  := $(VENV)/.ready
 
 .PHONY: demo test explore worlds paper paper-real bench bench-faults bench-links bench-lock bench-membership protos algorithm-pages wheel clean
 
 demo: $(READY)  ## train with all-reduce and with gossip beside a straggler; write runs/demo
-	$(BIN)/p2plab run launcher/scenarios/one_slow.toml --out runs/demo --check
+	$(BIN)/p2plab run launcher/scenarios/one_slow.toml --out $(RUNS)/demo $(if $(QUICK),--samples 512,--check)
 
 test: $(READY)  ## everything that CI runs
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 2 --dist loadgroup $(TESTS)
 
 explore: $(READY)  ## claims, barriers and wait-avoiding groups, exhaustively: every order of events, some faults
-	$(BIN)/python -m p2ptrain.sim.explore --full
+	$(BIN)/python -m p2ptrain.sim.explore $(if $(QUICK),,--full)
 
-SEEDS ?= 1000
+SEEDS ?= $(if $(QUICK),20,1000)
 FIRST ?= 0
 
-worlds: $(READY)  ## fleets by seed: cruel first, then healed; SEEDS=... FIRST=...
-	$(BIN)/python -m tests.worlds --seeds $(SEEDS) --first $(FIRST)
+worlds: $(READY)  ## fleets by seed: cruel first, then healed; SEEDS=... FIRST=... ALGORITHM=...
+	$(BIN)/python -m tests.worlds --seeds $(SEEDS) --first $(FIRST) $(if $(ALGORITHM),--algorithm $(ALGORITHM))
 
 bench: $(READY)  ## averages beside Gloo and a bare gRPC swap; runs/bench
-	$(BIN)/python -m launcher.bench.averages --out runs/bench
+	$(BIN)/python -m launcher.bench.averages --out $(RUNS)/bench $(SMALL)
 
 bench-links: $(READY)  ## averages over a link of 1 Gbit/s, with each codec; root, runs/bench-links
-	$(BIN)/python -m launcher.bench.links --out runs/bench-links
+	$(BIN)/python -m launcher.bench.links --out $(RUNS)/bench-links $(SMALL)
+
+PAGE ?= $(if $(QUICK),$(RUNS)/paper.md,docs/paper.md)
 
 paper: $(READY)  ## the experiments of the papers, simulated; writes runs/paper and docs/paper.md
-	$(BIN)/python -m launcher.paper --out runs/paper --page docs/paper.md
+	$(BIN)/python -m launcher.paper --out $(RUNS)/paper --page $(PAGE) $(SMALL)
 
 paper-real: $(READY)  ## four of them for real, a quarter of an hour on two idle cores; runs/paper-real and docs/paper.md
-	$(BIN)/python -m launcher.paper --backend process --out runs/paper-real --page docs/paper.md
+	$(BIN)/python -m launcher.paper --backend process --out $(RUNS)/paper-real --page $(PAGE) $(SMALL)
+
+PROTOS ?= p2ptrain/net/_pb
+PAGES  ?= docs/algorithms
+WHEELS ?= dist
 
 protos: $(READY)  ## regenerate p2ptrain/net/_pb from protos/
-	$(BIN)/python tests/tidy/generate_protos.py p2ptrain/net/_pb
+	$(BIN)/python tests/tidy/generate_protos.py $(PROTOS)
 
 algorithm-pages: $(READY)  ## regenerate docs/algorithms from the docstrings
-	$(BIN)/python tests/tidy/generate_algorithm_pages.py docs/algorithms
+	$(BIN)/python tests/tidy/generate_algorithm_pages.py $(PAGES)
 
 bench-lock: $(READY)  ## how fast 64 peers that ask all the time find someone free; runs/bench-lock
-	$(BIN)/python -m launcher.bench.lock --out runs/bench-lock --check
+	$(BIN)/python -m launcher.bench.lock --out $(RUNS)/bench-lock --check $(SMALL)
 
 bench-faults: $(READY)  ## what it costs three peers that the fourth is killed, frozen, cut off, or slow; runs/bench-faults
-	$(BIN)/python -m launcher.bench.faults --out runs/bench-faults
+	$(BIN)/python -m launcher.bench.faults --out $(RUNS)/bench-faults $(SMALL)
 
 bench-membership: $(READY)  ## how soon all know of a join and of a death, up to 1,024 peers; runs/bench-membership
-	$(BIN)/python -m launcher.bench.membership --out runs/bench-membership --check
+	$(BIN)/python -m launcher.bench.membership --out $(RUNS)/bench-membership --check $(SMALL)
 
 wheel: $(READY)  ## a pure Python wheel in dist/
-	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .
+	$(BIN)/pip wheel --quiet --no-deps --wheel-dir $(WHEELS) .
 
 clean:
 	rm -rf $(VENV) build dist runs *.egg-info
 
 .PHONY: chaos
 chaos: $(READY)  ## eight peers through ten bad minutes, and undisturbed: runs/chaos (BACKEND=docker: in containers)
-	$(BIN)/python -m launcher.bench.chaos --out runs/chaos --backend $(or $(BACKEND),process) --check
+	$(BIN)/python -m launcher.bench.chaos --out $(RUNS)/chaos --backend $(or $(BACKEND),process) --check $(SMALL)
 
 # torch goes first and by its exact version: an unpinned torch can drag in gigabytes.
 $(READY): pyproject.toml constraints.txt

@@ -59,6 +59,9 @@ def run(
     ] = "",
     peers: Annotated[int | None, typer.Option(help="How many peers start together.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of model, data and delays.")] = None,
+    samples: Annotated[
+        int | None, typer.Option(help="Samples of the whole swarm after which it stops.")
+    ] = None,
     gradients: Annotated[
         bool,
         typer.Option("--gradients/--no-gradients", help="Off: price steps, train nothing (sim)."),
@@ -76,7 +79,7 @@ def run(
     whole = load_scenario(scenario)
     names, without = _there(place, backend, whole, asked)
     chosen, left_out = with_changes(
-        whole, algorithms=names, peers=peers, seed=seed, gradients=gradients
+        whole, algorithms=names, peers=peers, seed=seed, samples=samples, gradients=gradients
     )
     left_out += without
     chosen.check_algorithms()

@@ -3,7 +3,11 @@
 The keys are an interface (`architecture.md`, section 8): ``algorithm``, ``backend``, ``peers`` (a
 list, one object per peer), ``wall_s``, ``steps``, ``samples``, ``samples_per_s``,
 ``versions_per_s`` (averages that the busiest peer took part in; of models and gradients, those of
-gradients), ``time_to_target_s`` (null if not reached) and ``final`` with ``loss``, ``accuracy``,
+gradients), ``averages_per_peer`` (the mean over the peers of how many of their averages succeeded),
+``failed_share`` (0 to 1: of the attempts of all peers, those that failed; attempts that end as they
+do every day, by a busy partner for one, count for neither side; null without attempts),
+``silences`` (the sentences of peers that had stopped averaging, the first `MOST_SILENCES`),
+``time_to_target_s`` (null if not reached) and ``final`` with ``loss``, ``accuracy``,
 ``recall`` (of each class, where the task has classes) and ``consensus_distance`` (defined in
 `launcher.consensus`). Each peer has its name as ``peer``, its
 ``state`` (ended or lost) with ``why``, and the totals of its own ``ended`` record.
@@ -19,14 +23,18 @@ import dataclasses
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from launcher.backends.base import PeerStatus
 from launcher.consensus import ConsensusCurve
 from launcher.records import PeerHistory
+from p2ptrain.core.events import NO_FAILURE
 from p2ptrain.ids import Seconds
+
+MOST_SILENCES = 8
+"""A fleet that stands still says so with one voice per peer: the first few will do."""
 
 Json = dict[str, Any]  # Any: whatever JSON can hold
 
@@ -74,9 +82,28 @@ def summarise(
         "samples": samples,
         "samples_per_s": samples / duration_s if duration_s else 0.0,
         "versions_per_s": _versions(histories) / duration_s if duration_s else 0.0,
+        "averages_per_peer": _averages_per_peer(peers),
+        "failed_share": failed_share(peers),
+        "silences": [said for history in histories for said in history.silences][:MOST_SILENCES],
         "time_to_target_s": curve.time_to_target_s,
         "final": _final(curve),
     }
+
+
+def _averages_per_peer(peers: Sequence[Json]) -> float:
+    return sum(peer["groups_formed"] or 0 for peer in peers) / len(peers) if peers else 0.0
+
+
+def failed_share(peers: Sequence[Json]) -> float | None:
+    """Of all attempts that succeeded or failed, those that failed; None if there were none."""
+    formed = sum(peer["groups_formed"] or 0 for peer in peers)
+    failed = sum(sum(failures(peer["groups_failed"] or {}).values()) for peer in peers)
+    return failed / (formed + failed) if formed + failed else None
+
+
+def failures(by_outcome: Mapping[str, int]) -> dict[str, int]:
+    """Attempts by how they ended, without what happens every day."""
+    return {why: count for why, count in by_outcome.items() if why not in NO_FAILURE}
 
 
 def _versions(histories: Iterable[PeerHistory]) -> int:

@@ -126,8 +126,13 @@ def _ratios(row: Json, first: Json) -> Json:
 
 
 def print_comparison(console: Console, comparison: Json, left_out: Sequence[LeftOut]) -> None:
-    """Show the rows, then each claim with published beside measured, then what was left out."""
-    console.print(Group(_rows_table(comparison["rows"]), *_claims_parts(comparison["claims"])))
+    """Show the rows, each claim with published beside measured, silences, what was left out."""
+    rows = comparison["rows"]
+    claims = _claims_parts(comparison["claims"])
+    console.print(Group(_rows_table(rows), _averages_table(rows), *claims))
+    for row in rows:
+        for sentence in row["silences"]:
+            console.print(Text(f"{row['algorithm']}: {sentence}", style="bold red"))
     for one in left_out:
         console.print(Text(f"left out, since {one.why}: {one.what}", style="dim"))
 
@@ -149,6 +154,18 @@ def _rows_table(rows: Sequence[Json]) -> Table:
             _number(final["consensus_distance"], ".3g"),
             seconds(row["wall_s"], "-"),
         )
+    return table
+
+
+def _averages_table(rows: Sequence[Json]) -> Table:
+    """What an algorithm that trains at full speed and never averages shows in no other table."""
+    table = Table(title="Averages", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("", style="bold", no_wrap=True)
+    for heading in ("per peer", "failed"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        share = _number(row["failed_share"], ".1%")
+        table.add_row(row["algorithm"], _number(row["averages_per_peer"], ",.0f"), share)
     return table
 
 

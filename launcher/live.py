@@ -48,6 +48,8 @@ class PeerView:
     """Share of its time spent waiting for the protocol, 0 to 1."""
 
     partners: tuple[str, ...]
+    silence: str = ""
+    """What it says of not averaging at present."""
 
 
 def view_of(history: PeerHistory, status: PeerStatus) -> PeerView:
@@ -62,6 +64,7 @@ def view_of(history: PeerHistory, status: PeerStatus) -> PeerView:
         loss=recent[-1].loss if recent else None,
         waiting=sum(step.wait_s for step in recent) / busy_s if busy_s else 0.0,
         partners=_last_partners(history),
+        silence=history.silences[-1] if history.is_silent else "",
     )
 
 
@@ -71,7 +74,7 @@ def _state(history: PeerHistory, status: PeerStatus) -> str:
     if history.ended is not None:
         return "ending"
     if history.ready_at is not None:
-        return "training"
+        return "silent" if history.is_silent else "training"
     return "joining" if history.last_at is not None else "starting"
 
 
@@ -127,15 +130,26 @@ class PlainDisplay:
         self._pace = _Pace(LINE_EVERY_S)
         self._last = ""
         self._last_at = 0.0
+        self._told: dict[tuple[str, str], int] = {}  # how many silences of whom were printed
 
     def show(self, run: Run) -> None:
         """Print a line if it is time for one, or if the run has just ended."""
         if not self._pace.is_due(run) and not run.is_over:
             return
+        for sentence in self._fresh_silences(run)[:MOST_PEERS]:
+            self._console.print(Text(sentence, style="red"), soft_wrap=True)
         line, now = f"{headline(run)}  |  {_where(run)}", time.monotonic()
         if line != self._last or now - self._last_at >= SAME_LINE_EVERY_S:
             self._console.print(Text(line), soft_wrap=True)
             self._last, self._last_at = line, now
+
+    def _fresh_silences(self, run: Run) -> list[str]:
+        fresh: list[str] = []
+        for history in run.histories:
+            key = run.algorithm, history.name
+            fresh += history.silences[self._told.get(key, 0) :]
+            self._told[key] = len(history.silences)
+        return fresh
 
 
 def _where(run: Run) -> str:
@@ -174,26 +188,30 @@ def render(run: Run) -> RenderableType:
         table.add_column(heading, justify="right")
     table.add_column("last met")
     table.add_column("state")
-    for view in _views(run):
+    views = _views(run)
+    for view in views:
         table.add_row(*_cells(view))
     bar = ProgressBar(total=1.0, completed=progress_of(run), width=60)
     # Bare, a progress bar does not end its line.
     head, rest = Text(headline(run), style="bold"), Text(_not_shown(run), style="dim")
-    return Group(head, Padding(bar, (0, 0, 1, 0)), table, rest)
+    silences = [Text(view.silence, style="red") for view in views if view.state == "silent"]
+    return Group(head, Padding(bar, (0, 0, 1, 0)), table, *silences, rest)
 
 
 def _cells(view: PeerView) -> Sequence[str]:
     partners = ", ".join(view.partners[:3]) + (" ..." if len(view.partners) > 3 else "")
     loss = "-" if view.loss is None else f"{view.loss:.3f}"
     rate, waiting = f"{view.samples_per_s:,.0f}", f"{view.waiting:.0%}"
-    colour = {"training": "green", "lost": "bold red", "refused": "bold red"}.get(view.state, "dim")
+    bad = ("lost", "refused", "silent")
+    colour = "bold red" if view.state in bad else "green" if view.state == "training" else "dim"
     state = f"[{colour}]{view.state}[/]"
     return view.name, f"{view.steps:,}", rate, loss, waiting, partners, state
 
 
 def _views(run: Run) -> list[PeerView]:
-    """Of as many peers as fit; the slow and the lost are among them."""
-    ranks = shown_ranks(run.scenario, MOST_PEERS, [history.lost for history in run.histories])
+    """Of as many peers as fit; the slow, the lost and the silent are among them."""
+    special = [history.lost or history.is_silent for history in run.histories]
+    ranks = shown_ranks(run.scenario, MOST_PEERS, special)
     return [view_of(run.histories[rank], run.statuses[rank]) for rank in ranks]
 
 

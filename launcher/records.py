@@ -98,6 +98,9 @@ class PeerHistory:
         self.attempts: list[Attempt] = []
         self.snapshots: list[Snapshot] = []
         self.warnings: list[str] = []
+        self.silences: list[str] = []
+        """What it said each time its averages had stopped succeeding (`p2ptrain.core.silence`)."""
+        self.is_silent = False
         self.events: list[Event] = []
         self.ended: Record | None = None
         self.is_closed = False
@@ -216,6 +219,7 @@ class PeerHistory:
         if record["kind"] == "started":
             self._lives += 1
             self.ended = None  # an earlier life's
+            self.is_silent = False
             self._unix_minus_t = record["unix_s"] - record["t"]
             self.model_size = int(record["model_size"])
         at = record["t"] + self._unix_minus_t
@@ -229,8 +233,7 @@ class PeerHistory:
             case "snapshot":
                 self.snapshots.append(Snapshot(at, int(record["row"])))
             case "warning":
-                self.warnings.append(str(record["text"]))
-                self.events.append(Event(at, self.name, "warning", str(record["text"])))
+                self._take_warning(str(record["text"]), at, record.get("silent"))
             case "member":
                 self.events.append(Event(at, record["member"], record["state"], record["why"]))
             case "ended":
@@ -238,6 +241,13 @@ class PeerHistory:
             case _:
                 pass  # peers may say more than we ask
         self.last_at = at
+
+    def _take_warning(self, text: str, at: Seconds, silent: bool | None) -> None:
+        self.warnings.append(text)
+        self.events.append(Event(at, self.name, "warning", text))
+        if silent is not None:
+            self.is_silent = silent
+            self.silences += [text] * silent
 
     def _take_step(self, record: Record, at: Seconds) -> None:
         step = Step(

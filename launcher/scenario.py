@@ -47,6 +47,8 @@ BUNDLED = Path(__file__).parent / "scenarios"
 METRICS = (
     "samples_per_s",
     "versions_per_s",
+    "averages_per_peer",
+    "failed_share",
     "time_to_target_s",
     "wall_s",
     "steps",
@@ -280,6 +282,7 @@ def with_changes(
     algorithms: Sequence[str] = (),
     peers: int | None = None,
     seed: int | None = None,
+    samples: int | None = None,
     gradients: bool = True,
 ) -> tuple[Scenario, tuple[LeftOut, ...]]:
     """The scenario with what the command line changes, and the claims that can then not be checked.
@@ -298,6 +301,7 @@ def with_changes(
         gradients=trains,
         peers=scenario.peers if peers is None else peers,
         seed=scenario.seed if seed is None else seed,
+        stop=scenario.stop if samples is None else StopConfig(samples=samples),
     )
     return changed, tuple(LeftOut(claim.text, why) for claim, why in reasons.items() if why)
 

@@ -81,9 +81,16 @@ def peer(
     tls_cert: Annotated[str | None, TLS_CERT] = None,
     tls_key: Annotated[str | None, TLS_KEY] = None,
     tls_ca: Annotated[str | None, TLS_CA] = None,
+    verbose: Annotated[
+        int, typer.Option("-v", count=True, help="print what the protocol decides; -vv: probes too")
+    ] = 0,
 ) -> None:
     """Train as one peer of a swarm, until its end or Ctrl-C."""
     from p2ptrain.config import RunConfig, from_mapping, read_toml
+    from p2ptrain.runtime import protocol_log
+
+    if verbose:
+        protocol_log.show(probes=verbose > 1)
 
     given = {
         "task": task,

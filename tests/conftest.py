@@ -18,7 +18,7 @@ def pytest_asyncio_loop_factories(
     return {"virtual": VirtualLoop}
 
 
-STARTS_PROCESSES = ("integration", "docs", "integrations", "test_cli.py", "test_ddp.py")
+STARTS_PROCESSES = ("integration", "docs", "integrations", "make", "test_cli.py", "test_ddp.py")
 
 
 @pytest.hookimpl(tryfirst=True)

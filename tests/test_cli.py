@@ -265,3 +265,16 @@ def test_sigterm_while_waiting_for_a_slow_peer_is_a_clean_leave_and_the_others_g
         for process in processes:
             process.kill()
             process.communicate()
+
+
+@pytest.mark.parametrize(("given", "level"), [((), None), (("-v",), False), (("-vv",), True)])
+def test_v_prints_what_the_protocol_decides_and_vv_the_probes_too(monkeypatch, given, level):
+    shown: list[bool] = []
+    monkeypatch.setattr(
+        "p2ptrain.runtime.protocol_log.show", lambda *, probes: shown.append(probes)
+    )
+    monkeypatch.setattr(cli, "run_peer", lambda config: None)
+    monkeypatch.setattr(sys, "argv", ["p2ptrain", "peer", *given])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert shown == ([] if level is None else [level])

@@ -26,6 +26,7 @@ from rich.table import Table
 
 from launcher.bench import background as costs
 from launcher.bench.claims import (
+    Quick,
     claim,
     conclude,
     print_claims,
@@ -40,6 +41,7 @@ from p2ptrain.errors import ConfigError
 from p2ptrain.ids import Seconds
 
 ROUNDS = 7
+QUICK_CELLS = ((2, 1),)
 MEGABYTE = 1_000_000
 COLOURS = ("#4D4D4D", "#8C8C8C", "#C8C8C8", "#56B4E9", "#009E73", "#D55E00")
 
@@ -82,7 +84,9 @@ def row_of(system: str, cell: Cell, rounds: Sequence[Round]) -> Row:
     )
 
 
-def measure(console: Console, systems: Sequence[str], cells: Sequence[Cell]) -> list[Row]:
+def measure(
+    console: Console, systems: Sequence[str], cells: Sequence[Cell], rounds: int = ROUNDS
+) -> list[Row]:
     """Run everything, one after the other."""
     context = multiprocessing.get_context("spawn")
     rows = []
@@ -93,8 +97,8 @@ def measure(console: Console, systems: Sequence[str], cells: Sequence[Cell]) -> 
             progress.update(bar, description=f"{system}, {peers} peers, {megabytes} MB")
             with tempfile.TemporaryDirectory() as folder:
                 numbers = megabytes * MEGABYTE // 4
-                rounds = run(context, SYSTEMS[system], peers, numbers, ROUNDS, Path(folder))
-            rows.append(row_of(system, cell, rounds))
+                found = run(context, SYSTEMS[system], peers, numbers, rounds, Path(folder))
+            rows.append(row_of(system, cell, found))
             progress.advance(bar)
     return rows
 
@@ -216,14 +220,15 @@ def main(
     background: Annotated[bool, typer.Option(help="Trainers beside averages, and memory.")] = True,
     out: Annotated[Path, typer.Option(help="Where the results go.")] = Path("runs/bench"),
     check: Annotated[bool, typer.Option(help="Exit with 3 if a claim does not hold.")] = False,
+    quick: Quick = False,
 ) -> None:
     """Measure averages beside Gloo and bare gRPC, and what they cost a trainer."""
     console, began = Console(), time.monotonic()
     chosen = some_of("--systems", systems, tuple(SYSTEMS)) if systems else []
     cells = list(product(_numbers("--peers", peers, 2), _numbers("--megabytes", megabytes, 1)))
-    rows = measure(console, chosen, cells)
+    rows = measure(console, chosen, QUICK_CELLS, 1) if quick else measure(console, chosen, cells)
     claims = claims_of(rows)
-    beside = costs.measure(console) if background else []
+    beside = costs.measure(console, costs.QUICK if quick else costs.FULL) if background else []
     claims += costs.claims_of(beside)
     averages = [{"measures": "average", **asdict(row)} for row in rows]
     write_bench(out, [*averages, *beside], claims, began)
@@ -234,7 +239,7 @@ def main(
         costs.plot(out / "background.png", beside)
         costs.print_rows(console, beside)
     print_claims(console, claims)
-    conclude(console, out, claims, check=check)
+    conclude(console, out, claims, check=check, quick=quick)
 
 
 if __name__ == "__main__":

@@ -33,8 +33,9 @@ from rich.progress import Progress
 from rich.table import Table
 from torch import nn
 
+from launcher.bench.claimer import FilledModel
 from launcher.bench.claims import claim
-from launcher.bench.systems import LIMIT_S, Place, VectorModel, in_processes
+from launcher.bench.systems import LIMIT_S, Place, in_processes
 from launcher.collect import Json
 from launcher.plot import FAINT, INK
 from p2ptrain.compute.tasks.chargpt import Config, chargpt
@@ -47,10 +48,8 @@ from p2ptrain.runtime.peer import Peer
 WAYS = ("memory", "sockets", "grpc")
 NEVER = "never"
 
-MODEL = Config(layers=8, heads=8, width=512, context=128, windows=1)
 BATCH = 12
 STEPS = 3
-TURNS = 4
 SEED = 1
 
 FLEETS = (("ad_psgd", 2), ("ripples", 4), ("allreduce", 4))
@@ -59,6 +58,39 @@ FLEETS = (("ad_psgd", 2), ("ripples", 4), ("allreduce", 4))
 OPTIONS = {"ripples": {"group_size": 4, "schedule": "decentral"}}
 FEW_STEPS = 8
 NUMBERS = 25_000_000
+
+Look = tuple[tuple[str, int], str]
+"""One of `FLEETS`, over one of `WAYS`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How much is measured."""
+
+    model: Config
+    parameters: str
+    """Of `model`, in words."""
+    turns: int
+    numbers: int
+    """Of the model whose memory is looked at."""
+    looks: tuple[Look, ...]
+
+
+FULL = Scale(
+    Config(layers=8, heads=8, width=512, context=128, windows=1),
+    parameters="25 M",
+    turns=4,
+    numbers=NUMBERS,
+    looks=tuple(product(FLEETS, WAYS)),
+)
+QUICK = Scale(
+    Config(layers=1, heads=2, width=32, context=16, windows=1),
+    parameters="20 thousand",
+    turns=1,
+    numbers=250_000,
+    looks=tuple(zip(FLEETS, WAYS, strict=True)),
+)
+
 LOOK_S: Seconds = 0.005
 
 MOST_OF_MODEL = 3.0
@@ -77,12 +109,12 @@ class Turn:
     averages: int
 
 
-def train(place: Place) -> list[Turn]:
+def train(place: Place, model: Config) -> list[Turn]:
     """All ways in turns; `place.rounds` turns of each."""
     torch.set_num_threads(1)
     turns = []
     with ExitStack() as stack:
-        trainers = {way: stack.enter_context(_trainer(place, way)) for way in (NEVER, *WAYS)}
+        trainers = {way: stack.enter_context(_trainer(place, way, model)) for way in (NEVER, *WAYS)}
         for _ in range(place.rounds):
             for way, (step, metrics) in trainers.items():
                 place.barrier.wait(LIMIT_S)
@@ -96,9 +128,11 @@ def train(place: Place) -> list[Turn]:
 
 
 @contextmanager
-def _trainer(place: Place, way: str) -> Iterator[tuple[Callable[[], None], MemoryMetrics]]:
+def _trainer(
+    place: Place, way: str, config: Config
+) -> Iterator[tuple[Callable[[], None], MemoryMetrics]]:
     """One step of a trainer that averages over `way`."""
-    task, metrics = chargpt(MODEL), MemoryMetrics(perf_counter)
+    task, metrics = chargpt(config), MemoryMetrics(perf_counter)
     model = task.build_model(SEED)
     optimizer = torch.optim.AdamW(model.parameters())
     batches = task.batches(place.rank, place.peers, BATCH, SEED)
@@ -161,7 +195,7 @@ def _averages(metrics: MemoryMetrics) -> int:
     return sum(group["outcome"] == Outcome.DONE.value for group in metrics.of("group"))
 
 
-def rows_of_time(found: Sequence[Sequence[Turn]]) -> list[Json]:
+def rows_of_time(found: Sequence[Sequence[Turn]], parameters: str = FULL.parameters) -> list[Json]:
     """A row for each way: samples per second of all peers, and over those that never average."""
     peers = len(found)
     speeds: dict[str, list[float]] = {}
@@ -175,6 +209,7 @@ def rows_of_time(found: Sequence[Sequence[Turn]]) -> list[Json]:
         {
             "measures": "training",
             "way": way,
+            "parameters": parameters,
             "samples_per_s": median(of),
             "ratio": median(o / alone for o, alone in zip(of, speeds[NEVER], strict=True)),
             "step_s": peers * BATCH / median(of),
@@ -190,7 +225,7 @@ def rows_of_time(found: Sequence[Sequence[Turn]]) -> list[Json]:
 def take_memory(place: Place, algorithm: str, way: str) -> int:
     """Bytes that a peer takes beside torch, model, gradients and optimizer, at most."""
     torch.set_num_threads(1)
-    model, metrics = VectorModel(place), MemoryMetrics(perf_counter)
+    model, metrics = FilledModel(place.numbers, place.rank), MemoryMetrics(perf_counter)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6, momentum=0.9)
     model.weight.grad = torch.ones_like(model.weight)
     optimizer.step()
@@ -255,21 +290,23 @@ def row_of_memory(algorithm: str, peers: int, way: str, model_bytes: int, most: 
     }
 
 
-def measure(console: Console) -> list[Json]:
+def measure(console: Console, scale: Scale = FULL) -> list[Json]:
     """Run everything, one after the other."""
     context = multiprocessing.get_context("spawn")
     with (
         tempfile.TemporaryDirectory() as name,
         Progress(console=console, transient=True) as progress,
     ):
-        folder, looks = Path(name), list(product(FLEETS, WAYS))
-        bar = progress.add_task("training beside averages", total=1 + len(looks))
-        rows = rows_of_time(in_processes(context, train, 2, 0, TURNS, folder))
-        for (algorithm, peers), way in looks:
+        folder, teach = Path(name), partial(train, model=scale.model)
+        bar = progress.add_task("training beside averages", total=1 + len(scale.looks))
+        rows = rows_of_time(
+            in_processes(context, teach, 2, 0, scale.turns, folder), scale.parameters
+        )
+        for (algorithm, peers), way in scale.looks:
             progress.update(bar, advance=1, description=f"memory: {algorithm}, {peers}, {way}")
             take = partial(take_memory, algorithm=algorithm, way=way)
-            most = max(in_processes(context, take, peers, NUMBERS, 0, folder))
-            rows.append(row_of_memory(algorithm, peers, way, 4 * NUMBERS, most))
+            most = max(in_processes(context, take, peers, scale.numbers, 0, folder))
+            rows.append(row_of_memory(algorithm, peers, way, 4 * scale.numbers, most))
     return rows
 
 
@@ -282,7 +319,8 @@ def claims_of(rows: Sequence[Json]) -> list[Json]:
     for row in rows:
         way = row["way"]
         if row["measures"] == "training" and way != NEVER:
-            text = f"25 M parameters, steps of {row['step_s']:.1f} s, an average for each: {way}"
+            steps = f"{row['parameters']} parameters, steps of {row['step_s']:.1f} s"
+            text = f"{steps}, an average for each: {way}"
             claims.append(claim(text, "samples_per_s", way, row["ratio"], over=NEVER, at_least=0.9))
             text = f"averages per step of each peer, {way}"
             claims.append(
@@ -302,7 +340,8 @@ def claims_of(rows: Sequence[Json]) -> list[Json]:
 
 def print_rows(console: Console, rows: Sequence[Json]) -> None:
     """A line for each way, and for each fleet's memory."""
-    title = "Averages in the background: two peers, a GPT of 25 M parameters, one core each"
+    parameters = rows[0]["parameters"]
+    title = f"Averages in the background: two peers, a GPT of {parameters} parameters, a core each"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("way", "samples/s", "/ never", "s per step", "averages per step"):
         table.add_column(heading, justify="left" if heading == "way" else "right", no_wrap=True)
@@ -313,18 +352,18 @@ def print_rows(console: Console, rows: Sequence[Json]) -> None:
                 row["way"], *(f"{f:.2f}" for f in figures), f"{row['averages_per_step']:.2f}"
             )
     console.print(table)
-    title = "Memory beside torch, a model of 100 MB, gradients and optimizer: MB, at most"
+    memories = [row for row in rows if row["measures"] == "memory"]
+    size = memories[0]["model_bytes"] / 1e6
+    title = f"Memory beside torch, a model of {size:g} MB, gradients and optimizer: MB, at most"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("algorithm", "peers", *WAYS):
         table.add_column(heading, justify="right", no_wrap=True)
-    most = {
-        (row["algorithm"], row["peers"], row["way"]): row["most_bytes"]
-        for row in rows
-        if row["measures"] == "memory"
-    }
+    most = {(row["algorithm"], row["peers"], row["way"]): row["most_bytes"] for row in memories}
     for algorithm, peers in FLEETS:
-        figures = (most[algorithm, peers, way] for way in WAYS)
-        table.add_row(algorithm, str(peers), *(f"{f / 1e6:.0f}" for f in figures))
+        found = (most.get((algorithm, peers, way)) for way in WAYS)
+        table.add_row(
+            algorithm, str(peers), *("-" if f is None else f"{f / 1e6:.0f}" for f in found)
+        )
     console.print(table)
 
 
@@ -341,7 +380,7 @@ def plot(path: Path, rows: Sequence[Json]) -> None:
     looked = [row for row in rows if row["measures"] == "memory"]
     names = [f"{row['algorithm']}\n{row['way']}" for row in looked]
     _bars(memories, names, [row["most_bytes"] / 1e6 for row in looked], "{:.0f}")
-    bound = MOST_OF_MODEL * 4 * NUMBERS / 1e6 + MOST_BYTES_BESIDE / 1e6
+    bound = MOST_OF_MODEL * looked[0]["model_bytes"] / 1e6 + MOST_BYTES_BESIDE / 1e6
     memories.axhline(bound, color=INK, linewidth=0.8, linestyle="--")
     memories.set_ylim(0, 1.15 * bound)
     memories.tick_params(axis="x", labelsize=6)

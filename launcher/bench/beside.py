@@ -37,11 +37,22 @@ PEERS = 4
 NUMBERS = 25_000_000
 ROUND_S: Seconds = 0.5
 SLEEP_S: Seconds = 2.0
-WARM_S: Seconds = 5.0
-WHILE_S: Seconds = 5.0
-"""How long one calm or slow while is measured."""
-
 RATIO = 1.1
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How much is measured."""
+
+    numbers: int
+    warm_s: Seconds
+    while_s: Seconds
+    """How long one calm or slow while is measured."""
+
+
+FULL = Scale(NUMBERS, warm_s=5.0, while_s=5.0)
+QUICK = Scale(100_000, warm_s=0.5, while_s=1.0)
+
 COLOURS = {"calm": "#999999", "slow": "#E69F00"}
 
 Times = tuple[Seconds, Seconds]
@@ -66,11 +77,16 @@ class Beside:
 
 
 def _train(
-    rank: int, algorithm: str, host: str, sleep_s: "Synchronized[float]", parent: Connection
+    rank: int,
+    algorithm: str,
+    numbers: int,
+    host: str,
+    sleep_s: "Synchronized[float]",
+    parent: Connection,
 ) -> None:
     """One peer, until it is killed."""
     torch.set_num_threads(1)
-    model = torch.nn.ParameterDict({"weight": torch.full((NUMBERS,), float(rank))})
+    model = torch.nn.ParameterDict({"weight": torch.full((numbers,), float(rank))})
     weight = model["weight"]
     weight.grad = torch.zeros_like(weight)
     with Peer(
@@ -93,11 +109,12 @@ def _train(
 class Fleet:
     """Four peers that train, one of which can be told to sleep."""
 
-    def __init__(self, algorithm: str) -> None:
+    def __init__(self, algorithm: str, scale: Scale) -> None:
         self._context = multiprocessing.get_context("spawn")
         self._sleep_s: Synchronized[float] = self._context.Value("d", 0.0)
         self._awake: Synchronized[float] = self._context.Value("d", 0.0)
         self._algorithm = algorithm
+        self._scale = scale
         self._processes: list[Any] = []  # Any: multiprocessing's own
         self._others = [self._start(0, "")]
         host = self._others[0].recv()
@@ -105,7 +122,7 @@ class Fleet:
         self._slow = self._start(PEERS - 1, host)
         for peer in (*self._others[1:], self._slow):
             peer.recv()
-        time.sleep(WARM_S)
+        time.sleep(scale.warm_s)
 
     def two_whiles(self) -> Beside:
         """A calm while, then a slow one."""
@@ -124,7 +141,7 @@ class Fleet:
         self._sleep_s.value = sleep_s
         _until(self._slow, perf_counter())
         began = perf_counter()
-        time.sleep(WHILE_S)
+        time.sleep(self._scale.while_s)
         ended = perf_counter()
         rounds = [times for peer in self._others for times in _until(peer, ended)]
         return [times for times in rounds if began <= times[0] < ended]
@@ -132,7 +149,7 @@ class Fleet:
     def _start(self, rank: int, host: str) -> Connection:
         ours, theirs = self._context.Pipe()
         sleep_s = self._sleep_s if rank == PEERS - 1 else self._awake
-        arguments = (rank, self._algorithm, host, sleep_s, theirs)
+        arguments = (rank, self._algorithm, self._scale.numbers, host, sleep_s, theirs)
         process = self._context.Process(target=_train, args=arguments, daemon=True)
         process.start()
         self._processes.append(process)
@@ -152,12 +169,15 @@ def _until(peer: Connection, moment: Seconds) -> list[Times]:
 
 
 def measure(
-    algorithms: Sequence[str], rounds: int, progress: Callable[[str], None]
+    algorithms: Sequence[str],
+    rounds: int,
+    progress: Callable[[str], None],
+    scale: Scale = FULL,
 ) -> list[Beside]:
     """So many calm and slow whiles of each algorithm; `progress` is told of each."""
     found: list[Beside] = []
     for algorithm in algorithms:
-        fleet = Fleet(algorithm)
+        fleet = Fleet(algorithm, scale)
         try:
             for number in range(rounds):
                 found.append(fleet.two_whiles())

@@ -19,17 +19,17 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import product
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnContext
 from pathlib import Path
-from random import Random
 from statistics import median
 from time import perf_counter
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -44,26 +44,25 @@ from rich.table import Table
 from launcher.bench import beside
 from launcher.bench.beside import Beside
 from launcher.bench.cable import Cable, laid
-from launcher.bench.claims import claim, conclude, print_claims, run_bench, some_of, write_bench
+from launcher.bench.claimer import Claimer
+from launcher.bench.claims import (
+    Quick,
+    claim,
+    conclude,
+    print_claims,
+    run_bench,
+    some_of,
+    write_bench,
+)
 from launcher.bench.namespaces import Home, end_on_sigterm, may_be_made
-from launcher.bench.systems import average
 from launcher.collect import Json
 from launcher.plot import FAINT, INK
-from p2ptrain.averaging.base import load_algorithm
-from p2ptrain.compute.torch_replica import TorchReplica
-from p2ptrain.core.peer_machine import ProtocolConfig
-from p2ptrain.ids import Address, PeerId, Seconds
-from p2ptrain.net.grpc_config import GrpcConfig
-from p2ptrain.net.grpc_transport import GrpcTransport
-from p2ptrain.runtime.driver import Driver
-from p2ptrain.runtime.exchange import ExchangeConfig
-from p2ptrain.runtime.metrics import MemoryMetrics
-
-T = TypeVar("T")
+from p2ptrain.ids import PeerId, Seconds
 
 ROUNDS = 8
 SURVIVORS = 3
 NUMBERS = 25_000_000
+QUICK_NUMBERS = 10_000_000
 WAYS = ("grpc", "sockets", "memory")
 SIGNALS = {"killed": signal.SIGKILL, "frozen": signal.SIGSTOP}
 CUT = "cut off"
@@ -98,85 +97,42 @@ class Round:
 # --- one peer, in a process of its own ------------------------------------------------------------
 
 
-class _Model(torch.nn.Module):
-    def __init__(self, value: float) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.full((NUMBERS,), value))
-
-
-class _Groups(MemoryMetrics):
-    """The records of groups, as they come."""
-
-    def __init__(self) -> None:
-        super().__init__(perf_counter)
-        self.ended: asyncio.Queue[Json] = asyncio.Queue()
-
-    def record(self, kind: str, **fields: Any) -> None:  # Any: whatever JSON can hold
-        if kind == "group":
-            self.ended.put_nowait({"t": perf_counter(), **fields})
-
-
-def _live(name: str, value: float, way: str, home: Home | None, parent: Connection) -> None:
+def _live(peer: Callable[[], Claimer], value: float, home: Home | None, parent: Connection) -> None:
     """A peer that does what its parent says; `home` is where it lives."""
     if home:
         home.enter()
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
-    uvloop.run(_serve(name, value, way, home.host if home else "127.0.0.1", parent))
+    uvloop.run(_serve(peer, value, parent))
 
 
-async def _serve(name: str, value: float, way: str, host: str, parent: Connection) -> None:
-    loop = asyncio.get_running_loop()
-    model, groups = _Model(value), _Groups()
-
-    def offload(function: Callable[[], T], /) -> Awaitable[T]:
-        return loop.run_in_executor(None, function)
-
-    driver = Driver(
-        PeerId(name),
-        incarnation=1,
-        algorithm=load_algorithm("ad_psgd"),
-        algorithm_name="ad_psgd",
-        replica=TorchReplica(model, torch.optim.SGD(model.parameters(), lr=0.1)),
-        transport=GrpcTransport(f"{host}:0", config=GrpcConfig(data=way)),
-        protocol=ProtocolConfig(),
-        exchange=ExchangeConfig(),
-        rng=Random(name),
-        offload=offload,
-        clock=perf_counter,
-        metrics=groups,
-    )
-    parent.send(await driver.start())
+async def _serve(make: Callable[[], Claimer], value: float, parent: Connection) -> None:
+    peer, loop = make(), asyncio.get_running_loop()
+    parent.send(await peer.listen())
     while True:
         order, *arguments = await loop.run_in_executor(None, parent.recv)
         match order:
             case "join":
-                await driver.join([Address(arguments[0])], LIMIT_S)
-                await driver.wait_for_members(arguments[1], LIMIT_S)
+                await peer.join(*arguments)
                 parent.send("joined")
             case "fill":
-                driver.replica.settle()
-                with torch.no_grad():
-                    model.weight.fill_(value)
+                peer.fill(value)
                 parent.send("filled")
             case "average":
                 parent.send(perf_counter())
-                others = [PeerId(other) for other in arguments[0]]
-                await average(driver, others)
+                await peer.average([PeerId(other) for other in arguments[0]])
             case "result":
-                parent.send(await _result(groups))
-                driver.replica.settle()
-                parent.send(float(model.weight.detach().double().mean()))
+                parent.send(await _result(peer))
+                parent.send(peer.mean())
             case _:
-                raise AssertionError(f"nobody says {order!r}")
+                raise AssertionError(f"there is no order {order!r}")
 
 
-async def _result(groups: _Groups) -> list[Json]:
+async def _result(peer: Claimer) -> list[Json]:
     """The records of one group, all of its attempts."""
     records: list[Json] = []
-    async with asyncio.timeout(LIMIT_S):
-        while not records or records[-1]["outcome"] != "done":
-            records.append(await groups.ended.get())
+    while not records or records[-1]["outcome"] != "done":
+        records.append(await peer.next_group())
     return records
 
 
@@ -186,27 +142,32 @@ async def _result(groups: _Groups) -> list[Json]:
 class Fleet:
     """Three peers that live on, and one after another that does not, at the end of `cable`."""
 
-    def __init__(self, context: SpawnContext, way: str, cable: Cable | None = None) -> None:
+    def __init__(
+        self, context: SpawnContext, way: str, numbers: int, cable: Cable | None = None
+    ) -> None:
         self._context = context
         self._way = way
         self._cable = cable
         self._processes: list[Any] = []  # Any: multiprocessing's own
         self._victims = 0
+        self._numbers = numbers
         self._next = self._start_victim()
         near = cable.near if cable else None
-        self._peers = [self._start(f"p{rank}", float(rank), near) for rank in range(SURVIVORS)]
+        self._peers = [
+            self._start(f"p{rank}", float(rank), near, peers=min(rank + 1, 2))
+            for rank in range(SURVIVORS)
+        ]
         self._host = self._peers[0].recv()
-        for peer in self._peers[1:]:
-            peer.recv()
-            peer.send(("join", self._host, 2))
-            peer.recv()
+        for peer in self._peers:
+            if peer is not self._peers[0]:
+                peer.recv()
+            self._join(peer)
 
     def round(self, fault: str) -> Round | None:
         """One average in which the fourth one is hit; None if that came too late."""
         victim, process, name = self._next
         victim.recv()  # it is up, and takes no core from those who are measured
-        victim.send(("join", self._host, SURVIVORS + 1))
-        victim.recv()
+        self._join(victim)
         time.sleep(0.5)  # until everybody has heard of it
         usual_s = self._average([*self._peers, victim], name)
         self._fill([*self._peers, victim])
@@ -251,6 +212,11 @@ class Fleet:
         ends: list[Seconds] = [self._result(peer)[0][-1]["t"] for peer in peers]
         return max(ends) - began
 
+    def _join(self, peer: Connection) -> None:
+        hosts = () if peer is self._peers[0] else (self._host,)
+        peer.send(("join", *hosts))
+        peer.recv()
+
     def _fill(self, peers: Sequence[Connection]) -> None:
         for peer in peers:
             peer.send(("fill",))
@@ -264,11 +230,22 @@ class Fleet:
         self._victims += 1
         name = f"v{self._victims}"
         far = self._cable.far if self._cable else None
-        return self._start(name, 7.0, far), self._processes[-1], name
+        return self._start(name, 7.0, far, peers=SURVIVORS + 1), self._processes[-1], name
 
-    def _start(self, name: str, value: float, home: Home | None) -> Connection:
+    def _start(self, name: str, value: float, home: Home | None, *, peers: int) -> Connection:
         ours, theirs = self._context.Pipe()
-        arguments = (name, value, self._way, home, theirs)
+        host = home.host if home else "127.0.0.1"
+        make = partial(
+            Claimer,
+            name,
+            self._numbers,
+            value,
+            self._way,
+            host=host,
+            peers=peers,
+            limit_s=LIMIT_S,
+        )
+        arguments = (make, value, home, theirs)
         process = self._context.Process(target=_live, args=arguments, daemon=True)
         process.start()
         self._processes.append(process)
@@ -276,7 +253,11 @@ class Fleet:
 
 
 def measure(
-    ways: Sequence[str], faults: Sequence[str], rounds: int, told: Callable[[str], None]
+    ways: Sequence[str],
+    faults: Sequence[str],
+    rounds: int,
+    told: Callable[[str], None],
+    numbers: int = NUMBERS,
 ) -> list[Round]:
     """All rounds, one after the other; `told` is told of each.
 
@@ -289,7 +270,8 @@ def measure(
         if not is_possible(way, fault):
             continue
         with ExitStack() as stack:
-            fleet = Fleet(context, way, stack.enter_context(laid()) if fault == CUT else None)
+            cable = stack.enter_context(laid()) if fault == CUT else None
+            fleet = Fleet(context, way, numbers, cable)
             stack.callback(fleet.close)
             for number in range(rounds):
                 tries = (fleet.round(fault) for _ in range(3))
@@ -389,6 +371,7 @@ def main(
     rounds: Annotated[int, typer.Option(min=1, help="Of each.")] = ROUNDS,
     out: Annotated[Path, typer.Option(help="Where the results go.")] = Path("runs/bench-faults"),
     check: Annotated[bool, typer.Option(help="Exit with 3 if a claim does not hold.")] = False,
+    quick: Quick = False,
 ) -> None:
     """Measure what a peer that dies in the middle of an average, or is slow, costs the others."""
     console, began = Console(), time.monotonic()
@@ -400,6 +383,10 @@ def main(
     if not faults and CUT not in may:
         console.print("nobody is cut off: that takes root", style="dim")
     by_algorithm = some_of("--algorithms", algorithms, beside.ALGORITHMS) if SLOW in kinds else []
+    numbers, scale = NUMBERS, beside.FULL
+    if quick:
+        by_way, deaths, by_algorithm, rounds = ["sockets"], ["killed"], by_algorithm[:1], 1
+        numbers, scale = QUICK_NUMBERS, beside.QUICK
     with Progress(console=console, transient=True) as progress:
         cases = sum(is_possible(*case) for case in product(by_way, deaths))
         total = rounds * (cases + len(by_algorithm))
@@ -408,8 +395,8 @@ def main(
         def told(what: str) -> None:
             progress.update(bar, advance=1, description=what)
 
-        found = measure(by_way, deaths, rounds, told)
-        besides = beside.measure(by_algorithm, rounds, told)
+        found = measure(by_way, deaths, rounds, told, numbers)
+        besides = beside.measure(by_algorithm, rounds, told, scale)
     claims = claims_of(found) + beside.claims_of(besides)
     rows = [*map(asdict, found), *map(beside.row_of, besides)]
     write_bench(out, rows, claims, began)
@@ -419,7 +406,7 @@ def main(
     if besides:
         beside.print_besides(console, besides)
     print_claims(console, claims)
-    conclude(console, out, claims, check=check)
+    conclude(console, out, claims, check=check, quick=quick)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,15 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from launcher.bench.claims import claim, conclude, print_claims, run_bench, some_of, write_bench
+from launcher.bench.claims import (
+    Quick,
+    claim,
+    conclude,
+    print_claims,
+    run_bench,
+    some_of,
+    write_bench,
+)
 from launcher.bench.namespaces import Home, do, end_on_sigterm, made
 from launcher.bench.systems import Place, Round, p2ptrain, run
 from launcher.collect import Json
@@ -103,7 +111,12 @@ def at_home(place: Place, way: str, codec: str, homes: tuple[Home, Home]) -> lis
 
 
 def measure(
-    console: Console, ways: Sequence[str], codecs: Sequence[str], megabytes: int, mbit: int
+    console: Console,
+    ways: Sequence[str],
+    codecs: Sequence[str],
+    megabytes: int,
+    mbit: int,
+    rounds: int = ROUNDS,
 ) -> list[Row]:
     """Run everything, one after the other."""
     context = multiprocessing.get_context("spawn")
@@ -114,8 +127,8 @@ def measure(
             progress.update(bar, description=f"{way}, {codec}")
             system = partial(at_home, way=way, codec=codec, homes=homes)
             with tempfile.TemporaryDirectory() as folder:
-                rounds = run(context, system, 2, numbers, ROUNDS, Path(folder))
-            rows.append(row_of(way, codec, megabytes, rounds))
+                found = run(context, system, 2, numbers, rounds, Path(folder))
+            rows.append(row_of(way, codec, megabytes, found))
             progress.advance(bar)
     return rows
 
@@ -180,17 +193,21 @@ def main(
     codecs: Annotated[str, typer.Option(help="How numbers are written.")] = ",".join(CODECS),
     out: Annotated[Path, typer.Option(help="Where results go.")] = Path("runs/bench-links"),
     check: Annotated[bool, typer.Option(help="Exit with 3 if a claim does not hold.")] = False,
+    quick: Quick = False,
 ) -> None:
     """Measure averages over a slow link, with each codec."""
     console, began = Console(), time.monotonic()
     end_on_sigterm()
     chosen = [load_codec(name.strip()).name for name in codecs.split(",")]
-    rows = measure(console, some_of("--ways", ways, WAYS), chosen, megabytes, mbit)
+    by_way, rounds = some_of("--ways", ways, WAYS), ROUNDS
+    if quick:
+        by_way, chosen, megabytes, rounds = by_way[:1], chosen[:2], 1, 1
+    rows = measure(console, by_way, chosen, megabytes, mbit, rounds)
     claims = claims_of(rows, mbit)
     write_bench(out, [asdict(row) for row in rows], claims, began, link_mbit=mbit)
     print_rows(console, rows, mbit)
     print_claims(console, claims)
-    conclude(console, out, claims, check=check)
+    conclude(console, out, claims, check=check, quick=quick)
 
 
 if __name__ == "__main__":

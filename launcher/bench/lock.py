@@ -26,10 +26,10 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from launcher.bench.claims import conclude, run_bench, write_bench
+from launcher.bench.claims import Quick, conclude, run_bench, write_bench
 from launcher.bench.lock_figures import Figures, claims_of, plot, print_figures
 from launcher.collect import Json
-from p2ptrain.averaging.ad_psgd import in_turn
+from p2ptrain.averaging import in_turn
 from p2ptrain.averaging.base import Algorithm, Swarm
 from p2ptrain.ids import PeerId, Seconds
 from p2ptrain.sim.link import Link
@@ -58,6 +58,20 @@ COOL_DOWN_S: Seconds = 2.0
 """A group that has formed is on record once it has ended."""
 
 TICK_S: Seconds = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How much is measured."""
+
+    peers: int
+    sizes: tuple[int, ...]
+    losses: tuple[float, ...]
+    measured_s: Seconds
+
+
+FULL = Scale(PEERS, SIZES, LOSSES, MEASURED_S)
+QUICK = Scale(8, (2, 3), (0.0, 0.05), 2.0)
 
 LOCK_MESSAGES = ("Claim", "Grant", "Inquire", "Busy", "Begin", "Release")
 
@@ -211,22 +225,22 @@ def _passed(duration_s: Seconds) -> None:
         _virtual_s.value += duration_s
 
 
-def _measure(setting: tuple[int, float]) -> Figures:
-    return run(measure(*setting, _passed))
+def _measure(scale: Scale, setting: tuple[int, float]) -> Figures:
+    return run(measure(*setting, _passed, peers=scale.peers, measured_s=scale.measured_s))
 
 
-def measure_all(console: Console) -> list[Figures]:
+def measure_all(console: Console, scale: Scale) -> list[Figures]:
     """All settings, each in a process of its own, as many at a time as there are cores."""
-    settings = tuple(product(SIZES, LOSSES))
-    total_s = len(settings) * (GATHER_S + WARM_UP_S + MEASURED_S + COOL_DOWN_S)
+    settings = tuple(product(scale.sizes, scale.losses))
+    total_s = len(settings) * (GATHER_S + WARM_UP_S + scale.measured_s + COOL_DOWN_S)
     context = multiprocessing.get_context("spawn")
     virtual_s: Synchronized[float] = context.Value("d", 0.0)
     with (
         ProcessPoolExecutor(None, context, _share, (virtual_s,)) as pool,
         Progress(console=console, transient=True) as progress,
     ):
-        bar = progress.add_task(f"{len(settings)} worlds of {PEERS} peers", total=total_s)
-        running = [pool.submit(_measure, setting) for setting in settings]
+        bar = progress.add_task(f"{len(settings)} worlds of {scale.peers} peers", total=total_s)
+        running = [pool.submit(_measure, scale, setting) for setting in settings]
         while not all(future.done() for future in running):
             time.sleep(0.2)
             progress.update(bar, completed=virtual_s.value)
@@ -238,17 +252,18 @@ def main(
         "runs/bench-lock"
     ),
     check: Annotated[bool, typer.Option(help="Exit with 3 if a claim does not hold.")] = False,
+    quick: Quick = False,
 ) -> None:
     """Measure how fast 64 peers that ask all the time find someone free."""
     console = Console()
     began = time.monotonic()
-    figures = measure_all(console)
+    figures = measure_all(console, QUICK if quick else FULL)
     claims = claims_of(figures)
     rows = [{"name": row.name, **asdict(row)} for row in figures]
     write_bench(out, rows, claims, began)
     plot(out / "bench-lock.png", figures)
     print_figures(console, figures, claims)
-    conclude(console, out, claims, check=check)
+    conclude(console, out, claims, check=check, quick=quick)
 
 
 if __name__ == "__main__":

@@ -92,7 +92,7 @@ def claims_of(rows: Sequence[Figures]) -> list[Json]:
 
 def print_figures(console: Console, rows: Sequence[Figures], claims: Sequence[Json]) -> None:
     """One line per world, then the claims."""
-    title = "64 peers that ask all the time (times in ms)"
+    title = "Peers that ask all the time (times in ms)"
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     table.add_column("", no_wrap=True)
     for heading in ("inside", "wait", "99 %", "longest", "met", "average", "msgs"):

@@ -30,7 +30,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from launcher.bench.claims import claim, conclude, print_claims, run_bench, write_bench
+from launcher.bench.claims import Quick, claim, conclude, print_claims, run_bench, write_bench
 from launcher.collect import Json
 from launcher.plot import INK
 from p2ptrain.ids import PeerId, Seconds
@@ -42,6 +42,8 @@ from p2ptrain.sim.world import SimPeer, World
 
 SLOW_S: dict[int, Seconds] = {8: 3600.0, 64: 1800.0, 512: 60.0, 1024: 30.0}
 """By the number of peers, how long one of them is slow: an hour, or what can be afforded."""
+
+QUICK_SLOW_S: dict[int, Seconds] = {8: 60.0, 16: 30.0}
 
 LATENCY_S: Seconds = 0.001
 QUIET_S: Seconds = 5.0
@@ -228,8 +230,8 @@ def plot(path: Path, rows: list[Figures]) -> None:
 # --- all of them ----------------------------------------------------------------------------------
 
 
-def _measure(peers: int) -> Figures:
-    return run(measure(peers, SLOW_S[peers]))
+def _measure(peers: int, slow_s: Seconds) -> Figures:
+    return run(measure(peers, slow_s))
 
 
 def main(
@@ -237,24 +239,25 @@ def main(
         "runs/bench-membership"
     ),
     check: Annotated[bool, typer.Option(help="Exit with 3 if a claim does not hold.")] = False,
+    quick: Quick = False,
 ) -> None:
     """Measure how soon all peers of a swarm know who is here, and what that costs."""
-    console = Console()
-    began = time.monotonic()
+    console, began = Console(), time.monotonic()
+    slow_s = QUICK_SLOW_S if quick else SLOW_S
     context = multiprocessing.get_context("spawn")
     with (
-        console.status(f"swarms of {', '.join(f'{size:,}' for size in SLOW_S)} peers"),
+        console.status(f"swarms of {', '.join(f'{size:,}' for size in slow_s)} peers"),
         ProcessPoolExecutor(None, context) as pool,
     ):
-        largest_first = sorted(SLOW_S, reverse=True)
-        running = [pool.submit(_measure, size) for size in largest_first]
+        largest_first = sorted(slow_s, reverse=True)
+        running = [pool.submit(_measure, size, slow_s[size]) for size in largest_first]
         rows = sorted((future.result() for future in running), key=lambda row: row.peers)
     claims = claims_of(rows)
     named = [{"name": row.name, **asdict(row)} for row in rows]
     write_bench(out, named, claims, began)
     plot(out / "bench-membership.png", rows)
     print_figures(console, rows, claims)
-    conclude(console, out, claims, check=check)
+    conclude(console, out, claims, check=check, quick=quick)
 
 
 if __name__ == "__main__":

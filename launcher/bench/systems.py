@@ -8,14 +8,13 @@ time of the slowest. Processes are spawned, never forked, and talk over loopback
 import asyncio
 import os
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from multiprocessing.context import SpawnContext
 from pathlib import Path
 from queue import Empty, Queue
-from random import Random
 from threading import Barrier, Event, Lock, Thread
 from time import perf_counter
 from typing import Any, TypeVar
@@ -26,16 +25,9 @@ import torch
 import torch.distributed
 import uvloop
 
-from p2ptrain.averaging.base import load_algorithm
-from p2ptrain.compute.torch_replica import TorchReplica
-from p2ptrain.core.events import Outcome
-from p2ptrain.core.peer_machine import ProtocolConfig
-from p2ptrain.ids import Address, PeerId, Seconds
-from p2ptrain.net.grpc_config import GrpcConfig
-from p2ptrain.net.grpc_transport import GrpcTransport
-from p2ptrain.runtime.driver import Driver
-from p2ptrain.runtime.exchange import WINDOW, ExchangeConfig
-from p2ptrain.runtime.metrics import MemoryMetrics
+from launcher.bench.claimer import Claimer
+from p2ptrain.ids import PeerId, Seconds
+from p2ptrain.runtime.exchange import WINDOW
 from p2ptrain.runtime.mix import blocks, squares
 from p2ptrain.vectors import Vector
 
@@ -283,54 +275,31 @@ def p2ptrain(place: Place, way: str, codec: str = "fp32") -> list[Round]:
     return uvloop.run(_p2ptrain(place, way, codec))
 
 
-class VectorModel(torch.nn.Module):
-    """One parameter, with this rank's own numbers."""
-
-    def __init__(self, place: Place) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.from_numpy(place.vector()))
-
-
 async def _p2ptrain(place: Place, way: str, codec: str) -> list[Round]:
-    model = VectorModel(place)
-    metrics = _NotingMetrics()
-    loop = asyncio.get_running_loop()
-
-    def offload(function: Callable[[], T], /) -> Awaitable[T]:
-        return loop.run_in_executor(None, function)
-
-    driver = Driver(
-        PeerId(f"p{place.rank}"),
-        incarnation=1,
-        algorithm=load_algorithm("ad_psgd"),
-        algorithm_name="ad_psgd",
-        replica=TorchReplica(model, torch.optim.SGD(model.parameters(), lr=0.1)),
-        transport=GrpcTransport(f"{place.host}:0", config=GrpcConfig(data=way)),
-        protocol=ProtocolConfig(),
-        exchange=ExchangeConfig(codec=codec),
-        rng=Random(place.rank),
-        offload=offload,
-        clock=perf_counter,
-        metrics=metrics,
+    peer = Claimer(
+        f"p{place.rank}",
+        place.numbers,
+        place.rank,
+        way,
+        codec=codec,
+        host=place.host,
+        peers=place.peers,
+        limit_s=LIMIT_S,
     )
-    place.tell(await driver.start())
+    place.tell(await peer.listen())
     await _meet(place)
-    if place.rank:
-        await driver.join([Address(place.hear(0))], LIMIT_S)
-    await driver.wait_for_members(place.peers, LIMIT_S)
+    await peer.join(*([place.hear(0)] if place.rank else []))
     others = [PeerId(f"p{rank}") for rank in range(place.peers) if rank != place.rank]
     for _ in range(WARM_UP):
-        await _warm_up(place, driver, others if place.rank == 0 else ())
-    metrics.forget_groups()
+        await _warm_up(place, peer, others if place.rank == 0 else ())
     rounds = []
     for _ in range(place.rounds):
-        with torch.no_grad():
-            model.weight.fill_(place.rank)
+        peer.fill(place.rank)
         await _meet(place)
         started = perf_counter()
         if place.rank == 0:
-            await average(driver, others)
-        record = await metrics.next_group()
+            await peer.average(others)
+        record = await peer.next_group()
         await _meet(place)
         whole_s = perf_counter() - started
         assert record["outcome"] == "done", record["reason"]
@@ -343,14 +312,13 @@ async def _p2ptrain(place: Place, way: str, codec: str) -> list[Round]:
                 record["sent_bytes"],
             )
         )
-        driver.replica.settle()
-        place.check(float(model.weight.detach()[-1]))
+        place.check(peer.mean())
     await _meet(place)
-    await driver.leave(1.0)
+    await peer.leave()
     return rounds
 
 
-async def _warm_up(place: Place, driver: Driver, others: Sequence[PeerId]) -> None:
+async def _warm_up(place: Place, peer: Claimer, others: Sequence[PeerId]) -> None:
     """An average that is not measured, and may be mended.
 
     The first one touches all of its memory for the first time and opens all connections. Eight
@@ -358,39 +326,9 @@ async def _warm_up(place: Place, driver: Driver, others: Sequence[PeerId]) -> No
     """
     await _meet(place)
     if others:
-        await average(driver, others)
+        await peer.average(others)
     await _meet(place)
-    async with asyncio.timeout(LIMIT_S):
-        while driver.averages.running:
-            await driver.wait_for_news()
-    driver.replica.settle()
-
-
-async def average(driver: Driver, others: Sequence[PeerId]) -> None:
-    """Average with all others; whoever has not quite left the last group is asked again."""
-    while (await driver.average_with_any(others, len(others))).outcome is Outcome.BUSY:
-        pass
-
-
-class _NotingMetrics(MemoryMetrics):
-    """Tells when a group that was formed has ended."""
-
-    def __init__(self) -> None:
-        super().__init__(perf_counter)
-        self._groups: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-
-    def record(self, kind: str, **fields: Any) -> None:  # Any: whatever JSON can hold
-        if kind == "group" and fields["outcome"] != Outcome.BUSY.value:
-            self._groups.put_nowait(fields)
-
-    def forget_groups(self) -> None:
-        """What has ended so far does not count."""
-        while not self._groups.empty():
-            self._groups.get_nowait()
-
-    async def next_group(self) -> dict[str, Any]:
-        async with asyncio.timeout(LIMIT_S):
-            return await self._groups.get()
+    await peer.settle()
 
 
 async def _meet(place: Place) -> None:

@@ -6,12 +6,13 @@ Sentences come from the numbers of the run and claim no more than they show.
 from collections import Counter
 from collections.abc import Sequence
 
-from launcher.collect import Json
+from launcher.collect import Json, failed_share, failures
 from launcher.compare import seconds
 from launcher.plot import curves_title, is_slow, strip_title
 from launcher.records import Event
 from launcher.run import Run
 from launcher.scenario import Scenario
+from p2ptrain.console.progress import named
 from p2ptrain.ids import Seconds
 
 MOST_EVENTS = 60
@@ -125,21 +126,21 @@ def strips(runs: Sequence[Run]) -> list[str]:
 
 
 def groups(summary: Json) -> Json:
-    """How many groups were completed and how many failed, by reason, the commonest first.
+    """How many groups were completed and how many were not, by reason, the commonest first.
 
     Counted by members: a group of four that failed counts four times.
     """
-    failed: Counter[str] = Counter()
+    ended: Counter[str] = Counter()
     for peer in summary["peers"]:
-        failed.update(peer["groups_failed"] or {})
+        ended.update(peer["groups_failed"] or {})
     formed = sum(peer["groups_formed"] or 0 for peer in summary["peers"])
-    total = formed + failed.total()
-    reasons = sorted(failed.items(), key=lambda item: (-item[1], item[0]))
+    total = formed + ended.total()
+    reasons = sorted(ended.items(), key=lambda item: (-item[1], item[0]))
     return {
         "name": summary["algorithm"],
         "formed": f"{formed:,}",
-        "failed": f"{failed.total():,}",
-        "share": f"{failed.total() / total:.1%}" if total else "-",
+        "failed": f"{sum(failures(ended).values()):,}",
+        "share": number(failed_share(summary["peers"]), ".1%"),
         "reasons": [
             {"why": why.replace("_", " "), "count": f"{n:,}", "share": round(100 * n / total, 2)}
             for why, n in reasons
@@ -229,7 +230,7 @@ def _within(run: Run, start: Seconds) -> list[Event]:
 def _event(same: Sequence[Event]) -> str:
     first = same[0]
     if first.state == "warning":
-        return f"{first.subject}: {first.why}"
+        return named(first.subject, first.why)
     by = f", seen by {len(same)} peers" if len(same) > 1 else ""
     text = {"alive": "is in", "left": "left", "gone": "is gone", "suspect": "is suspected"}
     why = f" ({first.why})" if first.why else ""
@@ -239,7 +240,7 @@ def _event(same: Sequence[Event]) -> str:
 def peer(scenario: Scenario, rank: int, totals: Json) -> Json:
     """A row of the table of peers."""
     compute_s, wait_s = totals["compute_s"] or 0.0, totals["wait_s"] or 0.0
-    failed = sum((totals["groups_failed"] or {}).values())
+    failed = sum(failures(totals["groups_failed"] or {}).values())
     return {
         "name": totals["peer"],
         "state": totals["state"] if totals["state"] != "ended" else "",

@@ -24,17 +24,10 @@ computes. Differences to the paper, and why:
   swarm fell apart (measured: 6 peers, 3 of 15 pairs in 20 averages each).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from random import Random
 
-from p2ptrain.averaging.base import Algorithm, Swarm
-from p2ptrain.core.events import Outcome
-from p2ptrain.errors import ConfigError
-from p2ptrain.ids import PeerId
-
-MOST_ASKED = 64
-"""A peer has so many candidates for one exchange, at most: one of them will be free soon."""
+from p2ptrain.averaging import Algorithm, ConfigError, Outcome, PeerId, Swarm, in_turn
 
 GRAPHS = ("random", "ring", "exponential", "bipartite")
 
@@ -103,9 +96,3 @@ def neighbours(graph: str, me: PeerId, others: Sequence[PeerId]) -> tuple[PeerId
         case _:
             chosen = set(range(1, count, 2)) if place % 2 == 0 else set()
     return tuple(sorted({everyone[c % count] for c in chosen} - {me}))
-
-
-def in_turn(peers: Sequence[PeerId], met: Mapping[PeerId, int], rng: Random) -> list[PeerId]:
-    """Some of `peers`: those never met, then those met longest ago; else in random order."""
-    some = rng.sample(list(peers), min(len(peers), MOST_ASKED))
-    return sorted(some, key=lambda peer: met.get(peer, -1))

@@ -7,28 +7,39 @@ like the paper. It acts at the moments that it defines, and leaves the others al
 * `after_backward`  gradients are ready, the optimizer has not run; the trainer waits for it.
 * `after_update`    the optimizer has run; the trainer waits for it.
 * `background`      a loop of its own beside the trainer, which never waits for it.
+* `average`         it is in a group that is formed: reduce, commit, or a rule of its own.
+* `handle_message`  the same algorithm on another peer has told us something (`Swarm.tell`).
+
+It declares what others must know of it, `averages`, `trainer_waits`, `in_step`, `conserves_mean`:
+the boundary, the simulator's checkers and the contract tests read these and infer nothing.
 
 One whose groups follow from versions and the view of who trains states a `schedule` as well: then
 versions run in whole groups while some of their trainers compute (`core/wait_avoiding.py`).
 
 The file's name is the configuration name; ``"package.module:Class"`` loads one from anywhere.
-Options are the fields of the class's nested frozen dataclass `Config`.
+Options are the fields of the class's nested frozen dataclass `Config`. All that an algorithm needs
+comes by one import, of `p2ptrain.averaging`.
 """
 
 import dataclasses
 import difflib
 import importlib
 import pkgutil
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any, ClassVar, Protocol
 
+from p2ptrain.core.effects import What
 from p2ptrain.core.events import Outcome
-from p2ptrain.core.group_book import GroupBook
+from p2ptrain.core.messages import AlgorithmMessage
 from p2ptrain.core.wait_avoiding import Round
-from p2ptrain.errors import ConfigError
+from p2ptrain.errors import ConfigError, RemoteProtocolError, StateError
 from p2ptrain.ids import PeerId, Seconds
+
+HELPERS = ("base", "order")
+"""Modules of this package that are no algorithms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +68,31 @@ class Swarm(Protocol):
         ...
 
     @property
+    def now(self) -> Seconds:
+        """On this peer's own clock."""
+        ...
+
+    @property
+    def incarnation(self) -> int:
+        """Of this life of the peer: larger than that of any earlier one."""
+        ...
+
+    @property
+    def trains(self) -> bool:
+        """False once the trainer is done, or is to stop: then no group is of our own wish."""
+        ...
+
+    @property
     def updates(self) -> int:
         """Optimizer updates that this peer's model has had."""
         ...
 
     def choosable(self) -> tuple[PeerId, ...]:
         """The other peers that are alive by all we know, sorted."""
+        ...
+
+    def trainees(self) -> tuple[PeerId, ...]:
+        """This peer, and all others that train by all we know, sorted."""
         ...
 
     def met(self) -> Mapping[PeerId, int]:
@@ -84,15 +114,6 @@ class Swarm(Protocol):
         claim waits; it ends with `YIELDED` if it gives way to an older one that includes us. An
         attempt that cannot even start (too few candidates, or the peer stops) takes a moment all
         the same, so that a loop around this never spins.
-        """
-        ...
-
-    async def average_in_turn(self) -> GroupResult:
-        """Ask the generator for a group (`Algorithm.group_book`); average models in it.
-
-        `DONE` as soon as we have been in one, whoever it was proposed for. `BUSY`, at once: there
-        is nobody to meet. `WITHDRAWN` when the trainer stops meanwhile. Broken groups are proposed
-        again.
         """
         ...
 
@@ -120,28 +141,71 @@ class Swarm(Protocol):
         """Say that the trainer is not far behind a version, and do not wait for it."""
         ...
 
-    async def hand_in_gradients(self) -> None:
-        """Have the gradients of this step delivered: with the next version, exactly once."""
-        ...
-
     def forget_all_but_latest(self) -> None:
         """Of several means of gradients that were missed, take in the last one only."""
-        ...
-
-    async def add_late_average(self) -> bool:
-        """Add the model to the mean of models that it missed, as one model more.
-
-        x <- (sum over the group + x) / (S + 1); false, and nothing done, if it missed none. For
-        rounds that keep it (`Round.keeps_late`).
-        """
         ...
 
     async def wait_for_update(self, count: int) -> int:
         """Wait until the trainer has made `count` updates in this run; return how many it has."""
         ...
 
+    async def wait_for_news(self, most_s: Seconds) -> None:
+        """Wait until anything may have changed (a message, a member, a group), or so long."""
+        ...
+
     async def pause(self, duration_s: Seconds) -> None:
         """Let time pass."""
+        ...
+
+    def tell(self, peer: PeerId, message: AlgorithmMessage) -> None:
+        """Send a message to the same algorithm on another peer: to its `handle_message`.
+
+        Best effort: it may be lost, delayed, sent twice or overtaken. Say there what a loss costs.
+        """
+        ...
+
+    def start(self, activity: Coroutine[Any, Any, None]) -> None:  # Any: asyncio's own types
+        """Run this beside the trainer and everything else; cancelled when the peer leaves."""
+        ...
+
+
+class Mean(Protocol):
+    """A mean of models that a member keeps instead of taking it in; it can be added once."""
+
+    async def add(self, share: float) -> None:
+        """Change the model as it is at this moment, x <- x + `share` * (mean - x)."""
+        ...
+
+
+class Group(Protocol):
+    """One attempt of a formed group, as `Algorithm.average` has it in its hands.
+
+    If it breaks, `reduce` and `keep` do not return, and `average` begins again with those that are
+    left, if any are: let whatever is raised here pass.
+    """
+
+    members: tuple[PeerId, ...]
+    """Sorted, ourselves included."""
+    what: What
+    version: int | None
+    """Of the schedule; None for a group that was claimed, or of a barrier."""
+    awaited: bool
+    """Our trainer has arrived at its version, and stands still until it is over."""
+
+    async def reduce(self) -> None:
+        """Average what all members contribute; nothing here is changed by it."""
+        ...
+
+    async def commit(self) -> None:
+        """Take the result in: of models, add mean - snapshot; of gradients, replace them.
+
+        Every member must do this, or keep it, for the group to be done: nothing may be awaited
+        between `reduce` and this that others have to bring about.
+        """
+        ...
+
+    async def keep(self) -> Mean:
+        """Reduce models, and take the mean away instead of taking it in."""
         ...
 
 
@@ -153,10 +217,33 @@ class Algorithm:
         """An algorithm without options."""
 
     averages: ClassVar[str] = "models"
-    """``models`` or ``gradients``: what its groups average."""
+    """``models`` or ``gradients``: what its groups average. Gradients of peers that are not
+    `in_step` are delivered late: those of each step with the next version that runs."""
+
+    state_names: ClassVar[tuple[str, ...]] = ()
+    """Attributes that outlive a step: numbers, texts, and lists and dicts of such."""
 
     def __init__(self, config: Any = None) -> None:  # Any: each algorithm has a Config of its own
         self.config: Any = config if config is not None else self.Config()
+
+    # --- what it declares: class attributes, or properties where an option decides ----------------
+
+    @property
+    def trainer_waits(self) -> bool:
+        """Whether the trainer may wait for others: only then `after_*` are called."""
+        return False
+
+    @property
+    def in_step(self) -> bool:
+        """Whether all peers take the same steps together and have equal models after each."""
+        return False
+
+    @property
+    def conserves_mean(self) -> bool:
+        """Whether its averages leave the mean of all models where training made it."""
+        return True
+
+    # --- when it acts -----------------------------------------------------------------------------
 
     async def after_backward(self, swarm: Swarm) -> None:
         """Gradients are ready."""
@@ -167,6 +254,19 @@ class Algorithm:
     async def background(self, swarm: Swarm) -> None:
         """Beside the trainer; cancelled when the peer leaves."""
 
+    async def average(self, group: Group) -> None:
+        """What every member does in a group that is formed, wherever its own trainer is."""
+        await group.reduce()
+        await group.commit()
+
+    def handle_message(self, swarm: Swarm, source: PeerId, message: AlgorithmMessage) -> None:
+        """Take what the algorithm on `source` told us.
+
+        Raises:
+            RemoteProtocolError: for what it would never say; that is counted and changes nothing.
+        """
+        raise RemoteProtocolError(f"{source} says {message.kind!r}, of which we know nothing")
+
     def schedule(self, version: int, peers: Sequence[PeerId], me: PeerId) -> Round:
         """The group that `me` is in at `version` (1, 2, ...) if `peers` train, and its rule.
 
@@ -174,12 +274,25 @@ class Algorithm:
         """
         raise NotImplementedError
 
-    def group_book(self) -> GroupBook | None:
-        """A new book for the peer that proposes groups, if groups are proposed."""
-        return None
+    # --- what it is asked -------------------------------------------------------------------------
 
     def check_swarm(self, peers: int) -> None:
         """Raise ConfigError if the options make no sense in a swarm of so many peers."""
+
+    def state_dict(self) -> dict[str, Any]:  # Any: plain values, as JSON has them
+        """Everything of its own that a continued run needs: `state_names`."""
+        return {name: getattr(self, name) for name in self.state_names}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # Any: as above
+        """Go on where `state_dict` was taken. Raises StateError if that was another algorithm."""
+        if sorted(state) != sorted(self.state_names):
+            raise StateError(
+                f"a state with {', '.join(sorted(state)) or 'nothing'} where "
+                f"{type(self).__name__} has {', '.join(sorted(self.state_names)) or 'nothing'}; "
+                "load it into the algorithm that it was saved by"
+            )
+        for name, value in state.items():
+            setattr(self, name, value)
 
     def acts(self, moment: str) -> bool:
         """True if this algorithm defines `moment`, or `schedule`."""
@@ -189,7 +302,8 @@ class Algorithm:
 def known_algorithms() -> tuple[str, ...]:
     """The names of the algorithms that come with p2ptrain, sorted."""
     package = importlib.import_module("p2ptrain.averaging")
-    return tuple(sorted(m.name for m in pkgutil.iter_modules(package.__path__) if m.name != "base"))
+    modules = pkgutil.iter_modules(package.__path__)
+    return tuple(sorted(module.name for module in modules if module.name not in HELPERS))
 
 
 def load_algorithm(name: str, options: Mapping[str, Any] | None = None) -> Algorithm:
@@ -213,7 +327,24 @@ def load_algorithm(name: str, options: Mapping[str, Any] | None = None) -> Algor
             raise ConfigError(
                 f"algorithm {name!r}: {key} = {value!r} must be of type {wanted.__name__}"
             )
-    return kind(kind.Config(**options))
+    algorithm = kind(kind.Config(**options))
+    _check_declarations(name, algorithm)
+    return algorithm
+
+
+def _check_declarations(name: str, algorithm: Algorithm) -> None:
+    """Raise ConfigError if an algorithm declares what cannot be."""
+    waits = [m for m in ("after_backward", "after_update") if algorithm.acts(m)]
+    mistake = ""
+    if algorithm.averages not in ("models", "gradients"):
+        mistake = f"averages = {algorithm.averages!r}; write 'models' or 'gradients'"
+    elif waits and not (algorithm.trainer_waits or algorithm.acts("background")):
+        mistake = f"trainer_waits = False, so that its {waits[0]} never runs; write True"
+    elif not algorithm.trainer_waits and (algorithm.in_step or algorithm.averages == "gradients"):
+        what = "in_step = True" if algorithm.in_step else "averages = 'gradients'"
+        mistake = f"{what}, for which trainers wait, and trainer_waits = False; write True"
+    if mistake:
+        raise ConfigError(f"algorithm {name!r} declares {mistake}")
 
 
 def _find(name: str) -> type[Algorithm]:
@@ -226,6 +357,8 @@ def _find(name: str) -> type[Algorithm]:
                 f"unknown algorithm {name!r}; {advice}there are: {', '.join(known_algorithms())}"
             )
         module_name = f"p2ptrain.averaging.{name}"
+    elif "" not in sys.path:
+        sys.path.append("")  # as `python -m` does: a user's file lies beside the user
     try:
         module = importlib.import_module(module_name)
     except (ImportError, ValueError, TypeError) as error:  # the last two: no name of a module

@@ -3,12 +3,13 @@
 As in all-reduce SGD everyone averages gradients with everyone, version after version; but a version
 does not wait for all of them. Each peer has a buffer b_i of what it has not delivered yet:
 
-    b_i  <-  b_i + g_i                          whenever a gradient is ready
-    G    <-  (1 / P) * sum over peers of b_i    then b_i <- 0: delivered exactly once
+    b_i  <-  b_i + n_i g_i                        a gradient of n_i samples is ready
+    G    <-  sum of all b_i / sum of all n_i      then b_i <- 0: delivered exactly once
     x_i  <-  x_i - lr * update(G)
 
 A late peer contributes nothing, or gradients of earlier steps; what it computes meanwhile goes with
-the next version. The divisor is always P, so a gradient weighs the same whenever it comes.
+the next version. The divisor counts one step of all P peers (with equal batches it is the paper's
+1 / P), so a gradient weighs the same whenever it comes.
 
 When does a version run? As soon as one trainer waits for it, and
 
@@ -39,11 +40,7 @@ from dataclasses import dataclass
 from math import ceil
 from random import Random
 
-from p2ptrain.averaging.base import Algorithm, Swarm
-from p2ptrain.core.effects import What
-from p2ptrain.core.wait_avoiding import Round, Rule
-from p2ptrain.errors import ConfigError
-from p2ptrain.ids import PeerId
+from p2ptrain.averaging import Algorithm, ConfigError, PeerId, Round, Rule, Swarm, What
 
 RULES = ("solo", "majority", "quorum")
 MISSED = ("every", "latest")
@@ -51,6 +48,8 @@ MISSED = ("every", "latest")
 
 class Eager(Algorithm):
     averages = "gradients"
+    trainer_waits = True
+    state_names = ("seen",)
 
     @dataclass(frozen=True, slots=True, kw_only=True)
     class Config:
@@ -100,12 +99,17 @@ class Eager(Algorithm):
                 if getattr(self, name) < 1:
                     raise ConfigError(f"eager {name} = {getattr(self, name)} must be 1 or more")
 
-    _seen = 0  # the version that our last step ended with
+    seen = 0
+    """The version that our last step ended with."""
+
+    @property
+    def conserves_mean(self) -> bool:
+        """Not where a late peer takes in the last of several means only."""
+        return bool(self.config.missed == "every")
 
     async def after_backward(self, swarm: Swarm) -> None:
-        await swarm.hand_in_gradients()
         ran = swarm.version
-        if ran == self._seen:
+        if ran == self.seen:
             await swarm.average_at(ran + 1)
         else:
             if self.config.waits_for_running or self._averages_models_at(ran + 1):
@@ -113,12 +117,12 @@ class Eager(Algorithm):
             swarm.pass_by(swarm.version + 1)
         if self.config.missed == "latest":
             swarm.forget_all_but_latest()
-        self._seen = swarm.version
+        self.seen = swarm.version
 
     async def after_update(self, swarm: Swarm) -> None:
-        if self._averages_models_at(self._seen + 1):
-            await swarm.average_at(self._seen + 1)
-            self._seen += 1
+        if self._averages_models_at(self.seen + 1):
+            await swarm.average_at(self.seen + 1)
+            self.seen += 1
 
     def schedule(self, version: int, peers: Sequence[PeerId], me: PeerId) -> Round:
         if self._averages_models_at(version):

@@ -38,11 +38,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from p2ptrain.averaging.base import Algorithm, Swarm
-from p2ptrain.core.effects import What
-from p2ptrain.core.wait_avoiding import NOBODY, Round, Rule
-from p2ptrain.errors import ConfigError
-from p2ptrain.ids import PeerId
+from p2ptrain.averaging import (
+    NOBODY,
+    Algorithm,
+    ConfigError,
+    Group,
+    Mean,
+    PeerId,
+    Round,
+    Rule,
+    Swarm,
+    What,
+)
 
 SYNCS = ("elastic", "step")
 LATES = ("delta", "paper")
@@ -50,6 +57,8 @@ LATES = ("delta", "paper")
 
 class Wagma(Algorithm):
     averages = "models"
+    trainer_waits = True
+    state_names = ("seen",)
 
     @dataclass(frozen=True, slots=True, kw_only=True)
     class Config:
@@ -88,36 +97,54 @@ class Wagma(Algorithm):
                         f"wagma {name} = {getattr(self, name)!r}; there are: {', '.join(known)}"
                     )
 
-    _seen = 0  # the version that our last step ended with
+    seen = 0
+    """The version that our last step ended with."""
+    _missed: tuple[Mean, int] | None = None  # the last one, and of how many
+
+    @property
+    def conserves_mean(self) -> bool:
+        """Not by the paper's rule for late peers."""
+        return bool(self.config.late == "delta")
 
     async def after_update(self, swarm: Swarm) -> None:
         version = self._next(swarm)
         is_late = version <= swarm.version
         if self.config.late == "paper":
             await swarm.average_at(version)  # a late one waits for what still runs, if anything
-            await swarm.add_late_average()
+            await self._add_missed()
         elif not is_late:
             await swarm.average_at(version)
         elastic = self.config.sync == "elastic"
-        self._seen = max(version, swarm.version) if elastic else version
+        self.seen = max(version, swarm.version) if elastic else version
+
+    async def average(self, group: Group) -> None:
+        if self.config.late == "paper" and not group.awaited:
+            self._missed = await group.keep(), len(group.members)
+        else:
+            await super().average(group)
+
+    async def _add_missed(self) -> None:
+        """By the paper's rule: the model counts as one more in the mean that it missed."""
+        if self._missed:
+            (mean, size), self._missed = self._missed, None
+            await mean.add(size / (size + 1))
 
     def _next(self, swarm: Swarm) -> int:
         """The version that this step ends with: one that has begun meanwhile, or a new one."""
         ran, tau = swarm.version, self.config.tau
         if self.config.sync == "elastic":
-            return ran if ran > self._seen else self._seen + 1
-        missed_sync = ran // tau > self._seen // tau  # then we are new here
-        return ran if missed_sync else self._seen + 1
+            return ran if ran > self.seen else self.seen + 1
+        missed_sync = ran // tau > self.seen // tau  # then we are new here
+        return ran if missed_sync else self.seen + 1
 
     def schedule(self, version: int, peers: Sequence[PeerId], me: PeerId) -> Round:
-        keeps_late = self.config.late == "paper"
         if version % self.config.tau == 0:
             rule = NOBODY if self.config.sync == "elastic" else Rule(waiting=len(peers))
-            return Round(tuple(peers), What.MODELS, rule, keeps_late)
+            return Round(tuple(peers), What.MODELS, rule)
         size = self.config.group_size or default_group_size(len(peers))
         place = peers.index(me)
         group = next(g for g in butterfly(version, len(peers), size) if place in g)
-        return Round(tuple(peers[p] for p in group), What.MODELS, NOBODY, keeps_late)
+        return Round(tuple(peers[p] for p in group), What.MODELS, NOBODY)
 
     def check_swarm(self, peers: int) -> None:
         if self.config.group_size > peers:

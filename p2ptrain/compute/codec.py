@@ -99,10 +99,10 @@ class Codec(Protocol):
         ...
 
 
-def load_codec(name: str) -> Codec:
-    """The codec of that name. Raises ConfigError."""
+def load_codec(name: str, setting: str = "codec") -> Codec:
+    """The codec of that name, which is the value of `setting`. Raises ConfigError."""
     if name not in CODECS:
-        raise ConfigError(f"codec = {name!r} is unknown; choose one of {', '.join(CODECS)}")
+        raise ConfigError(f"{setting} = {name!r} is unknown; choose one of {', '.join(CODECS)}")
     return CODECS[name]
 
 

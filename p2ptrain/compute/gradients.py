@@ -1,25 +1,24 @@
-"""What peers exchange to average gradients: one float32 vector with its own book-keeping.
+"""What peers exchange to average gradients: float32 numbers, each times the member's weight.
 
 Legend of shapes: the vector has ``G`` numbers::
 
-    gradients | floating-point buffers | one flag for each parameter | weight
+    gradients | floating-point buffers
 
-A peer that contributes writes its numbers, a flag of 1 where it has a gradient, and weight 1. One
-that does not writes zeros only. The group takes the plain mean; since the weight goes through the
-same mean, dividing by it gives the mean over the *contributors*, whoever they were:
+A member of weight w contributes w times each of its numbers; one of weight 0 writes zeros only. The
+group divides the sum by the sum of the weights (`core/contribution.py`), so with the samples of a
+step as the weight the result is the mean over all samples, as of one process with all the batches:
 
-* a parameter's gradient is the sum of the contributors' gradients over their number (one that has
-  no gradient for it counts as zero, as an unused branch does in all-reduce training);
-* where no contributor had one, the gradient is None for everybody, so that optimizers skip it
-  (weight decay and momentum included) on all peers or on none;
+* a parameter for which a contributor has no gradient counts as zero there, as an unused branch does
+  in all-reduce training;
+* where no contributor had one (the union of their masks), the gradient is None for everybody, so
+  that optimizers skip it (weight decay and momentum included) on all peers or on none;
 * buffers become the contributors' mean for everybody, contributor or not. A peer without a say in
-  the gradients (overflow, just caught up) has none in the statistics either, and afterwards all
-  peers hold the same bits: each computes them from the same vector by the same division.
+  the gradients (overflow, just caught up) has none in the statistics either.
+
+Afterwards all peers hold the same bits: each reads them from the same vector and the same mask.
 
 Where gradients are delivered late (`runtime/late.py`), a peer's vector is the sum of those that
-wait, of one step, several or none. Weights add up like the rest, so buffers come out as the mean
-over all that were delivered; gradients are then divided by the number of *members*, so that each
-counts the same whenever it comes.
+wait, of one step, several or none, and its weight the sum of their samples.
 
 Numbers of 16 bits travel as float32 and are rounded once, after the mean.
 """
@@ -58,37 +57,40 @@ class GradientVector:
                 stop = start + slot.tensor.numel()
                 self._buffers.append((slot, slice(start, stop)))
                 start = stop
-        self._flags = slice(start, start + len(self._gradients))
-        self.size: int = self._flags.stop + 1
+        self.size: int = start
         """G."""
+        self.buffer_size: int = start - self._gradients[-1].at.stop
+        """So many of the G numbers, the last ones, are buffers."""
 
-    def export(self, into_G: Vector, contributes: bool) -> None:
-        """Write this peer's part; all zero if it does not contribute.
+    def mask(self) -> bytes:
+        """Which parameters have a gradient, as `Contribution.gradient_mask` has it."""
+        here = [gradient.parameter.grad is not None for gradient in self._gradients]
+        return np.packbits(here, bitorder="little").tobytes()
+
+    def export(self, into_G: Vector, weight: int) -> None:
+        """Write this peer's numbers times `weight`; with 0 whatever they are does not matter.
 
         Raises:
             StateError: if a number is not finite, or a gradient is sparse: naming the parameter.
-                `into_G` is all zero then, as if this peer did not contribute.
+                `into_G` is all zero then.
         """
         check_vector(into_G, self.size, "the gradients' buffer")
         into_G.fill(0)
-        if not contributes:
+        if not weight:
             return
         self._flat.synchronize()
         try:
-            self._write(torch.from_numpy(into_G))
+            self._write(torch.from_numpy(into_G), weight)
         except StateError:
             into_G.fill(0)
             raise
 
-    def load(self, mean_G: Vector, *, per_member: bool = False) -> bool:
+    def load(self, mean_G: Vector, mask: bytes) -> None:
         """Set gradients and buffers from the group's mean.
 
         Args:
             mean_G: read only, not kept.
-            per_member: gradients are the sum over the number of members, not of contributors.
-
-        Returns:
-            False, and nothing changed, if nobody contributed.
+            mask: which parameters anybody had a gradient for; the others get None.
 
         Raises:
             StateError: if dtype or shape differ, or the mean is not finite.
@@ -96,29 +98,25 @@ class GradientVector:
         check_vector(mean_G, self.size, "the mean of gradients")
         if not (np.isfinite(mean_G.min()) and np.isfinite(mean_G.max())):  # a NaN is both of them
             raise StateError("the mean of gradients is not finite; it was not applied")
-        weight = mean_G[-1]
-        if weight <= 0:
-            return False
-        for gradient, flag in zip(self._gradients, mean_G[self._flags], strict=True):
-            mean = mean_G[gradient.at] if flag > 0 else None
-            _set_gradient(gradient.parameter, mean, np.float32(1) if per_member else weight)
+        flags = np.unpackbits(
+            np.frombuffer(mask, np.uint8), count=len(self._gradients), bitorder="little"
+        )
+        for gradient, flag in zip(self._gradients, flags, strict=True):
+            _set_gradient(gradient.parameter, mean_G[gradient.at] if flag else None)
         with self._flat.step_lock:
             for slot, at in self._buffers:
-                buffer = torch.from_numpy(mean_G[at] / weight)
+                buffer = torch.from_numpy(mean_G[at].copy())
                 slot.tensor.detach().copy_(buffer.view(slot.tensor.shape))
         self._flat.synchronize()
-        return True
 
-    def _write(self, into: Tensor) -> None:
-        flags = into[self._flags]
-        for index, gradient in enumerate(self._gradients):
+    def _write(self, into: Tensor, weight: int) -> None:
+        for gradient in self._gradients:
             grad = gradient.parameter.grad
             if grad is not None:
-                _write(into[gradient.at], grad, f"the gradient of parameter {gradient.name}")
-                flags[index] = 1
+                what = f"the gradient of parameter {gradient.name}"
+                _write(into[gradient.at], grad, weight, what)
         for slot, at in self._buffers:
-            _write(into[at], slot.tensor, f"buffer {slot.name}")
-        into[-1] = 1
+            _write(into[at], slot.tensor, weight, f"buffer {slot.name}")
 
 
 def _gradients(flat: FlatModel) -> Iterator[_Gradient]:
@@ -131,18 +129,22 @@ def _gradients(flat: FlatModel) -> Iterator[_Gradient]:
             start = stop
 
 
-def _write(into: Tensor, values: Tensor, what: str) -> None:
+def _write(into: Tensor, values: Tensor, weight: int, what: str) -> None:
     if values.layout != torch.strided:
         raise StateError(f"{what} is sparse, which cannot be averaged; build it with sparse=False")
-    into.view(values.shape).copy_(values.detach())
+    values, there = values.detach(), into.view(values.shape)
+    if (values.dtype, values.device) == (into.dtype, into.device):
+        torch.mul(values, weight, out=there)  # in one go: gradients do not fit into a cache
+    else:
+        there.copy_(values).mul_(weight)
     if not is_finite(into):
         raise StateError(
             f"{what} is not finite; lower the learning rate, clip, or use a gradient scaler"
         )
 
 
-def _set_gradient(parameter: Tensor, mean: Vector | None, share: np.float32) -> None:
-    """The gradient becomes mean / share, rounded once and, if it can be, without memory beside."""
+def _set_gradient(parameter: Tensor, mean: Vector | None) -> None:
+    """The gradient becomes the mean, rounded once and, if it can be, without memory beside."""
     if mean is None:
         parameter.grad = None
         return
@@ -150,6 +152,6 @@ def _set_gradient(parameter: Tensor, mean: Vector | None, share: np.float32) -> 
         parameter.grad = torch.empty_like(parameter)
     grad, mean = parameter.grad.detach(), mean.reshape(parameter.shape)
     if grad.dtype == torch.float32 and grad.device.type == "cpu":
-        np.divide(mean, share, out=grad.numpy())
+        np.copyto(grad.numpy(), mean)
     else:
-        grad.copy_(torch.from_numpy(mean / share))
+        grad.copy_(torch.from_numpy(mean.copy()))

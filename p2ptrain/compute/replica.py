@@ -39,6 +39,11 @@ class Replica(Protocol):
         ...
 
     @property
+    def buffer_size(self) -> int:
+        """So many of the G numbers, the last ones, are buffers; gradients stand before them."""
+        ...
+
+    @property
     def fingerprint(self) -> str:
         """Names the model's shape: equal exactly when names, shapes, dtypes and ties are equal."""
         ...
@@ -82,26 +87,26 @@ class Replica(Protocol):
         """
         ...
 
-    def export_gradients(self, into_G: Vector, contributes: bool) -> None:
-        """Write what a gradient average needs.
+    def gradient_mask(self) -> bytes:
+        """Which parameters have a gradient, one bit each (`Contribution`). Trainer waits."""
+        ...
 
-        That is gradients, floating-point buffers, which parameters have a gradient (one number
-        each), and one weight. Trainer waits. With `contributes` false all of it is zero: this
-        peer takes part without a say (its gradients overflowed, or it has just caught up).
+    def export_gradients(self, into_G: Vector, weight: int) -> None:
+        """Write `weight` times what a gradient average needs: gradients, floating-point buffers.
+
+        With weight 0 all of it is zero: this peer takes part without a say (its gradients
+        overflowed, or it has just caught up). Trainer waits.
 
         Raises StateError naming the parameter if a contributed number is not finite; `into_G` is
         zero then.
         """
         ...
 
-    def import_gradients(self, mean_G: Vector, *, per_member: bool = False) -> bool:
-        """Set gradients and buffers from the group's mean; false if nobody contributed.
+    def import_gradients(self, mean_G: Vector, mask: bytes) -> None:
+        """Set gradients and buffers from the group's mean.
 
-        Means are over those who contributed, and afterwards gradients and buffers are the same
-        bits on every peer. A parameter that had no gradient anywhere keeps ``None``. Trainer waits.
-
-        With `per_member` gradients are divided by the number of members instead, so that one that
-        comes late, alone or with others, weighs what it would have weighed in time.
+        `mask` is the union of the members' masks: a parameter that had no gradient anywhere gets
+        ``None``. Afterwards gradients and buffers are the same bits on every peer. Trainer waits.
 
         Raises StateError, with nothing changed, if the mean is not finite.
         """

@@ -57,6 +57,11 @@ class TorchReplica:
         return self._gradients.size
 
     @property
+    def buffer_size(self) -> int:
+        """Of the G numbers the last ones: floating-point buffers."""
+        return self._gradients.buffer_size
+
+    @property
     def fingerprint(self) -> str:
         """16 hexadecimal digits for names, shapes, dtypes and ties."""
         return self._flat.fingerprint
@@ -129,17 +134,21 @@ class TorchReplica:
             self._adopt_moments()
             self._flat.take_pending()
 
-    def export_gradients(self, into_G: Vector, contributes: bool) -> None:
-        """Write gradients, buffers, flags and weight; `into_G` is zero if this raises."""
-        self._gradients.export(into_G, contributes)
+    def gradient_mask(self) -> bytes:
+        """Which parameters have a gradient, one bit each."""
+        return self._gradients.mask()
 
-    def import_gradients(self, mean_G: Vector, *, per_member: bool = False) -> bool:
-        """Set gradients and buffers from the contributors' mean, or gradients per member.
+    def export_gradients(self, into_G: Vector, weight: int) -> None:
+        """Write gradients and buffers times `weight`; `into_G` is zero if this raises."""
+        self._gradients.export(into_G, weight)
+
+    def import_gradients(self, mean_G: Vector, mask: bytes) -> None:
+        """Set gradients and buffers from the contributors' mean.
 
         Raises:
             StateError: if the mean is not finite; nothing has changed then.
         """
-        return self._gradients.load(mean_G, per_member=per_member)
+        self._gradients.load(mean_G, mask)
 
     def export_state(self) -> State:
         """Everything of this boundary, pending included."""

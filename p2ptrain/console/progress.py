@@ -51,7 +51,7 @@ class Narrator:
             case "member":
                 self._say_member(fields)
             case "warning":
-                self._say(f"{self._me}: {fields['text']}")
+                self._say(named(self._me, fields["text"]))
             case "step":
                 self._maybe_say_progress()
             case "ended":
@@ -86,6 +86,11 @@ class Narrator:
             return  # comes and goes on a busy machine
         words = {"alive": "has joined", "left": "has left", "gone": f"is gone: {fields['why']}"}
         self._say(f"{self._me}: {member} {words[state]}")
+
+
+def named(peer: str, sentence: str) -> str:
+    """Say whose `sentence` it is, unless it does so itself."""
+    return sentence if sentence.startswith(f"{peer} ") else f"{peer}: {sentence}"
 
 
 def _others(members: list[str], me: str) -> str:

@@ -111,6 +111,8 @@ def _row_as_json(row: Row) -> dict[str, Any]:  # Any: as above
         "disagreement_l2": report.disagreement_l2 if report else None,
         "groups_done": report.groups_done if report else None,
         "groups_failed": report.groups_failed if report else None,
+        "since_average_s": report.since_average_s if report else None,
+        "silence": report.silence or None if report else None,
         "warning": report.warning or None if report else None,
     }
 
@@ -137,7 +139,8 @@ def render(view: View) -> RenderableType:
     for row in view.rows:
         style = "" if row.report else "dim"
         table.add_row(*_cells(row), style=style)
-    return Group(Text(head), table)
+    silences = [row.report.silence for row in view.rows if row.report and row.report.silence]
+    return Group(Text(head), table, *(Text(silence, style="red") for silence in silences))
 
 
 def _cells(row: Row) -> list[str]:
@@ -162,7 +165,8 @@ def _cells(row: Row) -> list[str]:
 
 def _groups(report: Report) -> str:
     failed = f" ({report.groups_failed:,} failed)" if report.groups_failed else ""
-    return f"{report.groups_done:,}{failed}"
+    since = f", {report.since_average_s:.0f} s ago" if report.since_average_s is not None else ""
+    return f"{report.groups_done:,}{failed}{since}"
 
 
 def _few(names: tuple[str, ...]) -> str:

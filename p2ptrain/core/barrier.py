@@ -27,7 +27,7 @@ equal.
 **Two models.** Two parts of a swarm that cannot hear each other go on apart, each with its own
 averages, and may come to the same version with two models. So each arrival says its *line*: a
 number of 64 bits that follows from where its model began and from each average that has gone into
-it (`runtime/accord.py`). A group is of one version and one line; where the newest version has
+it (`runtime/agreed_state.py`). A group is of one version and one line; where the newest version has
 several, those on another than most take over the state of one that is on it, as those behind do.
 
 **No cycle of waits**: participants wait for the coordinator's word, the coordinator for arrivals,

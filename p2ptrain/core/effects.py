@@ -11,7 +11,6 @@
     TakeState     -> StateTaken | StateNotTaken
     GroupEnded    -> nothing: for whoever waits for this ticket
     VersionEnded  -> nothing: for the trainer, which waits for this version
-    TurnEnded     -> nothing: for whoever asked for a proposed group
     MemberChanged -> nothing: for the record
 """
 
@@ -40,8 +39,8 @@ class Average:
     purpose: Purpose = GOSSIP
     weights: tuple[int, ...] = ()
     """Of the members' shares, in their order; empty: all alike."""
-    held: bool = False
-    """Keep the mean of models for the trainer, which has a rule of its own for it."""
+    awaited: bool = False
+    """Our trainer stands still until this is over."""
     contributions: tuple[Contribution, ...] = ()
     """The members' scalars, in their order; empty: `MODEL` of all of them."""
     outside_samples: int = 0
@@ -117,14 +116,6 @@ class VersionEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class TurnEnded:
-    """We asked for a group and have been in one, or there is none for us."""
-
-    outcome: Outcome
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
 class MemberChanged:
     """We think differently of a member than before."""
 
@@ -134,14 +125,5 @@ class MemberChanged:
 
 
 Effect = (
-    Send
-    | Average
-    | Abandon
-    | Break
-    | Mend
-    | TakeState
-    | GroupEnded
-    | VersionEnded
-    | TurnEnded
-    | MemberChanged
+    Send | Average | Abandon | Break | Mend | TakeState | GroupEnded | VersionEnded | MemberChanged
 )

@@ -26,6 +26,10 @@ class Outcome(StrEnum):
     """We left before it was over."""
 
 
+NO_FAILURE = (Outcome.BUSY, Outcome.YIELDED, Outcome.WITHDRAWN)
+"""How an attempt ends every day, without anybody's fault."""
+
+
 @dataclass(frozen=True, slots=True)
 class AverageEnded:
     """An `Average` is over: `DONE` and applied, or not and nothing was changed."""

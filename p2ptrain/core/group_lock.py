@@ -84,8 +84,10 @@ seen to be enough (`core/pace.py`).
   too long).
 * `lease_s`: a granter is free again by itself so long after its grant (the initiator is silent: it
   died). Should its group form all the same, it refuses it, and the group ends or goes on without
-  it. A *formed* group has no lease: a member's slot is that group's while its average runs, and an
-  average in which nothing moves is broken (`core/repair.py`, `core/transfers.py`).
+  it. So long after it has first asked for its offer back, a peer has it back, answered or not: a
+  group that begins with it is refused. A *formed* group has no lease: a member's slot is that
+  group's while its average runs, and an average in which nothing moves is broken
+  (`core/repair.py`, `core/transfers.py`).
 * Deadlines bind before anything else happens: a peer that was paused takes no late `Begin` or
   `Grant` for a timely one.
 * The *ticket* fences the rest: chunks under a ticket that is not `holds` are refused, and a result
@@ -244,7 +246,7 @@ class GroupLock:
         return ticket in self._ended
 
     def rejoin(self, incarnation: int) -> None:
-        """We are known under a larger incarnation: new tickets are of that one."""
+        """New tickets are of this incarnation, above that of a former life that others remember."""
         self._incarnation = incarnation
 
     # --- for explorers ----------------------------------------------------------------------------
@@ -295,7 +297,7 @@ class GroupLock:
             LocalProtocolError: if `candidates` repeats a peer, contains us or has less than
                 `needed`, or nobody is needed.
         """
-        alone = not candidates and purpose.formation is not Formation.CLAIMED
+        alone = not candidates and not needed and purpose.formation is not Formation.CLAIMED
         if len({self._me, *candidates}) != len(candidates) + 1:
             raise LocalProtocolError(f"{self._me} cannot claim a group with {list(candidates)}")
         if not alone and not 1 <= needed <= len(candidates):
@@ -347,6 +349,11 @@ class GroupLock:
         elif not overtaken:
             self._offers[source] = Promise(source, contribution, offer, purpose)
         return not overtaken
+
+    def forget_offer(self, source: PeerId) -> None:
+        """`source` is told that what it offers its slot for does not come: it takes it back."""
+        if source in self._offers:
+            self._void(source, self._offers[source].offer or NO_OFFER)
 
     def receive(self, source: PeerId, message: SlotMessage, now: Seconds) -> None:
         self._lapse(now)
@@ -446,7 +453,7 @@ class GroupLock:
             case Free() | InGroup():
                 return None
             case Offered() as state:
-                return state.resend_at if self._is_wanted else None
+                return min(state.resend_at, state.lapses_at) if self._is_wanted else None
             case Collecting() as state:
                 return min(state.resend_at, state.give_up_at)
             case Granted() as state:
@@ -564,7 +571,8 @@ class GroupLock:
             self._next_turn(now)
 
     def _ask_offer_back(self, state: Offered, now: Seconds) -> None:
-        self._state = replace(state, resend_at=now + self._config.resend_s)
+        lapses_at = min(state.lapses_at, now + self._config.lease_s)
+        self._state = replace(state, resend_at=now + self._config.resend_s, lapses_at=lapses_at)
         self._emit(Send(state.to, Inquire(state.ticket)))  # lost: sent again at `resend_at`
 
     # --- the initiator's side ---------------------------------------------------------------------
@@ -775,7 +783,7 @@ class GroupLock:
             case _ if self._is_past(ticket):
                 pass  # a late one, of which we need not even say so
             case _ if not self._groups.admits(source, request):
-                self._refuse(request)
+                self._refuse(source, ticket)
             case _:
                 self._enqueue(request)
                 self._consider(request, now)
@@ -812,34 +820,38 @@ class GroupLock:
     def _grant(self, request: Request, now: Seconds) -> None:
         ticket, initiator = request.ticket, request.ticket.initiator
         if not self._groups.admits(initiator, request):
-            self._refuse(request)  # what it is for has gone on meanwhile
+            self._refuse(initiator, ticket)  # what it is for has gone on meanwhile
             return
         stated = self._groups.contribution(request.purpose)
         self._state = Granted(request, stated, now, now + self._config.resend_s)
         self._emit(Send(initiator, Grant(ticket, stated)))  # lost: sent again
 
-    def _refuse(self, request: Request) -> None:
-        """For good under this ticket: our word may arrive when a later `Grant` has."""
-        self._queue = tuple(other for other in self._queue if other.ticket != request.ticket)
-        self._remember(request.ticket, NEVER_FORMED)
-        self._disown(request.ticket.initiator, request.ticket)
+    def _refuse(self, source: PeerId, ticket: Ticket) -> None:
+        """For good: our word may arrive when a later `Grant` has, and no chunks wait for us."""
+        self._queue = tuple(other for other in self._queue if other.ticket != ticket)
+        if ticket not in self._ended:
+            self._remember(ticket, NEVER_FORMED)
+        self._disown(source, ticket)
 
     def _handle_begin(self, source: PeerId, begin: Begin, now: Seconds) -> None:
-        ticket = begin.ticket
+        ticket, purpose = begin.ticket, begin.purpose
         if source != ticket.initiator or not {source, self._me} <= {*begin.members}:
             return  # not a group that its sender could form
         match self._state:
             case Granted(request=request, granted_at=since) if request.ticket == ticket:
-                self._enter(begin, since)
+                if purpose == request.purpose:
+                    self._enter(begin, since)
+                else:
+                    self._disown(source, ticket)  # we have stated our scalars for something else
             case Offered() as state if (state.ticket, state.to) == (begin.offer, source):
-                if ticket in self._ended:
+                if ticket in self._ended or not purpose.fulfils(state.purpose):
                     self._disown(source, ticket)
                 else:
                     self._enter(begin, now)
             case InGroup() as state if state.ticket == ticket:
                 pass  # a duplicate
             case _:
-                self._disown(source, ticket)  # our lease lapsed, or our offer was taken back
+                self._refuse(source, ticket)  # our lease lapsed, or our offer was taken back
 
     # --- both sides -------------------------------------------------------------------------------
 
@@ -910,6 +922,8 @@ class GroupLock:
             case Granted() as state if state.granted_at + self._config.lease_s <= now:
                 self._free(state.ticket)
                 self._next_turn(now)
+            case Offered() as state if self._is_wanted and state.lapses_at <= now:
+                self._take_offer_back(now)
             case _:
                 pass
 

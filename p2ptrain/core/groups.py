@@ -255,9 +255,10 @@ class PeerGroups:
             case Average(ticket=ticket, members=members, purpose=purpose):
                 if purpose.formation is Formation.BARRIER:
                     self.barrier.formed(ticket, purpose)
+                    effect = replace(effect, awaited=True)
                 elif purpose.formation is Formation.WAIT_AVOIDING:
-                    held = self.wait_avoiding.formed(ticket, purpose, members)
-                    effect = replace(effect, held=held)
+                    awaited = self.wait_avoiding.formed(ticket, purpose, members)
+                    effect = replace(effect, awaited=awaited)
             case GroupEnded():
                 self._ended.append(effect)
             case Abandon(ticket=ticket, outcome=outcome):

@@ -29,10 +29,11 @@ that news travels with the probes and the cost per peer does not grow with the s
 join of a semilattice (`newer`, `core/roster.py`), so order and duplication do not matter.
 
 **Rejoining.** A peer that starts again does so under a higher incarnation (for real, milliseconds
-since 1970), under which it is somebody else: answers of its former life count for nothing. Who is
-gone is still probed, one of them once per round: it may have been cut off, not dead. The probe
-tells it what is thought of it, so that it refutes, and two halves of a swarm that could not hear
-each other for a while become one again. Who left on purpose is left alone.
+since 1970), under which it is somebody else: answers of its former life count for nothing. A clock
+may have been set back since: a peer that others remember under a higher one counts from above it.
+Who is gone is still probed, one of them once per round: it may have been cut off, not dead. The
+probe tells it what is thought of it, so that it refutes, and two halves of a swarm that could not
+hear each other for a while become one again. Who left on purpose is left alone.
 
 **Late timers.** What falls due while we stand still proves nothing: answers may lie unread. It gets
 another chance, once: who is always late must come to a conclusion, too.
@@ -210,6 +211,8 @@ class Membership:
         )
         self._round: list[PeerId] = []  # who is probed next, last first
         self._probe_at: Seconds | None = None
+        self.born = me.incarnation
+        """Under which this life makes its tickets: above a former one that others remember."""
         self._number = 0  # of pings
         self._probes: dict[PeerId, _Probe] = {}
         self._errands: dict[int, _Errand] = {}  # by the number of our ping
@@ -284,6 +287,12 @@ class Membership:
             beat=me.beat + 1,
         )
         self._roster.sort(self._me)
+
+    def outlive(self, incarnation: int) -> None:
+        """Whom we join knows of us under `incarnation`; above our own it is a former life's."""
+        if incarnation > self.born:
+            self.born = max(incarnation, self._me.incarnation) + 1
+            self._me = replace(self._me, incarnation=self.born, beat=self._me.beat + 1)
 
     def announce(self) -> None:
         """Tell everyone our record now (joined, training, done)."""
@@ -398,7 +407,8 @@ class Membership:
     def _merged(self, known: Member, heard: Member, now: Seconds, *, is_own_word: bool) -> Member:
         """What we know of a peer after hearing `heard`, from itself or from others."""
         if heard.incarnation > known.incarnation:
-            if heard.incarnation > (HIGHEST if is_own_word else known.incarnation + LEAP):
+            most = HIGHEST if is_own_word else min(HIGHEST, known.incarnation + LEAP)
+            if heard.incarnation > most:
                 return known
         elif is_own_word and heard.incarnation + LEAP < known.incarnation:
             return heard  # what we were told of it cannot be: it is far from there
@@ -430,6 +440,8 @@ class Membership:
         is_ours = (heard.incarnation, heard.state) == (mine.incarnation, MemberState.ALIVE)
         if is_ours and heard.beat <= mine.beat:
             return
+        if heard.incarnation > mine.incarnation:
+            self.born = heard.incarnation + 1
         self._me = replace(mine, incarnation=heard.incarnation + 1, beat=mine.beat + 1)
         if heard.state is not MemberState.ALIVE:
             self.patience.blame_ourselves()

@@ -8,6 +8,7 @@ from enum import IntEnum
 
 from p2ptrain.core.contribution import MODEL, Contribution
 from p2ptrain.core.purpose import GOSSIP, Purpose
+from p2ptrain.errors import LocalProtocolError
 from p2ptrain.ids import Address, PeerId, Ticket
 
 
@@ -223,37 +224,30 @@ class Past:
     version: int
 
 
-# --- proposed groups: the Group Generator ---------------------------------------------------------
+# --- algorithms -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """I have made so many updates and want a group. Lost: sent again until I have been in one.
+class AlgorithmMessage:
+    """What an algorithm says to itself on another peer. What its loss costs is said there."""
 
-    Each time it is sent it has a new ticket, so that a late one is known by its age.
-    """
+    kind: str
+    """At most 32 characters."""
+    numbers: tuple[int, ...] = ()
+    """At most 64, from 0 to 2^62."""
+    peers: tuple[PeerId, ...] = ()
+    """At most 4,096."""
 
-    ticket: Ticket
-    updates: int
-
-
-@dataclass(frozen=True, slots=True)
-class Propose:
-    """Claim this group, please. Lost: sent again until it is settled.
-
-    You alone: there is nobody to meet. Lost: you ask again.
-    """
-
-    ticket: Ticket
-    members: tuple[PeerId, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Settle:
-    """The group that you proposed is over. Lost: `Propose` comes again, and brings it."""
-
-    ticket: Ticket
-    done: bool
+    def __post_init__(self) -> None:
+        """Raise LocalProtocolError for what the other side would not take."""
+        sizes = len(self.kind), len(self.numbers), len(self.peers)
+        if any(size > most for size, most in zip(sizes, (32, 64, 4096), strict=True)):
+            raise LocalProtocolError(
+                f"a message with {sizes[0]} characters, {sizes[1]} numbers and {sizes[2]} names; "
+                "32, 64 and 4,096 are allowed: send less, or several"
+            )
+        if not all(0 <= number <= 1 << 62 for number in self.numbers):
+            raise LocalProtocolError(f"a message with {self.numbers}; write numbers from 0 to 2^62")
 
 
 # --- groups that break ----------------------------------------------------------------------------
@@ -297,9 +291,7 @@ class Mended:
 SlotMessage = Request | Grant | Inquire | Failed | Begin | Release | Relinquish
 BarrierMessage = Arrive | CatchUp
 WaitAvoidingMessage = Activate | Past
-GeneratorMessage = Ask | Propose | Settle
 RepairMessage = Standing | Mended
 MembershipMessage = Ping | Ack | PingFor | AckFor | Rumours
 FormationMessage = SlotMessage | BarrierMessage | WaitAvoidingMessage
-GroupMessage = FormationMessage | GeneratorMessage
-Message = MembershipMessage | GroupMessage | RepairMessage
+Message = MembershipMessage | FormationMessage | RepairMessage

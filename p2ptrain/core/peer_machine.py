@@ -2,7 +2,7 @@
 
 ::
 
-    trainer, algorithm ─request, ask, arrive, describe►┌─────────────┐
+    trainer, algorithm ──request, arrive, describe──►┌─────────────┐
     network ──────────────receive, unreachable──────►│ PeerMachine │──take_effects──► driver
     slow work ───────────────────ended──────────────►│             │
     time ─────────────────────handle_timer──────────►└─────────────┘──next_deadline──►
@@ -21,7 +21,6 @@ from p2ptrain.core.effects import (
     Abandon,
     Average,
     Effect,
-    GroupEnded,
     MemberChanged,
     Mend,
     What,
@@ -34,8 +33,6 @@ from p2ptrain.core.events import (
     StateNotTaken,
     StateTaken,
 )
-from p2ptrain.core.group_book import GroupBook
-from p2ptrain.core.group_generator import GroupGenerator
 from p2ptrain.core.groups import PeerGroups
 from p2ptrain.core.links import LinkMeter, weights_of
 from p2ptrain.core.lock_state import LockConfig
@@ -43,7 +40,6 @@ from p2ptrain.core.membership import Membership, MembershipConfig
 from p2ptrain.core.messages import (
     Ack,
     AckFor,
-    Ask,
     Member,
     MemberState,
     Mended,
@@ -51,9 +47,7 @@ from p2ptrain.core.messages import (
     Phase,
     Ping,
     PingFor,
-    Propose,
     Rumours,
-    Settle,
     Standing,
 )
 from p2ptrain.core.pace import ObservedPace
@@ -87,7 +81,6 @@ class PeerMachine:
     Args:
         me: what is known of us from the start; a link whose speed is given is not measured.
         schedule: the algorithm's, if it has one.
-        book: what the algorithm has groups proposed by, if it does.
         state_contribution: our scalars for a group, when our slot is promised to it.
     """
 
@@ -97,7 +90,6 @@ class PeerMachine:
         config: ProtocolConfig,
         rng: Random,
         schedule: Schedule | None = None,
-        book: GroupBook | None = None,
         state_contribution: Callable[[Purpose], Contribution] = lambda _: MODEL,
     ) -> None:
         self.has_model = True
@@ -117,17 +109,6 @@ class PeerMachine:
             self,
             self._note,
             ObservedPace(config.lock),
-        )
-        self.generator = GroupGenerator(
-            me.peer,
-            me.incarnation,
-            config.barrier_resend_s,
-            config.lock.lease_s,
-            book,
-            self.membership.trainees,
-            lambda members, now: self.groups.request(members, len(members), now),
-            self._note,
-            rng,
         )
         self.repair = Repair(me.peer, config.repair, self._is_alive, self.expects, self._note)
         self._views = self.membership.changes
@@ -153,20 +134,18 @@ class PeerMachine:
         self._now = now
         self.groups.arrive_at(version, now, waits=waits)
 
-    def ask(self, updates: int, now: Seconds) -> None:
-        """The algorithm wants a group that somebody proposes; ends in `TurnEnded`."""
-        self.generator.ask(updates, now)
-        self.generator.follow(now)
-
     def describe(self, now: Seconds, *, phase: Phase, steps: int, samples: int) -> None:
         """The trainer is in `phase` and has done so much; everyone hears of a new phase at once."""
         changed = phase is not self.membership.me.phase
         self.membership.describe(phase=phase, steps=steps, samples=samples)
         if changed:
             self.membership.announce()
-        if phase is Phase.DONE:
-            self.generator.retire()
         self._settle(now)
+
+    def outlive(self, incarnation: int) -> None:
+        """Others remember us under `incarnation`: if it is a former life's, ours is above it."""
+        self.membership.outlive(incarnation)
+        self.groups.lock.rejoin(self.membership.born)
 
     def learn(self, members: Sequence[Member], now: Seconds, why: str) -> None:
         """Somebody who joined, or whom we joined, told us of members."""
@@ -179,13 +158,10 @@ class PeerMachine:
             case Ping() | Ack() | PingFor() | AckFor() | Rumours():
                 self.membership.receive(source, message, now)
                 self._settle(now)
-            case Ask() | Propose() | Settle():
-                self.generator.receive(source, message, now)
             case Standing() | Mended():
                 self.repair.receive(source, message, now)
             case _:
                 self.groups.receive(source, message, now)
-        self.generator.follow(now)
 
     def unreachable(self, peer: PeerId, why: str, now: Seconds) -> None:
         """A connection to `peer` broke."""
@@ -206,8 +182,6 @@ class PeerMachine:
                 if outcome is Outcome.DONE:
                     self._measure_link(ending)
                 self.groups.average_ended(ticket, outcome, why, now)
-                self.generator.average_ended(outcome)
-                self.generator.follow(now)
             case StateTaken(version=version):
                 self.groups.state_taken(version, now)
             case StateNotTaken(version=version):
@@ -216,9 +190,7 @@ class PeerMachine:
     def withdraw(self, now: Seconds) -> None:
         """The trainer stops: no new groups, except those that others claim."""
         self._now = now
-        self.generator.withdraw(now)
         self.groups.withdraw("stopping", now)
-        self.generator.follow(now)
 
     def leave(self, now: Seconds) -> None:
         """Say goodbye to everyone. Call it when no group is held any more."""
@@ -230,8 +202,6 @@ class PeerMachine:
         self._settle(now)
         self.repair.handle_timer(now)
         self.groups.handle_timer(now)
-        self.generator.handle_timer(now)
-        self.generator.follow(now)
 
     # --- what the driver asks ---------------------------------------------------------------------
 
@@ -249,7 +219,7 @@ class PeerMachine:
 
     def next_deadline(self) -> Seconds | None:
         first = self.membership.next_deadline()
-        for part in (self.groups, self.generator, self.repair):
+        for part in (self.groups, self.repair):
             deadline = part.next_deadline()
             if deadline is not None and (first is None or deadline < first):
                 first = deadline
@@ -263,7 +233,6 @@ class PeerMachine:
         """Raise InvariantViolation if the parts contradict themselves or each other."""
         self.membership.check()
         self.groups.check()
-        self.generator.check()
         self.repair.check()
 
     # --- what groups ask --------------------------------------------------------------------------
@@ -300,8 +269,6 @@ class PeerMachine:
         match effect:
             case MemberChanged():
                 self._unsettled.append(effect)
-            case GroupEnded():
-                self.generator.claim_ended(effect)
             case Average(ticket=ticket, members=members, what=what):
                 whole = what is What.GRADIENTS
                 self.repair.formed(ticket, members, self._now, whole=whole)
@@ -319,6 +286,7 @@ class PeerMachine:
     def _settle(self, now: Seconds) -> None:
         """Tell the groups what membership has just decided."""
         self._now = now
+        self.groups.lock.rejoin(self.membership.born)
         unsettled, self._unsettled = self._unsettled, []
         for change in unsettled:
             match change:
@@ -337,6 +305,3 @@ class PeerMachine:
         changed = [now_seen != seen for now_seen, seen in zip(self._views, before, strict=True)]
         if any(changed):
             self.groups.view_changed(now, participants=changed[0], trainees=changed[1])
-        if changed[1]:
-            self.generator.view_changed(now)
-        self.generator.follow(now)

@@ -41,7 +41,7 @@ missing, and is told `Past`.) A version that a member is past will never run in 
 coordinator gives it up, and tells those who wait for it.
 
 **A late peer** loses nothing: what it has goes with the version that finds it, and its own result
-is in its pending numbers, or kept for it (`Round.keeps_late`). Several versions may pass meanwhile.
+is in its pending numbers, or kept for it (`Group.keep`). Several versions may pass meanwhile.
 
 **When a member dies** inside, membership says so and the group goes on without it, or is over for
 the others. The version is not run again: what was not delivered goes with the next one. A
@@ -97,8 +97,6 @@ class Round:
 
     what: What
     rule: Rule = NOBODY
-    keeps_late: bool = False
-    """A member whose trainer has not arrived keeps the mean for it, instead of adding its delta."""
 
 
 Schedule = Callable[[int, Sequence[PeerId], PeerId], Round]
@@ -185,7 +183,8 @@ class WaitAvoiding:
         if self._schedule is None or self._withdrawn:
             return False
         if purpose.version <= self._begun:
-            self._emit(Send(source, Past(self._begun)))  # lost: its request is refused all the same
+            if source != self._me:  # lost: its request is refused all the same
+                self._emit(Send(source, Past(self._begun)))
             return False
         return True
 
@@ -258,11 +257,7 @@ class WaitAvoiding:
                 assert_never(message)
 
     def formed(self, ticket: Ticket, purpose: Purpose, members: tuple[PeerId, ...]) -> bool:
-        """A version begins, and we are in its group; true if the mean is to be kept for a trainer.
-
-        (`Round.keeps_late`)
-        """
-        assert self._schedule is not None
+        """A version begins, and we are in its group; true if our trainer waits for it."""
         version, arrival = purpose.version, self._arrival
         self._begun = max(self._begun, version)
         arrived = arrival is not None and arrival.version <= version
@@ -274,7 +269,7 @@ class WaitAvoiding:
             if theirs <= version:
                 del self._arrivals[peer]
         self._group = InGroup(ticket, version, members, awaited)
-        return self._schedule(version, members, self._me).keeps_late and not awaited
+        return awaited
 
     def group_over(self, ticket: Ticket, outcome: Outcome, now: Seconds) -> None:
         """A group that we were in is over."""
@@ -375,6 +370,7 @@ class WaitAvoiding:
         if version > self._begun:
             self._count(source, version, waits, now)
         elif group is None or group.ticket.initiator != self._me or source not in group.members:
+            self._lock.forget_offer(source)
             self._emit(Send(source, Past(self._begun)))  # lost: its `Activate` comes again
 
     def _look_for_missing(self, version: int) -> None:
@@ -436,6 +432,7 @@ class WaitAvoiding:
             if version <= requested.version:
                 del self._arrivals[peer]
                 if waits and peer != self._me:
+                    self._lock.forget_offer(peer)
                     self._emit(Send(peer, Past(requested.version)))  # lost: it arrives again
         if self._arrival and self._arrival.version <= requested.version:
             self._end_arrival(Outcome.REFUSED, now)

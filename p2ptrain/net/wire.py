@@ -23,7 +23,7 @@ from p2ptrain.core.contribution import MODEL, Contribution
 from p2ptrain.core.links import MAX_MBIT, WHOLE
 from p2ptrain.core.purpose import Formation, Purpose, What
 from p2ptrain.core.roster import ACCUSERS, joined
-from p2ptrain.errors import CodecError
+from p2ptrain.errors import CodecError, LocalProtocolError
 from p2ptrain.ids import Address, PeerId, Seconds, Ticket
 from p2ptrain.net._pb import peer_pb2 as pb
 
@@ -64,6 +64,7 @@ class Hello:
     me: m.Member
     codec: str = ""
     """How models travel; whoever has no model does not say."""
+    gradient_codec: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,7 @@ class Envelope:
 
     source: PeerId
     swarm: str
-    message: m.Message
+    message: m.Message | m.AlgorithmMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,8 @@ class AverageOpening:
     vector_size: int
     slice_size: int
     codec: str
+    bucket: str
+    """Which part of the ticket's payload; the sizes are its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +146,10 @@ class Report:
     groups_done: int
     groups_failed: int
     warning: str
+    silence: str = ""
+    """What the peer says of not averaging at present; empty if it is not silent."""
+    since_average_s: Seconds | None = None
+    """Since its last average that succeeded; None before the first one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +199,9 @@ def decode_envelope(data: bytes) -> Envelope:
     return Envelope(_name(packed.source), _text(packed.swarm, MAX_NAME), message)
 
 
-def _message_to_pb(message: m.Message) -> tuple[str, Any]:  # Any: protobuf's generated classes
+def _message_to_pb(
+    message: m.Message | m.AlgorithmMessage,
+) -> tuple[str, Any]:  # Any: protobuf's generated classes
     match message:
         case m.Ping(number, members):
             return "ping", pb.Ping(number=number, members=map(_member_to_pb, members))
@@ -240,21 +249,18 @@ def _message_to_pb(message: m.Message) -> tuple[str, Any]:  # Any: protobuf's ge
             return "activate", body
         case m.Past(version):
             return "past", pb.Past(version=version)
-        case m.Ask(ticket, updates):
-            return "ask", pb.Ask(ticket=_ticket_to_pb(ticket), updates=updates)
-        case m.Propose(ticket, group):
-            return "propose", pb.Propose(ticket=_ticket_to_pb(ticket), members=group)
-        case m.Settle(ticket, done):
-            return "settle", pb.Settle(ticket=_ticket_to_pb(ticket), done=done)
         case m.Standing(ticket, how, asks):
             body = pb.Standing(ticket=_ticket_to_pb(ticket), how=how.value, asks=asks)
             return "standing", body
         case m.Mended(ticket, adopt, again, group):
             packed = _ticket_to_pb(ticket)
             return "mended", pb.Mended(ticket=packed, adopt=adopt, again=again, members=group)
+        case m.AlgorithmMessage(kind, numbers, peers):
+            body = pb.AlgorithmMessage(kind=kind, numbers=numbers, peers=peers)
+            return "algorithm", body
 
 
-_FROM_PB: dict[str, Callable[[Any], m.Message]] = {
+_FROM_PB: dict[str, Callable[[Any], m.Message | m.AlgorithmMessage]] = {
     "ping": lambda p: m.Ping(_number(p.number), _members(p.members)),
     "ack": lambda p: m.Ack(_number(p.number), _members(p.members)),
     "ping_for": lambda p: m.PingFor(_number(p.number), _name(p.target)),
@@ -273,14 +279,23 @@ _FROM_PB: dict[str, Callable[[Any], m.Message]] = {
     "catch_up": lambda p: m.CatchUp(_number(p.version), _name(p.donor), p.line),
     "activate": lambda p: m.Activate(_number(p.version), p.waits, *_offer_of(p)),
     "past": lambda p: m.Past(_number(p.version)),
-    "ask": lambda p: m.Ask(_ticket(p.ticket), _number(p.updates)),
-    "propose": lambda p: m.Propose(_ticket(p.ticket), _group(p.members)),
-    "settle": lambda p: m.Settle(_ticket(p.ticket), p.done),
     "standing": lambda p: m.Standing(_ticket(p.ticket), _how(p.how), p.asks),
     "mended": lambda p: m.Mended(
         _ticket(p.ticket), p.adopt, _number(p.again), _group(p.members) if p.members else ()
     ),
+    "algorithm": lambda p: _algorithm_message(
+        _text(p.kind, MAX_NAME), tuple(p.numbers), tuple(map(_name, p.peers[: MAX_MEMBERS + 1]))
+    ),
 }
+
+
+def _algorithm_message(
+    kind: str, numbers: tuple[int, ...], peers: tuple[PeerId, ...]
+) -> m.AlgorithmMessage:
+    try:
+        return m.AlgorithmMessage(kind, numbers, peers)
+    except LocalProtocolError as error:  # no peer of ours could send it
+        raise CodecError(str(error)) from error
 
 
 # --- joining --------------------------------------------------------------------------------------
@@ -325,6 +340,8 @@ def encode_report(report: Report) -> bytes:
         groups_done=report.groups_done,
         groups_failed=report.groups_failed,
         warning=report.warning[:MAX_REASON],
+        silence=report.silence[:MAX_REASON],
+        since_average_s=report.since_average_s,
     )
     return bytes(packed.SerializeToString())
 
@@ -347,6 +364,8 @@ def decode_report(data: bytes) -> Report:
         groups_done=_number(p.groups_done),
         groups_failed=_number(p.groups_failed),
         warning=_text(p.warning, MAX_REASON),
+        silence=_text(p.silence, MAX_REASON),
+        since_average_s=_measure(p.since_average_s) if p.HasField("since_average_s") else None,
     )
 
 
@@ -440,7 +459,7 @@ def decode_slice(data: bytes) -> Slice:
 
 def _opening_to_pb(opening: Opening) -> Any:  # Any: a generated class
     match opening:
-        case AverageOpening(swarm, sender, ticket, vector_size, slice_size, codec):
+        case AverageOpening(swarm, sender, ticket, vector_size, slice_size, codec, bucket):
             return pb.AverageOpening(
                 swarm=swarm,
                 sender=sender,
@@ -448,6 +467,7 @@ def _opening_to_pb(opening: Opening) -> Any:  # Any: a generated class
                 vector_size=vector_size,
                 slice_size=slice_size,
                 codec=codec,
+                bucket=bucket,
             )
         case StateOpening(swarm, sender, version, line):
             return pb.StateOpening(swarm=swarm, sender=sender, version=version, line=line)
@@ -465,6 +485,7 @@ def _opening(tag: int, data: bytes) -> Opening:
             _number(p.vector_size),
             _number(p.slice_size),
             _text(p.codec, MAX_NAME),
+            _text(p.bucket, MAX_NAME),
         )
     p = _parse(pb.StateOpening, data)
     version = p.version if p.HasField("version") else None
@@ -484,6 +505,7 @@ def _hello_to_pb(hello: Hello) -> Any:  # Any: a generated class
         model_size=hello.model_size,
         self=_member_to_pb(hello.me),
         codec=hello.codec,
+        gradient_codec=hello.gradient_codec,
     )
 
 
@@ -495,6 +517,7 @@ def _hello(p: Any) -> Hello:  # Any: a generated class
         _number(p.model_size),
         _member(p.self),
         _text(p.codec, MAX_NAME),
+        _text(p.gradient_codec, MAX_NAME),
     )
 
 

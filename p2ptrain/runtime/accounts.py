@@ -3,8 +3,11 @@
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
+from p2ptrain.compute.replica import Vector
+from p2ptrain.core.contribution import Contribution
 from p2ptrain.core.effects import What
-from p2ptrain.core.events import AverageEnded, Outcome
+from p2ptrain.core.events import NO_FAILURE, AverageEnded, Outcome
+from p2ptrain.core.silence import Silence
 from p2ptrain.ids import PeerId, Seconds, Ticket
 from p2ptrain.runtime.exchange import Exchange
 from p2ptrain.runtime.metrics import Metrics
@@ -51,7 +54,15 @@ class Attempt:
     what: What
     asked_at: Seconds
     formed_at: Seconds
+    contributions: tuple[Contribution, ...] = ()
+    """What the members stated, in their order."""
+    vector_V: Vector | None = None
+    """What this member contributes, all buckets in one."""
     exchange: Exchange | None = None
+    keeps_mean: bool = False
+    """Its result is the mean of models and no delta, for an algorithm that keeps it."""
+    adopted: bool = False
+    """It broke, and all members go on with its result."""
     updates: int = 0
     """Of the model that was contributed."""
     snapshot_s: Seconds = 0.0
@@ -60,8 +71,6 @@ class Attempt:
     why: str = ""
     disagreement_l2: float | None = None
     staleness_steps: int | None = None
-    all_are_free: bool = True
-    """No member may still be in another group when this one begins."""
     moving_since: Seconds = 0.0
     moving_s: Seconds = 0.0
 
@@ -85,8 +94,11 @@ class Accounts:
     groups_failed: Counter[str] = field(default_factory=Counter)
     staleness: Counter[int] = field(default_factory=Counter)
     """How often a result was so many updates late."""
+    messages_refused: Counter[PeerId] = field(default_factory=Counter)
+    """Of whom the algorithm got so many that it would never send."""
     met: dict[PeerId, int] = field(default_factory=dict)
     """In which of the groups that were done, by number, we were with whom last."""
+    silence: Silence = field(default_factory=Silence)
 
     def close(self, attempt: Attempt, now: Seconds, metrics: Metrics) -> None:
         """The attempt is over: add it up and write its record."""
@@ -99,8 +111,11 @@ class Accounts:
             self.groups_formed += 1
             self.staleness[attempt.staleness_steps or 0] += 1
             self.met.update(dict.fromkeys(attempt.members, self.groups_formed))
+            self.tell(self.silence.succeeded(now), metrics)
         else:
             self.groups_failed[attempt.outcome.value] += 1
+            why = attempt.why or attempt.outcome.value
+            self.silence.failed(why, is_usual=attempt.outcome in NO_FAILURE)
         metrics.record(
             "group",
             ticket=str(attempt.ticket),
@@ -118,6 +133,11 @@ class Accounts:
             disagreement_l2=attempt.disagreement_l2,
             staleness_steps=attempt.staleness_steps,
         )
+
+    def tell(self, said: str, metrics: Metrics) -> None:
+        """Record what `silence` says, if anything."""
+        if said:
+            metrics.record("warning", text=said, silent=self.silence.is_silent)
 
     def staleness_percentile(self, percent: int) -> int:
         """Updates that `percent` of all results were late, or fewer; 0 without results."""

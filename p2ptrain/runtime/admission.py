@@ -1,19 +1,24 @@
 """Who may join: version, algorithm, model, codec, name and address are checked.
 
 Whoever may not is told why, in words.
+
+A peer counts its lives by its wall clock, which may have been set back since the last one. What has
+a lower incarnation counts as old, so the host remembers a newcomer above its former life and says
+so in its answer; the newcomer takes an incarnation above that before it forms a group.
 """
 
 import asyncio
 import functools
 import hashlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from p2ptrain.core.membership import Membership
+from p2ptrain.core.membership import HIGHEST, LEAP, Membership
 from p2ptrain.core.messages import Member
 from p2ptrain.errors import CodecError, RefusedError, TransportError
 from p2ptrain.ids import Address, PeerId, Seconds
 from p2ptrain.net.transport import Transport
-from p2ptrain.net.wire import PROTOCOL_MAJOR, Hello, Welcome
+from p2ptrain.net.wire import PROTOCOL_MAJOR, Hello
 
 DIAL_BACK_S: Seconds = 5.0
 """How long a newcomer's advertised address may take to answer: a machine on which a whole fleet is
@@ -29,9 +34,9 @@ ASK_S: Seconds = 8.0
 
 
 @functools.cache  # it is said with every message
-def swarm_digest(algorithm: str, fingerprint: str, codec: str) -> str:
+def swarm_digest(algorithm: str, fingerprint: str, *codecs: str) -> str:
     """Names what must agree among peers that talk to each other."""
-    text = f"{PROTOCOL_MAJOR}/{algorithm}/{fingerprint}/{codec}"
+    text = "/".join((str(PROTOCOL_MAJOR), algorithm, fingerprint, *codecs))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -41,11 +46,13 @@ async def knock(
     hello: Hello,
     timeout_s: Seconds,
     clock: Callable[[], Seconds],
-) -> tuple[Address, Welcome]:
+) -> tuple[Address, tuple[Member, ...], Member]:
     """Ask `hosts` in turn, again and again, until one answers; silent ones share the time.
 
+    Returns which one did, the members that it told of, and what it knows of the asker.
+
     Raises:
-        RefusedError: if one says no.
+        RefusedError: if one says no, or nothing can be above what it remembers of us.
         TransportError: if none answered within `timeout_s`.
     """
     deadline = clock() + timeout_s
@@ -60,12 +67,37 @@ async def knock(
                 continue
             if welcome.refusal:
                 raise RefusedError(welcome.refusal)
-            return host, welcome
+            return host, welcome.members, _remembered(hello.me, host, welcome.members)
         await asyncio.sleep(0.1)
     raise TransportError(
         f"no peer answered at {', '.join(hosts)} within {timeout_s:g} s ({why}); "
         "start that peer first, or check its address"
     )
+
+
+def successor(newcomer: Member, before: Member | None) -> Member:
+    """What a host remembers of a peer that joins, after what it remembers of its former life."""
+    if before is None:
+        return newcomer
+    above, most = before.incarnation + 1, before.incarnation + LEAP  # others believe no more
+    incarnation = min(max(newcomer.incarnation, above), most)
+    return replace(newcomer, samples=before.samples, incarnation=incarnation)
+
+
+def _remembered(me: Member, host: Address, told: Sequence[Member]) -> Member:
+    """What a `host` whose answer is `told` knows of us: a former life, or what we said of `me`.
+
+    Raises:
+        RefusedError: if it leaves no room to refute suspicions; somebody has made it up.
+    """
+    ours = [member for member in told if member.peer == me.peer]
+    known = max(ours, key=lambda member: member.incarnation, default=me)
+    if known.incarnation > HIGHEST - LEAP:
+        raise RefusedError(
+            f"{host} remembers a {me.peer} of incarnation {known.incarnation}, above which there "
+            "is no room; choose another name"
+        )
+    return known
 
 
 def objection(me: PeerId, ours: Hello, theirs: Hello) -> str:
@@ -91,6 +123,12 @@ def objection(me: PeerId, ours: Hello, theirs: Hello) -> str:
         return (
             f"{peer} sends models as {theirs.codec!r} and this swarm as {ours.codec!r}; "
             f'start it with codec = "{ours.codec}" under [exchange]'
+        )
+    if theirs.gradient_codec != ours.gradient_codec:
+        return (
+            f"{peer} sends gradients as {theirs.gradient_codec!r} and this swarm as "
+            f"{ours.gradient_codec!r}; start it with gradient_codec = "
+            f'"{ours.gradient_codec}" under [exchange]'
         )
     return ""
 

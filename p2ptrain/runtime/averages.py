@@ -4,36 +4,44 @@ The machine says who averages what under which ticket, and may abandon it; until
 applied, an abandoned average leaves no trace. Whatever happens, the machine is told how it ended,
 and one record is written.
 
-Legend of shapes: ``M`` numbers of a model, ``V`` of what travels: M, or gradients and what rides
-along with them.
+The payload of a group is one bucket, ``models``, or ``gradients`` and ``buffers``: two where they
+have different divisors or codecs. `docs/data-plane.md` has the table of weights.
+
+Legend of shapes: ``M`` numbers of a model, ``G`` of gradients and buffers, ``V`` of what travels: M
+or G.
 """
 
 import asyncio
 import math
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
 
 from p2ptrain.compute.codec import load_codec
 from p2ptrain.compute.replica import Replica, Vector
+from p2ptrain.core.contribution import MODEL, Contribution
 from p2ptrain.core.effects import Abandon, Average, Break, Mend, What
 from p2ptrain.core.events import AverageBroke, Outcome
 from p2ptrain.core.links import weights_left
+from p2ptrain.core.purpose import Purpose
 from p2ptrain.core.slices import slice_size_of
 from p2ptrain.core.transfers import Transfers
-from p2ptrain.errors import RefusedError, StateError
-from p2ptrain.ids import PeerId, Seconds, Ticket
+from p2ptrain.errors import InvariantViolation, RefusedError, StateError
+from p2ptrain.ids import Seconds, Ticket
 from p2ptrain.net.transport import SliceStream
 from p2ptrain.net.wire import AverageOpening
-from p2ptrain.runtime.accord import RIDING, Accord
 from p2ptrain.runtime.accounts import Attempt
+from p2ptrain.runtime.agreed_state import AgreedState, union, usual_samples
 from p2ptrain.runtime.buffers import Buffers
-from p2ptrain.runtime.exchange import Exchange, ExchangeConfig, GroupBroken
+from p2ptrain.runtime.exchange import Bucket, Exchange, ExchangeConfig
+from p2ptrain.runtime.group import AttemptOver, FormedGroup, KeptMean
 from p2ptrain.runtime.host import Host
-from p2ptrain.runtime.late import KeptMean, LateGradients
+from p2ptrain.runtime.late import LateGradients
 from p2ptrain.runtime.offload import Offload
+from p2ptrain.runtime.streams import GroupBroken
 
 SHORT = 1 << 18
 """Copying so many numbers takes less time than a hop to the worker thread and back."""
@@ -48,9 +56,11 @@ for the word that forms the group, and the copy may have the only core."""
 SHORTEST_S: Seconds = 0.01
 """Less is not worth a timer, and may be too little for the clock to show."""
 
+PLAIN = "fp32"
+
 MAX_PARKED = 64
-"""Streams that wait for their groups, at most; two of each member if those are more. In a large
-swarm everybody's streams come before the word that forms their group has gone round."""
+"""Streams that wait for their groups, at most; four of each member if those are more: two groups of
+two buckets. In a large swarm all streams come before the word that forms their group."""
 
 T = TypeVar("T")
 
@@ -62,7 +72,7 @@ class Averages:
         self,
         host: Host,
         replica: Replica,
-        accord: Accord,
+        accord: AgreedState,
         *,
         config: ExchangeConfig,
         buffers: Buffers,
@@ -71,7 +81,6 @@ class Averages:
         self.asked_at: dict[Ticket, Seconds] = {}
         """When we asked for the groups that we hope for."""
         self.late = LateGradients(replica, buffers, self._copy)
-        self.kept = KeptMean(replica, buffers, offload)
         self._host = host
         self._replica = replica
         self._accord = accord
@@ -129,7 +138,7 @@ class Averages:
         Raises:
             RefusedError: if we are not in that group, or too many streams wait for theirs.
         """
-        exchange = await self._exchange_of(opening.ticket)
+        exchange = await self._exchange_of(opening)
         await exchange.accept(opening, stream)
 
     async def _average(self, effect: Average) -> None:
@@ -138,6 +147,7 @@ class Averages:
         asked_at = self.asked_at.pop(ticket, host.now)
         while True:
             attempt = Attempt(ticket, members, effect.what, asked_at, host.now)
+            mend = None
             try:
                 await self._end_of_older_averages(effect.ticket)
                 mend = await self._attempt(attempt, effect)
@@ -156,47 +166,92 @@ class Averages:
                 raise
             finally:
                 self._close(attempt)
+                if mend is None or mend.again is None:
+                    self.late.give_back()
             ticket, members, asked_at = mend.again, mend.members, host.now
         host.over(attempt.ending)
 
     def _close(self, attempt: Attempt) -> None:
         """Of an attempt that is over nothing stays."""
-        self.late.give_back()
         for open_ones in (self._exchanges, self._committing, self._broken, self._called_off):
             open_ones.pop(attempt.ticket, None)
         self._host.accounts.close(attempt, self._host.now, self._host.metrics)
 
     async def _attempt(self, attempt: Attempt, effect: Average) -> Mend | None:
-        """One attempt; if it breaks, what comes of that: nothing if it is over and must not count.
+        """One attempt, as the algorithm has it; if it breaks, how it goes on, if it does."""
+        algorithm, attempt.outcome = self._host.algorithm, Outcome.WITHDRAWN
+        try:
+            await algorithm.average(FormedGroup(self, attempt, effect))
+        except AttemptOver as over:
+            return over.mend
+        if attempt.outcome is Outcome.WITHDRAWN:
+            attempt.why = f"{type(algorithm).__name__} did not take the result in"
+        return None
+
+    # --- what an algorithm does in a group --------------------------------------------------------
+
+    async def reduce(self, attempt: Attempt, effect: Average) -> None:
+        """Have the result here; it changes nothing yet.
 
         Raises:
+            AttemptOver: if it cannot be had.
             StateError: if what we contribute cannot be averaged.
         """
-        host, ticket, mend = self._host, attempt.ticket, None
+        host, ticket = self._host, attempt.ticket
         try:
             await self._contribute(attempt, effect)
             await self._exchange(attempt)
         except GroupBroken as broken:
             attempt.outcome, attempt.why = broken.outcome, broken.why
             if broken.outcome is Outcome.BROKEN:
-                return None  # who sends such numbers would send them again
+                raise AttemptOver from broken  # who sends such numbers would send them again
             exchange = attempt.exchange
             self._broken[ticket] = asyncio.get_running_loop().create_future()
             host.over(AverageBroke(ticket, exchange is not None and exchange.is_complete))
             mend = await self._broken[ticket]
             if not mend.adopt:
-                for vector in exchange.memory_left if exchange else ():
-                    self._buffers.give(vector)  # it is mapped already, and by all
-                for slot in exchange.slots if exchange else ():
-                    self._slots.give(slot)
-                return mend
+                self._reuse(attempt, after_break=True)
+                raise AttemptOver(mend) from broken
+            attempt.adopted = True
+
+    async def commit(self, attempt: Attempt, effect: Average) -> None:
+        """Take the result in. Raises AttemptOver if the group is over meanwhile."""
+        self._count(attempt)
+        await self._take_in(attempt, effect)
+        if not attempt.adopted:  # after a break streams may still use our memory
+            self._reuse(attempt)
+
+    def keep(self, attempt: Attempt) -> KeptMean:
+        """Take the mean away. Raises AttemptOver if the group is over meanwhile."""
+        self._count(attempt)
+        mean_M, attempt.vector_V = attempt.vector_V, None
+        assert mean_M is not None
+        if not attempt.adopted:
+            self._reuse(attempt)
+        return KeptMean(mean_M, self._replica, self._buffers, self._offload)
+
+    def _count(self, attempt: Attempt) -> None:
+        """From here on the result counts, and there is no way back."""
+        host, ticket = self._host, attempt.ticket
         if not host.machine.holds(ticket):
             attempt.outcome = Outcome.LATE
             attempt.why = f"{ticket} was over before its result was there"
-            return None
+            raise AttemptOver
         attempt.outcome, attempt.why = Outcome.DONE, attempt.why and f"adopted: {attempt.why}"
-        await self._commit(attempt, effect, reuse=mend is None)
-        return None
+        self._committing[ticket] = None
+
+    # --- inside -----------------------------------------------------------------------------------
+
+    def _reuse(self, attempt: Attempt, *, after_break: bool = False) -> None:
+        """No stream reads our vectors any more, or what it reads counts for nobody."""
+        exchange, vector_V = attempt.exchange, attempt.vector_V
+        if exchange is None:
+            return
+        if not after_break or exchange.may_reuse:
+            for vector in (*exchange.lent, *(() if vector_V is None else (vector_V,))):
+                self._buffers.give(vector)  # it is mapped already, and by all
+        for slot in exchange.slots:
+            self._slots.give(slot)
 
     async def _end_of_older_averages(self, ticket: Ticket) -> None:
         """An abandoned average may still be winding down; it reads the same gradients."""
@@ -207,31 +262,56 @@ class Averages:
     async def _contribute(self, attempt: Attempt, effect: Average) -> None:
         """Make the exchange, with what we put into it."""
         host, ticket = self._host, attempt.ticket
+        models = (MODEL,) * len(effect.members)
+        stated = dict(zip(effect.members, effect.contributions or models, strict=True))
+        attempt.contributions = tuple(stated[peer] for peer in attempt.members)
         began = host.now
-        vector_V, attempt.updates = await self._contribution(attempt)
-        attempt.snapshot_s, attempt.all_are_free = host.now - began, True
-        most_s = self._config.average_timeout_s
+        attempt.updates = await self._fill(attempt)
+        attempt.snapshot_s = host.now - began
         attempt.exchange = self._exchanges[ticket] = Exchange(
             host.name,
             ticket,
             attempt.members,
-            vector_V,
-            delta=effect.what is What.MODELS,
-            keeps_mean=effect.held,
-            codec=load_codec(self._config.codec if effect.what is What.MODELS else "fp32"),
-            slice_size=slice_size_of(
-                len(vector_V), len(attempt.members), self._config.slice_kib * 256
-            ),
+            self._payload(attempt, effect),
             lend=self._buffers.take,
             lend_slot=self._slots.take,
             offload=self._offload,
             swarm=host.digest,
             clock=lambda: host.now,
             heard=lambda peer: host.heard(ticket, peer),
-            arrival_s=self.transfers.arrival_s if attempt.all_are_free else most_s,
-            weights=weights_left(effect.members, effect.weights, attempt.members),
+            arrival_s=self.transfers.arrival_s,
+            shards=weights_left(effect.members, effect.weights, attempt.members),
         )
         host.tell_news()
+
+    def _payload(self, attempt: Attempt, effect: Average) -> list[Bucket]:
+        """The buckets of what we contribute; the same names and sizes at all members."""
+        vector_V, config, stated = attempt.vector_V, self._config, attempt.contributions
+        assert vector_V is not None
+        weight = sum(one.weight for one in stated)
+        if effect.what is What.MODELS:
+            models = self._bucket("models", attempt, vector_V, config.codec, weight)
+            return [replace(models, delta=True, keeps_mean=attempt.keeps_mean)]
+        divisor = weight if effect.what is What.GRADIENTS else usual_samples(stated)
+        if divisor == weight and config.gradient_codec == PLAIN:
+            return [self._bucket("gradients", attempt, vector_V, PLAIN, weight)]
+        cut = len(vector_V) - self._replica.buffer_size
+        return [
+            self._bucket("gradients", attempt, vector_V[:cut], config.gradient_codec, divisor),
+            self._bucket("buffers", attempt, vector_V[cut:], PLAIN, weight),
+        ]
+
+    def _bucket(
+        self, name: str, attempt: Attempt, vector_V: Vector, codec: str, divisor: float
+    ) -> Bucket:
+        largest = self._config.slice_kib * 256
+        return Bucket(
+            name=name,
+            vector_V=vector_V,
+            codec=load_codec(codec),
+            chunk_size=slice_size_of(len(vector_V), len(attempt.members), largest),
+            divisor=divisor,
+        )
 
     async def _exchange(self, attempt: Attempt) -> None:
         """Move the slices.
@@ -288,64 +368,75 @@ class Averages:
         exchange, transfers = attempt.exchange, self.transfers
         if exchange is None:
             return
-        if attempt.all_are_free:
-            for after_s in exchange.arrivals.values():
-                transfers.arrived(after_s)
+        for after_s in exchange.arrivals.values():
+            transfers.arrived(after_s)
         what, size = attempt.what, len(attempt.members)
         if attempt.moving_s:
             transfers.done(what, size, attempt.moving_s)
         else:
             waited_s = self._host.now - attempt.moving_since
-            missing = attempt.all_are_free and exchange.missing
-            transfers.broke(what, size, exchange.silent_s, waited_s if missing else 0.0)
+            missing_s = waited_s if exchange.missing else 0.0
+            transfers.broke(what, size, exchange.silent_s, missing_s)
 
-    async def _commit(self, attempt: Attempt, effect: Average, *, reuse: bool) -> None:
-        """The result counts; with `reuse` no stream reads our vectors any more."""
-        ticket, what, exchange = attempt.ticket, attempt.what, attempt.exchange
+    async def _take_in(self, attempt: Attempt, effect: Average) -> None:
+        """What is needed for longer is taken out of the attempt."""
+        ticket, exchange = attempt.ticket, attempt.exchange
+        vector_V, stated = attempt.vector_V, attempt.contributions
         assert exchange is not None
-        self._committing[ticket] = None
-        began, vector_V = self._host.now, exchange.vector_V
-        idle = [vector_V, *exchange.mix.lent]
-        if what is What.GRADIENTS:
-            self._accord.averaged_anything = await self._copy(
-                lambda: self._replica.import_gradients(vector_V[:-RIDING])
-            )
-            self._accord.take_in(vector_V[-RIDING:])
-            self._accord.follow(ticket, vector_V)
-            self._accord.contributes = True
-        elif what is What.LATE_GRADIENTS:
-            attempt.staleness_steps = self.late.delivered(effect.purpose.version, idle.pop(0))
-        elif effect.held:
-            self.kept.keep(idle.pop(0), len(attempt.members))
-        else:
-            idle[0] = await self._offload(lambda: self._replica.add_delta(vector_V))
-            attempt.disagreement_l2 = math.sqrt(exchange.square_sum)
-            attempt.staleness_steps = self._replica.updates - attempt.updates
+        assert vector_V is not None
+        began = self._host.now
+        match attempt.what:
+            case What.GRADIENTS:
+                mask = union(one.gradient_mask for one in stated)
+                if any(one.weight for one in stated):
+                    await self._copy(lambda: self._replica.import_gradients(vector_V, mask))
+                self._accord.take_in(stated, effect.outside_samples)
+                self._accord.follow(ticket, vector_V)
+                self._accord.contributes = True
+            case What.LATE_GRADIENTS:
+                attempt.vector_V = None
+                attempt.staleness_steps = self.late.delivered(
+                    effect.purpose.version, vector_V, stated, effect.outside_samples
+                )
+            case What.MODELS:
+                add_delta = self._replica.add_delta
+                attempt.vector_V = await self._offload(lambda: add_delta(vector_V))
+                attempt.disagreement_l2 = math.sqrt(exchange.square_sum)
+                attempt.staleness_steps = self._replica.updates - attempt.updates
         attempt.apply_s = self._host.now - began
-        if reuse:  # not after a break: streams may still use them
-            for vector in idle:
-                self._buffers.give(vector)
-            for slot in exchange.slots:
-                self._slots.give(slot)
 
-    async def _contribution(self, attempt: Attempt) -> tuple[Vector, int]:
-        """What we put into the group, copied on a worker thread, and of which update it is."""
-        what, members = attempt.what, attempt.members
-        if what is not What.MODELS:
-            vector_V = self._buffers.take(self._replica.gradient_size + RIDING)
-            vector_V[-RIDING:] = self._accord.wants_to_end, self._progress_of(what, members)
-            if what is What.LATE_GRADIENTS:
-                await self.late.contribute(vector_V[:-RIDING])
-                return vector_V, self._replica.updates
-            contributes = self._accord.contributes
-            await self._copy(
-                lambda: self._replica.export_gradients(vector_V[:-RIDING], contributes)
-            )
-            return vector_V, self._replica.updates
-        vector_M = self._buffers.take(self._replica.model_size)
-        for _ in range(LEAVES_FIRST):
-            await asyncio.sleep(0)
-        return vector_M, await self._offload(lambda: self._replica.snapshot(vector_M))
+    def contribution(self, purpose: Purpose) -> Contribution:
+        """What this peer states beside its vectors when it grants or offers its slot.
+
+        Each call for late gradients promises all that is held: call it once per grant or offer.
+        """
+        if purpose.what is What.MODELS:
+            return MODEL
+        accord, membership = self._accord, self._host.machine.membership
+        if purpose.what is What.LATE_GRADIENTS:
+            own, samples = self.late.promise(), accord.samples_before + self.late.samples
+        else:
+            of_step = accord.samples_of_step
+            weight = of_step if accord.contributes else 0
+            mask = self._replica.gradient_mask() if weight else b""
+            own = Contribution(weight=weight, usual=of_step, gradient_mask=mask)
+            samples = membership.me.samples + of_step
+        return replace(own, samples=samples, wants_to_end=accord.wants_to_end)
+
+    async def _fill(self, attempt: Attempt) -> int:
+        """Copy what we put into the group, on a worker thread; returns of which update it is."""
+        if attempt.what is What.MODELS:
+            vector_M = attempt.vector_V = self._buffers.take(self._replica.model_size)
+            for _ in range(LEAVES_FIRST):
+                await asyncio.sleep(0)
+            return await self._offload(lambda: self._replica.snapshot(vector_M))
+        vector_G = attempt.vector_V = self._buffers.take(self._replica.gradient_size)
+        weight = attempt.contributions[attempt.members.index(self._host.name)].weight
+        if attempt.what is What.GRADIENTS:
+            await self._copy(lambda: self._replica.export_gradients(vector_G, weight))
+        elif (taken := await self.late.contribute(vector_G)) != weight:
+            raise InvariantViolation(f"{attempt.ticket}: stated {weight} samples, holds {taken}")
+        return self._replica.updates
 
     async def _check_model(self, failed: Average) -> None:
         """Raise StateError if an average failed by our own model.
@@ -363,27 +454,20 @@ class Averages:
         short = self._replica.gradient_size <= SHORT
         return function() if short else await self._offload(function)
 
-    def _progress_of(self, what: What, members: tuple[PeerId, ...]) -> int:
-        """A number whose mean over `members` is the samples of the swarm, this step's included."""
-        membership = self._host.machine.membership
-        if what is What.GRADIENTS:
-            own = membership.me.samples + self._accord.samples_of_step
-        else:
-            own = self._accord.samples_before + self.late.samples
-        known = [member for peer in members if (member := membership.member(peer))]
-        outside = membership.samples - sum(member.samples for member in known)
-        return len(members) * own + outside
+    async def _exchange_of(self, opening: AverageOpening) -> Exchange:
+        """Where this stream belongs; it may come before the word that forms its group."""
+        host, ticket, bucket = self._host, opening.ticket, opening.bucket
 
-    async def _exchange_of(self, ticket: Ticket) -> Exchange:
-        """The exchange of `ticket`; a stream may come before the word that forms its group."""
-        host = self._host
-        most = max(MAX_PARKED, 2 * len(host.machine.membership.participants()))
+        def is_here() -> bool:
+            return ticket in self._exchanges and self._exchanges[ticket].has_bucket(bucket)
+
+        most = max(MAX_PARKED, 4 * len(host.machine.membership.participants()))
         if self._parked >= most:
             raise RefusedError(f"{host.name} has {most} streams waiting for their groups")
         self._parked += 1
         until = host.now + self.transfers.arrival_s  # or for as long as we may yet be in it
         try:
-            while ticket not in self._exchanges and not host.machine.is_over(ticket):
+            while not is_here() and not host.machine.is_over(ticket):
                 expected = host.machine.expects(ticket)
                 async with asyncio.timeout(None if expected else until - host.now):
                     await host.wait_for_news()

@@ -6,14 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from p2ptrain.core.events import NO_FAILURE
 from p2ptrain.ids import PeerId, Seconds
 
 WINDOW_S: Seconds = 10.0
 MAX_STEPS = 4096
 """Of one window: a rate over fewer steps is as good, and a list that grows is not."""
-
-NO_FAILURE = ("busy", "yielded", "withdrawn")
-"""How an attempt ends every day, without anybody's fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +41,14 @@ class Board:
         self.groups_failed = 0
         """That somebody was busy is no failure."""
         self.warning = ""
+        self.silence = ""
+        """What was told of a silence that is not over (`core/silence.py`)."""
+        self._averaged_at: Seconds | None = None
+
+    @property
+    def since_average_s(self) -> Seconds | None:
+        """Seconds since the last average that succeeded; None before the first one."""
+        return None if self._averaged_at is None else self._clock() - self._averaged_at
 
     @property
     def running_s(self) -> Seconds:
@@ -60,6 +66,8 @@ class Board:
                 self._note_group(fields)
             case "warning":
                 self.warning = fields["text"]
+                if "silent" in fields:
+                    self.silence = fields["text"] if fields["silent"] else ""
             case _:
                 pass
 
@@ -90,6 +98,7 @@ class Board:
             self.groups_failed += fields["outcome"] not in NO_FAILURE
             return
         self.groups_done += 1
+        self._averaged_at = self._clock()
         self.partners = tuple(name for name in fields["members"] if name != self._me)
         if fields["disagreement_l2"] is not None:
             self.disagreement_l2 = fields["disagreement_l2"]

@@ -52,7 +52,7 @@ class Boundary:
 
     def begin(self) -> None:
         """The first step begins now."""
-        if self._driver.algorithm.acts("after_backward"):
+        if self._driver.algorithm.averages == "gradients":
             model_M = np.empty(self._driver.replica.model_size, np.float32)
             self._driver.replica.snapshot(model_M)
             self._driver.accord.begin(model_M)
@@ -74,14 +74,14 @@ class Boundary:
             StateError: if what this trainer contributed cannot be averaged (not finite).
         """
         algorithm, driver = self._driver.algorithm, self._driver
-        late = algorithm.averages == "gradients" and algorithm.acts("schedule")
+        late = algorithm.averages == "gradients" and not algorithm.in_step
         computed_at = self._clock()
         if driver.failure:
             raise driver.failure
-        if algorithm.acts("after_backward"):
+        if algorithm.trainer_waits and algorithm.acts("after_backward"):
             driver.accord.averaged_anything = False
             driver.accord.samples_of_step = samples
-            await self._cross.call(algorithm.after_backward(self._swarm))
+            await self._cross.call(self._average_gradients(late))
             if not driver.accord.averaged_anything and not late:
                 if driver.stopping:
                     return  # a step that nobody averaged is not made: we would differ from the rest
@@ -92,7 +92,7 @@ class Boundary:
         else:
             driver.replica.update(optimizer_step)
         self._count(samples, loss, computed_at, waited_s)
-        if algorithm.acts("after_update"):
+        if algorithm.trainer_waits and algorithm.acts("after_update"):
             before = self._clock()
             await self._cross.call(algorithm.after_update(self._swarm))
             driver.replica.settle()  # the next step begins with what it waited for
@@ -103,11 +103,17 @@ class Boundary:
         """The trainer has stopped; the peer serves the others."""
         self._tell(Phase.DONE)
 
+    async def _average_gradients(self, late: bool) -> None:
+        """The protocol's side; late gradients go with the next version, exactly once."""
+        if late:
+            await self._driver.hand_in_gradients()
+        await self._driver.algorithm.after_backward(self._swarm)
+
     def _take_in_late(self, optimizer_step: Callable[[], None]) -> None:
         """Update from all means of gradients that have come since the last boundary."""
-        riding = self._driver.averages.late.take_in(optimizer_step)
-        if riding is not None:
-            self._driver.accord.take_in(riding)
+        stated = self._driver.averages.late.take_in(optimizer_step)
+        if stated is not None:
+            self._driver.accord.take_in(*stated)
 
     def _count(
         self, samples: int, loss: float | None, computed_at: Seconds, waited_s: Seconds

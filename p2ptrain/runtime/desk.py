@@ -12,6 +12,7 @@ reach me?* makes this peer open a connection, so it must not become somebody's p
 import asyncio
 import math
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from p2ptrain.core import barrier, lock_state
 from p2ptrain.core.messages import Phase
@@ -22,7 +23,9 @@ from p2ptrain.net.transport import Transport
 from p2ptrain.net.wire import DialBackRequest, DialedBack, Report
 from p2ptrain.runtime.admission import DIAL_BACK_S
 from p2ptrain.runtime.board import Board
-from p2ptrain.runtime.driver import Driver
+
+if TYPE_CHECKING:
+    from p2ptrain.runtime.driver import Driver
 
 PAUSE_S: Seconds = 0.5
 MAX_WAITING = 4
@@ -40,7 +43,7 @@ class DriverDesk:
 
     def __init__(
         self,
-        driver: Driver,
+        driver: "Driver",
         board: Board,
         transport: Transport,
         unix_clock: Callable[[], Seconds],
@@ -74,6 +77,8 @@ class DriverDesk:
             groups_done=board.groups_done,
             groups_failed=board.groups_failed,
             warning=board.warning,
+            silence=board.silence,
+            since_average_s=board.since_average_s,
         )
 
     async def dial_back(self, caller_ip: str, request: DialBackRequest) -> DialedBack:

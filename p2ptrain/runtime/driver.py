@@ -10,23 +10,28 @@ import asyncio
 import functools
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from random import Random
 from typing import Any, assert_never
 
-from p2ptrain.averaging.base import Algorithm, GroupResult
+from p2ptrain.averaging.base import Algorithm, GroupResult, Swarm
 from p2ptrain.compute.replica import Replica
 from p2ptrain.core import effects
 from p2ptrain.core.effects import What
 from p2ptrain.core.events import Ending, Outcome
 from p2ptrain.core.messages import Ack as AckMessage
-from p2ptrain.core.messages import Member, MemberState, Phase, Ping, Rumours
-from p2ptrain.core.peer_machine import PeerMachine, ProtocolConfig
-from p2ptrain.core.transfers import ARRIVAL_S
-from p2ptrain.errors import (
-    RefusedError,
-    TransportError,
+from p2ptrain.core.messages import (
+    AlgorithmMessage,
+    Member,
+    MemberState,
+    Message,
+    Phase,
+    Ping,
+    Rumours,
 )
+from p2ptrain.core.peer_machine import PeerMachine, ProtocolConfig
+from p2ptrain.core.silence import Silence
+from p2ptrain.core.transfers import ARRIVAL_S
+from p2ptrain.errors import RefusedError, RemoteProtocolError, TransportError
 from p2ptrain.ids import Address, PeerId, Seconds, Ticket
 from p2ptrain.net.transport import SliceStream, Transport
 from p2ptrain.net.wire import (
@@ -39,17 +44,19 @@ from p2ptrain.net.wire import (
     StateOpening,
     Welcome,
 )
-from p2ptrain.runtime.accord import Accord
 from p2ptrain.runtime.accounts import Accounts, Attempt
-from p2ptrain.runtime.admission import cannot_reach, knock, objection, swarm_digest
+from p2ptrain.runtime.admission import cannot_reach, knock, objection, successor, swarm_digest
+from p2ptrain.runtime.agreed_state import AgreedState
 from p2ptrain.runtime.averages import Averages
 from p2ptrain.runtime.buffers import Buffers
 from p2ptrain.runtime.exchange import (
     ExchangeConfig,
 )
 from p2ptrain.runtime.handover import Handover
-from p2ptrain.runtime.metrics import Metrics
+from p2ptrain.runtime.metrics import Metrics, TeeMetrics
 from p2ptrain.runtime.offload import Offload
+from p2ptrain.runtime.protocol_log import ProtocolLog
+from p2ptrain.runtime.watch import Watch
 
 
 def _or_fail(method: Callable[..., None]) -> Callable[..., None]:
@@ -88,16 +95,17 @@ class Driver:
         self.rng = rng
         self.replica = replica
         self.algorithm = algorithm
-        self.metrics = metrics
-        self.accounts = Accounts()
-        self.accord = Accord()
+        self._log = ProtocolLog(name, clock)
+        self.metrics: Metrics = TeeMetrics(metrics, self._log)
+        self.accounts = Accounts(silence=Silence(name))
+        self.accord = AgreedState()
         self.stopping = False
         self.failure: BaseException | None = None  # the trainer is told where it waits, or next
         self._incarnation = incarnation
         self._link_mbit = exchange.link_mbit
         self._algorithm_name = algorithm_name
-        self._codec = exchange.codec
-        self.digest = swarm_digest(algorithm_name, replica.fingerprint, exchange.codec)
+        self._codecs = exchange.codec, exchange.gradient_codec
+        self.digest = swarm_digest(algorithm_name, replica.fingerprint, *self._codecs)
         self._transport = transport
         self._protocol = protocol
         self._clock = clock
@@ -106,6 +114,7 @@ class Driver:
         self._deadline: Seconds = 0.0
         self._tasks: list[asyncio.Task[Any]] = []  # Any: results are not used
         self._claiming = asyncio.Lock()  # one claim at a time; the next one waits
+        self._watch = Watch(self)
         self.averages = Averages(
             self,
             replica,
@@ -117,7 +126,7 @@ class Driver:
         self.handover = Handover(self, replica, self.accord, config=exchange, offload=offload)
         self._claims: dict[Ticket, asyncio.Future[GroupResult]] = {}
         self._version: asyncio.Future[GroupResult] | None = None
-        self._turn: asyncio.Future[GroupResult] | None = None
+        self._swarm: Swarm | None = None
         self._news = asyncio.Event()
         self._updates_done = 0
         self._updated = asyncio.Event()
@@ -148,25 +157,28 @@ class Driver:
             link_mbit=self._link_mbit,
         )
         schedule = self.algorithm.schedule if self.algorithm.acts("schedule") else None
-        book = self.algorithm.group_book()
-        self._machine = PeerMachine(me, self._protocol, self.rng, schedule, book)
+        self._machine = PeerMachine(
+            me, self._protocol, self.rng, schedule, self.averages.contribution
+        )
         return address
 
     async def join(self, hosts: Sequence[Address], timeout_s: Seconds) -> None:
         """Ask `hosts` in turn until one lets us in.
 
-        We have no part in groups until `take_over_model` or `keep_model` has followed.
+        We have no part in groups until `take_over_model` or `keep_model` has followed. If others
+        remember a former life of ours, this one counts from above it, wherever our clock stands.
 
         Raises:
-            RefusedError: if one says no.
+            RefusedError: if one says no, or nothing can be above what it remembers.
             TransportError: if none answered within `timeout_s`.
         """
         self._machine.has_model = False
-        host, welcome = await knock(self._transport, hosts, self._hello(), timeout_s, self._clock)
-        self._machine.learn(welcome.members, self.now, f"welcomed by {host}")
-        told = [member.samples for member in welcome.members if member.peer == self.name]
-        if any(told):  # we have been here before, and go on counting
-            self.accord.samples_before = max(told)
+        hello = self._hello()
+        host, told, us = await knock(self._transport, hosts, hello, timeout_s, self._clock)
+        self._machine.outlive(us.incarnation)
+        self._machine.learn(told, self.now, f"welcomed by {host}")
+        if us.samples:  # we have been here before, and go on counting
+            self.accord.samples_before = us.samples
             self.describe(Phase.ARRIVING, steps=0, samples=0)
         self._machine.membership.announce()
         self._pump()
@@ -189,20 +201,21 @@ class Driver:
 
     async def take_over_model(self) -> PeerId | None:
         """If others already train, take the model of one of them; returns whose."""
-        algorithm, donor = self.algorithm, None
-        if algorithm.averages == "models" or algorithm.acts("schedule"):
+        donor = None
+        if not self.algorithm.in_step:  # or we catch up at our first average
             donor = await self.handover.take_over_model()
-        self.keep_model()  # or we catch up at our first average
+        self.keep_model()
         return donor
 
     def keep_model(self) -> None:
         """Go on with the model that we have: from now on others average with it."""
         self._machine.has_model = True
 
-    def begin_background(self, swarm: Any) -> None:  # Any: the Swarm port, built by the caller
-        """Run the algorithm's own loop beside the trainer."""
+    def begin_background(self, swarm: Swarm) -> None:
+        """Run the algorithm's own loop beside the trainer, and give it its messages."""
+        self._swarm = swarm
         if self.algorithm.acts("background"):
-            self._start(self.algorithm.background(swarm))
+            self.start_activity(self.algorithm.background(swarm))
 
     async def wait_until_all_done(self) -> None:
         """Serve the others until nobody who is here trains any more, or we are to stop."""
@@ -226,6 +239,7 @@ class Driver:
         """Die in the middle of everything, as a killed process does (for simulated worlds)."""
         for task in (*self._tasks, *self.averages.running):
             task.cancel()
+        self._watch.stop()
         if self._timer:
             self._timer.cancel()
 
@@ -248,6 +262,7 @@ class Driver:
             self.accord.progress = membership.samples
         self._updates_done = steps
         self._updated.set()
+        self._watch.look()
         self._pump()
 
     @_or_fail
@@ -304,12 +319,6 @@ class Driver:
         self._machine.arrive_at(version, self.now, waits=waits)
         self._pump()
 
-    async def average_in_turn(self) -> GroupResult:
-        self._turn = self._loop.create_future()
-        self._machine.ask(self.replica.updates, self.now)
-        self._pump()
-        return await self._turn
-
     async def hand_in_gradients(self) -> None:
         contributes, self.accord.contributes = self.accord.contributes, True
         await self.averages.late.hand_in(self.accord.samples_of_step, contributes=contributes)
@@ -328,9 +337,25 @@ class Driver:
         introduces_itself = isinstance(envelope.message, (Ping, AckMessage, Rumours))
         if envelope.swarm != self.digest or (known is None and not introduces_itself):
             return  # a stranger, or a peer of another swarm: nothing to answer
-        if envelope.source != self.name:
+        if envelope.source == self.name:
+            return
+        self._log.message("<-", envelope.source, envelope.message)
+        if isinstance(envelope.message, AlgorithmMessage):
+            self._give_to_algorithm(envelope.source, envelope.message)
+        else:
             self._machine.receive(envelope.source, envelope.message, self.now)
             self._pump()
+
+    def _give_to_algorithm(self, source: PeerId, message: AlgorithmMessage) -> None:
+        if self._swarm is None:
+            return  # as good as lost: we have not begun
+        try:
+            self.algorithm.handle_message(self._swarm, source, message)
+        except RemoteProtocolError as error:
+            if not self.accounts.messages_refused[source]:
+                self.metrics.record("warning", text=f"ignored: {error}")
+            self.accounts.messages_refused[source] += 1
+        self._news.set()
 
     @_or_fail
     def handle_broken(self, address: Address, why: str) -> None:
@@ -350,8 +375,7 @@ class Driver:
             self.metrics.record("warning", text=f"refused {hello.me.peer}: {refusal}")
             return Welcome(refusal, ())
         membership = self._machine.membership
-        before = membership.member(hello.me.peer)
-        newcomer = hello.me if before is None else replace(hello.me, samples=before.samples)
+        newcomer = successor(hello.me, membership.member(hello.me.peer))
         self._machine.learn([newcomer], self.now, "it joined here")
         self._pump()
         return Welcome("", (membership.me, *membership.others))
@@ -377,9 +401,10 @@ class Driver:
 
     def _pump(self) -> None:
         for effect in self._machine.take_effects():
+            self._log.decided(effect)
             match effect:
                 case effects.Send(target=target, message=message):
-                    self._send(target, message)
+                    self.send(target, message)
                 case effects.Average():
                     self.averages.start(effect)
                 case effects.Abandon():
@@ -389,15 +414,12 @@ class Driver:
                 case effects.Mend():
                     self.averages.mend(effect)
                 case effects.TakeState():
-                    self._start(self.handover.catch_up(effect))
+                    self.start_activity(self.handover.catch_up(effect))
                 case effects.GroupEnded():
                     self._group_ended(effect)
                 case effects.VersionEnded(outcome=outcome):
                     if self._version and not self._version.done():
                         self._version.set_result(GroupResult(outcome, ""))
-                case effects.TurnEnded(outcome=outcome, why=why):
-                    if self._turn and not self._turn.done():
-                        self._turn.set_result(GroupResult(outcome, why))
                 case effects.MemberChanged():
                     self._member_changed(effect)
                 case _:
@@ -415,9 +437,10 @@ class Driver:
             self._deadline = deadline
             self._timer = self._loop.call_at(deadline, self._handle_timer)
 
-    def _send(self, target: PeerId, message: Any) -> None:  # Any: core's union of messages
+    def send(self, target: PeerId, message: Message | AlgorithmMessage) -> None:
         member = self._machine.membership.member(target)
         if member:
+            self._log.message("->", target, message)
             self._transport.send(member.address, Envelope(self.name, self.digest, message))
 
     def _group_ended(self, effect: effects.GroupEnded) -> None:
@@ -429,6 +452,7 @@ class Driver:
         self.metrics.record(
             "member", member=effect.peer, state=effect.state.name.lower(), why=effect.why
         )
+        self._watch.look()
         member = self._machine.membership.member(effect.peer)
         if member and effect.state >= MemberState.GONE:
             # Not at once: the last slices of one that leaves may be on the way.
@@ -441,7 +465,9 @@ class Driver:
 
     # --- slow work --------------------------------------------------------------------------------
 
-    def _start(self, coroutine: Coroutine[Any, Any, None]) -> None:  # Any: asyncio's own types
+    def start_activity(
+        self, coroutine: Coroutine[Any, Any, None]
+    ) -> None:  # Any: asyncio's own types
         self._tasks = [task for task in self._tasks if not task.done()]
         self._tasks.append(self.watched(coroutine))
 
@@ -460,7 +486,7 @@ class Driver:
             self.replica.fingerprint,
             self.replica.model_size,
             self.me,
-            self._codec,
+            *self._codecs,
         )
 
     # --- small things -----------------------------------------------------------------------------
@@ -485,9 +511,17 @@ class Driver:
     def tell_news(self) -> None:
         self._news.set()
 
-    async def wait_for_news(self) -> None:
+    async def wait_for_news(self, most_s: Seconds | None = None) -> None:
+        """Raises the failure of this peer, if there is one and we wait for so long at most."""
         self._news.clear()
-        await self._news.wait()
+        if most_s is None:
+            await self._news.wait()
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(most_s):
+                await self._news.wait()
+        if self.failure:
+            raise self.failure
 
     def fail(self, error: BaseException | None) -> None:
         """This peer cannot go on: the trainer gets `error` where it waits, or at its next step."""
@@ -498,6 +532,4 @@ class Driver:
         self.metrics.record("warning", text=f"{type(error).__name__}: {error}")
         if self._version and not self._version.done():
             self._version.set_exception(error)
-        if self._turn and not self._turn.done():
-            self._turn.set_exception(error)
         self._news.set()

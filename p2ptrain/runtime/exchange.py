@@ -1,33 +1,33 @@
-"""A formed group moves its slices: reduce-scatter and all-gather over streams, pipelined.
+"""A formed group moves its payload: named buckets, several in flight under one ticket.
 
-Every member opens one stream to every other member, the *owner* of a share (`core/slices.py`). Up
-the stream go the caller's slices of that share, down it come their means:
+A *bucket* is a vector of its own codec and divisor, or a string of bytes. A vector is reduced by
+reduce-scatter and all-gather over streams, pipelined. Every member opens one stream to every other
+member, the *owner* of a shard (`core/slices.py`). Up the stream go the caller's slices of that
+shard, down it come their means:
 
     caller i  ── slices of share j, one by one ──►  owner j   waits for slice k of all members,
               ◄── means of the same slices ───────            reduces it, sends the mean to all
 
-Where members swap whole vectors, one stream per pair does, opened by the later by name, and each
-member reduces all slices itself.
+In the direct exchange members send each other whole vectors (or strings) over one stream per pair,
+opened by the later by name, and each member reduces all slices itself.
 
 While slice k is being reduced, later ones are on the wire; a receiver that falls behind by `WINDOW`
 slices stops reading, so memory is bounded and only this group waits.
 
-What is done to the numbers, and with a codec to the bytes, is in `runtime/mix.py`. Only a complete
-result counts: a broken group leaves no trace in any model. **A member is through when all are**:
-whoever serves a stream ends it only when it has all of the result itself, and so does the caller
-where one stream serves both. So whoever has committed knows that every other member could, and
-after a break all can adopt what one of them has committed (`core/repair.py`).
+What is done to the numbers, and with a codec to the bytes, is in `runtime/mix.py`; streams, and why
+a member is through when all are, in `runtime/streams.py`. Only a complete result counts, of all
+buckets: a broken group leaves no trace in any model.
 
 All members hold bitwise the same mean, since each slice is reduced in the order of the members'
 names, wherever it is.
 
-Legend of shapes: ``V`` numbers of the vector, ``S`` of one slice.
+Legend of shapes: ``V`` numbers of a bucket's vector, ``S`` of one slice.
 """
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -37,14 +37,14 @@ from p2ptrain.compute.replica import Vector
 from p2ptrain.core.events import Outcome
 from p2ptrain.core.links import MAX_MBIT
 from p2ptrain.core.slices import Span, is_swapped, share, slices
-from p2ptrain.core.transfers import ARRIVAL_S
-from p2ptrain.errors import CodecError, ConfigError, RefusedError, TransportError
-from p2ptrain.ids import PeerId, Seconds, Ticket
+from p2ptrain.errors import ConfigError
+from p2ptrain.ids import PeerId, Seconds
 from p2ptrain.net.transport import SliceStream
-from p2ptrain.net.wire import MAX_SLICE_BYTES, AverageOpening
+from p2ptrain.net.wire import MAX_SLICE_BYTES
 from p2ptrain.runtime.mix import Mix, NotFinite
 from p2ptrain.runtime.offload import Offload
 from p2ptrain.runtime.scope import Scope
+from p2ptrain.runtime.streams import GroupBroken, OpenStream, Streams
 
 WINDOW = 4
 """Slices of one member that wait to be reduced, at most."""
@@ -65,13 +65,18 @@ class ExchangeConfig:
     codec: str = "fp32"
     """How models travel: ``fp32`` as they are, ``bf16`` or ``fp16`` in half of the bytes, ``int8``
     in a quarter. Nothing of what training does is lost, but peers differ by a little rounding, and
-    it costs computing: worth it on links below some 10 Gbit/s. Gradients always travel as they are:
-    counts ride in their vector. All peers of a swarm must use the same."""
+    it costs computing: worth it on links below some 10 Gbit/s. All peers of a swarm must use the
+    same."""
+
+    gradient_codec: str = "fp32"
+    """How gradients travel, as above; all members get the same bits with every codec. What rounding
+    takes from a gradient is lost: too coarse a codec trains worse. Statistics (buffers) always
+    travel as they are. All peers of a swarm must use the same."""
 
     average_timeout_s: Seconds = 60.0
     """A group in which nothing moves for so long is broken, or sooner where less was seen to be
-    enough (`core/transfers.py`). A net under the other deadlines, not a tuning knob: claimed groups
-    end with their lease, dead members end a group at once."""
+    enough (`core/transfers.py`). A net under the other deadlines, not a tuning knob: dead members
+    end a group at once, silent ones within seconds (`core/repair.py`)."""
 
     link_mbit: int = 0
     """How many Mbit/s this peer's link carries in each direction; peers with slow links reduce
@@ -83,6 +88,7 @@ class ExchangeConfig:
             most = MAX_SLICE_BYTES // 1024
             raise ConfigError(f"slice_kib = {self.slice_kib} must be between 1 and {most}")
         load_codec(self.codec)
+        load_codec(self.gradient_codec, "gradient_codec")
         if not 0 <= self.link_mbit <= MAX_MBIT:
             raise ConfigError(
                 f"link_mbit = {self.link_mbit} must be between 1 and {MAX_MBIT}, or 0 to measure it"
@@ -91,224 +97,254 @@ class ExchangeConfig:
             raise ConfigError(f"average_timeout_s = {self.average_timeout_s} must be above 0")
 
 
-class GroupBroken(Exception):
-    """The group cannot finish; says how it ended, because of whom, and in which phase."""
-
-    def __init__(self, outcome: Outcome, why: str) -> None:
-        super().__init__(why)
-        self.outcome = outcome
-        self.why = why
-
-
 T = TypeVar("T")
 
-OpenStream = Callable[[PeerId, AverageOpening], Awaitable[SliceStream]]
+HEADER_BYTES = 8
+"""A string's length goes before it."""
 
 
-class Exchange:
-    """One member's side of one group's average.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bucket:
+    """One named vector of a payload; the group computes sum(vectors) / divisor of it."""
 
-    Args:
-        vector_V: what this member contributes. It becomes the result: the mean, or with `delta`
-            the mean minus what this member contributed. Worthless after a break.
-        delta: whether the group averages models.
-        keeps_mean: this member wants the mean, even with `delta`.
-        lend: gives memory for so many numbers, from where slices travel best.
-        lend_slot: gives memory for slices to arrive in.
-        offload: runs what takes long on a worker thread.
-        swarm: the digest that openings carry.
-        clock: for the times that messages of failure state.
-        heard: is told whenever anything has come from a member.
-        weights: of the members' shares, in their order; none: equal shares.
-        arrival_s: how long to wait for a member's stream; it may still be in another group.
-    """
+    name: str
+    vector_V: Vector
+    """What this member contributes, float32. It becomes the result: the mean, or with `delta` the
+    mean minus what this member contributed. Worthless after a break."""
+    codec: Codec
+    chunk_size: int
+    """Numbers that travel at a time."""
+    divisor: float
+    """The sum of the members' weights; with 0 nobody contributes, and the result is the sum."""
+    delta: bool = False
+    """The group averages models, each of which weighs 1."""
+    keeps_mean: bool = False
+    """This member wants the mean, even with `delta`."""
 
-    def __init__(
-        self,
-        me: PeerId,
-        ticket: Ticket,
-        members: tuple[PeerId, ...],
-        vector_V: Vector,
-        *,
-        delta: bool,
-        keeps_mean: bool = False,
-        codec: Codec,
-        slice_size: int,
-        lend: Callable[[int], Vector],
-        lend_slot: Callable[[int], Vector],
-        offload: Offload,
-        swarm: str,
-        clock: Callable[[], Seconds],
-        heard: Callable[[PeerId], None] = lambda _: None,
-        arrival_s: Seconds = ARRIVAL_S,
-        weights: Sequence[int] = (),
-    ) -> None:
-        self._me = me
-        self._ticket = ticket
-        self._members = members
-        self._weights = weights
-        self.vector_V = vector_V
-        self._size = len(vector_V)
-        self._codec = codec
-        self._slice_size = slice_size
-        self._offload = offload
-        self._swarm = swarm
-        self._clock = clock
-        self._tell_heard = heard
-        self._started = self._moved_at = clock()
-        self.arrival_s = arrival_s
-        self.sent_bytes = 0
-        self.received_bytes = 0
-        self._link_sent_bytes = self._link_received_bytes = 0  # what left the machine, or may have
-        self.square_sum = 0.0
-        """Of the result's numbers: with `delta`, how far this member was from the mean, squared."""
-        loop = asyncio.get_running_loop()
-        lossy = not codec.is_exact
-        self._swaps = is_swapped(self._size, len(members), slice_size, lossy=lossy)
-        self._mine = slices(self._share(me), slice_size)
-        self.mix = Mix(
-            vector_V,
-            len(members),
-            members.index(me),
-            self._share(me),
-            swaps=self._swaps,
-            delta=delta,
-            keeps_mean=keeps_mean,
-            codec=codec,
-            lend=lend,
-        )
-        self._parts: list[dict[PeerId, Vector]] = [{} for _ in self._mine]
-        self._reduced = [loop.create_future() for _ in self._mine]
-        self._writing = asyncio.Lock()
-        self._written: dict[int, tuple[memoryview, int]] = {}  # swapped: and how many wait for it
-        self._lend_slot = lend_slot
-        self._slots: dict[tuple[PeerId, int], Vector] = {}  # where slices arrive
-        callers = (peer for peer in members if peer != me and not (self._swaps and peer < me))
-        self._incoming: dict[PeerId, asyncio.Future[SliceStream]] = {
-            peer: loop.create_future() for peer in callers
-        }
-        self._served = {peer: loop.create_future() for peer in self._incoming}
-        self.arrivals: dict[PeerId, Seconds] = {}
-        """How long after the group's beginning each one's stream came, of those that open one."""
-        self._heard: dict[PeerId, None] = {}
-        self._streams: list[SliceStream] = []
-        owners = () if self._swaps else (p for p in members if p != me and self._share(p).size)
-        self._due = len(tuple(owners)) + len(self._mine)
-        self._has_all: asyncio.Future[None] = loop.create_future()
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ByteString:
+    """One named string of a payload; every member gets those of all, whatever their lengths."""
+
+    name: str
+    content: bytes
+    most_bytes: int
+    """Of one member's string. A longer one breaks the group."""
+
+
+@dataclass(eq=False)
+class Exchange(Streams):
+    """One member's side of one group's payload, all buckets of it."""
+
+    payload: Sequence[Bucket | ByteString]
+    """In the same order at all members; empty vectors are skipped."""
+    _: KW_ONLY
+    lend: Callable[[int], Vector]
+    """Gives memory for so many numbers, from where slices travel best."""
+    lend_slot: Callable[[int], Vector]
+    """Gives memory for slices to arrive in."""
+    offload: Offload
+    """Runs what takes long on a worker thread."""
+    shards: Sequence[int] = ()
+    """The weights of the members' shards, in their order; none: equal shards."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._moving: asyncio.Task[None] | None = None
+        self.buckets: list[BucketExchange] = []
+        self.strings: dict[str, StringExchange] = {}
+        for one in self.payload:
+            if isinstance(one, ByteString):
+                self.strings[one.name] = StringExchange(self, one)
+            elif len(one.vector_V):
+                self.buckets.append(BucketExchange(self, one))
+        self._parts: list[BucketExchange | StringExchange]
+        self._parts = [*self.buckets, *self.strings.values()]
 
     # --- for the driver ---------------------------------------------------------------------------
 
     @property
-    def is_complete(self) -> bool:
-        """True once all of the result is here, whether or not all others have it."""
-        return self._has_all.done() and not self._has_all.cancelled()
+    def square_sum(self) -> float:
+        """Of the results' numbers: with `delta`, how far this member was from the mean, squared."""
+        return sum(bucket.square_sum for bucket in self.buckets)
 
     @property
-    def memory_left(self) -> list[Vector]:
-        """After a break that all drop: vectors that may be used again at once.
+    def lent(self) -> list[Vector]:
+        """What was borrowed; nobody needs it once the exchange is complete."""
+        return [vector for bucket in self.buckets for vector in bucket.mix.lent]
 
-        Others may still read them, in an attempt that they do not know is over. They read what they
-        read: as long as we have not said that we have all, nobody commits that. Whoever decodes
-        does it on threads that cannot be cancelled; that memory is left alone.
+    @property
+    def may_reuse(self) -> bool:
+        """After a break that all drop: whether memory that we lent or read may be used again.
+
+        Others may still read it, in an attempt that they do not know is over. They read what they
+        read: as long as we have not said that we have all, nobody commits that. A member that
+        decodes does it on threads that cannot be cancelled; that memory is left alone.
         """
-        if self.is_complete or not self._codec.is_exact:
-            return []
-        return [self.vector_V, *self.mix.lent]
+        return not self.is_complete and all(bucket.codec.is_exact for bucket in self.buckets)
 
     @property
     def slots(self) -> list[Vector]:
         """Where slices arrived; once the exchange is over nothing does, but a thread may decode."""
-        idle = self.is_complete or self._codec.is_exact
-        return list(self._slots.values()) if idle else []
-
-    @property
-    def moved_bytes(self) -> int:
-        """What went over a link, in the direction in which more did."""
-        return max(self._link_sent_bytes, self._link_received_bytes)
-
-    @property
-    def silent_s(self) -> Seconds:
-        """How long ago anything has moved here, or the exchange was made."""
-        return self._clock() - self._moved_at
-
-    @property
-    def is_met(self) -> bool:
-        """True once something of every other member has come."""
-        return len(self._heard) == len(self._members) - 1
-
-    @property
-    def missing(self) -> tuple[PeerId, ...]:
-        """Who has not opened its stream yet."""
-        return tuple(peer for peer in self._incoming if peer not in self.arrivals)
+        idle = [b for b in self.buckets if self.is_complete or b.codec.is_exact]
+        return [slot_S for bucket in idle for slot_S in bucket.slots.values()]
 
     async def run(self, open_stream: OpenStream) -> None:
-        """Move all slices; the result is complete when this returns.
+        """All-reduce: both verbs below, pipelined; the result is complete when this returns.
 
         Raises:
             GroupBroken: if any member vanished, refused, or sent what cannot be averaged.
         """
+        self.means_may_leave.set()
+        await self._move(open_stream)
+
+    async def reduce_scatter(self, open_stream: OpenStream) -> None:
+        """Returns when this member's shard of each bucket is reduced, in place.
+
+        The others get it with `all_gather`, which must follow. Raises GroupBroken, as `run`.
+        """
+        moving = self._moving = asyncio.get_running_loop().create_task(self._move(open_stream))
+        reduced = asyncio.gather(*(f for bucket in self.buckets for f in bucket.reduced))
+        moving.add_done_callback(lambda _: reduced.cancel())
+        try:
+            await reduced
+        except asyncio.CancelledError:
+            if moving.done():
+                moving.result()  # it broke, and that is why
+            moving.cancel()
+            await asyncio.gather(moving, return_exceptions=True)
+            raise
+
+    async def all_gather(self) -> None:
+        """Hand out the means of this member's shards; returns when all of the result is here.
+
+        Raises GroupBroken, as `run`.
+        """
+        assert self._moving is not None
+        self.means_may_leave.set()
+        await self._moving
+
+    async def _move(self, open_stream: OpenStream) -> None:
         broken = "the average was abandoned"
         try:
             async with Scope() as scope:
-                if not self._swaps or len(self._members) == 1:
-                    for index in range(len(self._mine)):
-                        await self._contribute_own(index)
-                for peer in self._members:
-                    if peer != self._me and self._swaps:
-                        scope.start(self._swap(scope, peer, open_stream))
-                    elif peer != self._me:
-                        self._reduce_scatter(scope, peer, open_stream)
+                if not self.due:
+                    self.has_all.set_result(None)
+                for part in self._parts:
+                    await part.start(scope, open_stream)
             broken = ""
         except GroupBroken as error:
             broken = error.why
             raise
         finally:
-            self._close(broken)
+            self.close(broken)
 
-    async def accept(self, opening: AverageOpening, stream: SliceStream) -> None:
-        """A member's stream to our share has come; returns when it has been served, or all is over.
 
-        Raises:
-            RefusedError: if the opening does not fit this group.
-        """
-        mine, theirs = self._opening(), opening
-        if theirs.codec != mine.codec:
-            raise RefusedError(
-                f"{opening.sender} sends {theirs.codec} and {self._me} {mine.codec}; "
-                f"give all peers the same codec"
-            )
-        waiting = self._incoming.get(opening.sender)
-        if waiting is None or waiting.done():
-            raise RefusedError(f"{self._ticket} does not wait for a stream of {opening.sender}")
-        if (theirs.vector_size, theirs.slice_size) != (mine.vector_size, mine.slice_size):
-            raise RefusedError(
-                f"{opening.sender} averages {theirs.vector_size} numbers in slices of "
-                f"{theirs.slice_size}, {self._me} {mine.vector_size} in slices of {mine.slice_size}"
-            )
-        self._streams.append(stream)
-        self.arrivals[opening.sender] = self._clock() - self._started
-        self._hear(opening.sender)
-        waiting.set_result(stream)
-        await asyncio.shield(self._served[opening.sender])
+class StringExchange:
+    """All-gather of byte strings whose lengths differ: the direct exchange of one bucket."""
+
+    def __init__(self, streams: Streams, own: ByteString) -> None:
+        self._streams, self._own, self._me = streams, own, streams.me
+        self._gathered = {self._me: own.content}
+        others = [peer for peer in streams.members if peer != self._me]
+        streams.due += len(others)
+        callers = (peer for peer in others if peer > self._me)
+        streams.expect(own.name, 0, own.most_bytes, "bytes", callers)
+
+    @property
+    def gathered(self) -> tuple[bytes, ...]:
+        """All members' strings in their order, once the exchange is complete."""
+        return tuple(self._gathered[peer] for peer in self._streams.members)
+
+    async def start(self, scope: Scope, open_stream: OpenStream) -> None:
+        """Begin to move, in tasks of `scope`."""
+        for peer in self._streams.members:
+            if peer != self._me:
+                name, send, take = self._own.name, self._send, self._take
+                scope.start(self._streams.swap(scope, name, peer, open_stream, send, take))
+
+    async def _send(self, peer: PeerId, stream: SliceStream) -> None:
+        content = memoryview(self._own.content)
+        header = memoryview(len(content).to_bytes(HEADER_BYTES, "little"))
+        await self._streams.send(peer, stream, header)
+        for span in slices(Span(0, len(content)), MAX_SLICE_BYTES):
+            await self._streams.send(peer, stream, content[span.start : span.stop])
+
+    async def _take(self, peer: PeerId, stream: SliceStream) -> None:
+        phase, content = "sending its string", bytearray()
+        header = await self._streams.receive(peer, stream, phase, HEADER_BYTES)
+        due = int.from_bytes(header, "little")
+        if due > self._own.most_bytes:
+            why = f"{peer} sends {due} bytes of {self._own.name}, at most {self._own.most_bytes}"
+            raise GroupBroken(Outcome.BROKEN, why)
+        for span in slices(Span(0, due), MAX_SLICE_BYTES):
+            content += await self._streams.receive(peer, stream, phase, span.size)
+        self._gathered[peer] = bytes(content)
+        self._streams.arrived()
+
+
+class BucketExchange:
+    """One member's side of one bucket's reduction."""
+
+    def __init__(self, exchange: Exchange, bucket: Bucket) -> None:
+        self._streams = exchange
+        self._me, self._members = exchange.me, exchange.members
+        self._name = bucket.name
+        self._weights = exchange.shards
+        self._size = len(bucket.vector_V)
+        self.codec = bucket.codec
+        self._slice_size = bucket.chunk_size
+        self._offload = exchange.offload
+        self._lend_slot = exchange.lend_slot
+        self.square_sum = 0.0
+        """Of the result's numbers."""
+        loop, members, lossy = asyncio.get_running_loop(), self._members, not self.codec.is_exact
+        self._swaps = is_swapped(self._size, len(members), self._slice_size, lossy=lossy)
+        self._mine = slices(self._share(self._me), self._slice_size)
+        self.mix = Mix(
+            bucket.vector_V,
+            len(members),
+            members.index(self._me),
+            self._share(self._me),
+            swaps=self._swaps,
+            delta=bucket.delta,
+            keeps_mean=bucket.keeps_mean,
+            codec=self.codec,
+            divisor=bucket.divisor,
+            lend=exchange.lend,
+        )
+        self._parts: list[dict[PeerId, Vector]] = [{} for _ in self._mine]
+        self.reduced = [loop.create_future() for _ in self._mine]
+        """One for each slice of this member's shard."""
+        self._writing = asyncio.Lock()
+        self._written: dict[int, tuple[memoryview, int]] = {}  # swapped: and how many wait for it
+        self.slots: dict[tuple[PeerId, int], Vector] = {}
+        """Where slices arrive."""
+        others = [peer for peer in members if peer != self._me]
+        owners = () if self._swaps else [peer for peer in others if self._share(peer).size]
+        exchange.due += len(owners) + len(self._mine)
+        callers = (peer for peer in others if not (self._swaps and peer < self._me))
+        exchange.expect(self._name, self._size, self._slice_size, self.codec.name, callers)
+
+    async def start(self, scope: Scope, open_stream: OpenStream) -> None:
+        """Begin to move, in tasks of `scope`."""
+        if not self._swaps or len(self._members) == 1:
+            for index in range(len(self._mine)):
+                await self._contribute_own(index)
+        for peer in self._members:
+            if peer != self._me and self._swaps:
+                send, take = self._send_whole, self._take_parts
+                swap = self._streams.swap(scope, self._name, peer, open_stream, send, take)
+                scope.start(swap)
+            elif peer != self._me:
+                self._reduce_scatter(scope, peer, open_stream)
 
     # --- whole vectors ----------------------------------------------------------------------------
-
-    async def _swap(self, scope: Scope, peer: PeerId, open_stream: OpenStream) -> None:
-        waits = peer in self._incoming
-        stream = await (self._called_by(peer) if waits else self._call(peer, open_stream))
-        sending = scope.start(self._send_whole(peer, stream))
-        await self._take_parts(peer, stream)
-        await asyncio.gather(sending, self._has_all)
-        if not waits:
-            await self._say_all(peer, stream)
-        await self._end(peer, stream)
-        if waits:
-            self._served[peer].set_result(None)
 
     async def _send_whole(self, peer: PeerId, stream: SliceStream) -> None:
         for index in range(len(self._mine)):
             payload = await self._swapped(index)
-            await self._send(peer, stream, payload, last=False)
+            await self._streams.send(peer, stream, payload)
 
     async def _swapped(self, index: int) -> memoryview:
         """Our slice as everyone gets it; kept until the last one has."""
@@ -334,53 +370,28 @@ class Exchange:
 
     async def _ask_owner(self, scope: Scope, owner: PeerId, open_stream: OpenStream) -> None:
         spans = slices(self._share(owner), self._slice_size)
-        stream = await self._call(owner, open_stream)
+        stream = await self._streams.call(self._name, owner, open_stream)
         sending = scope.start(self._send_parts(owner, stream, spans))
         for span in spans:
             mean_S = await self._receive(owner, stream, span, MEANS, "sending means")
             await self._take_mean(owner, span, mean_S)
-        self._arrived()
+        self._streams.arrived()
         await sending
         if not self._mine:  # nobody asks us, so nobody would hear that we have all
-            await self._has_all
-            await self._say_all(owner, stream)
-        await self._end(owner, stream)
-
-    async def _call(self, peer: PeerId, open_stream: OpenStream) -> SliceStream:
-        try:
-            stream = await open_stream(peer, self._opening())
-        except (TransportError, RefusedError) as error:
-            raise self._broken(peer, "opening its stream", error) from error
-        self._streams.append(stream)
-        return stream
-
-    async def _called_by(self, peer: PeerId) -> SliceStream:
-        try:
-            async with asyncio.timeout(self.arrival_s):
-                return await self._incoming[peer]
-        except TimeoutError as error:
-            why = f"{peer} opened no stream within {self.arrival_s:g} s"
-            raise GroupBroken(Outcome.LATE, why) from error
+            await self._streams.has_all
+            await self._streams.say_all(owner, stream)
+        await self._streams.end(owner, stream)
 
     async def _send_parts(
         self, owner: PeerId, stream: SliceStream, spans: tuple[Span, ...]
     ) -> None:
         last = bool(self._mine)
-        if self._codec.is_exact and await self._refer(owner, stream, last=last):
+        whole = self.mix.part(self._share(owner)) if self.codec.is_exact else None
+        if whole is not None and await self._streams.refer(owner, stream, whole, last=last):
             return
         for span in spans:
             payload = await self._part(span)
-            await self._send(owner, stream, payload, last=last and span is spans[-1])
-
-    async def _refer(self, owner: PeerId, stream: SliceStream, *, last: bool) -> bool:
-        """Send all of a share at once, if the owner can read it where it stands."""
-        part = self.mix.part(self._share(owner))
-        try:
-            referred = await stream.refer(part, last)
-        except (TransportError, RefusedError) as error:
-            raise self._broken(owner, "taking slices", error) from error
-        self.sent_bytes += part.nbytes if referred else 0
-        return referred
+            await self._streams.send(owner, stream, payload, last=last and span is spans[-1])
 
     async def _part(self, span: Span) -> memoryview:
         """Our part of a slice, as it travels."""
@@ -399,20 +410,20 @@ class Exchange:
     # --- our own share ----------------------------------------------------------------------------
 
     async def _serve_caller(self, scope: Scope, caller: PeerId) -> None:
-        stream = await self._called_by(caller)
+        stream = await self._streams.called_by(self._name, caller)
         returning = scope.start(self._return_means(caller, stream))
         await self._take_parts(caller, stream)
         await returning
-        await self._end(caller, stream)
-        await self._has_all
-        self._served[caller].set_result(None)
+        await self._streams.end(caller, stream)
+        await self._streams.has_all
+        self._streams.mark_served(self._name, caller)
 
     async def _take_parts(self, peer: PeerId, stream: SliceStream) -> None:
         # In a pair a slice is reduced when it comes, in memory that is still in the core's cache.
         slots = 1 if len(self._members) == 2 and not self._swaps else WINDOW
         for index, span in enumerate(self._mine):
             if index >= slots:
-                await self._reduced[index - slots]
+                await self.reduced[index - slots]
             slice_S = await self._receive(peer, stream, span, index % slots, "sending its part")
             await self._contribute(index, peer, slice_S)
 
@@ -433,14 +444,8 @@ class Exchange:
             raise self._not_finite(in_order) from error
         self.square_sum += reduced
         parts.clear()
-        self._reduced[index].set_result(None)
-        self._arrived()
-
-    def _arrived(self) -> None:
-        """One more part of the result is here."""
-        self._due -= 1
-        if not self._due:
-            self._has_all.set_result(None)
+        self.reduced[index].set_result(None)
+        self._streams.arrived()
 
     def _not_finite(self, parts: Sequence[Vector]) -> GroupBroken:
         for member, part in zip(self._members, parts, strict=True):
@@ -454,73 +459,33 @@ class Exchange:
 
     async def _return_means(self, caller: PeerId, stream: SliceStream) -> None:
         for index, span in enumerate(self._mine):
-            await self._reduced[index]
-            payload = self.mix.handed_out(span)
-            await self._send(caller, stream, payload, last=False)
+            await self.reduced[index]
+            await self._streams.means_may_leave.wait()
+            await self._streams.send(caller, stream, self.mix.handed_out(span))
 
     # --- one slice --------------------------------------------------------------------------------
-
-    async def _send(
-        self, peer: PeerId, stream: SliceStream, payload: memoryview, *, last: bool
-    ) -> None:
-        try:
-            await stream.send(payload, last)
-        except (TransportError, RefusedError) as error:
-            raise self._broken(peer, "taking slices", error) from error
-        self.sent_bytes += payload.nbytes
-        self._link_sent_bytes += 0 if stream.is_local else payload.nbytes
-        self._moved_at = self._clock()
 
     async def _receive(
         self, peer: PeerId, stream: SliceStream, span: Span, slot: int, phase: str
     ) -> Vector:
         """One slice of the right size; it may alias the transport's memory, or this `slot`'s."""
-        due = self._codec.encoded_size(span.size)
+        due = self.codec.encoded_size(span.size)
         slot_S = self._slot(peer, slot)[: span.size]
-        into_S = slot_S if self._codec.is_exact else self._slot(peer, RAW)
-        try:
-            payload = await stream.receive(into_S.data.cast("B")[:due])
-            if payload is None or payload.nbytes != due:
-                got = "the end" if payload is None else f"{payload.nbytes} bytes"
-                why = f"{peer} sent {got} where a slice of {due} bytes was due"
-                raise GroupBroken(Outcome.BROKEN, why)
-            self.received_bytes += due
-            self._link_received_bytes += 0 if stream.is_local else due
-            self._hear(peer)
+        into_S = slot_S if self.codec.is_exact else self._slot(peer, RAW)
+        into = into_S.data.cast("B")[:due]
+        payload = await self._streams.receive(peer, stream, phase, due, into)
+        with self._streams.while_it_is(peer, phase):
             return await self._compute(lambda: self.mix.read(payload, slot_S))
-        except (TransportError, RefusedError, CodecError) as error:
-            raise self._broken(peer, phase, error) from error
-
-    def _hear(self, peer: PeerId) -> None:
-        self._heard[peer] = None
-        self._moved_at = self._clock()
-        self._tell_heard(peer)
 
     def _slot(self, peer: PeerId, slot: int) -> Vector:
         key = peer, slot
-        if key not in self._slots:
-            self._slots[key] = self._lend_slot(self._slice_size)
-        return self._slots[key]
+        if key not in self.slots:
+            self.slots[key] = self._lend_slot(self._slice_size)
+        return self.slots[key]
 
     async def _compute(self, function: Callable[[], T]) -> T:
         """Where a slice as it is takes less than the way to a worker thread and back."""
-        return function() if self._codec.is_exact else await self._offload(function)
-
-    async def _say_all(self, peer: PeerId, stream: SliceStream) -> None:
-        try:
-            await stream.finish()
-        except (TransportError, RefusedError) as error:
-            raise self._broken(peer, "ending its stream", error) from error
-
-    async def _end(self, peer: PeerId, stream: SliceStream) -> None:
-        """Both sides have said and read all: only then is the average complete for this pair."""
-        try:
-            await stream.release()
-            extra = await stream.receive()
-        except (TransportError, RefusedError, CodecError) as error:
-            raise self._broken(peer, "ending its stream", error) from error
-        if extra is not None:
-            raise GroupBroken(Outcome.BROKEN, f"{peer} sent more slices than its share has")
+        return function() if self.codec.is_exact else await self._offload(function)
 
     # --- small things -----------------------------------------------------------------------------
 
@@ -530,26 +495,3 @@ class Exchange:
             return Span(0, self._size)
         place, count = self._members.index(peer), len(self._members)
         return share(self._size, count, place, self._weights)
-
-    def _opening(self) -> AverageOpening:
-        return AverageOpening(
-            self._swarm,
-            self._me,
-            self._ticket,
-            self._size,
-            self._slice_size,
-            self._codec.name,
-        )
-
-    def _broken(self, peer: PeerId, phase: str, error: Exception) -> GroupBroken:
-        waited = self._clock() - self._started
-        outcome = Outcome.REFUSED if isinstance(error, RefusedError) else Outcome.LOST
-        return GroupBroken(outcome, f"{peer}, {phase}, after {waited:.2f} s: {error}")
-
-    def _close(self, broken: str) -> None:
-        if broken:
-            for stream in self._streams:
-                stream.abort(broken)
-        for served in self._served.values():
-            if not served.done():
-                served.set_result(None)

@@ -30,10 +30,11 @@ from p2ptrain.errors import (
 from p2ptrain.ids import PeerId
 from p2ptrain.net.transport import SliceStream
 from p2ptrain.net.wire import StateOpening
-from p2ptrain.runtime.accord import Accord
-from p2ptrain.runtime.exchange import ExchangeConfig, GroupBroken
+from p2ptrain.runtime.agreed_state import AgreedState
+from p2ptrain.runtime.exchange import ExchangeConfig
 from p2ptrain.runtime.host import Host
 from p2ptrain.runtime.offload import Offload
+from p2ptrain.runtime.streams import GroupBroken
 
 MAX_STATE_BYTES = 1 << 36
 SMALL_BYTES = 1 << 20
@@ -47,7 +48,7 @@ class Handover:
         self,
         host: Host,
         replica: Replica,
-        accord: Accord,
+        accord: AgreedState,
         *,
         config: ExchangeConfig,
         offload: Offload,

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, Protocol
 
+from p2ptrain.averaging.base import Algorithm
 from p2ptrain.core.events import Ending
 from p2ptrain.core.peer_machine import PeerMachine
 from p2ptrain.ids import PeerId, Seconds, Ticket
@@ -19,6 +20,7 @@ class Host(Protocol):
     name: PeerId
     digest: str
     """Of the swarm; every opening carries it."""
+    algorithm: Algorithm
     metrics: Metrics
     accounts: Accounts
 

@@ -1,37 +1,55 @@
 """What comes late: gradients that wait to be delivered, and means that wait for their trainer.
 
 Where versions run without their trainers, a gradient misses its own version. It is then held, and
-more gradients are added to it, until a version takes them along. Each is delivered exactly once::
+more gradients are added to it, until a version takes them along. A peer states the weight of its
+part when it grants its slot to a group, and its trainer may hand in more before the group runs: so
+what was stated is set apart, and exactly that is contributed. Each gradient is delivered once::
 
-    hand_in ──►  held  ──contribute──►  under way ──delivered──►  in everybody's result
-                  ^                         │
-                  └────── give_back ────────┘   the group broke: nobody has it
+    hand_in ──►  held  ──promise──►  promised  ──contribute──►  under way ──delivered──►  in
+                  ^                                                 │            everybody's result
+                  └──────────────────── give_back ──────────────────┘
+                                        the group is over, and nobody has it
 
 The other way round, a version's result waits for the end of the step that its trainer is in. A
 trainer that missed several takes them in one after the other, each with an optimizer step of its
 own, so that all peers make the same updates from the same means.
 
-Legend of shapes: ``G`` numbers of a replica's gradients, ``V`` = G and what rides along.
+Legend of shapes: ``G`` numbers of a replica's gradients and buffers, ``M`` of its model.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from p2ptrain.compute.replica import Replica, Vector
-from p2ptrain.runtime.accord import RIDING
+from p2ptrain.core.contribution import Contribution
+from p2ptrain.runtime.agreed_state import union
 from p2ptrain.runtime.buffers import Buffers
 from p2ptrain.runtime.offload import Offload
 
 
 @dataclass(slots=True)
 class _Load:
-    """The sum of some gradients, and the version that the oldest of them knew."""
+    """The sum of some gradients, each times its samples."""
 
     sum_G: Vector
+    weight: int
+    """All their samples."""
+    mask: bytes
     knew: int
+    """The version that the oldest of them knew."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Result:
+    """What a version yields."""
+
+    version: int
+    mean_G: Vector
+    contributions: Sequence[Contribution]
+    outside_samples: int
 
 
 class LateGradients:
@@ -43,9 +61,12 @@ class LateGradients:
         self._loads = Buffers(lambda size: np.empty(size, np.float32))
         self._copy = copy
         self._held: _Load | None = None
+        self._promised: _Load | None = None
         self._under_way: _Load | None = None
-        self._results: deque[tuple[int, Vector]] = deque()  # both sides: one appends, one pops
+        self._is_under_way = False  # also where there was nothing to take along
+        self._results: deque[_Result] = deque()  # both sides: one appends, one pops
         self._knows = 0  # the version whose result the trainer computes with
+        self._usual = 0  # samples of the last step
         self.samples = 0
         """Of all gradients that were handed in."""
 
@@ -55,39 +76,69 @@ class LateGradients:
         Raises:
             StateError: if a gradient is not finite.
         """
+        weight = samples if contributes else 0
+        mask = self._replica.gradient_mask() if weight else b""
         gradient_G = self._loads.take(self._replica.gradient_size)
-        await self._copy(lambda: self._replica.export_gradients(gradient_G, contributes))
+        await self._copy(lambda: self._replica.export_gradients(gradient_G, weight))
         self.samples += samples
-        self._hold(_Load(gradient_G, self._knows))
+        self._usual = samples
+        self._held = self._sum(self._held, _Load(gradient_G, weight, mask, self._knows))
 
-    async def contribute(self, into_G: Vector) -> None:
-        """Write everything that is held; it is under way from here on."""
-        self._under_way, self._held = self._held, None
-        load = self._under_way
+    def promise(self) -> Contribution:
+        """Set everything that is held apart for the group to which the slot is granted.
+
+        Returns:
+            What the next `contribute` takes along. What an earlier group was promised and did not
+            take is part of it.
+        """
+        self._promised, self._held = self._sum(self._promised, self._held), None
+        load = self._promised
+        weight, mask = (load.weight, load.mask) if load else (0, b"")
+        return Contribution(
+            weight=weight, usual=self._usual, samples=self.samples, gradient_mask=mask
+        )
+
+    async def contribute(self, into_G: Vector) -> int:
+        """Write what was promised, and returns its weight; it is under way from here on.
+
+        A group that tries again contributes the same again.
+        """
+        if not self._is_under_way:
+            self._under_way, self._promised = self._promised, None
+        self._is_under_way, load = True, self._under_way
         if load is None:
             into_G.fill(0)
-        else:
-            await self._copy(lambda: np.copyto(into_G, load.sum_G))
+            return 0
+        await self._copy(lambda: np.copyto(into_G, load.sum_G))
+        return load.weight
 
-    def delivered(self, version: int, mean_V: Vector) -> int:
-        """The group is done; `mean_V` is ours to keep. Returns how late the oldest gradient was."""
-        load, self._under_way = self._under_way, None
-        self._results.append((version, mean_V))
+    def delivered(
+        self,
+        version: int,
+        mean_G: Vector,
+        contributions: Sequence[Contribution],
+        outside_samples: int,
+    ) -> int:
+        """The group is done; `mean_G` is ours to keep. Returns how late the oldest gradient was."""
+        load, self._under_way, self._is_under_way = self._under_way, None, False
+        self._results.append(_Result(version, mean_G, contributions, outside_samples))
         if load is None:
             return 0
         self._loads.give(load.sum_G)
         return version - 1 - load.knew
 
     def give_back(self) -> None:
-        """The group is over; what it did not deliver waits again."""
-        load, self._under_way = self._under_way, None
-        if load:
-            self._hold(load)
+        """The group is over; what it did not deliver waits again.
+
+        It may have been promised nothing of that since: so it is held, and not promised.
+        """
+        self._held = self._sum(self._under_way, self._held)
+        self._under_way, self._is_under_way = None, False
 
     def undelivered(self) -> Vector:
-        """The sum of all gradients that wait, or are under way."""
+        """The weighted sum of all gradients that wait, or are under way."""
         sum_G = np.zeros(self._replica.gradient_size, np.float32)
-        for load in (self._held, self._under_way):
+        for load in (self._held, self._promised, self._under_way):
             if load:
                 sum_G += load.sum_G
         return sum_G
@@ -95,56 +146,36 @@ class LateGradients:
     def forget_all_but_latest(self) -> None:
         """Of the results that wait, keep the last one only."""
         while len(self._results) > 1:
-            self._buffers.give(self._results.popleft()[1])
+            self._buffers.give(self._results.popleft().mean_G)
 
-    def take_in(self, optimizer_step: Callable[[], None]) -> Vector | None:
+    def take_in(
+        self, optimizer_step: Callable[[], None]
+    ) -> tuple[Sequence[Contribution], int] | None:
         """The trainer's side, at its boundary: one update per result.
 
         Returns:
-            What rode along with the last one, or None if there was none.
+            What the members of the last one stated, and the samples of all others; None if there
+            was none.
         """
-        riding = None
+        stated = None
         while self._results:
-            version, mean_V = self._results.popleft()
-            if self._replica.import_gradients(mean_V[:-RIDING], per_member=True):
+            result = self._results.popleft()
+            stated, self._knows = (result.contributions, result.outside_samples), result.version
+            if any(one.weight for one in result.contributions):
+                mask = union(one.gradient_mask for one in result.contributions)
+                self._replica.import_gradients(result.mean_G, mask)
                 self._replica.update(optimizer_step)
-            riding, self._knows = mean_V[-RIDING:].copy(), version
-            self._buffers.give(mean_V)
+            self._buffers.give(result.mean_G)
         self._replica.settle()
-        return riding
+        return stated
 
-    def _hold(self, load: _Load) -> None:
-        if self._held is None:
-            self._held = load
-            return
-        self._held.sum_G += load.sum_G
-        self._held.knew = min(self._held.knew, load.knew)
-        self._loads.give(load.sum_G)
-
-
-class KeptMean:
-    """A mean of models that was there before its trainer; see `Round.keeps_late`."""
-
-    def __init__(self, replica: Replica, buffers: Buffers, offload: Offload) -> None:
-        self._replica = replica
-        self._buffers = buffers
-        self._offload = offload
-        self._kept: tuple[Vector, int] | None = None
-
-    def keep(self, mean_M: Vector, count: int) -> None:
-        """Keep the mean of `count` models; an older one is forgotten."""
-        self._kept = mean_M, count
-
-    async def add(self) -> bool:
-        """The model becomes (sum of those + itself) / (count + 1); false if there is no mean."""
-        kept, self._kept = self._kept, None
-        if kept is None:
-            return False
-        mean_M, count = kept
-        own_M = self._buffers.take(len(mean_M))
-        await self._offload(lambda: self._replica.snapshot(own_M))
-        mean_M -= own_M
-        mean_M *= np.float32(count / (count + 1))
-        for vector in (own_M, self._replica.add_delta(mean_M)):
-            self._buffers.give(vector)
-        return True
+    def _sum(self, one: _Load | None, other: _Load | None) -> _Load | None:
+        """Both loads as one; they are worthless by themselves afterwards."""
+        if one is None or other is None:
+            return one or other
+        one.sum_G += other.sum_G
+        one.weight += other.weight
+        one.mask = union((one.mask, other.mask))
+        one.knew = min(one.knew, other.knew)
+        self._loads.give(other.sum_G)
+        return one

@@ -53,6 +53,7 @@ class Mix:
         swaps: whether members send each other whole vectors.
         delta: whether models are averaged: the result is the mean minus what was contributed.
         keeps_mean: in a group that averages models, the result of this member is the mean.
+        divisor: of the sum of all parts; the sum of the members' weights.
         lend: gives memory for so many numbers, from where slices travel best.
     """
 
@@ -67,11 +68,12 @@ class Mix:
         delta: bool,
         keeps_mean: bool,
         codec: Codec,
+        divisor: float,
         lend: Callable[[int], Vector],
     ) -> None:
         self.vector_V = vector_V
         self._codec = codec
-        self._count = count
+        self._divisor = np.float32(divisor or 1)  # nobody has a say: the sum is nothing
         self._own_at = own_at
         self._delta = delta and not keeps_mean
         self._rounds_mean = not swaps and not codec.is_exact
@@ -165,11 +167,11 @@ class Mix:
     def _average(self, parts_B: Sequence[Vector], into_B: Vector) -> None:
         if len(parts_B) == 1:
             into_B[:] = parts_B[0]
-            return
-        np.add(parts_B[0], parts_B[1], out=into_B)
+        else:
+            np.add(parts_B[0], parts_B[1], out=into_B)
         for part_B in parts_B[2:]:
             np.add(into_B, part_B, out=into_B)
-        np.divide(into_B, np.float32(self._count), out=into_B)
+        np.divide(into_B, self._divisor, out=into_B)
 
     def _put(self, mean_B: Vector, own_B: Vector) -> None:
         if self._delta:
@@ -186,7 +188,7 @@ class Mix:
         self._put(rounded_S, own_S)
         if self._delta:
             np.subtract(mean_S, rounded_S, out=mean_S)
-            np.multiply(mean_S, np.float32(self._count), out=mean_S)
+            np.multiply(mean_S, self._divisor, out=mean_S)
             np.add(own_S, mean_S, out=own_S)
         return squares(own_S)
 

@@ -18,21 +18,20 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import uvloop
 
-from p2ptrain.averaging.base import load_algorithm
 from p2ptrain.compute.torch_replica import TorchReplica
 from p2ptrain.errors import ConfigError, LocalProtocolError
 from p2ptrain.ids import Address, PeerId
 from p2ptrain.net.grpc_transport import GrpcTransport
 from p2ptrain.runtime.board import Board
 from p2ptrain.runtime.desk import DriverDesk
-from p2ptrain.runtime.life import Life, Surroundings
+from p2ptrain.runtime.lifecycle import Environment, PeerLifecycle
 from p2ptrain.runtime.metrics import JsonlMetrics, Metrics, TeeMetrics
 from p2ptrain.runtime.prometheus import PrometheusMetrics
 from p2ptrain.runtime.settings import PeerConfig
@@ -85,29 +84,23 @@ class Peer:
         self.config = config or _config_from(settings)
         self.name = PeerId(self.config.name or f"{socket.gethostname()}-{os.getpid()}")
         self.replica = TorchReplica(model, optimizer, average_momentum=self.config.average_momentum)
-        algorithm = load_algorithm(self.config.algorithm, self.config.algorithm_options)
-        if self.config.peers > 1:  # otherwise nobody knows how many will come
-            algorithm.check_swarm(self.config.peers)
-        self._sinks = self._open_sinks()
-        self._board = Board(time.monotonic)
-        self._metrics = TeeMetrics(self._board, *([metrics] if metrics else []), *self._sinks)
         self._protocol = _ProtocolThread()
-        self._life = Life(
-            self.name,
-            self.config,
-            algorithm,
+        self._life = PeerLifecycle(
+            replace(self.config, name=self.name),
             self.replica,
-            self._metrics,
-            Surroundings(
+            Environment(
                 clock=time.monotonic,
                 unix_clock=time.time,
                 incarnation=time.time_ns() // 1_000_000,
                 cross=self._protocol,
                 offload=self._protocol.offload,
+                device=self.replica.device,
             ),
-            device=self.replica.device,
             snapshots=bool(self.config.out),
         )
+        self._sinks = self._open_sinks()
+        self._board = Board(time.monotonic)
+        self._metrics = TeeMetrics(self._board, *([metrics] if metrics else []), *self._sinks)
         self._steps_after_stop = 0
         self._accumulated = 0
         self._old_handler: Any = None  # Any: what signal.signal returns
@@ -151,7 +144,7 @@ class Peer:
         """End a step; stands where `optimizer.step()` stood.
 
         Args:
-            samples: how many samples the gradients are of.
+            samples: how many samples the gradients are the mean of; averages weigh them so.
             loss: for the record.
             clip: norm to clip gradients to, after they were averaged.
             scaler: of mixed precision; unscaled before averaging, updated after it.
@@ -169,9 +162,10 @@ class Peer:
             if self._steps_after_stop > 1:
                 raise SystemExit(0)
         finite = self.replica.unscale(scaler) if scaler else True
-        if life.is_synchronous:
+        agreed = life.averages == "gradients"  # whether there is an update, too
+        if agreed:
             life.driver.accord.contributes = life.driver.accord.contributes and finite
-        update = self.replica.optimizer_step if finite or life.is_synchronous else _no_update
+        update = self.replica.optimizer_step if finite or agreed else _no_update
         samples, self._accumulated = samples + self._accumulated, 0
         _run_here(life.step(samples, loss, lambda: update(clip)))
         if scaler:
@@ -233,7 +227,8 @@ class Peer:
     async def _arrive(self) -> None:
         config, life = self.config, self._life
         transport = GrpcTransport(config.listen, config.advertise, config.network)
-        self.address = await life.listen(transport)
+        life.assemble(transport, self._metrics)
+        self.address = await life.listen()
         transport.desk = DriverDesk(life.driver, self._board, transport, time.time, time.monotonic)
         await life.join()
 

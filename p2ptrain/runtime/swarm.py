@@ -1,10 +1,12 @@
 """What an algorithm holds: the `Swarm` port, on top of a driver."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from random import Random
+from typing import Any
 
 from p2ptrain.averaging.base import GroupResult
+from p2ptrain.core.messages import AlgorithmMessage, Phase
 from p2ptrain.ids import PeerId, Seconds
 from p2ptrain.runtime.driver import Driver
 
@@ -27,8 +29,23 @@ class DriverSwarm:
     def updates(self) -> int:
         return self._driver.replica.updates
 
+    @property
+    def now(self) -> Seconds:
+        return self._driver.now
+
+    @property
+    def incarnation(self) -> int:
+        return self._driver.machine.membership.born
+
+    @property
+    def trains(self) -> bool:
+        return not self._driver.stopping and self._driver.me.phase is not Phase.DONE
+
     def choosable(self) -> tuple[PeerId, ...]:
         return self._driver.choosable()
+
+    def trainees(self) -> tuple[PeerId, ...]:
+        return self._driver.machine.membership.trainees()
 
     def met(self) -> Mapping[PeerId, int]:
         return self._driver.accounts.met
@@ -38,9 +55,6 @@ class DriverSwarm:
 
     async def average_with_any(self, candidates: Sequence[PeerId], count: int = 1) -> GroupResult:
         return await self._driver.average_with_any(candidates, count)
-
-    async def average_in_turn(self) -> GroupResult:
-        return await self._driver.average_in_turn()
 
     async def average_gradients(self) -> GroupResult:
         return await self._driver.average_gradients()
@@ -55,17 +69,20 @@ class DriverSwarm:
     def pass_by(self, version: int) -> None:
         self._driver.arrive_at(version, waits=False)
 
-    async def hand_in_gradients(self) -> None:
-        await self._driver.hand_in_gradients()
-
     def forget_all_but_latest(self) -> None:
         self._driver.averages.late.forget_all_but_latest()
 
-    async def add_late_average(self) -> bool:
-        return await self._driver.averages.kept.add()
-
     async def wait_for_update(self, count: int) -> int:
         return await self._driver.wait_for_update(count)
+
+    async def wait_for_news(self, most_s: Seconds) -> None:
+        await self._driver.wait_for_news(most_s)
+
+    def tell(self, peer: PeerId, message: AlgorithmMessage) -> None:
+        self._driver.send(peer, message)  # lost: the algorithm says what that costs
+
+    def start(self, activity: Coroutine[Any, Any, None]) -> None:  # Any: asyncio's own types
+        self._driver.start_activity(activity)
 
     async def pause(self, duration_s: Seconds) -> None:
         await asyncio.sleep(duration_s)

@@ -6,7 +6,7 @@ word of the machines that decided:
 * *one group at a time*: each machine's own invariants hold; and between a peer's contribution to a
   group and the result, no other group's result goes into its model;
 * *once*: each ticket has one group, and each of its members applies the result at most once;
-* *the mean*: what a member applies is the mean of what all members contributed, the same for all;
+* *the mean*: what a member applies is the weighted mean of all contributions, the same for all;
 * *no update is lost*: a model is where it began, plus its trainer's updates, plus what groups and
   takeovers added to it, and nothing else;
 * *equal*: where all peers wait for each other, those that average a step together have one model.
@@ -21,11 +21,11 @@ models come together, and all know who is here.
 Replicas and records are watched from outside. What belongs to which group follows from the task
 that does it: one task carries out one average from its contribution to its record.
 
-Legend of shapes: ``M`` numbers of a model, ``V`` numbers of gradients and what rides along.
+Legend of shapes: ``M`` numbers of a model, ``G`` numbers of gradients and a buffer.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,12 +33,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2ptrain.compute.replica import State, Vector
+from p2ptrain.core.contribution import Contribution
 from p2ptrain.core.effects import What
 from p2ptrain.core.events import Outcome
 from p2ptrain.core.messages import MemberState, Phase
 from p2ptrain.errors import InvariantViolation
 from p2ptrain.ids import PeerId, Seconds
-from p2ptrain.runtime.accord import RIDING
 from p2ptrain.runtime.late import LateGradients
 from p2ptrain.sim.loop import virtual_loop
 from p2ptrain.sim.replica import VectorReplica
@@ -78,6 +78,8 @@ class _Part:
     """The mean, as far as this member can tell."""
     added: Exact | None = None
     """To the model; None where the mean is kept, or is one of gradients."""
+    usual: int = 0
+    """Samples of one step, as this member had made them when it stated what it contributes."""
     model: bytes = b""
     """The live model of which the contributed gradients are."""
 
@@ -106,8 +108,15 @@ class PeerBook:
         """Of that: where it began, updates, and whatever is no group's."""
         self.others_M += self.due_M
         self.handed_in: Exact = np.zeros(len(start_M) + 1)
+        self.samples_of_step = self.usual = 0
         self.results = 0
         self.lives = 0
+        self.conserves_mean = True
+        """What its algorithm declares: then only groups add to the model."""
+        self.trains = False
+        """It has made a step in this life: before, it may take over a model."""
+        self.unexplained_M: Exact = np.zeros_like(self.due_M)
+        """What was added to the model by no group since."""
         self._open: dict[asyncio.Task[Any] | None, _Part] = {}  # Any: a task's result
 
     def part(self) -> _Part:
@@ -141,6 +150,8 @@ class WatchedReplica(VectorReplica):
 
     def add_delta(self, delta_M: Vector) -> Vector:
         self.book.changed(delta_M)
+        if self.book.trains:
+            self.book.unexplained_M += delta_M
         self.book.part().added = delta_M.astype(np.float64)
         return super().add_delta(delta_M)
 
@@ -151,15 +162,16 @@ class WatchedReplica(VectorReplica):
             self.book.changed(self.live - before_M)
 
         super().update(watched)
+        self.book.trains = True
 
-    def export_gradients(self, into_G: Vector, contributes: bool) -> None:
-        super().export_gradients(into_G, contributes)
+    def export_gradients(self, into_G: Vector, weight: int) -> None:
+        super().export_gradients(into_G, weight)
         part = self.book.part()
         part.contributed, part.model = into_G.astype(np.float64), self.live.tobytes()
 
-    def import_gradients(self, mean_G: Vector, *, per_member: bool = False) -> bool:
+    def import_gradients(self, mean_G: Vector, mask: bytes) -> None:
         self.book.part().got = mean_G.astype(np.float64)
-        return super().import_gradients(mean_G, per_member=per_member)
+        super().import_gradients(mean_G, mask)
 
     def import_state(self, state: State) -> None:
         before_M = self.live.astype(np.float64) + self.pending
@@ -179,14 +191,27 @@ class WatchedLate(LateGradients):
         gradient_G = self._book.take_part().contributed
         assert gradient_G is not None
         self._book.handed_in += gradient_G
+        self._book.samples_of_step = samples
 
-    async def contribute(self, into_G: Vector) -> None:
-        await super().contribute(into_G)
-        self._book.part().contributed = into_G.astype(np.float64)
+    def promise(self) -> Contribution:
+        self._book.usual = self._book.samples_of_step
+        return super().promise()
 
-    def delivered(self, version: int, mean_V: Vector) -> int:
-        self._book.part().got = mean_V[:-RIDING].astype(np.float64)
-        return super().delivered(version, mean_V)
+    async def contribute(self, into_G: Vector) -> int:
+        weight = await super().contribute(into_G)
+        part = self._book.part()
+        part.contributed, part.usual = into_G.astype(np.float64), self._book.usual
+        return weight
+
+    def delivered(
+        self,
+        version: int,
+        mean_G: Vector,
+        contributions: Sequence[Contribution],
+        outside_samples: int,
+    ) -> int:
+        self._book.part().got = mean_G.astype(np.float64)
+        return super().delivered(version, mean_G, contributions, outside_samples)
 
 
 class Auditor:
@@ -216,6 +241,8 @@ class Auditor:
         """A peer begins a life."""
         driver = peer.driver
         self.books[driver.name].lives += 1
+        self.books[driver.name].conserves_mean = driver.algorithm.conserves_mean
+        self.books[driver.name].trains = False
         driver.averages.late = WatchedLate(driver.averages.late, self.books[driver.name])
 
     # --- safety -----------------------------------------------------------------------------------
@@ -259,6 +286,8 @@ class Auditor:
             assert part.contributed is not None
             part.got = part.contributed + part.added
             book.others_M -= part.added
+            if book.trains:
+                book.unexplained_M -= part.added
             if book.results != part.results_before:
                 why = f"{book.name} applied another result between its part in {ticket} and its end"
                 self.note("one group at a time", why)
@@ -278,7 +307,7 @@ class Auditor:
         known = [one for one in contributed if one is not None]
         if len(known) < len(group.members):
             return
-        mean = np.mean(known, axis=0)
+        mean = _mean(group, sum(known, np.zeros(1)))
         for name in group.done:
             got = group.parts[name].got
             if got is not None and not _close(got, mean):
@@ -303,6 +332,12 @@ class Auditor:
         off = np.abs(total_M - due_M - effects_M).max()
         if not off <= CLOSE * len(everyone) * max(1.0, float(np.abs(due_M).max()) / 64):
             self.note("the books", f"the sum of all models is off by {off:g}")
+        for name, book in self.books.items():
+            added = np.abs(book.unexplained_M).max()
+            if book.conserves_mean and not added <= CLOSE:
+                self.note(
+                    "the books", f"{name} declares conserves_mean, and added {added:g} itself"
+                )
         for name, peer in world.peers.items():
             self._balance_late(name, peer)
 
@@ -387,6 +422,17 @@ def _effect(group: _Group) -> Exact:
     deltas = (group.parts[name].added for name in group.done)
     added = [delta for delta in deltas if delta is not None]
     return sum(added, np.zeros(1)) if len(added) < len(group.members) else np.zeros(1)
+
+
+def _mean(group: _Group, total: Exact) -> Exact:
+    """Of what all members contributed; the last of the numbers of gradients is their weight."""
+    if group.what is What.MODELS:
+        return total / len(group.members)
+    divisors = np.full_like(total, total[-1])
+    if group.what is What.LATE_GRADIENTS:
+        known = [part.usual for part in group.parts.values() if part.usual]
+        divisors[:-1] = sum(known) / max(1, len(known)) * len(group.members)
+    return total / np.maximum(divisors, 1)
 
 
 def _close(one: Exact, other: Exact) -> bool:

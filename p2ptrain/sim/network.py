@@ -34,10 +34,11 @@ from p2ptrain.ids import Address, Seconds
 from p2ptrain.net import wire
 from p2ptrain.net.transport import Handler, SliceStream
 from p2ptrain.net.wire import AverageOpening, Envelope, Hello, Opening, Slice, Welcome
+from p2ptrain.runtime.protocol_log import said
 from p2ptrain.sim.link import Link, Uplink, check_bandwidth
 from p2ptrain.sim.loop import virtual_loop
 from p2ptrain.sim.streams import SimStream
-from p2ptrain.sim.trace import Trace, said
+from p2ptrain.sim.trace import Trace
 
 RETRY_S: Seconds = 0.1
 """TCP tries again after so long; so soon after a break does a sender hear of the next one."""

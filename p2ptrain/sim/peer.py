@@ -1,8 +1,8 @@
 """A configured peer in a world: what `Peer` and ``p2ptrain peer`` are for real.
 
-Its life (`runtime/life.py`) and its loop (`compute/steps.py`) are those of a real peer. Trainer and
-protocol share one event loop, so nothing is carried from one to the other, and copies are made
-inline.
+Its lifecycle (`runtime/lifecycle.py`) and its loop (`compute/steps.py`) are those of a real peer.
+Trainer and protocol share one event loop, so nothing is carried from one to the other, and copies
+are made inline.
 """
 
 import asyncio
@@ -10,14 +10,13 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from p2ptrain.averaging.base import load_algorithm
 from p2ptrain.compute.pace import Pace
 from p2ptrain.compute.replica import Replica
 from p2ptrain.compute.steps import Work, take_steps
 from p2ptrain.errors import P2PTrainError
 from p2ptrain.ids import Address, PeerId, Seconds
 from p2ptrain.net.transport import Transport
-from p2ptrain.runtime.life import Life, Surroundings
+from p2ptrain.runtime.lifecycle import Environment, PeerLifecycle
 from p2ptrain.runtime.metrics import Metrics
 from p2ptrain.runtime.settings import PeerConfig
 from p2ptrain.sim.compute import WorkClock
@@ -72,21 +71,11 @@ class LivingPeer:
         self.process = Process(config.name)
         self.task: asyncio.Task[None]
         """Its life; there is none before `begin`."""
-        clock = virtual_loop().clock_of(self.process)
-        self._life = Life(
-            self.name,
+        self._metrics = metrics
+        self._life = PeerLifecycle(
             config,
-            load_algorithm(config.algorithm, config.algorithm_options),
             trainee.replica,
-            metrics,
-            Surroundings(
-                clock=clock,
-                unix_clock=clock,
-                incarnation=incarnation,
-                cross=SameLoop(),
-                offload=inline,
-            ),
-            device="simulated",
+            simulated_environment(self.process, incarnation),
             snapshots=snapshots,
         )
 
@@ -123,7 +112,8 @@ class LivingPeer:
             P2PTrainError: the sentence with which a real peer would end; it has left cleanly.
         """
         life, error = self._life, None
-        self.address = await life.listen(transport)
+        life.assemble(transport, self._metrics)
+        self.address = await life.listen()
         try:
             await life.join()
         except P2PTrainError:
@@ -163,6 +153,19 @@ class SameLoop:
 
     def post(self, function: Callable[[], None]) -> None:
         function()
+
+
+def simulated_environment(process: Process, incarnation: int) -> Environment:
+    """What a simulated peer finds around it: its own clock, one loop, copies made inline."""
+    clock = virtual_loop().clock_of(process)
+    return Environment(
+        clock=clock,
+        unix_clock=clock,
+        incarnation=incarnation,
+        cross=SameLoop(),
+        offload=inline,
+        device="simulated",
+    )
 
 
 async def inline(function: Callable[[], T], /) -> T:

@@ -11,7 +11,8 @@ from p2ptrain.errors import StateError
 class VectorReplica:
     """Implements `Replica` for one float32 vector, trained by plain gradient steps.
 
-    The gradient vector is the gradient and one weight, G = M + 1. Set `gradient` before a step.
+    The gradient vector is the gradient and one buffer, G = M + 1. Set `gradient` before a step. The
+    buffer is always 1: its mean has to be 1, and what a peer contributes ends with its weight.
     """
 
     def __init__(self, start_M: Vector, learning_rate: float = 0.0) -> None:
@@ -32,6 +33,10 @@ class VectorReplica:
     @property
     def gradient_size(self) -> int:
         return len(self.live) + 1
+
+    @property
+    def buffer_size(self) -> int:
+        return 1
 
     @property
     def fingerprint(self) -> str:
@@ -65,17 +70,17 @@ class VectorReplica:
         self.live += self.pending
         self.pending[:] = 0
 
-    def export_gradients(self, into_G: Vector, contributes: bool) -> None:
-        if contributes and not np.isfinite(self.gradient).all():
-            raise StateError("the gradient is not finite")
-        into_G[:-1] = self.gradient if contributes else 0
-        into_G[-1] = contributes
+    def gradient_mask(self) -> bytes:
+        return b"\x01"
 
-    def import_gradients(self, mean_G: Vector, *, per_member: bool = False) -> bool:
-        if mean_G[-1] == 0:
-            return False
-        self.gradient = mean_G[:-1] / (np.float32(1) if per_member else mean_G[-1])
-        return True
+    def export_gradients(self, into_G: Vector, weight: int) -> None:
+        if weight and not np.isfinite(self.gradient).all():
+            raise StateError("the gradient is not finite")
+        into_G[:-1] = self.gradient * np.float32(weight) if weight else 0
+        into_G[-1] = weight
+
+    def import_gradients(self, mean_G: Vector, mask: bytes) -> None:
+        self.gradient = mean_G[:-1].copy()
 
     def export_state(self) -> State:
         return np.array([self._updates], "<i8").tobytes() + self.live.astype("<f4").tobytes()

@@ -23,9 +23,9 @@ from collections import Counter, deque
 from pathlib import Path
 from typing import Any, TextIO
 
-from p2ptrain.core.messages import Message
 from p2ptrain.errors import ConfigError
 from p2ptrain.ids import PeerId, Seconds
+from p2ptrain.runtime.protocol_log import recorded
 from p2ptrain.sim.loop import virtual_loop
 
 KEPT = 10_000
@@ -136,26 +136,9 @@ class TraceMetrics:
         match kind:
             case "step":
                 self._trace.step(self._peer, fields["step"])
-            case "group":
-                others = ",".join(name for name in fields["members"] if name != self._peer)
-                lasted = f"after {fields['exchange_s']:.6f}s"
-                self._note(f"{fields['ticket']} {fields['outcome']} with {others} {lasted}")
-            case "member" if fields["state"] != "alive":
-                self._note(f"thinks {fields['member']} {fields['state']}")
             case _:
-                pass
-
-    def _note(self, what: str) -> None:
-        self._trace.note(virtual_loop().now, f"{self._peer} {what}")
-
-
-def said(message: Message) -> str:
-    """A message in few words: what it is, and of which ticket, version or number."""
-    for field in ("ticket", "version", "number"):
-        value = getattr(message, field, None)
-        if value is not None:
-            return f"{type(message).__name__} {value}"
-    return type(message).__name__
+                if what := recorded(self._peer, kind, fields):
+                    self._trace.note(virtual_loop().now, f"{self._peer} {what}")
 
 
 def time_of(line: str) -> Seconds:

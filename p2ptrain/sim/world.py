@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from p2ptrain.averaging.base import load_algorithm
 from p2ptrain.compute.replica import State, Vector
 from p2ptrain.core.peer_machine import ProtocolConfig
 from p2ptrain.errors import ConfigError
@@ -25,13 +24,15 @@ from p2ptrain.ids import Address, PeerId, Seconds
 from p2ptrain.runtime.boundary import Boundary
 from p2ptrain.runtime.driver import Driver
 from p2ptrain.runtime.exchange import ExchangeConfig
+from p2ptrain.runtime.lifecycle import PeerLifecycle
 from p2ptrain.runtime.metrics import MemoryMetrics, Metrics, TeeMetrics
+from p2ptrain.runtime.settings import PeerConfig
 from p2ptrain.runtime.swarm import DriverSwarm
 from p2ptrain.sim.faults import Fault, carry_out
 from p2ptrain.sim.link import Link
 from p2ptrain.sim.loop import virtual_loop
 from p2ptrain.sim.network import SimNetwork
-from p2ptrain.sim.peer import SameLoop, inline
+from p2ptrain.sim.peer import simulated_environment
 from p2ptrain.sim.process import Process
 from p2ptrain.sim.replica import VectorReplica
 from p2ptrain.sim.trace import Trace, TraceMetrics
@@ -40,22 +41,38 @@ T = TypeVar("T")
 
 
 class SimPeer:
-    """One peer of a world: a driver, a replica and a trainer whose steps cost virtual time."""
+    """One peer of a world: its lifecycle, and a trainer whose steps cost virtual time."""
 
     def __init__(
-        self, process: Process, driver: Driver, replica: VectorReplica, metrics: MemoryMetrics
+        self,
+        process: Process,
+        lifecycle: PeerLifecycle,
+        replica: VectorReplica,
+        metrics: MemoryMetrics,
     ) -> None:
         self.process = process
-        self.driver = driver
+        self.lifecycle = lifecycle
         self.replica = replica
         self.metrics = metrics
-        self.address = Address("")
         self.trainer: asyncio.Task[None] | None = None
         self.steps_before = 0
         """Steps of this peer's earlier lives."""
-        self.swarm = DriverSwarm(driver)
-        clock = virtual_loop().clock_of(process)
-        self.boundary = Boundary(driver, self.swarm, SameLoop(), driver.metrics, clock)
+
+    @property
+    def driver(self) -> Driver:
+        return self.lifecycle.driver
+
+    @property
+    def swarm(self) -> DriverSwarm:
+        return self.lifecycle.swarm
+
+    @property
+    def boundary(self) -> Boundary:
+        return self.lifecycle.boundary
+
+    @property
+    def address(self) -> Address:
+        return self.lifecycle.address
 
     @property
     def steps(self) -> int:
@@ -69,13 +86,12 @@ class SimPeer:
         before_step: Callable[[int], None] = lambda _: None,
     ) -> None:
         """Train until step `steps`, of `step_s` each, then serve; `before_step` sets gradients."""
-        self.boundary.begin()
-        self.driver.begin_background(self.swarm)
+        self.lifecycle.begin()
         for step in range(self.steps_before, steps):
             await virtual_loop().work(step_s)
             before_step(step)
-            await self.boundary.step(1, None, self.replica.descend)
-        self.boundary.end()
+            await self.lifecycle.step(1, None, self.replica.descend)
+        self.lifecycle.end()
 
     def model(self) -> Vector:
         """Live + pending."""
@@ -145,7 +161,7 @@ class World:
         metrics: Metrics | None = None,
         **options: Any,  # Any: the algorithm checks
     ) -> SimPeer:
-        """Start a peer and let it join; the first one of a world has nobody to join.
+        """Start a peer and let it join with its replica as it is; the first has nobody to join.
 
         Its records, of all its lives, go to memory and to the trace, and to `metrics` if given.
 
@@ -154,9 +170,7 @@ class World:
         """
         sinks = (metrics,) if metrics else ()
         self._births[PeerId(name)] = _Birth(algorithm, options, replica.export_state(), sinks)
-        peer = await self._start(PeerId(name), replica, "")
-        peer.driver.keep_model()
-        return peer
+        return await self._start(PeerId(name), replica, "", keeps_model=True)
 
     def crash(self, name: str) -> None:
         """Kill -9."""
@@ -183,14 +197,12 @@ class World:
             raise ConfigError(f"{name} has not crashed; only who crashed starts again")
         if not keeps_model:
             before.replica.import_state(self._births[PeerId(name)].state)
-        peer = await self._start(PeerId(name), before.replica, before.address)
+        peer = await self._start(
+            PeerId(name), before.replica, before.address, keeps_model=keeps_model
+        )
         del self.dead[PeerId(name)]
         peer.steps_before = before.steps
         peer.process.slowness = before.process.slowness  # its machine is as it was
-        if keeps_model:
-            peer.driver.keep_model()
-        else:
-            await peer.process.start(peer.driver.take_over_model())
         if self._trainer:
             self._begin(peer, self._trainer)
         return peer
@@ -265,21 +277,22 @@ class World:
         """Everyone leaves."""
         for peer in self.peers.values():
             self._loop.resume(peer.process)
-            await peer.process.start(peer.driver.leave(1.0))
+            await peer.process.start(peer.lifecycle.depart(serve=False))
         self.trace.close()
 
     # --- inside -----------------------------------------------------------------------------------
 
-    async def _start(self, name: PeerId, replica: VectorReplica, address: str) -> SimPeer:
+    async def _start(
+        self, name: PeerId, replica: VectorReplica, address: str, *, keeps_model: bool
+    ) -> SimPeer:
         """A new life of `name`, which has joined the others."""
         process = Process(name)
-        peer = await process.start(self._make(name, replica, address, process))
         hosts = [other.address for other in self.peers.values()]
+        peer = await process.start(self._make(name, replica, address, process))
         try:
-            if hosts:
-                await process.start(peer.driver.join(hosts, timeout_s=10.0))
+            await process.start(peer.lifecycle.join(hosts, keeps_model=keeps_model))
         except BaseException:
-            await process.start(peer.driver.close())
+            await process.start(peer.lifecycle.abandon())
             raise
         self.peers[name] = peer
         return peer
@@ -287,27 +300,25 @@ class World:
     async def _make(
         self, name: PeerId, replica: VectorReplica, address: str, process: Process
     ) -> SimPeer:
-        """Make and start a driver, on behalf of its process."""
-        loop, birth = self._loop, self._births[name]
-        memory = MemoryMetrics(lambda: loop.now)
+        """Put a peer together and let it listen, on behalf of its process."""
+        birth, memory = self._births[name], MemoryMetrics(lambda: virtual_loop().now)
         self._lives += 1  # a peer that comes back counts under a new incarnation
-        driver = Driver(
-            name,
-            incarnation=self._lives,
-            algorithm=load_algorithm(birth.algorithm, birth.options),
-            algorithm_name=birth.algorithm,
-            replica=replica,
-            transport=self.network.transport(address, name),
+        config = PeerConfig(
+            name=name,
+            algorithm=birth.algorithm,
+            algorithm_options=birth.options,
+            join_timeout_s=10.0,
+            seed=self._seed,
+            leave_grace_s=1.0,
             protocol=self._protocol,
             exchange=self._exchange,
-            rng=Random(f"{self._seed}/{name}"),
-            offload=inline,
-            clock=loop.clock_of(process),
-            metrics=TeeMetrics(memory, TraceMetrics(self.trace, name), *birth.metrics),
         )
-        peer = SimPeer(process, driver, replica, memory)
+        lifecycle = PeerLifecycle(config, replica, simulated_environment(process, self._lives))
+        metrics = TeeMetrics(memory, TraceMetrics(self.trace, name), *birth.metrics)
+        lifecycle.assemble(self.network.transport(address, name), metrics)
+        peer = SimPeer(process, lifecycle, replica, memory)
         self._watch(peer)
-        peer.address = await driver.start()
+        await lifecycle.listen()
         return peer
 
     def _begin(self, peer: SimPeer, trainer: Trainer) -> None:

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2ptrain.averaging.ad_psgd import GRAPHS, MOST_ASKED, in_turn, neighbours
+from p2ptrain.averaging.ad_psgd import GRAPHS, neighbours
+from p2ptrain.averaging.order import MOST_ASKED, in_turn
 from p2ptrain.core.events import Outcome
 from p2ptrain.ids import PeerId, Seconds
 from p2ptrain.sim.link import Link

@@ -1,5 +1,7 @@
 """Finding an algorithm by its name, and options that do not fit."""
 
+import json
+import subprocess
 import sys
 import types
 from dataclasses import dataclass
@@ -9,7 +11,7 @@ import pytest
 from p2ptrain.averaging.ad_psgd import AdPsgd
 from p2ptrain.averaging.allreduce import AllReduce
 from p2ptrain.averaging.base import Algorithm, Swarm, known_algorithms, load_algorithm
-from p2ptrain.errors import ConfigError
+from p2ptrain.errors import ConfigError, StateError
 
 
 def test_every_file_but_the_contract_itself_is_an_algorithm():
@@ -122,6 +124,8 @@ def test_more_than_the_swarm_is_refused_with_both_numbers(name: str, option: str
 
 
 class Patient(Algorithm):
+    trainer_waits = True
+
     @dataclass(frozen=True, slots=True, kw_only=True)
     class Config:
         patience_s: float = 1.0
@@ -162,6 +166,91 @@ def test_a_module_that_cannot_be_imported_is_refused_in_one_sentence():
 def test_a_name_that_is_none_is_refused_in_one_sentence(name: str):
     with pytest.raises(ConfigError):
         load_algorithm(name)
+
+
+# --- what it declares -----------------------------------------------------------------------------
+
+DECLARED = {
+    "ad_psgd": ("models", False, False, True),
+    "allreduce": ("gradients", True, True, True),
+    "eager": ("gradients", True, False, True),
+    "ripples": ("models", False, False, True),
+    "wagma": ("models", True, False, True),
+}
+
+
+@pytest.mark.parametrize("name", known_algorithms())
+def test_every_algorithm_declares_what_it_averages_who_waits_and_what_it_conserves(name: str):
+    algorithm = load_algorithm(name)
+    declared = (algorithm.trainer_waits, algorithm.in_step, algorithm.conserves_mean)
+    assert (algorithm.averages, *declared) == DECLARED[name]
+
+
+def test_a_declaration_follows_an_option_that_decides_it():
+    assert load_algorithm("ripples", {"waits": True}).trainer_waits
+    assert not load_algorithm("wagma", {"late": "paper"}).conserves_mean
+    assert not load_algorithm("eager", {"missed": "latest"}).conserves_mean
+
+
+@pytest.mark.parametrize(
+    ("declares", "mistake"),
+    [
+        ({"averages": "momenta"}, "averages = 'momenta'; write 'models' or 'gradients'"),
+        ({"trainer_waits": False}, "trainer_waits = False, so that its after_update never runs"),
+        (
+            {"trainer_waits": False, "after_update": Algorithm.after_update, "in_step": True},
+            "in_step = True, for which trainers wait, and trainer_waits = False; write True",
+        ),
+        (
+            {
+                "trainer_waits": False,
+                "after_update": Algorithm.after_update,
+                "averages": "gradients",
+            },
+            "averages = 'gradients', for which trainers wait, and trainer_waits = False",
+        ),
+    ],
+)
+def test_declarations_that_cannot_be_are_refused_in_one_sentence(
+    elsewhere: types.ModuleType, declares: dict[str, object], mistake: str
+):
+    kind = type("Odd", (Patient,), {"__module__": "elsewhere", **declares})
+    vars(elsewhere)["Odd"] = kind
+    with pytest.raises(ConfigError, match=f"algorithm 'elsewhere:Odd' declares {mistake}"):
+        load_algorithm("elsewhere:Odd")
+
+
+def test_all_that_an_algorithm_needs_comes_by_one_import_that_is_light():
+    heavy = "('torch', 'numpy', 'grpc', 'asyncio', 'uvloop')"
+    code = (
+        "import sys\n"
+        "from p2ptrain.averaging import *\n"
+        f"print([name for name in {heavy} if name in sys.modules])\n"
+        "Algorithm, Swarm, GroupResult, Outcome, What, Round, Rule, NOBODY, AlgorithmMessage\n"
+        "PeerId, Seconds, Ticket, ConfigError, RemoteProtocolError, StateError, in_turn\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout == "[]\n"
+
+
+# --- its state ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", known_algorithms())
+def test_the_state_of_every_algorithm_survives_a_round_trip_through_json(name: str):
+    before, after = load_algorithm(name), load_algorithm(name)
+    for number, field in enumerate(before.state_names):
+        setattr(before, field, type(getattr(before, field))(number + 7))
+    assert before.state_dict() != after.state_dict() or not before.state_names
+    after.load_state_dict(json.loads(json.dumps(before.state_dict())))
+    assert after.state_dict() == before.state_dict()
+
+
+def test_a_state_of_another_algorithm_is_refused_in_one_sentence():
+    with pytest.raises(StateError, match="a state with turns where Wagma has seen; load it into"):
+        load_algorithm("wagma").load_state_dict(load_algorithm("ripples").state_dict())
+    with pytest.raises(StateError, match="a state with nothing where Wagma has seen"):
+        load_algorithm("wagma").load_state_dict({})
 
 
 # --- moments --------------------------------------------------------------------------------------

@@ -10,17 +10,18 @@ import hashlib
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
-from p2ptrain.averaging.base import known_algorithms, load_algorithm
 from p2ptrain.core.messages import Phase
 from p2ptrain.ids import PeerId
 from p2ptrain.sim.link import Link
 from p2ptrain.sim.loop import run
 from p2ptrain.sim.replica import VectorReplica
 from p2ptrain.sim.world import SimPeer
+from tests.helpers.variants import DEFAULTS, MORE, VARIANTS, Variant, options_of
 from tests.helpers.worlds import (
     LEARNING_RATE,
     SIZE,
@@ -32,11 +33,29 @@ from tests.helpers.worlds import (
     sum_of,
 )
 
-ALGORITHMS = known_algorithms()
-OF_MODELS = [name for name in ALGORITHMS if load_algorithm(name).averages == "models"]
-SCHEDULED = [name for name in ALGORITHMS if load_algorithm(name).acts("schedule")]
-SYNCHRONOUS = [n for n in ALGORITHMS if n not in {*OF_MODELS, *SCHEDULED}]
+OF_MODELS = [variant for variant in VARIANTS if variant.load().averages == "models"]
+SCHEDULED = [variant for variant in VARIANTS if variant.load().acts("schedule")]
+SYNCHRONOUS = [variant for variant in VARIANTS if variant.load().in_step]
 """All peers wait for all others, so that they are equal after every step."""
+
+KEEPS_MEAN = [variant for variant in VARIANTS if variant.conserves_mean]
+"""All but those whose published rule has a late peer overwrite or forget."""
+
+
+def of(variants: Sequence[Variant]) -> pytest.MarkDecorator:
+    """A test of each of these."""
+    return pytest.mark.parametrize("variant", variants, ids=lambda variant: variant.name)
+
+
+def test_every_option_of_every_algorithm_is_tried_with_a_value_of_its_own():
+    for default in DEFAULTS:
+        tried = {
+            key
+            for options in MORE[default.algorithm].values()
+            for key, value in options.items()
+            if value != getattr(default.load().config, key)
+        }
+        assert tried == options_of(default.algorithm)
 
 
 def downhill(peer: SimPeer, _: int) -> None:
@@ -45,9 +64,9 @@ def downhill(peer: SimPeer, _: int) -> None:
     peer.replica.gradient = peer.replica.live - np.float32(own)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-async def test_one_peer_alone_is_plain_sgd(algorithm: str):
-    world = await build(1, algorithm)
+@of(VARIANTS)
+async def test_one_peer_alone_is_plain_sgd(variant: Variant):
+    world = await build(1, variant)
     (peer,) = world.peers.values()
     expected = peer.replica.live.copy()
     await world.train(20, steps_of(0.1), downhill)
@@ -61,15 +80,15 @@ async def test_one_peer_alone_is_plain_sgd(algorithm: str):
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("count", [2, 3, 5])
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-async def test_no_update_is_lost_wherever_it_lands(algorithm: str, count: int, seed: int):
+@of(KEEPS_MEAN)
+async def test_no_update_is_lost_wherever_it_lands(variant: Variant, count: int, seed: int):
     """Averages last longer than steps, so that updates land in the middle of them.
 
     What is delivered late is delivered in the last steps, which learn nothing new. Peers that are
     to stay equal begin so, or some would take over the models of others.
     """
-    equal = algorithm in SYNCHRONOUS
-    world = await build(count, algorithm, equal=equal, seed=seed, link=Link(latency_s=0.04))
+    equal = variant in SYNCHRONOUS
+    world = await build(count, variant, equal=equal, seed=seed, link=Link(latency_s=0.04))
     books = Books(world)
     await world.train(45, steps_of(0.05), books.injecting(30))
     np.testing.assert_allclose(sum_of(world), books.due_M, rtol=1e-5)
@@ -77,20 +96,21 @@ async def test_no_update_is_lost_wherever_it_lands(algorithm: str, count: int, s
 
 
 @pytest.mark.parametrize("count", [2, 3, 5])
-@pytest.mark.parametrize("algorithm", OF_MODELS)
-async def test_models_come_together_when_nobody_learns(algorithm: str, count: int):
-    world = await build(count, algorithm, learning_rate=0.0)
+@of(OF_MODELS)
+async def test_models_come_together_when_nobody_learns(variant: Variant, count: int):
+    world = await build(count, variant, learning_rate=0.0)
     before, mean_M = disagreement(world), sum_of(world) / count
     await world.train(60, steps_of(0.1))
     assert disagreement(world) < 1e-5 < 1e-2 < before
-    np.testing.assert_allclose(models(world), np.tile(mean_M, (count, 1)), rtol=1e-5)
+    if variant.conserves_mean:
+        np.testing.assert_allclose(models(world), np.tile(mean_M, (count, 1)), rtol=1e-5)
     await world.close()
 
 
 @pytest.mark.parametrize("victim", ["p0", "p1", "p3"])
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-async def test_a_vanished_member_stops_nobody(algorithm: str, victim: str):
-    world = await build(4, algorithm, equal=True, link=Link(latency_s=0.02))
+@of(VARIANTS)
+async def test_a_vanished_member_stops_nobody(variant: Variant, victim: str):
+    world = await build(4, variant, equal=True, link=Link(latency_s=0.02))
     loop = asyncio.get_running_loop()
     loop.call_later(1.234, world.crash, victim)
     await world.train(40, steps_of(0.05), downhill)
@@ -103,10 +123,10 @@ async def test_a_vanished_member_stops_nobody(algorithm: str, victim: str):
     await world.close()
 
 
-@pytest.mark.parametrize("algorithm", SYNCHRONOUS)
-async def test_peers_that_average_gradients_stay_equal_when_a_member_vanishes(algorithm: str):
+@of(SYNCHRONOUS)
+async def test_peers_that_average_gradients_stay_equal_when_a_member_vanishes(variant: Variant):
     for crash_at_s in np.linspace(1.0, 1.3, 7):  # before, while, and after it is asked
-        world = await build(4, algorithm, equal=True, link=Link(latency_s=0.01))
+        world = await build(4, variant, equal=True, link=Link(latency_s=0.01))
         asyncio.get_running_loop().call_later(float(crash_at_s), world.crash, "p2")
         await world.train(20, steps_of(0.1), downhill)
         rows = models(world)
@@ -115,10 +135,10 @@ async def test_peers_that_average_gradients_stay_equal_when_a_member_vanishes(al
 
 
 @pytest.mark.parametrize("count", [2, 3, 5])
-@pytest.mark.parametrize("algorithm", SYNCHRONOUS)
-async def test_a_group_of_everyone_is_sgd_on_one_large_batch(algorithm: str, count: int):
+@of(SYNCHRONOUS)
+async def test_a_group_of_everyone_is_sgd_on_one_large_batch(variant: Variant, count: int):
     """With one straggler, even: it costs time and changes nothing."""
-    world = await build(count, algorithm, equal=True)
+    world = await build(count, variant, equal=True)
     expected = models(world)[0]
     targets = [sum(map(ord, name)) % 17 for name in world.peers]
     await world.train(25, steps_of(0.1, p1=0.4), downhill)
@@ -131,14 +151,16 @@ async def test_a_group_of_everyone_is_sgd_on_one_large_batch(algorithm: str, cou
     await world.close()
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-async def test_a_newcomer_takes_part(algorithm: str):
-    world = await build(2, algorithm, equal=True)
+@of(VARIANTS)
+async def test_a_newcomer_takes_part(variant: Variant):
+    world = await build(2, variant, equal=True)
     loop = asyncio.get_running_loop()
 
     async def come_late() -> None:
         await asyncio.sleep(0.55)
-        peer = await world.add("p9", VectorReplica(np.ones(SIZE), LEARNING_RATE), algorithm)
+        peer = await world.add(
+            "p9", VectorReplica(np.ones(SIZE), LEARNING_RATE), variant.algorithm, **variant.options
+        )
         await peer.driver.take_over_model()
         peer.boundary.begin()
         peer.driver.begin_background(peer.swarm)
@@ -153,7 +175,7 @@ async def test_a_newcomer_takes_part(algorithm: str):
     await late
     await world.settle()
     assert world.peers[PeerId("p9")].driver.accounts.groups_formed > 5
-    assert disagreement(world) < (1e-7 if algorithm in SYNCHRONOUS else 0.2)
+    assert disagreement(world) < (1e-7 if variant in SYNCHRONOUS else 0.2)
     await world.close()
 
 
@@ -161,12 +183,12 @@ async def test_a_newcomer_takes_part(algorithm: str):
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 12])
-@pytest.mark.parametrize("algorithm", SCHEDULED)
+@of(SCHEDULED)
 def test_whom_to_meet_follows_from_version_and_view_alone_and_groups_are_a_partition(
-    algorithm: str, count: int
+    variant: Variant, count: int
 ):
     peers = tuple(PeerId(f"p{i:02}") for i in range(count))
-    one, other = load_algorithm(algorithm), load_algorithm(algorithm)
+    one, other = variant.load(), variant.load()
     for version in range(1, 130):
         rounds = {me: one.schedule(version, peers, me) for me in peers}
         assert rounds == {me: other.schedule(version, list(peers), me) for me in peers[::-1]}
@@ -177,10 +199,10 @@ def test_whom_to_meet_follows_from_version_and_view_alone_and_groups_are_a_parti
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("algorithm", SCHEDULED)
-async def test_a_bad_network_costs_time_and_no_update(algorithm: str, seed: int):
+@of([variant for variant in SCHEDULED if variant.conserves_mean])
+async def test_a_bad_network_costs_time_and_no_update(variant: Variant, seed: int):
     link = Link(latency_s=0.01, jitter_s=0.1, loss=0.05, duplication=0.3)
-    world = await build(5, algorithm, seed=seed, link=link)
+    world = await build(5, variant, seed=seed, link=link)
     books = Books(world)
     await world.train(60, steps_of(0.1, p3=0.25), books.injecting(40))
     np.testing.assert_allclose(sum_of(world), books.due_M, rtol=1e-5)
@@ -190,12 +212,12 @@ async def test_a_bad_network_costs_time_and_no_update(algorithm: str, seed: int)
 # --- runs can be repeated -------------------------------------------------------------------------
 
 
-def fingerprint(algorithm: str, seed: int) -> str:
+def fingerprint(variant: Variant, seed: int) -> str:
     """Of every message and every bit of one run with faults of all kinds."""
 
     async def work() -> str:
         link = Link(latency_s=0.01, jitter_s=0.05, loss=0.05, duplication=0.05)
-        world = await build(4, algorithm, equal=True, seed=seed, link=link)
+        world = await build(4, variant, equal=True, seed=seed, link=link)
         asyncio.get_running_loop().call_later(1.05, world.crash, "p2")
         await world.train(20, steps_of(0.1), downhill)
         digest = hashlib.sha256(world.trace.hash.encode())
@@ -206,20 +228,20 @@ def fingerprint(algorithm: str, seed: int) -> str:
     return run(work())
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_the_same_seed_gives_the_same_run_bit_by_bit(algorithm: str):
-    assert fingerprint(algorithm, 1) == fingerprint(algorithm, 1)
-    assert fingerprint(algorithm, 1) != fingerprint(algorithm, 2)
+@of(VARIANTS)
+def test_the_same_seed_gives_the_same_run_bit_by_bit(variant: Variant):
+    assert fingerprint(variant, 1) == fingerprint(variant, 1)
+    assert fingerprint(variant, 1) != fingerprint(variant, 2)
 
 
 def test_the_order_of_sets_of_names_decides_nothing():
     """Python orders them differently from process to process."""
     code = (
-        "from tests.averaging.test_contract import ALGORITHMS, fingerprint\n"
-        "print([fingerprint(name, 3) for name in ALGORITHMS])"
+        "from tests.averaging.test_contract import VARIANTS, fingerprint\n"
+        "print([fingerprint(variant, 3) for variant in VARIANTS])"
     )
     prints = [_python(code, hash_seed) for hash_seed in ("0", "1")]
-    assert prints[0] == prints[1] == f"{[fingerprint(name, 3) for name in ALGORITHMS]}\n"
+    assert prints[0] == prints[1] == f"{[fingerprint(variant, 3) for variant in VARIANTS]}\n"
 
 
 def _python(code: str, hash_seed: str) -> str:

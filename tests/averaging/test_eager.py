@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from p2ptrain.core.activation import Rule
 
 from p2ptrain.averaging.base import load_algorithm
 from p2ptrain.core.effects import What
+from p2ptrain.core.wait_avoiding import Rule
 from p2ptrain.ids import PeerId, Seconds
 from p2ptrain.sim.link import Link
 from p2ptrain.sim.replica import VectorReplica

@@ -27,7 +27,8 @@ from p2ptrain.net.wire import (
     StateOpening,
     Welcome,
 )
-from p2ptrain.runtime.exchange import Exchange
+from p2ptrain.runtime.exchange import Bucket, ByteString, Exchange
+from p2ptrain.runtime.streams import GroupBroken
 from p2ptrain.sim.network import SimNetwork
 from p2ptrain.vectors import Vector
 from tests.helpers.tls import make_swarm
@@ -192,6 +193,10 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
+MAX_STRING = 5 << 20
+"""More than travels in one message."""
+
+
 class Averager:
     """A peer that is in several averages at once, each of a pair."""
 
@@ -206,7 +211,7 @@ class Averager:
         self.address = handler.address
 
     def average(
-        self, number: int, other: "Averager", contributed_V: np.ndarray
+        self, number: int, other: "Averager", contributed_V: np.ndarray, content: bytes = b""
     ) -> asyncio.Task[Vector]:
         """Start to average with `other`; both call it."""
         vector_V = self._transport.vector(len(contributed_V))
@@ -215,10 +220,16 @@ class Averager:
             self.name,
             Ticket(PeerId("a"), 1, number),
             tuple(sorted((self.name, other.name))),
-            vector_V,
-            delta=False,
-            codec=load_codec("fp32"),
-            slice_size=1 << 18,
+            [
+                Bucket(
+                    name="gradients",
+                    vector_V=vector_V,
+                    codec=load_codec("fp32"),
+                    chunk_size=1 << 18,
+                    divisor=2,
+                ),
+                ByteString(name="indices", content=content, most_bytes=MAX_STRING),
+            ],
             lend=self._transport.vector,
             lend_slot=lambda size: np.empty(size, np.float32),
             offload=inline,
@@ -233,7 +244,7 @@ class Averager:
             return Stalled(stream, self.may_read)
 
         await exchange.run(open_stream)
-        return exchange.vector_V
+        return exchange.buckets[0].mix.vector_V
 
     async def _serve(self, opening: Opening, stream: SliceStream) -> None:
         assert isinstance(opening, AverageOpening)
@@ -622,6 +633,28 @@ class TransportContract:
         b.may_read.set()
         for mean_V in await asyncio.gather(*stalled):
             assert (mean_V == 2).all()
+
+    async def test_strings_of_any_length_travel_beside_vectors_under_one_ticket(self, net):
+        a, b = averagers = [Averager(name) for name in "ab"]
+        for peer in averagers:
+            await peer.start(net)
+        for number, strings in enumerate([(b"", b"x"), (b"a" * MAX_STRING, b""), (b"1", b"23")]):
+            means = await asyncio.gather(
+                a.average(number, b, np.full(SMALL, 1.0), strings[0]),
+                b.average(number, a, np.full(SMALL, 3.0), strings[1]),
+            )
+            assert all((mean_V == 2).all() for mean_V in means)
+            for peer in averagers:
+                assert peer.exchanges[number].strings["indices"].gathered == strings
+
+    async def test_a_string_that_is_too_long_breaks_the_group(self, net):
+        a, b = averagers = [Averager(name) for name in "ab"]
+        for peer in averagers:
+            await peer.start(net)
+        runs = a.average(1, b, np.ones(9), b"x" * (MAX_STRING + 1)), b.average(1, a, np.ones(9))
+        ends = await asyncio.gather(*runs, return_exceptions=True)
+        assert all(isinstance(end, GroupBroken) for end in ends)
+        assert str(ends[1]) == f"a sends {MAX_STRING + 1} bytes of indices, at most {MAX_STRING}"
 
     async def test_many_streams_at_once_keep_apart(self, net):
         a, _ = await net.start("a")

@@ -36,6 +36,7 @@ def report(name: str, *others: Member, **changes: object) -> Report:
         "disagreement_l2": 0.125,
         "groups_done": 10,
         "groups_failed": 0,
+        "since_average_s": None,
         "warning": "",
     }
     return Report(**{**fields, **changes})
@@ -83,6 +84,16 @@ def test_the_table_says_who_is_in_and_what_they_do(view):
 def test_many_partners_are_shortened():
     mine = report("p01", partners=tuple(f"p{i:02}" for i in range(2, 66)))
     assert "p02, p03, p04 and 61 more" in text_of(View(mine, (Row(mine.hello.me, mine),)))[2]
+
+
+def test_a_silent_peer_is_named_under_the_table_with_its_reason(view):
+    sentence = "p01 has not averaged for 30 s (usually every 2.1 s): p02 is gone, its only attempt"
+    mine = report("p01", groups_failed=7, since_average_s=41.4, silence=sentence)
+    silent = View(mine, (Row(mine.hello.me, mine),))
+    assert "10 (7 failed), 41 s ago" in text_of(silent)[2]
+    assert text_of(silent)[3] == sentence
+    (row,) = as_json(silent)["peers"]
+    assert (row["silence"], row["since_average_s"]) == (sentence, 41.4)
 
 
 def test_the_same_for_programs(view):

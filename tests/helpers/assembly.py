@@ -1,19 +1,32 @@
 """Locks and generators of peers a, b, c, ...; messages wait until the test lets them through."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from p2ptrain.core.effects import Abandon, Average, Effect, GroupEnded, Send, TurnEnded
+from p2ptrain.averaging.ripples.book import GroupBook
+from p2ptrain.averaging.ripples.generator import GroupGenerator
+from p2ptrain.core.effects import Abandon, Average, Effect, GroupEnded, Send
 from p2ptrain.core.events import Outcome
-from p2ptrain.core.group_book import GroupBook
-from p2ptrain.core.group_generator import GroupGenerator
 from p2ptrain.core.group_lock import GroupLock
 from p2ptrain.core.lock_state import InGroup, LockConfig
-from p2ptrain.core.messages import Ask, Propose, Settle
+from p2ptrain.core.messages import AlgorithmMessage
+from p2ptrain.core.purpose import GOSSIP
 from p2ptrain.ids import PeerId, Seconds, Ticket
 
-RESEND_S = 0.25
-LAPSE_S = 20.0
+SILENT_S: Seconds = 5.0
+"""So long nothing moves in a group before a member gives it up."""
+
+
+class WatchedGenerator(GroupGenerator):
+    """Keeps how its turns ended."""
+
+    turns: list[Outcome]
+
+    def _end_turn(self, outcome: Outcome) -> None:
+        if self.turn:
+            self.turns.append(outcome)
+        super()._end_turn(outcome)
 
 
 @dataclass
@@ -21,10 +34,17 @@ class Seat:
     """One peer."""
 
     lock: GroupLock
-    generator: GroupGenerator
+    generator: WatchedGenerator
     view: list[PeerId]
-    turns: list[Outcome] = field(default_factory=list)
+    claims: dict[Ticket, Ticket]
+    """A claim, and the proposal that it is for."""
+    ended: list[GroupEnded]
+    """Claims that the generator has not been told of."""
     groups: list[tuple[PeerId, ...]] = field(default_factory=list)
+
+    @property
+    def turns(self) -> list[Outcome]:
+        return self.generator.turns
 
 
 class Assembly:
@@ -45,18 +65,18 @@ class Assembly:
     def ask(self, names: str, updates: int = 1) -> None:
         for name in names:
             self[name].generator.ask(updates, self.time)
-            self[name].generator.follow(self.time)
+            self._follow(self[name])
 
     def deliver(self, index: int = 0, *, keep: bool = False) -> None:
         source, target, message = self.wire[index] if keep else self.wire.pop(index)
         if target not in self.seats:
             return
         seat = self[target]
-        if isinstance(message, Ask | Propose | Settle):
+        if isinstance(message, AlgorithmMessage):
             seat.generator.receive(PeerId(source), message, self.time)
         else:
             seat.lock.receive(PeerId(source), message, self.time)  # type: ignore[arg-type]
-        seat.generator.follow(self.time)
+        self._follow(seat)
 
     def settle(self) -> None:
         """Everything is delivered, in order, and every average ends."""
@@ -67,7 +87,7 @@ class Assembly:
                 self.finish(ticket)
 
     def complete(self) -> list[Ticket]:
-        """The groups all of whose members are in them: their slices can arrive."""
+        """The groups all of whose members are in them: their chunks can arrive."""
         tickets: dict[Ticket, list[str]] = {}
         for name, seat in self.seats.items():
             if isinstance(seat.lock.state, InGroup):
@@ -77,21 +97,22 @@ class Assembly:
 
     def finish(self, ticket: Ticket) -> None:
         for seat in self.seats.values():
-            if seat.lock.holds(ticket, self.time):
+            if seat.lock.holds(ticket):
                 seat.groups.append(seat.lock.state.members)  # type: ignore[union-attr]
                 seat.lock.average_ended(ticket, Outcome.DONE, "", self.time)
-                seat.generator.average_ended(Outcome.DONE)
-                seat.generator.follow(self.time)
+                seat.generator.average_ended()
+                self._follow(seat)
 
     def tick(self) -> None:
         """The next timer fires."""
         at = min((at for seat in self.seats.values() for at in self._due(seat)), default=self.time)
         self.time = max(self.time, at)
+        self._break_what_stands_still()
         for seat in tuple(self.seats.values()):
             if min(self._due(seat), default=self.time + 1) <= self.time:
                 seat.lock.handle_timer(self.time)
                 seat.generator.handle_timer(self.time)
-                seat.generator.follow(self.time)
+                self._follow(seat)
 
     def die(self, name: str) -> None:
         """Everybody hears of it at once."""
@@ -101,7 +122,7 @@ class Assembly:
                 seat.view.remove(PeerId(name))
             seat.lock.peer_gone(PeerId(name), f"{name} is gone", self.time)
             seat.generator.view_changed(self.time)
-            seat.generator.follow(self.time)
+            self._follow(seat)
 
     def check(self) -> None:
         for seat in self.seats.values():
@@ -112,33 +133,52 @@ class Assembly:
 
     def _seat(self, name: PeerId, view: str, rng: Random, book: GroupBook) -> None:
         here = [PeerId(other) for other in view]
+        claims: dict[Ticket, Ticket] = {}
+        ended: list[GroupEnded] = []
 
         def note(effect: Effect) -> None:
             match effect:
                 case Send(target=target, message=message):
                     self.wire.append((name, target, message))
-                case TurnEnded(outcome=outcome):
-                    self[name].turns.append(outcome)
                 case GroupEnded():
-                    self[name].generator.claim_ended(effect)
+                    ended.append(effect)
                 case Average() | Abandon():
                     pass
                 case _:
-                    raise AssertionError(f"neither a lock nor a generator emits {effect}")
+                    raise AssertionError(f"a lock does not emit {effect}")
+
+        def claim(proposal: Ticket, others: Sequence[PeerId]) -> None:
+            claims[lock.request(others, len(others), self.time, GOSSIP)] = proposal
 
         lock = GroupLock(name, 1, LockConfig(), note)
-        generator = GroupGenerator(
+        generator = WatchedGenerator(
             name,
             1,
-            RESEND_S,
-            LAPSE_S,
             book,
             lambda: tuple(here),
-            lambda members, now: lock.request(members, len(members), now),
-            note,
+            claim,
+            lambda target, message: self.wire.append((name, target, message)),
             rng,
         )
-        self.seats[name] = Seat(lock, generator, here)
+        generator.turns = []
+        self.seats[name] = Seat(lock, generator, here, claims, ended)
+
+    def _break_what_stands_still(self) -> None:
+        """A group that not all of its members have come into: nothing moves in it."""
+        complete = self.complete()
+        for seat in self.seats.values():
+            state = seat.lock.state
+            if not isinstance(state, InGroup) or state.ticket in complete:
+                continue
+            if self.time >= state.since + SILENT_S:
+                seat.lock.average_ended(state.ticket, Outcome.LOST, "silence", self.time)
+                self._follow(seat)
+
+    def _follow(self, seat: Seat) -> None:
+        """Tell the generator of claims that are over."""
+        while seat.ended:
+            effect = seat.ended.pop(0)
+            seat.generator.claim_ended(seat.claims.pop(effect.ticket), effect.outcome, self.time)
 
     def _due(self, seat: Seat) -> list[Seconds]:
         deadlines = (seat.lock.next_deadline(), seat.generator.next_deadline())

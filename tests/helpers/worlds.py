@@ -14,6 +14,7 @@ from p2ptrain.sim.link import Link
 from p2ptrain.sim.replica import VectorReplica
 from p2ptrain.sim.trace import Trace
 from p2ptrain.sim.world import SimPeer, World
+from tests.helpers.variants import Variant
 
 SIZE = 24
 LEARNING_RATE = 1 / 64
@@ -51,7 +52,7 @@ class Books:
 
 async def build(
     count: int,
-    algorithm: str,
+    algorithm: str | Variant,
     *,
     seed: int = 0,
     size: int = SIZE,
@@ -64,13 +65,16 @@ async def build(
     **options: Any,  # the algorithm's own
 ) -> World:
     """Peers p0, p1, ... at random starting points around (10, 10, ...)."""
+    if isinstance(algorithm, str):
+        algorithm = Variant(algorithm, options=options)
     world = World(seed, link, protocol, exchange, trace)
     chance = np.random.default_rng(seed)
     start_M = 10 + chance.normal(size=size)
     for i in range(count):
         if not equal:
             start_M = 10 + chance.normal(size=size)
-        await world.add(f"p{i}", VectorReplica(start_M, learning_rate), algorithm, **options)
+        replica = VectorReplica(start_M, learning_rate)
+        await world.add(f"p{i}", replica, algorithm.algorithm, **algorithm.options)
     return world
 
 

@@ -14,6 +14,9 @@ def row(algorithm, samples_per_s=100.0, time_to_target_s=10.0, accuracy=0.97):
         "steps": 10,
         "samples": 320,
         "samples_per_s": samples_per_s,
+        "averages_per_peer": 140.0,
+        "failed_share": 0.04,
+        "silences": [],
         "time_to_target_s": time_to_target_s,
         "final": final,
     }
@@ -100,6 +103,27 @@ def test_rows_hold_what_is_compared_and_each_as_a_ratio_to_the_first():
     assert second["ratio"]["final"]["accuracy"] == 1
     assert "peers" not in first
     assert do_all_hold(comparison)
+
+
+def shown_at(width: int, *summaries: dict) -> list[str]:
+    console = Console(width=width)
+    with console.capture() as capture:
+        print_comparison(console, compare(scenario(), summaries), [])
+    return capture.get().splitlines()
+
+
+def test_averages_per_peer_and_the_share_that_failed_stand_in_a_table_of_80_columns():
+    none = {**row("ad_psgd"), "averages_per_peer": 0.0, "failed_share": None}
+    shown = shown_at(80, row("allreduce"), none)
+    below = shown[[line.strip() for line in shown].index("Averages") :]
+    assert ["allreduce", "140", "4.0%"] in [line.split() for line in below]
+    assert ["ad_psgd", "0", "-"] in [line.split() for line in below]
+
+
+def test_who_did_not_average_is_named_with_the_algorithm_and_the_reason():
+    sentence = "p03 has not averaged for 41 s (never yet): p05 is gone, its only attempt"
+    shown = shown_at(120, row("allreduce"), {**row("ad_psgd"), "silences": [sentence]})
+    assert f"ad_psgd: {sentence}" in shown
 
 
 def test_a_claim_repeats_what_the_scenario_states():

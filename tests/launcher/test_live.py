@@ -40,6 +40,39 @@ def test_the_state_tells_a_peer_that_starts_from_one_that_is_gone(run, tmp_path)
     assert view_of(run.histories[0], PeerStatus("p00", "lost", "killed")).state == "lost"
 
 
+SILENCE = "p01 has not averaged for 30 s (never yet): p00 is gone, its only attempt"
+
+
+def test_a_silent_peer_is_named_with_its_reason_until_it_averages_again(run, tmp_path):
+    second, shown = FakePeer(tmp_path, "p01"), {}
+    for silent, text in ((True, SILENCE), (False, "p01 averages again after 52 s")):
+        second.write("warning", 2.0, text=text, silent=silent)
+        run.histories[1].read()
+        console = Console(width=120)
+        with console.capture() as capture:
+            console.print(render(run))
+        shown[silent] = capture.get()
+    assert SILENCE in shown[True]
+    assert shown[True].count("silent") == 1, "its state"
+    assert SILENCE not in shown[False]
+    assert run.histories[1].silences == [SILENCE]
+
+
+def test_off_a_terminal_a_silence_is_a_line_of_its_own_once(run, tmp_path):
+    FakePeer(tmp_path, "p01").write("warning", 2.0, text=SILENCE, silent=True)
+    run.histories[1].read()
+    console = Console(width=200, force_terminal=False)
+    with console.capture() as capture:
+        display = PlainDisplay(console)
+        for algorithm in ("ad_psgd", "ad_psgd again", "ad_psgd again"):
+            run.algorithm = algorithm
+            display.show(run)
+    first, second, *rest = capture.get().splitlines()
+    assert first == SILENCE
+    assert second.endswith("|  p00 step 1  p01 silent")
+    assert rest.count(SILENCE) == 1, "of the other algorithm's run"
+
+
 def test_the_headline_says_how_far_the_swarm_is(run):
     assert headline(run) == (
         "ad_psgd  1.0 s  64 of 128 samples  64 samples/s  consensus accuracy 0.800"

@@ -8,6 +8,7 @@ import pytest
 
 from launcher import report
 from launcher.collect import write_json
+from launcher.compare import compare
 from launcher.conditions import FaultConfig
 from launcher.faults import Blow
 from launcher.machine import describe_machine
@@ -148,6 +149,18 @@ def test_shares_cover_the_whole_run_also_where_averages_overlap(tmp_path):
     assert shares["average"] == "z" * 300 + "0" * 300
 
 
+def test_what_happens_every_day_is_no_failure_and_silences_are_told(tmp_path):
+    sentence = "p01 has not averaged for 30 s (never yet): p00 is gone, its only attempt"
+    chosen, finished, _ = generate(tmp_path, 4)
+    first = finished[0][1]
+    assert first["averages_per_peer"] == 140
+    assert first["failed_share"] == pytest.approx(2 / 142), "31 more met somebody who was busy"
+    first["silences"] = [sentence]
+    text = Page(render(chosen, finished, compare(chosen, [s for _, s in finished]), MACHINE)).text
+    assert f"allreduce: {sentence}" in text
+    assert "1.4%" in text
+
+
 def test_who_met_whom_is_counted_from_completed_groups(tmp_path):
     for name in ("p00", "p01", "p02"):
         FakePeer(tmp_path, name)
@@ -176,6 +189,9 @@ def test_a_run_without_a_single_step_has_a_report(tmp_path):
     row = {
         "algorithm": "ad_psgd",
         "samples_per_s": 0.0,
+        "averages_per_peer": 0.0,
+        "failed_share": None,
+        "silences": [],
         "time_to_target_s": None,
         "steps": 0,
         "samples": 0,

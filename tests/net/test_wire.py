@@ -18,7 +18,7 @@ from p2ptrain.net import wire
 from p2ptrain.net._pb import peer_pb2 as pb
 from p2ptrain.net.wire import AverageOpening, Envelope, Hello, Slice, StateOpening, Welcome
 
-MESSAGES = typing.get_args(m.Message)
+MESSAGES = (*typing.get_args(m.Message), m.AlgorithmMessage)
 
 visible = st.characters(codec="utf-8").filter(lambda c: c.isprintable() and c != " ")
 names = st.text(visible, min_size=1, max_size=wire.MAX_NAME).map(PeerId)
@@ -67,14 +67,15 @@ FIELDS: dict[str, st.SearchStrategy] = {
     "reason": st.text(st.characters(codec="utf-8").filter(str.isprintable), max_size=300),
     "donor": names,
     "waits": st.booleans(),
-    "updates": numbers,
-    "done": st.booleans(),
     "target": names,
     "answered": st.booleans(),
     "how": st.sampled_from(m.How),
     "asks": st.booleans(),
     "adopt": st.booleans(),
     "again": numbers,
+    "kind": st.text(st.characters(codec="utf-8").filter(str.isprintable), max_size=32),
+    "numbers": st.lists(numbers, max_size=64).map(tuple),
+    "peers": st.lists(names, max_size=8).map(tuple),
 }
 
 
@@ -109,7 +110,7 @@ welcomes = st.builds(
     st.lists(members, max_size=4).map(tuple),
 )
 openings = st.one_of(
-    st.builds(AverageOpening, digests, names, tickets, numbers, numbers, digests),
+    st.builds(AverageOpening, digests, names, tickets, numbers, numbers, digests, digests),
     st.builds(StateOpening, digests, names, st.none() | numbers, lines),
 )
 

@@ -11,9 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from p2ptrain.core import messages as m
+from p2ptrain.core.contribution import Contribution
 from p2ptrain.core.events import Outcome
 from p2ptrain.core.links import MAX_MBIT
 from p2ptrain.core.messages import Member, MemberState, Phase
+from p2ptrain.core.purpose import Formation, Purpose, What
 from p2ptrain.core.repair import RepairConfig
 from p2ptrain.core.transfers import ARRIVAL_S
 from p2ptrain.errors import CodecError, RefusedError, StateError, TransportError
@@ -58,11 +60,13 @@ class Stranger:
         pass
 
     def handle_identify(self) -> Hello:
-        return Hello((1, 0), "ad_psgd", "vector-8", 8, self.me, "fp32")
+        return Hello((1, 0), "ad_psgd", "vector-8", 8, self.me, "fp32", "fp32")
 
 
 def average(peer: SimPeer, ticket: Ticket, swarm: str | None = None) -> AverageOpening:
-    return AverageOpening(swarm or peer.driver.digest, PeerId("b"), ticket, 8, 65536, "fp32")
+    return AverageOpening(
+        swarm or peer.driver.digest, PeerId("b"), ticket, 8, 65536, "fp32", "models"
+    )
 
 
 # --- strangers ------------------------------------------------------------------------------------
@@ -72,11 +76,11 @@ async def test_messages_of_another_swarm_and_of_unknown_peers_are_ignored():
     world, a, _b = await pair()
     stranger = await Stranger(world).start()
     ours = a.driver.digest
-    claim = m.Claim(Ticket(PeerId("s"), 1, 1), 1, 20.0)
+    request = m.Request(Ticket(PeerId("s"), 1, 1), 1)
     for envelope in (
-        Envelope(PeerId("s"), ours, claim),
+        Envelope(PeerId("s"), ours, request),
         Envelope(PeerId("s"), "another", m.Ping(1, (stranger.me,))),
-        Envelope(PeerId("b"), "another", claim),
+        Envelope(PeerId("b"), "another", request),
         Envelope(PeerId("a"), ours, m.Rumours((stranger.me,))),
     ):
         stranger.transport.send(a.address, envelope)
@@ -118,20 +122,34 @@ MEMBERS = st.builds(
     link_mbit=st.sampled_from([0, 1, MAX_MBIT]),
 )
 RECORDS = st.lists(MEMBERS, max_size=3).map(tuple)
+PURPOSES = st.builds(
+    Purpose, st.sampled_from(Formation), st.sampled_from(What), st.sampled_from([0, 1, 2]), NUMBERS
+)
+CONTRIBUTIONS = st.builds(
+    Contribution,
+    weight=st.sampled_from([0, 1, 10**9]),
+    usual=st.sampled_from([0, 1, 10**9]),
+    samples=st.sampled_from([0, 1, 10**9]),
+    wants_to_end=st.booleans(),
+    gradient_mask=st.sampled_from([b"", b"\x01", b"\xff\xff"]),
+)
+OFFERS = st.none() | TICKETS
 HOSTILE = st.one_of(
     st.builds(m.Ping, NUMBERS, RECORDS),
     st.builds(m.Ack, NUMBERS, RECORDS),
     st.builds(m.PingFor, NUMBERS, PEERS),
     st.builds(m.AckFor, NUMBERS, PEERS, st.booleans(), RECORDS),
     st.builds(m.Rumours, RECORDS),
-    st.builds(m.Claim, TICKETS, NUMBERS, st.floats(0, 30)),
-    st.builds(m.Grant, TICKETS),
-    st.builds(m.Busy, TICKETS, st.just("because")),
-    st.builds(m.Begin, TICKETS, GROUPS),
+    st.builds(m.Request, TICKETS, NUMBERS, PURPOSES),
+    st.builds(m.Grant, TICKETS, CONTRIBUTIONS),
+    st.builds(m.Failed, TICKETS, st.just("because")),
+    st.builds(m.Begin, TICKETS, GROUPS, purpose=PURPOSES, offer=OFFERS),
     st.builds(m.Release, TICKETS),
+    st.builds(m.Relinquish, TICKETS),
     st.builds(m.Inquire, TICKETS),
-    st.builds(m.Arrive, NUMBERS),
-    st.builds(m.Assemble, TICKETS, NUMBERS, GROUPS),
+    st.builds(m.Arrive, NUMBERS, offer=OFFERS, contribution=CONTRIBUTIONS),
+    st.builds(m.Activate, NUMBERS, st.booleans(), OFFERS, CONTRIBUTIONS),
+    st.builds(m.Past, NUMBERS),
     st.builds(m.CatchUp, NUMBERS, PEERS),
     st.builds(m.Standing, TICKETS, st.sampled_from(m.How), st.booleans()),
     st.builds(m.Mended, TICKETS, st.booleans(), NUMBERS, GROUPS),
@@ -177,13 +195,13 @@ async def test_a_stream_under_a_stale_ticket_is_refused_after_a_bounded_wait():
 
 async def test_a_stream_that_comes_before_its_group_is_formed_waits_for_it(monkeypatch):
     world, a, b = await pair()
-    slow = a.driver.averages._contribution
+    slow = a.driver.averages._fill
 
     async def contribute_late(attempt):
         await asyncio.sleep(ARRIVAL_S / 2)
         return await slow(attempt)
 
-    monkeypatch.setattr(a.driver.averages, "_contribution", contribute_late)
+    monkeypatch.setattr(a.driver.averages, "_fill", contribute_late)
     result = await b.driver.average_with_any([PeerId("a")], 1)
     assert result.done, result
     b.replica.settle()
@@ -191,9 +209,9 @@ async def test_a_stream_that_comes_before_its_group_is_formed_waits_for_it(monke
     await world.close()
 
 
-@pytest.mark.parametrize(("fixed", "most"), [(MAX_PARKED, MAX_PARKED), (1, 2 * 2)])
+@pytest.mark.parametrize(("fixed", "most"), [(MAX_PARKED, MAX_PARKED), (1, 4 * 2)])
 async def test_more_streams_than_may_wait_are_refused_at_once(monkeypatch, fixed, most):
-    """A fixed number may wait, or two of each member where those are more."""
+    """A fixed number may wait, or four of each member where those are more."""
     monkeypatch.setattr("p2ptrain.runtime.averages.MAX_PARKED", fixed)
     world, a, b = await pair()
     opening = average(a, Ticket(PeerId("b"), 9, 9))
@@ -519,7 +537,7 @@ async def test_an_average_that_takes_too_long_is_late_and_changes_nothing(monkey
     async def never(what):
         await asyncio.sleep(1e6)
 
-    monkeypatch.setattr(b.driver.averages, "_contribution", never)
+    monkeypatch.setattr(b.driver.averages, "_fill", never)
     result = await a.driver.average_with_any([PeerId("b")], 1)
     assert not result.done
     await asyncio.sleep(100.0)
@@ -559,6 +577,10 @@ async def test_silent_hosts_share_the_time_and_the_one_that_answers_lets_us_in()
         (
             {"codec": "int8"},
             r"s sends models as 'int8' and this swarm as 'fp32'; start it with codec = \"fp32\"",
+        ),
+        (
+            {"gradient_codec": "int8"},
+            r"as 'int8' and this swarm as 'fp32'; start it with gradient_codec = \"fp32\"",
         ),
     ],
 )

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,13 +16,9 @@ from p2ptrain.errors import ConfigError, RefusedError
 from p2ptrain.ids import PeerId, Ticket
 from p2ptrain.net.transport import SliceStream
 from p2ptrain.net.wire import AverageOpening
-from p2ptrain.runtime.exchange import (
-    WINDOW,
-    Exchange,
-    ExchangeConfig,
-    GroupBroken,
-)
+from p2ptrain.runtime.exchange import WINDOW, Bucket, ByteString, Exchange, ExchangeConfig
 from p2ptrain.runtime.mix import BLOCK
+from p2ptrain.runtime.streams import GroupBroken
 from p2ptrain.sim.network import SimNetwork
 
 
@@ -55,18 +52,31 @@ class Member:
             self.name,
             TICKET,
             group.names,
-            vector_V,
-            delta=group.delta,
-            codec=load_codec(group.codec),
-            slice_size=slice_size,
+            [
+                Bucket(
+                    name="models",
+                    vector_V=vector_V,
+                    codec=load_codec(group.codec),
+                    chunk_size=slice_size,
+                    divisor=len(group.names),
+                    delta=group.delta,
+                ),
+                *self.more(),
+            ],
             lend=lambda size: np.full(size, 123, np.float32),
             lend_slot=lambda size: np.full(size, 321, np.float32),
             offload=inline,
             swarm="swarm",
             clock=asyncio.get_running_loop().time,
-            weights=group.weights,
+            shards=group.weights,
         )
         self.accept = self.exchange.accept
+
+    def more(self) -> list[Bucket | ByteString]:
+        """What travels under the same ticket, if the group says so."""
+        own = self.group.names.index(self.name) + 1
+        string = ByteString(name="indices", content=bytes(own - 1), most_bytes=8)
+        return [*(bucket(own) for bucket in self.group.buckets), *[string] * self.group.strings]
 
     async def handle_stream(self, opening: AverageOpening, stream: SliceStream) -> None:
         await self.accept(opening, stream)
@@ -90,7 +100,11 @@ class Group:
         delta: bool = False,
         codec: str = "fp32",
         weights: tuple[int, ...] = (),
+        buckets: tuple[Callable[[int], Bucket], ...] = (),
+        strings: int = 0,
     ) -> None:
+        self.buckets = buckets
+        self.strings = strings
         self.delta = delta
         self.codec = codec
         self.weights = weights
@@ -233,6 +247,126 @@ async def test_members_may_start_at_different_times():
     assert len({mean_V.tobytes() for mean_V in means}) == 1
 
 
+# --- a payload of several buckets -----------------------------------------------------------------
+
+
+def ones(name: str, size: int, codec: str, divisor: float) -> Callable[[int], Bucket]:
+    """A bucket to which the first member contributes ones, the second twos, and so on."""
+    plain = Bucket(
+        name=name,
+        vector_V=np.empty(0, np.float32),
+        codec=load_codec(codec),
+        chunk_size=7,
+        divisor=divisor,
+    )
+    return lambda own: replace(plain, vector_V=np.full(size, own, np.float32))
+
+
+MANY = ones("gradients", 40, "int8", 12), ones("none", 0, "fp32", 1), ones("buffers", 3, "fp32", 6)
+
+
+@pytest.mark.parametrize("members", [1, 3])
+async def test_buckets_under_one_ticket_have_codecs_sizes_and_divisors_of_their_own(members):
+    group = Group(vectors(50, members), delta=True, buckets=MANY, strings=1)
+    await group.run()
+    total = members * (members + 1) / 2
+    for member in group.members.values():
+        models, gradients, buffers = (b.mix.vector_V for b in member.exchange.buckets)
+        assert len(models) == 50
+        np.testing.assert_allclose(gradients, total / 12, rtol=0.02)
+        np.testing.assert_allclose(buffers, total / 6, rtol=1e-6)
+        strings = member.exchange.strings["indices"].gathered
+        assert strings == tuple(bytes(own) for own in range(members))
+
+
+async def test_a_payload_of_empty_buckets_is_complete_at_once():
+    group = Group(vectors(0, 3))
+    await group.run()
+    assert all(member.exchange.is_complete for member in group.members.values())
+
+
+async def test_a_ticket_is_complete_when_all_of_its_buckets_are():
+    group = Group(vectors(12, 3), buckets=MANY)
+    await group.start()
+    p0, p1, p2 = group.members.values()
+    accept = p0.exchange.accept
+
+    async def accept_models_only(opening: AverageOpening, stream: SliceStream) -> None:
+        if opening.bucket != "models":
+            raise RefusedError("buffers are lost")
+        await accept(opening, stream)
+
+    p0.accept = accept_models_only
+    results = await asyncio.gather(p0.run(), p1.run(), p2.run(), return_exceptions=True)
+    assert all(isinstance(result, GroupBroken) for result in results)
+    assert not any(member.exchange.is_complete for member in (p0, p1, p2))
+
+
+async def test_an_unknown_bucket_is_refused_and_the_group_goes_on():
+    group = Group(vectors(12, 2))
+    await group.start()
+    opening = AverageOpening("swarm", "p1", TICKET, 12, 3, "fp32", "hats")
+    stream = await group.members[PeerId("p1")].open(PeerId("p0"), opening)
+    with pytest.raises(RefusedError, match="p0#1 has no bucket 'hats' at p0"):
+        await stream.receive()
+    await asyncio.gather(*(member.run() for member in group.members.values()))
+
+
+# --- the verbs ------------------------------------------------------------------------------------
+
+
+async def test_reduce_scatter_leaves_each_member_with_its_shard_and_all_gather_with_all(way):
+    group = Group(vectors(600, 3), slice_size=10)
+    expected_V = (await Group(vectors(600, 3), slice_size=10).run())[0]
+    await group.start()
+    members = list(group.members.values())
+    await asyncio.gather(*(member.exchange.reduce_scatter(member.open) for member in members))
+    await asyncio.sleep(1.0)
+    for index, member in enumerate(members):
+        at = share(600, 3, index)
+        shard = slice(at.start, at.stop)
+        assert member.vector_V[shard].tobytes() == expected_V[shard].tobytes()
+        assert member.exchange.is_complete == (way == "swap"), "means wait for the second verb"
+    await asyncio.gather(*(member.exchange.all_gather() for member in members))
+    assert all(member.vector_V.tobytes() == expected_V.tobytes() for member in members)
+
+
+async def test_members_may_use_the_verbs_or_both_in_one():
+    group = Group(vectors(600, 3), slice_size=10)
+    await group.start()
+    p0, p1, p2 = group.members.values()
+
+    async def in_two() -> None:
+        await p0.exchange.reduce_scatter(p0.open)
+        await asyncio.sleep(0.5)
+        await p0.exchange.all_gather()
+
+    await asyncio.gather(in_two(), p1.run(), p2.run())
+    assert len({member.vector_V.tobytes() for member in (p0, p1, p2)}) == 1
+
+
+async def test_a_group_that_breaks_breaks_the_verb_that_waits():
+    group = Group(vectors(600, 2), slice_size=10)
+    await group.start()
+    p0, p1 = group.members.values()
+    p1.accept = lambda *_: asyncio.sleep(100.0)
+    with pytest.raises(GroupBroken, match="p1 opened no stream"):
+        await p0.exchange.reduce_scatter(p0.open)
+
+
+async def test_cancelling_a_verb_breaks_the_group_for_the_others():
+    group = Group(vectors(600, 2), slice_size=10)
+    await group.start()
+    p0, p1 = group.members.values()
+    first = asyncio.create_task(p0.exchange.reduce_scatter(p0.open))
+    await asyncio.sleep(0.1)
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    with pytest.raises(GroupBroken):
+        await p1.run()
+
+
 # --- what cannot be averaged ----------------------------------------------------------------------
 
 
@@ -285,7 +419,8 @@ async def test_a_codec_moves_fewer_bytes_and_deltas_still_add_up_to_nothing(
 
 async def test_members_with_different_codecs_refuse_each_other_in_a_sentence():
     group = Group(vectors(12, 2))
-    group.members[PeerId("p1")].exchange._codec = load_codec("int8")
+    p1 = group.members[PeerId("p1")].exchange
+    p1._openings["models"] = replace(p1._openings["models"], codec="int8")
     results = await group.run()
     assert all(isinstance(result, GroupBroken) for result in results)
     assert any("give all peers the same codec" in str(result) for result in results)
@@ -315,7 +450,7 @@ async def test_a_member_that_dies_in_the_middle_breaks_the_group_for_all():
             await survivor
         assert "after 0." in str(caught.value), "says how long it went well"
     for survivor in (group.members[PeerId("p0")], group.members[PeerId("p2")]):
-        assert survivor.exchange.memory_left[0] is survivor.vector_V, "for the next attempt"
+        assert survivor.exchange.may_reuse, "for the next attempt"
         assert survivor.exchange.slots, "too"
     runs[1].cancel()
     await asyncio.gather(*runs, return_exceptions=True)
@@ -366,7 +501,9 @@ async def scripted(script) -> BaseException:
     run = asyncio.create_task(p0.run())
 
     async def call() -> None:
-        stream = await p1.open(p0.name, AverageOpening("swarm", p1.name, TICKET, 12, 3, "fp32"))
+        stream = await p1.open(
+            p0.name, AverageOpening("swarm", p1.name, TICKET, 12, 3, "fp32", "models")
+        )
         await script(stream)
 
     calling = asyncio.create_task(call())
@@ -422,15 +559,15 @@ async def test_an_abort_after_the_last_slice_is_no_end(way):
 async def test_memory_of_which_others_may_commit_what_they_read_is_not_used_again():
     group = Group(vectors(12, 3))
     await group.run()
-    assert all(not member.exchange.memory_left for member in group.members.values())
+    assert not any(member.exchange.may_reuse for member in group.members.values())
 
 
 @pytest.mark.parametrize("codec", ["bf16", "int8"])
 async def test_memory_that_a_thread_may_still_work_on_is_not_used_again(codec: str):
     group = Group(vectors(12, 3), delta=True, codec=codec)
     for member in group.members.values():
-        member.exchange._slot(PeerId("p1"), 0)
-        assert not member.exchange.memory_left
+        member.exchange.buckets[0]._slot(PeerId("p1"), 0)
+        assert not member.exchange.may_reuse
         assert not member.exchange.slots
 
 
@@ -440,18 +577,24 @@ async def test_memory_that_a_thread_may_still_work_on_is_not_used_again(codec: s
 @pytest.mark.parametrize(
     ("opening", "says"),
     [
-        (AverageOpening("swarm", "p9", TICKET, 12, 3, "fp32"), "does not wait for a stream of p9"),
-        (AverageOpening("swarm", "p0", TICKET, 12, 3, "fp32"), "does not wait for a stream of p0"),
         (
-            AverageOpening("swarm", "p1", TICKET, 13, 3, "fp32"),
+            AverageOpening("swarm", "p9", TICKET, 12, 3, "fp32", "models"),
+            "does not wait for a stream of p9",
+        ),
+        (
+            AverageOpening("swarm", "p0", TICKET, 12, 3, "fp32", "models"),
+            "does not wait for a stream of p0",
+        ),
+        (
+            AverageOpening("swarm", "p1", TICKET, 13, 3, "fp32", "models"),
             "p1 averages 13 numbers in slices of 3, p0",
         ),
         (
-            AverageOpening("swarm", "p1", TICKET, 12, 4, "fp32"),
+            AverageOpening("swarm", "p1", TICKET, 12, 4, "fp32", "models"),
             "in slices of 4, p0 12 in slices of 3",
         ),
         (
-            AverageOpening("swarm", "p1", TICKET, 0, 0, "fp32"),
+            AverageOpening("swarm", "p1", TICKET, 0, 0, "fp32", "models"),
             "p1 averages 0 numbers in slices of 0",
         ),
     ],
@@ -471,7 +614,7 @@ async def test_a_second_stream_of_the_same_member_is_refused():
     group = Group(vectors(12, 2))
     await group.start()
     p1 = group.members[PeerId("p1")]
-    opening = AverageOpening("swarm", p1.name, TICKET, 12, 3, "fp32")
+    opening = AverageOpening("swarm", p1.name, TICKET, 12, 3, "fp32", "models")
     first = await p1.open(PeerId("p0"), opening)
     second = await p1.open(PeerId("p0"), opening)
     with pytest.raises(RefusedError, match="does not wait for a stream of p1"):
@@ -502,7 +645,7 @@ async def test_a_fast_member_is_never_more_than_a_window_ahead_of_a_slow_one():
     await group.start()
     runs = [asyncio.create_task(p0.run()), asyncio.create_task(p1.run())]
     await asyncio.sleep(ARRIVAL_S / 2)  # p2 has not come: nothing can be reduced
-    waiting = sum(bool(parts) for parts in p0.exchange._parts if p1.name in parts)
+    waiting = sum(bool(parts) for parts in p0.exchange.buckets[0]._parts if p1.name in parts)
     assert waiting <= WINDOW
     assert p1.exchange.sent_bytes < 4 * size / 2, "it was made to wait, and did not buffer"
     runs.append(asyncio.create_task(group.members[PeerId("p2")].run()))

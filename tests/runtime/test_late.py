@@ -1,7 +1,7 @@
 """Gradients that wait to be delivered, and means that wait for their trainer."""
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2ptrain.compute.replica import Vector
+from p2ptrain.core.contribution import Contribution
 from p2ptrain.errors import StateError
 from p2ptrain.runtime.buffers import Buffers
-from p2ptrain.runtime.late import KeptMean, LateGradients
+from p2ptrain.runtime.late import LateGradients
 from p2ptrain.sim.loop import run
 from p2ptrain.sim.replica import VectorReplica
 
@@ -37,21 +38,26 @@ def late(replica: VectorReplica) -> LateGradients:
     return LateGradients(replica, buffers(), inline)
 
 
-async def hand_in(late: LateGradients, replica: VectorReplica, *gradients: float) -> None:
+async def hand_in(
+    late: LateGradients, replica: VectorReplica, *gradients: float, samples: int = 1
+) -> None:
     for gradient in gradients:
         replica.gradient = np.full(SIZE, gradient, np.float32)
-        await late.hand_in(1, contributes=True)
+        await late.hand_in(samples, contributes=True)
 
 
 async def contributed(late: LateGradients) -> Vector:
+    """What goes into a group to which the slot was granted just before."""
+    stated = late.promise()
     into_G = np.full(SIZE + 1, np.nan, np.float32)
-    await late.contribute(into_G)
+    assert await late.contribute(into_G) == stated.weight == into_G[-1]
     return into_G
 
 
-def mean(gradient: float, weight: float = 1.0, ends: float = 0.0, progress: int = 0) -> Vector:
-    """What a version yields: numbers, weight, and the two that ride along."""
-    return np.array([gradient] * SIZE + [weight, ends, progress], np.float32)
+def deliver(late: LateGradients, version: int, gradient: float = 0.0, **stated: Any) -> int:
+    """A version's mean has come; Any: fields of the one member's contribution."""
+    mean_G = np.array([gradient] * SIZE + [1.0], np.float32)
+    return late.delivered(version, mean_G, [Contribution(**stated)], 0)
 
 
 # --- gradients ------------------------------------------------------------------------------------
@@ -59,13 +65,13 @@ def mean(gradient: float, weight: float = 1.0, ends: float = 0.0, progress: int 
 
 async def test_without_a_gradient_a_peer_contributes_nothing(late: LateGradients):
     assert not (await contributed(late)).any()
-    assert late.delivered(1, mean(1.0)) == 0
+    assert deliver(late, 1, 1.0) == 0
 
 
 async def test_several_gradients_go_together_and_once(late: LateGradients, replica: VectorReplica):
     await hand_in(late, replica, 1.0, 2.0, 4.0)
     assert (await contributed(late)).tolist() == [7.0] * SIZE + [3.0]
-    late.delivered(1, mean(0.0))
+    deliver(late, 1)
     assert not (await contributed(late)).any()
     assert late.samples == 3
 
@@ -87,7 +93,7 @@ async def test_what_is_handed_in_while_a_group_runs_is_not_taken_for_delivered(
     await hand_in(late, replica, 1.0)
     await contributed(late)
     await hand_in(late, replica, 2.0)
-    late.delivered(1, mean(0.0))
+    deliver(late, 1)
     late.give_back()
     assert (await contributed(late)).tolist() == [2.0] * SIZE + [1.0]
 
@@ -108,38 +114,96 @@ async def test_lateness_counts_the_versions_that_the_oldest_gradient_did_not_kno
 ):
     await hand_in(late, replica, 1.0)
     await contributed(late)
-    assert late.delivered(1, mean(0.0)) == 0, "computed without any version, delivered by the first"
+    assert deliver(late, 1) == 0, "computed without any version, delivered by the first"
     await hand_in(late, replica, 1.0)  # the mean of version 1 is there and not taken in yet
     await contributed(late)
-    assert late.delivered(2, mean(0.0)) == 1
+    assert deliver(late, 2) == 1
     late.take_in(replica.descend)
     await hand_in(late, replica, 1.0)
     await contributed(late)
-    assert late.delivered(3, mean(0.0)) == 0
+    assert deliver(late, 3) == 0
 
 
-@given(st.lists(st.sampled_from(["hand in", "contribute", "deliver", "break"]), max_size=40))
+async def test_what_is_stated_is_what_is_contributed_although_more_is_handed_in(
+    late: LateGradients, replica: VectorReplica
+):
+    assert late.promise() == Contribution(weight=0, usual=0)
+    await hand_in(late, replica, 1.0, samples=8)
+    stated = late.promise()
+    assert stated == Contribution(weight=8, usual=8, samples=8, gradient_mask=b"\x01")
+    await hand_in(late, replica, 2.0, samples=4)
+    into_G = np.empty(SIZE + 1, np.float32)
+    assert await late.contribute(into_G) == 8
+    assert into_G.tolist() == [8.0] * SIZE + [8.0]
+    assert await late.contribute(into_G) == 8, "the next attempt has the same weights"
+    assert into_G.tolist() == [8.0] * SIZE + [8.0]
+    late.give_back()
+    stated = late.promise()
+    assert (stated.weight, stated.usual, stated.samples) == (12, 4, 12), "and the next group more"
+    assert (await contributed(late)).tolist() == [16.0] * SIZE + [12.0]
+
+
+async def test_a_promise_to_a_group_that_was_never_formed_is_kept_by_the_next(
+    late: LateGradients, replica: VectorReplica
+):
+    await hand_in(late, replica, 1.0)
+    assert late.promise().weight == 1
+    await hand_in(late, replica, 2.0)
+    assert late.promise().weight == 2
+    assert late.promise().weight == 2
+    assert (await contributed(late)).tolist() == [3.0] * SIZE + [2.0]
+
+
+async def test_what_comes_back_after_the_slot_was_granted_again_waits_for_the_group_after_that(
+    late: LateGradients, replica: VectorReplica
+):
+    """An average that was abandoned winds down while another group forms."""
+    await hand_in(late, replica, 1.0)
+    await contributed(late)
+    await hand_in(late, replica, 2.0)
+    assert late.promise().weight == 1, "without what is under way"
+    late.give_back()
+    into_G = np.empty(SIZE + 1, np.float32)
+    assert await late.contribute(into_G) == 1
+    assert into_G.tolist() == [2.0] * SIZE + [1.0]
+    deliver(late, 1)
+    assert (await contributed(late)).tolist() == [1.0] * SIZE + [1.0]
+
+
+EVENTS = ["hand in", "promise", "contribute", "deliver", "break"]
+
+
+@given(st.lists(st.sampled_from(EVENTS), max_size=40))
 def test_every_gradient_is_delivered_once_or_waits(story: list[str]):
     """Invariant 17: what was produced is what was delivered and what is still there."""
 
     async def tell() -> None:
         replica = VectorReplica(np.zeros(SIZE))
         late = LateGradients(replica, buffers(), inline)
-        produced = delivered = under_way = 0.0
+        produced = delivered = under_way = promised = 0.0
+        is_under_way = False
+        into_G = np.empty(SIZE + 1, np.float32)
         for number, event in enumerate(story):
             match event:
                 case "hand in":
                     await hand_in(late, replica, float(2**number))
                     produced += 2**number
-                case "contribute" if not under_way:
-                    under_way = float((await contributed(late))[0])
+                case "promise":
+                    promised = late.promise().weight
+                case "contribute" if not is_under_way:
+                    assert await late.contribute(into_G) == promised
+                    under_way, promised, is_under_way = float(into_G[0]), 0, True
+                case "contribute":
+                    await late.contribute(into_G)
+                    assert into_G[0] == under_way, "once more"
                 case "deliver":
-                    late.delivered(number, mean(0.0))
-                    delivered, under_way = delivered + under_way, 0.0
+                    deliver(late, number)
+                    delivered, under_way, is_under_way = delivered + under_way, 0.0, False
                 case "break":
                     late.give_back()
-                    under_way = 0.0
+                    under_way, is_under_way = 0.0, False
         late.give_back()
+        assert float(late.undelivered()[0]) == produced - delivered
         assert produced == delivered + float((await contributed(late))[0])
 
     # 2**n are exact in float32 as long as their sum has 24 bits.
@@ -155,18 +219,17 @@ async def test_every_mean_that_was_missed_is_an_update_of_its_own(
 ):
     for version, gradient in enumerate([1.0, 10.0, 100.0], 1):
         await contributed(late)
-        late.delivered(version, mean(gradient, progress=version))
+        deliver(late, version, gradient, samples=version)
     seen = []
 
     def step() -> None:
         seen.append(float(replica.gradient[0]))
         replica.descend()
 
-    riding = late.take_in(step)
+    stated = late.take_in(step)
     assert seen == [1.0, 10.0, 100.0]
     assert replica.updates == 3
-    assert riding is not None
-    assert riding.tolist() == [0.0, 3.0]
+    assert stated == ([Contribution(samples=3)], 0)
     assert replica.live.tolist() == [-111.0] * SIZE
     assert late.take_in(step) is None
 
@@ -175,42 +238,18 @@ async def test_of_several_means_the_latest_may_be_kept_alone(
     late: LateGradients, replica: VectorReplica
 ):
     for version, gradient in enumerate([1.0, 10.0, 100.0], 1):
-        late.delivered(version, mean(gradient))
+        deliver(late, version, gradient)
     late.forget_all_but_latest()
     late.take_in(replica.descend)
     assert replica.live.tolist() == [-100.0] * SIZE
-
-
-async def test_gradients_are_divided_by_the_members_and_not_by_those_who_had_one(
-    late: LateGradients, replica: VectorReplica
-):
-    late.delivered(1, mean(2.0, weight=0.25))  # one of four contributed 8
-    late.take_in(replica.descend)
-    assert replica.live.tolist() == [-2.0] * SIZE
 
 
 async def test_a_mean_that_nobody_contributed_to_is_no_update(
     late: LateGradients, replica: VectorReplica
 ):
     replica.add_delta(np.ones(SIZE, np.float32))
-    late.delivered(1, mean(0.0, weight=0.0, ends=0.5))
-    riding = late.take_in(replica.descend)
+    deliver(late, 1, weight=0, wants_to_end=True)
+    stated = late.take_in(replica.descend)
     assert replica.updates == 0
-    assert riding is not None
-    assert riding[0] > 0
+    assert stated == ([Contribution(weight=0, wants_to_end=True)], 0)
     assert replica.live.tolist() == [1.0] * SIZE, "what is pending is taken in all the same"
-
-
-# --- a mean of models that was missed -------------------------------------------------------------
-
-
-async def test_a_late_model_counts_as_one_model_more(replica: VectorReplica):
-    kept = KeptMean(replica, buffers(), inline)
-    assert not await kept.add()
-    replica.live[:] = 8.0
-    kept.keep(np.full(SIZE, 100.0, np.float32), 3)
-    kept.keep(np.full(SIZE, 4.0, np.float32), 3)
-    assert await kept.add()
-    replica.settle()
-    assert replica.live.tolist() == [(3 * 4.0 + 8.0) / 4] * SIZE
-    assert not await kept.add()

@@ -25,6 +25,7 @@ def average(
     delta: bool = True,
     keeps_mean: int | None = None,
     slice_size: int = 300,
+    divisor: float | None = None,
 ) -> list[Mix]:
     """One average of copies of `models`; what each member is left with."""
     count, size = len(models), len(models[0])
@@ -41,6 +42,7 @@ def average(
             delta=delta,
             keeps_mean=at == keeps_mean,
             codec=codec,
+            divisor=count if divisor is None else divisor,
             lend=memory,
         )
         for at, model in enumerate(models)
@@ -125,6 +127,27 @@ def test_one_member_may_want_the_mean_where_the_others_want_deltas(name, swaps, 
                 np.testing.assert_array_equal(mixes[at].vector_V, usual[at].vector_V)
 
 
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("swaps", [False, True])
+@pytest.mark.parametrize("count", [2, 3, 8])
+def test_sums_are_divided_by_the_weights_once_and_are_the_same_bits_everywhere(name, swaps, count):
+    weights = [8 * (at + 1) for at in range(count)]
+    numbers = some_models(count, 1000)
+    parts = [np.float32(w) * x for w, x in zip(weights, numbers, strict=True)]
+    whole = sum(weights)
+    mixes = average(parts, load_codec(name), swaps=swaps, delta=False, divisor=whole)
+    assert len({mix.vector_V.tobytes() for mix in mixes}) == 1
+    mean = sum_of(parts) / whole
+    step = {"fp32": 1e-6, "bf16": 2**-7, "fp16": 2**-10, "int8": 0.05}[name]
+    np.testing.assert_allclose(mixes[0].vector_V, mean, atol=step * 4)
+
+
+def test_where_nobody_has_a_say_the_result_is_nothing():
+    nothing = [np.zeros(10, np.float32)] * 3
+    for mix in average(nothing, load_codec("int8"), delta=False, divisor=0):
+        assert not mix.vector_V.any()
+
+
 def test_a_slice_longer_than_a_block_is_averaged_whole():
     models = some_models(3, 2 * BLOCK + 5)
     mixes = average(models, load_codec("fp32"), slice_size=len(models[0]))
@@ -189,6 +212,7 @@ def test_a_mean_from_outside_that_is_not_finite_is_refused(delta):
         delta=delta,
         keeps_mean=False,
         codec=load_codec("fp32"),
+        divisor=2,
         lend=memory,
     )
     with pytest.raises(NotFinite):

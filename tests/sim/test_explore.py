@@ -388,8 +388,8 @@ def test_groups_that_break_under_repeated_words_are_sound():
 class RefusesForNow(GroupLock):
     """A request that was refused may wait in the queue all the same."""
 
-    def _refuse(self, request: Request) -> None:
-        self._disown(request.ticket.initiator, request.ticket)
+    def _refuse(self, source: PeerId, ticket: Ticket) -> None:
+        self._disown(source, ticket)
 
 
 def test_a_refusal_that_is_not_for_good_is_found():

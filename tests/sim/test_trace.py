@@ -10,8 +10,9 @@ import pytest
 from p2ptrain.core.messages import Arrive, Claim, Ping, Rumours
 from p2ptrain.errors import ConfigError
 from p2ptrain.ids import PeerId, Ticket
+from p2ptrain.runtime.protocol_log import said
 from p2ptrain.sim.loop import run
-from p2ptrain.sim.trace import Trace, said, time_of
+from p2ptrain.sim.trace import Trace, time_of
 from tests.helpers.worlds import lively
 
 # --- one seed, one hash ---------------------------------------------------------------------------

@@ -14,15 +14,18 @@ from pathlib import Path
 
 from p2ptrain.averaging.base import Algorithm, known_algorithms, load_algorithm
 
+FOLDER = Path(inspect.getfile(Algorithm)).parent
+
 
 def page_of(name: str) -> str:
     """The whole page, Markdown."""
     kind = type(load_algorithm(name))
     module = inspect.getdoc(sys.modules[kind.__module__]) or ""
     title, _, body = module.partition("\n")
+    file = str(Path(inspect.getfile(kind)).relative_to(FOLDER))
     parts = [
         f"# `{name}`: {title.rstrip('.')}",
-        f"Averages {kind.averages}. The code is [`{name}.py`](../../p2ptrain/averaging/{name}.py), "
+        f"Averages {kind.averages}. The code is [`{file}`](../../p2ptrain/averaging/{file}), "
         "from which this page is made (`make algorithm-pages`).",
         _markdown(body.strip()),
         "## Options",

@@ -28,14 +28,15 @@ TRACES = Path("runs/worlds")
 def main(
     seeds: Annotated[int, typer.Option(min=1, help="How many worlds.")] = 1000,
     first: Annotated[int, typer.Option(min=0, help="The first one's seed.")] = 0,
+    algorithm: Annotated[str, typer.Option(help="Of all worlds; by default it is drawn.")] = "",
     jobs: Annotated[int, typer.Option(min=1, help="Processes.")] = os.cpu_count() or 1,
 ) -> None:
     """Run worlds of consecutive seeds; exit with 1 if a rule was broken in any."""
     console = Console(soft_wrap=True, highlight=False)
     if seeds == 1:
-        verdicts = iter([replayed(first, console)])
+        verdicts = iter([replayed(first, algorithm, console)])
     else:
-        verdicts = _all(range(first, first + seeds), jobs, console)
+        verdicts = _all(range(first, first + seeds), algorithm, jobs, console)
     violations = groups = partial = 0
     for verdict in verdicts:
         groups, partial = groups + verdict.groups, partial + verdict.partial
@@ -51,20 +52,22 @@ def told(verdict: Verdict) -> Iterator[str]:
     """What a reader has to know of a world in which a rule was broken."""
     for violation in verdict.violations:
         yield f"{verdict.spec}: {violation}"
-        yield f"  replay: make worlds SEEDS=1 FIRST={verdict.spec.seed}"
+        seed, algorithm = verdict.spec.seed, verdict.spec.algorithm
+        asked = "" if spec_of(seed).algorithm == algorithm else f" ALGORITHM={algorithm}"
+        yield f"  replay: make worlds SEEDS=1 FIRST={seed}{asked}"
 
 
-def replayed(seed: int, console: Console) -> Verdict:
+def replayed(seed: int, algorithm: str, console: Console) -> Verdict:
     """One world, with all that there is to read of it."""
     path = TRACES / f"world-{seed}.txt"
-    verdict = carry_out(spec_of(seed), path)
+    verdict = carry_out(spec_of(seed, algorithm), path)
     console.print(f"{verdict.spec}; all of it is in {path}", markup=False)
     if verdict.violations:
         console.print(verdict.story, markup=False)
     return verdict
 
 
-def _all(seeds: range, jobs: int, console: Console) -> Iterator[Verdict]:
+def _all(seeds: range, algorithm: str, jobs: int, console: Console) -> Iterator[Verdict]:
     parts = [seeds[at : at + AT_A_TIME] for at in range(0, len(seeds), AT_A_TIME)]
     forked = multiprocessing.get_context("fork")
     columns = (TextColumn("worlds"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -73,13 +76,13 @@ def _all(seeds: range, jobs: int, console: Console) -> Iterator[Verdict]:
         ProcessPoolExecutor(jobs, mp_context=forked) as pool,
     ):
         done = progress.add_task("worlds", total=len(seeds))
-        for part in as_completed([pool.submit(_some, part) for part in parts]):
+        for part in as_completed([pool.submit(_some, part, algorithm) for part in parts]):
             progress.advance(done, len(part.result()))
             yield from part.result()
 
 
-def _some(seeds: range) -> list[Verdict]:
-    return [carry_out(spec_of(seed)) for seed in seeds]
+def _some(seeds: range, algorithm: str) -> list[Verdict]:
+    return [carry_out(spec_of(seed, algorithm)) for seed in seeds]
 
 
 if __name__ == "__main__":

@@ -17,6 +17,9 @@ MOST_PEERS = 8
 
 Options = dict[str, Any]  # Any: the algorithm checks
 
+MIXED = "tests.helpers.mixed:Mixed"
+"""Not in the package: it uses public verbs as none of those there does."""
+
 OPTIONS: dict[str, Callable[[Random], Options]] = {
     "ad_psgd": lambda chance: {
         "graph": chance.choice(("random", "random", "ring", "exponential", "bipartite")),
@@ -26,7 +29,14 @@ OPTIONS: dict[str, Callable[[Random], Options]] = {
         "tau": chance.choice((1, 2, 5, 10)),
         "sync": chance.choice(("elastic", "elastic", "step")),
         "late": chance.choice(("delta", "delta", "delta", "paper")),
-        "group_size": chance.choice((0, 0, 2)),
+        "group_size": chance.choice((0, 0, 2, 4)),
+    },
+    "ripples": lambda chance: {
+        "schedule": chance.choice(("generator", "generator", "static", "decentral")),
+        "group_size": chance.choice((0, 0, 2, 4)),
+        "peers_per_machine": chance.choice((0, 0, 2, 4)),
+        "waits": chance.random() < 0.4,
+        "slowdown": chance.choice((1.2, 1.5, 3.0)),
     },
     "eager": lambda chance: {
         "rule": chance.choice(("solo", "majority", "quorum")),
@@ -35,9 +45,18 @@ OPTIONS: dict[str, Callable[[Random], Options]] = {
         "average_models_every": chance.choice((2, 5, 20)),
         "missed": chance.choice(("every", "every", "latest")),
         "waits_for_running": chance.random() < 0.7,
+        "seed": chance.randrange(100),
+    },
+    MIXED: lambda chance: {
+        "every_updates": chance.choice((1, 2, 5)),
+        "waiting": chance.random() < 0.6,
     },
 }
-"""Of the algorithms that have any; those of others are the default ones."""
+"""Of the algorithms that have any: all of their options are drawn."""
+
+
+ALGORITHMS = (*known_algorithms(), MIXED)
+"""Those that worlds are drawn of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,10 +108,11 @@ class Spec:
         )
 
 
-def spec_of(seed: int) -> Spec:
-    """The world of this seed."""
+def spec_of(seed: int, algorithm: str = "") -> Spec:
+    """The world of this seed; of the algorithm that is drawn, if none is asked for."""
     chance = Random(f"{seed}/world")
-    algorithm = chance.choice(known_algorithms())
+    drawn = chance.choice(ALGORITHMS)
+    algorithm = algorithm or drawn
     peers = min(MOST_PEERS, 2 + int(chance.expovariate(1 / 2.2)))
     usual_s = 10 ** chance.uniform(-1.3, -0.3)
     size = chance.choice((1, 7, 24, 24, 60, 700))

@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from p2ptrain.core.activation import Activation
 
+from p2ptrain.averaging.wagma import Wagma
 from p2ptrain.compute.replica import Vector
 from p2ptrain.core.effects import Average, What
 from p2ptrain.core.group_lock import GroupLock
 from p2ptrain.core.lock_state import InGroup
 from p2ptrain.core.membership import Membership
+from p2ptrain.core.wait_avoiding import Activation
 from p2ptrain.ids import PeerId, Ticket
 from p2ptrain.runtime.averages import Averages
 from p2ptrain.runtime.late import LateGradients
@@ -135,7 +136,7 @@ def test_a_result_between_contribution_and_result_is_found(monkeypatch):
         self._replica.book.results += 1
         await average(self, effect)
 
-    contribution = Averages._contribution
+    contribution = Averages._fill
 
     async def slowly(self: Averages, *args: Any) -> Any:
         found = await contribution(self, *args)
@@ -143,8 +144,14 @@ def test_a_result_between_contribution_and_result_is_found(monkeypatch):
         return found
 
     monkeypatch.setattr(Averages, "_average", forgetful)
-    monkeypatch.setattr(Averages, "_contribution", slowly)
+    monkeypatch.setattr(Averages, "_fill", slowly)
     assert broken(plain("ad_psgd")) == "one group at a time"
+
+
+def test_an_algorithm_that_moves_the_mean_must_declare_so(monkeypatch):
+    assert broken(plain("wagma", late="paper")) == ""
+    monkeypatch.setattr(Wagma, "conserves_mean", True)
+    assert broken(plain("wagma", late="paper")) == "the books"
 
 
 def test_books_that_do_not_balance_are_found(monkeypatch):

@@ -6,6 +6,7 @@ import pytest
 
 from p2ptrain.averaging.base import known_algorithms
 from p2ptrain.sim.faults import Crash, Drift, Hold, Partition, Pause, SlowDown, Throttle
+from tests.helpers.variants import options_of
 from tests.worlds.__main__ import told
 from tests.worlds.spec import spec_of
 from tests.worlds.world import Verdict, carry_out
@@ -38,6 +39,16 @@ def test_worlds_are_of_all_kinds():
     forever = [f for spec in specs for f in spec.plan if isinstance(f, Crash) and f.for_s is None]
     assert forever
     assert min(spec.link.loss for spec in specs) == 0.0 < 0.1 < max(s.link.loss for s in specs)
+
+
+def test_every_option_of_every_algorithm_is_drawn():
+    for algorithm in known_algorithms():
+        specs = [spec for spec in map(spec_of, range(1000)) if spec.algorithm == algorithm]
+        values: dict[str, set[object]] = {option: set() for option in options_of(algorithm)}
+        for spec in specs:
+            for option, value in spec.options.items():
+                values[option].add(value)
+        assert all(len(drawn) > 1 for drawn in values.values()), values
 
 
 def test_a_violation_comes_with_the_command_that_replays_it(monkeypatch):

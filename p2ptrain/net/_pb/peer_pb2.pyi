@@ -23,7 +23,7 @@ class Nothing(_message.Message):
     def __init__(self) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_major", "protocol_minor", "algorithm", "model", "model_size", "self", "codec")
+    __slots__ = ("protocol_major", "protocol_minor", "algorithm", "model", "model_size", "self", "codec", "gradient_codec")
     PROTOCOL_MAJOR_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_MINOR_FIELD_NUMBER: _ClassVar[int]
     ALGORITHM_FIELD_NUMBER: _ClassVar[int]
@@ -31,6 +31,7 @@ class Hello(_message.Message):
     MODEL_SIZE_FIELD_NUMBER: _ClassVar[int]
     SELF_FIELD_NUMBER: _ClassVar[int]
     CODEC_FIELD_NUMBER: _ClassVar[int]
+    GRADIENT_CODEC_FIELD_NUMBER: _ClassVar[int]
     protocol_major: int
     protocol_minor: int
     algorithm: str
@@ -38,7 +39,8 @@ class Hello(_message.Message):
     model_size: int
     self: Member
     codec: str
-    def __init__(self_, protocol_major: _Optional[int] = ..., protocol_minor: _Optional[int] = ..., algorithm: _Optional[str] = ..., model: _Optional[str] = ..., model_size: _Optional[int] = ..., self: _Optional[_Union[Member, _Mapping]] = ..., codec: _Optional[str] = ...) -> None: ...
+    gradient_codec: str
+    def __init__(self_, protocol_major: _Optional[int] = ..., protocol_minor: _Optional[int] = ..., algorithm: _Optional[str] = ..., model: _Optional[str] = ..., model_size: _Optional[int] = ..., self: _Optional[_Union[Member, _Mapping]] = ..., codec: _Optional[str] = ..., gradient_codec: _Optional[str] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("refusal", "members")
@@ -103,7 +105,7 @@ class Ticket(_message.Message):
     def __init__(self, initiator: _Optional[str] = ..., incarnation: _Optional[int] = ..., number: _Optional[int] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class Envelope(_message.Message):
-    __slots__ = ("source", "swarm", "ping", "ack", "rumours", "ping_for", "ack_for", "request", "grant", "failed", "begin", "release", "inquire", "relinquish", "arrive", "catch_up", "activate", "past", "ask", "propose", "settle", "standing", "mended")
+    __slots__ = ("source", "swarm", "ping", "ack", "rumours", "ping_for", "ack_for", "request", "grant", "failed", "begin", "release", "inquire", "relinquish", "arrive", "catch_up", "activate", "past", "standing", "mended", "algorithm")
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     SWARM_FIELD_NUMBER: _ClassVar[int]
     PING_FIELD_NUMBER: _ClassVar[int]
@@ -122,11 +124,9 @@ class Envelope(_message.Message):
     CATCH_UP_FIELD_NUMBER: _ClassVar[int]
     ACTIVATE_FIELD_NUMBER: _ClassVar[int]
     PAST_FIELD_NUMBER: _ClassVar[int]
-    ASK_FIELD_NUMBER: _ClassVar[int]
-    PROPOSE_FIELD_NUMBER: _ClassVar[int]
-    SETTLE_FIELD_NUMBER: _ClassVar[int]
     STANDING_FIELD_NUMBER: _ClassVar[int]
     MENDED_FIELD_NUMBER: _ClassVar[int]
+    ALGORITHM_FIELD_NUMBER: _ClassVar[int]
     source: str
     swarm: str
     ping: Ping
@@ -145,12 +145,10 @@ class Envelope(_message.Message):
     catch_up: CatchUp
     activate: Activate
     past: Past
-    ask: Ask
-    propose: Propose
-    settle: Settle
     standing: Standing
     mended: Mended
-    def __init__(self, source: _Optional[str] = ..., swarm: _Optional[str] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., rumours: _Optional[_Union[Rumours, _Mapping]] = ..., ping_for: _Optional[_Union[PingFor, _Mapping]] = ..., ack_for: _Optional[_Union[AckFor, _Mapping]] = ..., request: _Optional[_Union[Request, _Mapping]] = ..., grant: _Optional[_Union[Grant, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., begin: _Optional[_Union[Begin, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., inquire: _Optional[_Union[Inquire, _Mapping]] = ..., relinquish: _Optional[_Union[Relinquish, _Mapping]] = ..., arrive: _Optional[_Union[Arrive, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ..., activate: _Optional[_Union[Activate, _Mapping]] = ..., past: _Optional[_Union[Past, _Mapping]] = ..., ask: _Optional[_Union[Ask, _Mapping]] = ..., propose: _Optional[_Union[Propose, _Mapping]] = ..., settle: _Optional[_Union[Settle, _Mapping]] = ..., standing: _Optional[_Union[Standing, _Mapping]] = ..., mended: _Optional[_Union[Mended, _Mapping]] = ...) -> None: ...
+    algorithm: AlgorithmMessage
+    def __init__(self, source: _Optional[str] = ..., swarm: _Optional[str] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., rumours: _Optional[_Union[Rumours, _Mapping]] = ..., ping_for: _Optional[_Union[PingFor, _Mapping]] = ..., ack_for: _Optional[_Union[AckFor, _Mapping]] = ..., request: _Optional[_Union[Request, _Mapping]] = ..., grant: _Optional[_Union[Grant, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., begin: _Optional[_Union[Begin, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., inquire: _Optional[_Union[Inquire, _Mapping]] = ..., relinquish: _Optional[_Union[Relinquish, _Mapping]] = ..., arrive: _Optional[_Union[Arrive, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ..., activate: _Optional[_Union[Activate, _Mapping]] = ..., past: _Optional[_Union[Past, _Mapping]] = ..., standing: _Optional[_Union[Standing, _Mapping]] = ..., mended: _Optional[_Union[Mended, _Mapping]] = ..., algorithm: _Optional[_Union[AlgorithmMessage, _Mapping]] = ...) -> None: ...
 
 class Ping(_message.Message):
     __slots__ = ("number", "members")
@@ -344,29 +342,15 @@ class Past(_message.Message):
     version: int
     def __init__(self, version: _Optional[int] = ...) -> None: ...
 
-class Ask(_message.Message):
-    __slots__ = ("ticket", "updates")
-    TICKET_FIELD_NUMBER: _ClassVar[int]
-    UPDATES_FIELD_NUMBER: _ClassVar[int]
-    ticket: Ticket
-    updates: int
-    def __init__(self, ticket: _Optional[_Union[Ticket, _Mapping]] = ..., updates: _Optional[int] = ...) -> None: ...
-
-class Propose(_message.Message):
-    __slots__ = ("ticket", "members")
-    TICKET_FIELD_NUMBER: _ClassVar[int]
-    MEMBERS_FIELD_NUMBER: _ClassVar[int]
-    ticket: Ticket
-    members: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, ticket: _Optional[_Union[Ticket, _Mapping]] = ..., members: _Optional[_Iterable[str]] = ...) -> None: ...
-
-class Settle(_message.Message):
-    __slots__ = ("ticket", "done")
-    TICKET_FIELD_NUMBER: _ClassVar[int]
-    DONE_FIELD_NUMBER: _ClassVar[int]
-    ticket: Ticket
-    done: bool
-    def __init__(self, ticket: _Optional[_Union[Ticket, _Mapping]] = ..., done: _Optional[bool] = ...) -> None: ...
+class AlgorithmMessage(_message.Message):
+    __slots__ = ("kind", "numbers", "peers")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    NUMBERS_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    numbers: _containers.RepeatedScalarFieldContainer[int]
+    peers: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, kind: _Optional[str] = ..., numbers: _Optional[_Iterable[int]] = ..., peers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Standing(_message.Message):
     __slots__ = ("ticket", "how", "asks")
@@ -403,20 +387,22 @@ class Slice(_message.Message):
     def __init__(self, payload: _Optional[bytes] = ..., average: _Optional[_Union[AverageOpening, _Mapping]] = ..., state: _Optional[_Union[StateOpening, _Mapping]] = ..., last: _Optional[bool] = ...) -> None: ...
 
 class AverageOpening(_message.Message):
-    __slots__ = ("swarm", "sender", "ticket", "vector_size", "slice_size", "codec")
+    __slots__ = ("swarm", "sender", "ticket", "vector_size", "slice_size", "codec", "bucket")
     SWARM_FIELD_NUMBER: _ClassVar[int]
     SENDER_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
     VECTOR_SIZE_FIELD_NUMBER: _ClassVar[int]
     SLICE_SIZE_FIELD_NUMBER: _ClassVar[int]
     CODEC_FIELD_NUMBER: _ClassVar[int]
+    BUCKET_FIELD_NUMBER: _ClassVar[int]
     swarm: str
     sender: str
     ticket: Ticket
     vector_size: int
     slice_size: int
     codec: str
-    def __init__(self, swarm: _Optional[str] = ..., sender: _Optional[str] = ..., ticket: _Optional[_Union[Ticket, _Mapping]] = ..., vector_size: _Optional[int] = ..., slice_size: _Optional[int] = ..., codec: _Optional[str] = ...) -> None: ...
+    bucket: str
+    def __init__(self, swarm: _Optional[str] = ..., sender: _Optional[str] = ..., ticket: _Optional[_Union[Ticket, _Mapping]] = ..., vector_size: _Optional[int] = ..., slice_size: _Optional[int] = ..., codec: _Optional[str] = ..., bucket: _Optional[str] = ...) -> None: ...
 
 class StateOpening(_message.Message):
     __slots__ = ("swarm", "sender", "version", "line")
@@ -431,7 +417,7 @@ class StateOpening(_message.Message):
     def __init__(self, swarm: _Optional[str] = ..., sender: _Optional[str] = ..., version: _Optional[int] = ..., line: _Optional[int] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("self", "members", "unix_s", "running_s", "samples_per_s", "wait_share", "progress", "doing", "loss", "partners", "disagreement_l2", "groups_done", "groups_failed", "warning")
+    __slots__ = ("self", "members", "unix_s", "running_s", "samples_per_s", "wait_share", "progress", "doing", "loss", "partners", "disagreement_l2", "groups_done", "groups_failed", "warning", "silence", "since_average_s")
     SELF_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     UNIX_S_FIELD_NUMBER: _ClassVar[int]
@@ -446,6 +432,8 @@ class Report(_message.Message):
     GROUPS_DONE_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FAILED_FIELD_NUMBER: _ClassVar[int]
     WARNING_FIELD_NUMBER: _ClassVar[int]
+    SILENCE_FIELD_NUMBER: _ClassVar[int]
+    SINCE_AVERAGE_S_FIELD_NUMBER: _ClassVar[int]
     self: Hello
     members: _containers.RepeatedCompositeFieldContainer[Member]
     unix_s: float
@@ -460,7 +448,9 @@ class Report(_message.Message):
     groups_done: int
     groups_failed: int
     warning: str
-    def __init__(self_, self: _Optional[_Union[Hello, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., unix_s: _Optional[float] = ..., running_s: _Optional[float] = ..., samples_per_s: _Optional[float] = ..., wait_share: _Optional[float] = ..., progress: _Optional[int] = ..., doing: _Optional[str] = ..., loss: _Optional[float] = ..., partners: _Optional[_Iterable[str]] = ..., disagreement_l2: _Optional[float] = ..., groups_done: _Optional[int] = ..., groups_failed: _Optional[int] = ..., warning: _Optional[str] = ...) -> None: ...
+    silence: str
+    since_average_s: float
+    def __init__(self_, self: _Optional[_Union[Hello, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., unix_s: _Optional[float] = ..., running_s: _Optional[float] = ..., samples_per_s: _Optional[float] = ..., wait_share: _Optional[float] = ..., progress: _Optional[int] = ..., doing: _Optional[str] = ..., loss: _Optional[float] = ..., partners: _Optional[_Iterable[str]] = ..., disagreement_l2: _Optional[float] = ..., groups_done: _Optional[int] = ..., groups_failed: _Optional[int] = ..., warning: _Optional[str] = ..., silence: _Optional[str] = ..., since_average_s: _Optional[float] = ...) -> None: ...
 
 class DialBackRequest(_message.Message):
     __slots__ = ("port", "number")

@@ -100,7 +100,7 @@ def enter(
         raise UnsafeError(f"{name} enters {ticket} without being promised to it")
     if lapsed:
         raise UnsafeError(f"{name} enters {ticket} when its promise has lapsed")
-    average = replace(average, held=False)  # a matter of its own trainer
+    average = replace(average, awaited=False)  # a matter of its own trainer
     if story.group not in (None, average):
         raise UnsafeError(f"{name} enters another group under {ticket} than the others")
     members = tuple(names.index(member) for member in average.members)

@@ -1,24 +1,27 @@
 """A peer's way through a swarm: it listens, joins, trains, serves the others, departs.
 
-The same way for real (`runtime/peer.py`) and in a simulated world (`sim/peer.py`). What differs
-comes in as ports: the transport, and the `Surroundings`.
+This is the only place that puts a peer together: a real one (`runtime/peer.py`), those of simulated
+worlds (`sim/peer.py`, `sim/world.py`) and those of benchmarks. What differs comes in as ports: the
+replica, the `Environment`, the transport and the metrics.
 
 ::
 
-    listen ──► join ──► begin ──► step, step, ... ──► end ──► depart ──► record_end
-    protocol   protocol  trainer   trainer            trainer  protocol   trainer
+    assemble ─► listen ─► join ─► begin ──► step, step, ... ──► end ──► depart ──► record_end
+    protocol    protocol  protocol  trainer   trainer         trainer  protocol   trainer
 
 Below each stands on whose side it runs: coroutines of the protocol belong on its event loop, what
-is the trainer's is called where the loop of training runs (see `runtime/boundary.py`).
+is the trainer's is called where the loop of training runs (see `runtime/boundary.py`). After `join`
+a peer is ready, and others average with it; one without a trainer stays there, and claims its
+groups by hand through `swarm`.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from p2ptrain.averaging.base import Algorithm
+from p2ptrain.averaging.base import load_algorithm
 from p2ptrain.compute.replica import Replica
 from p2ptrain.core.messages import Phase
 from p2ptrain.errors import ConfigError
@@ -35,8 +38,8 @@ from p2ptrain.runtime.swarm import DriverSwarm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
-    """What a life finds around it: clocks, and how its two sides reach each other."""
+class Environment:
+    """What a peer finds around it: clocks, a device, and how its two sides reach each other."""
 
     clock: Callable[[], Seconds]
     """Of the event loop's timers."""
@@ -50,44 +53,51 @@ class Surroundings:
     cross: Cross
     offload: Offload
 
+    device: str
+    """Where the replica is, for the record."""
 
-class Life:
+
+class PeerLifecycle:
     """One life of one peer; another one under the same name is another object.
 
     Args:
-        config: the peer's; `name` stands for an empty one.
-        algorithm: loaded by the configuration.
-        replica: the model; `device` is where it lives, for the record.
-        metrics: takes the records.
-        around: clocks, and how the two sides reach each other.
+        config: the peer's; its name is not empty.
+        replica: the model.
+        environment: clocks, and how the two sides reach each other.
         snapshots: whether rows of the model are written to `config.out`.
+
+    Raises:
+        ConfigError: for an unknown algorithm, an option or a relation that cannot work.
     """
+
+    driver: Driver
+    """From `assemble` on, as are the next two."""
+    swarm: DriverSwarm
+    boundary: Boundary
 
     def __init__(
         self,
-        name: PeerId,
         config: PeerConfig,
-        algorithm: Algorithm,
         replica: Replica,
-        metrics: Metrics,
-        around: Surroundings,
+        environment: Environment,
         *,
-        device: str,
-        snapshots: bool,
+        snapshots: bool = False,
     ) -> None:
+        algorithm = load_algorithm(config.algorithm, config.algorithm_options)
+        if config.peers > 1:  # otherwise it is not known how many will come
+            algorithm.check_swarm(config.peers)
         if config.average_momentum and algorithm.averages == "gradients":
             raise ConfigError(
                 f"average_momentum: {config.algorithm} averages gradients, so that momenta are "
                 "alike anyway; leave it out"
             )
-        self.name = name
+        self.name = PeerId(config.name)
+        self.address = Address("")
         self.why_stopped = ""
         self._config = config
         self._algorithm = algorithm
         self._replica = replica
-        self._device = device
-        self._metrics = metrics
-        self._around = around
+        self._environment = environment
         self._writes_snapshots = snapshots
         self._snapshots: SnapshotWriter | None = None
         self._began_at: Seconds | None = None
@@ -98,17 +108,13 @@ class Life:
     def progress(self) -> int:
         """Samples of the whole swarm so far; see `Peer.progress`."""
         known = self.driver.accord.progress
-        return known if self.is_synchronous else max(known, self.boundary.totals.samples)
+        agreed = self.averages == "gradients"  # in each average of them
+        return known if agreed else max(known, self.boundary.totals.samples)
 
     @property
     def averages(self) -> str:
         """``models`` or ``gradients``."""
         return self._algorithm.averages
-
-    @property
-    def is_synchronous(self) -> bool:
-        """True if all peers make the same steps together."""
-        return self._algorithm.averages == "gradients"
 
     @property
     def has_begun(self) -> bool:
@@ -125,29 +131,30 @@ class Life:
     def stop(self, why: str) -> None:
         """Ask the loop to end, from any thread; a wait in a step ends."""
         self.why_stopped = self.why_stopped or why
-        self._around.cross.post(self.driver.withdraw)
+        self._environment.cross.post(self.driver.withdraw)
 
     def _reason_to_stop(self) -> str:
-        stop, driver, now = self._config.stop, self.driver, self._around.clock()
+        stop, driver, now = self._config.stop, self.driver, self._environment.clock()
         if stop.samples is not None and self.progress >= stop.samples:
             return f"the swarm has trained {self.progress} samples"
         if driver.accord.agreed_to_end:
             return "the swarm agreed to end"
         began = now if self._began_at is None else self._began_at
         late = stop.seconds is not None and now - began >= stop.seconds
-        if late and self.is_synchronous:
+        if late and self.averages == "gradients":
             driver.accord.wants_to_end = True  # all will know with the next average
             return ""
         return f"{stop.seconds:g} s are over" if late else ""
 
     # --- from the first word to the last ----------------------------------------------------------
 
-    async def listen(self, transport: Transport) -> Address:
-        """Open up for others. Raises ConfigError if that is not possible."""
-        config, around = self._config, self._around
+    def assemble(self, transport: Transport, metrics: Metrics) -> None:
+        """Put the parts together; `metrics` takes the records. Belongs on the protocol's loop."""
+        config, environment = self._config, self._environment
+        self._metrics = metrics
         self.driver = Driver(
             self.name,
-            incarnation=around.incarnation,
+            incarnation=environment.incarnation,
             algorithm=self._algorithm,
             algorithm_name=config.algorithm,
             replica=self._replica,
@@ -155,46 +162,54 @@ class Life:
             protocol=config.protocol,
             exchange=config.exchange,
             rng=Random(f"{config.seed}/{self.name}"),
-            offload=around.offload,
-            clock=around.clock,
-            metrics=self._metrics,
+            offload=environment.offload,
+            clock=environment.clock,
+            metrics=metrics,
         )
-        self._swarm = DriverSwarm(self.driver)
+        self.swarm = DriverSwarm(self.driver)
         self.boundary = Boundary(
-            self.driver, self._swarm, around.cross, self._metrics, around.clock
+            self.driver, self.swarm, environment.cross, metrics, environment.clock
         )
+
+    async def listen(self) -> Address:
+        """Open up for others. Raises ConfigError if that is not possible."""
         self.address = await self.driver.start()
         return self.address
 
-    async def join(self) -> None:
-        """Take a place in the swarm, and the model of one who is ahead.
+    async def join(self, hosts: Sequence[str] = (), *, keeps_model: bool = False) -> None:
+        """Take a place in the swarm, and the model of one who is ahead; then this peer is ready.
+
+        Args:
+            hosts: to ask for a place; those of the configuration, if none are given.
+            keeps_model: go on with the replica as it is, as after a checkpoint.
 
         Raises:
-            RefusedError: if the others will not have us.
+            RefusedError: if the others refuse this peer.
             TransportError: if they are not here in time.
         """
         config, driver = self._config, self.driver
         self._record_start()
-        hosts = [Address(host) for host in config.join if host != self.address]
-        if hosts:
-            await driver.join(hosts, config.join_timeout_s)
+        asked = [Address(host) for host in hosts or config.join if host != self.address]
+        if asked:
+            await driver.join(asked, config.join_timeout_s)
         await driver.wait_for_members(config.together or config.peers, config.join_timeout_s)
-        donor = await driver.take_over_model()
-        if donor:
+        if keeps_model:
+            driver.keep_model()
+        elif donor := await driver.take_over_model():
             self._metrics.record("warning", text=f"took over the model of {donor}")
         driver.describe(Phase.ARRIVING, steps=0, samples=0)  # from here on it knows progress
         self._metrics.record("ready", members=[self.name, *driver.choosable()])
-        driver.begin_background(self._swarm)
         if self._writes_snapshots:
             path = Path(config.out) / f"{self.name}.snapshots"
-            offload = self._around.offload
+            offload = self._environment.offload
             self._snapshots = SnapshotWriter(path, self._replica, self._metrics, offload)
             self._writing = asyncio.ensure_future(self._snapshots.repeat(config.snapshot_every_s))
 
     def begin(self) -> None:
-        """The first step begins now."""
-        self._began_at = self._around.clock()
+        """The first step begins now, and the algorithm's own loop beside it."""
+        self._began_at = self._environment.clock()
         self.boundary.begin()
+        self._environment.cross.post(lambda: self.driver.begin_background(self.swarm))
 
     async def step(
         self, samples: int, loss: float | None, optimizer_step: Callable[[], None]
@@ -211,7 +226,7 @@ class Life:
         if serve:
             await self.driver.wait_until_all_done()
         await self.driver.leave(self._config.leave_grace_s)
-        await self._around.offload(self._replica.settle)
+        await self._environment.offload(self._replica.settle)
         if self._snapshots:
             self._writing.cancel()
             await asyncio.gather(self._writing, return_exceptions=True)
@@ -227,11 +242,11 @@ class Life:
     def _record_start(self) -> None:
         self._metrics.record(
             "started",
-            unix_s=self._around.unix_clock(),
+            unix_s=self._environment.unix_clock(),
             peer=self.name,
             address=self.address,
             algorithm=self._config.algorithm,
-            device=self._device,
+            device=self._environment.device,
             model_size=self._replica.saved_size,
             fingerprint=self._replica.fingerprint,
         )

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2ptrain.core.group_book import Group, GroupBook, machines, shares
+from p2ptrain.averaging.ripples.book import Group, GroupBook, machines, shares
 from p2ptrain.errors import InvariantViolation
 from p2ptrain.ids import PeerId
 

@@ -1,6 +1,6 @@
 """The book of Ripples' Group Generator: who is to average with whom next, and who is already at it.
 
-Pure bookkeeping of one generator (`core/group_generator.py` says who that is). Peers *ask*, groups
+Pure bookkeeping of one generator (`generator.py` says who that is). Peers *ask*, groups
 come out; when a group is *over* the book hears of it, and perhaps more groups come out.
 
 ::

@@ -21,8 +21,8 @@ groups that do not conflict. Three ways to choose, `schedule`:
   So one peer of a machine at a time uses its way to the others, and every second step only.
 * `"generator"`: one peer, the **Group Generator**, keeps a lock for each peer and a **Group
   Buffer**, and where that is empty divides all peers into groups at once, **Group Division**
-  (`core/group_book.py`). Here it is elected and only proposes; the members grant through the group
-  lock, and when it dies another takes its place (`core/group_generator.py`).
+  (`book.py`). Here it is elected and only proposes; the members grant through the group lock, and
+  when it dies another takes its place (`generator.py`).
 * `"decentral"`: nobody proposes. Whoever has made an update and has not been in a group since takes
   the first of the others that are free, through the group lock.
 
@@ -43,13 +43,23 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from p2ptrain.averaging.ad_psgd import in_turn
-from p2ptrain.averaging.base import Algorithm, Swarm
-from p2ptrain.core.effects import What
-from p2ptrain.core.group_book import GroupBook, machines
-from p2ptrain.core.wait_avoiding import NOBODY, Round, Rule
-from p2ptrain.errors import ConfigError
-from p2ptrain.ids import PeerId
+from p2ptrain.averaging import (
+    NOBODY,
+    Algorithm,
+    AlgorithmMessage,
+    ConfigError,
+    PeerId,
+    RemoteProtocolError,
+    Round,
+    Rule,
+    Seconds,
+    Swarm,
+    Ticket,
+    What,
+    in_turn,
+)
+from p2ptrain.averaging.ripples.book import GroupBook, machines
+from p2ptrain.averaging.ripples.generator import RESEND_S, GroupGenerator
 
 SCHEDULES = ("generator", "static", "decentral")
 
@@ -57,9 +67,13 @@ DEFAULT_GROUP = 3
 PUBLISHED_MACHINE = 4
 """Peers on a machine in the published table."""
 
+SHORTEST_S: Seconds = 0.01
+"""A timer may fire a little early; what is due would then be waited for by nothing again."""
+
 
 class Ripples(Algorithm):
     averages = "models"
+    state_names = ("turns",)
 
     @dataclass(frozen=True, slots=True, kw_only=True)
     class Config:
@@ -105,38 +119,36 @@ class Ripples(Algorithm):
             if not 1 < self.slowdown < math.inf:
                 raise ConfigError(f"ripples slowdown = {self.slowdown} must be above 1")
 
-    _turns = 0  # averages that we began
-    _groups = 0  # that we had been in when the last one ended
+    turns = 0
+    """Averages that we began."""
+    _groups = 0  # that we had been in when the last one ended, in this life
+    _generator: GroupGenerator | None = None
 
-    def acts(self, moment: str) -> bool:
-        match moment:
-            case "schedule":
-                return bool(self.config.schedule == "static")
-            case "after_update":
-                return bool(self.config.waits)
-            case "background":
-                return not self.config.waits
-            case _:
-                return super().acts(moment)
+    @property
+    def trainer_waits(self) -> bool:
+        """As the option says."""
+        return bool(self.config.waits)
 
     async def after_update(self, swarm: Swarm) -> None:
         await self._partial_all_reduce(swarm)
 
     async def background(self, swarm: Swarm) -> None:
+        if self.config.schedule == "generator":
+            swarm.start(self._run_generator(swarm))
         updates = 0
-        while True:
+        while not self.config.waits:
             updates = await swarm.wait_for_update(updates + 1)
             await self._partial_all_reduce(swarm)
 
     async def _partial_all_reduce(self, swarm: Swarm) -> None:
         """Average in the group of this update, unless somebody else's choice had us in one."""
-        self._turns += 1
+        self.turns += 1
         if self.config.schedule == "static":
-            self._turns = max(self._turns, swarm.version)  # a newcomer falls in with the others
-            await swarm.average_at(self._turns)
+            self.turns = max(self.turns, swarm.version)  # a newcomer falls in with the others
+            await swarm.average_at(self.turns)
         elif self.config.waits or swarm.met().get(swarm.me, 0) == self._groups:
             if self.config.schedule == "generator":
-                await swarm.average_in_turn()
+                await self._take_turn(swarm)
             else:
                 await self._take_who_is_free(swarm)
         self._groups = swarm.met().get(swarm.me, 0)
@@ -153,15 +165,60 @@ class Ripples(Algorithm):
 
     # --- generator --------------------------------------------------------------------------------
 
-    def group_book(self) -> GroupBook | None:
+    async def _take_turn(self, swarm: Swarm) -> None:
+        """Ask the generator for a group, until we have been in one, whoever it was proposed for."""
+        generator, before = self._generator_of(swarm), swarm.met().get(swarm.me, 0)
+        self._look(generator, swarm)
+        generator.ask(swarm.updates, swarm.now)
+        while generator.turn:
+            await swarm.wait_for_news(RESEND_S)
+            if swarm.met().get(swarm.me, 0) != before:
+                generator.average_ended()
+            self._look(generator, swarm)
+
+    async def _run_generator(self, swarm: Swarm) -> None:
+        generator = self._generator_of(swarm)
+        while True:
+            self._look(generator, swarm)
+            due = generator.next_deadline() or swarm.now + RESEND_S
+            await swarm.wait_for_news(max(SHORTEST_S, due - swarm.now))
+
+    def _look(self, generator: GroupGenerator, swarm: Swarm) -> None:
+        """Tell the generator what may have changed."""
+        if not swarm.trains:
+            generator.withdraw(swarm.now)
+        generator.view_changed(swarm.now)
+        generator.handle_timer(swarm.now)
+
+    def handle_message(self, swarm: Swarm, source: PeerId, message: AlgorithmMessage) -> None:
         if self.config.schedule != "generator":
-            return None
-        return GroupBook(
-            group_size=self._size,
-            peers_per_machine=self.config.peers_per_machine,
-            slowdown=self.config.slowdown,
-            waits=self.config.waits,
-        )
+            raise RemoteProtocolError(f"{source} has groups proposed, and we do not")
+        self._generator_of(swarm).receive(source, message, swarm.now)
+
+    def _generator_of(self, swarm: Swarm) -> GroupGenerator:
+        """This peer's share of the generator, made when it is needed first."""
+        if self._generator is None:
+            book = GroupBook(
+                group_size=self._size,
+                peers_per_machine=self.config.peers_per_machine,
+                slowdown=self.config.slowdown,
+                waits=self.config.waits,
+            )
+            self._generator = GroupGenerator(
+                swarm.me,
+                swarm.incarnation,
+                book,
+                swarm.trainees,
+                lambda proposal, others: swarm.start(self._lead(swarm, proposal, others)),
+                swarm.tell,
+                swarm.rng,
+            )
+        return self._generator
+
+    async def _lead(self, swarm: Swarm, proposal: Ticket, others: Sequence[PeerId]) -> None:
+        """Claim a group that was proposed, and say how that ended."""
+        result = await swarm.average_models(others)
+        self._generator_of(swarm).claim_ended(proposal, result.outcome, swarm.now)
 
     # --- decentral --------------------------------------------------------------------------------
 
@@ -169,7 +226,7 @@ class Ripples(Algorithm):
         """Claim a group with the first that are free of those that we met longest ago."""
         everyone = sorted((swarm.me, *swarm.choosable()))
         each = self.config.peers_per_machine or len(everyone)
-        candidates, count = circle(self._turns, everyone, swarm.me, each, self._size)
+        candidates, count = circle(self.turns, everyone, swarm.me, each, self._size)
         order = in_turn(candidates, swarm.met(), swarm.rng)
         if order:
             half = order[: max(count, -(-len(order) // 2))]

@@ -1,0 +1,148 @@
+"""A peer without a trainer: a benchmark claims its groups by hand, and sets its model."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from time import perf_counter
+from typing import Any, TypeVar
+
+import torch
+
+from launcher.collect import Json
+from p2ptrain.compute.torch_replica import TorchReplica
+from p2ptrain.core.events import Outcome
+from p2ptrain.ids import Address, PeerId, Seconds
+from p2ptrain.net.grpc_config import GrpcConfig
+from p2ptrain.net.grpc_transport import GrpcTransport
+from p2ptrain.runtime.exchange import ExchangeConfig
+from p2ptrain.runtime.lifecycle import Environment, PeerLifecycle
+from p2ptrain.runtime.metrics import MemoryMetrics
+from p2ptrain.runtime.settings import PeerConfig
+from p2ptrain.sim.peer import SameLoop
+
+T = TypeVar("T")
+
+
+class FilledModel(torch.nn.Module):
+    """One parameter, `numbers` times the same number."""
+
+    def __init__(self, numbers: int, value: float) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.full((numbers,), float(value)))
+
+
+class Claimer:
+    """One real peer on the running loop; `groups` holds the record of each group, as it ends.
+
+    Args:
+        name: of the peer.
+        numbers: of its model.
+        value: of each number.
+        way: how chunks travel: ``memory``, ``sockets`` or ``grpc``.
+        codec: how numbers are written.
+        host: to listen on.
+        peers: how many have to be here before this one is ready.
+        limit_s: for joining.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        numbers: int,
+        value: float,
+        way: str,
+        *,
+        codec: str = "fp32",
+        host: str = "127.0.0.1",
+        peers: int = 1,
+        limit_s: Seconds = 120.0,
+    ) -> None:
+        self.name = PeerId(name)
+        self.groups: asyncio.Queue[Json] = asyncio.Queue()
+        self._model, self._limit_s = FilledModel(numbers, value), limit_s
+        optimizer = torch.optim.SGD(self._model.parameters(), lr=0.1)
+        self._replica = TorchReplica(self._model, optimizer)
+        config = PeerConfig(
+            name=name,
+            listen=f"{host}:0",
+            join_timeout_s=limit_s,
+            peers=peers,
+            leave_grace_s=1.0,
+            exchange=ExchangeConfig(codec=codec),
+            network=GrpcConfig(data=way),
+        )
+        environment = Environment(
+            clock=perf_counter,
+            unix_clock=time.time,
+            incarnation=1,
+            cross=SameLoop(),
+            offload=_on_a_worker,
+            device=self._replica.device,
+        )
+        self._lifecycle = PeerLifecycle(config, self._replica, environment)
+        transport = GrpcTransport(config.listen, config=config.network)
+        self._lifecycle.assemble(transport, _GroupMetrics(self.groups))
+
+    async def listen(self) -> Address:
+        """Open up for others."""
+        return await self._lifecycle.listen()
+
+    async def join(self, *hosts: str) -> None:
+        """Be ready: in a swarm with `hosts`, or as the first of one."""
+        await self._lifecycle.join(hosts, keeps_model=True)
+
+    async def average(self, others: Sequence[PeerId]) -> None:
+        """Average with all of `others`; one that has not quite left the last group is asked again.
+
+        Raises:
+            TimeoutError: if no group has been formed within the limit.
+        """
+        async with asyncio.timeout(self._limit_s):
+            while (await self._lifecycle.swarm.average_models(others)).outcome is Outcome.BUSY:
+                pass
+
+    async def next_group(self) -> Json:
+        """The record of the next group that has ended. Raises TimeoutError."""
+        async with asyncio.timeout(self._limit_s):
+            return await self.groups.get()
+
+    async def settle(self) -> None:
+        """Wait until no group runs, take its result in, forget the records. Raises TimeoutError."""
+        driver = self._lifecycle.driver
+        async with asyncio.timeout(self._limit_s):
+            while driver.averages.running:
+                await driver.wait_for_news()
+        self._replica.settle()
+        while not self.groups.empty():
+            self.groups.get_nowait()
+
+    def fill(self, value: float) -> None:
+        """Set all numbers of the model."""
+        self._replica.settle()
+        with torch.no_grad():
+            self._model.weight.fill_(value)
+
+    def mean(self) -> float:
+        """Of the numbers of the model, with all results taken in."""
+        self._replica.settle()
+        return float(self._model.weight.detach().mean(dtype=torch.float64))
+
+    async def leave(self) -> None:
+        """Say goodbye and close everything."""
+        await self._lifecycle.depart(serve=False)
+
+
+class _GroupMetrics(MemoryMetrics):
+    """Hands on the records of groups that were formed, with the time at which each ended."""
+
+    def __init__(self, groups: "asyncio.Queue[Json]") -> None:
+        super().__init__(perf_counter)
+        self._groups = groups
+
+    def record(self, kind: str, **fields: Any) -> None:  # Any: whatever JSON can hold
+        if kind == "group" and fields["outcome"] != Outcome.BUSY.value:
+            self._groups.put_nowait({"t": perf_counter(), **fields})
+
+
+def _on_a_worker(function: Callable[[], T], /) -> Awaitable[T]:
+    return asyncio.get_running_loop().run_in_executor(None, function)

@@ -1,0 +1,80 @@
+"""What all members of a synchronous group agree on, from what each states beside its gradients.
+
+Every member computes the same from the same `Contribution`s: whether anybody wants to end, so that
+all end after the same version; progress, so that all follow the same schedule; whether anybody had
+gradients, so that all make the update or none does.
+
+Which model is equal to which is known without a look at all of it. Equal models that take in the
+same mean stay equal, so a model's *line* is a digest of some numbers of the model that it began
+with, then of each average that went into it: its ticket and some numbers of the mean. Peers on one
+line have one model; two parts of a swarm that went on apart are on two, from their first average
+on. It costs a tenth of a millisecond at 25 million numbers. Rounding that differs between devices
+does not change it; nor does it tell if somebody changes parameters between two steps.
+"""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from p2ptrain.compute.replica import Vector
+from p2ptrain.core.contribution import Contribution
+from p2ptrain.ids import Ticket
+
+SAMPLED = 1024
+"""Numbers of a vector that go into a line."""
+
+
+@dataclass(slots=True)
+class AgreedState:
+    """What one peer brings into it, and the outcome."""
+
+    contributes: bool = True
+    """False: our gradients have no say in the next average."""
+    averaged_anything: bool = True
+    """False: nobody's gradients had."""
+    samples_of_step: int = 0
+    """Of the step whose gradients are to be averaged."""
+    samples_before: int = 0
+    """Of our former lives, as far as the others had heard."""
+    wants_to_end: bool = False
+    """Our vote."""
+    agreed_to_end: bool = False
+    progress: int = 0
+    """Samples of the whole swarm, as far as we know, or as all agreed."""
+    line: int = 0
+    """Where our model comes from, in 64 bits."""
+
+    def begin(self, model_M: Vector) -> None:
+        """The first step begins with this model."""
+        self.line = _digest(b"", model_M)
+
+    def follow(self, ticket: Ticket, mean_V: Vector) -> None:
+        """The mean of this attempt goes into our model."""
+        words = self.line, ticket.initiator, ticket.incarnation, ticket.number, ticket.attempt
+        self.line = _digest(repr(words).encode(), mean_V)
+
+    def take_in(self, contributions: Sequence[Contribution], outside_samples: int) -> None:
+        """An average is done: what its members stated, and the samples of all who are not in it."""
+        self.averaged_anything = any(one.weight for one in contributions)
+        self.agreed_to_end = any(one.wants_to_end for one in contributions)
+        samples = sum(one.samples for one in contributions) + outside_samples
+        self.progress = max(self.progress, samples)
+
+
+def union(masks: Iterable[bytes]) -> bytes:
+    """A mask that has the bits of all; `Contribution.gradient_mask` says what they mean."""
+    bits, size = 0, 0
+    for mask in masks:
+        bits, size = bits | int.from_bytes(mask, "little"), max(size, len(mask))
+    return bits.to_bytes(size, "little")
+
+
+def usual_samples(contributions: Sequence[Contribution]) -> float:
+    """Samples of one step of all members; one that has made none yet counts as their mean."""
+    known = [one.usual for one in contributions if one.usual]
+    return sum(known) * len(contributions) / max(1, len(known))
+
+
+def _digest(before: bytes, vector_V: Vector) -> int:
+    sample = vector_V[:: max(1, len(vector_V) // SAMPLED)].astype("<f4").tobytes()
+    return int.from_bytes(hashlib.blake2b(before + sample, digest_size=8).digest())

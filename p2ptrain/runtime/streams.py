@@ -1,0 +1,264 @@
+"""All streams of one ticket: who calls whom for which bucket, what has moved, who has all.
+
+**A member is through when all are**: a member that serves a stream ends it only when it has all of
+the result itself, of all buckets, and so does the caller where one stream serves both directions.
+So a member that has committed knows that every other member could, and after a break all can adopt
+what one of them has committed (`core/repair.py`).
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass
+from typing import Any
+
+from p2ptrain.core.events import Outcome
+from p2ptrain.core.transfers import ARRIVAL_S
+from p2ptrain.errors import CodecError, RefusedError, TransportError
+from p2ptrain.ids import PeerId, Seconds, Ticket
+from p2ptrain.net.transport import SliceStream
+from p2ptrain.net.wire import AverageOpening
+from p2ptrain.runtime.scope import Scope
+
+OpenStream = Callable[[PeerId, AverageOpening], Awaitable[SliceStream]]
+Move = Callable[[PeerId, SliceStream], Coroutine[Any, Any, None]]  # Any: asyncio's own types
+
+
+class GroupBroken(Exception):
+    """The group cannot finish; says how it ended, because of whom, and in which phase."""
+
+    def __init__(self, outcome: Outcome, why: str) -> None:
+        super().__init__(why)
+        self.outcome = outcome
+        self.why = why
+
+
+@dataclass(eq=False)
+class Streams:
+    """One member's streams of one ticket."""
+
+    me: PeerId
+    ticket: Ticket
+    members: tuple[PeerId, ...]
+    _: KW_ONLY
+    swarm: str
+    """The digest that openings carry."""
+    clock: Callable[[], Seconds]
+    """For the times that messages of failure state."""
+    heard: Callable[[PeerId], None] = lambda _: None
+    """Is told whenever anything has come from a member."""
+    arrival_s: Seconds = ARRIVAL_S
+    """How long to wait for a member's stream; it may still be in another group."""
+
+    def __post_init__(self) -> None:
+        self.sent_bytes = 0
+        self.received_bytes = 0
+        self.arrivals: dict[PeerId, Seconds] = {}
+        """How long after the group's beginning each one's stream came, of those that open one."""
+        self.has_all: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.means_may_leave = asyncio.Event()
+        """Set: what this member has reduced goes out to the others."""
+        self.due = 0
+        """Parts of the result that are yet to come."""
+        self._started = self._moved_at = self.clock()
+        self._link_sent_bytes = self._link_received_bytes = 0  # what left the machine, or may have
+        self._openings: dict[str, AverageOpening] = {}
+        self._incoming: dict[tuple[str, PeerId], asyncio.Future[SliceStream]] = {}
+        self._served: dict[tuple[str, PeerId], asyncio.Future[None]] = {}
+        self._met: dict[PeerId, None] = {}
+        self._streams: list[SliceStream] = []
+
+    # --- what can be seen -------------------------------------------------------------------------
+
+    @property
+    def is_complete(self) -> bool:
+        """True once all of the result is here, whether or not all others have it."""
+        return self.has_all.done() and not self.has_all.cancelled()
+
+    @property
+    def moved_bytes(self) -> int:
+        """What went over a link, in the direction in which more did."""
+        return max(self._link_sent_bytes, self._link_received_bytes)
+
+    @property
+    def silent_s(self) -> Seconds:
+        """How long ago anything has moved here, or the exchange was made."""
+        return self.clock() - self._moved_at
+
+    @property
+    def is_met(self) -> bool:
+        """True once something of every other member has come."""
+        return len(self._met) == len(self.members) - 1
+
+    @property
+    def missing(self) -> tuple[PeerId, ...]:
+        """Who has not opened its stream yet."""
+        callers = dict.fromkeys(peer for _, peer in self._incoming)
+        return tuple(peer for peer in callers if peer not in self.arrivals)
+
+    def has_bucket(self, name: str) -> bool:
+        """True if a bucket of this name is part of the payload."""
+        return name in self._openings
+
+    # --- openings ---------------------------------------------------------------------------------
+
+    def expect(
+        self, bucket: str, size: int, chunk_size: int, codec: str, callers: Iterable[PeerId]
+    ) -> None:
+        """`callers` open a stream each for this bucket, whose sizes and codec must be these."""
+        self._openings[bucket] = AverageOpening(
+            self.swarm, self.me, self.ticket, size, chunk_size, codec, bucket
+        )
+        for peer in callers:
+            self._incoming[bucket, peer] = asyncio.get_running_loop().create_future()
+            self._served[bucket, peer] = asyncio.get_running_loop().create_future()
+
+    async def accept(self, opening: AverageOpening, stream: SliceStream) -> None:
+        """A member's stream has come; returns when it has been served, or all is over.
+
+        Raises:
+            RefusedError: if the opening does not fit this group.
+        """
+        theirs, key = opening, (opening.bucket, opening.sender)
+        mine = self._openings.get(opening.bucket)
+        if mine is None:
+            raise RefusedError(f"{self.ticket} has no bucket {opening.bucket!r} at {self.me}")
+        if theirs.codec != mine.codec:
+            raise RefusedError(
+                f"{opening.sender} sends {theirs.codec} and {self.me} {mine.codec}; "
+                f"give all peers the same codec"
+            )
+        waiting = self._incoming.get(key)
+        if waiting is None or waiting.done():
+            raise RefusedError(f"{self.ticket} does not wait for a stream of {opening.sender}")
+        if (theirs.vector_size, theirs.slice_size) != (mine.vector_size, mine.slice_size):
+            raise RefusedError(
+                f"{opening.sender} averages {theirs.vector_size} numbers in slices of "
+                f"{theirs.slice_size}, {self.me} {mine.vector_size} in slices of {mine.slice_size}"
+            )
+        self._streams.append(stream)
+        self.arrivals.setdefault(opening.sender, self.clock() - self._started)
+        self._hear(opening.sender)
+        waiting.set_result(stream)
+        await asyncio.shield(self._served[key])
+
+    async def call(self, bucket: str, peer: PeerId, open_stream: OpenStream) -> SliceStream:
+        """Open a stream to `peer`."""
+        with self.while_it_is(peer, "opening its stream"):
+            stream = await open_stream(peer, self._openings[bucket])
+        self._streams.append(stream)
+        return stream
+
+    async def called_by(self, bucket: str, peer: PeerId) -> SliceStream:
+        """Wait for the stream that `peer` opens."""
+        try:
+            async with asyncio.timeout(self.arrival_s):
+                return await self._incoming[bucket, peer]
+        except TimeoutError as error:
+            why = f"{peer} opened no stream within {self.arrival_s:g} s"
+            raise GroupBroken(Outcome.LATE, why) from error
+
+    def mark_served(self, bucket: str, peer: PeerId) -> None:
+        """The stream that `peer` opened has done its work."""
+        self._served[bucket, peer].set_result(None)
+
+    async def swap(
+        self, scope: Scope, bucket: str, peer: PeerId, opens: OpenStream, send: Move, take: Move
+    ) -> None:
+        """One stream for both directions, opened by the later by name."""
+        waits = (bucket, peer) in self._incoming
+        calling = self.called_by(bucket, peer) if waits else self.call(bucket, peer, opens)
+        stream = await calling
+        sending = scope.start(send(peer, stream))
+        await take(peer, stream)
+        await asyncio.gather(sending, self.has_all)
+        if not waits:
+            await self.say_all(peer, stream)
+        await self.end(peer, stream)
+        if waits:
+            self.mark_served(bucket, peer)
+
+    # --- messages of a stream ---------------------------------------------------------------------
+
+    async def send(
+        self, peer: PeerId, stream: SliceStream, payload: memoryview, *, last: bool = False
+    ) -> None:
+        """Send one message."""
+        with self.while_it_is(peer, "taking slices"):
+            await stream.send(payload, last)
+        self.sent_bytes += payload.nbytes
+        self._link_sent_bytes += 0 if stream.is_local else payload.nbytes
+        self._moved_at = self.clock()
+
+    async def refer(
+        self, peer: PeerId, stream: SliceStream, payload: memoryview, *, last: bool
+    ) -> bool:
+        """Send all of a shard at once, if the owner can read it where it stands."""
+        with self.while_it_is(peer, "taking slices"):
+            referred = await stream.refer(payload, last)
+        self.sent_bytes += payload.nbytes if referred else 0
+        return referred
+
+    async def receive(
+        self,
+        peer: PeerId,
+        stream: SliceStream,
+        phase: str,
+        due: int,
+        into: memoryview | None = None,
+    ) -> memoryview:
+        """The next message, which has `due` bytes; see `SliceStream.receive`."""
+        with self.while_it_is(peer, phase):
+            payload = await stream.receive(into)
+        if payload is None or payload.nbytes != due:
+            got = "the end" if payload is None else f"{payload.nbytes} bytes"
+            why = f"{peer} sent {got} where a slice of {due} bytes was due"
+            raise GroupBroken(Outcome.BROKEN, why)
+        self.received_bytes += payload.nbytes
+        self._link_received_bytes += 0 if stream.is_local else payload.nbytes
+        self._hear(peer)
+        return payload
+
+    async def say_all(self, peer: PeerId, stream: SliceStream) -> None:
+        """This side, which opened the stream, has sent all."""
+        with self.while_it_is(peer, "ending its stream"):
+            await stream.finish()
+
+    async def end(self, peer: PeerId, stream: SliceStream) -> None:
+        """Both sides have said and read all: only then is the average complete for this pair."""
+        with self.while_it_is(peer, "ending its stream"):
+            await stream.release()
+            extra = await stream.receive()
+        if extra is not None:
+            raise GroupBroken(Outcome.BROKEN, f"{peer} sent more slices than its share has")
+
+    def arrived(self) -> None:
+        """One more part of the result is here."""
+        self.due -= 1
+        if not self.due:
+            self.has_all.set_result(None)
+
+    @contextmanager
+    def while_it_is(self, peer: PeerId, phase: str) -> Iterator[None]:
+        """An error of `peer`'s stream breaks the group, in a sentence."""
+        try:
+            yield
+        except (TransportError, RefusedError, CodecError) as error:
+            waited = self.clock() - self._started
+            outcome = Outcome.REFUSED if isinstance(error, RefusedError) else Outcome.LOST
+            why = f"{peer}, {phase}, after {waited:.2f} s: {error}"
+            raise GroupBroken(outcome, why) from error
+
+    def close(self, broken: str) -> None:
+        """Everything is over; if something `broken` it, the streams are aborted."""
+        if broken:
+            for stream in self._streams:
+                stream.abort(broken)
+        for served in self._served.values():
+            if not served.done():
+                served.set_result(None)
+
+    def _hear(self, peer: PeerId) -> None:
+        self._met[peer] = None
+        self._moved_at = self.clock()
+        self.heard(peer)

@@ -1,0 +1,75 @@
+"""Every algorithm as it is by default, and with such options as make it another one."""
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from p2ptrain.averaging.base import Algorithm, known_algorithms, load_algorithm
+
+Options = dict[str, Any]  # Any: the algorithm checks
+
+MORE: dict[str, dict[str, Options]] = {
+    "ad_psgd": {
+        "ring": {"graph": "ring"},
+        "exponential, every second update": {"graph": "exponential", "every_updates": 2},
+        "bipartite": {"graph": "bipartite"},
+    },
+    "allreduce": {},
+    "eager": {
+        "solo": {"rule": "solo", "limiter": 4, "average_models_every": 10},
+        "majority": {"rule": "majority", "seed": 7},
+        "quorum of all": {"quorum": 1.0},
+        "as published": {"rule": "solo", "missed": "latest", "waits_for_running": False},
+    },
+    "ripples": {
+        "waits": {"waits": True, "slowdown": 3.0},
+        "static": {"schedule": "static"},
+        "static, pairs, waits": {"schedule": "static", "peers_per_machine": 2, "waits": True},
+        "decentral": {"schedule": "decentral"},
+        "decentral, pairs, waits": {"schedule": "decentral", "group_size": 2, "waits": True},
+        "machines of two": {"peers_per_machine": 2},
+    },
+    "wagma": {
+        "pairs": {"group_size": 2, "tau": 3},
+        "fours": {"group_size": 4, "tau": 7},
+        "synchronised in step": {"sync": "step", "tau": 4},
+        "as published": {"sync": "step", "late": "paper", "tau": 4},
+    },
+}
+"""By algorithm, and by what its options make of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One algorithm with some options; it prints as a test's name."""
+
+    algorithm: str
+    kind: str = ""
+    options: Options = field(default_factory=dict)
+
+    def load(self) -> Algorithm:
+        return load_algorithm(self.algorithm, self.options)
+
+    @property
+    def name(self) -> str:
+        return f"{self.algorithm}, {self.kind}" if self.kind else self.algorithm
+
+    @property
+    def conserves_mean(self) -> bool:
+        """As the algorithm declares."""
+        return self.load().conserves_mean
+
+
+DEFAULTS = tuple(Variant(name) for name in known_algorithms())
+VARIANTS = tuple(
+    variant
+    for default in DEFAULTS
+    for variant in (
+        default,
+        *(Variant(default.algorithm, kind, o) for kind, o in MORE[default.algorithm].items()),
+    )
+)
+
+
+def options_of(algorithm: str) -> set[str]:
+    """The names of all options of an algorithm."""
+    return {option.name for option in fields(type(load_algorithm(algorithm)).Config)}
