@@ -82,6 +82,9 @@ def test_a_barrier_costs_one_message_each_way(names: str):
         meeting.settle()
         meeting.together(names)
         meeting.finish(names)
+        assert meeting.states() == dict.fromkeys(names, "free"), (
+            "nothing is offered while they train"
+        )
         meeting.settle()
         expected = [f"{name} -> a Arrive" for name in names[1:]]
         expected += [f"a -> {name} Begin" for name in names[1:]]
