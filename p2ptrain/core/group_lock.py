@@ -146,6 +146,10 @@ MOST_TICKS = 1 << 32
 """No request sets our clock forward by more: a made-up age must not drive it to where our own
 requests cannot be encoded any more."""
 
+MOST_SAMPLES = 1 << 62
+"""Of all who are not in a group: members that do not exist may have said that they made more, and a
+`Begin` with a larger number is not understood by anybody (`net/wire.py`)."""
+
 ENDED_REMEMBERED = 64
 """Tickets whose end we remember, far more than can be under way at once."""
 
@@ -698,7 +702,7 @@ class GroupLock:
             self._groups.weigh(members),
             purpose,
             () if all(one == MODEL for one in stated) else stated,
-            self._groups.outside_samples(members),
+            min(self._groups.outside_samples(members), MOST_SAMPLES),
         )
         offers = tuple(promise for promise in state.granted if promise.offer)
         for promise in state.granted:
