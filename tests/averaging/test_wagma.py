@@ -203,7 +203,7 @@ async def test_in_the_papers_synchronisation_nobody_is_more_than_tau_steps_ahead
     assert max(gaps) == 5
     for peer in world.peers.values():
         assert peer.metrics.of("step")[-1]["t"] > 25 * 0.25, "one slow peer slows all"
-        assert peer.driver.machine.activation.version == 30
+        assert peer.driver.machine.groups.wait_avoiding.version == 30
     await world.close()
 
 
@@ -227,7 +227,7 @@ async def test_all_models_are_equal_after_the_papers_synchronisation():
 async def test_a_group_that_a_member_declines_is_recorded_as_refused_and_changes_nothing():
     world = await build(2, "wagma", learning_rate=0.0)
     before = models(world)
-    world.peers[PeerId("p1")].driver.machine.activation.withdraw()
+    world.peers[PeerId("p1")].driver.machine.groups.wait_avoiding.withdraw()
     await world.train(3, steps_of(0.1))
     records = world.peers[PeerId("p0")].metrics.of("group")
     assert [record["outcome"] for record in records] == [Outcome.REFUSED] * 3
@@ -294,7 +294,7 @@ async def test_a_newcomer_falls_into_step(sync: str):
     await world.settle()
     newcomer = world.peers[PeerId("p9")]
     assert newcomer.driver.accounts.groups_formed > 15
-    assert newcomer.driver.machine.activation.version > 30
+    assert newcomer.driver.machine.groups.wait_avoiding.version > 30
     assert disagreement(world) < 1e-6
     await world.close()
 
