@@ -127,7 +127,7 @@ async def test_who_does_not_wait_for_a_running_version_waits_less_and_is_later()
     for waits in (True, False):
         options = {"rule": "solo", "waits_for_running": waits}
         world = await build(4, "eager", equal=True, link=Link(latency_s=0.02), **options)
-        await world.train(60, steps_of(0.1, p3=0.13))
+        await world.train(60, steps_of(0.1, p3=0.17))
         latest[waits] = lateness(world)
         waited_s[waits] = sum(peer.boundary.totals.wait_s for peer in world.peers.values())
         await world.close()

@@ -200,7 +200,7 @@ async def test_in_the_papers_synchronisation_nobody_is_more_than_tau_steps_ahead
         gaps.append(max(steps) - min(steps))
 
     await world.train(30, steps_of(0.05, p3=0.25), look)
-    assert max(gaps) == 5
+    assert 4 <= max(gaps) <= 5
     for peer in world.peers.values():
         assert peer.metrics.of("step")[-1]["t"] > 25 * 0.25, "one slow peer slows all"
         assert peer.driver.machine.groups.wait_avoiding.version == 30
@@ -224,15 +224,14 @@ async def test_all_models_are_equal_after_the_papers_synchronisation():
     await world.close()
 
 
-async def test_a_group_that_a_member_declines_is_recorded_as_refused_and_changes_nothing():
+async def test_a_version_that_a_member_refuses_runs_nowhere_and_stops_nobody():
     world = await build(2, "wagma", learning_rate=0.0)
     before = models(world)
-    world.peers[PeerId("p1")].driver.machine.groups.wait_avoiding.withdraw()
+    world.peers[PeerId("p1")].driver.machine.groups.wait_avoiding.withdraw(0.0)
     await world.train(3, steps_of(0.1))
-    records = world.peers[PeerId("p0")].metrics.of("group")
-    assert [record["outcome"] for record in records] == [Outcome.REFUSED] * 3
-    reasons = [record["reason"] for record in records]
-    assert reasons == [f"p1 is not in version {version}" for version in (1, 2, 3)]
+    peer = world.peers[PeerId("p0")]
+    assert peer.metrics.of("group") == [], "no group was formed"
+    assert peer.driver.machine.groups.wait_avoiding.version == 3
     assert np.array_equal(models(world), before)
     await world.close()
 

@@ -10,8 +10,6 @@ import pytest
 
 from p2ptrain.core.deadlines import WINDOW
 from p2ptrain.core.effects import What
-from p2ptrain.core.lock_state import LockConfig
-from p2ptrain.core.peer_machine import ProtocolConfig
 from p2ptrain.ids import PeerId, Seconds
 from p2ptrain.runtime.exchange import ExchangeConfig
 from p2ptrain.sim.faults import Throttle
@@ -23,14 +21,13 @@ FAST_BYTES_S = 1e5
 TRIO = ["p0", "p1", "p2"]
 
 
-async def fleet(lease_s: Seconds, *, size: int = 20_000, slice_kib: int = 1024) -> World:
+async def fleet(*, size: int = 20_000, slice_kib: int = 1024) -> World:
     """Three peers that have averaged often enough to know how long that takes."""
     world = await build(
         3,
         "ad_psgd",
         size=size,
         link=Link(bandwidth_bytes_s=FAST_BYTES_S),
-        protocol=ProtocolConfig(lock=LockConfig(lease_s=lease_s)),
         exchange=ExchangeConfig(slice_kib=slice_kib),
     )
     await asyncio.sleep(5.0)
@@ -61,11 +58,6 @@ def stalls(world: World) -> list[Seconds]:
     return [peer.driver.averages.transfers.stall_s(What.MODELS, 3) for peer in peers]
 
 
-def leases(world: World) -> list[Seconds]:
-    """What each of them would claim a group for."""
-    return [peer.driver.machine.lock.pace.lease_s for peer in world.peers.values()]
-
-
 async def slow_down(world: World) -> None:
     """What p1 sends takes ten times as long from now on."""
     await world.carry_out([Throttle(peer="p1", at_s=0.0, bytes_s=FAST_BYTES_S / 10)])
@@ -77,7 +69,7 @@ def recover(world: World) -> None:
 
 
 async def test_a_link_that_becomes_ten_times_slower_breaks_one_average_and_then_none():
-    world = await fleet(lease_s=400.0)
+    world = await fleet()
     assert max(stalls(world)) < 10.0
     await slow_down(world)
     assert (await averages(world, 1)) == [True], "it was mended"
@@ -89,7 +81,7 @@ async def test_a_link_that_becomes_ten_times_slower_breaks_one_average_and_then_
 
 
 async def test_a_link_that_recovers_is_waited_for_less_long_again():
-    world = await fleet(lease_s=400.0)
+    world = await fleet()
     before = stalls(world)
     await slow_down(world)
     await averages(world, 8)
@@ -101,30 +93,11 @@ async def test_a_link_that_recovers_is_waited_for_less_long_again():
 
 
 async def test_a_group_in_which_slices_move_is_not_broken_however_long_it_takes():
-    world = await fleet(lease_s=400.0, slice_kib=4)
+    world = await fleet(slice_kib=4)
     waits_s = max(stalls(world))
     await slow_down(world)
     assert await averages(world, 3) == [True] * 3
     lasted = [record["exchange_s"] for record in world.peers[PeerId("p0")].metrics.of("group")]
     assert min(lasted[-3:]) > 2 * waits_s
     assert late(world) == 0
-    await world.close()
-
-
-async def test_a_lease_that_was_too_short_for_a_slow_link_is_long_enough_the_next_time():
-    world = await fleet(lease_s=80.0)
-    before = leases(world)
-    assert max(before) < 25.0
-    await slow_down(world)
-    assert (await averages(world, 3)).count(False) <= 1
-    broken = late(world)
-    assert broken > 0
-    assert await averages(world, 6) == [True] * 6
-    assert late(world) == broken
-    assert all(
-        1.5 * was < lease_s < 80.0 for was, lease_s in zip(before, leases(world), strict=True)
-    )
-    recover(world)
-    await averages(world, WINDOW)
-    assert leases(world) == pytest.approx(before, rel=0.1)
     await world.close()
