@@ -47,6 +47,8 @@ BUNDLED = Path(__file__).parent / "scenarios"
 METRICS = (
     "samples_per_s",
     "versions_per_s",
+    "averages_per_peer",
+    "failed_share",
     "time_to_target_s",
     "wall_s",
     "steps",

@@ -1,10 +1,10 @@
 """Synchronous all-reduce SGD: every step, everyone averages gradients with everyone.
 
-    g  <-  (1 / P) * sum over peers i of g_i
+    g  <-  sum over peers i of n_i g_i / sum of n_i      n_i: samples of its step
     x  <-  x - lr * update(g)
 
-All peers start equal, average the same gradients and stay equal: P peers behave as one with a batch
-P times as large. A step lasts as long as the slowest peer's. This is the baseline that every other
+All peers start equal, average the same gradients and stay equal: P peers behave as one with all of
+their batches. A step lasts as long as the slowest peer's. This is the baseline that every other
 algorithm is measured against (Li et al., PyTorch Distributed, VLDB 2020, section 2.2).
 
 The group is scheduled, not claimed: all that are alive, once per version (`core/barrier.py`);

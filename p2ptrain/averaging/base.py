@@ -141,10 +141,6 @@ class Swarm(Protocol):
         """Say that the trainer is not far behind a version, and do not wait for it."""
         ...
 
-    async def hand_in_gradients(self) -> None:
-        """Have the gradients of this step delivered: with the next version, exactly once."""
-        ...
-
     def forget_all_but_latest(self) -> None:
         """Of several means of gradients that were missed, take in the last one only."""
         ...
@@ -188,23 +184,13 @@ class Group(Protocol):
     left, if any are: let whatever is raised here pass.
     """
 
-    @property
-    def members(self) -> tuple[PeerId, ...]:
-        """Sorted, ourselves included."""
-        ...
-
-    @property
-    def what(self) -> What: ...
-
-    @property
-    def version(self) -> int | None:
-        """Of the schedule; None for a group that was claimed, or of a barrier."""
-        ...
-
-    @property
-    def awaited(self) -> bool:
-        """Our trainer has arrived at its version, and stands still until it is over."""
-        ...
+    members: tuple[PeerId, ...]
+    """Sorted, ourselves included."""
+    what: What
+    version: int | None
+    """Of the schedule; None for a group that was claimed, or of a barrier."""
+    awaited: bool
+    """Our trainer has arrived at its version, and stands still until it is over."""
 
     async def reduce(self) -> None:
         """Average what all members contribute; nothing here is changed by it."""
@@ -231,7 +217,8 @@ class Algorithm:
         """An algorithm without options."""
 
     averages: ClassVar[str] = "models"
-    """``models`` or ``gradients``: what its groups average."""
+    """``models`` or ``gradients``: what its groups average. Gradients of peers that are not
+    `in_step` are delivered late: those of each step with the next version that runs."""
 
     state_names: ClassVar[tuple[str, ...]] = ()
     """Attributes that outlive a step: numbers, texts, and lists and dicts of such."""

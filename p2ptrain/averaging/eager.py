@@ -3,12 +3,13 @@
 As in all-reduce SGD everyone averages gradients with everyone, version after version; but a version
 does not wait for all of them. Each peer has a buffer b_i of what it has not delivered yet:
 
-    b_i  <-  b_i + g_i                          whenever a gradient is ready
-    G    <-  (1 / P) * sum over peers of b_i    then b_i <- 0: delivered exactly once
+    b_i  <-  b_i + n_i g_i                        a gradient of n_i samples is ready
+    G    <-  sum of all b_i / sum of all n_i      then b_i <- 0: delivered exactly once
     x_i  <-  x_i - lr * update(G)
 
 A late peer contributes nothing, or gradients of earlier steps; what it computes meanwhile goes with
-the next version. The divisor is always P, so a gradient weighs the same whenever it comes.
+the next version. The divisor counts one step of all P peers (with equal batches it is the paper's
+1 / P), so a gradient weighs the same whenever it comes.
 
 When does a version run? As soon as one trainer waits for it, and
 
@@ -107,7 +108,6 @@ class Eager(Algorithm):
         return bool(self.config.missed == "every")
 
     async def after_backward(self, swarm: Swarm) -> None:
-        await swarm.hand_in_gradients()
         ran = swarm.version
         if ran == self.seen:
             await swarm.average_at(ran + 1)

@@ -132,9 +132,11 @@ def _gradients(flat: FlatModel) -> Iterator[_Gradient]:
 def _write(into: Tensor, values: Tensor, weight: int, what: str) -> None:
     if values.layout != torch.strided:
         raise StateError(f"{what} is sparse, which cannot be averaged; build it with sparse=False")
-    into.view(values.shape).copy_(values.detach())
-    if weight != 1:
-        into.mul_(weight)
+    values, there = values.detach(), into.view(values.shape)
+    if (values.dtype, values.device) == (into.dtype, into.device):
+        torch.mul(values, weight, out=there)  # in one go: gradients do not fit into a cache
+    else:
+        there.copy_(values).mul_(weight)
     if not is_finite(into):
         raise StateError(
             f"{what} is not finite; lower the learning rate, clip, or use a gradient scaler"

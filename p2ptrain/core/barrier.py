@@ -142,10 +142,16 @@ class Barrier:
             state = replace(state, since=since, resend_at=state.resend_at - now)
         return state, tuple(sorted(self._arrivals.items())), self._request, self._withdrawn
 
-    def clone(self, lock: GroupLock, emit: Callable[[Effect], None]) -> Self:
+    def clone(
+        self,
+        lock: GroupLock,
+        emit: Callable[[Effect], None],
+        participants: Callable[[], Sequence[PeerId]],
+    ) -> Self:
         """An independent barrier in the same state, on another slot."""
         twin = copy.copy(self)
-        twin._lock, twin._emit, twin._arrivals = lock, emit, dict(self._arrivals)
+        twin._lock, twin._emit, twin._participants = lock, emit, participants
+        twin._arrivals = dict(self._arrivals)
         return twin
 
     # --- what happens -----------------------------------------------------------------------------
@@ -172,10 +178,10 @@ class Barrier:
     def receive(self, source: PeerId, message: BarrierMessage, now: Seconds) -> None:
         match message:
             case Arrive(version=version, line=line, offer=offer, contribution=contribution):
-                self._arrivals[source] = version, line
-                if offer:
-                    self._lock.note_offer(source, offer, barrier_of(version, line), contribution)
-                self._maybe_request(now)
+                purpose = barrier_of(version, line)
+                if not offer or self._lock.note_offer(source, offer, purpose, contribution):
+                    self._arrivals[source] = version, line
+                    self._maybe_request(now)
             case CatchUp(version=version, donor=donor, line=line):
                 state = self._state
                 if isinstance(state, Waiting) and (

@@ -20,8 +20,9 @@ class Contribution:
     takes part without a say (its gradients overflowed, it has just caught up, it has none)."""
 
     usual: int = 1
-    """Samples of one of its steps, whether or not it contributes any now. Late gradients are
-    divided by the sum of these, so that a gradient weighs the same whenever it comes."""
+    """Samples of one of its steps, whether or not it contributes any now; 0 before the first, which
+    counts as the others' mean. Late gradients are divided by the sum of these, so that a gradient
+    weighs the same whenever it comes."""
 
     samples: int = 0
     """Samples of all its lives, this step's included."""

@@ -84,8 +84,10 @@ seen to be enough (`core/pace.py`).
   too long).
 * `lease_s`: a granter is free again by itself so long after its grant (the initiator is silent: it
   died). Should its group form all the same, it refuses it, and the group ends or goes on without
-  it. A *formed* group has no lease: a member's slot is that group's while its average runs, and an
-  average in which nothing moves is broken (`core/repair.py`, `core/transfers.py`).
+  it. So long after it has first asked for its offer back, a peer has it back, answered or not: a
+  group that begins with it is refused. A *formed* group has no lease: a member's slot is that
+  group's while its average runs, and an average in which nothing moves is broken
+  (`core/repair.py`, `core/transfers.py`).
 * Deadlines bind before anything else happens: a peer that was paused takes no late `Begin` or
   `Grant` for a timely one.
 * The *ticket* fences the rest: chunks under a ticket that is not `holds` are refused, and a result
@@ -249,6 +251,11 @@ class GroupLock:
 
     # --- for explorers ----------------------------------------------------------------------------
 
+    @property
+    def wanted(self) -> tuple[Ticket, ...]:
+        """Our own requests that wait for their turn."""
+        return tuple(wish.ticket for wish in self._wishes)
+
     def frozen(self, now: Seconds) -> Hashable:
         """All that decides what this lock will do, as one value, with times relative to `now`."""
         return (
@@ -290,7 +297,7 @@ class GroupLock:
             LocalProtocolError: if `candidates` repeats a peer, contains us or has less than
                 `needed`, or nobody is needed.
         """
-        alone = not candidates and purpose.formation is not Formation.CLAIMED
+        alone = not candidates and not needed and purpose.formation is not Formation.CLAIMED
         if len({self._me, *candidates}) != len(candidates) + 1:
             raise LocalProtocolError(f"{self._me} cannot claim a group with {list(candidates)}")
         if not alone and not 1 <= needed <= len(candidates):
@@ -324,16 +331,29 @@ class GroupLock:
 
     def note_offer(
         self, source: PeerId, offer: Ticket, purpose: Purpose, contribution: Contribution
-    ) -> None:
-        """`source` waits for such a group of ours, and offers us its slot."""
+    ) -> bool:
+        """`source` waits for such a group of ours, and offers us its slot.
+
+        Returns:
+            False if its own later word has overtaken this one.
+        """
         if offer.initiator != source:
-            return  # not an offer that it could make
+            return False  # not an offer that it could make
+        let_go = self._let_go.get(source, NO_OFFER)
+        standing = self._offers[source].offer if source in self._offers else None
+        overtaken = offer < max(let_go, standing or NO_OFFER)
         if self._has_taken(offer):
             self._tell_taken(source, offer)  # the first one was lost
-        elif offer <= self._let_go.get(source, NO_OFFER):
+        elif offer <= let_go:
             self._emit(Send(source, Release(offer)))  # lost: the offer comes again
-        else:
+        elif not overtaken:
             self._offers[source] = Promise(source, contribution, offer, purpose)
+        return not overtaken
+
+    def forget_offer(self, source: PeerId) -> None:
+        """`source` is told that what it offers its slot for does not come: it takes it back."""
+        if source in self._offers:
+            self._void(source, self._offers[source].offer or NO_OFFER)
 
     def receive(self, source: PeerId, message: SlotMessage, now: Seconds) -> None:
         self._lapse(now)
@@ -433,7 +453,7 @@ class GroupLock:
             case Free() | InGroup():
                 return None
             case Offered() as state:
-                return state.resend_at if self._is_wanted else None
+                return min(state.resend_at, state.lapses_at) if self._is_wanted else None
             case Collecting() as state:
                 return min(state.resend_at, state.give_up_at)
             case Granted() as state:
@@ -551,7 +571,8 @@ class GroupLock:
             self._next_turn(now)
 
     def _ask_offer_back(self, state: Offered, now: Seconds) -> None:
-        self._state = replace(state, resend_at=now + self._config.resend_s)
+        lapses_at = min(state.lapses_at, now + self._config.lease_s)
+        self._state = replace(state, resend_at=now + self._config.resend_s, lapses_at=lapses_at)
         self._emit(Send(state.to, Inquire(state.ticket)))  # lost: sent again at `resend_at`
 
     # --- the initiator's side ---------------------------------------------------------------------
@@ -762,7 +783,7 @@ class GroupLock:
             case _ if self._is_past(ticket):
                 pass  # a late one, of which we need not even say so
             case _ if not self._groups.admits(source, request):
-                self._disown(source, ticket)
+                self._refuse(source, ticket)
             case _:
                 self._enqueue(request)
                 self._consider(request, now)
@@ -799,28 +820,38 @@ class GroupLock:
     def _grant(self, request: Request, now: Seconds) -> None:
         ticket, initiator = request.ticket, request.ticket.initiator
         if not self._groups.admits(initiator, request):
-            self._disown(initiator, ticket)  # what it is for has gone on meanwhile
+            self._refuse(initiator, ticket)  # what it is for has gone on meanwhile
             return
         stated = self._groups.contribution(request.purpose)
         self._state = Granted(request, stated, now, now + self._config.resend_s)
         self._emit(Send(initiator, Grant(ticket, stated)))  # lost: sent again
 
+    def _refuse(self, source: PeerId, ticket: Ticket) -> None:
+        """For good: our word may arrive when a later `Grant` has, and no chunks wait for us."""
+        self._queue = tuple(other for other in self._queue if other.ticket != ticket)
+        if ticket not in self._ended:
+            self._remember(ticket, NEVER_FORMED)
+        self._disown(source, ticket)
+
     def _handle_begin(self, source: PeerId, begin: Begin, now: Seconds) -> None:
-        ticket = begin.ticket
+        ticket, purpose = begin.ticket, begin.purpose
         if source != ticket.initiator or not {source, self._me} <= {*begin.members}:
             return  # not a group that its sender could form
         match self._state:
             case Granted(request=request, granted_at=since) if request.ticket == ticket:
-                self._enter(begin, since)
+                if purpose == request.purpose:
+                    self._enter(begin, since)
+                else:
+                    self._disown(source, ticket)  # we have stated our scalars for something else
             case Offered() as state if (state.ticket, state.to) == (begin.offer, source):
-                if ticket in self._ended:
+                if ticket in self._ended or not purpose.fulfils(state.purpose):
                     self._disown(source, ticket)
                 else:
                     self._enter(begin, now)
             case InGroup() as state if state.ticket == ticket:
                 pass  # a duplicate
             case _:
-                self._disown(source, ticket)  # our lease lapsed, or our offer was taken back
+                self._refuse(source, ticket)  # our lease lapsed, or our offer was taken back
 
     # --- both sides -------------------------------------------------------------------------------
 
@@ -891,6 +922,8 @@ class GroupLock:
             case Granted() as state if state.granted_at + self._config.lease_s <= now:
                 self._free(state.ticket)
                 self._next_turn(now)
+            case Offered() as state if self._is_wanted and state.lapses_at <= now:
+                self._take_offer_back(now)
             case _:
                 pass
 
@@ -925,6 +958,9 @@ class GroupLock:
     def _free(self, ticket: Ticket, ended: Ended = NEVER_FORMED) -> None:
         """Our part in `ticket` is over, for good; somebody's turn is next."""
         self._state = Free()
+        self._remember(ticket, ended)
+
+    def _remember(self, ticket: Ticket, ended: Ended) -> None:
         self._ended[ticket] = ended
         if len(self._ended) > ENDED_REMEMBERED:
             del self._ended[next(iter(self._ended))]

@@ -23,7 +23,7 @@ from p2ptrain.core.effects import Abandon, Average, Effect, GroupEnded
 from p2ptrain.core.events import Outcome
 from p2ptrain.core.group_lock import GroupLock
 from p2ptrain.core.lock_state import LockConfig
-from p2ptrain.core.messages import Activate, Arrive, CatchUp, GroupMessage, Past, Request
+from p2ptrain.core.messages import Activate, Arrive, CatchUp, FormationMessage, Past, Request
 from p2ptrain.core.pace import Pace
 from p2ptrain.core.purpose import GOSSIP, Formation, Purpose
 from p2ptrain.core.wait_avoiding import Schedule, WaitAvoiding
@@ -136,13 +136,13 @@ class PeerGroups:
         parts = self.lock, self.barrier, self.wait_avoiding
         return tuple(part.frozen(now) for part in parts)
 
-    def clone(self, emit: Callable[[Effect], None]) -> Self:
-        """Independent groups in the same state."""
+    def clone(self, emit: Callable[[Effect], None], around: Surroundings) -> Self:
+        """Independent groups in the same state, in surroundings of their own."""
         twin = copy.copy(self)
-        twin._emit, twin._ended = emit, []
+        twin._emit, twin._around, twin._ended = emit, around, []
         twin.lock = self.lock.clone(twin._note, twin)
-        twin.barrier = self.barrier.clone(twin.lock, emit)
-        twin.wait_avoiding = self.wait_avoiding.clone(twin.lock, emit)
+        twin.barrier = self.barrier.clone(twin.lock, emit, around.participants)
+        twin.wait_avoiding = self.wait_avoiding.clone(twin.lock, emit, around.trainees)
         return twin
 
     # --- what happens -----------------------------------------------------------------------------
@@ -168,7 +168,7 @@ class PeerGroups:
         self.wait_avoiding.arrive(version, now, waits=waits)
         self._follow(now)
 
-    def receive(self, source: PeerId, message: GroupMessage, now: Seconds) -> None:
+    def receive(self, source: PeerId, message: FormationMessage, now: Seconds) -> None:
         self._now = now
         match message:
             case Arrive() | CatchUp():

@@ -80,6 +80,8 @@ class Offered:
     contribution: Contribution
     resend_at: Seconds
     """When to ask for it back again, if somebody wants it."""
+    lapses_at: Seconds = math.inf
+    """When to take it back without an answer, once it was asked for."""
 
     def __str__(self) -> str:
         return f"offered to {self.to}"
@@ -226,8 +228,9 @@ def relative(state: LockState, now: Seconds) -> LockState:
             )
         case Granted(granted_at=granted_at, resend_at=resend_at):
             return replace(state, granted_at=granted_at - now, resend_at=resend_at - now)
-        case Offered(resend_at=resend_at):
-            return replace(state, resend_at=max(-1.0, resend_at - now))
+        case Offered(resend_at=resend_at, lapses_at=lapses_at):
+            resend_at, lapses_at = max(0.0, resend_at - now), max(0.0, lapses_at - now)
+            return replace(state, resend_at=resend_at, lapses_at=lapses_at)
         case InGroup():
             return replace(state, since=0.0)
         case Free():

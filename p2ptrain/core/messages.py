@@ -8,6 +8,7 @@ from enum import IntEnum
 
 from p2ptrain.core.contribution import MODEL, Contribution
 from p2ptrain.core.purpose import GOSSIP, Purpose
+from p2ptrain.errors import LocalProtocolError
 from p2ptrain.ids import Address, PeerId, Ticket
 
 
@@ -237,6 +238,17 @@ class AlgorithmMessage:
     peers: tuple[PeerId, ...] = ()
     """At most 4,096."""
 
+    def __post_init__(self) -> None:
+        """Raise LocalProtocolError for what the other side would not take."""
+        sizes = len(self.kind), len(self.numbers), len(self.peers)
+        if any(size > most for size, most in zip(sizes, (32, 64, 4096), strict=True)):
+            raise LocalProtocolError(
+                f"a message with {sizes[0]} characters, {sizes[1]} numbers and {sizes[2]} names; "
+                "32, 64 and 4,096 are allowed: send less, or several"
+            )
+        if not all(0 <= number <= 1 << 62 for number in self.numbers):
+            raise LocalProtocolError(f"a message with {self.numbers}; write numbers from 0 to 2^62")
+
 
 # --- groups that break ----------------------------------------------------------------------------
 
@@ -281,5 +293,5 @@ BarrierMessage = Arrive | CatchUp
 WaitAvoidingMessage = Activate | Past
 RepairMessage = Standing | Mended
 MembershipMessage = Ping | Ack | PingFor | AckFor | Rumours
-GroupMessage = SlotMessage | BarrierMessage | WaitAvoidingMessage
-Message = MembershipMessage | GroupMessage | RepairMessage
+FormationMessage = SlotMessage | BarrierMessage | WaitAvoidingMessage
+Message = MembershipMessage | FormationMessage | RepairMessage

@@ -178,7 +178,8 @@ class WaitAvoiding:
         if self._schedule is None or self._withdrawn:
             return False
         if purpose.version <= self._begun:
-            self._emit(Send(source, Past(self._begun)))  # lost: its request is refused all the same
+            if source != self._me:  # lost: its request is refused all the same
+                self._emit(Send(source, Past(self._begun)))
             return False
         return True
 
@@ -200,10 +201,15 @@ class WaitAvoiding:
             self._withdrawn,
         )
 
-    def clone(self, lock: GroupLock, emit: Callable[[Effect], None]) -> Self:
+    def clone(
+        self,
+        lock: GroupLock,
+        emit: Callable[[Effect], None],
+        view: Callable[[], Sequence[PeerId]],
+    ) -> Self:
         """An independent one in the same state, on another slot."""
         twin = copy.copy(self)
-        twin._lock, twin._emit = lock, emit
+        twin._lock, twin._emit, twin._view = lock, emit, view
         twin._arrivals, twin._beyond = dict(self._arrivals), dict(self._beyond)
         twin._last = dict(self._last)
         return twin
@@ -359,6 +365,7 @@ class WaitAvoiding:
         if version > self._begun:
             self._count(source, version, waits, now)
         elif group is None or group.ticket.initiator != self._me or source not in group.members:
+            self._lock.forget_offer(source)
             self._emit(Send(source, Past(self._begun)))  # lost: its `Activate` comes again
 
     def _look_for_missing(self, version: int) -> None:
@@ -420,6 +427,7 @@ class WaitAvoiding:
             if version <= requested.version:
                 del self._arrivals[peer]
                 if waits and peer != self._me:
+                    self._lock.forget_offer(peer)
                     self._emit(Send(peer, Past(requested.version)))  # lost: it arrives again
         if self._arrival and self._arrival.version <= requested.version:
             self._end_arrival(Outcome.REFUSED, now)

@@ -21,7 +21,7 @@ from p2ptrain.core.contribution import MODEL, Contribution
 from p2ptrain.core.links import MAX_MBIT, WHOLE
 from p2ptrain.core.purpose import Formation, Purpose, What
 from p2ptrain.core.roster import ACCUSERS, joined
-from p2ptrain.errors import CodecError
+from p2ptrain.errors import CodecError, LocalProtocolError
 from p2ptrain.ids import Address, PeerId, Seconds, Ticket
 from p2ptrain.net._pb import peer_pb2 as pb
 
@@ -32,10 +32,6 @@ PROTOCOL_MINOR = 0
 MAX_NAME = 128
 MAX_REASON = 300
 MAX_MEMBERS = 4096
-MAX_KIND = 32
-"""Characters of the kind of an algorithm's message."""
-MAX_NUMBERS = 64
-"""In one."""
 MAX_NUMBER = 1 << 62
 MAX_OPENING_BYTES = 1 << 12
 MAX_MASK_BYTES = 1 << 17
@@ -285,15 +281,19 @@ _FROM_PB: dict[str, Callable[[Any], m.Message | m.AlgorithmMessage]] = {
     "mended": lambda p: m.Mended(
         _ticket(p.ticket), p.adopt, _number(p.again), _group(p.members) if p.members else ()
     ),
-    "algorithm": lambda p: _algorithm_message(p),
+    "algorithm": lambda p: _algorithm_message(
+        _text(p.kind, MAX_NAME), tuple(p.numbers), tuple(map(_name, p.peers[: MAX_MEMBERS + 1]))
+    ),
 }
 
 
-def _algorithm_message(p: Any) -> m.AlgorithmMessage:  # Any: a generated class
-    if len(p.numbers) > MAX_NUMBERS or len(p.peers) > MAX_MEMBERS:
-        raise CodecError(f"a message with {len(p.numbers)} numbers and {len(p.peers)} names")
-    numbers, peers = tuple(map(_number, p.numbers)), tuple(map(_name, p.peers))
-    return m.AlgorithmMessage(_text(p.kind, MAX_KIND), numbers, peers)
+def _algorithm_message(
+    kind: str, numbers: tuple[int, ...], peers: tuple[PeerId, ...]
+) -> m.AlgorithmMessage:
+    try:
+        return m.AlgorithmMessage(kind, numbers, peers)
+    except LocalProtocolError as error:  # no peer of ours could send it
+        raise CodecError(str(error)) from error
 
 
 # --- joining --------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from p2ptrain.core.messages import Member
 from p2ptrain.errors import CodecError, RefusedError, TransportError
 from p2ptrain.ids import Address, PeerId, Seconds
 from p2ptrain.net.transport import Transport
-from p2ptrain.net.wire import PROTOCOL_MAJOR, Hello, Welcome
+from p2ptrain.net.wire import PROTOCOL_MAJOR, Hello
 
 DIAL_BACK_S: Seconds = 5.0
 """The timeout for dialling a newcomer back; a machine on which a whole fleet starts takes seconds.
@@ -47,11 +47,13 @@ async def knock(
     hello: Hello,
     timeout_s: Seconds,
     clock: Callable[[], Seconds],
-) -> tuple[Address, Welcome]:
+) -> tuple[Address, tuple[Member, ...], Member]:
     """Send a join request to `hosts` in turn until one answers; they share the time.
 
+    Returns that host, the members in its reply, and its record of the asker.
+
     Raises:
-        RefusedError: if one refuses.
+        RefusedError: if one refuses, or its record of us leaves no room for a higher incarnation.
         TransportError: if none answered within `timeout_s`.
     """
     deadline = clock() + timeout_s
@@ -66,7 +68,7 @@ async def knock(
                 continue
             if welcome.refusal:
                 raise RefusedError(welcome.refusal)
-            return host, welcome
+            return host, welcome.members, _remembered(hello.me, host, welcome.members)
         await asyncio.sleep(0.1)
     raise TransportError(
         f"no peer answered at {', '.join(hosts)} within {timeout_s:g} s ({why}); "
@@ -83,17 +85,18 @@ def successor(newcomer: Member, before: Member | None) -> Member:
     return replace(newcomer, samples=before.samples, incarnation=incarnation)
 
 
-def remembered_incarnation(me: PeerId, host: Address, told: Sequence[Member]) -> int:
-    """The incarnation of `me` in the reply `told` of a `host`; 0 if it has none.
+def _remembered(me: Member, host: Address, told: Sequence[Member]) -> Member:
+    """Our record in the reply `told` of a `host`, perhaps of a former incarnation; else `me`.
 
     Raises:
         RefusedError: if it leaves no room to refute suspicions; then it is forged.
     """
-    known = max((member.incarnation for member in told if member.peer == me), default=0)
-    if known > HIGHEST - LEAP:
+    ours = [member for member in told if member.peer == me.peer]
+    known = max(ours, key=lambda member: member.incarnation, default=me)
+    if known.incarnation > HIGHEST - LEAP:
         raise RefusedError(
-            f"{host} remembers a {me} of incarnation {known}, above which there is no room; "
-            "choose another name"
+            f"{host} remembers a {me.peer} of incarnation {known.incarnation}, above which there "
+            "is no room; choose another name"
         )
     return known
 

@@ -147,6 +147,7 @@ class Averages:
         asked_at = self.asked_at.pop(ticket, host.now)
         while True:
             attempt = Attempt(ticket, members, effect.what, asked_at, host.now)
+            mend = None
             try:
                 await self._end_of_older_averages(effect.ticket)
                 mend = await self._attempt(attempt, effect)
@@ -165,12 +166,13 @@ class Averages:
                 raise
             finally:
                 self._close(attempt)
+                if mend is None or mend.again is None:
+                    self.late.give_back()
             ticket, members, asked_at = mend.again, mend.members, host.now
         host.over(attempt.ending)
 
     def _close(self, attempt: Attempt) -> None:
         """Of an attempt that is over nothing stays."""
-        self.late.give_back()
         for open_ones in (self._exchanges, self._committing, self._broken, self._called_off):
             open_ones.pop(attempt.ticket, None)
         self._host.accounts.close(attempt, self._host.now, self._host.metrics)

@@ -81,7 +81,7 @@ class Boundary:
         if algorithm.trainer_waits and algorithm.acts("after_backward"):
             driver.accord.averaged_anything = False
             driver.accord.samples_of_step = samples
-            await self._cross.call(algorithm.after_backward(self._swarm))
+            await self._cross.call(self._average_gradients(late))
             if not driver.accord.averaged_anything and not late:
                 if driver.stopping:
                     return  # a step that nobody averaged is not made: we would differ from the rest
@@ -102,6 +102,12 @@ class Boundary:
     def end(self) -> None:
         """The trainer has stopped; the peer serves the others."""
         self._tell(Phase.DONE)
+
+    async def _average_gradients(self, late: bool) -> None:
+        """The protocol's side; late gradients go with the next version, exactly once."""
+        if late:
+            await self._driver.hand_in_gradients()
+        await self._driver.algorithm.after_backward(self._swarm)
 
     def _take_in_late(self, optimizer_step: Callable[[], None]) -> None:
         """Update from all means of gradients that have come since the last boundary."""

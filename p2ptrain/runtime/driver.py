@@ -45,14 +45,7 @@ from p2ptrain.net.wire import (
     Welcome,
 )
 from p2ptrain.runtime.accounts import Accounts, Attempt
-from p2ptrain.runtime.admission import (
-    cannot_reach,
-    knock,
-    objection,
-    remembered_incarnation,
-    successor,
-    swarm_digest,
-)
+from p2ptrain.runtime.admission import cannot_reach, knock, objection, successor, swarm_digest
 from p2ptrain.runtime.agreed_state import AgreedState
 from p2ptrain.runtime.averages import Averages
 from p2ptrain.runtime.buffers import Buffers
@@ -180,12 +173,12 @@ class Driver:
             TransportError: if none answered within `timeout_s`.
         """
         self._machine.has_model = False
-        host, welcome = await knock(self._transport, hosts, self._hello(), timeout_s, self._clock)
-        self._machine.outlive(remembered_incarnation(self.name, host, welcome.members))
-        self._machine.learn(welcome.members, self.now, f"welcomed by {host}")
-        told = [member.samples for member in welcome.members if member.peer == self.name]
-        if any(told):  # we have been here before, and go on counting
-            self.accord.samples_before = max(told)
+        hello = self._hello()
+        host, told, us = await knock(self._transport, hosts, hello, timeout_s, self._clock)
+        self._machine.outlive(us.incarnation)
+        self._machine.learn(told, self.now, f"welcomed by {host}")
+        if us.samples:  # we have been here before, and go on counting
+            self.accord.samples_before = us.samples
             self.describe(Phase.ARRIVING, steps=0, samples=0)
         self._machine.membership.announce()
         self._pump()
@@ -326,9 +319,6 @@ class Driver:
         self._machine.arrive_at(version, self.now, waits=waits)
         self._pump()
 
-    def tell(self, peer: PeerId, message: AlgorithmMessage) -> None:
-        self._send(peer, message)  # lost: the algorithm says what that costs
-
     async def hand_in_gradients(self) -> None:
         contributes, self.accord.contributes = self.accord.contributes, True
         await self.averages.late.hand_in(self.accord.samples_of_step, contributes=contributes)
@@ -414,7 +404,7 @@ class Driver:
             self._log.decided(effect)
             match effect:
                 case effects.Send(target=target, message=message):
-                    self._send(target, message)
+                    self.send(target, message)
                 case effects.Average():
                     self.averages.start(effect)
                 case effects.Abandon():
@@ -447,7 +437,7 @@ class Driver:
             self._deadline = deadline
             self._timer = self._loop.call_at(deadline, self._handle_timer)
 
-    def _send(self, target: PeerId, message: Message | AlgorithmMessage) -> None:
+    def send(self, target: PeerId, message: Message | AlgorithmMessage) -> None:
         member = self._machine.membership.member(target)
         if member:
             self._log.message("->", target, message)

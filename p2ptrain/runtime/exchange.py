@@ -73,8 +73,8 @@ class ExchangeConfig:
 
     average_timeout_s: Seconds = 60.0
     """A group in which nothing moves for so long is broken, or sooner where less was seen to be
-    enough (`core/transfers.py`). A net under the other deadlines, not a tuning knob: claimed groups
-    end with their lease, dead members end a group at once."""
+    enough (`core/transfers.py`). A net under the other deadlines, not a tuning knob: dead members
+    end a group at once, silent ones within seconds (`core/repair.py`)."""
 
     link_mbit: int = 0
     """How many Mbit/s this peer's link carries in each direction; peers with slow links reduce
@@ -270,13 +270,13 @@ class StringExchange:
 
     async def _take(self, peer: PeerId, stream: SliceStream) -> None:
         phase, content = "sending its string", bytearray()
-        header = await self._streams.receive(peer, stream, phase, due=HEADER_BYTES)
+        header = await self._streams.receive(peer, stream, phase, HEADER_BYTES)
         due = int.from_bytes(header, "little")
         if due > self._own.most_bytes:
             why = f"{peer} sends {due} bytes of {self._own.name}, at most {self._own.most_bytes}"
             raise GroupBroken(Outcome.BROKEN, why)
         for span in slices(Span(0, due), MAX_SLICE_BYTES):
-            content += await self._streams.receive(peer, stream, phase, due=span.size)
+            content += await self._streams.receive(peer, stream, phase, span.size)
         self._gathered[peer] = bytes(content)
         self._streams.arrived()
 
@@ -471,7 +471,7 @@ class BucketExchange:
         slot_S = self._slot(peer, slot)[: span.size]
         into_S = slot_S if self.codec.is_exact else self._slot(peer, RAW)
         into = into_S.data.cast("B")[:due]
-        payload = await self._streams.receive(peer, stream, phase, due=due, into=into)
+        payload = await self._streams.receive(peer, stream, phase, due, into)
         with self._streams.while_it_is(peer, phase):
             return await self._compute(lambda: self.mix.read(payload, slot_S))
 

@@ -6,9 +6,9 @@ its trainer may add more before the group runs, exactly what was stated is set a
 Each gradient is delivered once::
 
     hand_in ──►  held  ──promise──►  promised  ──contribute──►  under way ──delivered──►  in
-                                        ^                           │            everybody's result
-                                        └──────── give_back ────────┘   the group broke: no member
-                                                                        has it
+                  ^                                                 │            everybody's result
+                  └──────────────────── give_back ──────────────────┘
+                                        the group is over, and no member has it
 
 A version's result waits for the end of its trainer's step. A trainer that missed several takes them
 in one after the other, each with an optimizer step of its own, so that all peers make the same
@@ -63,6 +63,7 @@ class LateGradients:
         self._held: _Load | None = None
         self._promised: _Load | None = None
         self._under_way: _Load | None = None
+        self._is_under_way = False  # also where there was nothing to take along
         self._results: deque[_Result] = deque()  # both sides: one appends, one pops
         self._knows = 0  # the version whose result the trainer computes with
         self._usual = 0  # samples of the last step
@@ -98,9 +99,13 @@ class LateGradients:
         )
 
     async def contribute(self, into_G: Vector) -> int:
-        """Write what was promised; it is under way from here on. Returns its weight."""
-        load = self._under_way = self._promised
-        self._promised = None
+        """Write what was promised, and returns its weight; it is under way from here on.
+
+        A group that tries again contributes the same again.
+        """
+        if not self._is_under_way:
+            self._under_way, self._promised = self._promised, None
+        self._is_under_way, load = True, self._under_way
         if load is None:
             into_G.fill(0)
             return 0
@@ -115,7 +120,7 @@ class LateGradients:
         outside_samples: int,
     ) -> int:
         """The group is done; `mean_G` is ours to keep. Returns how late the oldest gradient was."""
-        load, self._under_way = self._under_way, None
+        load, self._under_way, self._is_under_way = self._under_way, None, False
         self._results.append(_Result(version, mean_G, contributions, outside_samples))
         if load is None:
             return 0
@@ -123,8 +128,12 @@ class LateGradients:
         return version - 1 - load.knew
 
     def give_back(self) -> None:
-        """The group is over; what it did not deliver stays promised, to it or to the next one."""
-        self._promised, self._under_way = self._sum(self._under_way, self._promised), None
+        """The group is over; what it did not deliver waits again.
+
+        It may have been promised nothing of that since: so it is held, and not promised.
+        """
+        self._held = self._sum(self._under_way, self._held)
+        self._under_way, self._is_under_way = None, False
 
     def undelivered(self) -> Vector:
         """The weighted sum of all gradients that wait, or are under way."""

@@ -144,7 +144,7 @@ class Peer:
         """End a step; stands where `optimizer.step()` stood.
 
         Args:
-            samples: how many samples the gradients are of.
+            samples: how many samples the gradients are the mean of; averages weigh them so.
             loss: for the record.
             clip: norm to clip gradients to, after they were averaged.
             scaler: of mixed precision; unscaled before averaging, updated after it.

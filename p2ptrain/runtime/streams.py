@@ -163,17 +163,11 @@ class Streams:
         self._served[bucket, peer].set_result(None)
 
     async def swap(
-        self,
-        scope: Scope,
-        bucket: str,
-        peer: PeerId,
-        open_stream: OpenStream,
-        send: Move,
-        take: Move,
+        self, scope: Scope, bucket: str, peer: PeerId, opens: OpenStream, send: Move, take: Move
     ) -> None:
         """One stream for both directions, opened by the later by name."""
         waits = (bucket, peer) in self._incoming
-        calling = self.called_by(bucket, peer) if waits else self.call(bucket, peer, open_stream)
+        calling = self.called_by(bucket, peer) if waits else self.call(bucket, peer, opens)
         stream = await calling
         sending = scope.start(send(peer, stream))
         await take(peer, stream)
@@ -210,17 +204,16 @@ class Streams:
         peer: PeerId,
         stream: SliceStream,
         phase: str,
-        *,
-        due: int | None = None,
+        due: int,
         into: memoryview | None = None,
     ) -> memoryview:
-        """The next message, of `due` bytes if that is given."""
+        """The next message, which has `due` bytes; see `SliceStream.receive`."""
         with self.while_it_is(peer, phase):
             payload = await stream.receive(into)
-        if payload is None or due not in (None, payload.nbytes):
+        if payload is None or payload.nbytes != due:
             got = "the end" if payload is None else f"{payload.nbytes} bytes"
-            wanted = "more" if due is None else f"a slice of {due} bytes"
-            raise GroupBroken(Outcome.BROKEN, f"{peer} sent {got} where {wanted} was due")
+            why = f"{peer} sent {got} where a slice of {due} bytes was due"
+            raise GroupBroken(Outcome.BROKEN, why)
         self.received_bytes += payload.nbytes
         self._link_received_bytes += 0 if stream.is_local else payload.nbytes
         self._hear(peer)

@@ -69,9 +69,6 @@ class DriverSwarm:
     def pass_by(self, version: int) -> None:
         self._driver.arrive_at(version, waits=False)
 
-    async def hand_in_gradients(self) -> None:
-        await self._driver.hand_in_gradients()
-
     def forget_all_but_latest(self) -> None:
         self._driver.averages.late.forget_all_but_latest()
 
@@ -82,7 +79,7 @@ class DriverSwarm:
         await self._driver.wait_for_news(most_s)
 
     def tell(self, peer: PeerId, message: AlgorithmMessage) -> None:
-        self._driver.tell(peer, message)
+        self._driver.send(peer, message)  # lost: the algorithm says what that costs
 
     def start(self, activity: Coroutine[Any, Any, None]) -> None:  # Any: asyncio's own types
         self._driver.start_activity(activity)

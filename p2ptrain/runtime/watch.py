@@ -32,7 +32,9 @@ class Watch:
             self._timer.cancel()
 
     def _ask(self, due: Seconds) -> None:
-        self._timer, host = None, self._host
-        said = host.accounts.silence.ask(max(host.now, due), doing(host.machine))
-        host.accounts.tell(said, host.metrics)
+        self._timer, host, now = None, self._host, max(self._host.now, due)
+        silence, does = host.accounts.silence, doing(host.machine)
+        if does == "trains" and host.machine.membership.me.steps == 0:
+            silence.watch(now, counts=False)  # the first step may take minutes, as to compile
+        host.accounts.tell(silence.ask(now, does), host.metrics)
         self.look()

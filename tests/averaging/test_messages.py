@@ -2,10 +2,14 @@
 
 import sys
 import types
+from typing import Any
 
 import pytest
 
 from p2ptrain.averaging import Algorithm, AlgorithmMessage, PeerId, RemoteProtocolError, Swarm
+from p2ptrain.errors import CodecError, LocalProtocolError
+from p2ptrain.net._pb import peer_pb2 as pb
+from p2ptrain.net.wire import decode_envelope
 from p2ptrain.sim.link import Link
 from p2ptrain.sim.world import World
 from tests.helpers.worlds import build, steps_of
@@ -80,6 +84,38 @@ async def test_what_it_would_never_say_is_counted_told_once_and_changes_nothing(
     assert first.boundary.totals.steps == 20
     assert first.driver.failure is None
     await world.close()
+
+
+@pytest.mark.parametrize(
+    ("message", "mistake"),
+    [
+        (("k" * 33,), "a message with 33 characters, 0 numbers and 0 names; 32, 64 and 4,096 are"),
+        (("kind", (0,) * 65), "4 characters, 65 numbers and 0 names"),
+        (("kind", (), (P0,) * 4097), "4 characters, 0 numbers and 4097 names"),
+        (("kind", (-1,)), r"a message with \(-1,\); write numbers from 0 to 2\^62"),
+        (("kind", (1 << 63,)), "write numbers from 0 to"),
+    ],
+)
+def test_a_message_that_the_others_would_not_take_is_refused_before_it_is_sent(
+    message: tuple[Any, ...], mistake: str
+):
+    with pytest.raises(LocalProtocolError, match=mistake):
+        AlgorithmMessage(*message)
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [
+        pb.AlgorithmMessage(kind="k" * 33),
+        pb.AlgorithmMessage(kind="k", numbers=[1] * 65),
+        pb.AlgorithmMessage(kind="k", numbers=[1 << 63]),
+        pb.AlgorithmMessage(kind="k", peers=["p0"] * 4097),
+        pb.AlgorithmMessage(kind="k", peers=["no name"]),
+    ],
+)
+def test_hostile_bytes_do_not_decode(packed: Any):
+    with pytest.raises(CodecError):
+        decode_envelope(pb.Envelope(source="p1", swarm="x", algorithm=packed).SerializeToString())
 
 
 async def test_before_it_has_begun_a_peer_hears_nothing(counts: str):

@@ -5,7 +5,6 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from p2ptrain.core.activation import Rule, Schedule
 
 from p2ptrain.core.effects import (
     Abandon,
@@ -40,6 +39,7 @@ from p2ptrain.core.messages import (
     Standing,
 )
 from p2ptrain.core.peer_machine import PeerMachine, ProtocolConfig
+from p2ptrain.core.wait_avoiding import Rule, Schedule
 from p2ptrain.errors import ConfigError, InvariantViolation
 from p2ptrain.ids import PeerId, Ticket
 from tests.helpers.circle import member

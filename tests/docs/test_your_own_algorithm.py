@@ -3,6 +3,7 @@
 import asyncio
 import importlib
 import inspect
+import json
 import re
 import subprocess
 import sys
@@ -12,11 +13,13 @@ import pytest
 
 from p2ptrain.averaging import Algorithm, ConfigError, load_algorithm
 from tests.averaging import test_contract as contract
+from tests.helpers.variants import Variant
 from tests.helpers.worlds import Books, build, disagreement, steps_of
 
 PAGE = (Path(__file__).parents[2] / "docs" / "your-own-algorithm.md").read_text()
 ROOT = Path(__file__).parents[2]
 NAME = "ring_gossip:RingGossip"
+VARIANT = Variant(NAME)
 
 
 def code_of(file: str) -> str:
@@ -63,27 +66,39 @@ def test_all_that_the_page_names_is_there():
     assert words - known - {"algorithm_options"} == set()
 
 
+def test_it_trains_for_real(tmp_path):
+    """The first command, for one peer and to an end."""
+    (line,) = re.findall(r"^p2ptrain (peer .* --listen 127.0.0.1):4000$", PAGE, re.MULTILINE)
+    words = line.replace("--peers 2", "--peers 1").split()
+    program = "from p2ptrain.cli import app; app()"
+    _python("-c", program, *words[:-1], f"{words[-1]}:0", "--samples", "600", "--out", "records")
+    text = (tmp_path / "records" / "a.jsonl").read_text()
+    records = [json.loads(line) for line in text.splitlines()]
+    assert records[-1]["kind"] == "ended"
+    assert records[-1]["samples"] >= 600
+
+
 # --- the contract ---------------------------------------------------------------------------------
 
 
 async def test_it_keeps_the_contract():
-    await contract.test_one_peer_alone_is_plain_sgd(NAME)
+    await contract.test_one_peer_alone_is_plain_sgd(VARIANT)
     for count in (2, 3, 5):
-        await contract.test_no_update_is_lost_wherever_it_lands(NAME, count, 0)
-    await contract.test_models_come_together_when_nobody_learns(NAME, 3)
+        await contract.test_no_update_is_lost_wherever_it_lands(VARIANT, count, 0)
+    await contract.test_models_come_together_when_nobody_learns(VARIANT, 3)
 
 
 @pytest.mark.parametrize("victim", ["p0", "p1", "p3"])
 async def test_it_keeps_it_when_a_member_vanishes(victim: str):
-    await contract.test_a_vanished_member_stops_nobody(NAME, victim)
+    await contract.test_a_vanished_member_stops_nobody(VARIANT, victim)
 
 
 async def test_it_keeps_it_for_newcomers():
-    await contract.test_a_newcomer_takes_part(NAME)
+    await contract.test_a_newcomer_takes_part(VARIANT)
 
 
 def test_the_same_seed_gives_the_same_run_bit_by_bit():
-    contract.test_the_same_seed_gives_the_same_run_bit_by_bit(NAME)
+    contract.test_the_same_seed_gives_the_same_run_bit_by_bit(VARIANT)
 
 
 async def test_where_trainers_wait_nothing_is_lost_either():

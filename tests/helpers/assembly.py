@@ -11,7 +11,11 @@ from p2ptrain.core.events import Outcome
 from p2ptrain.core.group_lock import GroupLock
 from p2ptrain.core.lock_state import InGroup, LockConfig
 from p2ptrain.core.messages import AlgorithmMessage
+from p2ptrain.core.purpose import GOSSIP
 from p2ptrain.ids import PeerId, Seconds, Ticket
+
+SILENT_S: Seconds = 5.0
+"""So long nothing moves in a group before a member gives it up."""
 
 
 class WatchedGenerator(GroupGenerator):
@@ -93,7 +97,7 @@ class Assembly:
 
     def finish(self, ticket: Ticket) -> None:
         for seat in self.seats.values():
-            if seat.lock.holds(ticket, self.time):
+            if seat.lock.holds(ticket):
                 seat.groups.append(seat.lock.state.members)  # type: ignore[union-attr]
                 seat.lock.average_ended(ticket, Outcome.DONE, "", self.time)
                 seat.generator.average_ended()
@@ -103,6 +107,7 @@ class Assembly:
         """The next timer fires."""
         at = min((at for seat in self.seats.values() for at in self._due(seat)), default=self.time)
         self.time = max(self.time, at)
+        self._break_what_stands_still()
         for seat in tuple(self.seats.values()):
             if min(self._due(seat), default=self.time + 1) <= self.time:
                 seat.lock.handle_timer(self.time)
@@ -143,7 +148,7 @@ class Assembly:
                     raise AssertionError(f"a lock does not emit {effect}")
 
         def claim(proposal: Ticket, others: Sequence[PeerId]) -> None:
-            claims[lock.request(others, len(others), self.time)] = proposal
+            claims[lock.request(others, len(others), self.time, GOSSIP)] = proposal
 
         lock = GroupLock(name, 1, LockConfig(), note)
         generator = WatchedGenerator(
@@ -157,6 +162,17 @@ class Assembly:
         )
         generator.turns = []
         self.seats[name] = Seat(lock, generator, here, claims, ended)
+
+    def _break_what_stands_still(self) -> None:
+        """A group that not all of its members have come into: nothing moves in it."""
+        complete = self.complete()
+        for seat in self.seats.values():
+            state = seat.lock.state
+            if not isinstance(state, InGroup) or state.ticket in complete:
+                continue
+            if self.time >= state.since + SILENT_S:
+                seat.lock.average_ended(state.ticket, Outcome.LOST, "silence", self.time)
+                self._follow(seat)
 
     def _follow(self, seat: Seat) -> None:
         """Tell the generator of claims that are over."""

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from p2ptrain.core.activation import Round, Rule
+from p2ptrain.core.wait_avoiding import Round, Rule
 
 from p2ptrain.averaging.base import Algorithm, Swarm
 from p2ptrain.core.effects import What

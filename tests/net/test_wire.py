@@ -73,8 +73,8 @@ FIELDS: dict[str, st.SearchStrategy] = {
     "asks": st.booleans(),
     "adopt": st.booleans(),
     "again": numbers,
-    "kind": st.text(st.characters(codec="utf-8").filter(str.isprintable), max_size=wire.MAX_KIND),
-    "numbers": st.lists(numbers, max_size=wire.MAX_NUMBERS).map(tuple),
+    "kind": st.text(st.characters(codec="utf-8").filter(str.isprintable), max_size=32),
+    "numbers": st.lists(numbers, max_size=64).map(tuple),
     "peers": st.lists(names, max_size=8).map(tuple),
 }
 

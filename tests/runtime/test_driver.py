@@ -11,9 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from p2ptrain.core import messages as m
+from p2ptrain.core.contribution import Contribution
 from p2ptrain.core.events import Outcome
 from p2ptrain.core.links import MAX_MBIT
 from p2ptrain.core.messages import Member, MemberState, Phase
+from p2ptrain.core.purpose import Formation, Purpose, What
 from p2ptrain.core.repair import RepairConfig
 from p2ptrain.core.transfers import ARRIVAL_S
 from p2ptrain.errors import CodecError, RefusedError, StateError, TransportError
@@ -74,11 +76,11 @@ async def test_messages_of_another_swarm_and_of_unknown_peers_are_ignored():
     world, a, _b = await pair()
     stranger = await Stranger(world).start()
     ours = a.driver.digest
-    claim = m.Claim(Ticket(PeerId("s"), 1, 1), 1, 20.0)
+    request = m.Request(Ticket(PeerId("s"), 1, 1), 1)
     for envelope in (
-        Envelope(PeerId("s"), ours, claim),
+        Envelope(PeerId("s"), ours, request),
         Envelope(PeerId("s"), "another", m.Ping(1, (stranger.me,))),
-        Envelope(PeerId("b"), "another", claim),
+        Envelope(PeerId("b"), "another", request),
         Envelope(PeerId("a"), ours, m.Rumours((stranger.me,))),
     ):
         stranger.transport.send(a.address, envelope)
@@ -120,20 +122,34 @@ MEMBERS = st.builds(
     link_mbit=st.sampled_from([0, 1, MAX_MBIT]),
 )
 RECORDS = st.lists(MEMBERS, max_size=3).map(tuple)
+PURPOSES = st.builds(
+    Purpose, st.sampled_from(Formation), st.sampled_from(What), st.sampled_from([0, 1, 2]), NUMBERS
+)
+CONTRIBUTIONS = st.builds(
+    Contribution,
+    weight=st.sampled_from([0, 1, 10**9]),
+    usual=st.sampled_from([0, 1, 10**9]),
+    samples=st.sampled_from([0, 1, 10**9]),
+    wants_to_end=st.booleans(),
+    gradient_mask=st.sampled_from([b"", b"\x01", b"\xff\xff"]),
+)
+OFFERS = st.none() | TICKETS
 HOSTILE = st.one_of(
     st.builds(m.Ping, NUMBERS, RECORDS),
     st.builds(m.Ack, NUMBERS, RECORDS),
     st.builds(m.PingFor, NUMBERS, PEERS),
     st.builds(m.AckFor, NUMBERS, PEERS, st.booleans(), RECORDS),
     st.builds(m.Rumours, RECORDS),
-    st.builds(m.Claim, TICKETS, NUMBERS, st.floats(0, 30)),
-    st.builds(m.Grant, TICKETS),
-    st.builds(m.Busy, TICKETS, st.just("because")),
-    st.builds(m.Begin, TICKETS, GROUPS),
+    st.builds(m.Request, TICKETS, NUMBERS, PURPOSES),
+    st.builds(m.Grant, TICKETS, CONTRIBUTIONS),
+    st.builds(m.Failed, TICKETS, st.just("because")),
+    st.builds(m.Begin, TICKETS, GROUPS, purpose=PURPOSES, offer=OFFERS),
     st.builds(m.Release, TICKETS),
+    st.builds(m.Relinquish, TICKETS),
     st.builds(m.Inquire, TICKETS),
-    st.builds(m.Arrive, NUMBERS),
-    st.builds(m.Assemble, TICKETS, NUMBERS, GROUPS),
+    st.builds(m.Arrive, NUMBERS, offer=OFFERS, contribution=CONTRIBUTIONS),
+    st.builds(m.Activate, NUMBERS, st.booleans(), OFFERS, CONTRIBUTIONS),
+    st.builds(m.Past, NUMBERS),
     st.builds(m.CatchUp, NUMBERS, PEERS),
     st.builds(m.Standing, TICKETS, st.sampled_from(m.How), st.booleans()),
     st.builds(m.Mended, TICKETS, st.booleans(), NUMBERS, GROUPS),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from p2ptrain.core.links import MAX_MBIT
-from p2ptrain.core.messages import Begin, Claim, Release
+from p2ptrain.core.messages import Begin, Relinquish, Request
 from p2ptrain.errors import ConfigError
 from p2ptrain.ids import PeerId, Seconds, Ticket
 from p2ptrain.net.wire import Envelope
@@ -19,13 +19,13 @@ A, B = PeerId("a"), PeerId("b")
 
 
 async def test_an_average_that_is_abandoned_before_it_starts_leaves_nothing_behind():
-    """`Begin` and `Release` arrive in one breath: the task is cancelled before its first line."""
+    """`Begin` and `Relinquish` come in one breath: the task is cancelled before its first line."""
     world = World()
     for name in (A, B):
         await world.add(name, VectorReplica(np.zeros(4, np.float32)), "ad_psgd")
     await asyncio.sleep(0.1)
     driver, ticket = world.peers[B].driver, Ticket(A, 1, 1)
-    for message in (Claim(ticket, 1, 20.0), Begin(ticket, (A, B)), Release(ticket)):
+    for message in (Request(ticket, 1), Begin(ticket, (A, B)), Relinquish(ticket)):
         driver.handle_message(Envelope(A, driver.digest, message))
     assert driver.averages.running
     await asyncio.sleep(0.1)

@@ -11,8 +11,8 @@ from p2ptrain.core.membership import HIGHEST, LEAP
 from p2ptrain.core.messages import Member
 from p2ptrain.errors import RefusedError
 from p2ptrain.ids import Address, PeerId
-from p2ptrain.net.wire import MAX_NUMBER
-from p2ptrain.runtime.admission import remembered_incarnation, successor
+from p2ptrain.net.wire import MAX_NUMBER, Hello, Welcome
+from p2ptrain.runtime.admission import knock, successor
 from p2ptrain.runtime.driver import Driver
 from p2ptrain.sim.world import World
 from tests.helpers.worlds import build, steps_of
@@ -102,15 +102,33 @@ def test_a_newcomer_is_remembered_no_higher_than_others_believe_at_once():
     assert successor(life(1 << 60), life(9)) == life(9 + LEAP)
 
 
-def test_who_is_not_remembered_keeps_its_own_count():
-    others = (replace(life(99), peer=PeerId("p4")),)
-    assert remembered_incarnation(PeerId("p3"), Address("h:1"), others) == 0
+class Host:
+    """A transport on which one host answers, with these members."""
+
+    def __init__(self, *told: Member) -> None:
+        self.told = told
+
+    async def join(self, host: Address, hello: Hello, timeout_s: float) -> Welcome:
+        return Welcome("", self.told)
+
+
+async def asked(*told: Member) -> Member:
+    """What a newcomer of incarnation 7 hears of itself."""
+    hello = Hello((1, 0), "ad_psgd", "", 0, life(7))
+    clock = asyncio.get_running_loop().time
+    return (await knock(Host(*told), [Address("h:1")], hello, 1.0, clock))[2]  # type: ignore[arg-type]
+
+
+async def test_a_newcomer_hears_of_the_highest_life_that_is_remembered_or_of_its_own():
+    other = replace(life(99), peer=PeerId("p4"))
+    assert await asked(other) == life(7)
+    assert await asked(other, life(8, samples=64), life(9, samples=128)) == life(9, samples=128)
 
 
 @pytest.mark.parametrize("made_up", [HIGHEST - LEAP + 1, HIGHEST, MAX_NUMBER])
-def test_an_incarnation_above_which_there_is_no_room_is_refused_and_not_taken(made_up: int):
+async def test_an_incarnation_above_which_there_is_no_room_is_refused_and_not_taken(made_up: int):
     with pytest.raises(RefusedError, match=f"h:1 remembers a p3 of incarnation {made_up}, above "):
-        remembered_incarnation(PeerId("p3"), Address("h:1"), (life(made_up),))
+        await asked(life(made_up))
 
 
 async def test_the_highest_life_that_can_be_remembered_leaves_room_for_another():

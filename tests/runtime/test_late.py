@@ -135,8 +135,8 @@ async def test_what_is_stated_is_what_is_contributed_although_more_is_handed_in(
     into_G = np.empty(SIZE + 1, np.float32)
     assert await late.contribute(into_G) == 8
     assert into_G.tolist() == [8.0] * SIZE + [8.0]
-    late.give_back()
     assert await late.contribute(into_G) == 8, "the next attempt has the same weights"
+    assert into_G.tolist() == [8.0] * SIZE + [8.0]
     late.give_back()
     stated = late.promise()
     assert (stated.weight, stated.usual, stated.samples) == (12, 4, 12), "and the next group more"
@@ -154,6 +154,22 @@ async def test_a_promise_to_a_group_that_was_never_formed_is_kept_by_the_next(
     assert (await contributed(late)).tolist() == [3.0] * SIZE + [2.0]
 
 
+async def test_what_comes_back_after_the_slot_was_granted_again_waits_for_the_group_after_that(
+    late: LateGradients, replica: VectorReplica
+):
+    """An average that was abandoned winds down while another group forms."""
+    await hand_in(late, replica, 1.0)
+    await contributed(late)
+    await hand_in(late, replica, 2.0)
+    assert late.promise().weight == 1, "without what is under way"
+    late.give_back()
+    into_G = np.empty(SIZE + 1, np.float32)
+    assert await late.contribute(into_G) == 1
+    assert into_G.tolist() == [2.0] * SIZE + [1.0]
+    deliver(late, 1)
+    assert (await contributed(late)).tolist() == [1.0] * SIZE + [1.0]
+
+
 EVENTS = ["hand in", "promise", "contribute", "deliver", "break"]
 
 
@@ -165,6 +181,7 @@ def test_every_gradient_is_delivered_once_or_waits(story: list[str]):
         replica = VectorReplica(np.zeros(SIZE))
         late = LateGradients(replica, buffers(), inline)
         produced = delivered = under_way = promised = 0.0
+        is_under_way = False
         into_G = np.empty(SIZE + 1, np.float32)
         for number, event in enumerate(story):
             match event:
@@ -173,16 +190,18 @@ def test_every_gradient_is_delivered_once_or_waits(story: list[str]):
                     produced += 2**number
                 case "promise":
                     promised = late.promise().weight
-                case "contribute" if not under_way:
+                case "contribute" if not is_under_way:
                     assert await late.contribute(into_G) == promised
-                    under_way, promised = float(into_G[0]), 0
+                    under_way, promised, is_under_way = float(into_G[0]), 0, True
+                case "contribute":
+                    await late.contribute(into_G)
+                    assert into_G[0] == under_way, "once more"
                 case "deliver":
                     deliver(late, number)
-                    delivered, under_way = delivered + under_way, 0.0
+                    delivered, under_way, is_under_way = delivered + under_way, 0.0, False
                 case "break":
                     late.give_back()
-                    promised = late.promise().weight
-                    under_way = 0.0
+                    under_way, is_under_way = 0.0, False
         late.give_back()
         assert float(late.undelivered()[0]) == produced - delivered
         assert produced == delivered + float((await contributed(late))[0])

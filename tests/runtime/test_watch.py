@@ -85,6 +85,17 @@ async def test_a_peer_that_waits_at_a_barrier_for_ever_says_for_what():
     await world.close()
 
 
+@pytest.mark.parametrize("algorithm", ["ad_psgd", "allreduce"])
+async def test_a_first_step_that_lasts_two_minutes_is_no_silence(algorithm: str):
+    world = await build(2, algorithm, equal=True)
+    task = asyncio.create_task(world.train(1, lambda _: 120.0))
+    await asyncio.sleep(110.0)
+    assert not task.done()
+    await asyncio.sleep(15.0)
+    assert [said for name in world.peers for said in told(world, name)] == []
+    await world.close()
+
+
 async def test_a_peer_alone_is_not_silent_until_somebody_has_been_there_for_long_enough(
     stop_streams: Callable[[], None],
 ):

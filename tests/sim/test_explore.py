@@ -1,4 +1,4 @@
-"""The group lock explored exhaustively, a little; and locks with planted bugs, which it finds.
+"""Groups explored exhaustively, a little; and locks with planted bugs, which it finds.
 
 `make explore` explores more: `docs/locks.md` has its figures.
 """
@@ -10,14 +10,19 @@ import typer
 from typer.testing import CliRunner
 
 from p2ptrain.core import group_lock
+from p2ptrain.core.barrier import Barrier
 from p2ptrain.core.events import Outcome
 from p2ptrain.core.group_lock import GroupLock
-from p2ptrain.core.lock_state import Collecting, Granted, InGroup, LockConfig
-from p2ptrain.core.messages import Begin, Claim, LockMessage
+from p2ptrain.core.groups import PeerGroups, StillLife
+from p2ptrain.core.lock_state import Collecting, Granted, InGroup, Offered
+from p2ptrain.core.messages import Begin, Request, SlotMessage
+from p2ptrain.core.purpose import Purpose
+from p2ptrain.core.wait_avoiding import WaitAvoiding
+from p2ptrain.errors import ConfigError
 from p2ptrain.ids import PeerId, Seconds, Ticket
 from p2ptrain.sim.explore.__main__ import main
-from p2ptrain.sim.explore.scenario import Ask, Fault, Scenario
-from p2ptrain.sim.explore.scenarios import A_TRIO, DRIFTING, SHORT, SLOW_AND_FAST, small
+from p2ptrain.sim.explore.scenario import Ask, Fault, Meets, Scenario, Visits
+from p2ptrain.sim.explore.scenarios import A_TRIO, SHORT, small
 from p2ptrain.sim.explore.search import Findings, Search
 from p2ptrain.sim.explore.situations import Situations
 from p2ptrain.sim.explore.transcript import transcript
@@ -27,10 +32,37 @@ CROSSING = Scenario(name="crossing", asks=(A_TRIO, Ask("b", "ac", 2)), config=SH
 THREE_OF_FOUR = Scenario(
     name="three of four", peers="abcd", asks=(Ask("a", "cd", 2), Ask("b", "dc", 2)), config=SHORT
 )
+BARRIER = Scenario(
+    name="barrier",
+    peers="ab",
+    trainers=(Meets("a", 1, 2), Meets("b", 1, 2)),
+    slack=1,
+    copies=1,
+    config=SHORT,
+)
+VERSION = Scenario(
+    name="version", peers="ab", trainers=(Visits("a"), Visits("b")), slack=1, copies=1, config=SHORT
+)
+MIXED = replace(BARRIER, trainers=(Meets("a"), Visits("b")), asks=(Ask("b", "a", 1),), slack=0)
 
 
-def explore(scenario: Scenario, make_lock: type[GroupLock] = GroupLock) -> Findings:
-    situations = Situations(scenario, make_lock)
+def with_part(planted: type[GroupLock | Barrier | WaitAvoiding]) -> type[PeerGroups]:
+    """Groups with a bug in one part."""
+
+    class Planted(PeerGroups):
+        def __init__(self, *args: object) -> None:
+            super().__init__(*args)
+            for part in (self.lock, self.barrier, self.wait_avoiding):
+                if issubclass(planted, type(part)):
+                    part.__class__ = planted
+
+    return Planted
+
+
+def explore(
+    scenario: Scenario, planted: type[GroupLock | Barrier | WaitAvoiding] = GroupLock
+) -> Findings:
+    situations = Situations(scenario, with_part(planted))
     findings = Search(situations, 400_000).run()
     if found := findings.counterexample:
         lines = list(transcript(situations, found.path, found.turn))
@@ -40,7 +72,7 @@ def explore(scenario: Scenario, make_lock: type[GroupLock] = GroupLock) -> Findi
     return findings
 
 
-# --- the lock -------------------------------------------------------------------------------------
+# --- the groups -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("scenario", small(), ids=lambda scenario: scenario.name)
@@ -56,19 +88,37 @@ def test_a_lost_message_idles_nobody_for_longer_than_it_takes_to_say_it_again():
     assert findings.waits[1] == SHORT.resend_s
 
 
-def test_what_a_lock_remembers_is_all_in_its_frozen_state():
-    """All but name, life, config, `emit`, `weigh`, `pace`, `is_ready`; else two would be one."""
-    lock = GroupLock(PeerId("a"), 1, SHORT, print)
-    frozen = lock.frozen(0.0)
-    assert isinstance(frozen, tuple)
-    assert len(frozen) == len(vars(lock)) - 7
+def test_a_scenario_in_which_coordinators_could_ask_for_ever_is_refused():
+    with pytest.raises(ConfigError, match="slack must be bounded"):
+        replace(BARRIER, slack=None)
+
+
+def test_what_groups_remember_is_all_in_their_frozen_state():
+    """All but names, configs, ports and each other; else two states would be one."""
+    around = StillLife([PeerId("a"), PeerId("b")])
+    groups = PeerGroups(PeerId("a"), 1, SHORT, 1.0, None, around, print)
+    fixed = {
+        groups.lock: {"_me", "_incarnation", "_config", "_emit", "_groups", "pace"},
+        groups.barrier: {"_me", "_resend_s", "_participants", "_lock", "_emit"},
+        groups.wait_avoiding: {"_me", "_resend_s", "_schedule", "_view", "_lock", "_emit"},
+    }
+    for part, names in fixed.items():
+        frozen = part.frozen(0.0)
+        assert isinstance(frozen, tuple)
+        assert names <= vars(part).keys()
+        assert len(frozen) == len(vars(part)) - len(names)
+    assert len(groups.frozen(0.0)) == len(fixed)
+    assert vars(groups).keys() == {
+        *("lock", "barrier", "wait_avoiding"),
+        *("_me", "_around", "_emit", "_ended", "_now"),  # the last two: only within a call
+    }
 
 
 class WithEveryMessage(Situations):
     """Delivers also what does nothing any more."""
 
     def _does_nothing(self, event: int, local: int, stories: int) -> bool:
-        return local in self.locks.dead
+        return local in self.peers.dead
 
 
 def test_messages_that_do_nothing_any_more_can_be_left_out():
@@ -77,7 +127,7 @@ def test_messages_that_do_nothing_any_more_can_be_left_out():
     assert some.situations < more.situations
     assert (some.waits, some.stuck, some.unsafe) == (more.waits, more.stuck, more.unsafe)
     states = [
-        {(local.peer, local.lock and local.lock.frozen(local.now)) for local in it.locks.locals}
+        {(at.peer, at.groups and at.groups.frozen(at.now)) for at in it.peers.locals}
         for it in (few, all_)
     ]
     assert states[0] == states[1]
@@ -123,59 +173,10 @@ def test_a_way_is_replayed_from_its_numbers():
 # --- planted bugs ---------------------------------------------------------------------------------
 
 
-class HoldsTooLong(GroupLock):
-    """A member's own time in the group does not end before its lease does."""
-
-    def _handle_begin(self, source: PeerId, begin: Begin, now: Seconds) -> None:
-        super()._handle_begin(source, begin, now)
-        if isinstance(self._state, InGroup):
-            self._state = replace(self._state, expires_at=now + self._config.lease_s)
-
-
-def test_a_member_without_a_deadline_of_its_own_is_found():
-    findings = explore(ONE, HoldsTooLong)
-    assert findings.unsafe
-    assert "holds a#1 when the lease of" in findings.unsafe.why
-
-
-class StaysAsItWould(GroupLock):
-    """A member's time in a group follows the lease of its own claims, not of the one it granted."""
-
-    def _handle_begin(self, source: PeerId, begin: Begin, now: Seconds) -> None:
-        super()._handle_begin(source, begin, now)
-        if isinstance(state := self._state, InGroup):
-            in_group_s = self._config.time_in_group_s
-            longer_s = in_group_s(self.pace.lease_s) - in_group_s(state.lease_s)
-            self._state = replace(state, expires_at=state.expires_at + longer_s)
-
-
-def test_a_member_that_counts_on_another_lease_than_was_granted_is_found():
-    leases = replace(ONE, leases=(3.0, 5.0, 5.0))
-    assert explore(leases).all_is_well
-    findings = explore(leases, StaysAsItWould)
-    assert findings.unsafe
-    assert "holds a#1 when the lease of" in findings.unsafe.why
-
-
-class HoldsWhatHasExpired(GroupLock):
-    """The fence asks for the ticket, and does not look at the clock."""
-
-    def holds(self, ticket: Ticket, now: Seconds) -> bool:
-        return isinstance(self._state, InGroup) and self._state.ticket == ticket
-
-
-def test_a_fence_that_does_not_look_at_the_clock_is_found():
-    findings = explore(
-        replace(ONE, faults=2, kinds=(Fault.PAUSE, Fault.DELAY)), HoldsWhatHasExpired
-    )
-    assert findings.unsafe
-    assert "holds a#1 when the lease of" in findings.unsafe.why
-
-
 class TakesALateBegin(GroupLock):
     """Deadlines bind when their timer fires, and not before anything else happens."""
 
-    def receive(self, source: PeerId, message: LockMessage, now: Seconds) -> None:
+    def receive(self, source: PeerId, message: SlotMessage, now: Seconds) -> None:
         if isinstance(message, Begin) and isinstance(self._state, Granted):
             self._state = replace(self._state, granted_at=now)
         super().receive(source, message, now)
@@ -218,42 +219,42 @@ def test_a_release_that_tears_an_average_is_found():
 class NeverYields(GroupLock):
     """Who collects keeps collecting, whoever asks."""
 
-    def _consider(self, claim: Claim, now: Seconds) -> None:
+    def _consider(self, request: Request, now: Seconds) -> None:
         if not isinstance(self._state, Collecting):
-            super()._consider(claim, now)
+            super()._consider(request, now)
 
 
-def test_claims_that_do_not_yield_to_older_ones_are_found():
+def test_requests_that_do_not_yield_to_older_ones_are_found():
     findings = explore(CROSSING, NeverYields)
     assert findings.stuck
     assert findings.stuck.why == "nobody was in a group, and nothing went wrong"
 
 
 class YieldsToItsEqual(GroupLock):
-    """Of two claims that are equally old, each is younger than the other."""
+    """Of two requests that are equally old, each is younger than the other."""
 
-    def _consider(self, claim: Claim, now: Seconds) -> None:
+    def _consider(self, request: Request, now: Seconds) -> None:
         state = self._state
-        if isinstance(state, Collecting) and claim.born == state.claim.born:
-            self._fail(Outcome.YIELDED, f"{claim.ticket} is as old as we are", now)
+        if isinstance(state, Collecting) and request.born == state.request.born:
+            self._fail(Outcome.YIELDED, f"{request.ticket} is as old as we are", now)
         else:
-            super()._consider(claim, now)
+            super()._consider(request, now)
 
 
-def test_claims_that_yield_to_each_other_are_found():
+def test_requests_that_yield_to_each_other_are_found():
     findings = explore(CROSSING, YieldsToItsEqual)
     assert findings.stuck
     assert findings.stuck.why == "nobody was in a group, and nothing went wrong"
 
 
 class NeverAsksToBeLetGo(GroupLock):
-    """Who is promised to a younger claim stays with it."""
+    """Who is promised to a younger request stays with it."""
 
     def _maybe_inquire(self, granted: Granted) -> bool:
         return False
 
 
-def test_a_promise_that_is_not_given_up_for_an_older_claim_is_found():
+def test_a_promise_that_is_not_given_up_for_an_older_request_is_found():
     findings = explore(THREE_OF_FOUR, NeverAsksToBeLetGo)
     assert findings.stuck
     assert findings.stuck.why == "nobody was in a group, and nothing went wrong"
@@ -270,7 +271,7 @@ class NeverAsksAgain(GroupLock):
 
     def next_deadline(self) -> Seconds | None:
         if isinstance(self._state, Granted):
-            return self._state.granted_at + self._state.claim.lease_s
+            return self._state.granted_at + SHORT.lease_s
         return super().next_deadline()
 
 
@@ -293,18 +294,18 @@ class WaitsForEver(NeverAsksAgain):
 
 def test_a_counterexample_is_told_step_by_step():
     scenario = replace(ONE, kinds=(Fault.CRASH,))
-    situations = Situations(scenario, WaitsForEver)
+    situations = Situations(scenario, with_part(WaitsForEver))
     found = Search(situations).run().stuck
     assert found
     told = [" ".join(line.split()) for line in transcript(situations, found.path, found.turn)]
     assert told == [
         "clocks run at (1, 1, 1) seconds per tick",
-        "0 a asks for b and c a claiming a#1; "
-        "sends Claim of a#1 from a to b; sends Claim of a#1 from a to c",
+        "0 a asks for b and c a collecting for a#1; "
+        "sends Request of a#1 from a to b; sends Request of a#1 from a to c",
         "0 a crashes a has crashed",
         "no more faults, no more requests:",
-        "0 Claim of a#1 from a to b arrives b promised to a#1",
-        "0 Claim of a#1 from a to c arrives c promised to a#1",
+        "0 Request of a#1 from a to b arrives b promised to a#1",
+        "0 Request of a#1 from a to c arrives c promised to a#1",
         "b is promised to a#1; c is promised to a#1",
     ]
 
@@ -328,26 +329,120 @@ def test_a_queue_that_nobody_serves_is_found():
     assert not findings.all_is_well
 
 
-class NoMargin(LockConfig):
-    """The time in a group does not allow for clocks that drift."""
-
-    def time_in_group_s(self, lease_s: Seconds) -> Seconds:
-        return lease_s - self.acquire_timeout_s
+# --- planted in offers, barriers and schedules ----------------------------------------------------
 
 
-def no_margin(config: LockConfig) -> LockConfig:
-    return NoMargin(
-        lease_s=config.lease_s,
-        acquire_timeout_s=config.acquire_timeout_s,
-        resend_s=config.resend_s,
-        clock_drift=config.clock_drift,
-    )
+class BeginsWithAnyOffer(GroupLock):
+    """It enters whatever group its coordinator begins, also when it has offered nothing."""
+
+    def _handle_begin(self, source: PeerId, begin: Begin, now: Seconds) -> None:
+        if begin.offer and not isinstance(self._state, InGroup | Granted):
+            self._state = group_lock.Free()
+            self._enter(begin, now)
+        else:
+            super()._handle_begin(source, begin, now)
 
 
-def test_clocks_that_drift_more_than_the_lock_allows_for_are_found():
-    drifting = replace(ONE, config=DRIFTING, rates=SLOW_AND_FAST)
-    assert explore(drifting).all_is_well
-    findings = explore(replace(drifting, config=no_margin(DRIFTING)))
+def test_a_member_that_enters_by_an_offer_which_it_took_back_is_found():
+    findings = explore(MIXED, BeginsWithAnyOffer)
     assert findings.unsafe
-    assert "holds a#1 when the lease of" in findings.unsafe.why
-    assert explore(replace(ONE, config=no_margin(SHORT))).all_is_well
+    assert "without being promised to it" in findings.unsafe.why
+
+
+class KeepsItsOffer(GroupLock):
+    """What is offered to a coordinator is not asked back for anybody else."""
+
+    def _ask_offer_back(self, state: Offered, now: Seconds) -> None:
+        pass
+
+
+def test_an_offer_that_is_not_taken_back_for_a_request_is_found():
+    assert not explore(MIXED, KeepsItsOffer).all_is_well
+
+
+class ForgetsThatItsOfferWasTaken(GroupLock):
+    """A lost `Begin` is not said again to those who have offered."""
+
+    def _has_taken(self, offer: Ticket) -> bool:
+        return False
+
+
+def test_a_begin_that_is_lost_for_an_offer_and_not_repeated_is_found():
+    lossy = replace(BARRIER, faults=1, kinds=(Fault.LOSE,))
+    assert explore(lossy).all_is_well
+    assert not explore(lossy, ForgetsThatItsOfferWasTaken).all_is_well
+
+
+class RefusesForNow(GroupLock):
+    """A request that was refused may wait in the queue all the same."""
+
+    def _refuse(self, request: Request) -> None:
+        self._disown(request.ticket.initiator, request.ticket)
+
+
+def test_a_refusal_that_is_not_for_good_is_found():
+    findings = explore(replace(MIXED, trainers=BARRIER.trainers, faults=1), RefusesForNow)
+    assert findings.unsafe
+    assert "throw a#" in findings.unsafe.why
+
+
+class ArrivesOnce(Barrier):
+    """Who waits at the barrier says so once."""
+
+    def next_deadline(self) -> Seconds | None:
+        return None
+
+
+def test_an_arrival_that_is_lost_and_not_repeated_is_found():
+    findings = explore(replace(BARRIER, faults=1, kinds=(Fault.LOSE,)), ArrivesOnce)
+    assert findings.stuck
+    assert "the trainer of a does not come to its end" in findings.stuck.why
+
+
+class MeetsAnyVersion(Barrier):
+    """A trainer takes whichever version is averaged for its own."""
+
+    def admits(self, purpose: Purpose) -> bool:
+        return True
+
+
+def test_a_barrier_that_admits_versions_for_which_nobody_waits_is_found():
+    behind = replace(BARRIER, trainers=(Meets("a", 1, 2), Meets("b", 2, 3)), faults=1)
+    assert explore(behind).all_is_well
+    assert not explore(behind, MeetsAnyVersion).all_is_well
+
+
+class TellsTheTrainerTwice(WaitAvoiding):
+    """A version that breaks ends, and then ends as it would have."""
+
+    def group_over(self, ticket: Ticket, outcome: Outcome, now: Seconds) -> None:
+        group = self._group
+        super().group_over(ticket, outcome, now)
+        if group and outcome is not Outcome.DONE:
+            self._group = group
+            super().group_over(ticket, Outcome.LOST, now)
+
+
+def test_an_arrival_that_ends_twice_is_found():
+    findings = explore(replace(VERSION, faults=1, kinds=(Fault.BREAK,)), TellsTheTrainerTwice)
+    assert findings.unsafe
+    assert "ends twice" in findings.unsafe.why
+
+
+class RunsVersionsAgain(WaitAvoiding):
+    """A version that has begun here is admitted again."""
+
+    def admits(self, source: PeerId, purpose: Purpose) -> bool:
+        return True
+
+
+class NeverSaysPast(WaitAvoiding):
+    """Who asks for a version that has run is not told."""
+
+    def _handle_past(self, source: PeerId, version: int, now: Seconds) -> None:
+        pass
+
+
+def test_a_trainer_that_waits_for_a_version_that_has_run_is_found():
+    findings = explore(replace(VERSION, faults=1), NeverSaysPast)
+    assert findings.stuck or findings.late

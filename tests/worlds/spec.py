@@ -55,7 +55,7 @@ OPTIONS: dict[str, Callable[[Random], Options]] = {
 """Of the algorithms that have any: all of their options are drawn."""
 
 
-ALGORITHMS = known_algorithms()
+ALGORITHMS = (*known_algorithms(), MIXED)
 """Those that worlds are drawn of."""
 
 

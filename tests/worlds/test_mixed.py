@@ -12,10 +12,6 @@ from tests.worlds.__main__ import told
 from tests.worlds.spec import MIXED, spec_of
 from tests.worlds.world import carry_out
 
-pytestmark = pytest.mark.xfail(
-    reason="claims, barriers and wait-avoiding groups number tickets and hold a peer each by itself"
-)
-
 KINDS = [Variant(MIXED, "all wait"), Variant(MIXED, "nobody waits", {"waiting": False})]
 STEPS = 60
 

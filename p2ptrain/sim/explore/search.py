@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2ptrain.sim.explore.scenario import Ticks
-from p2ptrain.sim.explore.situations import Situations, Unsafe
+from p2ptrain.sim.explore.situations import Kind, Situations, Unsafe
 
 NOWHERE = 0xFFFFFFFF
 
@@ -129,9 +129,10 @@ class Search:
                     best, first, first_ticks = kind, there, ticks
                 last, last_ticks = there, ticks
         self._steps += choice + 1
-        if not best:
+        # (A trainer that passes a version by without waiting says so for ever.)
+        if not best or (best >= Kind.TIMER and not self._situations.unfinished(key)):
             self._ends[here] = self._situations.unfinished(key)
-            first = last = here
+            first, last, first_ticks, last_ticks = here, here, 0, 0
         self._next[0].append(first)
         self._next[1].append(last)
         self._ticks[0].append(first_ticks)

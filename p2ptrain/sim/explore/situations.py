@@ -1,58 +1,74 @@
-"""All that can happen to a few group locks: every order of events, within a budget of faults.
+"""All that can happen to the groups of a few peers: every order of events, with a budget of faults.
 
-A **situation** is everything that decides what can happen next: each peer's lock, the messages in
-flight, the requests that were made, the faults that are left, and each ticket's story
-(`explore/story.py`, which also says what must hold). `Situations.steps` lists all that can happen
-in a situation, and where each step leads; `explore/search.py` searches. Locks, messages and stories
-are numbered (`explore/locks.py`); a situation is a row of numbers, packed into bytes.
+A **situation** is everything that decides what can happen next: each peer's groups and what it
+believes of the others, the messages in flight, the requests that were made, how far each trainer
+is, the faults that are left, and each ticket's story (`explore/story.py`, which also says what must
+hold). `Situations.steps` lists all that can happen in a situation, and where each step leads;
+`explore/search.py` searches. Peers, messages and stories are numbered (`explore/peers.py`); a
+situation is a row of numbers, packed into bytes.
 
 **What can happen.** Any message in flight arrives, in any order. A peer makes a request that the
-scenario gives it, at any moment. A timer that is due fires. An average ends: done if all members
-have been in the group at one moment, since only then all slices can have moved; broken if a member
-will not come any more. Time passes, to the next deadline of anybody, and not beyond a deadline of
-somebody who is awake. And, each for one of the faults of the budget:
+scenario gives it, at any moment. Its trainer arrives at the barrier or at a version of the
+schedule, at any moment after its last average has ended. A timer that is due fires. An average
+ends: done if all members have been in the group at one moment, since only then all chunks can have
+moved; broken if a member will not come any more. A peer that is sent for the state of another has
+taken it over, if that one still stands at the boundary, or cannot have it. A peer hears that
+another one's trainer has come to its end, and does not wait for it any more. Time passes, to the
+next deadline of anybody, and not beyond a deadline of somebody who is awake. And, each for one of
+the faults of the budget:
 
 * a message is *lost*, or *arrives and stays in flight* to arrive again, or is *held back*: from
   then on it may arrive at any moment, however late, or never;
-* a peer *crashes*, silently; each other one hears that it is gone at any later moment, or never;
+* a peer *crashes*, silently; each other one hears that it is gone at any later moment, or never
+  (where there are trainers: in the end, since who waits for everyone waits for membership's word);
 * a peer *falls asleep* when its timer is due: time passes, and nothing happens at this peer;
-* an average *breaks*, for no reason that the lock can see.
+* an average *breaks*, for no reason that the groups can see.
 
-A message that is sent while `copies` like it are in flight joins them: without this bound there
+A message that is sent while `copies` like it are in flight and not held back joins them: without this bound there
 would be no end of situations where messages may be late. As the network may always lose one,
 nothing impossible is explored.
 
-**Clocks.** Time passes in whole ticks. In an exploration with drift each peer's clock runs at one
-of two `rates`, the extremes that `clock_drift` allows, in every combination in which not all are
-equal. Extremes suffice: every deadline is a sum of durations, each measured on one clock, so what
-one of them leaves of another is linear in each rate, and is least at an end of its range. A timer
-that falls between two ticks fires at the later one, as real ones do; `holds` is not rounded.
+**Clocks.** Time passes in whole ticks. Each peer's clock runs at one of two `rates`, in every
+combination in which not all are equal, if there are two. Nothing that must hold depends on clocks,
+which this shows; what does is how long things take. A timer that falls between two ticks fires at
+the later one, as real ones do.
 
 **What is left out, because it changes nothing.** A message to somebody who has crashed. A message
 about a ticket that its receiver has left, and to which it does not react now: it never will, since
-what is remembered of a ticket that was left does not change. Words for people.
+what is remembered of a ticket that was left does not change. The same of an offer that is not made
+any more. Words for people.
 """
 
 import math
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from itertools import product
 from typing import NamedTuple
 
+from p2ptrain.core.barrier import CatchingUp, Waiting
+from p2ptrain.core.effects import VersionEnded
 from p2ptrain.core.events import Outcome
-from p2ptrain.core.group_lock import GroupLock
-from p2ptrain.ids import Ticket
+from p2ptrain.core.groups import PeerGroups
+from p2ptrain.core.lock_state import InGroup
+from p2ptrain.core.messages import Begin
+from p2ptrain.ids import PeerId, Ticket
+from p2ptrain.sim.explore import scenario as plans
 from p2ptrain.sim.explore import story as stories_
-from p2ptrain.sim.explore.locks import (
+from p2ptrain.sim.explore.peers import (
     Asks,
+    CatchesUp,
     Ends,
+    Event,
+    HearsDone,
     HearsGone,
     Interned,
     Local,
-    Locks,
+    Meets,
     Move,
+    Peers,
     Sent,
+    Visits,
     Wakes,
     say,
 )
@@ -61,18 +77,31 @@ from p2ptrain.sim.explore.story import Role, Story, UnsafeError, with_one
 from p2ptrain.sim.explore.wire import AGES, Wire, each, grow_old, oldest, put, without
 
 
+class Trainer(NamedTuple):
+    """How far one peer's trainer is."""
+
+    next: int = 0
+    """The version that it arrives at next, or waits with; of a schedule: its place among those."""
+    line: int = 0
+    waits: bool = False
+
+
 class Course(NamedTuple):
-    """The part of a situation that is nobody's state."""
+    """The part of a situation that is nobody's groups."""
 
     rates: tuple[int, ...]
     asked: int
     """One bit for each request that was made."""
+    trainers: tuple[Trainer, ...]
+    """Of the scenario's, in order."""
     faults: int
     """So many may still come."""
     pauses: tuple[Ticks, ...]
     """How long each peer may sleep on; 0: it is awake."""
     grave: bool
     """A peer has crashed or slept."""
+    slack: Ticks
+    """So many ticks may still pass while somebody could go on."""
 
 
 class Here(NamedTuple):
@@ -88,14 +117,20 @@ class Kind(IntEnum):
     """What kind of step it is.
 
     When no more faults come and nobody asks any more, what goes on is the first that is possible of
-    DELIVER, END, TIMER and PASS, in this order: the *fair continuation*.
+    the others, in this order: the *fair continuation*.
     """
 
     MAY = 0
     DELIVER = 1
     END = 2
-    TIMER = 3
-    PASS = 4
+    ARRIVE = 3
+    HEAR = 4
+    TIMER = 5
+    PASS = 6
+
+
+COULD_GO_ON = (Kind.END, Kind.ARRIVE, Kind.HEAR)
+"""As long as such a step is possible, passing time takes slack."""
 
 
 class Step(NamedTuple):
@@ -119,28 +154,29 @@ class Unsafe(NamedTuple):
 
 
 NOTHING = -1
-"""No event of a lock: it is not asked."""
+"""No event of a peer: it is not asked."""
 
 
 class Situations:
     """The situations of one scenario; its numbers mean nothing to another one.
 
     Args:
-        make_lock: another class of locks; the tests plant bugs in it.
+        make_groups: another class of groups; the tests plant bugs in it.
     """
 
-    def __init__(self, scenario: Scenario, make_lock: type[GroupLock] = GroupLock) -> None:
+    def __init__(self, scenario: Scenario, make_groups: type[PeerGroups] = PeerGroups) -> None:
         self.scenario = scenario
-        self.locks = Locks(scenario, make_lock)
+        self.peers = Peers(scenario, make_groups)
         self._count = len(scenario.peers)
-        self._wakes = self.locks.events.number(Wakes())
+        self._wakes = self.peers.events.number(Wakes())
+        self._trains = {
+            self.peers.names.index(PeerId(t.peer)): n for n, t in enumerate(scenario.trainers)
+        }
         self._stories: Interned[tuple[Story, ...]] = Interned()
-        self._lapsed: list[tuple[Ticket, ...]] = []  # for each of the stories: its lapsed leases
         self._courses: Interned[Course] = Interned()
         self._layouts: list[struct.Struct] = []
         # What was worked out once is looked up from then on.
         self._noted: dict[tuple[int, int, int], int] = {}
-        self._aged: dict[tuple[int, Ticks, tuple[int, ...]], int] = {}
         self._idle: dict[tuple[int, int, int], bool] = {}
         self._fewer: dict[tuple[int, Fault], int | None] = {}
 
@@ -152,19 +188,29 @@ class Situations:
         if len(choices) > 1:
             choices = [rates for rates in choices if len(set(rates)) > 1]
         awake = (0,) * self._count
-        courses = [Course(rates, 0, self.scenario.faults, awake, False) for rates in choices]
-        stories = self._number_of_stories(())
-        fresh = self.locks.fresh
+        trainers = tuple(
+            Trainer(plan.first, plan.line) if isinstance(plan, plans.Meets) else Trainer()
+            for plan in self.scenario.trainers
+        )
+        faults, slack = self.scenario.faults, self.scenario.slack or 0
+        courses = [Course(rates, 0, trainers, faults, awake, False, slack) for rates in choices]
+        stories = self._stories.number(())
+        fresh = self.peers.fresh
         return [self._pack(fresh, stories, self._courses.number(now), ()) for now in courses]
 
     def steps(self, key: bytes) -> Iterator[Step | Unsafe]:
         """All that can happen in this situation, always in the same order."""
         here = self._unpack(key)
         yield from self._arrivals(here)
+        could_go_on = False
+        pauses = self._courses.values[here.course].pauses
         for peer, local in enumerate(here.locals):
-            if local != self.locks.dead[peer]:
-                yield from self._own_steps(here, peer)
-        yield from self._time(here)
+            if local != self.peers.dead[peer]:
+                for step in self._own_steps(here, peer):
+                    if isinstance(step, Step) and step.kind in COULD_GO_ON:
+                        could_go_on |= not pauses[peer]
+                    yield step
+        yield from self._time(here, could_go_on=could_go_on)
 
     def trouble(self, key: bytes) -> int:
         """Which of the scenario's `bounds` is binding here."""
@@ -173,10 +219,16 @@ class Situations:
 
     def unfinished(self, key: bytes) -> str:
         """What is missing if nothing happens any more; empty: nothing."""
-        here, locks = self._unpack(key), self.locks
-        states = zip(locks.names, self.words(key)[0], here.locals, strict=True)
-        waits = [f"{name} is {state}" for name, state, n in states if not locks.is_free(n)]
-        dead = [locks.names[p] for p, n in enumerate(here.locals) if n == locks.dead[p]]
+        here, peers = self._unpack(key), self.peers
+        names = peers.names
+        waits = [
+            f"{n} {w}" for n, at in zip(names, here.locals, strict=True) if (w := peers.waits(at))
+        ]
+        dead = [names[p] for p, n in enumerate(here.locals) if n == peers.dead[p]]
+        trainers = self._courses.values[here.course].trainers
+        for plan, trainer in zip(self.scenario.trainers, trainers, strict=True):
+            if plan.peer not in dead and not self._has_ended(plan, trainer):
+                waits.append(f"the trainer of {plan.peer} does not come to its end")
         stories = self._stories.values[here.stories]
         never = [s.ticket for s in stories if not s.answered and s.ticket.initiator not in dead]
         in_time = self.scenario.latency_ticks is not None and not self.trouble(key)
@@ -186,13 +238,10 @@ class Situations:
 
     def words(self, key: bytes) -> tuple[list[str], list[str], Course]:
         """Each peer's state and each message in flight, in words; and the rest."""
-        here, locks = self._unpack(key), self.locks
-        states = [
-            str(lock.state) if (lock := locks.locals[number].lock) else "has crashed"
-            for number in here.locals
-        ]
-        sent = [locks.events.values[item // AGES] for item in here.wire]
-        wire = [say(message, locks.names) for message in sent if isinstance(message, Sent)]
+        here, peers = self._unpack(key), self.peers
+        states = [_words(peers.locals[number].groups) for number in here.locals]
+        sent = [peers.events.values[item // AGES] for item in here.wire]
+        wire = [say(message, peers.names) for message in sent if isinstance(message, Sent)]
         return states, wire, self._courses.values[here.course]
 
     # --- messages ---------------------------------------------------------------------------------
@@ -203,7 +252,7 @@ class Situations:
         if self.scenario.latency_ticks is not None:
             delays = self._less(here.course, Fault.DELAY)
         for message in each(here.wire):
-            event, peer = message.event, self.locks.target(message.event)
+            event, peer = message.event, self.peers.target(message.event)
             yield self._act(here, Kind.DELIVER, "arrives", peer, event, wire=message.others)
             if loses is not None:
                 after = self._pack(here.locals, here.stories, loses, message.others)
@@ -224,57 +273,138 @@ class Situations:
         return known
 
     def _does_nothing(self, event: int, local: int, stories: int) -> bool:
-        peer, sent = self.locks.locals[local].peer, self.locks.events.values[event]
-        if local == self.locks.dead[peer]:
+        peer, sent = self.peers.locals[local].peer, self.peers.events.values[event]
+        if local == self.peers.dead[peer]:
             return True
         assert isinstance(sent, Sent)
-        told = self._stories.values[stories]
-        roles = [story.roles[peer] for story in told if story.ticket == sent.message.ticket]
-        has_left = roles[0] in (Role.OUT, Role.DONE)
-        return has_left and self.locks.move(local, event).changes_nothing(local)
+        return self._is_past(sent, local, stories) and self._changes_nothing(local, event)
+
+    def _is_past(self, sent: Sent, local: int, stories: int) -> bool:
+        """True if it is about a ticket or an offer which its receiver has left for good."""
+        peer, ticket = self.peers.locals[local].peer, sent.ticket
+        if ticket is None:
+            return False
+        for story in self._stories.values[stories]:
+            if story.ticket == ticket:
+                return story.roles[peer] in (Role.OUT, Role.DONE)
+        offer = self.peers.locals[local].offer
+        return ticket.initiator == self.peers.names[peer] and (not offer or offer[0] != ticket)
+
+    def _changes_nothing(self, local: int, event: int) -> bool:
+        try:
+            return self.peers.move(local, event).changes_nothing(local)
+        except UnsafeError:
+            return False
 
     # --- what a peer does, and what befalls it ----------------------------------------------------
 
     def _own_steps(self, here: Here, peer: int) -> Iterator[Step | Unsafe]:
-        local = self.locks.locals[here.locals[peer]]
-        if local.averages:
+        local = self.peers.locals[here.locals[peer]]
+        if local.held:
             yield from self._ends(here, local)
+        if local.taking:
+            yield self._catches_up(here, local)
         is_due = local.due_in is not None and local.due_in <= 0
         if is_due:
             yield self._act(here, Kind.TIMER, "", peer, self._wakes)
         now = self._courses.values[here.course]
         for number, ask in enumerate(self.scenario.asks):
-            if ask.peer == self.locks.names[peer] and not now.asked >> number & 1:
-                event = self.locks.events.number(Asks(number))
+            if ask.peer == self.peers.names[peer] and not now.asked >> number & 1:
+                event = self.peers.events.number(Asks(number))
                 asked = self._courses.number(now._replace(asked=now.asked | 1 << number))
                 yield self._act(here, Kind.MAY, "", peer, event, course=asked)
+        if peer in self._trains:
+            yield from self._goes_on(here, peer, now)
         for other, number in enumerate(here.locals):
-            if number == self.locks.dead[other]:
-                yield from self._rumour(here, peer, other)
+            if number == self.peers.dead[other]:
+                yield from self._hears_gone(here, peer, other)
+            elif other != peer and other in self._trains:
+                yield from self._hears_done(here, peer, other, now)
         yield from self._mishaps(here, peer, is_due=is_due)
 
     def _ends(self, here: Here, local: Local) -> Iterator[Step | Unsafe]:
         stories = self._stories.values[here.stories]
-        story = next(story for story in stories if story.ticket == local.current)
-        number = self.locks.events.number
-        if story.moved and local.held == story.ticket:
+        story = next(story for story in stories if story.ticket == local.held)
+        number = self.peers.events.number
+        if story.moved:
             event = number(Ends(story.ticket, Outcome.DONE))
             yield self._act(here, Kind.END, "", local.peer, event)
         event = number(Ends(story.ticket, Outcome.LOST))
-        others = [story.roles[member] for member in story.members if member != local.peer]
-        if Role.OUT in others:  # its streams are refused
+        if any(self._stays_out(here, story, m) for m in story.members if m != local.peer):
+            # Its streams are refused or fail, or nothing is heard of it.
             kind = Kind.MAY if story.moved else Kind.END
             yield self._act(here, kind, "", local.peer, event)
-        elif Role.DEAD in others:  # its streams fail, or nothing is heard of it
-            yield self._act(here, Kind.MAY, "", local.peer, event)
         elif (breaks := self._less(here.course, Fault.BREAK)) is not None:
             yield self._act(here, Kind.MAY, "", local.peer, event, course=breaks)
 
-    def _rumour(self, here: Here, peer: int, other: int) -> Iterator[Step | Unsafe]:
+    def _stays_out(self, here: Here, story: Story, member: int) -> bool:
+        """True if `member` is not in the group any more, or will never be."""
+        if story.roles[member] is not Role.NONE:
+            return story.roles[member] in (Role.OUT, Role.DEAD)
+        values = self.peers.events.values  # it has offered its slot: has it had the answer?
+        for item in here.wire:
+            sent = values[item // AGES]
+            assert isinstance(sent, Sent)
+            if sent.target == member and isinstance(sent.message, Begin):
+                if sent.message.ticket == story.ticket:
+                    return False
+        return True
+
+    def _catches_up(self, here: Here, local: Local) -> Step | Unsafe:
+        """A donor gives its state as long as it stands at the boundary."""
+        assert local.taking
+        version, line = local.taking.version, local.taking.line
+        donor = self.peers.locals[here.locals[self.peers.names.index(local.taking.donor)]].groups
+        taken = donor is not None and donor.barrier.waits_with(version, line)
+        event = self.peers.events.number(CatchesUp(version, taken))
+        course = self._courses.values[here.course]
+        if taken:
+            place = self._trains[local.peer]
+            trainer = course.trainers[place]._replace(next=version, line=line)
+            course = course._replace(trainers=with_one(course.trainers, place, trainer))
+        number = self._courses.number(course)
+        return self._act(here, Kind.END, "", local.peer, event, course=number)
+
+    def _goes_on(self, here: Here, peer: int, now: Course) -> Iterator[Step | Unsafe]:
+        """The trainer has computed, and arrives."""
+        place = self._trains[peer]
+        plan, trainer = self.scenario.trainers[place], now.trainers[place]
+        if trainer.waits or self._has_ended(plan, trainer):
+            return
+        event: Event
+        if isinstance(plan, plans.Meets):
+            event, arrived = Meets(trainer.next, trainer.line), trainer._replace(waits=True)
+        else:
+            event = Visits(plan.versions[trainer.next], plan.waits)
+            arrived = trainer._replace(waits=True)
+            if not plan.waits:
+                arrived = trainer._replace(next=trainer.next + 1)
+        course = now._replace(trainers=with_one(now.trainers, place, arrived))
+        numbers = self.peers.events.number(event), self._courses.number(course)
+        yield self._act(here, Kind.ARRIVE, "", peer, numbers[0], course=numbers[1])
+
+    def _has_ended(self, plan: plans.Meets | plans.Visits, trainer: Trainer) -> bool:
+        if isinstance(plan, plans.Meets):
+            return trainer.next > plan.last
+        return trainer.next == len(plan.versions)
+
+    def _hears_gone(self, here: Here, peer: int, other: int) -> Iterator[Step | Unsafe]:
         """Hearing of a crash can wait until it changes something."""
-        event = self.locks.events.number(HearsGone(other))
-        if not self.locks.move(here.locals[peer], event).changes_nothing(here.locals[peer]):
+        event = self.peers.events.number(HearsGone(other))
+        if self._trains:
+            if self.peers.knows(here.locals[peer], other):
+                yield self._act(here, Kind.HEAR, "", peer, event)
+        elif not self._changes_nothing(here.locals[peer], event):
             yield self._act(here, Kind.MAY, "", peer, event)
+
+    def _hears_done(
+        self, here: Here, peer: int, other: int, now: Course
+    ) -> Iterator[Step | Unsafe]:
+        place = self._trains[other]
+        ended = self._has_ended(self.scenario.trainers[place], now.trainers[place])
+        if ended and self.peers.knows(here.locals[peer], other):
+            event = self.peers.events.number(HearsDone(other))
+            yield self._act(here, Kind.HEAR, "", peer, event)
 
     def _mishaps(self, here: Here, peer: int, *, is_due: bool) -> Iterator[Step]:
         locals_, stories, course, wire = here
@@ -283,10 +413,10 @@ class Situations:
             now = now._replace(grave=True, pauses=with_one(now.pauses, peer, 0))
             told = tuple(stories_.bury(story, peer) for story in self._stories.values[stories])
             after = self._pack(
-                with_one(locals_, peer, self.locks.dead[peer]),
-                self._number_of_stories(told),
+                with_one(locals_, peer, self.peers.dead[peer]),
+                self._stories.number(told),
                 self._courses.number(now),
-                without(wire, lambda event: self.locks.target(event) == peer),
+                without(wire, lambda event: self.peers.target(event) == peer),
             )
             yield Step(Kind.MAY, after, 0, "crashes", peer, NOTHING)
         sleeps = self._less(course, Fault.PAUSE)
@@ -305,34 +435,31 @@ class Situations:
 
     # --- time -------------------------------------------------------------------------------------
 
-    def _time(self, here: Here) -> Iterator[Step | Unsafe]:
+    def _time(self, here: Here, *, could_go_on: bool) -> Iterator[Step]:
         """Time passes to the next moment at which somebody has something to do."""
         now = self._courses.values[here.course]
         ticks = self._next_moment(here, now)
-        if ticks <= 0:
+        slack = now.slack - ticks if could_go_on and self.scenario.slack is not None else now.slack
+        if ticks <= 0 or slack < 0:
             return
         later = tuple(
-            self.locks.later(number, ticks * rate)
+            self.peers.later(number, ticks * rate)
             for number, rate in zip(here.locals, now.rates, strict=True)
         )
-        stories = self._grow_old(here.stories, ticks, now.rates)
-        if why := self._overstays(later, stories):
-            yield Unsafe(why, "time passes", NOTHING, ticks)
-            return
         course, wire = here.course, here.wire
-        if any(now.pauses):
+        if any(now.pauses) or slack != now.slack:
             pauses = tuple(max(0, pause - ticks) for pause in now.pauses)
-            course = self._courses.number(now._replace(pauses=pauses))
+            course = self._courses.number(now._replace(pauses=pauses, slack=slack))
         if wire and self.scenario.latency_ticks is not None:
             wire = grow_old(wire, ticks, lambda event: self._sleeps(event, now))
-        after = self._pack(later, stories, course, wire)
+        after = self._pack(later, here.stories, course, wire)
         yield Step(Kind.PASS, after, ticks, "time passes", NOTHING, ticks)
 
     def _next_moment(self, here: Here, now: Course) -> Ticks:
         """In how many ticks; none: somebody has something to do now, or never."""
         moments = []
         for peer, number in enumerate(here.locals):
-            due_in = self.locks.locals[number].due_in
+            due_in = self.peers.locals[number].due_in
             if now.pauses[peer]:  # it may wake up at any moment
                 moments.append(self.scenario.shortest(self.scenario.config.resend_s))
             elif due_in is not None:
@@ -345,16 +472,7 @@ class Situations:
         return min(moments, default=0)
 
     def _sleeps(self, event: int, now: Course) -> bool:
-        return now.pauses[self.locks.target(event)] > 0
-
-    def _grow_old(self, stories: int, ticks: Ticks, rates: tuple[int, ...]) -> int:
-        key = (stories, ticks, rates)
-        if key not in self._aged:
-            told = self._stories.values[stories]
-            durations_s = [ticks * rate for rate in rates]
-            old = tuple(stories_.grow_old(story, durations_s) for story in told)
-            self._aged[key] = self._number_of_stories(old)
-        return self._aged[key]
+        return now.pauses[self.peers.target(event)] > 0
 
     # --- one peer acts ----------------------------------------------------------------------------
 
@@ -375,21 +493,21 @@ class Situations:
         course = here.course if course is None else course
         wire = here.wire if wire is None else wire
         try:
-            move = self.locks.move(before, event)
+            move = self.peers.move(before, event)
             locals_ = with_one(locals_, peer, move.after)
             if move.is_news:
                 stories = self._note(stories, before, event, move, locals_)
+            for ended in move.versions:
+                course = self._version_ended(course, peer, ended)
         except UnsafeError as error:
             return Unsafe(str(error), verb, peer, event)
-        if why := self._overstays(locals_, stories):
-            return Unsafe(why, verb, peer, event)
         now = self._courses.values[course]
         if now.pauses[peer]:
             course = self._courses.number(now._replace(pauses=with_one(now.pauses, peer, 0)))
         if move.sent:
             wire = put(wire, move.sent, self.scenario.copies)
         if wire:
-            target = self.locks.target
+            target = self.peers.target
             wire = without(wire, lambda e: self._is_idle(e, locals_[target(e)], stories))
         return Step(kind, self._pack(locals_, stories, course, wire), 0, verb, peer, event)
 
@@ -401,57 +519,72 @@ class Situations:
         known = self._noted.get(key)
         if known is None or move.averages:  # an average depends on the other peers too
             told = list(self._stories.values[stories])
-            if move.requested:
-                told.append(stories_.begun(move.requested, self._count))
+            known_tickets = [story.ticket for story in told]
+            for ticket in move.requested:
+                if ticket not in known_tickets:
+                    told.append(stories_.begun(ticket, self._count))
+            told.sort(key=lambda story: story.ticket)
             told = [self._continue(story, before, event, move) for story in told]
             if move.averages:
                 told = [self._together(story, locals_) for story in told]
-            known = self._noted[key] = self._number_of_stories(tuple(told))
+            known = self._noted[key] = self._stories.number(tuple(told))
         return known
 
     def _continue(self, story: Story, number: int, event: int, move: Move) -> Story:
-        before, after = self.locks.locals[number], self.locks.locals[move.after]
-        peer, ticket, names = before.peer, story.ticket, self.locks.names
+        before, after = self.peers.locals[number], self.peers.locals[move.after]
+        peer, ticket, names = before.peer, story.ticket, self.peers.names
         moved_on = before.current != after.current
         if moved_on and before.current == ticket:
-            happened = self.locks.events.values[event]
+            happened = self.peers.events.values[event]
             how = happened.outcome if isinstance(happened, Ends) else move.abandoned
             story = stories_.leave(story, peer, how, names)
         if moved_on and after.current == ticket:
-            story = stories_.promise(story, peer, self.scenario.lease_s(ticket.initiator), names)
+            story = stories_.promise(story, peer, names)
         for average in move.averages:
             if average.ticket == ticket:
-                members = tuple(names.index(member) for member in average.members)
-                story = stories_.enter(story, peer, members, names)
+                if ticket.initiator != names[peer] and before.current != ticket:
+                    self._check_offer(before, ticket)
+                offered = _offered(after, names)
+                lapsed = before.lapsed and before.current == ticket
+                story = stories_.enter(story, peer, average, names, offered=offered, lapsed=lapsed)
         for _ in range(move.answered.count(ticket)):
             story = stories_.answer(story)
         return story
 
+    def _check_offer(self, before: Local, ticket: Ticket) -> None:
+        if not before.offer or before.offer[1] != ticket.initiator:
+            name = self.peers.names[before.peer]
+            raise UnsafeError(f"{name} enters {ticket} without being promised to it")
+
+    def _version_ended(self, number: int, peer: int, ended: VersionEnded) -> int:
+        """The trainer of `peer` waits no longer."""
+        course, place, name = (
+            self._courses.values[number],
+            self._trains[peer],
+            self.peers.names[peer],
+        )
+        plan, trainer = self.scenario.trainers[place], course.trainers[place]
+        if not trainer.waits:
+            raise UnsafeError(f"an arrival of {name} ends twice")
+        after = trainer.next + 1
+        if isinstance(plan, plans.Meets) and (ended.version, ended.outcome) != (
+            trainer.next,
+            Outcome.DONE,
+        ):
+            raise UnsafeError(f"{name} waits with {trainer.next}, and is told {ended}")
+        trainer = trainer._replace(next=after, waits=False)
+        return self._courses.number(
+            course._replace(trainers=with_one(course.trainers, place, trainer))
+        )
+
     def _together(self, story: Story, locals_: tuple[int, ...]) -> Story:
-        """Once all members are in their group at one moment, the slices can move."""
-        members = [self.locks.locals[locals_[member]] for member in story.members]
+        """Once all members are in their group at one moment, the chunks can move."""
+        members = [self.peers.locals[locals_[member]] for member in story.members]
         if members and all(member.held == story.ticket for member in members):
             return story._replace(moved=True)
         return story
 
-    def _overstays(self, locals_: tuple[int, ...], stories: int) -> str:
-        """Who holds a ticket of which a lease has lapsed; empty: nobody."""
-        for ticket in self._lapsed[stories]:
-            for peer, number in enumerate(locals_):
-                if self.locks.locals[number].held == ticket:
-                    told = self._stories.values[stories]
-                    left = next(story.left for story in told if story.ticket == ticket)
-                    holder, whose = self.locks.names[peer], self.locks.names[left.index(0)]
-                    return f"{holder} holds {ticket} when the lease of {whose} has lapsed"
-        return ""
-
     # --- numbers ----------------------------------------------------------------------------------
-
-    def _number_of_stories(self, stories: tuple[Story, ...]) -> int:
-        number = self._stories.number(stories)
-        if number == len(self._lapsed):
-            self._lapsed.append(tuple(story.ticket for story in stories if 0 in story.left))
-        return number
 
     def _less(self, course: int, fault: Fault) -> int | None:
         """The course with one fault less to come; None if there is no such fault to come."""
@@ -476,3 +609,28 @@ class Situations:
     def _unpack(self, key: bytes) -> Here:
         numbers, count = self._layout(len(key) // 4).unpack(key), self._count
         return Here(numbers[:count], numbers[count], numbers[count + 1], numbers[count + 2 :])
+
+
+def _offered(local: Local, names: Sequence[PeerId]) -> tuple[int, ...]:
+    """Who is in the group of this initiator by an offer."""
+    assert local.groups
+    state = local.groups.lock.state
+    offers = state.offers if isinstance(state, InGroup) else ()
+    return tuple(names.index(promise.peer) for promise in offers)
+
+
+def _words(groups: PeerGroups | None) -> str:
+    """``free, waiting at 1``."""
+    if groups is None:
+        return "has crashed"
+    words = [str(groups.lock.state)]
+    match groups.barrier.state:
+        case Waiting(version=version):
+            words.append(f"waiting at {version}")
+        case CatchingUp(version=version):
+            words.append(f"catching up with {version}")
+        case _:
+            pass
+    if arrival := groups.wait_avoiding.arrival:
+        words.append(f"{'waiting for' if arrival.waits else 'at'} version {arrival.version}")
+    return ", ".join(words)

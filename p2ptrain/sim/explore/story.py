@@ -1,25 +1,31 @@
 """What has become of each ticket, written down by somebody who sees all peers, and what must hold.
 
 * *Each ticket once*: no peer promises itself to a ticket twice, enters it twice, or enters it
-  without being promised to it; all members enter the same group; a request ends exactly once.
-* *One group each, by anybody's belief*: a promise ends with its lease, by the granter's own clock,
-  without a word. When the lease of a member has lapsed, unless that member has applied the average,
-  nobody holds the ticket any more: so nobody counts on a peer that may be meeting others by now.
-* *Nothing is torn by a message*: once the slices of a group may all have moved, no message makes a
-  member throw away what the others apply. (Crashes, pauses and deadlines can.)
+  without being promised to it or having offered its slot to its initiator; a promise whose lease
+  has lapsed does not count. A request ends exactly once.
+* *The same group*: all who enter a ticket enter the same group, for the same purpose, with the same
+  scalars of its members; whom it counts on has promised itself, or has offered its slot.
+* *One group each*: an average can be done only if all members have been in the group at one moment,
+  and a peer is in one group at a time; so two groups that share a peer are not both applied at
+  once.
+* *Nothing is torn by a message*: once the chunks of a group may all have moved, no message makes a
+  member throw away what the others apply. (Crashes can.)
 
-A peer that leaves a ticket in another way, because it was told to, or heard that the initiator is
-gone, may be in another group at once, although the first one's members still hold their ticket:
-without it their average cannot end, since it refuses their streams.
+A member that is told that its group is over, or hears that another member is gone, may be in
+another group at once, although others still hold the ticket: without it their average cannot end,
+since it refuses their streams. That an arrival of a trainer ends exactly once is checked where
+trainers are (`explore/situations.py`).
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from enum import IntEnum
 from typing import NamedTuple, TypeVar
 
+from p2ptrain.core.effects import Average
 from p2ptrain.core.events import Outcome
 from p2ptrain.errors import P2PTrainError
-from p2ptrain.ids import PeerId, Seconds, Ticket
+from p2ptrain.ids import PeerId, Ticket
 
 T = TypeVar("T")
 
@@ -33,7 +39,7 @@ class Role(IntEnum):
 
     NONE = 0
     PROMISED = 1
-    """To the claim; the initiator is to its own."""
+    """To the request; the initiator is to its own."""
     IN = 2
     DONE = 3
     """It was in the group and has applied the average."""
@@ -46,7 +52,7 @@ BOUND = (Role.PROMISED, Role.IN)
 
 
 class Story(NamedTuple):
-    """One ticket. Peers are numbers; `roles` and `left` have one entry for each."""
+    """One ticket. Peers are numbers; `roles` has one entry for each."""
 
     ticket: Ticket
     answered: bool
@@ -54,63 +60,65 @@ class Story(NamedTuple):
     formed: bool
     """Somebody was in its group."""
     moved: bool
-    """All members have been in the group at one moment: their slices may have moved."""
+    """All members have been in the group at one moment: their chunks may have moved."""
+    group: Average | None
+    """As the first that entered it did."""
     members: tuple[int, ...]
     roles: tuple[Role, ...]
-    left: tuple[Seconds | None, ...]
-    """What is left of each one's lease, by its own clock; None where it binds nobody any more."""
 
 
 def begun(ticket: Ticket, count: int) -> Story:
     """A request was made."""
-    return Story(ticket, False, False, False, (), (Role.NONE,) * count, (None,) * count)
+    return Story(ticket, False, False, False, None, (), (Role.NONE,) * count)
 
 
-def promise(story: Story, peer: int, lease_s: Seconds, names: Sequence[PeerId]) -> Story:
+def promise(story: Story, peer: int, names: Sequence[PeerId]) -> Story:
     """`peer` is now bound to the ticket."""
     if story.roles[peer] is not Role.NONE:
         raise UnsafeError(f"{names[peer]} promises itself to {story.ticket} again")
-    return story._replace(
-        roles=with_one(story.roles, peer, Role.PROMISED),
-        left=with_one(story.left, peer, lease_s),
-    )
+    return story._replace(roles=with_one(story.roles, peer, Role.PROMISED))
 
 
-def enter(story: Story, peer: int, members: tuple[int, ...], names: Sequence[PeerId]) -> Story:
-    """`peer` starts to average in a group of `members`."""
+def enter(
+    story: Story,
+    peer: int,
+    average: Average,
+    names: Sequence[PeerId],
+    *,
+    offered: Sequence[int] = (),
+    lapsed: bool = False,
+) -> Story:
+    """`peer` starts to average.
+
+    Args:
+        offered: the members that have not promised themselves but offered their slots, according to
+            the initiator.
+        lapsed: its promise is older than its lease.
+    """
     name, ticket = names[peer], story.ticket
     if story.roles[peer] is not Role.PROMISED:
         raise UnsafeError(f"{name} enters {ticket} without being promised to it")
-    if story.left[peer] == 0:
+    if lapsed:
         raise UnsafeError(f"{name} enters {ticket} when its promise has lapsed")
-    if story.members not in ((), members):
-        raise UnsafeError(f"{name} enters {ticket} with other members than the others")
+    average = replace(average, held=False)  # a matter of its own trainer
+    if story.group not in (None, average):
+        raise UnsafeError(f"{name} enters another group under {ticket} than the others")
+    members = tuple(names.index(member) for member in average.members)
     for member in members:
-        if story.roles[member] is Role.NONE:
+        if story.roles[member] is Role.NONE and member not in offered and story.group is None:
             raise UnsafeError(f"{ticket} counts on {names[member]}, which never promised itself")
     roles = with_one(story.roles, peer, Role.IN)
-    return story._replace(formed=True, members=members, roles=roles)
+    return story._replace(formed=True, group=average, members=members, roles=roles)
 
 
 def leave(story: Story, peer: int, how: Outcome | None, names: Sequence[PeerId]) -> Story:
-    """`peer` is not bound to the ticket any more; `how` its average ended, if it was in the group.
-
-    Its lease binds the others on only if it says nothing to them, because its time is over.
-    """
+    """`peer` is not bound to the ticket any more; `how` its average ended, if it was in the group."""
     others = [story.roles[member] for member in story.members if member != peer]
     together = all(role in (Role.IN, Role.DONE) for role in others)
     if how is Outcome.REFUSED and story.moved and together:
         raise UnsafeError(f"a message makes {names[peer]} throw {story.ticket} away")
-    left = story.left[peer]
-    if left and how is not Outcome.LATE:
-        left = None
     role = Role.DONE if how is Outcome.DONE else Role.OUT
-    return _settled(
-        story._replace(
-            roles=with_one(story.roles, peer, role),
-            left=with_one(story.left, peer, None if role is Role.DONE else left),
-        )
-    )
+    return _settled(story._replace(roles=with_one(story.roles, peer, role)))
 
 
 def answer(story: Story) -> Story:
@@ -121,29 +129,25 @@ def answer(story: Story) -> Story:
 
 
 def bury(story: Story, peer: int) -> Story:
-    """`peer` has crashed: its promise binds nobody."""
-    if story.roles[peer] in (Role.NONE, Role.DONE):
+    """`peer` has crashed."""
+    if story.roles[peer] is Role.DONE:
         return story
-    return _settled(
-        story._replace(
-            roles=with_one(story.roles, peer, Role.DEAD), left=with_one(story.left, peer, None)
-        )
-    )
-
-
-def grow_old(story: Story, durations_s: Sequence[Seconds]) -> Story:
-    """So much time has passed on each peer's clock."""
-    left = zip(story.left, durations_s, strict=True)
-    return story._replace(left=tuple(s if s is None else max(0.0, s - d) for s, d in left))
+    if story.roles[peer] is Role.NONE and peer not in story.members:
+        return story
+    return _settled(story._replace(roles=with_one(story.roles, peer, Role.DEAD)))
 
 
 def _settled(story: Story) -> Story:
-    """Where nobody is bound any more, all that still matters is who cannot be bound again."""
+    """Where nobody is bound any more, all that still matters is who cannot be bound again.
+
+    (Who offered its slot may still come to enter, and find itself in the same group.)
+    """
     if any(role in BOUND for role in story.roles):
         return story
     roles = tuple(Role.NONE if role is Role.NONE else Role.OUT for role in story.roles)
-    nobody_s = (None,) * len(roles)
-    return Story(story.ticket, story.answered, story.formed, False, (), roles, nobody_s)
+    if any(roles[member] is Role.NONE for member in story.members):
+        return story._replace(roles=roles)
+    return Story(story.ticket, story.answered, story.formed, False, None, (), roles)
 
 
 def with_one(row: Sequence[T], place: int, value: T) -> tuple[T, ...]:

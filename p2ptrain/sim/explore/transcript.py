@@ -4,7 +4,18 @@ from collections import Counter
 from collections.abc import Iterator
 
 from p2ptrain.core.events import Outcome
-from p2ptrain.sim.explore.locks import Asks, Ends, HearsGone, Sent, Wakes, say
+from p2ptrain.sim.explore.peers import (
+    Asks,
+    CatchesUp,
+    Ends,
+    HearsDone,
+    HearsGone,
+    Meets,
+    Sent,
+    Visits,
+    Wakes,
+    say,
+)
 from p2ptrain.sim.explore.scenario import Ticks
 from p2ptrain.sim.explore.situations import NOTHING, Kind, Situations, Step, Unsafe
 
@@ -34,7 +45,7 @@ def _fair_transcript(situations: Situations, key: bytes, ticks: Ticks, turn: int
     while key not in seen:
         seen[key] = None
         step = fair_step(situations, key, turn)
-        if step is None:
+        if step is None or (step.kind >= Kind.TIMER and not situations.unfinished(key)):
             yield f"      {situations.unfinished(key) or 'everyone is free'}"
             return
         yield f"{ticks:>4}  {_say(situations, key, step)}"
@@ -57,7 +68,7 @@ def _say(situations: Situations, key: bytes, step: Step | Unsafe) -> str:
     after, new_wire, _ = situations.words(step.after)
     changes = [
         f"{name} {now}"
-        for name, was, now in zip(situations.locks.names, before, after, strict=True)
+        for name, was, now in zip(situations.peers.names, before, after, strict=True)
         if was != now
     ]
     sent = [f"sends {message}" for message in (Counter(new_wire) - Counter(wire)).elements()]
@@ -67,18 +78,27 @@ def _say(situations: Situations, key: bytes, step: Step | Unsafe) -> str:
 def _event(situations: Situations, step: Step | Unsafe) -> str:
     if step.peer == NOTHING:
         return f"{step.event} ticks pass"
-    name = situations.locks.names[step.peer]
+    name = situations.peers.names[step.peer]
     if step.event == NOTHING:
         return f"{name} {step.verb}"
-    match situations.locks.events.values[step.event]:
+    match situations.peers.events.values[step.event]:
         case Sent() as sent:
-            return f"{say(sent, situations.locks.names)} {step.verb}"
+            return f"{say(sent, situations.peers.names)} {step.verb}"
         case Asks(number=number):
             return str(situations.scenario.asks[number])
         case Ends(ticket=ticket, outcome=outcome):
             how = "is done" if outcome is Outcome.DONE else "breaks"
             return f"{name}'s average in {ticket} {how}"
         case HearsGone(other=other):
-            return f"{name} hears that {situations.locks.names[other]} is gone"
+            return f"{name} hears that {situations.peers.names[other]} is gone"
+        case HearsDone(other=other):
+            return f"{name} hears that {situations.peers.names[other]}'s trainer has ended"
+        case Meets(version=version):
+            return f"{name}'s trainer arrives at the barrier with {version}"
+        case Visits(version=version, waits=waits):
+            how = "waits for" if waits else "passes"
+            return f"{name}'s trainer {how} version {version}"
+        case CatchesUp(version=version, taken=taken):
+            return f"{name} {'has taken' if taken else 'cannot take'} the state of {version}"
         case Wakes():
-            return f"{name}'s timer fires"
+            return f"{name}'s timers fire"

@@ -39,8 +39,8 @@ def each(wire: Wire) -> Iterator[InFlight]:
 
 
 def put(wire: Wire, sent: tuple[int, ...], copies: int) -> Wire:
-    """More messages in flight, but never more than so many that are alike."""
-    events = [item // AGES for item in wire]
+    """More messages in flight, but never more than so many alike that are not held back."""
+    events = [item // AGES for item in wire if item % AGES != LATE]
     for event in sent:
         if events.count(event) < copies:
             events.append(event)
