@@ -15,7 +15,7 @@ demo: $(READY)  ## train with all-reduce and with gossip beside a straggler; wri
 test: $(READY)  ## everything that CI runs
 	$(BIN)/python -m pytest -n 2 --dist loadgroup $(TESTS)
 
-explore: $(READY)  ## the group lock, exhaustively: every order of events, with some faults
+explore: $(READY)  ## claims, barriers and wait-avoiding groups, exhaustively: every order of events, some faults
 	$(BIN)/python -m p2ptrain.sim.explore $(if $(QUICK),,--full)
 
 SEEDS ?= $(if $(QUICK),20,1000)

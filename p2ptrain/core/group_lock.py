@@ -101,7 +101,7 @@ a `Relinquish` would make it throw away what we have applied. A request under a 
 same initiator shows that the older one is over; a coordinator takes no offer that it has let go.
 
 **What happens when each message is lost** stands beside each in `core/messages.py`;
-`tests/core/test_group_lock.py` shows every line of it.
+`tests/core/test_group_lock.py` and `test_group_lock_offers.py` show every line of it.
 """
 
 import copy
@@ -146,11 +146,16 @@ MOST_TICKS = 1 << 32
 """No request sets our clock forward by more: a made-up age must not drive it to where our own
 requests cannot be encoded any more."""
 
+MOST_SAMPLES = 1 << 62
+"""Of all who are not in a group: members that do not exist may have said that they made more, and a
+`Begin` with a larger number is not understood by anybody (`net/wire.py`)."""
+
 ENDED_REMEMBERED = 64
 """Tickets whose end we remember, far more than can be under way at once."""
 
-NO_OFFER = Ticket(PeerId(""), -1, -1)
-"""Older than any."""
+MOST_BEHIND = 1024
+"""An offer that is older than another of its peer by more tickets has not been on its way for long:
+the other was made up. It must not void all that the peer will ever offer."""
 
 
 class Groups(Protocol):
@@ -339,12 +344,12 @@ class GroupLock:
         """
         if offer.initiator != source:
             return False  # not an offer that it could make
-        let_go = self._let_go.get(source, NO_OFFER)
-        standing = self._offers[source].offer if source in self._offers else None
-        overtaken = offer < max(let_go, standing or NO_OFFER)
+        let_go, standing = self._let_go.get(source), self._offers.get(source)
+        known = (let_go, standing.offer if standing else None)
+        overtaken = any(offer != newer and _is_behind(offer, newer) for newer in known)
         if self._has_taken(offer):
             self._tell_taken(source, offer)  # the first one was lost
-        elif offer <= let_go:
+        elif _is_behind(offer, let_go):
             self._emit(Send(source, Release(offer)))  # lost: the offer comes again
         elif not overtaken:
             self._offers[source] = Promise(source, contribution, offer, purpose)
@@ -352,8 +357,8 @@ class GroupLock:
 
     def forget_offer(self, source: PeerId) -> None:
         """`source` is told that what it offers its slot for does not come: it takes it back."""
-        if source in self._offers:
-            self._void(source, self._offers[source].offer or NO_OFFER)
+        if source in self._offers and (offer := self._offers[source].offer):
+            self._void(source, offer)
 
     def receive(self, source: PeerId, message: SlotMessage, now: Seconds) -> None:
         self._lapse(now)
@@ -669,7 +674,8 @@ class GroupLock:
         self._emit(Send(source, replace(self._state.begin, offer=offer)))
 
     def _void(self, source: PeerId, offer: Ticket) -> None:
-        self._let_go[source] = max(offer, self._let_go.get(source, NO_OFFER))
+        if not _is_behind(offer, self._let_go.get(source)):
+            self._let_go[source] = offer
         if source in self._offers and self._offers[source].offer == offer:
             del self._offers[source]
 
@@ -696,7 +702,7 @@ class GroupLock:
             self._groups.weigh(members),
             purpose,
             () if all(one == MODEL for one in stated) else stated,
-            self._groups.outside_samples(members),
+            min(self._groups.outside_samples(members), MOST_SAMPLES),
         )
         offers = tuple(promise for promise in state.granted if promise.offer)
         for promise in state.granted:
@@ -968,3 +974,10 @@ class GroupLock:
     def _next_ticket(self) -> Ticket:
         self._tickets += 1
         return Ticket(self._me, self._incarnation, self._tickets)
+
+
+def _is_behind(offer: Ticket, other: Ticket | None) -> bool:
+    """True if `offer` is `other`, or an older one of the same peer that comes late."""
+    if other is None or offer.incarnation != other.incarnation:
+        return False
+    return 0 <= other.number - offer.number < MOST_BEHIND

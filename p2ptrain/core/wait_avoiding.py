@@ -169,6 +169,11 @@ class WaitAvoiding:
         return self._arrival
 
     @property
+    def begun(self) -> int:
+        """The last version that began here."""
+        return self._begun
+
+    @property
     def version(self) -> int:
         """The last version that has begun here, or is known to have begun elsewhere."""
         return max(self._begun, self._heard)

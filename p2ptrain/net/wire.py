@@ -45,8 +45,9 @@ LOWEST_PORT = 1024
 # Tags of a Slice's fields: number << 3 | kind, kind 2 has a length, kind 0 is a number.
 _PAYLOAD, _AVERAGE, _STATE, _LAST = 0x0A, 0x12, 0x1A, 0x20
 
-_WHATS = tuple(What)
+_WHATS = dict(enumerate(What))
 """As they are numbered in the proto."""
+_NUMBERS = {what: number for number, what in _WHATS.items()}
 
 T = TypeVar("T")
 
@@ -609,7 +610,7 @@ def _known_begin(data: bytes) -> m.Begin:
 def _purpose_to_pb(purpose: Purpose) -> Any:  # Any: a generated class
     return pb.Purpose(
         formation=int(purpose.formation),
-        what=_WHATS.index(purpose.what),
+        what=_NUMBERS[purpose.what],
         version=purpose.version,
         line=purpose.line,
     )
@@ -618,7 +619,7 @@ def _purpose_to_pb(purpose: Purpose) -> Any:  # Any: a generated class
 def _purpose(p: Any) -> Purpose:  # Any: a generated class
     try:
         formation, what = Formation(p.formation), _WHATS[p.what]
-    except (ValueError, IndexError) as error:
+    except (ValueError, KeyError) as error:
         raise CodecError(f"a group for something unknown: {error}") from error
     return Purpose(formation, what, _number(p.version), p.line)
 

@@ -18,6 +18,8 @@ from p2ptrain.core.messages import Arrive, Begin, CatchUp, Inquire, Relinquish, 
 from p2ptrain.core.purpose import Formation, Purpose, What
 from p2ptrain.errors import LocalProtocolError
 from p2ptrain.ids import PeerId, Ticket
+from p2ptrain.net import wire
+from p2ptrain.net.wire import Envelope
 from tests.helpers.meeting import RESEND_S, Guest, InFlight, Meeting
 
 
@@ -80,6 +82,9 @@ def test_a_barrier_costs_one_message_each_way(names: str):
         meeting.settle()
         meeting.together(names)
         meeting.finish(names)
+        assert meeting.states() == dict.fromkeys(names, "free"), (
+            "nothing is offered while they train"
+        )
         meeting.settle()
         expected = [f"{name} -> a Arrive" for name in names[1:]]
         expected += [f"a -> {name} Begin" for name in names[1:]]
@@ -117,6 +122,21 @@ def test_what_a_member_states_when_it_is_asked_reaches_all(meeting: Meeting):
     meeting.together("abc")
     weights = [stated.weight for stated in meeting["a"].averages[-1].contributions]
     assert weights == [1, 1, 9]
+
+
+@pytest.mark.parametrize("outside", [0, 96, 1 << 62, 1 << 70])
+def test_samples_that_nobody_can_have_made_keep_nobody_out_of_a_group(
+    meeting: Meeting, outside: int
+):
+    """As said by members that do not exist; a `Begin` with too large a number is lost."""
+    meeting["a"].outside = outside
+    meeting.arrive("bca", 0)
+    for sent in begun(meeting):
+        envelope = Envelope(PeerId("a"), "a swarm", sent.message)
+        assert wire.decode_envelope(wire.encode_envelope(envelope)) == envelope
+    meeting.settle()
+    said = {meeting[name].averages[0].outside_samples for name in "abc"}
+    assert said == {min(outside, 1 << 62)}
 
 
 def test_one_peer_alone_is_a_group_at_once():
@@ -414,6 +434,30 @@ def test_an_offer_that_was_let_go_is_not_taken_when_it_comes_again(meeting: Meet
     assert "a -> c Request" in meeting.on_wire(), "c has arrived, and has not granted"
     meeting.settle()
     meeting.together("abc")
+
+
+@pytest.mark.parametrize("is_offer", [False, True])
+@pytest.mark.parametrize("incarnation", [1, 1 << 62])
+def test_a_made_up_ticket_voids_none_of_the_offers_to_come(
+    meeting: Meeting, incarnation: int, is_offer: bool
+):
+    made_up = Ticket(PeerId("b"), incarnation, 1 << 62)
+    meeting.say("b", "a", Arrive(0, offer=made_up) if is_offer else Inquire(made_up))
+    meeting.settle()
+    meeting.arrive("bca", 0)
+    meeting.settle()
+    meeting.advance(RESEND_S)
+    if is_offer and "c" in meeting.groups() and "b" not in meeting.groups():
+        meeting.finish("c", Outcome.LOST)  # b has refused what its offer was taken for
+        meeting.advance(2 * RESEND_S)
+    meeting.together("abc")
+    meeting.finish("abc")
+    meeting.settle()
+    meeting.said.clear()
+    meeting.arrive("bca", 1)
+    meeting.settle()
+    meeting.together("abc")
+    assert len(meeting.said) == 4, "as if nothing had been"
 
 
 def test_a_claim_and_a_barrier_that_want_the_same_peers_both_come_to_pass(meeting: Meeting):

@@ -151,8 +151,10 @@ def test_a_request_that_came_to_nothing_leaves_offers_as_they_are(quartet: Trio)
     waiting(quartet, "b")
     quartet.choices["c"].refused = [BARRIER]
     first = quartet.request("a", "bc", purpose=BARRIER)
-    quartet.settle()
+    quartet.deliver("a", "c")
+    quartet.deliver("c", "a")
     assert quartet.ended == {first: Outcome.REFUSED}
+    assert quartet.wire == [], "b was not asked, and need not be told"
     assert quartet.states["b"] == "offered to a"
     second = quartet.request("a", "b", purpose=BARRIER)
     quartet.settle()
@@ -404,6 +406,33 @@ def test_an_older_offer_that_comes_after_a_newer_one_does_not_replace_it(quartet
     assert quartet.groups == dict.fromkeys("ab", ticket)
 
 
+def test_whoever_notes_an_offer_is_told_if_a_later_word_has_overtaken_it(quartet: Trio):
+    """What else came with it is as old."""
+    lock = quartet.locks["a"]
+    older, newer = Ticket(B, 1, 3), Ticket(B, 1, 5)
+    assert lock.note_offer(B, newer, BARRIER, MODEL)
+    assert lock.note_offer(B, newer, BARRIER, MODEL), "it is said again"
+    assert not lock.note_offer(B, older, NEXT, MODEL)
+    lock.receive(B, Inquire(newer), quartet.clock("a"))
+    assert not lock.note_offer(B, older, NEXT, MODEL)
+    assert not lock.note_offer(B, Ticket(C, 1, 9), NEXT, MODEL), "not its own"
+    quartet.drop_all()
+
+
+def test_an_offer_that_its_coordinator_has_forgotten_is_made_anew(quartet: Trio):
+    """B was told that what it waits for does not come, and that was lost."""
+    waiting(quartet, "b")
+    first = offer_of(quartet, "b")
+    quartet.locks["a"].forget_offer(B)
+    quartet.say_again("b")
+    quartet.settle()
+    assert offer_of(quartet, "b") > first
+    ticket = quartet.request("a", "b", purpose=BARRIER)
+    assert quartet.on_wire() == ["a -> b Begin"]
+    quartet.settle()
+    assert quartet.groups == dict.fromkeys("ab", ticket)
+
+
 @pytest.mark.parametrize("instead", [BARRIER, NEXT, None])
 def test_a_group_that_begins_with_an_offer_that_stands_no_more_is_refused(
     quartet: Trio, instead: Purpose | None
@@ -568,6 +597,7 @@ def test_one_wish_of_each_formation_waits_and_they_come_in_order(quartet: Trio):
         quartet.request("a", "b", purpose=BARRIER),
     ]
     assert quartet.wire == []
+    assert quartet.locks["a"].wanted == tuple(wishes)
     for over, formed in zip([busy, *wishes], wishes, strict=False):
         quartet.finish(over)
         quartet.settle()
@@ -735,6 +765,50 @@ def test_our_own_request_is_not_made_if_what_it_is_for_is_over_when_its_turn_com
     assert quartet.on_wire() == ["a -> d Request"]
     quartet.settle()
     assert quartet.groups == dict.fromkeys("ad", gossip)
+
+
+def test_a_lost_refusal_is_said_again_when_the_request_comes_again(quartet: Trio):
+    quartet.choices["b"].refused = [GOSSIP]
+    ticket = quartet.request("a", "b")
+    quartet.deliver("a", "b")
+    quartet.drop("b", "a")
+    quartet.advance(RESEND_S)
+    assert quartet.ended == {ticket: Outcome.REFUSED}
+
+
+def test_a_request_that_was_refused_is_refused_for_good(quartet: Trio):
+    """Its initiator may hear that when it has a later grant already, and would begin with it."""
+    quartet.choices["b"].refused = [BARRIER]
+    ticket = quartet.request("a", "bc", purpose=BARRIER)
+    quartet.repeat("a", "b")
+    quartet.deliver("a", "b")
+    quartet.choices["b"].refused = []
+    late = next(m for m in quartet.wire if str(m) == "a -> b Request")
+    quartet.wire.remove(late)
+    quartet.drop_all()
+    quartet.release(late)
+    assert quartet.on_wire() == ["b -> a Relinquish"]
+    assert quartet.states["b"] == "free"
+    quartet.settle()
+    assert quartet.ended == {ticket: Outcome.REFUSED}
+
+
+def test_a_group_that_was_refused_is_not_granted_when_its_request_comes_late(quartet: Trio):
+    """B's lease has lapsed, and it has refused the group; then an old copy of the request comes."""
+    ticket = quartet.request("a", "b")
+    quartet.repeat("a", "b")
+    quartet.deliver("a", "b")
+    late = quartet.hold_back("a", "b")
+    quartet.deliver("b", "a")
+    begin = quartet.hold_back("a", "b")
+    while quartet.states["b"] != "free":
+        quartet.advance(RESEND_S, delivering=False)
+        quartet.drop_all()
+    quartet.release(begin)
+    quartet.drop_all()
+    quartet.release(late)
+    assert quartet.on_wire() == ["b -> a Relinquish"]
+    assert not quartet.locks["b"].expects(ticket)
 
 
 # --- what members state ---------------------------------------------------------------------------

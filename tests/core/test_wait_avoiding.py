@@ -308,11 +308,14 @@ def test_an_offer_for_a_version_is_good_for_a_later_one_too():
 
 
 def test_an_offer_for_a_version_is_not_good_for_an_earlier_one():
-    meeting = Meeting("abc", everyone())
+    """It would say that the trainer has arrived there."""
+    meeting = Meeting("abc", lambda v, p, _: Round(tuple(p), What.MODELS, Rule(3 if v == 5 else 1)))
     meeting.arrive_at("c", 5)
+    meeting.settle()
     meeting.arrive_at("a", 3)
-    meeting.deliver("c", "a")
-    assert "a -> c Request" in meeting.on_wire()
+    assert meeting.on_wire() == ["a -> b Request", "a -> c Request"]
+    meeting.settle()
+    assert meeting.groups()["c"] == "3:abc"
 
 
 def test_who_waits_for_a_later_version_takes_part_in_an_earlier_one_and_waits_on():

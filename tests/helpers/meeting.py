@@ -53,6 +53,8 @@ class Guest:
     groups: PeerGroups = field(init=False)
     has_model: bool = True
     states: Contribution = MODEL
+    outside: int = 0
+    """Samples of all others, as it knows."""
     averages: list[Average] = field(default_factory=list)
     abandoned: list[tuple[Ticket, Outcome]] = field(default_factory=list)
     ended: list[tuple[int, Outcome]] = field(default_factory=list)
@@ -72,7 +74,7 @@ class Guest:
         return ()
 
     def outside_samples(self, members: Sequence[PeerId]) -> int:
-        return 0
+        return self.outside
 
     @property
     def group(self) -> InGroup | None:
@@ -323,7 +325,8 @@ class Meeting:
             begun = self.versions(name)
             assert begun == sorted(set(begun)), f"{name} ran {begun}"
             for average in guest.averages:
-                told = average.members, average.purpose, average.contributions
+                scalars = average.weights, average.contributions, average.outside_samples
+                told = average.members, average.purpose, *scalars
                 assert agreed.setdefault(average.ticket, told) == told, "told differently"
 
     # --- inside -----------------------------------------------------------------------------------

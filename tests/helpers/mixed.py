@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from p2ptrain.core.wait_avoiding import Round, Rule
-
 from p2ptrain.averaging.base import Algorithm, Swarm
 from p2ptrain.core.effects import What
+from p2ptrain.core.wait_avoiding import Round, Rule
 from p2ptrain.errors import ConfigError
 from p2ptrain.ids import PeerId
 

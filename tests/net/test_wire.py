@@ -9,8 +9,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from p2ptrain.core import messages as m
+from p2ptrain.core.contribution import MODEL, Contribution
 from p2ptrain.core.gossip import size_of
 from p2ptrain.core.links import MAX_MBIT, WHOLE
+from p2ptrain.core.purpose import Formation, Purpose, What
 from p2ptrain.core.roster import ACCUSERS
 from p2ptrain.errors import CodecError
 from p2ptrain.ids import Address, PeerId, Ticket
@@ -19,6 +21,7 @@ from p2ptrain.net._pb import peer_pb2 as pb
 from p2ptrain.net.wire import AverageOpening, Envelope, Hello, Slice, StateOpening, Welcome
 
 MESSAGES = (*typing.get_args(m.Message), m.AlgorithmMessage)
+AB = m.Begin(Ticket(PeerId("a"), 1, 1), (PeerId("a"), PeerId("b")))
 
 visible = st.characters(codec="utf-8").filter(lambda c: c.isprintable() and c != " ")
 names = st.text(visible, min_size=1, max_size=wire.MAX_NAME).map(PeerId)
@@ -50,17 +53,43 @@ members = st.builds(
         else st.just(member)
     )
 )
-weighted_groups = groups.flatmap(
-    lambda group: st.tuples(
+purposes = st.builds(
+    Purpose, st.sampled_from(Formation), st.sampled_from(What), version=numbers, line=lines
+)
+contributions = st.builds(
+    Contribution,
+    weight=st.integers(0, wire.MAX_WEIGHT),
+    usual=st.integers(0, wire.MAX_WEIGHT),
+    samples=numbers,
+    wants_to_end=st.booleans(),
+    gradient_mask=st.binary(max_size=40),
+)
+
+
+def of_each(group: tuple[PeerId, ...], values: st.SearchStrategy) -> st.SearchStrategy:
+    """One of each member, or none."""
+    size = len(group)
+    return st.just(()) | st.lists(values, min_size=size, max_size=size).map(tuple)
+
+
+begins = groups.flatmap(
+    lambda group: st.builds(
+        m.Begin,
+        tickets,
         st.just(group),
-        st.lists(st.integers(1, WHOLE), min_size=len(group), max_size=len(group)).map(tuple)
-        | st.just(()),
+        of_each(group, st.integers(1, WHOLE)),
+        purposes,
+        of_each(group, contributions),
+        numbers,
+        st.none() | tickets,
     )
 )
 FIELDS: dict[str, st.SearchStrategy] = {
     "number": numbers,
     "born": numbers,
-    "lease_s": st.floats(0, 1e9),
+    "purpose": purposes,
+    "contribution": contributions,
+    "offer": tickets,
     "version": numbers,
     "line": lines,
     "ticket": tickets,
@@ -81,17 +110,16 @@ FIELDS: dict[str, st.SearchStrategy] = {
 
 def instances(kind: type) -> st.SearchStrategy:
     """Any value of one kind of message; `members` are records in some and names in others."""
+    if kind is m.Begin:
+        return begins
     records = kind in (m.Ping, m.Ack, m.AckFor, m.Rumours)
     lists = st.lists(members, max_size=4).map(tuple) if records else groups
     known = FIELDS | {"members": lists}
     fields = [field.name for field in dataclasses.fields(kind)]
-    if "weights" not in fields:
-        return st.builds(kind, **{name: known[name] for name in fields})
-    rest = [known[name] for name in fields if name not in ("members", "weights", "line")]
-    line = {"line": known["line"]} if "line" in fields else {}
-    return st.builds(
-        lambda group, *rest, **line: kind(*rest, *group, **line), weighted_groups, *rest, **line
-    )
+    some = st.builds(kind, **{name: known[name] for name in fields})
+    if "offer" in fields:  # nothing is stated without it
+        some |= some.map(lambda one: dataclasses.replace(one, offer=None, contribution=MODEL))
+    return some
 
 
 envelopes = st.builds(Envelope, names, digests, st.one_of(*map(instances, MESSAGES)))
@@ -161,11 +189,48 @@ def test_every_message_of_the_protocol_has_a_decoder():
     assert len(MESSAGES) == len(wire._FROM_PB)
 
 
+def sent(message: m.Message) -> m.Message:
+    """As it arrives."""
+    return wire.decode_envelope(wire.encode_envelope(Envelope(PeerId("a"), "", message))).message
+
+
 def test_a_long_reason_is_cut_on_its_way_out():
-    busy = m.Busy(Ticket(PeerId("a"), 1, 1), "x" * 10_000)
-    message = wire.decode_envelope(wire.encode_envelope(Envelope(PeerId("a"), "", busy))).message
-    assert isinstance(message, m.Busy)
+    message = sent(m.Failed(Ticket(PeerId("a"), 1, 1), "x" * 10_000))
+    assert isinstance(message, m.Failed)
     assert message.reason == "x" * wire.MAX_REASON
+
+
+def test_what_is_said_to_each_member_differs_only_in_its_offer():
+    """The rest is encoded and decoded once for all; one must not be told another's offer."""
+    ticket, group = Ticket(PeerId("a"), 1, 1), (PeerId("a"), PeerId("b"), PeerId("c"))
+    begin = m.Begin(ticket, group, (1, 2, 3), contributions=(Contribution(weight=5), MODEL, MODEL))
+    told = [
+        dataclasses.replace(begin, offer=Ticket(PeerId("b"), 1, 7)),
+        begin,
+        dataclasses.replace(begin, offer=Ticket(PeerId("c"), 2, 9)),
+    ]
+    assert [sent(one) for one in told] == told
+
+
+def test_a_gradient_mask_of_the_largest_model_comes_back_as_it_was():
+    mask = bytes(range(256)) * (wire.MAX_MASK_BYTES // 256)
+    grant = m.Grant(
+        Ticket(PeerId("a"), 1, 1), Contribution(weight=wire.MAX_WEIGHT, gradient_mask=mask)
+    )
+    assert sent(grant) == grant
+
+
+def test_what_states_nothing_states_what_a_member_that_averages_models_does():
+    """One without an offer has no contribution on the wire at all."""
+    for message in (m.Arrive(3, 7), m.Activate(3, waits=True)):
+        data = wire.encode_envelope(Envelope(PeerId("a"), "", message))
+        packed = pb.Envelope.FromString(data)
+        body = getattr(packed, packed.WhichOneof("message"))
+        assert not body.HasField("contribution")
+        assert not body.HasField("offer")
+        decoded = sent(message)
+        assert isinstance(decoded, m.Arrive | m.Activate)
+        assert decoded.contribution == MODEL
 
 
 def test_a_refusal_keeps_no_control_characters():
@@ -238,15 +303,43 @@ def test_valid_protobuf_with_hostile_values_decodes_or_is_refused(data):
         accusers=[text() for _ in range(9)],
     )
     ticket = pb.Ticket(initiator=text(), incarnation=number(), number=number())
-    everyone = [text(), text()]
+    purpose = pb.Purpose(
+        formation=data.draw(st.integers(-(2**31), 2**31 - 1)),
+        what=data.draw(st.integers(-(2**31), 2**31 - 1)),
+        version=number(),
+        line=number(),
+    )
+    stated = pb.Contribution(
+        weight=number(), usual=number(), samples=number(), gradient_mask=data.draw(st.binary())
+    )
+    formed = pb.Formed(
+        ticket=ticket,
+        members=[text(), text()],
+        weights=[data.draw(st.integers(0, 2**32 - 1))] * 2,
+        purpose=purpose,
+        contributions=[stated] * data.draw(st.integers(0, 3)),
+        outside_samples=number(),
+    )
     for packed in (
         pb.Envelope(source=text(), ping=pb.Ping(members=[member])),
         pb.Envelope(source="a", rumours=pb.Rumours(members=[member])),
         pb.Envelope(source="a", ping_for=pb.PingFor(number=number(), target=text())),
         pb.Envelope(source="a", ack_for=pb.AckFor(target=text(), members=[member])),
-        pb.Envelope(source="a", claim=pb.Claim(ticket=ticket, born=number(), lease_s=number())),
-        pb.Envelope(source="a", begin=pb.Begin(ticket=ticket, members=everyone)),
-        pb.Envelope(source="a", busy=pb.Busy(ticket=ticket, reason=text())),
+        pb.Envelope(source="a", request=pb.Request(ticket=ticket, born=number(), purpose=purpose)),
+        pb.Envelope(source="a", grant=pb.Grant(ticket=ticket, contribution=stated)),
+        pb.Envelope(source="a", begin=pb.Begin(formed=formed, offer=ticket)),
+        pb.Envelope(source="a", failed=pb.Failed(ticket=ticket, reason=text())),
+        pb.Envelope(
+            source="a",
+            algorithm=pb.AlgorithmMessage(kind=text(), numbers=[number()], peers=[text()]),
+        ),
+        pb.Envelope(source="a", relinquish=pb.Relinquish(ticket=ticket)),
+        pb.Envelope(
+            source="a", arrive=pb.Arrive(version=number(), offer=ticket, contribution=stated)
+        ),
+        pb.Envelope(
+            source="a", activate=pb.Activate(version=number(), offer=ticket, contribution=stated)
+        ),
         pb.Envelope(source="a", catch_up=pb.CatchUp(version=number(), donor=text(), line=number())),
         pb.Hello(algorithm=text(), model=text(), model_size=number(), self=member, codec=text()),
         pb.Welcome(refusal=text(), members=[member]),
@@ -292,23 +385,109 @@ def test_a_number_out_of_range_is_refused(number):
 
 @pytest.mark.parametrize("group", [[], ["b", "a"], ["a", "a"]])
 def test_a_group_that_is_empty_unsorted_or_repeats_a_peer_is_refused(group):
-    begin = pb.Begin(ticket=pb.Ticket(initiator="a"), members=group)
     with pytest.raises(CodecError, match="group"):
-        wire.decode_envelope(pb.Envelope(source="a", begin=begin).SerializeToString())
+        decode_begin(members=group)
 
 
 @pytest.mark.parametrize(
     "weights", [[1], [1, 1, 1], [0, 0], [WHOLE + 1, 1], [2**32 - 1, 0]], ids=str
 )
 def test_weights_that_are_not_one_of_each_member_or_too_large_are_refused(weights):
-    ticket, group = pb.Ticket(initiator="a"), ["a", "b"]
+    with pytest.raises(CodecError, match="weight"):
+        decode_begin(members=["a", "b"], weights=weights)
+
+
+def decode_begin(**formed: object) -> m.Begin:
+    """A group as somebody claims that it was formed; what is not said is in order."""
+    packed = pb.Formed(**{"ticket": pb.Ticket(initiator="a"), "members": ["a", "b"], **formed})
+    envelope = pb.Envelope(source="a", begin=pb.Begin(formed=packed))
+    message = wire.decode_envelope(envelope.SerializeToString()).message
+    assert isinstance(message, m.Begin)
+    return message
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_contributions_that_are_not_one_of_each_member_are_refused(count: int):
+    with pytest.raises(CodecError, match=f"{count} contributions of 2 members"):
+        decode_begin(contributions=[pb.Contribution(weight=1)] * count)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("weight", wire.MAX_WEIGHT + 1, "a weight out of range"),
+        ("usual", wire.MAX_WEIGHT + 1, "a weight out of range"),
+        ("samples", wire.MAX_NUMBER + 1, "a number out of range"),
+        ("gradient_mask", bytes(wire.MAX_MASK_BYTES + 1), "gradients of 1048584 parameters"),
+    ],
+)
+def test_a_contribution_out_of_range_is_refused_wherever_it_is_stated(
+    field: str, value: int | bytes, message: str
+):
+    stated, ticket = pb.Contribution(**{field: value}), pb.Ticket(initiator="a")
+    with pytest.raises(CodecError, match=message):
+        decode_begin(contributions=[stated, stated])
     for form in (
-        {"begin": pb.Begin(ticket=ticket, members=group, weights=weights)},
-        {"assemble": pb.Assemble(ticket=ticket, members=group, weights=weights)},
-        {"run": pb.Run(ticket=ticket, members=group, weights=weights)},
+        {"grant": pb.Grant(ticket=ticket, contribution=stated)},
+        {"arrive": pb.Arrive(offer=ticket, contribution=stated)},
+        {"activate": pb.Activate(offer=ticket, contribution=stated)},
     ):
-        with pytest.raises(CodecError, match="weight"):
+        with pytest.raises(CodecError, match=message):
             wire.decode_envelope(pb.Envelope(source="a", **form).SerializeToString())
+
+
+@pytest.mark.parametrize(
+    "purpose", [{"formation": 3}, {"what": 3}, {"formation": -1}, {"what": -1}]
+)
+def test_a_group_for_something_that_this_version_does_not_know_is_refused(purpose: dict[str, int]):
+    packed, ticket = pb.Purpose(**purpose), pb.Ticket(initiator="a")
+    with pytest.raises(CodecError, match="a group for something unknown"):
+        decode_begin(purpose=packed)
+    request = pb.Request(ticket=ticket, purpose=packed)
+    with pytest.raises(CodecError, match="a group for something unknown"):
+        wire.decode_envelope(pb.Envelope(source="a", request=request).SerializeToString())
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({"kind": "x" * 33}, "a message with 33 characters"),
+        ({"numbers": [0] * 65}, "65 numbers"),
+        ({"peers": ["a"] * 4097}, "4097 names"),
+        ({"peers": ["a"] * 100_000}, "4097 names"),
+        ({"numbers": [wire.MAX_NUMBER + 1]}, "write numbers from 0"),
+        ({"peers": ["two words"]}, "a peer's name that cannot be one"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_a_message_of_an_algorithm_that_it_could_not_send_is_refused(
+    said: dict[str, object], message: str
+):
+    packed = pb.Envelope(source="a", algorithm=pb.AlgorithmMessage(**said))
+    with pytest.raises(CodecError, match=message):
+        wire.decode_envelope(packed.SerializeToString())
+
+
+def test_a_group_of_more_members_than_a_swarm_may_have_is_refused():
+    names = [f"p{i:05}" for i in range(wire.MAX_MEMBERS + 1)]
+    assert decode_begin(members=names[:-1]).members == tuple(names[:-1])
+    with pytest.raises(CodecError, match="a group of 4097 members"):
+        decode_begin(members=names)
+
+
+def test_an_offer_of_nobody_is_refused():
+    for form in (
+        {"begin": pb.Begin(formed=wire._formed_to_pb(AB), offer=pb.Ticket())},
+        {"arrive": pb.Arrive(offer=pb.Ticket())},
+        {"activate": pb.Activate(offer=pb.Ticket())},
+    ):
+        with pytest.raises(CodecError, match="a peer's name that cannot be one"):
+            wire.decode_envelope(pb.Envelope(source="a", **form).SerializeToString())
+
+
+def test_a_begin_without_a_group_is_refused():
+    with pytest.raises(CodecError, match="group"):
+        wire.decode_envelope(pb.Envelope(source="a", begin=pb.Begin()).SerializeToString())
 
 
 def test_a_link_faster_than_any_is_refused():

@@ -20,7 +20,8 @@ from p2ptrain.core.repair import RepairConfig
 from p2ptrain.core.transfers import ARRIVAL_S
 from p2ptrain.errors import CodecError, RefusedError, StateError, TransportError
 from p2ptrain.ids import Address, PeerId, Ticket
-from p2ptrain.net.wire import AverageOpening, Envelope, Hello, StateOpening
+from p2ptrain.net.transport import SliceStream
+from p2ptrain.net.wire import AverageOpening, Envelope, Hello, Opening, StateOpening
 from p2ptrain.runtime import handover
 from p2ptrain.runtime.averages import MAX_PARKED
 from p2ptrain.sim.link import Link
@@ -58,6 +59,9 @@ class Stranger:
 
     def handle_broken(self, address: Address, why: str) -> None:
         pass
+
+    async def handle_stream(self, opening: Opening, stream: SliceStream) -> None:
+        stream.abort("a stranger")
 
     def handle_identify(self) -> Hello:
         return Hello((1, 0), "ad_psgd", "vector-8", 8, self.me, "fp32", "fp32")

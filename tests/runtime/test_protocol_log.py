@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from p2ptrain.core.effects import Abandon, TakeState, TurnEnded, VersionEnded
+from p2ptrain.core.effects import Abandon, GroupEnded, TakeState, VersionEnded
 from p2ptrain.core.events import Outcome
 from p2ptrain.ids import PeerId, Ticket
 from p2ptrain.runtime import protocol_log
@@ -77,18 +77,18 @@ def test_decisions_name_their_ticket_or_version_first_and_the_reason_last():
         decision(Abandon(ticket, Outcome.LOST, "p05 is gone")),
         decision(TakeState(7, PeerId("p05"), 0)),
         decision(VersionEnded(7, Outcome.DONE)),
-        decision(TurnEnded(Outcome.WITHDRAWN, "p03 stops")),
+        decision(GroupEnded(Ticket(PeerId("p03"), 1, 4), Outcome.WITHDRAWN, "p03 stops", ())),
     }
     assert said == {
         "p03#17 Abandon lost: p05 is gone",
         "version 7 TakeState with p05",
         "version 7 VersionEnded done",
-        "TurnEnded withdrawn: p03 stops",
+        "p03#4 GroupEnded withdrawn: p03 stops",
     }
 
 
 def test_shown_lines_go_to_standard_error_as_they_are(capsys):
     show(probes=False)
-    LOG.info("t=%.3fs %s %s", 12.0412, "p03", "-> p05 Claim p03#17")
+    LOG.info("t=%.3fs %s %s", 12.0412, "p03", "-> p05 Request p03#17")
     LOG.debug("a probe")
-    assert capsys.readouterr().err == "t=12.041s p03 -> p05 Claim p03#17\n"
+    assert capsys.readouterr().err == "t=12.041s p03 -> p05 Request p03#17\n"

@@ -24,9 +24,9 @@ the faults of the budget:
 * a peer *falls asleep* when its timer is due: time passes, and nothing happens at this peer;
 * an average *breaks*, for no reason that the groups can see.
 
-A message that is sent while `copies` like it are in flight and not held back joins them: without this bound there
-would be no end of situations where messages may be late. As the network may always lose one,
-nothing impossible is explored.
+A message that is sent while `copies` like it are in flight and not held back joins them: without
+this bound there would be no end of situations where messages may be late. As the network may always
+lose one, nothing impossible is explored.
 
 **Clocks.** Time passes in whole ticks. Each peer's clock runs at one of two `rates`, in every
 combination in which not all are equal, if there are two. Nothing that must hold depends on clocks,
@@ -47,11 +47,12 @@ from itertools import product
 from typing import NamedTuple
 
 from p2ptrain.core.barrier import CatchingUp, Waiting
-from p2ptrain.core.effects import VersionEnded
+from p2ptrain.core.effects import Average, VersionEnded
 from p2ptrain.core.events import Outcome
 from p2ptrain.core.groups import PeerGroups
 from p2ptrain.core.lock_state import InGroup
 from p2ptrain.core.messages import Begin
+from p2ptrain.core.purpose import Formation
 from p2ptrain.ids import PeerId, Ticket
 from p2ptrain.sim.explore import scenario as plans
 from p2ptrain.sim.explore import story as stories_
@@ -345,25 +346,31 @@ class Situations:
         for item in here.wire:
             sent = values[item // AGES]
             assert isinstance(sent, Sent)
-            if sent.target == member and isinstance(sent.message, Begin):
-                if sent.message.ticket == story.ticket:
-                    return False
+            is_begin = isinstance(sent.message, Begin) and sent.ticket == story.ticket
+            if is_begin and sent.target == member:
+                return False
         return True
 
     def _catches_up(self, here: Here, local: Local) -> Step | Unsafe:
-        """A donor gives its state as long as it stands at the boundary."""
+        """A donor gives its state as long as it stands at the boundary.
+
+        That one is dead may be found out at once, but need not before membership says so: else it
+        could be asked for its state again and again in no time.
+        """
         assert local.taking
         version, line = local.taking.version, local.taking.line
-        donor = self.peers.locals[here.locals[self.peers.names.index(local.taking.donor)]].groups
+        number = self.peers.names.index(local.taking.donor)
+        donor = self.peers.locals[here.locals[number]].groups
         taken = donor is not None and donor.barrier.waits_with(version, line)
+        is_news = donor is None and self.peers.knows(here.locals[local.peer], number)
         event = self.peers.events.number(CatchesUp(version, taken))
         course = self._courses.values[here.course]
         if taken:
             place = self._trains[local.peer]
             trainer = course.trainers[place]._replace(next=version, line=line)
             course = course._replace(trainers=with_one(course.trainers, place, trainer))
-        number = self._courses.number(course)
-        return self._act(here, Kind.END, "", local.peer, event, course=number)
+        kind = Kind.MAY if is_news else Kind.END
+        return self._act(here, kind, "", local.peer, event, course=self._courses.number(course))
 
     def _goes_on(self, here: Here, peer: int, now: Course) -> Iterator[Step | Unsafe]:
         """The trainer has computed, and arrives."""
@@ -497,6 +504,8 @@ class Situations:
             locals_ = with_one(locals_, peer, move.after)
             if move.is_news:
                 stories = self._note(stories, before, event, move, locals_)
+            for average in move.averages:
+                self._check_wait(average, before, course)
             for ended in move.versions:
                 course = self._version_ended(course, peer, ended)
         except UnsafeError as error:
@@ -520,9 +529,8 @@ class Situations:
         if known is None or move.averages:  # an average depends on the other peers too
             told = list(self._stories.values[stories])
             known_tickets = [story.ticket for story in told]
-            for ticket in move.requested:
-                if ticket not in known_tickets:
-                    told.append(stories_.begun(ticket, self._count))
+            new = [ticket for ticket in move.requested if ticket not in known_tickets]
+            told += [stories_.begun(ticket, self._count) for ticket in new]
             told.sort(key=lambda story: story.ticket)
             told = [self._continue(story, before, event, move) for story in told]
             if move.averages:
@@ -555,6 +563,18 @@ class Situations:
         if not before.offer or before.offer[1] != ticket.initiator:
             name = self.peers.names[before.peer]
             raise UnsafeError(f"{name} enters {ticket} without being promised to it")
+
+    def _check_wait(self, average: Average, number: int, course: int) -> None:
+        """A barrier's group is for those who wait with its version; others' begin once."""
+        purpose, before = average.purpose, self.peers.locals[number]
+        name, groups = self.peers.names[before.peer], before.groups
+        if purpose.formation is Formation.BARRIER:
+            trainer = self._courses.values[course].trainers[self._trains[before.peer]]
+            if trainer != (purpose.version, purpose.line, True):
+                raise UnsafeError(f"{name} enters {average.ticket} and does not wait for it")
+        begun = groups.wait_avoiding.begun if groups else 0
+        if purpose.formation is Formation.WAIT_AVOIDING and purpose.version <= begun:
+            raise UnsafeError(f"version {purpose.version} begins at {name} again")
 
     def _version_ended(self, number: int, peer: int, ended: VersionEnded) -> int:
         """The trainer of `peer` waits no longer."""

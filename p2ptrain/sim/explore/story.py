@@ -10,11 +10,13 @@
   once.
 * *Nothing is torn by a message*: once the chunks of a group may all have moved, no message makes a
   member throw away what the others apply. (Crashes can.)
+* *Each arrival once*: a trainer that waits hears of one end, at the barrier that of the version
+  with which it waits; a peer enters a barrier's group only while its trainer waits for just that. A
+  version of a schedule begins at most once at each peer.
 
 A member that is told that its group is over, or hears that another member is gone, may be in
 another group at once, although others still hold the ticket: without it their average cannot end,
-since it refuses their streams. That an arrival of a trainer ends exactly once is checked where
-trainers are (`explore/situations.py`).
+since it refuses their streams.
 """
 
 from collections.abc import Sequence
@@ -88,19 +90,17 @@ def enter(
     offered: Sequence[int] = (),
     lapsed: bool = False,
 ) -> Story:
-    """`peer` starts to average.
+    """`peer` starts to average; if `lapsed`, its promise is older than its lease.
 
-    Args:
-        offered: the members that have not promised themselves but offered their slots, according to
-            the initiator.
-        lapsed: its promise is older than its lease.
+    Of the members those who are in `offered` have offered their slots, says the initiator, and need
+    not have promised themselves.
     """
     name, ticket = names[peer], story.ticket
     if story.roles[peer] is not Role.PROMISED:
         raise UnsafeError(f"{name} enters {ticket} without being promised to it")
     if lapsed:
         raise UnsafeError(f"{name} enters {ticket} when its promise has lapsed")
-    average = replace(average, held=False)  # a matter of its own trainer
+    average = replace(average, awaited=False)  # a matter of its own trainer
     if story.group not in (None, average):
         raise UnsafeError(f"{name} enters another group under {ticket} than the others")
     members = tuple(names.index(member) for member in average.members)
@@ -112,7 +112,7 @@ def enter(
 
 
 def leave(story: Story, peer: int, how: Outcome | None, names: Sequence[PeerId]) -> Story:
-    """`peer` is not bound to the ticket any more; `how` its average ended, if it was in the group."""
+    """`peer` is not bound to the ticket any more; `how` its average ended, if it was in one."""
     others = [story.roles[member] for member in story.members if member != peer]
     together = all(role in (Role.IN, Role.DONE) for role in others)
     if how is Outcome.REFUSED and story.moved and together:
