@@ -25,10 +25,10 @@ case, only further behind. So there is one mechanism for both, and peers that av
 equal.
 
 **Two models.** Two parts of a swarm that cannot hear each other go on apart, each with its own
-averages, and may come to the same version with two models. So each arrival says its *line*: a
-number of 64 bits that follows from where its model began and from each average that has gone into
-it (`runtime/agreed_state.py`). A group is of one version and one line; where the newest version has
-several, those on another than most take over the state of one that is on it, as those behind do.
+averages, and may come to the same version with two models. So each arrival states its *lineage*: 64
+bits that follow from the first model and each average that went into it
+(`runtime/agreed_state.py`). A group has one version and one lineage; where the newest version has
+several, members of another lineage than most take the state of one of those, as members behind do.
 
 **No cycle of waits**: participants wait for the coordinator's word, the coordinator for arrivals,
 and an arrival needs nothing but the trainer's own step (or, catching up, the state of a peer that

@@ -1,4 +1,4 @@
-"""What a peer's machine may ask for, and how each request can end (`core/events.py`).
+"""The effects of a peer's machine, and how each can end (`core/events.py`).
 
 ::
 
@@ -9,7 +9,7 @@
     Break         -> AverageBroke, unless the average ends first
     Mend          -> nothing: it goes on as it says
     TakeState     -> StateTaken | StateNotTaken
-    GroupEnded    -> nothing: for whoever waits for this ticket
+    GroupEnded    -> nothing: for the algorithm that waits for this ticket
     VersionEnded  -> nothing: for the trainer, which waits for this version
     MemberChanged -> nothing: for the record
 """
@@ -32,13 +32,13 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Average:
-    """The group is formed: move the slices."""
+    """The group is formed: move its payload."""
 
     ticket: Ticket
     members: tuple[PeerId, ...]
     purpose: Purpose = GOSSIP
     weights: tuple[int, ...] = ()
-    """Of the members' shares, in their order; empty: all alike."""
+    """Of the members' shards, in their order; empty: equal shards."""
     awaited: bool = False
     """Our trainer stands still until this is over."""
     contributions: tuple[Contribution, ...] = ()
@@ -53,7 +53,7 @@ class Average:
 
 @dataclass(frozen=True, slots=True)
 class Abandon:
-    """The group is over for us, whatever its slices do."""
+    """The group is over for this peer, whatever still moves."""
 
     ticket: Ticket
     outcome: Outcome
@@ -70,7 +70,7 @@ class Break:
 
 @dataclass(frozen=True, slots=True)
 class Mend:
-    """What becomes of an attempt that broke here: adopt its result, try again, or end."""
+    """How a group whose attempt broke here goes on: adopt the result, try again, or end."""
 
     ticket: Ticket
     adopt: bool = False
@@ -84,7 +84,7 @@ class Mend:
 
 @dataclass(frozen=True, slots=True)
 class TakeState:
-    """Take over parameters and optimizer state of one boundary from another peer."""
+    """Take parameters and optimizer state at one boundary from another peer."""
 
     version: int
     donor: PeerId

@@ -1,4 +1,4 @@
-"""How the slow things that a peer's machine asked for can end."""
+"""How the slow effects of a peer's machine can end."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -44,11 +44,11 @@ class AverageEnded:
 
 @dataclass(frozen=True, slots=True)
 class AverageBroke:
-    """One attempt of an `Average` is over without a result that counts; it waits for a `Mend`."""
+    """One attempt of an `Average` has failed here; it waits for a `Mend`."""
 
     ticket: Ticket
     complete: bool
-    """All of the result is here, but not all members are known to have it."""
+    """All of the result is here, but perhaps not at all members."""
 
 
 @dataclass(frozen=True, slots=True)

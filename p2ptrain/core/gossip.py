@@ -1,10 +1,10 @@
-"""What is told on, to whom it may concern: records within a fixed number of bytes.
+"""Select membership records to piggyback on a message, within a byte budget.
 
-Whatever a peer sends to another one of the membership carries its own record, what it thinks of
-the receiver, then the news, least told first, then all others in turn. News is told a few times,
-`RETELL` for each doubling of the swarm, which reaches everyone with high probability; after that
-its record comes with its turn, as everybody's does. So the cost of a message does not grow with the
-swarm, and what a message missed (a partition, say) arrives with some later turn.
+A message to another member carries the sender's own record, the receiver's, then the pending
+updates, least sent first, then all other records in turn. An update is sent `RETELL` times for each
+doubling of the swarm, which reaches everyone with high probability. So the cost of a message does
+not grow with the swarm, and a record that was missed (during a partition, say) arrives with a later
+turn. Source: SWIM, section 4.1.
 """
 
 import math
@@ -15,40 +15,40 @@ from p2ptrain.core.roster import Roster
 from p2ptrain.ids import PeerId
 
 RETELL = 3
-"""Each piece of news is told so often, times the logarithm of the swarm's size."""
+"""An update is sent so often, times the logarithm of the swarm's size."""
 
 RECORD_BYTES = 59
 """Of a record on the wire, beside its texts, at most (`net/wire.py`; a test compares)."""
 
 
 class Gossip:
-    """What one peer tells of the others in `roster`, `budget` bytes at a time."""
+    """Chooses which records of `roster` one peer sends, `budget` bytes at a time."""
 
     def __init__(self, roster: Roster, budget: int) -> None:
         self._roster = roster
         self._budget = budget
-        self._news: dict[PeerId, int] = {}  # peer -> how often its record is still to be told
+        self._news: dict[PeerId, int] = {}  # peer -> how often its record is still to be sent
         self._news_by: dict[int, dict[PeerId, None]] = {}  # how often -> these peers, in order
         self._turn = 0  # whose record fills the next message
 
     @property
     def news(self) -> dict[PeerId, int]:
-        """How often whose record is still to be told; to be read."""
+        """How often each record is still to be sent; read only."""
         return self._news
 
     def spread(self, peer: PeerId, *, is_known: bool) -> None:
-        """There is news of `peer`; `is_known` if its owner has told everyone already."""
+        """Schedule an update of `peer`; `is_known` if it has sent its record to all itself."""
         rounds = 1 if is_known else math.ceil(math.log2(len(self._roster.others) + 2))
         self._tell(peer, RETELL * rounds)
 
     def forget(self, peer: PeerId) -> None:
-        """There is nothing to tell of `peer`."""
+        """Drop a pending update of `peer`."""
         self._tell(peer, 0)
 
     def records(self, me: Member, *about: PeerId) -> tuple[Member, ...]:
-        """Ourselves, what we think of `about`, the news, then the others in turn.
+        """Our record, those of `about`, pending updates, then the others in turn.
 
-        However long names are, one record beside those of `about` has room.
+        At least one record beside those of `about` is included, however long names are.
         """
         others = self._roster.others
         chosen = {peer: others[peer] for peer in about if peer in others}
@@ -76,14 +76,14 @@ class Gossip:
         return (me, *chosen.values())
 
     def _first_news(self, count: int) -> list[PeerId]:
-        """Up to `count` peers of whom there is news, the least told first."""
+        """Up to `count` peers with pending updates, least sent first."""
         first: list[PeerId] = []
         for often in sorted(self._news_by, reverse=True):
             first += islice(self._news_by[often], max(0, count - len(first)))
         return first
 
     def _tell(self, peer: PeerId, often: int) -> None:
-        """The record of `peer` is to be told so often from now on."""
+        """Set how often the record of `peer` is still to be sent."""
         before = self._news.pop(peer, 0)
         if before:
             del self._news_by[before][peer]

@@ -31,11 +31,11 @@ from p2ptrain.ids import PeerId, Seconds, Ticket
 
 
 class Surroundings(Protocol):
-    """What groups ask of everything else about their peer."""
+    """What groups need to know about their peer."""
 
     @property
     def has_model(self) -> bool:
-        """False while the model that we are to go on with is still to come."""
+        """False until this peer has the model that it goes on with."""
         ...
 
     def participants(self) -> Sequence[PeerId]:
@@ -51,7 +51,7 @@ class Surroundings(Protocol):
         ...
 
     def weigh(self, members: Sequence[PeerId]) -> tuple[int, ...]:
-        """How large the members' shares of the vectors should be; empty: all alike."""
+        """Weights of the members' shards; empty: equal shards."""
         ...
 
     def outside_samples(self, members: Sequence[PeerId]) -> int:
@@ -60,7 +60,7 @@ class Surroundings(Protocol):
 
 
 class StillLife:
-    """Implements `Surroundings`: these peers, who average models, all alike."""
+    """Implements `Surroundings`: a fixed set of peers that average models."""
 
     has_model = True
 

@@ -1,21 +1,20 @@
-"""How fast a peer's link is, and how much of a vector whoever has it should reduce.
+"""Estimate link speeds, and weight the shards of a group's members by them.
 
-**What a share costs.** Of a vector of n numbers, in a group of g, a member that owns the part w of
-it sends n (1 - w) numbers to the owners of the rest, and its own means to g - 1 others: together
-n (1 + (g - 2) w), and as much comes in. So a member with a slow link should own little; with
-nothing it still moves n, where equal shares cost 2 n (g - 1) / g. In a pair there is nothing to
-gain.
+**Cost of a shard.** In a group of g with a vector of n numbers, the owner of the fraction w sends
+n (1 - w) numbers to the other owners and its means to g - 1 members: n (1 + (g - 2) w) in all, and
+receives as many. So a member on a slow link should own little; with no shard it still moves n,
+where equal shards cost 2 n (g - 1) / g. In a pair there is nothing to gain.
 
-**Shares.** With links of b_i, no group can be faster than the least T for which the parts add up to
-one, where b_i T = 1 + (g - 2) w_i or w_i = 0; nor than 1 / b of its slowest member. Within the
-larger of the two, shares are as equal as they can be. Links whose speeds differ by less than
-`ALIKE` count as equal: nobody measures them better than that.
+**Shards.** With links of speed b_i, the time of a group is at least the smallest T for which the
+fractions add up to one, where b_i T = 1 + (g - 2) w_i or w_i = 0, and at least 1 / b of its slowest
+member. Within the larger of the two, shards are as equal as possible. Links whose speeds differ by
+less than `ALIKE` count as equal: measurements are no better than that.
 
-**Speeds.** A peer measures what it moves in each of its groups, and tells the others the median of
-the last. In a single group nobody can tell its own link from its slowest member's, which paces
-them all. In groups that vary, one slow peer is in few of anyone's, and neither is the one
-neighbour on the same machine. Where everyone is in every group (`allreduce`) all find the same,
-and shares stay equal; whoever knows that a link is slow says so (`link_mbit`).
+**Speeds.** A peer measures what it moves in each group and publishes the median of the last ones.
+A single group cannot tell its own link from that of its slowest member, which paces all. In groups
+that vary, a slow peer is in few of anyone's, and so is a neighbour on the same machine. Where
+everyone is in every group (`allreduce`) all measure the same and shards stay equal; then the speed
+of a slow link has to be configured (`link_mbit`).
 """
 
 from collections import deque
@@ -25,31 +24,31 @@ from statistics import median_low
 from p2ptrain.ids import PeerId, Seconds
 
 Weigh = Callable[[Sequence[PeerId]], tuple[int, ...]]
-"""Weights of the shares of a group's members, in their order; empty: all alike."""
+"""Weights of the members' shards, in their order; empty: equal shards."""
 
 
 def equally(members: Sequence[PeerId]) -> tuple[int, ...]:
-    """Equal shares, whoever they are."""
+    """Equal shards for any members."""
     return ()
 
 
 ALIKE = 2.0
-"""Links within such a factor are as fast as each other."""
+"""Links within this factor count as equally fast."""
 
 WHOLE = 1 << 20
-"""What the weights of a group add up to, but for rounding."""
+"""The sum of a group's weights, but for rounding."""
 
 REMEMBERED = 15
-"""Groups whose speed counts. Fewer: chance decides; more: a change is noticed late."""
+"""Groups in the median. Fewer: chance decides; more: a change is noticed late."""
 
 LEAST_BYTES = 1 << 20
-"""What less than that takes is latency, not speed."""
+"""The time for less than this is latency, not speed."""
 
 MAX_MBIT = 10_000_000
 
 
 class LinkMeter:
-    """One peer's link, by what it has moved."""
+    """Estimates the speed of one peer's link from what it has moved."""
 
     def __init__(self) -> None:
         self._seen: deque[int] = deque(maxlen=REMEMBERED)
@@ -60,13 +59,13 @@ class LinkMeter:
         return _rounded(median_low(self._seen)) if self._seen else 0
 
     def note(self, moved_bytes: int, seconds: Seconds) -> None:
-        """A group is done, in which `moved_bytes` went one way."""
+        """A group has ended, in which `moved_bytes` went one way."""
         if moved_bytes >= LEAST_BYTES and seconds > 0:
             self._seen.append(min(max(1, round(8e-6 * moved_bytes / seconds)), MAX_MBIT))
 
 
 def weights_of(speeds: Sequence[int]) -> tuple[int, ...]:
-    """How much each member of a group should own, given its link's speed; empty: all alike.
+    """The weight of each member's shard, given the speeds of links; empty: equal shards.
 
     Args:
         speeds: in any unit; 0 where it is not known.
@@ -89,14 +88,14 @@ def weights_of(speeds: Sequence[int]) -> tuple[int, ...]:
 def weights_left(
     members: Sequence[PeerId], weights: Sequence[int], left: Sequence[PeerId]
 ) -> tuple[int, ...]:
-    """The weights of those `members` who are `left`; empty: all alike, as they may have been."""
+    """The weights of those `members` that are `left`; empty: equal shards."""
     of = dict(zip(members, weights, strict=False))  # there may be none
     kept = tuple(of[peer] for peer in left if peer in of)
     return kept if any(kept) else ()
 
 
 def _least_time(links: Sequence[int]) -> float:
-    """The T of the module's docstring: whoever owns something needs all of it."""
+    """The T of the module's docstring: each owner of a shard needs all of it."""
     time, together = float("inf"), 0
     for owners, link in enumerate(sorted(links, reverse=True), 1):
         if time * link <= 1:

@@ -1,49 +1,50 @@
-r"""Who is here, and by whose word.
+r"""Keep one peer's view of the swarm: which members are alive, suspect, dead or have left.
 
-SWIM (Das, Gupta, Motivala, DSN 2002), with suspicion as in its section 4.2 and the local health of
-Lifeguard (Dadgar, Phillips, Currey, DSN 2018).
+**Invariants.** Only this peer's own timeout marks a member dead: a report from others makes it a
+suspect at most. A living peer that can be heard refutes every suspicion. No forged record keeps a
+living peer dead, or raises an incarnation beyond what can be encoded. Merging records is a join of
+a semilattice (`newer`, `core/roster.py`), so order and duplication do not matter.
 
-**Probes.** Every `probe_period_s` a peer pings the next member of a shuffled round. No ack in time:
-it asks `relays` others to ping it too, and pings again. A relay says what came of it, also if that
-is nothing: then it is a *witness*. After the same time again without a word the member is
-*suspect*: it is not chosen for groups any more, but nobody mourns it yet. A connection that breaks
-is evidence, too: the driver reports it, the member is suspect and relays are asked at once.
+**Probes.** Every `probe_period_s` a peer pings the next member of a shuffled round. If no ack comes
+in time, it asks `relays` members to ping the target too (*indirect probes*), and pings again. These
+helpers report the outcome, also if there was no answer. If the same time passes again without an
+ack, the member becomes *suspect*: it is not chosen for groups, but it is not dead yet. A broken
+connection is evidence, too: the driver reports it, the member is suspect and helpers are asked at
+once.
 
-**Suspicion.** A suspect that hears of it (whoever suspects it asks it again, at once) refutes the
-word with a higher incarnation; one that does not is *gone*. How soon depends on how many accuse it
-(`core/patience.py`): who is alone with a suspicion may be the one to blame. Nobody buries on
-hearsay: that others have given up only means that the least time is enough, from when *we* first
-doubted. So the word that crosses a healed partition, or a liar's, finds suspects that can answer.
+**Suspicion.** Each ping to a suspect says so; it refutes with a higher incarnation. A suspect that
+does not is *dead* after a timeout that shrinks with the number of accusers (`core/patience.py`): a
+peer that is alone with a suspicion may be the faulty one. Where others have declared a member dead,
+the minimum applies, counted from *this peer's* first suspicion. So records that cross a healed
+partition, and a liar's, meet suspects that can still answer.
 
 ::
 
-             no ack, no relay got one; or connection broke          no refutation in time
-      (join) -> ALIVE ---------------------------> SUSPECT ---------------------------------> GONE
+             no ack, no helper got one; or connection broke         no refutation in time
+      (join) -> ALIVE ---------------------------> SUSPECT ---------------------------------> DEAD
                   ^  \______ says goodbye ________   |                                         |
                   |                               v  |  a higher incarnation                   |
                   |                             LEFT |  ("I am alive")                         |
                   +---------------------------------+-----------------------------------------+
 
-**Dissemination.** Every ping and ack carries records within `probe_bytes` (`core/gossip.py`), so
-that news travels with the probes and the cost per peer does not grow with the swarm. Merging is a
-join of a semilattice (`newer`, `core/roster.py`), so order and duplication do not matter.
+**Dissemination.** Every ping and ack piggybacks records within `probe_bytes` (`core/gossip.py`), so
+the cost per peer does not grow with the swarm.
 
-**Rejoining.** A peer that starts again does so under a higher incarnation (for real, milliseconds
-since 1970), under which it is somebody else: answers of its former life count for nothing. A clock
-may have been set back since: a peer that others remember under a higher one counts from above it.
-Who is gone is still probed, one of them once per round: it may have been cut off, not dead. The
-probe tells it what is thought of it, so that it refutes, and two halves of a swarm that could not
-hear each other for a while become one again. Who left on purpose is left alone.
+**Rejoining.** A peer that starts again has a higher incarnation (for real, milliseconds since 1970)
+and counts as a new member: answers to its former incarnation are ignored. If its clock was set
+back, it takes an incarnation above the highest that others remember. Each round probes one dead
+member as well, since it may have been cut off: the probe carries its record, it refutes, and two
+halves of a partitioned swarm become one again. A member that left is not probed.
 
-**Late timers.** What falls due while we stand still proves nothing: answers may lie unread. It gets
-another chance, once: who is always late must come to a conclusion, too.
+**Late timers.** A deadline that passes while this process stands still proves nothing, since
+answers may lie unread. It is extended, once: a peer that is always late must decide, too.
 
-**What is believed.** Anyone can say anything about anyone. By hearsay an incarnation rises by
-`LEAP` at most; a peer's own word about itself replaces one that is further away than that; a peer
-climbs over what is said of it as far as others would follow, and not beyond. So no made-up number
-can bury a living peer for good, or drive it to numbers that cannot be encoded.
+**Trust.** Any peer can claim anything about any other. A third party's record raises an incarnation
+by `LEAP` at most; a peer's own record replaces one that is further away than that; a peer refutes
+up to the incarnation that others would believe, and not beyond.
 
-This file decides who may be chosen. It does not know what for.
+Sources: SWIM (Das, Gupta, Motivala, DSN 2002; suspicion as in its section 4.2); local health from
+Lifeguard (Dadgar, Phillips, Currey, DSN 2018).
 """
 
 import math
@@ -75,32 +76,32 @@ class MembershipConfig:
     """Deadlines of failure detection."""
 
     probe_period_s: Seconds = 0.25
-    """Between two probes of one peer. Too short: bytes and wake-ups; too long: late suspicion."""
+    """Between two probes by one peer. Too short: bytes and wake-ups; too long: late suspicion."""
 
     ack_timeout_s: Seconds = 0.5
-    """A probe unanswered for so long makes us ask others, for twice as long makes its target
-    suspect. The least: where answers take longer, it follows them. Too short: a busy machine is
+    """After this time without an ack indirect probes begin; after twice this time the target is
+    suspect. The minimum: it adapts where answers take longer. Too short: a busy machine is
     suspected (and refutes); too long: a vanished peer is still chosen."""
 
     ack_timeout_most_s: Seconds = 2.0
-    """The most that it follows them. Too short: peers on slow links are suspected again and again;
-    too long: a swarm of stragglers notices no death."""
+    """The maximum of the adapted timeout. Too short: peers on slow links are suspected again and
+    again; too long: a swarm of stragglers notices no death."""
 
     suspicion_s: Seconds = 1.5
-    """A suspect whom several accuse has so long to refute. Too short: a paused peer must rejoin
+    """Time to refute for a suspect with several accusers. Too short: a paused peer must rejoin
     groups; too long: a synchronous group waits for the dead."""
 
     suspicion_most_s: Seconds = 5.0
-    """A suspect whom one peer alone accuses has so long. Too short: one peer with a bad connection
-    breaks groups; too long: who is cut off with few others waits for the many."""
+    """The same with a single accuser. Too short: one peer with a bad connection breaks groups; too
+    long: a small part of a partitioned swarm waits for the large one."""
 
     relays: int = 3
-    """How many are asked to try when a probe is not answered. Too few: what breaks one way breaks
-    a membership; too many: needless messages."""
+    """Helpers per unanswered probe. Too few: one broken path makes suspects; too many: needless
+    messages."""
 
     probe_bytes: int = 1024
-    """How large the records of one ping or ack are at most. Too small: news spreads slowly; too
-    large: bandwidth."""
+    """The byte budget for records in one ping or ack. Too small: updates spread slowly; too large:
+    bandwidth."""
 
     def __post_init__(self) -> None:
         names = ("probe_period_s", "ack_timeout_s", "ack_timeout_most_s", "suspicion_s")
@@ -136,46 +137,46 @@ class MembershipConfig:
 
 
 FAREWELLS = 64
-"""Who leaves, or has to refute, tells so many; of a larger swarm the others hear it from these."""
+"""A peer that leaves or refutes tells this many; gossip carries it to the rest of the swarm."""
 
 LEAST_PROBE_BYTES = 256
 
 MOST_MEMBERS = 4000
-"""So many others are remembered; then who is gone makes room, or newcomers are not heard of. Less
+"""Records of others that are kept. Beyond it dead members make room, or newcomers are ignored. Less
 than what fits into one `Welcome`."""
 
 MOST_ERRANDS = 64
-"""So many peers are pinged for others at a time."""
+"""Indirect probes for others at a time."""
 
 LEAP = 1 << 36
-"""By hearsay an incarnation rises by so much at once: two years of milliseconds."""
+"""A third party's record raises an incarnation by at most this: two years of milliseconds."""
 
 HIGHEST = 1 << 61
-"""No incarnation is believed above this; it can be encoded, and so can what climbs over it."""
+"""No higher incarnation is believed; it can be encoded, and so can a refutation above it."""
 
 
 def _began_anew(known: Member, heard: Member) -> bool:
-    """True of a new life; who only refutes counts on."""
+    """True after a restart; a refutation does not reset the beat."""
     return heard.incarnation > known.incarnation and heard.beat < known.beat
 
 
 @dataclass(slots=True)
 class _Probe:
-    """A question to a peer that it has not answered."""
+    """A ping without an answer so far."""
 
     number: int
     asked_at: Seconds
     help_at: Seconds
-    """When others are asked to try; once they are, never."""
+    """When helpers are asked; then infinity."""
     deadline: Seconds
     witnesses: tuple[PeerId, ...] = ()
-    """Who got no answer either."""
+    """Helpers that got no answer either."""
     is_excused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class _Errand:
-    """We have pinged `target` for `asker`."""
+    """This peer has pinged `target` for `asker`."""
 
     asker: PeerId
     number: int
@@ -212,7 +213,7 @@ class Membership:
         self._round: list[PeerId] = []  # who is probed next, last first
         self._probe_at: Seconds | None = None
         self.born = me.incarnation
-        """Under which this life makes its tickets: above a former one that others remember."""
+        """The incarnation in this process's tickets, above any former one that others remember."""
         self._number = 0  # of pings
         self._probes: dict[PeerId, _Probe] = {}
         self._errands: dict[int, _Errand] = {}  # by the number of our ping
@@ -244,20 +245,20 @@ class Membership:
         return self._me if peer == self._me.peer else self._others.get(peer)
 
     def choosable(self) -> tuple[PeerId, ...]:
-        """Who may be asked into a group: alive by all we know, and not ourselves."""
+        """Members that may be asked into a group: alive as far as known, without this peer."""
         return self._roster.alive.sorted
 
     def participants(self) -> tuple[PeerId, ...]:
-        """Who takes part in scheduled groups: everyone here who is not done, ourselves included.
+        """Members of scheduled groups: all that are here and not done, including this peer.
 
         A suspect still counts: a synchronous group waits until the suspicion is settled.
         """
         return self._roster.participants.sorted
 
     def trainees(self) -> tuple[PeerId, ...]:
-        """Who takes part in wait-avoiding groups: ourselves, and whoever trains by all we know.
+        """Members of wait-avoiding groups: this peer, and all that train as far as known.
 
-        A suspect does not, unlike above: nobody waits to hear whether it is dead.
+        A suspect is not among them: these groups do not wait until the suspicion is settled.
         """
         return self._roster.trainees.sorted
 
@@ -266,7 +267,7 @@ class Membership:
         """How often `participants` has changed, and how often `trainees`."""
         return self._roster.participants.changes, self._roster.trainees.changes
 
-    # --- what we say of ourselves -----------------------------------------------------------------
+    # --- this peer's own record -------------------------------------------------------------------
 
     def describe(
         self,
@@ -276,7 +277,7 @@ class Membership:
         samples: int | None = None,
         link_mbit: int | None = None,
     ) -> None:
-        """Say what we are doing, as far as it has changed; told to others with the next probes."""
+        """Update this peer's own record; the next probes carry it to others."""
         me = self._me
         self._me = replace(
             me,
@@ -289,17 +290,17 @@ class Membership:
         self._roster.sort(self._me)
 
     def outlive(self, incarnation: int) -> None:
-        """Whom we join knows of us under `incarnation`; above our own it is a former life's."""
+        """The peer that we join remembers us under `incarnation`; take a higher one if needed."""
         if incarnation > self.born:
             self.born = max(incarnation, self._me.incarnation) + 1
             self._me = replace(self._me, incarnation=self.born, beat=self._me.beat + 1)
 
     def announce(self) -> None:
-        """Tell everyone our record now (joined, training, done)."""
+        """Send our record to everyone now (joined, training, done)."""
         self._say_to(self._roster.reachable())
 
     def leave(self) -> None:
-        """Say goodbye; nobody will choose us once this has arrived."""
+        """Say goodbye; peers that receive it do not choose this peer any more."""
         self._me = replace(self._me, state=MemberState.LEFT, beat=self._me.beat + 1)
         self._roster.sort(self._me)
         self._say_to(self._some())
@@ -313,7 +314,7 @@ class Membership:
     def learn(
         self, members: Sequence[Member], now: Seconds, why: str, teller: PeerId | None = None
     ) -> None:
-        """Merge records that somebody told us; what `teller` says of itself all have been told."""
+        """Merge records from others; `teller` has sent its own record to everyone itself."""
         for heard in members:
             peer = heard.peer
             if peer == self._me.peer:
@@ -351,7 +352,7 @@ class Membership:
                 self.learn(members, now, f"told by {source}", source)
 
     def unreachable(self, peer: PeerId, why: str, now: Seconds) -> None:
-        """A connection to `peer` broke: suspect it at once, ask it, and have it asked."""
+        """A connection to `peer` broke: suspect it at once, probe it directly and indirectly."""
         member = self._others.get(peer)
         if member is None or member.state > MemberState.SUSPECT:
             return
@@ -411,13 +412,13 @@ class Membership:
             if heard.incarnation > most:
                 return known
         elif is_own_word and heard.incarnation + LEAP < known.incarnation:
-            return heard  # what we were told of it cannot be: it is far from there
+            return heard  # the known incarnation was forged: it is too far from the real one
         if heard.state is MemberState.GONE and heard.incarnation >= known.incarnation:
             heard = self._unburied(known, heard, now)
         return newer(known, heard)
 
     def _unburied(self, known: Member, heard: Member, now: Seconds) -> Member:
-        """Others have given `heard` up; how long has it had to answer us?"""
+        """Others declared `heard` dead; believe it only after our own minimal timeout."""
         is_new = heard.incarnation > known.incarnation
         if known.state >= MemberState.GONE and not is_new:
             return heard
@@ -431,12 +432,12 @@ class Membership:
         return replace(heard, state=MemberState.SUSPECT, accusers=known.accusers)
 
     def _maybe_refute(self, heard: Member, now: Seconds, teller: PeerId | None) -> None:
-        """Somebody thinks ill of us: we are alive, under a higher incarnation."""
+        """A record calls this peer suspect or dead: refute it with a higher incarnation."""
         mine = self._me
         if mine.state is MemberState.LEFT or heard.incarnation < mine.incarnation:
             return
         if heard.incarnation > min(mine.incarnation + LEAP, HIGHEST - 1):
-            return  # nobody will believe that who has heard us ourselves
+            return  # no peer that has heard us directly believes it
         is_ours = (heard.incarnation, heard.state) == (mine.incarnation, MemberState.ALIVE)
         if is_ours and heard.beat <= mine.beat:
             return
@@ -452,14 +453,14 @@ class Membership:
             self._say_to((teller,))
 
     def _is_of_former_life(self, source: PeerId, members: Sequence[Member]) -> bool:
-        """True if `source` said this before it died and started again."""
+        """True if `source` sent this before it restarted."""
         known = self._others.get(source)
         return known is not None and any(
             own.peer == source and own.incarnation < known.incarnation for own in members
         )
 
     def _make_room(self) -> bool:
-        """Is there room for one more? If need be, who is gone for longest is forgotten."""
+        """True if there is room for one more record; forgets a dead member if needed."""
         if len(self._others) < MOST_MEMBERS:
             return True
         over = MemberState.GONE
@@ -502,26 +503,26 @@ class Membership:
     # --- suspicion --------------------------------------------------------------------------------
 
     def _accuse(self, peer: PeerId, witnesses: tuple[PeerId, ...], now: Seconds, why: str) -> None:
-        """We could not reach `peer`, nor could `witnesses`."""
+        """Neither we nor `witnesses` could reach `peer`."""
         member = self._others[peer]
         accusers = joined(member.accusers, (self._me.peer, *witnesses))
         if (member.state, member.accusers) != (MemberState.SUSPECT, accusers):
             self._store(replace(member, state=MemberState.SUSPECT, accusers=accusers), now, why)
 
     def _suspicion_s(self, suspect: Member) -> Seconds:
-        """Without accusers it has been given up elsewhere, by as many as were needed."""
+        """A suspect without accusers was declared dead elsewhere, so enough accused it."""
         needed = min(ACCUSERS, len(self._roster.alive) + 1)  # who could accuse it; we could, too
         return self.patience.suspicion_s(len(suspect.accusers) or needed, needed)
 
     def _maybe_hasten(self, member: Member) -> None:
-        """More accuse it than before."""
+        """Shorten the timeout of a suspect with more accusers than before."""
         suspicion = self._suspicions.get(member.peer)
         if suspicion:
             due = suspicion.since + self._suspicion_s(member)
             suspicion.deadline = min(suspicion.deadline, due)
 
     def _excuse_what_fell_due_unseen(self, now: Seconds) -> None:
-        """If this comes late, we stood still: answers may have come that nobody has read yet."""
+        """Extend deadlines that passed while this process stood still: answers may lie unread."""
         due = self.next_deadline()
         if due is None or now - due <= self._config.ack_timeout_s / 2:
             return
@@ -550,7 +551,7 @@ class Membership:
 
     def _ask_again(self, target: PeerId, probe: _Probe, now: Seconds) -> None:
         self._ask_others(target, probe, now)
-        if self._others[target].state <= MemberState.SUSPECT:  # who is gone is not pestered
+        if self._others[target].state <= MemberState.SUSPECT:  # the dead: once per round
             self._probe(target, now)
 
     def _ask_others(self, target: PeerId, probe: _Probe, now: Seconds) -> None:
@@ -573,7 +574,7 @@ class Membership:
             self._report(self._errands.pop(number), answered=True)
 
     def _handle_silence(self, peer: PeerId, probe: _Probe, now: Seconds) -> None:
-        """Neither `peer` nor anyone for it has answered."""
+        """Neither the direct nor an indirect probe was answered."""
         if self._others[peer].state > MemberState.SUSPECT:
             return
         if not probe.witnesses:
@@ -581,7 +582,7 @@ class Membership:
         by_whom = f" us or {', '.join(probe.witnesses)}" if probe.witnesses else ""
         why = f"{peer} did not answer{by_whom} within {now - probe.asked_at:.3g} s"
         self._accuse(peer, probe.witnesses, now, why)
-        self._probe(peer, now)  # tells it, so that it can refute; and so on until it is settled
+        self._probe(peer, now)  # it can refute; repeated until the suspicion is settled
 
     def _next_target(self) -> PeerId | None:
         """The next member of a shuffled round: everyone is probed once before anyone twice."""
@@ -599,7 +600,7 @@ class Membership:
     # --- for others -------------------------------------------------------------------------------
 
     def _run_errand(self, asker: PeerId, number: int, target: PeerId, now: Seconds) -> None:
-        """Ping `target` for `asker`, with nothing but what we both are."""
+        """Ping `target` for `asker`, with only our own record and the target's."""
         member = self._others.get(target)
         unknown = member is None or asker not in self._others
         if unknown or target == asker or len(self._errands) >= MOST_ERRANDS:
@@ -624,13 +625,13 @@ class Membership:
         else:
             probe.witnesses = joined(probe.witnesses, (source,))
 
-    # --- telling ----------------------------------------------------------------------------------
+    # --- direct updates ---------------------------------------------------------------------------
 
     def _say_to(self, peers: Sequence[PeerId]) -> None:
         for peer in peers:
             self._emit(Send(peer, Rumours((self._me,))))
 
     def _some(self) -> Sequence[PeerId]:
-        """Everyone who is here, or as many as have to do."""
+        """All reachable members, or a random `FAREWELLS` of them."""
         here = self._roster.reachable()
         return here if len(here) <= FAREWELLS else self._rng.sample(here, FAREWELLS)

@@ -41,16 +41,16 @@ class Member:
     """Grows when the peer restarts, and when it refutes that it is suspect or gone."""
     state: MemberState = MemberState.ALIVE
     beat: int = 0
-    """Counts what the member said of itself in this incarnation; the larger beat is the news."""
+    """Counts updates of the own record in this incarnation; the larger beat is newer."""
     phase: Phase = Phase.ARRIVING
     steps: int = 0
-    """Of this life."""
+    """In this incarnation."""
     samples: int = 0
-    """Of all its lives: what a peer trained before it died is in the others' models, too."""
+    """Of all its incarnations: what it trained before a crash is in the others' models, too."""
     link_mbit: int = 0
     """Mbit/s of its link, in each direction; 0: not known yet."""
     accusers: tuple[PeerId, ...] = ()
-    """Of a suspect: some of those who could not reach it themselves, sorted."""
+    """Of a suspect: members that could not reach it themselves, sorted, at most `ACCUSERS`."""
 
 
 # --- membership -----------------------------------------------------------------------------------
@@ -74,7 +74,7 @@ class Ack:
 
 @dataclass(frozen=True, slots=True)
 class PingFor:
-    """`target` does not answer me: ask it for me. Lost: one witness less."""
+    """Probe `target` for me: it does not answer my pings. Lost: one helper less."""
 
     number: int
     target: PeerId
@@ -82,7 +82,7 @@ class PingFor:
 
 @dataclass(frozen=True, slots=True)
 class AckFor:
-    """`target` has answered me, or has not. Lost: one witness less."""
+    """Whether `target` has answered an indirect probe. Lost: one helper less."""
 
     number: int
     target: PeerId
@@ -92,7 +92,7 @@ class AckFor:
 
 @dataclass(frozen=True, slots=True)
 class Rumours:
-    """News that should not wait for the next probe. Lost: the news arrives with a probe."""
+    """Records that should not wait for the next probe. Lost: they arrive with a probe."""
 
     members: tuple[Member, ...]
 
@@ -254,19 +254,19 @@ class AlgorithmMessage:
 
 
 class How(IntEnum):
-    """How a peer stands to one attempt of a group."""
+    """A member's phase in one attempt of a group."""
 
     RUNNING = 0
     BROKEN = 1
-    """It was in it, and has not committed it, and will not unless it is told to."""
+    """Not committed; it will be only by a resolution that adopts it."""
     COMMITTED = 2
     OUT = 3
-    """It is not in it, and has not committed it."""
+    """The member is not in it, and has not committed it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """So I stand to this attempt; what about you? Lost: said again by whoever `asks`."""
+    """Report my phase in this attempt; `asks` requests yours. Lost: repeated while it asks."""
 
     ticket: Ticket
     how: How
@@ -275,9 +275,9 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Mended:
-    """What becomes of a broken attempt: all adopt its result, some try again, or it is over.
+    """How a broken group goes on: all adopt the result, the `members` try again, or it is over.
 
-    Lost: whoever still says that it is broken is told again.
+    Lost: answered again to each member that repeats its report.
     """
 
     ticket: Ticket

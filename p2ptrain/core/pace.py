@@ -1,12 +1,12 @@
-"""How long a lock waits for what: as configured at first, then as it was seen to take.
+"""Choose the timeouts of the group lock: as configured at first, then from observed durations.
 
-A lock tells how long each of three waits lasted (`Wait`). From that follow, each within a quarter
-of what is configured and all of it (`core/deadlines.py`):
+The lock reports how long each of three waits lasted (`Wait`). Two timeouts follow, each between a
+quarter of what is configured and all of it (`core/deadlines.py`):
 
-* `resend_s`: a request without an answer is sent again. Of a lost one less time is lost where
-  answers are quick; what is sent again for the third time waits as configured.
-* `acquire_s`: a request is given up. Not before requests are usually granted, and not before an
-  average is usually over, since candidates may be in one: else a large group might be given up each
+* `resend_s`: when a request without an answer is sent again. Where answers are quick a lost message
+  costs less; from the third repetition on it is as configured.
+* `acquire_s`: when a request is given up. It covers the usual time to be granted and the usual
+  duration of an average, since candidates may be in one: or a large group might be given up each
   time before the last of its members is free.
 """
 
@@ -17,7 +17,7 @@ from p2ptrain.core.lock_state import LockConfig
 from p2ptrain.ids import Seconds
 
 LEAST_SHARE = 0.25
-"""Of what is configured, a deadline is never less."""
+"""The least fraction of what is configured."""
 
 
 class Wait(Enum):
@@ -32,33 +32,33 @@ class Wait(Enum):
 
 
 class Pace:
-    """As configured, whatever is seen; `ObservedPace` follows it."""
+    """The timeouts as configured; `ObservedPace` adapts them."""
 
     def __init__(self, config: LockConfig) -> None:
         self._config = config
 
     @property
     def resend_s(self) -> Seconds:
-        """What is said for the first time now is said again after so long."""
+        """When a message that is sent for the first time now is sent again."""
         return self._config.resend_s
 
     @property
     def acquire_s(self) -> Seconds:
-        """A request that begins now is given up after so long."""
+        """When a request that begins now is given up."""
         return self._config.acquire_timeout_s
 
     def note(self, wait: Wait, lasted_s: Seconds) -> None:
-        """One wait has ended well."""
+        """A wait has ended well."""
 
     def missed(self, wait: Wait) -> None:
-        """One has outlasted its deadline."""
+        """A wait has exceeded its timeout."""
 
     def broke(self, wait: Wait, after_s: Seconds) -> None:
-        """One has ended, for another reason, before it could end well."""
+        """A wait has ended early, for another reason."""
 
 
 class ObservedPace(Pace):
-    """Of one lock, as it has seen itself and others."""
+    """The timeouts of one lock, by its own observations."""
 
     def __init__(self, config: LockConfig) -> None:
         super().__init__(config)

@@ -1,4 +1,4 @@
-"""Everything that one peer decides, as one machine: who is here, its groups, and their repair.
+"""Compose everything that one peer decides: membership, groups, and the repair of groups.
 
 ::
 
@@ -7,8 +7,8 @@
     slow work ───────────────────ended──────────────►│             │
     time ─────────────────────handle_timer──────────►└─────────────┘──next_deadline──►
 
-After any call that takes `now` you must carry out `take_effects()` in order, then arm one timer for
-`next_deadline()`. Nothing here awaits, so every method runs to completion.
+After any call that takes `now` the driver must carry out `take_effects()` in order, then arm one
+timer for `next_deadline()`. Nothing here awaits, so every method runs to completion.
 """
 
 import math
@@ -60,15 +60,15 @@ from p2ptrain.ids import PeerId, Seconds, Ticket
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProtocolConfig:
-    """Deadlines of everything that a peer decides."""
+    """The deadlines of all parts of the protocol."""
 
     membership: MembershipConfig = field(default_factory=MembershipConfig)
     lock: LockConfig = field(default_factory=LockConfig)
     repair: RepairConfig = field(default_factory=RepairConfig)
 
     barrier_resend_s: Seconds = 0.25
-    """A waiting peer says so again after this long. Too short: needless messages beside a
-    straggler; too long: a lost message delays everyone."""
+    """The period at which a peer that waits at a barrier repeats its `Arrive`. Too short: needless
+    messages beside a straggler; too long: a lost message delays everyone."""
 
     def __post_init__(self) -> None:
         if not 0 < self.barrier_resend_s < math.inf:
@@ -76,12 +76,12 @@ class ProtocolConfig:
 
 
 class PeerMachine:
-    """One peer's decisions; the module's docstring states the duties of whoever drives it.
+    """One peer's decisions; the module's docstring states the duties of its driver.
 
     Args:
-        me: what is known of us from the start; a link whose speed is given is not measured.
+        me: this peer's first record; a link whose speed is given is not measured.
         schedule: the algorithm's, if it has one.
-        state_contribution: our scalars for a group, when our slot is promised to it.
+        state_contribution: this peer's scalars for a group, when it grants its slot.
     """
 
     def __init__(
@@ -93,8 +93,8 @@ class PeerMachine:
         state_contribution: Callable[[Purpose], Contribution] = lambda _: MODEL,
     ) -> None:
         self.has_model = True
-        """False while the model that we are to go on with is still to come: nobody averages with
-        what we have now, which may be noise."""
+        """False until this peer has the model that it goes on with: until then it refuses to join
+        groups, since what it has may be noise."""
         self._effects: list[Effect] = []
         self._now: Seconds = 0.0
         self._unsettled: list[MemberChanged] = []  # of which the groups have not been told
@@ -135,7 +135,7 @@ class PeerMachine:
         self.groups.arrive_at(version, now, waits=waits)
 
     def describe(self, now: Seconds, *, phase: Phase, steps: int, samples: int) -> None:
-        """The trainer is in `phase` and has done so much; everyone hears of a new phase at once."""
+        """Update our own record; a new phase is announced to everyone at once."""
         changed = phase is not self.membership.me.phase
         self.membership.describe(phase=phase, steps=steps, samples=samples)
         if changed:
@@ -143,12 +143,12 @@ class PeerMachine:
         self._settle(now)
 
     def outlive(self, incarnation: int) -> None:
-        """Others remember us under `incarnation`: if it is a former life's, ours is above it."""
+        """Take an incarnation above `incarnation`, if others remember us under that."""
         self.membership.outlive(incarnation)
         self.groups.lock.rejoin(self.membership.born)
 
     def learn(self, members: Sequence[Member], now: Seconds, why: str) -> None:
-        """Somebody who joined, or whom we joined, told us of members."""
+        """Merge the records of a peer that joined, or that we joined."""
         self.membership.learn(members, now, why)
         self._settle(now)
 
@@ -169,7 +169,7 @@ class PeerMachine:
         self._settle(now)
 
     def heard(self, ticket: Ticket, peer: PeerId) -> None:
-        """A slice of this attempt has come from `peer`; it has no effects, and costs nothing."""
+        """A chunk of this attempt has come from `peer`; without effects, and cheap."""
         self.repair.heard(ticket, peer)
 
     def ended(self, ending: Ending, now: Seconds) -> None:
@@ -193,7 +193,7 @@ class PeerMachine:
         self.groups.withdraw("stopping", now)
 
     def leave(self, now: Seconds) -> None:
-        """Say goodbye to everyone. Call it when no group is held any more."""
+        """Say goodbye to everyone, when no group is held any more."""
         self.withdraw(now)
         self.membership.leave()
 
@@ -210,7 +210,7 @@ class PeerMachine:
         return self.repair.holds(ticket) and self.groups.lock.holds(ticket.root)
 
     def expects(self, ticket: Ticket) -> bool:
-        """True if we may yet be in the group of `ticket`: promised, or on our way."""
+        """True if this peer may still enter the group of `ticket`."""
         return self.groups.lock.expects(ticket)
 
     def is_over(self, ticket: Ticket) -> bool:
@@ -246,7 +246,7 @@ class PeerMachine:
         return self.membership.trainees()
 
     def weigh(self, members: Sequence[PeerId]) -> tuple[int, ...]:
-        """How large the members' shares of what they average should be."""
+        """Weights of the members' shards."""
         known = [self.membership.member(peer) for peer in members]
         return weights_of([member.link_mbit if member else 0 for member in known])
 
@@ -258,7 +258,7 @@ class PeerMachine:
     # --- inside -----------------------------------------------------------------------------------
 
     def _measure_link(self, done: AverageEnded) -> None:
-        """See what a group tells of our link; the others hear of it with all else."""
+        """Update the estimate of our link, which our record carries to the others."""
         if self._link is not None:
             self._link.note(done.moved_bytes, done.moving_s)
             if self._link.mbit != self.membership.me.link_mbit:

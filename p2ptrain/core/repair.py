@@ -1,45 +1,43 @@
-"""A group that breaks is mended by those who are left, in one exchange of words.
+"""Repair a broken group: its surviving members agree in one round how it goes on.
 
-An average moves on streams; one that fails at one member fails, sooner or later, at all of them.
-What the members do then is decided here. A group's first attempt runs under the ticket that formed
-it, each later one under the same ticket with a higher `attempt`. The lock, the version or whatever
-else holds the group together stays held meanwhile: nobody asks to be let in again.
+If one member's stream fails, the attempt fails at all members sooner or later. The first attempt of
+a group has the ticket that formed it, each later one the same ticket with a higher `attempt`.
+Whatever holds the group together (the slot, the version) stays held, so nobody joins again.
 
-**The rule.** A member commits an attempt only when all members have all of its result
-(`runtime/exchange.py`). So if anybody has committed it, everybody holds the result: *all adopt it*.
-If nobody who is left has, nobody may: all drop it, and those who are left *try again* without those
-who are not. Who said of an attempt that it broke commits it no more, unless it is told to.
+**Rule.** A member commits an attempt only when all members have all of its result
+(`runtime/exchange.py`). So if any member has committed it, all hold the result, and *all adopt it*.
+If no surviving member has, none may: all drop it, and the survivors *try again* without the others.
+A member that has reported an attempt as broken commits it only if told to adopt.
 
-**The words.** Whoever's attempt breaks says so to all members, and their attempts break, at once.
-The *mender* is the first of those who are left in it, the ticket's initiator before all others,
-then by name. When it has heard from all members that are not lost it says what becomes of the
-attempt. All words are said again until then, and whoever is past an attempt answers how it left it:
-who has committed mends nothing any more.
+**Messages.** A member whose attempt breaks reports that to all members, and their attempts break at
+once. The *repair leader* is the first surviving member: the ticket's initiator, then by name. When
+all that are not lost have reported, it announces the resolution. Reports are repeated until then.
+A member that is past the attempt answers how it ended there; one that has committed does not lead.
 
 ::
 
-               a stream fails, a member is lost,          mended: adopt
-              or says that it is broken, or out      +-----------------------> commit --> over
-    RUNNING(n) ------------------------------> BROKEN(n) -- mended: again --> RUNNING(m), m > n
+               a stream fails, a member is lost,     resolution: adopt
+              or reports broken, or out              +-----------------------> commit --> over
+    RUNNING(n) ------------------------------> BROKEN(n) -- again --> RUNNING(m), m > n
         |  ^                                         |
-        |  +-- asks those it has not heard of        +-- mended: no; or too late --> over
+        |  +-- polls members it has not heard from   +-- neither; or too late --> over
         +----- done ----------------------------------------------------------> over
 
-**Who is lost.** Whoever is not alive by membership's word (a broken connection is such a word, at
-once) or has not answered for `silence_s`, and says nothing. A slice of the attempt is an answer,
-too: a peer that moves slices with all it has may be late with its words. A member that is lost by
-mistake finds itself out, and gives up; if it had committed, or two menders disagree because they
-cannot hear each other, some members have a result that others have not. That is recorded; in delta
-form it moves the mean of all models by a little, and nothing else.
+**Lost members.** A member is lost if membership does not call it alive (a broken connection
+suffices, at once), or if it has not answered for `silence_s`. A chunk of the attempt counts as an
+answer: a peer that is busy moving chunks may answer late. A member that was declared lost by
+mistake learns so and gives up. If it had committed, or if two repair leaders cannot hear each other
+and disagree, some members have a result that others lack. That is recorded; in delta form it moves
+the mean of all models by a little, and nothing else.
 
-Where all members have to have one model afterwards, moving the mean by a little is too much. Such a
-group is tried again only by more than half of those who formed it, so that no two halves can.
+Where all members must end with equal models even that is too much: such a group tries again only
+with more than half of its first members, so no two parts can.
 
-**Nobody waits for a member that left.** Who has been in an attempt for `ask_s` asks a few others at
-a time whether they are. One that left, or never was, answers that it is out: its word was lost.
+**No member waits for one that left.** After `ask_s` each member polls the others, a few at a time.
+One that left, or never entered, answers that it is out: its earlier message was lost.
 
-**Bounds.** `MOST_ATTEMPTS` per group; `give_up_s` in one break. Then the group ends as broken, and
-what formed it may form another.
+**Bounds.** `MOST_ATTEMPTS` per group, `give_up_s` per break. Then the group ends as broken, and a
+new one may form.
 """
 
 import math
@@ -55,36 +53,36 @@ from p2ptrain.ids import PeerId, Seconds, Ticket
 T = TypeVar("T")
 
 MOST_ATTEMPTS = 4
-"""Of one group, the first one included."""
+"""Attempts of one group, including the first."""
 
 ASKED_AT_ONCE = 8
-"""So many are asked at a time, however large the group."""
+"""Members polled at a time, however large the group."""
 
 REMEMBERED = 64
-"""Attempts of which we still know how they ended, far more than can be under way at once."""
+"""Ended attempts that are remembered, far more than can be under way at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RepairConfig:
-    """How long the members of a group wait for each other's word."""
+    """How long the members of a group wait for each other's messages."""
 
     ask_s: Seconds = 0.4
-    """An average that lasts so long asks its members whether they are in it, and so on. Too short:
-    needless messages where averages take long; too long: a silent member is missed late."""
+    """The period of polling the other members during an average. Too short: needless messages where
+    averages take long; too long: a silent member is noticed late."""
 
     silence_s: Seconds = 1.2
-    """Whoever has not answered for so long is lost to its group. Too short: busy peers lose groups;
-    too long: a cut link is noticed late."""
+    """A member that has not answered for this long is lost. Too short: busy peers lose groups; too
+    long: a cut link is noticed late."""
 
     report_s: Seconds = 0.5
-    """The mender waits so long for the word of a member that is alive. Too short: slow links lose
-    members; too long: one that hangs holds the others up."""
+    """How long the repair leader waits for the report of a member that is alive. Too short: slow
+    links lose members; too long: one that hangs delays the others."""
 
     resend_s: Seconds = 0.1
-    """A member of a broken group says so again after this long."""
+    """After this long a member of a broken group repeats its report."""
 
     give_up_s: Seconds = 3.0
-    """A group that is not mended after so long is over."""
+    """A broken group without a resolution is over after this long."""
 
     def __post_init__(self) -> None:
         for name in ("ask_s", "silence_s", "report_s", "resend_s", "give_up_s"):
@@ -105,29 +103,29 @@ class RepairConfig:
 
 @dataclass(slots=True)
 class _Group:
-    """The group that we are in, at its present attempt."""
+    """This peer's group, at its present attempt."""
 
     ticket: Ticket
     members: tuple[PeerId, ...]
     size: int
     """Members of the first attempt."""
     least: int
-    """So many have to be left to try again."""
+    """The least number of survivors to try again with."""
     wake_at: Seconds
-    """When to ask again, or to say again that it is broken."""
+    """When to poll again, or to repeat the report."""
     broken_at: Seconds | None = None
     complete: bool = False
-    """It broke, and we hold all of its result."""
+    """It broke, and all of its result is here."""
     stopped: bool = False
-    """It runs, and is to break."""
+    """It runs, and `Break` was emitted."""
     asked: dict[PeerId, Seconds] = field(default_factory=dict)
-    """Who has not answered, and since when."""
+    """Polled members without an answer, and since when."""
     reports: dict[PeerId, How] = field(default_factory=dict)
     turn: int = 0
 
 
 class Repair:
-    """One peer's share in keeping its groups whole; `is_alive` is membership's word."""
+    """One peer's part in repairing its groups; `is_alive` is membership's view."""
 
     def __init__(
         self,
@@ -185,7 +183,7 @@ class Repair:
             self._past.update(dict.fromkeys(mine[-1:], How.COMMITTED))
 
     def doubted(self, peer: PeerId, now: Seconds) -> None:
-        """Membership has come to think less of `peer`."""
+        """Membership suspects `peer`."""
         group = self._group
         if group and peer in group.members:
             if group.broken_at is None:
@@ -195,14 +193,14 @@ class Repair:
                 self._maybe_mend(now)
 
     def heard(self, ticket: Ticket, peer: PeerId) -> None:
-        """A slice of this attempt has come from `peer`: it is in it, and not silent."""
+        """A chunk of this attempt has come from `peer`, which counts as an answer."""
         if self._group and self._group.ticket == ticket:
             self._group.asked.pop(peer, None)
 
     def gone(self, peer: PeerId, why: str) -> tuple[Ticket, tuple[PeerId, ...]] | None:
-        """A peer is dead, or cut off: an attempt with it is over.
+        """A peer is dead or cut off: the attempt with it is over.
 
-        Returns the group's first ticket and who is left, if enough are to try again.
+        Returns the group's first ticket and the survivors, if enough are left to try again.
         """
         group = self._group
         if group is None or peer not in group.members or len(group.members) < 3:
@@ -245,7 +243,7 @@ class Repair:
     # --- while it runs ----------------------------------------------------------------------------
 
     def _ask(self, group: _Group, now: Seconds) -> None:
-        """Ask some members whether they are in it; stop if one has not said so for too long."""
+        """Poll some members; stop the attempt if one has been silent for too long."""
         group.wake_at = now + self._config.ask_s
         if group.stopped:
             return
@@ -288,7 +286,7 @@ class Repair:
             self._maybe_mend(now)
 
     def _answer(self, source: PeerId, ticket: Ticket) -> None:
-        """Somebody asks about an attempt that we are not in."""
+        """Report our status in an attempt that we are not in."""
         if ticket in self._verdicts:
             self._emit(
                 Send(source, self._verdicts[ticket])
@@ -307,7 +305,7 @@ class Repair:
                 self._emit(Send(peer, Standing(group.ticket, How.BROKEN, asks=True)))
 
     def _maybe_mend(self, now: Seconds) -> None:
-        """If we are the mender and have heard from all who are left: say what is to be."""
+        """If this peer leads and all survivors have reported: announce the resolution."""
         group = self._group
         if group is None or group.broken_at is None:
             return
@@ -323,7 +321,7 @@ class Repair:
         self._mend(group, verdict, now)
 
     def _is_past(self, group: _Group, peer: PeerId, now: Seconds) -> bool:
-        """Lost to this attempt, or through with it: it takes no part in mending."""
+        """True for a member that is lost, or past the attempt: it takes no part in the repair."""
         assert group.broken_at is not None
         if peer in group.reports:
             return group.reports[peer] is not How.BROKEN
@@ -361,7 +359,7 @@ class Repair:
         )
         if adopts:
             group.broken_at = None
-            group.stopped = True  # nothing can break it any more
+            group.stopped = True  # it cannot break any more
             group.wake_at = now + self._config.ask_s
             self._emit(Mend(group.ticket, adopt=True))
         elif goes_on:
@@ -388,7 +386,7 @@ class Repair:
 
 
 def _keep(memory: dict[Ticket, T], ticket: Ticket, what: T) -> None:
-    """Remember it, and forget the oldest."""
+    """Remember an entry, and drop the oldest."""
     memory[ticket] = what
     if len(memory) > REMEMBERED:
         del memory[next(iter(memory))]

@@ -1,8 +1,8 @@
-"""Who is known, and what follows from it: the lists that are asked for all the time.
+"""Hold the record of every other member, and the lists of names that follow from it.
 
-Rule 1: a record changes in `Roster.keep` and nowhere else, so that no list lags behind.
-Rule 2: this file decides nothing. Which of two records is the news says `newer`; whether to believe
-one at all is the business of `core/membership.py`.
+Invariants: records change in `Roster.keep` and nowhere else, so no list is out of date. `newer` is
+commutative, associative and idempotent, so peers that have heard the same records agree. Whether to
+believe a record is decided in `core/membership.py`.
 """
 
 import bisect
@@ -12,16 +12,16 @@ from p2ptrain.core.messages import Member, MemberState, Phase
 from p2ptrain.ids import PeerId
 
 ACCUSERS = 4
-"""So many who could not reach a peer are as good as all."""
+"""More accusers than this do not shorten a suspicion further."""
 
 
 def newer(known: Member, heard: Member) -> Member:
-    """What is true of one peer after hearing `heard` (commutative, associative, idempotent)."""
+    """The join of two records of one peer (commutative, associative, idempotent)."""
     if known.incarnation != heard.incarnation:
         return max(known, heard, key=lambda member: member.incarnation)
     is_old = heard.beat < known.beat and heard.state <= known.state and heard.phase <= known.phase
     if is_old and (heard.accusers == known.accusers or heard.state < known.state):
-        return known  # as many are that go round
+        return known  # most records that circulate are old
     facts = max(known, heard, key=lambda member: (member.beat, member.steps, member.samples))
     state, phase = max(known.state, heard.state), max(known.phase, heard.phase)
     accusers: tuple[PeerId, ...] = ()
@@ -33,16 +33,16 @@ def newer(known: Member, heard: Member) -> Member:
 
 
 def joined(some: tuple[PeerId, ...], others: tuple[PeerId, ...]) -> tuple[PeerId, ...]:
-    """Accusers of both, as many as count."""
+    """The union of two lists of accusers, at most `ACCUSERS` names."""
     return some if some == others else tuple(sorted({*some, *others})[:ACCUSERS])
 
 
 class Names:
-    """Some names, sorted. Changing one among a thousand does not sort the thousand again."""
+    """A sorted set of names; one change among a thousand does not sort the thousand again."""
 
     def __init__(self) -> None:
         self.changes = 0
-        """How often one came or went."""
+        """Number of insertions and removals."""
         self._belong: dict[PeerId, None] = {}
         self._names: list[PeerId] = []
         self._sorted: tuple[PeerId, ...] | None = ()
@@ -58,7 +58,7 @@ class Names:
         return self._sorted
 
     def keep(self, name: PeerId, belongs: bool) -> None:
-        """`name` is one of them, or is not."""
+        """Insert `name`, or remove it."""
         if (name in self._belong) is belongs:
             return
         if belongs:
@@ -72,7 +72,7 @@ class Names:
 
 
 class Roster:
-    """Records of everyone but `me`, and the names of those who may be chosen for what."""
+    """Records of everyone but `me`, and the names that are eligible for each kind of group."""
 
     def __init__(self, me: Member) -> None:
         self._me = me.peer
@@ -80,19 +80,19 @@ class Roster:
         self.names = Names()
         """Of the others."""
         self.alive = Names()
-        """Of those of them that may be chosen."""
+        """Of those that may be asked into a group."""
         self.participants = Names()
-        """Who takes part in scheduled groups."""
+        """Members of scheduled groups."""
         self.trainees = Names()
-        """Who takes part in wait-avoiding groups."""
+        """Members of wait-avoiding groups."""
         self.samples = 0
-        """Of the others, also of those that are not here any more."""
+        """Of the others, including dead ones."""
         self.begun = 0
         """How many of them train, or did."""
         self.sort(me)
 
     def keep(self, member: Member) -> None:
-        """This is what is known of another peer from now on."""
+        """Replace the record of another peer."""
         known = self.others.get(member.peer)
         self.others[member.peer] = member
         self.samples += member.samples - (known.samples if known else 0)
@@ -101,14 +101,14 @@ class Roster:
             self.sort(member)
 
     def forget(self, peer: PeerId) -> None:
-        """As if it had never been here, but for its samples."""
+        """Remove a record; its samples still count."""
         member = self.others.pop(peer)
         self.begun -= _has_begun(member)
         for names in (self.names, self.alive, self.participants, self.trainees):
             names.keep(peer, belongs=False)
 
     def sort(self, member: Member) -> None:
-        """Put a name where it belongs; ours, too."""
+        """Update every list for one member, or for this peer."""
         is_me = member.peer == self._me
         here = member.state <= MemberState.SUSPECT
         self.participants.keep(member.peer, here and member.phase is not Phase.DONE)
@@ -118,13 +118,13 @@ class Roster:
         self.alive.keep(member.peer, not is_me and member.state is MemberState.ALIVE)
 
     def reachable(self) -> tuple[PeerId, ...]:
-        """Whom it makes sense to talk to, sorted."""
+        """Members that are alive or suspect, sorted."""
         others = self.others
         here = MemberState.SUSPECT
         return tuple(peer for peer in self.names.sorted if others[peer].state <= here)
 
     def gone(self) -> tuple[PeerId, ...]:
-        """Who is, sorted; those who said goodbye are not among them."""
+        """Dead members, sorted; without those that left."""
         others, gone = self.others, MemberState.GONE
         return tuple(peer for peer in self.names.sorted if others[peer].state is gone)
 

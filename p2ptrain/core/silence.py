@@ -1,11 +1,11 @@
-"""Whether a peer's averages have stopped succeeding, since when, and why: one sentence per silence.
+"""Detect that a peer's averages have stopped succeeding: one sentence says since when, and why.
 
 A peer averages at an interval of its own: the median of the last intervals between two successes. A
 peer is *silent* once it has had no success for `TIMES_USUAL` such intervals and at least `LEAST_S`;
 before the first success, for `LEAST_S`. Time counts only while the peer is watched: its trainer
 trains, and there is somebody to average with.
 
-A silence is told when it begins and when it ends, and not in between.
+A silence is reported when it begins and when it ends, and not in between.
 """
 
 import re
@@ -17,17 +17,17 @@ from p2ptrain.ids import Seconds
 TIMES_USUAL = 10
 LEAST_S: Seconds = 30.0
 INTERVALS = 31
-"""So many of the last ones say what is usual."""
+"""Intervals in the median."""
 
 ATTEMPTS = 9
-"""So many of the last ones say what is the matter."""
+"""Failed attempts that are considered for the reason."""
 
 _VARIES = re.compile(r"\d+(\.\d+)? s\b|#[\d.]+")
 """What differs between two sentences that state one reason: durations and tickets."""
 
 
 class Silence:
-    """Feed it with how attempts end; it says when to `ask`, and then what to tell."""
+    """Takes the outcomes of attempts; `deadline` says when to `ask` for a report."""
 
     def __init__(self, me: str = "this peer") -> None:
         self._me = me
@@ -39,19 +39,19 @@ class Silence:
 
     @property
     def is_silent(self) -> bool:
-        """True from the sentence that says so to the one that says that it is over."""
+        """True from the report of a silence to that of its end."""
         return self._silent_since is not None
 
     @property
     def deadline(self) -> Seconds | None:
-        """When to `ask`, if no average succeeds by then; None while there is nothing to tell."""
+        """When to `ask`, if no average succeeds by then; None if never."""
         if self._since is None or self.is_silent:
             return None
         usual_s = median(self._intervals) if self._intervals else 0.0
         return self._since + max(LEAST_S, TIMES_USUAL * usual_s)
 
     def watch(self, now: Seconds, *, counts: bool) -> str:
-        """From now on time counts, or does not; a silence ends with that, which is told."""
+        """Start or stop counting time; returns the report of a silence that this ends."""
         if not counts:
             self._since = self._succeeded_at = None
             return self._end(now, "stops averaging")
@@ -59,7 +59,7 @@ class Silence:
         return ""
 
     def succeeded(self, now: Seconds) -> str:
-        """An average has; returns what is to be told of it, if anything."""
+        """An average succeeded; returns the report of a silence that this ends."""
         if self._since is not None:
             if self._succeeded_at is not None:
                 self._intervals.append(now - self._succeeded_at)
@@ -68,11 +68,11 @@ class Silence:
         return self._end(now, "averages again")
 
     def failed(self, why: str, *, is_usual: bool) -> None:
-        """An attempt has; usual reasons (a busy partner) stand back behind others."""
+        """An attempt failed; usual reasons (a busy partner) rank behind all others."""
         self._failures.append((why, is_usual))
 
     def ask(self, now: Seconds, doing: str) -> str:
-        """What is to be told at `now`, if anything; `doing` is what the peer does (``trains``)."""
+        """The report of a silence, or nothing; `doing` is what the peer does (``trains``)."""
         deadline = self.deadline
         if deadline is None or now < deadline:
             return ""

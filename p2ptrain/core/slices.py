@@ -1,16 +1,15 @@
-"""Who reduces which part of a vector, and in which order its slices travel.
+"""Divide a vector into one shard per member, and each shard into chunks.
 
-A vector of n numbers is cut into one contiguous *part of the vector* per member, its *share*: the
-member that owns a share receives it from everyone else, reduces it and sends the mean back. So each
-member sends and receives 2 n (g - 1) / g numbers, the least that an all-reduce can do (Patarasuk
-and Yuan, JPDC 2009); where links differ, so do shares (`core/links.py`). A share travels in slices,
-in order, so that one slice is on the wire while another is being reduced; both sides cut alike, so
-a slice needs no header.
+The owner of a shard receives it from all other members, reduces it and sends the mean back, so each
+member sends and receives 2 n (g - 1) / g numbers, the minimum for an all-reduce (Patarasuk and
+Yuan, JPDC 2009). Where links differ, so do shards (`core/links.py`). A shard travels in chunks, in
+order, so that one chunk is on the wire while another is being reduced; both sides cut alike, so a
+chunk needs no header.
 
-A group whose vector is short *swaps* instead: each member sends its whole vector to each other one
-and reduces everything itself. That is half of the messages and one hop less for n (g - 1) numbers,
-which for a short vector costs less than a message does. A pair moves the same bytes either way; it
-swaps if its codec is lossy, since nobody hands out a rounded mean then.
+A group with a short vector uses the *direct exchange*: each member sends its whole vector to every
+other one and reduces everything itself. That takes half of the messages and one hop less, for
+n (g - 1) numbers, which costs less than messages do. A pair moves the same bytes either way; with
+a lossy codec it uses the direct exchange, since then no mean has to be rounded.
 """
 
 from collections.abc import Sequence
@@ -32,20 +31,20 @@ class Span:
 
 
 SWAP_SLICES = 2
-"""A group swaps if its vector, and what each member then moves in addition, are at most so many
-slices. Larger: bytes that a slow link feels; smaller: more messages, each of which costs what ten
-thousands of numbers do."""
+"""The direct exchange is used if the vector, and what each member then moves in addition, are at
+most so many chunks. Larger: bytes that a slow link feels; smaller: more messages, each of which
+costs as much as tens of thousands of numbers."""
 
 
 PIPELINED = 4
-"""Slices that a share is cut into, at least, unless they became too small."""
+"""Chunks of a shard, at least, unless they became too small."""
 
 SMALLEST_PART = 4
-"""Of the largest slice: below that, work per slice costs more than waiting for a longer one."""
+"""Of the largest chunk: below that, work per chunk costs more than waiting for a longer one."""
 
 
 def is_swapped(vector_size: int, member_count: int, slice_size: int, *, lossy: bool) -> bool:
-    """True if members swap whole vectors; the same at all of them, since it follows from sizes."""
+    """True for the direct exchange; the same at all members, since it follows from sizes."""
     if lossy and member_count == 2:
         return vector_size > 0
     least = 2 * vector_size * (member_count - 1) // member_count
@@ -54,9 +53,9 @@ def is_swapped(vector_size: int, member_count: int, slice_size: int, *, lossy: b
 
 
 def share(vector_size: int, member_count: int, index: int, weights: Sequence[int] = ()) -> Span:
-    """What member `index` owns; shares are as large as `weights` say, and cover the vector.
+    """The shard of member `index`; shards are proportional to `weights` and cover the vector.
 
-    Without weights they are equal. By rounding they differ by at most one number.
+    Without weights they are equal, up to one number by rounding.
     """
     if not 0 <= index < member_count:
         raise LocalProtocolError(f"there is no member {index} among {member_count}")
@@ -69,9 +68,9 @@ def share(vector_size: int, member_count: int, index: int, weights: Sequence[int
 
 
 def slice_size_of(vector_size: int, member_count: int, largest: int) -> int:
-    """How many numbers travel at a time: `largest`, but less where shares are small.
+    """Numbers per chunk: `largest`, but fewer for small shards.
 
-    A share of few slices would be sent, then reduced, then sent back, one after the other.
+    A shard of few chunks would be sent, then reduced, then sent back, one after the other.
     """
     wanted = vector_size // member_count // PIPELINED
     return max(1, min(largest, max(wanted, largest // SMALLEST_PART)))

@@ -1,4 +1,4 @@
-"""Questions to a peer from somebody who is none: `p2ptrain status` and `p2ptrain doctor`."""
+"""Query a peer without being a member: the calls of `p2ptrain status` and `p2ptrain doctor`."""
 
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager

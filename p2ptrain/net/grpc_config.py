@@ -1,4 +1,4 @@
-"""How connections between peers are configured, for people and for gRPC."""
+"""Configure connections between peers: the settings, and the options of gRPC they imply."""
 
 import math
 from dataclasses import dataclass

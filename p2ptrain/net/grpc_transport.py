@@ -1,23 +1,21 @@
-"""The real transport: gRPC over one port.
+"""Implement the `Transport` port by gRPC over one TCP port.
 
-One server takes everything in; to each other peer goes one channel, which carries one long `Talk`
-call for control messages and one `Move` call per stream of slices. Messages are bytes to gRPC:
-`net/wire.py` encodes and decodes, so that a slice is copied once on its way out and not at all on
-its way in.
+One server accepts everything; to each other peer goes one channel, with one long `Talk` call for
+control messages and one `Move` call per stream of chunks. Messages are bytes to gRPC: `net/wire.py`
+encodes and decodes, so a chunk is copied once when sent and not at all when received.
 
-Control messages wait in a bounded queue per peer, oldest dropped first (best effort is the port's
-word). A call that breaks is reported to the handler and opened again by the next message, not
-before `RETRY_S` later: streams cannot be retried by the channel, so the retry is ours.
+* Control messages wait in a bounded queue per peer, the oldest dropped first (best effort). A call
+  that breaks is reported to the handler, and opened again by the next message, not before
+  `RETRY_S` later: a channel cannot retry streams, so this file does.
+* A `Move` call carries streams one after the other, since a new call costs eight times as much as a
+  message on an open one. So the end of a stream is a message of the stream, with its last chunk.
+  That also tells it from the end of a call, which looks the same to a callee if its caller died.
+* gRPC raises CancelledError where a call, not a task, was cancelled. That becomes an ordinary error
+  here, or the awaiting task would look cancelled.
 
-Keepalive is one setting for both sides. A server that expects fewer pings than its clients send
-closes their connections ("too many pings"), the classic failure of this stack; `grpc_config.py`
-derives one from the other. Port sharing is off: a port in use is an error, not half of the traffic.
-
-A `Move` call carries streams one after the other, since a new call costs eight times what a message
-on an old one does. So the end of a stream is said in the stream, with the last slice; that also
-tells it from the end of a call, which gRPC shows a callee alike whether its caller died or not.
-Likewise gRPC raises CancelledError where a call was cancelled, not a task; here that is an error
-like any other, or whoever awaits it would look cancelled.
+Keepalive is one setting for both sides: a server that expects fewer pings than its clients send
+closes their connections ("too many pings"), so `grpc_config.py` derives one from the other. Port
+sharing is off: a port in use is an error, not half of the traffic.
 """
 
 import asyncio

@@ -1,31 +1,29 @@
-"""Streams of slices over plain sockets, and by shared memory between peers of one machine.
+"""Move streams of chunks over plain sockets, and by shared memory between peers of one machine.
 
-gRPC carries everything by default and through one port. Beside it, where it can, a peer listens on
-a TCP port of its own and on a Unix socket; who may use them is told by gRPC (`Paths`), together
-with a secret that every connection begins with. So whoever may not speak gRPC to a peer does not
-get in here either.
+Beside its gRPC port a peer listens, where it can, on another TCP port and on a Unix socket. gRPC
+tells other members these paths (`Paths`) with a secret that every connection begins with, so only
+peers that may speak gRPC get in.
 
-**Frames.** A connection carries streams one after the other, each a conversation of frames: a byte
-of kind, four bytes of length, then so many bytes::
+**Frames.** A connection carries streams one after the other, each a sequence of frames: a byte of
+kind, four bytes of length, then as many bytes::
 
-    caller:  Opening, Slice ... Slice, End      callee:  Slice ... Slice, End, or Refused, Aborted
+    caller:  Opening, Chunk ... Chunk, End      callee:  Chunk ... Chunk, End, or Refused, Aborted
              └────────── the two directions do not wait for each other ──────────┘
 
-Whoever aborts a stream ends the connection; a callee says why before.
+An abort ends the connection; a callee states the reason first.
 
-A slice goes from the vector it stands in into the vector it belongs to, without a copy between: the
-receiver says where it wants it (`receive(into=...)`).
+A chunk goes from the sender's vector into the receiver's without a copy between: the receiver says
+where it belongs (`receive(into=...)`).
 
-**Shared memory.** A vector from `SharedVectors` lies in memory that another process of this
-machine can map. A slice of it travels as a reference (`Shared`: which memory, where), and the
-receiver reads the sender's own vector. So `End` means here: I have said all, *and read all*; the
-vector is the sender's again when it has heard it. Over copied bytes the `End` rides with the last
-slice.
+**Shared memory.** A vector from `SharedVectors` lies in memory that other processes of the machine
+can map. A chunk of it travels as a reference (`Shared`: which memory, where), and the receiver
+reads the sender's own vector. So `End` means here: this side has sent all, *and read all*; then
+the vector is its owner's again. Over copied bytes the `End` travels with the last chunk.
 
-The memory is an anonymous file without a name (memfd): nothing is left behind, however a process
-dies. A receiver opens it through the sender's entry in /proc, with the process number that the
-kernel vouches for, and only if it is such a file: a sender can make nobody open anything else.
-Where that is not allowed (containers of different users), slices travel as bytes.
+The memory is an anonymous file (memfd), so nothing is left behind however a process dies. A
+receiver opens it through the sender's entry in /proc, with the process id that the kernel vouches
+for, and only if it is such a file: no sender can make it open anything else. Where that is not
+allowed (containers of different users), chunks travel as bytes.
 """
 
 import asyncio
@@ -74,11 +72,11 @@ CONNECT_S: Seconds = 2.0
 """A connection that cannot be had in this time is not: a firewall may swallow the attempt."""
 
 SHARED_BYTES = 1 << 16
-"""Slices below this travel as bytes: a reference costs a round trip at the end."""
+"""Chunks below this travel as bytes: a reference costs a round trip at the end."""
 
 BUFFER_BYTES = 1 << 22
 WAKE_BYTES = 1 << 19
-"""Of a slice on its way, so much at a time is taken over; well below the kernel's buffer."""
+"""Bytes of a chunk that are received at a time; well below the kernel's buffer."""
 
 IDLE_CONNECTIONS = 8
 MAX_MAPPED = 4
@@ -359,7 +357,7 @@ class Connection:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def close(self) -> None:
-        """End it; whoever uses it, here or on the other side, is told by the kernel."""
+        """End the connection; the kernel tells both sides."""
         if not self.closed:
             self.closed = True
             with contextlib.suppress(OSError):

@@ -1,12 +1,12 @@
-"""Who may talk to whom where a swarm has TLS: whoever has a certificate of its CA, and nobody else.
+"""Configure mutual TLS: only peers with a certificate signed by the swarm's CA may connect.
 
-A swarm with TLS has a CA of its own, which signs one certificate for each peer, or one for all of
-them. Both sides of every connection show theirs. Peers come and go with their addresses, so a
-certificate does not name one: it names `NAME`, and the CA's word is what counts. Whoever holds a
-certificate is trusted like any member; a key that leaks means a new CA.
+The swarm's CA signs one certificate per peer, or one for all, and both sides of every connection
+present theirs. Addresses change, so a certificate names `NAME` instead of one, and the CA's
+signature decides. The holder of a certificate is trusted like any member; a leaked key requires a
+new CA.
 
-Files are checked before anything listens: a certificate that everyone would refuse is refused here,
-by a handshake of this peer with itself, so that the mistake is found where it was made.
+A peer checks its files by a handshake with itself before it listens, so a certificate that others
+would refuse is refused where the mistake was made.
 """
 
 import ssl

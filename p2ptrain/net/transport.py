@@ -1,14 +1,13 @@
-"""The port: what a driver may assume of any network.
+"""Define the ports of a network: what a driver may assume of every transport.
 
 * A *message* may be lost, duplicated, delayed and reordered. Sending never waits and never fails;
-  if the way to a peer is seen to be broken, the handler is told, once per break.
-* A *call* (join, identify) is answered or raises TransportError within its time.
-* A *stream* of slices is ordered; it completes, or fails on both sides: nothing is lost in the
-  middle. A receiver that does not read makes the sender of this stream wait, and no other stream.
-* Addresses are checked by whoever uses them; whoever calls is a stranger until its opening says
-  more.
+  if the path to a peer is seen to break, the handler is told, once per break.
+* A *call* (join, identify) is answered or raises TransportError within its timeout.
+* A *stream* of chunks is ordered, and completes or fails on both sides: nothing is lost in the
+  middle. A receiver that does not read blocks the sender of this stream, and no other stream.
+* A transport checks no identities: a caller is a stranger until its opening is checked.
 
-`GrpcTransport` and the simulator's transport implement it; one body of tests holds both to it.
+`GrpcTransport` and the simulator's transport implement it; one suite of tests covers both.
 """
 
 from typing import Protocol
@@ -35,9 +34,9 @@ class SliceStream(Protocol):
         ...
 
     async def send(self, payload: memoryview, last: bool = False) -> None:
-        """Send one slice; waits while the receiver is behind. The payload may be reused then.
+        """Send one chunk; waits while the receiver is behind. Then the payload may be reused.
 
-        With `last`, this side has said all, in the same message: `finish` is not needed then.
+        With `last` this side has sent all, and needs no `finish`.
 
         Raises:
             TransportError: if the stream has failed.
@@ -45,13 +44,13 @@ class SliceStream(Protocol):
         ...
 
     async def refer(self, payload: memoryview, last: bool = False) -> bool:
-        """Send many slices that stand in a row with one word, where memory is shared.
+        """Send many contiguous chunks by one reference, where memory is shared.
 
-        The other side receives them in the sizes that it wants (`receive(into)`). Otherwise as
-        `send`; the payload stays as it is until the stream is over.
+        The other side receives them in sizes of its own (`receive(into)`). The payload must not
+        change until the stream is over.
 
         Returns:
-            False if that cannot be: nothing was sent.
+            False if memory is not shared; then nothing was sent.
 
         Raises:
             TransportError: if the stream has failed.
@@ -59,14 +58,14 @@ class SliceStream(Protocol):
         ...
 
     async def receive(self, into: memoryview | None = None) -> memoryview | None:
-        """The next slice, or None after the other side said that this was all.
+        """The next chunk, or None after the other side has sent all.
 
         Args:
-            into: where a slice of exactly this size is wanted; a transport that can puts it there.
+            into: where a chunk of exactly this size belongs; a transport that can puts it there.
 
         Returns:
-            The slice, in memory that stays as it is until `release` (of this stream or of those
-            who share its memory, at most until the stream is over).
+            The chunk, in memory that does not change until `release` (of this stream or of one
+            that shares its memory), or until the stream is over.
 
         Raises:
             TransportError: if the stream has failed or was refused; the message says why.
@@ -74,17 +73,17 @@ class SliceStream(Protocol):
         ...
 
     async def finish(self) -> None:
-        """Say that we, who opened the stream, have sent all. Receiving goes on.
+        """The caller has sent all; receiving goes on.
 
-        The other side says so by returning from `Handler.handle_stream`.
+        The callee signals its end by returning from `Handler.handle_stream`.
         """
         ...
 
     async def release(self) -> None:
-        """Say that we need nothing any more of what we received.
+        """Received memory is not needed any more.
 
-        Call it when that is so and all is sent, before receiving the other side's end: where memory
-        is shared, that is what a sender waits for before it uses its own again.
+        Call it after sending all and before receiving the other side's end: where memory is shared,
+        a sender waits for it before it reuses its own.
 
         Raises:
             TransportError: if the stream has failed.
@@ -94,18 +93,18 @@ class SliceStream(Protocol):
     def abort(self, why: str) -> None:
         """End the stream now, on both sides. Idempotent.
 
-        A caller is told `why`; a callee may learn only that the caller hung up (gRPC's cancel).
+        A caller learns `why`; a callee may learn only that the caller hung up (gRPC's cancel).
         """
         ...
 
 
 class Handler(Protocol):
-    """What a transport hands incoming things to: the driver."""
+    """Receives what comes in; the driver implements it."""
 
     def handle_message(self, envelope: Envelope) -> None: ...
 
     def handle_broken(self, address: Address, why: str) -> None:
-        """Messages to `address` do not arrive at present."""
+        """The path to `address` is broken at present."""
         ...
 
     async def handle_join(self, hello: Hello) -> Welcome: ...
@@ -113,7 +112,7 @@ class Handler(Protocol):
     def handle_identify(self) -> Hello: ...
 
     async def handle_stream(self, opening: Opening, stream: SliceStream) -> None:
-        """Serve one stream; it is over when this returns. Raise RefusedError to refuse in words."""
+        """Serve one stream until it is over. Raise RefusedError with a sentence to refuse."""
         ...
 
 
@@ -121,10 +120,10 @@ class Transport(Protocol):
     """A way to other peers."""
 
     async def start(self, handler: Handler) -> Address:
-        """Listen; return the address that others should use.
+        """Listen; return the address for others to use.
 
         Raises:
-            ConfigError: if the address to listen on cannot be had.
+            ConfigError: if the address to listen on is not available.
         """
         ...
 
@@ -133,7 +132,7 @@ class Transport(Protocol):
         ...
 
     async def join(self, host: Address, hello: Hello, timeout_s: Seconds) -> Welcome:
-        """Ask the peer at `host` to be let in. Raises TransportError."""
+        """Send a join request to the peer at `host`. Raises TransportError."""
         ...
 
     async def identify(self, address: Address, timeout_s: Seconds) -> Hello:
@@ -149,11 +148,11 @@ class Transport(Protocol):
         ...
 
     def vector(self, size: int) -> Vector:
-        """Memory for `size` float32 numbers from where slices travel best; freed like any array."""
+        """Memory for `size` float32 numbers from where chunks travel best; freed like any array."""
         ...
 
     def forget(self, address: Address) -> None:
-        """Nobody is there any more: drop the connection and what was to be sent."""
+        """Drop the connection to a peer that is dead or has left, and its queue."""
         ...
 
     async def close(self, grace_s: Seconds) -> None:
@@ -162,7 +161,7 @@ class Transport(Protocol):
 
 
 class Desk(Protocol):
-    """Where the questions of strangers are answered: `p2ptrain status` and `p2ptrain doctor`."""
+    """Answers calls of non-members: `p2ptrain status` and `p2ptrain doctor`."""
 
     def report(self) -> Report: ...
 

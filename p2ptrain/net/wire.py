@@ -1,13 +1,11 @@
-"""Messages to protobuf bytes and back, total in both directions.
+"""Encode messages as protobuf and decode them, total in both directions.
 
-Every message of `core/messages.py` can be encoded, and whatever bytes arrive either decode to a
-valid value or raise `CodecError` with one sentence: lengths, counts, names and numbers are bounded
-here, so that nothing behind this file has to be afraid of the network. The simulator sends its
-messages through this file too.
+Every message of `core/messages.py` can be encoded. Any bytes either decode to a valid value or
+raise `CodecError` with one sentence: lengths, counts, names and numbers are bounded here, so code
+behind this file need not distrust them. The simulator sends its messages through this file, too.
 
-Tensor bytes are the one exception to "protobuf encodes it": a `Slice` is written and read by hand,
-byte for byte as protobuf would (tags, lengths, bytes; a test compares), because protobuf copies a
-payload three times where one copy is enough, and reading it needs none.
+Tensor bytes are the exception: a `Slice` is written and read by hand, byte for byte as protobuf
+would (a test compares), because protobuf copies a payload three times where one copy is enough.
 """
 
 import functools
@@ -90,7 +88,7 @@ class Envelope:
 
 @dataclass(frozen=True, slots=True)
 class AverageOpening:
-    """The caller asks the callee to reduce the caller's part of the callee's share."""
+    """The caller asks the callee to reduce the caller's part of the callee's shard."""
 
     swarm: str
     sender: PeerId

@@ -1,10 +1,11 @@
-"""Who may join: version, algorithm, model, codec, name and address are checked.
+"""Decide who may join: check version, algorithm, model, codecs, name and address of a newcomer.
 
-Whoever may not is told why, in words.
+A newcomer that may not join gets the reason in one sentence. The address is checked by dialling it
+back, so a peer that others cannot reach fails at once, and not in its first group.
 
-A peer counts its lives by its wall clock, which may have been set back since the last one. What has
-a lower incarnation counts as old, so the host remembers a newcomer above its former life and says
-so in its answer; the newcomer takes an incarnation above that before it forms a group.
+A peer takes its incarnation from its wall clock, which may have been set back since it last ran. A
+lower incarnation counts as old, so the admitting peer stores the newcomer's record above its former
+one and replies with that; the newcomer takes a higher one before it forms a group.
 """
 
 import asyncio
@@ -21,21 +22,21 @@ from p2ptrain.net.transport import Transport
 from p2ptrain.net.wire import PROTOCOL_MAJOR, Hello
 
 DIAL_BACK_S: Seconds = 5.0
-"""How long a newcomer's advertised address may take to answer: a machine on which a whole fleet is
-starting takes seconds, and whoever does not answer is refused."""
+"""The timeout for dialling a newcomer back; a machine on which a whole fleet starts takes seconds.
+A newcomer that does not answer is refused."""
 
 DIAL_AGAIN_S: Seconds = 0.3
 DIALS = 5
-"""A peer that starts again at its old address finds others with a connection that has just failed,
-and that fails again at once for up to a second: whoever dials back asks more than once."""
+"""Where a peer restarts at its old address, the connection of others to it has just failed and
+fails again at once for up to a second: so a peer dials back more than once."""
 
 ASK_S: Seconds = 8.0
-"""How long one host is asked before the next one is; longer than it takes to dial back."""
+"""The timeout per host; longer than it takes to dial back."""
 
 
-@functools.cache  # it is said with every message
+@functools.cache  # it is part of every message
 def swarm_digest(algorithm: str, fingerprint: str, *codecs: str) -> str:
-    """Names what must agree among peers that talk to each other."""
+    """A digest of what must agree among peers that talk to each other."""
     text = "/".join((str(PROTOCOL_MAJOR), algorithm, fingerprint, *codecs))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -47,12 +48,12 @@ async def knock(
     timeout_s: Seconds,
     clock: Callable[[], Seconds],
 ) -> tuple[Address, tuple[Member, ...], Member]:
-    """Ask `hosts` in turn, again and again, until one answers; silent ones share the time.
+    """Send a join request to `hosts` in turn until one answers; they share the time.
 
-    Returns which one did, the members that it told of, and what it knows of the asker.
+    Returns that host, the members in its reply, and its record of the asker.
 
     Raises:
-        RefusedError: if one says no, or nothing can be above what it remembers of us.
+        RefusedError: if one refuses, or its record of us leaves no room for a higher incarnation.
         TransportError: if none answered within `timeout_s`.
     """
     deadline = clock() + timeout_s
@@ -76,19 +77,19 @@ async def knock(
 
 
 def successor(newcomer: Member, before: Member | None) -> Member:
-    """What a host remembers of a peer that joins, after what it remembers of its former life."""
+    """The record to store of a newcomer, given that of its former incarnation."""
     if before is None:
         return newcomer
-    above, most = before.incarnation + 1, before.incarnation + LEAP  # others believe no more
+    above, most = before.incarnation + 1, before.incarnation + LEAP  # others believe no higher one
     incarnation = min(max(newcomer.incarnation, above), most)
     return replace(newcomer, samples=before.samples, incarnation=incarnation)
 
 
 def _remembered(me: Member, host: Address, told: Sequence[Member]) -> Member:
-    """What a `host` whose answer is `told` knows of us: a former life, or what we said of `me`.
+    """Our record in the reply `told` of a `host`, perhaps of a former incarnation; else `me`.
 
     Raises:
-        RefusedError: if it leaves no room to refute suspicions; somebody has made it up.
+        RefusedError: if it leaves no room to refute suspicions; then it is forged.
     """
     ours = [member for member in told if member.peer == me.peer]
     known = max(ours, key=lambda member: member.incarnation, default=me)
@@ -101,7 +102,7 @@ def _remembered(me: Member, host: Address, told: Sequence[Member]) -> Member:
 
 
 def objection(me: PeerId, ours: Hello, theirs: Hello) -> str:
-    """Why whoever says `theirs` cannot be one of us, or nothing."""
+    """Why a peer with the hello `theirs` may not join, or nothing."""
     peer = theirs.me.peer
     if theirs.protocol[0] != ours.protocol[0]:
         theirs_text, ours_text = (".".join(map(str, h.protocol)) for h in (theirs, ours))
@@ -134,7 +135,7 @@ def objection(me: PeerId, ours: Hello, theirs: Hello) -> str:
 
 
 async def cannot_reach(transport: Transport, membership: Membership, newcomer: Member) -> str:
-    """Dial back: why others could not reach `newcomer` under its name, or nothing."""
+    """Dial back: why `newcomer` cannot be reached under its name, or nothing."""
     peer, address = newcomer.peer, newcomer.address
     known = membership.member(peer)
     if known and known.address != address and await _answers(transport, known):
@@ -146,14 +147,14 @@ async def cannot_reach(transport: Transport, membership: Membership, newcomer: M
             f"{peer} cannot be reached from {membership.me.peer} at {address} ({error}); "
             "advertise an address that other peers can reach"
         )
-    # It may be in by another's word already, and have answered to the news of its own death since.
+    # Another peer may have admitted it, and it may have refuted its own death since.
     if there.peer != peer or there.incarnation < newcomer.incarnation:
         return f"at {address} is {there.peer}, not {peer}; advertise an address of your own"
     return ""
 
 
 async def _dial(transport: Transport, address: Address) -> Hello:
-    """Who is there, asked again and again for a moment longer than one call may take."""
+    """The peer at `address`, asked repeatedly for a moment longer than one call may take."""
     why: TransportError | None = None
     try:
         async with asyncio.timeout(DIAL_BACK_S + DIALS * DIAL_AGAIN_S):

@@ -1,15 +1,14 @@
-"""What all members of a synchronous group agree on, from what each states beside its gradients.
+"""Compute what all members of a synchronous group agree on, from their contributions.
 
-Every member computes the same from the same `Contribution`s: whether anybody wants to end, so that
-all end after the same version; progress, so that all follow the same schedule; whether anybody had
+Every member computes the same from the same `Contribution`s: whether any wants to end, so that all
+end after the same version; progress, so that all follow the same schedule; whether any had
 gradients, so that all make the update or none does.
 
-Which model is equal to which is known without a look at all of it. Equal models that take in the
-same mean stay equal, so a model's *line* is a digest of some numbers of the model that it began
-with, then of each average that went into it: its ticket and some numbers of the mean. Peers on one
-line have one model; two parts of a swarm that went on apart are on two, from their first average
-on. It costs a tenth of a millisecond at 25 million numbers. Rounding that differs between devices
-does not change it; nor does it tell if somebody changes parameters between two steps.
+**Lineage.** Equal models that take in the same mean stay equal. So a model's *lineage* is a digest
+of some numbers of the model that it began with, then of each average that went into it: its ticket
+and some numbers of the mean. Peers with one lineage have one model; two parts of a swarm that went
+on apart have two, from their first average on. That costs 0.1 ms at 25 million numbers. Rounding
+that differs between devices does not change a lineage, nor do changes of parameters between steps.
 """
 
 import hashlib
@@ -21,7 +20,7 @@ from p2ptrain.core.contribution import Contribution
 from p2ptrain.ids import Ticket
 
 SAMPLED = 1024
-"""Numbers of a vector that go into a line."""
+"""Numbers of a vector that go into a lineage."""
 
 
 @dataclass(slots=True)

@@ -1,12 +1,12 @@
-"""The desk: what a peer answers to anybody, member or not.
+"""Answer calls of non-members: a peer's status, and a dial back.
 
-Two questions. *What are you doing?* has an answer of numbers and names, no parameters. *Can you
-reach me?* makes this peer open a connection, so it must not become somebody's port scanner:
+The status has numbers and names, no parameters. A dial back opens a connection on behalf of a
+stranger, so it must not turn this peer into a port scanner:
 
-* it calls the IP address that the question came from, never one that the question names;
+* it calls the IP address that the request came from, never one that the request names;
 * it calls ports from `LOWEST_PORT` up, one at a time, none within `PAUSE_S` after another;
-* it says yes only if a peer answers there with the number that the caller chose. Every other
-  ending is one sentence for whoever owns that address anyway.
+* it succeeds only if a peer answers there with the number that the caller chose. Any other ending
+  is one sentence to the owner of that address.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""The driver: effects become I/O, endings become events. Feed, pump, re-arm.
+"""Drive one peer's machine: effects become I/O, endings become events. Feed, pump, re-arm.
 
 It owns the machine (`core/peer_machine.py`) and is the only one that talks to it. Everything runs
 on one event loop: the protocol's own thread for real, the virtual loop in the simulator, the same
@@ -165,7 +165,7 @@ class Driver:
     async def join(self, hosts: Sequence[Address], timeout_s: Seconds) -> None:
         """Ask `hosts` in turn until one lets us in.
 
-        We have no part in groups until `take_over_model` or `keep_model` has followed. If others
+        Until `take_over_model` or `keep_model` this peer refuses to join groups. If others
         remember a former life of ours, this one counts from above it, wherever our clock stands.
 
         Raises:

@@ -1,25 +1,23 @@
-"""A formed group moves its payload: named buckets, several in flight under one ticket.
+"""Move a formed group's payload: named buckets, all in flight under one ticket.
 
 A *bucket* is a vector of its own codec and divisor, or a string of bytes. A vector is reduced by
 reduce-scatter and all-gather over streams, pipelined. Every member opens one stream to every other
-member, the *owner* of a shard (`core/slices.py`). Up the stream go the caller's slices of that
+member, the *owner* of a shard (`core/slices.py`). Up the stream go the caller's chunks of that
 shard, down it come their means:
 
-    caller i  ── slices of share j, one by one ──►  owner j   waits for slice k of all members,
-              ◄── means of the same slices ───────            reduces it, sends the mean to all
+    caller i  ── chunks of shard j, one by one ──►  owner j   waits for chunk k of all members,
+              ◄── means of the same chunks ───────            reduces it, sends the mean to all
 
 In the direct exchange members send each other whole vectors (or strings) over one stream per pair,
-opened by the later by name, and each member reduces all slices itself.
+opened by the later by name, and each member reduces all chunks itself.
 
-While slice k is being reduced, later ones are on the wire; a receiver that falls behind by `WINDOW`
-slices stops reading, so memory is bounded and only this group waits.
+While chunk k is being reduced, later ones are on the wire; a receiver that falls behind by `WINDOW`
+chunks stops reading, so memory is bounded and only this group waits.
 
-What is done to the numbers, and with a codec to the bytes, is in `runtime/mix.py`; streams, and why
-a member is through when all are, in `runtime/streams.py`. Only a complete result counts, of all
-buckets: a broken group leaves no trace in any model.
-
-All members hold bitwise the same mean, since each slice is reduced in the order of the members'
-names, wherever it is.
+Only a complete result of all buckets counts: a broken group changes no model. All members hold
+bitwise the same mean, since each chunk is reduced in the order of the members' names wherever it
+is. The arithmetic, and that of codecs, is in `runtime/mix.py`; streams, and why a member ends only
+when all have the result, in `runtime/streams.py`.
 
 Legend of shapes: ``V`` numbers of a bucket's vector, ``S`` of one slice.
 """
@@ -58,8 +56,8 @@ class ExchangeConfig:
     """How vectors travel."""
 
     slice_kib: int = 1024
-    """Size of one slice as float32, at most; small shares travel in smaller ones. Too small: work
-    per slice dominates; too large: nothing overlaps, a slice does not stay in a core's cache
+    """Size of one chunk as float32, at most; small shards travel in smaller ones. Too small: work
+    per chunk dominates; too large: nothing overlaps, a chunk does not stay in a core's cache
     between arriving and being reduced, and gRPC holds several of them for each stream."""
 
     codec: str = "fp32"
@@ -407,7 +405,7 @@ class BucketExchange:
             why = f"{owner} sent numbers that are not finite"
             raise GroupBroken(Outcome.BROKEN, why) from error
 
-    # --- our own share ----------------------------------------------------------------------------
+    # --- our own shard ----------------------------------------------------------------------------
 
     async def _serve_caller(self, scope: Scope, caller: PeerId) -> None:
         stream = await self._streams.called_by(self._name, caller)

@@ -1,8 +1,9 @@
-"""State is handed over: a model to one that joins, all of a replica to one that fell behind.
+"""Transfer state: a model to a peer that joins, a replica's whole state to one that fell behind.
 
-What is long waits in files that have no name, on both sides: many may ask one peer at a time, and a
-state may be several times as large as the model whose memory a peer may take (`compute/state.py`).
-Files and models are touched beside the event loop, which has heartbeats to answer meanwhile.
+Both sides buffer long states in unnamed files: many peers may ask one at a time, and a state may be
+several times as large as the model, whose memory alone is budgeted (`compute/state.py`). Files and
+models are accessed off the event loop, which must answer probes meanwhile. A transfer fails if
+nothing arrives for `average_timeout_s`; then the receiver asks another donor, or arrives again.
 
 Legend of shapes: ``M`` numbers of a model.
 """
@@ -38,11 +39,11 @@ from p2ptrain.runtime.streams import GroupBroken
 
 MAX_STATE_BYTES = 1 << 36
 SMALL_BYTES = 1 << 20
-"""Nothing below goes to a file: a simulated world has more peers than may have files open."""
+"""Smaller states stay in memory: a simulated world has more peers than file descriptors."""
 
 
 class Handover:
-    """Both sides of it, for one peer."""
+    """Both sides of state transfers, for one peer."""
 
     def __init__(
         self,
@@ -60,7 +61,7 @@ class Handover:
         self._offload = offload
 
     async def take_over_model(self) -> PeerId | None:
-        """Take the model of one of those who already train; returns whose, if there is one."""
+        """Take the model of a peer that already trains; returns that peer, or None."""
         for donor in self._donors():
             try:
                 data = await self.download(donor)
@@ -71,9 +72,10 @@ class Handover:
         return None
 
     def _donors(self) -> list[PeerId]:
-        """Those who already train, in an order of our own: many may join at the same time.
+        """Peers that already train, in an order that differs from peer to peer.
 
-        It is that of rendezvous hashing (Thaler and Ravishankar 1998): nobody is first for all.
+        By rendezvous hashing (Thaler and Ravishankar 1998): peers that join at the same time ask
+        different donors.
         """
         others = self._host.machine.membership.others
         donors = [m.peer for m in others if m.state is MemberState.ALIVE and m.steps]
@@ -81,7 +83,7 @@ class Handover:
         return sorted(donors, key=lambda donor: hashlib.sha256(f"{me} {donor}".encode()).digest())
 
     def _adopt(self, data: State) -> bool:
-        """Set our model to that of `data`; false, and nothing done, if there is none in it."""
+        """Set our model to that in `data`; false, without effect, if there is none."""
         if len(data) != 4 * self._replica.model_size:
             return False
         theirs_M = np.frombuffer(data, dtype="<f4")
@@ -94,7 +96,7 @@ class Handover:
         return True
 
     async def catch_up(self, effect: TakeState) -> None:
-        """Catch up: take over the state of one that waits ahead of us."""
+        """Take the state of a peer that waits at a later version, or on another lineage."""
         why = ""
         try:
             state = await self.download(effect.donor, effect.version, effect.line)
@@ -115,7 +117,7 @@ class Handover:
     async def download(self, donor: PeerId, version: int | None = None, line: int = 0) -> State:
         """The model of `donor` (M float32), or all of its state if a version is given.
 
-        It may take as long as it takes, as long as something comes.
+        There is no bound on the whole, only on silence.
 
         Raises:
             TransportError, RefusedError, CodecError: if it did not arrive.
@@ -148,10 +150,10 @@ class Handover:
             raise TransportError(why) from error
 
     async def serve(self, opening: StateOpening, stream: SliceStream) -> None:
-        """Send our model, or our state while we stand still at the version that was asked for.
+        """Send our model, or, while the trainer waits at the requested version, our state.
 
         Raises:
-            RefusedError: if we do not, or cannot.
+            RefusedError: if it does not wait there, or the state cannot be exported.
         """
         try:
             if opening.version is None:
@@ -184,7 +186,7 @@ class Handover:
 
 
 def _contents(file: "tempfile.SpooledTemporaryFile[bytes]") -> State:
-    """All that was written; it outlives the file."""
+    """All that was written; it survives the file."""
     if file.tell() > SMALL_BYTES:
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     file.seek(0)

@@ -1,18 +1,18 @@
-"""What comes late: gradients that wait to be delivered, and means that wait for their trainer.
+"""Keep gradients until a group takes them, and means until their trainer takes them in.
 
-Where versions run without their trainers, a gradient misses its own version. It is then held, and
-more gradients are added to it, until a version takes them along. A peer states the weight of its
-part when it grants its slot to a group, and its trainer may hand in more before the group runs: so
-what was stated is set apart, and exactly that is contributed. Each gradient is delivered once::
+Where versions run without their trainers, a gradient may miss its own version. It is *held*, and
+later ones are added to it. When a peer grants its slot it states the weight of what it holds; since
+its trainer may add more before the group runs, exactly what was stated is set apart as *promised*.
+Each gradient is delivered once::
 
     hand_in ──►  held  ──promise──►  promised  ──contribute──►  under way ──delivered──►  in
                   ^                                                 │            everybody's result
                   └──────────────────── give_back ──────────────────┘
-                                        the group is over, and nobody has it
+                                        the group is over, and no member has it
 
-The other way round, a version's result waits for the end of the step that its trainer is in. A
-trainer that missed several takes them in one after the other, each with an optimizer step of its
-own, so that all peers make the same updates from the same means.
+A version's result waits for the end of its trainer's step. A trainer that missed several takes them
+in one after the other, each with an optimizer step of its own, so that all peers make the same
+updates from the same means.
 
 Legend of shapes: ``G`` numbers of a replica's gradients and buffers, ``M`` of its model.
 """

@@ -1,11 +1,11 @@
-"""What an exchange does to numbers: parts become means, and means become what this member adds.
+"""Do the arithmetic of an exchange: parts become means, and means become this member's deltas.
 
 Memory is what bounds an average, so each number is touched as rarely as possible. All work is done
 *in place*: the vector that a member contributes becomes its result, slice by slice, in blocks that
 stay in the processor's cache while they are reduced, turned into a delta (mean - own) and checked.
 A part of ours may be overwritten once its owner's answer is there, since the owner has read it.
 
-What an owner hands out for its share:
+What an owner hands out for its shard:
 
 * of gradients the mean, which is its own result too;
 * of models the mean, from memory beside the vector, where its own result is;
@@ -15,8 +15,8 @@ What an owner hands out for its share:
 **A lossy codec loses nothing.** Members contribute Q(s), and add Q(mean) - Q(s): what rounding
 takes from a part stays with its sender. An owner's own part does not travel, and is taken as it is.
 The owner also adds what Q took from the mean, once for each member. So the deltas of a group add
-up to nothing, as they do without a codec. Who swaps whole vectors knows every Q(s): there the mean
-is not rounded. (`tests/runtime/test_mix.py` has 2,000 steps of it.)
+up to nothing, as they do without a codec. In the direct exchange every member has all Q(s), so the
+mean is not rounded. (`tests/runtime/test_mix.py` has 2,000 steps of it.)
 
 Legend of shapes: ``V`` numbers of the vector, ``S`` of one slice, ``B`` of one block.
 """
@@ -49,7 +49,7 @@ class Mix:
     Args:
         vector_V: what this member contributes; becomes its result.
         count: members of the group; parts come in their order, ours at `own_at`.
-        mine: the share that this member reduces.
+        mine: the shard that this member reduces.
         swaps: whether members send each other whole vectors.
         delta: whether models are averaged: the result is the mean minus what was contributed.
         keeps_mean: in a group that averages models, the result of this member is the mean.
@@ -82,7 +82,7 @@ class Mix:
         if swaps and codec.is_exact:
             self._parts_V = lend(len(vector_V))
             self._parts_V[:] = vector_V
-        self._handed_V: Vector | None = None  # what others get of our share, if not our result
+        self._handed_V: Vector | None = None  # what others get of our shard, if not our result
         if delta and not swaps and codec.is_exact and not (self._opposes and self._delta):
             self._handed_V = lend(mine.size)
         self._handed_at = mine.start
@@ -109,7 +109,7 @@ class Mix:
         return into_S
 
     def handed_out(self, span: Span) -> memoryview:
-        """What the others get for a slice of our share that was reduced."""
+        """What the others get for a reduced chunk of our shard."""
         if self._rounds_mean:
             return self._encoded[span.start]
         handed_S = self._of_share(span)

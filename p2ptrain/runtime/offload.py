@@ -1,4 +1,4 @@
-"""Where copies run that may take long: a worker thread for real, inline in a simulated world."""
+"""Define the port for long copies: a worker thread for real, inline in simulated worlds."""
 
 from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeVar

@@ -1,8 +1,8 @@
-"""What a peer says, hears and decides: a line each, clock first, then the peer, then the ticket.
+"""Log what a peer sends, receives and decides, one line each: clock, peer, ticket, event.
 
 ::
 
-    t=12.041s p03 -> p05 Claim p03#17
+    t=12.041s p03 -> p05 Request p03#17
     t=12.042s p03 <- p05 Grant p03#17
     t=12.042s p03 p03#17 Average with p03,p05
     t=12.046s p03 p03#17 done with p05 after 0.004000s

@@ -1,9 +1,9 @@
-"""All streams of one ticket: who calls whom for which bucket, what has moved, who has all.
+"""Manage all streams of one ticket: openings, progress, and their common end.
 
-**A member is through when all are**: a member that serves a stream ends it only when it has all of
-the result itself, of all buckets, and so does the caller where one stream serves both directions.
-So a member that has committed knows that every other member could, and after a break all can adopt
-what one of them has committed (`core/repair.py`).
+**A member ends when all have the result**: a member that serves a stream ends it only when it has
+all of the result itself, of all buckets, and so does the caller where one stream serves both
+directions. So a member that has committed knows that every other member could, and after a break
+all can adopt what one of them has committed (`core/repair.py`).
 """
 
 import asyncio
