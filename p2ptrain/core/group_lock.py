@@ -104,13 +104,12 @@ same initiator shows that the older one is over; a coordinator takes no offer th
 `tests/core/test_group_lock.py` and `test_group_lock_offers.py` show every line of it.
 """
 
-import copy
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol, Self, assert_never
+from typing import assert_never
 
 from p2ptrain.core.contribution import MODEL, Contribution
-from p2ptrain.core.effects import Abandon, Average, Effect, GroupEnded, Send
+from p2ptrain.core.effects import Abandon, Average, GroupEnded, Send
 from p2ptrain.core.events import Outcome
 from p2ptrain.core.lock_state import (
     NEVER_FORMED,
@@ -119,13 +118,10 @@ from p2ptrain.core.lock_state import (
     Free,
     Granted,
     InGroup,
-    LockConfig,
-    LockState,
     Offered,
     Promise,
     Wish,
     age,
-    relative,
 )
 from p2ptrain.core.messages import (
     Begin,
@@ -137,9 +133,10 @@ from p2ptrain.core.messages import (
     Request,
     SlotMessage,
 )
-from p2ptrain.core.pace import Pace, Wait
+from p2ptrain.core.pace import Wait
 from p2ptrain.core.purpose import GOSSIP, Formation, Purpose
-from p2ptrain.errors import InvariantViolation, LocalProtocolError
+from p2ptrain.core.slot import Slot
+from p2ptrain.errors import LocalProtocolError
 from p2ptrain.ids import PeerId, Seconds, Ticket
 
 MOST_TICKS = 1 << 32
@@ -150,51 +147,8 @@ MOST_SAMPLES = 1 << 62
 """Of all who are not in a group: members that do not exist may have said that they made more, and a
 `Begin` with a larger number is not understood by anybody (`net/wire.py`)."""
 
-ENDED_REMEMBERED = 64
-"""Tickets whose end we remember, far more than can be under way at once."""
 
-MOST_BEHIND = 1024
-"""An offer that is older than another of its peer by more tickets has not been on its way for long:
-the other was made up. It must not void all that the peer will ever offer."""
-
-
-class Groups(Protocol):
-    """What a slot asks of those who decide which groups there should be."""
-
-    def admits(self, source: PeerId, request: Request) -> bool:
-        """True if this peer can be in such a group; asked again when it would be granted."""
-        ...
-
-    def contribution(self, purpose: Purpose) -> Contribution:
-        """Our scalars for such a group: stated once, with the grant of our slot."""
-        ...
-
-    def weigh(self, members: Sequence[PeerId]) -> tuple[int, ...]:
-        """How large the members' shares of the vectors should be; empty: all alike."""
-        ...
-
-    def outside_samples(self, members: Sequence[PeerId]) -> int:
-        """Samples of all others."""
-        ...
-
-
-class AnyGroup:
-    """Implements `Groups`: all are welcome."""
-
-    def admits(self, source: PeerId, request: Request) -> bool:
-        return True
-
-    def contribution(self, purpose: Purpose) -> Contribution:
-        return MODEL
-
-    def weigh(self, members: Sequence[PeerId]) -> tuple[int, ...]:
-        return ()
-
-    def outside_samples(self, members: Sequence[PeerId]) -> int:
-        return 0
-
-
-class GroupLock:
+class GroupLock(Slot):
     """One peer's slot. Effects are handed to `emit`.
 
     Args:
@@ -202,87 +156,7 @@ class GroupLock:
         pace: says how long to wait for what, and is told how long it took; none: as configured.
     """
 
-    def __init__(
-        self,
-        me: PeerId,
-        incarnation: int,
-        config: LockConfig,
-        emit: Callable[[Effect], None],
-        groups: Groups | None = None,
-        pace: Pace | None = None,
-    ) -> None:
-        self._me = me
-        self._incarnation = incarnation
-        self._config = config
-        self._emit = emit
-        self._groups = groups or AnyGroup()
-        self.pace = pace or Pace(config)
-        self._state: LockState = Free()
-        self._queue: tuple[Request, ...] = ()  # others', the oldest first, one of each peer
-        self._wishes: tuple[Wish, ...] = ()  # our own, in order
-        self._offering: tuple[PeerId, Purpose] | None = None  # whenever nobody wants us
-        self._offers: dict[PeerId, Promise] = {}  # to us
-        self._let_go: dict[PeerId, Ticket] = {}  # of each peer, the last offer that is void
-        self._born: dict[Formation, int] = {}  # since when we want a group and have formed none
-        self._clock = 0  # Lamport's
-        self._tickets = 0
-        self._ended: dict[Ticket, Ended] = {}
-
-    @property
-    def state(self) -> LockState:
-        return self._state
-
-    def holds(self, ticket: Ticket) -> bool:
-        """True while we are in the group of `ticket`: the fence for its chunks and its result."""
-        return isinstance(self._state, InGroup) and self._state.ticket == ticket
-
-    def expects(self, ticket: Ticket) -> bool:
-        """True if we may yet be in the group of `ticket`."""
-        match self._state:
-            case Offered(to=coordinator) if coordinator == ticket.initiator:
-                return ticket not in self._ended
-            case Granted(request=request) if request.ticket == ticket:
-                return True
-            case _:
-                return any(request.ticket == ticket for request in self._queue)
-
-    def is_over(self, ticket: Ticket) -> bool:
-        """True if we were part of `ticket`, and are not any more."""
-        return ticket in self._ended
-
-    def rejoin(self, incarnation: int) -> None:
-        """New tickets are of this incarnation, above that of a former life that others remember."""
-        self._incarnation = incarnation
-
     # --- for explorers ----------------------------------------------------------------------------
-
-    @property
-    def wanted(self) -> tuple[Ticket, ...]:
-        """Our own requests that wait for their turn."""
-        return tuple(wish.ticket for wish in self._wishes)
-
-    def frozen(self, now: Seconds) -> Hashable:
-        """All that decides what this lock will do, as one value, with times relative to `now`."""
-        return (
-            relative(self._state, now),
-            self._queue,
-            self._wishes,
-            self._offering,
-            tuple(sorted(self._offers.items(), key=lambda item: item[0])),
-            tuple(sorted(self._let_go.items())),
-            tuple(sorted(self._born.items())),
-            self._clock,
-            self._tickets,
-            tuple(self._ended.items()),
-        )
-
-    def clone(self, emit: Callable[[Effect], None], groups: Groups) -> Self:
-        """An independent lock in the same state."""
-        twin = copy.copy(self)
-        twin._emit, twin._groups = emit, groups
-        twin._ended, twin._born = dict(self._ended), dict(self._born)
-        twin._offers, twin._let_go = dict(self._offers), dict(self._let_go)
-        return twin
 
     # --- what happens -----------------------------------------------------------------------------
 
@@ -329,36 +203,6 @@ class GroupLock:
         """We do not wait for a group any more, or are its coordinator ourselves."""
         self._offering = None
         self._take_offer_back(now)
-
-    def stop_offering(self) -> None:
-        """The group that we waited for is formed: once it is over, our slot is not offered."""
-        self._offering = None
-
-    def note_offer(
-        self, source: PeerId, offer: Ticket, purpose: Purpose, contribution: Contribution
-    ) -> bool:
-        """`source` waits for such a group of ours, and offers us its slot.
-
-        Returns:
-            False if its own later word has overtaken this one.
-        """
-        if offer.initiator != source:
-            return False  # not an offer that it could make
-        let_go, standing = self._let_go.get(source), self._offers.get(source)
-        known = (let_go, standing.offer if standing else None)
-        overtaken = any(offer != newer and _is_behind(offer, newer) for newer in known)
-        if self._has_taken(offer):
-            self._tell_taken(source, offer)  # the first one was lost
-        elif _is_behind(offer, let_go):
-            self._emit(Send(source, Release(offer)))  # lost: the offer comes again
-        elif not overtaken:
-            self._offers[source] = Promise(source, contribution, offer, purpose)
-        return not overtaken
-
-    def forget_offer(self, source: PeerId) -> None:
-        """`source` is told that what it offers its slot for does not come: it takes it back."""
-        if source in self._offers and (offer := self._offers[source].offer):
-            self._void(source, offer)
 
     def receive(self, source: PeerId, message: SlotMessage, now: Seconds) -> None:
         self._lapse(now)
@@ -464,37 +308,6 @@ class GroupLock:
             case Granted() as state:
                 return min(state.resend_at, state.granted_at + self._config.lease_s)
 
-    def check(self) -> None:
-        if not (self._is_sound() and self._is_queue_sound()):
-            raise InvariantViolation(
-                f"{self._me}: unsound lock state {self._state!r}, {self._queue}, {self._wishes}"
-            )
-
-    def _is_sound(self) -> bool:
-        match self._state:
-            case Collecting() as state:
-                candidates = (*state.told, *state.unasked, *state.dropped)
-                once = len({self._me, *candidates}) == len(candidates) + 1
-                enough = len(state.told) + len(state.unasked) >= state.needed
-                mine = state.ticket.initiator == self._me
-                return mine and once and enough and len(state.granted) < state.needed
-            case Granted(request=request):
-                ticket = request.ticket
-                return ticket.initiator != self._me and ticket not in self._ended
-            case InGroup() as state:
-                return self._me in state.members and state.ticket not in self._ended
-            case Offered(to=coordinator, purpose=purpose):
-                return self._offering == (coordinator, purpose) and coordinator != self._me
-            case Free():
-                return not self._queue and not self._wishes and self._offering is None
-
-    def _is_queue_sound(self) -> bool:
-        initiators = {self._me, *(request.ticket.initiator for request in self._queue)}
-        in_order = list(self._queue) == sorted(self._queue, key=age)
-        formations = [wish.purpose.formation for wish in self._wishes]
-        once = len(set(formations)) == len(formations)
-        return in_order and once and len(initiators) == len(self._queue) + 1
-
     # --- whose turn it is -------------------------------------------------------------------------
 
     def _next_turn(self, now: Seconds) -> None:
@@ -523,42 +336,6 @@ class GroupLock:
                 self._ask_offer_back(state, now)
             case _:
                 pass
-
-    @property
-    def _is_wanted(self) -> bool:
-        return bool(self._queue or self._wishes)
-
-    def _own_request(self) -> Request | None:
-        """Our first wish as a request; it is as old as our wish for such a group."""
-        if not self._wishes:
-            return None
-        wish = self._wishes[0]
-        if wish.purpose.formation not in self._born:
-            self._clock += 1
-            self._born[wish.purpose.formation] = self._clock
-        return Request(wish.ticket, self._born[wish.purpose.formation], wish.purpose)
-
-    def _is_under_way(self, formation: Formation) -> bool:
-        """True if we already ask for such a group."""
-        state = self._state
-        asked = [wish.purpose.formation for wish in self._wishes]
-        if isinstance(state, Collecting):
-            asked.append(state.request.purpose.formation)
-        return formation in asked
-
-    def _enqueue(self, request: Request) -> None:
-        initiator = request.ticket.initiator
-        others = [waiting for waiting in self._queue if waiting.ticket.initiator != initiator]
-        self._queue = tuple(sorted([*others, request], key=age))
-
-    def _maybe_inquire(self, granted: Granted) -> bool:
-        """If an older request than the one that we are promised to waits: ask to be let go."""
-        own = self._own_request()
-        waiting = [*self._queue[:1], *([own] if own else [])]
-        wanted = any(age(request) < age(granted.request) for request in waiting)
-        if wanted:  # lost: sent again in place of the grant
-            self._emit(Send(granted.ticket.initiator, Inquire(granted.ticket)))
-        return wanted
 
     # --- our offer --------------------------------------------------------------------------------
 
@@ -603,10 +380,6 @@ class GroupLock:
             self._begin(state)
         else:
             self._ask_more(state)
-
-    def _would_begin(self, peer: PeerId, own: Request) -> bool:
-        """True if `peer` has offered its slot for what we request."""
-        return peer in self._offers and own.purpose.fulfils(self._offers[peer].purpose)
 
     def _ask_more(self, state: Collecting) -> None:
         """Ask as many as are needed and some to spare, and wait for more where they are busy."""
@@ -663,25 +436,6 @@ class GroupLock:
             state = state.without(source)
             self._state = replace(state, asked=(*state.asked, source))
             self._emit(Send(source, state.request))  # lost: sent again at `resend_at`
-
-    def _has_taken(self, offer: Ticket) -> bool:
-        state = self._state
-        return isinstance(state, InGroup) and any(taken.offer == offer for taken in state.offers)
-
-    def _tell_taken(self, source: PeerId, offer: Ticket) -> None:
-        assert isinstance(self._state, InGroup)
-        # Lost: its offer, or its inquiry, comes again.
-        self._emit(Send(source, replace(self._state.begin, offer=offer)))
-
-    def _void(self, source: PeerId, offer: Ticket) -> None:
-        if not _is_behind(offer, self._let_go.get(source)):
-            self._let_go[source] = offer
-        if source in self._offers and self._offers[source].offer == offer:
-            del self._offers[source]
-
-    def _answered(self, state: Collecting, source: PeerId, now: Seconds) -> None:
-        if source in state.asked:  # else it was asked twice: no telling which one it answers
-            self.pace.note(Wait.ANSWER, now - state.asked_at)
 
     def _take(self, state: Collecting, now: Seconds) -> None:
         if len(state.granted) == state.needed:
@@ -816,13 +570,6 @@ class GroupLock:
             case _:
                 self._slot_is_wanted(now)
 
-    def _is_past(self, ticket: Ticket) -> bool:
-        """True if we know a newer request of the same initiator."""
-        known = [request.ticket for request in self._queue]
-        if isinstance(self._state, Granted | InGroup):
-            known.append(self._state.ticket)
-        return any(other.initiator == ticket.initiator and ticket < other for other in known)
-
     def _grant(self, request: Request, now: Seconds) -> None:
         ticket, initiator = request.ticket, request.ticket.initiator
         if not self._groups.admits(initiator, request):
@@ -899,9 +646,6 @@ class GroupLock:
             else:
                 self._wishes = (*self._wishes, replace(wish, candidates=candidates))
 
-    def _end_wish(self, wish: Wish, outcome: Outcome, why: str) -> None:
-        self._emit(GroupEnded(wish.ticket, outcome, why, (self._me,), wish.purpose))
-
     def _do_without(self, peer: PeerId, why: str, now: Seconds) -> None:
         match self._state:
             case Collecting():
@@ -933,13 +677,6 @@ class GroupLock:
             case _:
                 pass
 
-    def _disown(self, source: PeerId, ticket: Ticket) -> None:
-        """Tell `source` that we are not in `ticket` with it, unless we have applied its average."""
-        ended = self._ended.get(ticket)
-        if not (ended and ended.done and source in ended.members):
-            # Lost: `source` asks again, or streams end.
-            self._emit(Send(source, Relinquish(ticket)))
-
     def _abandon(self, outcome: Outcome, why: str, now: Seconds) -> None:
         state = self._state
         assert isinstance(state, InGroup)
@@ -960,24 +697,3 @@ class GroupLock:
             purpose = state.begin.purpose
             self._emit(GroupEnded(state.ticket, outcome, why, state.members, purpose))
         self._next_turn(now)
-
-    def _free(self, ticket: Ticket, ended: Ended = NEVER_FORMED) -> None:
-        """Our part in `ticket` is over, for good; somebody's turn is next."""
-        self._state = Free()
-        self._remember(ticket, ended)
-
-    def _remember(self, ticket: Ticket, ended: Ended) -> None:
-        self._ended[ticket] = ended
-        if len(self._ended) > ENDED_REMEMBERED:
-            del self._ended[next(iter(self._ended))]
-
-    def _next_ticket(self) -> Ticket:
-        self._tickets += 1
-        return Ticket(self._me, self._incarnation, self._tickets)
-
-
-def _is_behind(offer: Ticket, other: Ticket | None) -> bool:
-    """True if `offer` is `other`, or an older one of the same peer that comes late."""
-    if other is None or offer.incarnation != other.incarnation:
-        return False
-    return 0 <= other.number - offer.number < MOST_BEHIND

@@ -8,10 +8,10 @@ import pytest
 from p2ptrain.core.contribution import MODEL, Contribution
 from p2ptrain.core.effects import Effect
 from p2ptrain.core.events import Outcome
-from p2ptrain.core.group_lock import AnyGroup
 from p2ptrain.core.lock_state import Collecting, LockConfig, Offered
 from p2ptrain.core.messages import Arrive, Begin, Grant, Inquire, Relinquish, Request
 from p2ptrain.core.purpose import GOSSIP, Formation, Purpose, What
+from p2ptrain.core.slot import AnyGroup
 from p2ptrain.errors import LocalProtocolError
 from p2ptrain.ids import PeerId, Ticket
 from tests.helpers.trio import BARRIER, Trio, of_schedule

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from p2ptrain.core.contribution import MODEL, Contribution
 from p2ptrain.core.effects import Abandon, Average, Effect, GroupEnded, Send
 from p2ptrain.core.events import Outcome
-from p2ptrain.core.group_lock import AnyGroup, GroupLock
+from p2ptrain.core.group_lock import GroupLock
 from p2ptrain.core.lock_state import Granted, InGroup, LockConfig, Offered
 from p2ptrain.core.messages import Activate, Arrive, Begin, Grant, Request, SlotMessage
 from p2ptrain.core.purpose import GOSSIP, Formation, Purpose, What
+from p2ptrain.core.slot import AnyGroup
 from p2ptrain.ids import PeerId, Seconds, Ticket
 
 CLOCKS = {"a": 0.0, "b": 1024.0, "c": 17.5, "d": 300.25, "e": 4096.0}  # exact in binary

@@ -1,0 +1,117 @@
+"""Checks and conversions that all messages share: names, numbers, texts, tickets, groups.
+
+Each takes what came and returns it, or raises `CodecError` with one sentence.
+"""
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from google.protobuf.message import DecodeError
+
+from p2ptrain.errors import CodecError
+from p2ptrain.ids import Address, PeerId, Ticket
+from p2ptrain.net._pb import peer_pb2 as pb
+
+MAX_NAME = 128
+MAX_MEMBERS = 4096
+MAX_NUMBER = 1 << 62
+
+T = TypeVar("T")
+
+
+def ticket_to_pb(ticket: Ticket) -> Any:  # Any: a generated class
+    return pb.Ticket(
+        initiator=ticket.initiator,
+        incarnation=ticket.incarnation,
+        number=ticket.number,
+        attempt=ticket.attempt,
+    )
+
+
+def ticket_of(p: Any) -> Ticket:  # Any: a generated class
+    initiator, attempt = name_of(p.initiator), number(p.attempt)
+    return Ticket(initiator, number(p.incarnation), number(p.number), attempt)
+
+
+def group_of(names: Sequence[str]) -> tuple[PeerId, ...]:
+    group = tuple(name_of(name) for name in names)
+    if not 0 < len(group) <= MAX_MEMBERS or list(group) != sorted(set(group)):
+        raise CodecError(f"a group of {len(group)} members that are not sorted or not distinct")
+    return group
+
+
+def name_of(text: str) -> PeerId:
+    if not text or len(text) > MAX_NAME or not text.isprintable() or " " in text:
+        raise CodecError(f"a peer's name that cannot be one: {text[:MAX_NAME]!r}")
+    return PeerId(text)
+
+
+@functools.lru_cache(maxsize=4096)  # each record carries one, and there are as many as peers
+def address(text: str) -> Address:
+    """Check ``host:port``. Raises CodecError."""
+    host, _, port = text.rpartition(":")
+    sound = len(text) <= 2 * MAX_NAME and text.isprintable() and not any(c in text for c in "/ ,")
+    if not (sound and host and is_port(port) and int(port)):
+        raise CodecError(f"{text[:MAX_NAME]!r} is not an address; write host:port")
+    return Address(text)
+
+
+def is_port(text: str) -> bool:
+    """True for 0 to 65535 in digits; the length goes first, `int` refuses to read thousands."""
+    return len(text) <= 5 and text.isascii() and text.isdigit() and int(text) < 65536
+
+
+def number(value: int) -> int:
+    if not 0 <= value <= MAX_NUMBER:
+        raise CodecError(f"a number out of range: {value}")
+    return value
+
+
+def at_most(most: int, value: int, what: str) -> int:
+    if not 0 <= value <= most:
+        raise CodecError(f"{what} out of range: {value}")
+    return value
+
+
+def measure(value: float) -> float:
+    if not (math.isfinite(value) and value >= 0):
+        raise CodecError(f"a measure that cannot be one: {value}")
+    return value
+
+
+def text_of(text: str, longest: int) -> str:
+    if len(text) > longest:
+        raise CodecError(f"a text of {len(text)} characters where {longest} are allowed")
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def parse(kind: type[T], data: bytes) -> T:
+    packed: Any = kind()  # Any: a generated class
+    try:
+        packed.ParseFromString(data)
+    except DecodeError as error:
+        raise CodecError(f"{len(data)} bytes that are not a {kind.__name__}") from error
+    return packed  # type: ignore[no-any-return]
+
+
+def varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def read_varint(data: bytes, start: int) -> tuple[int, int]:
+    value = 0
+    for index in range(5):
+        if start + index >= len(data):
+            break
+        byte = data[start + index]
+        value |= (byte & 0x7F) << (7 * index)
+        if not byte & 0x80:
+            return value, start + index + 1
+    raise CodecError("a slice whose length cannot be read")
