@@ -96,7 +96,7 @@ def test_a_misspelt_command_line_is_a_usage_error_without_traceback(p2ptrain, ar
         ("[exchange]\nslice_kib = 0", "slice_kib = 0 must be between 1 and"),
         (
             "[protocol.lock]\nacquire_timeout_s = 30.0",
-            "acquire_timeout_s = 30.0 must be below half",
+            "lock lease_s = 6.0 must be above acquire_timeout_s = 30.0",
         ),
         ("rank = 3", "rank = 3 must be between 0 and 0 (peers = 1)"),
         ("this is not toml", "is not TOML"),

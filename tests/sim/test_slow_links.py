@@ -35,7 +35,7 @@ async def test_an_average_that_takes_long_because_of_a_slow_link_succeeds(algori
     await training
     for name, peer in world.peers.items():
         formed = [r for r in peer.metrics.of("group") if r["sent_bytes"] or r["exchange_s"]]
-        assert len(formed) >= 3, f"{name} was in {len(formed)} groups"
+        assert len(formed) >= 2, f"{name} was in {len(formed)} groups"
         failed = [(r["ticket"], r["exchange_s"], r["reason"]) for r in formed if not _is_done(r)]
         assert failed == [], f"{name}: {failed}"
         assert max(record["exchange_s"] for record in formed) > 40.0

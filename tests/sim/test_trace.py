@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from p2ptrain.core.messages import Arrive, Claim, Ping, Rumours
+from p2ptrain.core.messages import Arrive, Ping, Request, Rumours
 from p2ptrain.errors import ConfigError
 from p2ptrain.ids import PeerId, Ticket
 from p2ptrain.runtime.protocol_log import said
@@ -90,7 +90,7 @@ def test_a_trace_that_cannot_be_written_is_refused(tmp_path):
 
 def test_a_message_is_named_with_its_ticket_version_or_number():
     ticket = Ticket(PeerId("p03"), 1, 17)
-    assert said(Claim(ticket, 5, 20.0)) == "Claim p03#17"
+    assert said(Request(ticket, 5)) == "Request p03#17"
     assert said(Arrive(8)) == "Arrive 8"
     assert said(Ping(4, ())) == "Ping 4"
     assert said(Rumours(())) == "Rumours"

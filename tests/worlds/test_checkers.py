@@ -13,7 +13,8 @@ from p2ptrain.core.effects import Average, What
 from p2ptrain.core.group_lock import GroupLock
 from p2ptrain.core.lock_state import InGroup
 from p2ptrain.core.membership import Membership
-from p2ptrain.core.wait_avoiding import Activation
+from p2ptrain.core.messages import Begin
+from p2ptrain.core.wait_avoiding import WaitAvoiding
 from p2ptrain.ids import PeerId, Ticket
 from p2ptrain.runtime.averages import Averages
 from p2ptrain.runtime.late import LateGradients
@@ -120,8 +121,8 @@ def test_a_machine_in_two_groups_is_found(monkeypatch):
     check = GroupLock.check
 
     def in_one_more(self: GroupLock) -> None:
-        ticket = Ticket(PeerId("p0"), 1, 1)
-        self._state = InGroup(ticket, (PeerId("p1"), PeerId("p2")), 1.0, 20.0)
+        members = PeerId("p1"), PeerId("p2")
+        self._state = InGroup(Begin(Ticket(PeerId("p0"), 1, 1), members), members, 1.0)
         check(self)
 
     monkeypatch.setattr(GroupLock, "check", in_one_more)
@@ -160,13 +161,13 @@ def test_books_that_do_not_balance_are_found(monkeypatch):
 
 
 def test_a_peer_that_waits_for_ever_is_found(monkeypatch):
-    run = Activation._maybe_run
+    run = WaitAvoiding._maybe_run
 
-    def sleepy(self: Activation, now: float) -> None:
+    def sleepy(self: WaitAvoiding, now: float) -> None:
         if self._begun < 5:
             run(self, now)
 
-    monkeypatch.setattr(Activation, "_maybe_run", sleepy)
+    monkeypatch.setattr(WaitAvoiding, "_maybe_run", sleepy)
     assert broken(plain("wagma")) == "progress"
 
 

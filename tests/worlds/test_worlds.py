@@ -8,7 +8,7 @@ from p2ptrain.averaging.base import known_algorithms
 from p2ptrain.sim.faults import Crash, Drift, Hold, Partition, Pause, SlowDown, Throttle
 from tests.helpers.variants import options_of
 from tests.worlds.__main__ import told
-from tests.worlds.spec import spec_of
+from tests.worlds.spec import MIXED, spec_of
 from tests.worlds.world import Verdict, carry_out
 
 WORLDS = 300
@@ -32,7 +32,7 @@ def test_a_world_can_be_repeated():
 
 def test_worlds_are_of_all_kinds():
     specs = [spec_of(seed) for seed in range(300)]
-    assert {spec.algorithm for spec in specs} == set(known_algorithms())
+    assert {spec.algorithm for spec in specs} == {*known_algorithms(), MIXED}
     assert {spec.peers for spec in specs} == set(range(2, 9))
     kinds = {type(fault) for spec in specs for fault in spec.plan}
     assert kinds == {Crash, Drift, Hold, Partition, Pause, SlowDown, Throttle}
