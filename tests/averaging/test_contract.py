@@ -21,7 +21,7 @@ from p2ptrain.sim.link import Link
 from p2ptrain.sim.loop import run
 from p2ptrain.sim.replica import VectorReplica
 from p2ptrain.sim.world import SimPeer
-from tests.helpers.variants import DEFAULTS, MORE, VARIANTS, Variant, options_of
+from tests.helpers.variants import DEFAULTS, VARIANTS, Variant, kinds_of, options_of
 from tests.helpers.worlds import (
     LEARNING_RATE,
     SIZE,
@@ -51,7 +51,7 @@ def test_every_option_of_every_algorithm_is_tried_with_a_value_of_its_own():
     for default in DEFAULTS:
         tried = {
             key
-            for options in MORE[default.algorithm].values()
+            for options in kinds_of(default.algorithm).values()
             for key, value in options.items()
             if value != getattr(default.load().config, key)
         }

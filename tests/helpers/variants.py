@@ -35,7 +35,13 @@ MORE: dict[str, dict[str, Options]] = {
         "as published": {"sync": "step", "late": "paper", "tau": 4},
     },
 }
-"""By algorithm, and by what its options make of it."""
+"""By algorithm, and by what its options make of it; others name theirs in `Algorithm.variants`."""
+
+
+def kinds_of(algorithm: str) -> dict[str, Options]:
+    """Named options of an algorithm, beside the default ones."""
+    declared = type(load_algorithm(algorithm)).variants
+    return MORE.get(algorithm) or {kind: dict(options) for kind, options in declared.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +71,7 @@ VARIANTS = tuple(
     for default in DEFAULTS
     for variant in (
         default,
-        *(Variant(default.algorithm, kind, o) for kind, o in MORE[default.algorithm].items()),
+        *(Variant(default.algorithm, kind, o) for kind, o in kinds_of(default.algorithm).items()),
     )
 )
 

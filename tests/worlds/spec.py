@@ -12,6 +12,7 @@ from p2ptrain.ids import Seconds
 from p2ptrain.runtime.exchange import ExchangeConfig
 from p2ptrain.sim.faults import Crash, Fault, random_plan
 from p2ptrain.sim.link import Link
+from tests.helpers.variants import kinds_of
 
 MOST_PEERS = 8
 
@@ -121,7 +122,9 @@ def spec_of(seed: int, algorithm: str = "") -> Spec:
     return Spec(
         seed=seed,
         algorithm=algorithm,
-        options=OPTIONS.get(algorithm, lambda _: {})(chance),
+        options=OPTIONS[algorithm](chance)
+        if algorithm in OPTIONS
+        else _declared(algorithm, chance),
         peers=peers,
         size=size,
         step_s=tuple(usual_s * chance.choice((1, 1, 1, 1.3, 3)) for _ in range(peers)),
@@ -132,6 +135,11 @@ def spec_of(seed: int, algorithm: str = "") -> Spec:
         cruel_s=cruel_s,
         plan=_plan(chance, seed, peers, cruel_s),
     )
+
+
+def _declared(algorithm: str, chance: Random) -> Options:
+    """The default options, or some that the algorithm names itself."""
+    return chance.choice([{}, *kinds_of(algorithm).values()])
 
 
 def _link(chance: Random) -> Link:
