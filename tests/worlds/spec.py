@@ -137,8 +137,10 @@ def spec_of(seed: int, algorithm: str = "") -> Spec:
     )
 
 
-def _declared(algorithm: str, chance: Random) -> Options:
-    """The default options, or some that the algorithm names itself."""
+def _options(algorithm: str, chance: Random) -> Options:
+    """Drawn; of an algorithm that is not in the table, the default ones or some that it names."""
+    if algorithm in OPTIONS:
+        return OPTIONS[algorithm](chance)
     return chance.choice([{}, *kinds_of(algorithm).values()])
 
 
