@@ -122,9 +122,7 @@ def spec_of(seed: int, algorithm: str = "") -> Spec:
     return Spec(
         seed=seed,
         algorithm=algorithm,
-        options=OPTIONS[algorithm](chance)
-        if algorithm in OPTIONS
-        else _declared(algorithm, chance),
+        options=_options(algorithm, chance),
         peers=peers,
         size=size,
         step_s=tuple(usual_s * chance.choice((1, 1, 1, 1.3, 3)) for _ in range(peers)),
