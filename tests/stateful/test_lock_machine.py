@@ -259,7 +259,7 @@ class FaultyMachine(LockMachine):
     def teardown(self):
         trio = self.trio
         trio.paused.clear()
-        for _ in NAMES:
+        for _ in range(len(Formation) * len(NAMES)):  # so many requests may wait for their turn
             self._end_everything()
             trio.advance(CONFIG.lease_s)
         self._nobody_waits_in_vain()
