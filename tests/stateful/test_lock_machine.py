@@ -27,7 +27,7 @@ from hypothesis.stateful import (
 
 from p2ptrain.core.events import Outcome
 from p2ptrain.core.lock_state import InGroup, LockConfig, Offered
-from p2ptrain.core.purpose import GOSSIP, Purpose
+from p2ptrain.core.purpose import GOSSIP, Formation, Purpose
 from p2ptrain.ids import PeerId, Ticket
 from tests.helpers.trio import BARRIER, Trio, of_schedule
 
