@@ -24,7 +24,7 @@ FIRST ?= 0
 worlds: $(READY)  ## fleets by seed: cruel first, then healed; SEEDS=... FIRST=... ALGORITHM=...
 	$(BIN)/python -m tests.worlds --seeds $(SEEDS) --first $(FIRST) $(if $(ALGORITHM),--algorithm $(ALGORITHM))
 
-bench: $(READY)  ## averages beside Gloo and a bare gRPC swap; runs/bench
+bench: $(READY)  ## averages beside Gloo and a bare gRPC exchange; runs/bench
 	$(BIN)/python -m launcher.bench.averages --out $(RUNS)/bench $(SMALL)
 
 bench-links: $(READY)  ## averages over a link of 1 Gbit/s, with each codec; root, runs/bench-links

@@ -24,7 +24,7 @@ class LinkConfig:
     overtake each other."""
 
     loss: float = 0.0
-    """Share of control messages that vanish. Slices travel on streams, which lose nothing."""
+    """Share of control messages that vanish. Chunks travel on streams, which lose nothing."""
 
     duplication: float = 0.0
     """Share of control messages that arrive twice."""

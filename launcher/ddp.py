@@ -1,4 +1,4 @@
-"""The outsider beside every claim of speed: torch's DistributedDataParallel, on Gloo.
+"""The external baseline beside every claim of speed: torch's DistributedDataParallel, on Gloo.
 
 ``python -m launcher.ddp --config peer.toml`` is one rank. It reads the same `RunConfig` as a peer,
 takes task, model, optimizer, shards and pace from `p2ptrain.compute`, and writes the same records
@@ -12,9 +12,9 @@ seconds, on which ranks must agree: then one number is reduced beside each step,
 **Where the pace sleeps.** A step that is stretched sleeps between forward and backward, and the
 backward pass is not interrupted: its buckets leave late, as from a slow device, and overlap as
 ever. How long the backward pass will compute must then be known before it runs; the last step's
-stands in for it, so that a step without a network would last what `Pace.step_s` says. (Rejected:
-sleeping after the backward pass. The gradients would already be on their way, and the slow rank
-would slow nobody.)
+stands in for it, so that a step without a network would last what `StepTiming.step_s` says.
+(Rejected: sleeping after the backward pass. The gradients would already be on their way, and the
+slow rank would slow nobody.)
 
 **What is waiting.** DDP asks a hook to reduce each bucket. The moment at which the last bucket is
 handed over is the end of computing; from there to the end of ``backward`` the rank waits for its
@@ -219,7 +219,7 @@ class Rank:
             exchange_s=exchange_s,
             sent_bytes=sent_bytes,
             received_bytes=sent_bytes,
-            disagreement_l2=None,
+            consensus_distance_l2=None,
             staleness_steps=None,
         )
         accounts.groups_formed += 1
@@ -363,7 +363,7 @@ async def _done(value: T) -> T:
 
 
 def _at_once(function: Callable[[], T], /) -> Awaitable[T]:
-    """An `Offload` for a thread that has nothing else to do."""
+    """An `CopyExecutor` for a thread that has nothing else to do."""
     return _done(function())
 
 

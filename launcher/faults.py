@@ -1,18 +1,18 @@
-"""What befalls the peers of a run, when, and what it cost.
+"""What happens to the peers of a run, when, and what it cost.
 
-A scenario's ``[[faults]]`` become **blows**: one for each peer of a fault, except that a partition
-is one blow to all of its peers together. A `Schedule` says which of them begin or end now; how one
-is carried out is the backend's. In every backend `run` notes the same things of each: when it
-began, when it ended.
+A scenario's ``[[faults]]`` become **fault instances**: one for each peer of a fault, except that a
+partition is one instance for all of its peers together. A `Schedule` says which of them begin or
+end now; how one is carried out is the backend's. In every backend `run` notes the same things of
+each: when it began, when it ended.
 
-**The cost** of a blow is read from the peers' records: samples per second of the whole swarm
+**The cost** of a fault is read from the peers' records: samples per second of the whole swarm
 before, during and after it; for how long at most nobody else ended a step (``stall_s``); and how
-long after its end the swarm was as fast again as before (``recovery_s``; of a blow that does not
+long after its end the swarm was as fast again as before (``recovery_s``; of a fault that does not
 end, after its beginning, and as fast as those who are left can be).
 
-**All blows together** are measured by what is left of the swarm: ``present`` is the share of
-peer-time that peers were there for, from the first blow on; ``kept`` is the throughput from then on
-over that before; ``kept_of_present`` is their quotient. An algorithm in which nobody waits for
+**All faults together** are measured by what is left of the swarm: ``present`` is the share of
+peer-time that peers were there for, from the first fault on; ``kept`` is the throughput from then
+on over that before; ``kept_of_present`` is their quotient. An algorithm in which nobody waits for
 whoever is missing has 1.
 """
 
@@ -30,7 +30,7 @@ from p2ptrain.config import StopConfig
 from p2ptrain.ids import Seconds
 
 WINDOW_S: Seconds = 5.0
-"""Throughput before and after a blow is that of so long, or of less if another blow is nearer."""
+"""Throughput before and after a fault is that of so long, or of less if another fault is nearer."""
 
 RECOVERED = 0.9
 """Whoever is so fast, measured by what was before, has recovered."""
@@ -42,8 +42,8 @@ ABSENCES = ("crash", "leave", "pause", "join")
 
 
 @dataclass(slots=True)
-class Blow:
-    """A fault, as it befalls these ranks; in Unix seconds once it has begun, and ended."""
+class FaultInstance:
+    """A fault, as it hits these ranks; in Unix seconds once it has begun, and ended."""
 
     fault: FaultConfig
     ranks: tuple[int, ...]
@@ -58,12 +58,12 @@ class Blow:
         return self.began is not None and self.ended is None and not self.missed
 
 
-def blows_of(faults: Sequence[FaultConfig]) -> list[Blow]:
+def instances_of(faults: Sequence[FaultConfig]) -> list[FaultInstance]:
     """What is to happen, in the order in which it was written."""
     found = []
     for fault in faults:
         together = [fault.peers] if fault.kind == "partition" else [(rank,) for rank in fault.peers]
-        found += [Blow(fault, ranks) for ranks in together]
+        found += [FaultInstance(fault, ranks) for ranks in together]
     return found
 
 
@@ -78,14 +78,14 @@ def left_of(stop: StopConfig, passed_s: Seconds) -> StopConfig:
 
 
 class Schedule:
-    """Which blow begins or ends now."""
+    """Which fault begins or ends now."""
 
     def __init__(self, faults: Sequence[FaultConfig]) -> None:
-        self.blows = blows_of(faults)
+        self.instances = instances_of(faults)
 
     def take_due(
         self, histories: Sequence[PeerHistory], started_at: Seconds | None, now: Seconds
-    ) -> Iterator[tuple[Blow, Literal["begins", "ends"]]]:
+    ) -> Iterator[tuple[FaultInstance, Literal["apply", "revert"]]]:
         """Each beginning and each end that is due, once; may be called as often as one likes.
 
         Args:
@@ -93,23 +93,31 @@ class Schedule:
             started_at: when the first step began, in Unix seconds; None before it has.
             now: in Unix seconds.
         """
-        for blow in self.blows:
-            if blow.began is None and _is_due(blow, histories, started_at, now):
-                blow.began = now
-                yield blow, "begins"
-            for_s = blow.fault.for_s
-            ends_at = None if blow.began is None or for_s is None else blow.began + for_s
-            if ends_at is not None and blow.ended is None and not blow.missed and now >= ends_at:
-                blow.ended = now
-                yield blow, "ends"
+        for instance in self.instances:
+            if instance.began is None and _is_due(instance, histories, started_at, now):
+                instance.began = now
+                yield instance, "apply"
+            for_s = instance.fault.for_s
+            ends_at = None if instance.began is None or for_s is None else instance.began + for_s
+            if (
+                ends_at is not None
+                and instance.ended is None
+                and not instance.missed
+                and now >= ends_at
+            ):
+                instance.ended = now
+                yield instance, "revert"
 
 
 def _is_due(
-    blow: Blow, histories: Sequence[PeerHistory], started_at: Seconds | None, now: Seconds
+    instance: FaultInstance,
+    histories: Sequence[PeerHistory],
+    started_at: Seconds | None,
+    now: Seconds,
 ) -> bool:
-    fault = blow.fault
+    fault = instance.fault
     if fault.at_step is not None:
-        return len(histories[blow.ranks[0]].steps) >= fault.at_step
+        return len(histories[instance.ranks[0]].steps) >= fault.at_step
     assert fault.at_s is not None  # a fault has one of the two
     return started_at is not None and now >= started_at + fault.at_s
 
@@ -122,27 +130,29 @@ _RECOVERY_STEP_S: Seconds = 0.1
 
 
 def costs_of(
-    blows: Sequence[Blow],
+    instances: Sequence[FaultInstance],
     histories: Sequence[PeerHistory],
     started_at: Seconds | None,
     end: Seconds,
 ) -> Json:
-    """What the blows of a finished run cost; the keys are in the docstring of this module.
+    """What the faults of a finished run cost; the keys are in the docstring of this module.
 
     Args:
-        blows: with when they began and ended.
+        instances: with when they began and ended.
         histories: of the peers, by rank.
         started_at: when the first step began, in Unix seconds.
         end: until when to look.
     """
-    begun = [blow for blow in blows if blow.began is not None and not blow.missed]
-    begun = [blow for blow in begun if _began(blow) < end]
+    begun = [
+        instance for instance in instances if instance.began is not None and not instance.missed
+    ]
+    begun = [instance for instance in begun if _began(instance) < end]
     if started_at is None or not begun:
-        return {"blows": [], **dict.fromkeys(_OF_ALL)}
+        return {"instances": [], **dict.fromkeys(_OF_ALL)}
     begun.sort(key=_began)
     course = _Course(begun, histories, started_at, end)
-    told = [course.cost(blow) for blow in begun]
-    return {"blows": told, **course.all_together(), **_longest(told)}
+    told = [course.cost(instance) for instance in begun]
+    return {"instances": told, **course.all_together(), **_longest(told)}
 
 
 _OF_ALL = ("present", "kept", "kept_of_present", "longest_stall_s", "longest_recovery_s")
@@ -162,27 +172,29 @@ class _Course:
 
     def __init__(
         self,
-        blows: Sequence[Blow],
+        instances: Sequence[FaultInstance],
         histories: Sequence[PeerHistory],
         started_at: Seconds,
         end: Seconds,
     ) -> None:
-        self._blows = blows
+        self._instances = instances
         self._histories = histories
         self._start = started_at
         self._end = end
         self._lines = [_line(history) for history in histories]
         self._absences = [
-            (rank, *self._absence(blow, rank))
-            for blow in blows
-            for rank in blow.ranks
-            if blow.fault.kind in ABSENCES
+            (rank, *self._absence(instance, rank))
+            for instance in instances
+            for rank in instance.ranks
+            if instance.fault.kind in ABSENCES
         ]
 
-    def cost(self, blow: Blow) -> Json:
-        """One blow, in seconds since the first step."""
-        began, ended = _began(blow), blow.ended
-        edges = [_began(one) for one in self._blows] + [one.ended or began for one in self._blows]
+    def cost(self, instance: FaultInstance) -> Json:
+        """One fault, in seconds since the first step."""
+        began, ended = _began(instance), instance.ended
+        edges = [_began(one) for one in self._instances] + [
+            one.ended or began for one in self._instances
+        ]
         before_from = max([self._start, began - WINDOW_S, *(t for t in edges if t < began)])
         # What does not end is looked at until something else happens.
         over = min([self._end, *(t for t in edges if t > began)]) if ended is None else ended
@@ -190,20 +202,20 @@ class _Course:
         after_to = min([self._end, over + WINDOW_S, *(t for t in edges if t > over)])
         before = self._rate(before_from, began)
         return {
-            "kind": blow.fault.kind,
-            "peers": [self._histories[rank].name for rank in blow.ranks],
+            "kind": instance.fault.kind,
+            "peers": [self._histories[rank].name for rank in instance.ranks],
             "at_s": began - self._start,
             "until_s": None if ended is None or ended > self._end else ended - self._start,
             "before": before,
             "during": self._rate(began, over),
             "after": None if ended is None else self._rate(over, after_to),
-            "stall_s": self._stall(blow, began, min(self._end, (ended or began) + WINDOW_S)),
-            "recovery_s": self._recovery(blow, before),
+            "stall_s": self._stall(instance, began, min(self._end, (ended or began) + WINDOW_S)),
+            "recovery_s": self._recovery(instance, before),
         }
 
     def all_together(self) -> Json:
-        """What was left of the swarm from the first blow on, measured by who was there."""
-        first = _began(self._blows[0])
+        """What was left of the swarm from the first fault on, measured by who was there."""
+        first = _began(self._instances[0])
         before, since = self._rate(self._start, first), self._rate(first, self._end)
         there_before, there_since = (
             self._present(self._start, first),
@@ -227,9 +239,9 @@ class _Course:
             end - begin
         )
 
-    def _stall(self, blow: Blow, begin: Seconds, end: Seconds) -> Seconds | None:
+    def _stall(self, instance: FaultInstance, begin: Seconds, end: Seconds) -> Seconds | None:
         """The longest time without the end of a step of anybody else."""
-        others = [h for rank, h in enumerate(self._histories) if rank not in blow.ranks]
+        others = [h for rank, h in enumerate(self._histories) if rank not in instance.ranks]
         ends = np.array(sorted(step.at for history in others for step in history.steps))
         if ends.size == 0:
             return None
@@ -238,14 +250,14 @@ class _Course:
         gaps = np.diff(ends[low:high])
         return float(gaps.max()) if gaps.size else None
 
-    def _recovery(self, blow: Blow, before: float | None) -> Seconds | None:
+    def _recovery(self, instance: FaultInstance, before: float | None) -> Seconds | None:
         """How long until the swarm is as fast again as it can be; None if it never is."""
-        since, share = blow.ended, 1.0
+        since, share = instance.ended, 1.0
         if since is None:
-            if blow.fault.kind not in ("crash", "leave"):
+            if instance.fault.kind not in ("crash", "leave"):
                 return None
-            since = _began(blow)
-            share = 1 - len(blow.ranks) / max(1, len(self._histories) - self._missing(since))
+            since = _began(instance)
+            share = 1 - len(instance.ranks) / max(1, len(self._histories) - self._missing(since))
         if before is None or since >= self._end - SMOOTHED_S:
             return None
         moments = np.arange(since, self._end - SMOOTHED_S, _RECOVERY_STEP_S)
@@ -270,24 +282,24 @@ class _Course:
             there[rank] = max(there[rank], until)
         return len(self._histories) - missing / (end - begin)
 
-    def _absence(self, blow: Blow, rank: int) -> tuple[Seconds, Seconds]:
+    def _absence(self, instance: FaultInstance, rank: int) -> tuple[Seconds, Seconds]:
         """From when to when a peer was not there: until it trains, not until it is started."""
-        if blow.fault.kind == "join":
-            return self._start, self._first_step(rank, _began(blow))
-        if blow.ended is None:
-            return _began(blow), self._end
-        if blow.fault.kind == "pause":
-            return _began(blow), blow.ended
-        return _began(blow), self._first_step(rank, blow.ended)
+        if instance.fault.kind == "join":
+            return self._start, self._first_step(rank, _began(instance))
+        if instance.ended is None:
+            return _began(instance), self._end
+        if instance.fault.kind == "pause":
+            return _began(instance), instance.ended
+        return _began(instance), self._first_step(rank, instance.ended)
 
     def _first_step(self, rank: int, moment: Seconds) -> Seconds:
         begins = (s.at - s.wait_s - s.compute_s for s in self._histories[rank].steps)
         return next((begin for begin in begins if begin >= moment), self._end)
 
 
-def _began(blow: Blow) -> Seconds:
-    assert blow.began is not None  # only those that have begun are looked at
-    return blow.began
+def _began(instance: FaultInstance) -> Seconds:
+    assert instance.began is not None  # only those that have begun are looked at
+    return instance.began
 
 
 def _line(history: PeerHistory) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -54,14 +54,14 @@ class Attempt:
     at: Seconds
     members: tuple[str, ...]
     what: str
-    """``models``, ``gradients`` or ``late gradients``."""
+    """``models``, ``gradients`` or ``stale gradients``."""
 
     outcome: str
     exchange_s: Seconds
     sent_bytes: int
     received_bytes: int
     staleness_steps: int | None
-    disagreement_l2: float | None = None
+    consensus_distance_l2: float | None = None
     """How far this peer was from the mean of the group; None unless models were averaged."""
 
 
@@ -271,7 +271,7 @@ class PeerHistory:
             sent_bytes=record["sent_bytes"] or 0,
             received_bytes=record["received_bytes"] or 0,
             staleness_steps=record["staleness_steps"],
-            disagreement_l2=record.get("disagreement_l2"),
+            consensus_distance_l2=record.get("consensus_distance_l2"),
         )
         self.attempts.append(attempt)
 

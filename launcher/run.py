@@ -24,7 +24,7 @@ from typing import Protocol
 from launcher.backends.base import Backend, Fleet, LaunchError, PeerStatus
 from launcher.collect import Json, clear_results, summarise, wall_s, write_curve, write_json
 from launcher.consensus import ConsensusCurve, Evaluator
-from launcher.faults import Blow, costs_of
+from launcher.faults import FaultInstance, costs_of
 from launcher.records import PeerHistory
 from launcher.scenario import Scenario, peer_names
 from p2ptrain.ids import Seconds
@@ -59,8 +59,8 @@ class Run:
         self.is_over = False
         self.speed: float | None = None
         """Seconds that pass for the peers in one of ours; None where they share our time."""
-        self.blows: Sequence[Blow] = ()
-        """What of the scenario's faults has befallen the peers."""
+        self.instances: Sequence[FaultInstance] = ()
+        """What of the scenario's faults has happened to the peers."""
         self._facts: Json = {}
         self._folder = folder
         self._evaluator = evaluator
@@ -83,7 +83,9 @@ class Run:
         came back too late to train again says nothing about the end.
         """
         start = self.curve.started_at
-        goings = [blow for blow in self.blows if blow.fault.kind in ("crash", "leave")]
+        goings = [
+            instance for instance in self.instances if instance.fault.kind in ("crash", "leave")
+        ]
         ends = [
             history.steps[-1].at
             for rank, (history, status) in enumerate(
@@ -93,7 +95,7 @@ class Run:
             if not any(rank in b.ranks and (b.began or 0.0) >= history.steps[-1].at for b in goings)
         ]
         end = min(ends, default=(start or 0.0) + self.wall_s)
-        return costs_of(self.blows, self.histories, start, end)
+        return costs_of(self.instances, self.histories, start, end)
 
     def execute(self, backend: Backend, watch: Callable[["Run"], None]) -> None:
         """Start the peers, follow them to their end, and leave none behind.
@@ -111,7 +113,7 @@ class Run:
         self._look(fleet)
         self._check_somebody_ended()
         self._facts = fleet.facts()
-        self.blows = fleet.blows
+        self.instances = fleet.instances
         self._note_what_did_not_come()
         self.curve.finish()
         self.is_over = True
@@ -144,7 +146,7 @@ class Run:
 
     def _look(self, fleet: Fleet) -> None:
         """Ask first, read second: what an ended peer wrote last is then there to be read."""
-        fleet.befall(self.histories, self.curve.started_at)
+        fleet.apply_faults(self.histories, self.curve.started_at)
         self.statuses = fleet.poll()
         for history, status in zip(self.histories, self.statuses, strict=True):
             history.read()
@@ -164,12 +166,15 @@ class Run:
             self.notes.append(f"{status.name} was lost: it {status.why}")
 
     def _note_what_did_not_come(self) -> None:
-        for blow in self.blows:
-            fault, names = blow.fault, ", ".join(self.histories[rank].name for rank in blow.ranks)
+        for instance in self.instances:
+            fault, names = (
+                instance.fault,
+                ", ".join(self.histories[rank].name for rank in instance.ranks),
+            )
             when = f"{fault.at_s:g} s" if fault.at_s is not None else f"step {fault.at_step}"
-            if blow.missed:
+            if instance.missed:
                 self.notes.append(f"{fault} of {names} at {when} found nobody there")
-            elif blow.began is None:
+            elif instance.began is None:
                 self.notes.append(f"{fault} of {names} at {when} did not come before the end")
 
     def _must_end(self) -> bool:

@@ -11,11 +11,11 @@ to come of it. It is a TOML file (`launcher/scenarios` holds those that come wit
 
     [task_options]                            # what the task calls its options
     [training]                                # p2ptrain.compute.training.TrainingConfig
-    [pace]                                    # p2ptrain.compute.pace.Pace
+    [pace]                                    # p2ptrain.compute.step_timing.Pace
     [link]                                    # what lies between peers; only where it is simulated
     [machines]                                # who shares an uplink; only where it is simulated
     [[devices]]                               # processors, memory and uplink of some; in containers
-    [[faults]]                                # what befalls them, and when
+    [[faults]]                                # what happens to them, and when
     [stop]                                    # samples of the whole swarm, or seconds
     [target]                                  # what the consensus model is to reach
     [options.ad_psgd]                         # what the algorithm calls its options
@@ -35,8 +35,8 @@ from typing import Any
 
 from launcher.conditions import DeviceConfig, FaultConfig, LinkConfig, MachinesConfig
 from launcher.consensus import Target
-from launcher.outsiders import check_algorithm
-from p2ptrain.compute.pace import Pace
+from launcher.external_baselines import check_algorithm
+from p2ptrain.compute.step_timing import StepTiming
 from p2ptrain.compute.training import TrainingConfig
 from p2ptrain.config import RunConfig, StopConfig, load_toml
 from p2ptrain.errors import ConfigError
@@ -125,7 +125,7 @@ class Scenario:
     """As a peer's; see `PeerConfig`."""
 
     training: TrainingConfig = field(default_factory=TrainingConfig)
-    pace: Pace = field(default_factory=Pace)
+    pace: StepTiming = field(default_factory=StepTiming)
     stop: StopConfig = field(default_factory=StopConfig)
     target: Target = field(default_factory=Target)
     link: LinkConfig | None = None

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from p2ptrain.compute.pace import Pace
+from p2ptrain.compute.step_timing import StepTiming
 from p2ptrain.compute.training import TrainingConfig
 from p2ptrain.errors import CodecError, ConfigError
 from p2ptrain.net import wire
@@ -48,7 +48,7 @@ class RunConfig(PeerConfig):
     one, since connections remember for half a minute what a name stood for."""
 
     training: TrainingConfig = field(default_factory=TrainingConfig)
-    pace: Pace = field(default_factory=Pace)
+    pace: StepTiming = field(default_factory=StepTiming)
 
     def __post_init__(self) -> None:
         PeerConfig.__post_init__(self)
@@ -154,6 +154,10 @@ def _toml_value(value: Any) -> str:  # Any: whatever a configuration field may h
     return f'"{escaped}"'
 
 
+RENAMED = {"slice_kib": "chunk_kib"}
+"""Keys of former versions, and what they are called now."""
+
+
 def _check_keys(kind: Any, mapping: object, source: str, prefix: str) -> None:
     """Raise for the first key that `kind` does not have, anywhere inside."""
     if not dataclasses.is_dataclass(kind) or not isinstance(mapping, Mapping):
@@ -164,6 +168,8 @@ def _check_keys(kind: Any, mapping: object, source: str, prefix: str) -> None:
         if key not in names:
             near = difflib.get_close_matches(str(key), names, n=1, cutoff=0.5)
             advice = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(names)}"
+            if key in RENAMED:
+                advice = f"it is called {RENAMED[key]!r} now"
             raise ConfigError(f"{source}: unknown key {prefix + str(key)!r}; {advice}")
         for inner in _dataclasses_within(hints[key]):
             if isinstance(value, (list, tuple)):

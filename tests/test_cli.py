@@ -93,7 +93,7 @@ def test_a_misspelt_command_line_is_a_usage_error_without_traceback(p2ptrain, ar
         ("peers = 'many'", "peers = 'many': input should be a valid integer"),
         ("[training]\nlearning_rate = nan", "learning_rate = nan must be"),
         ("[[pace.stragglers]]\nfactor = 0\npeers = [0]", "straggler factor = 0"),
-        ("[exchange]\nslice_kib = 0", "slice_kib = 0 must be between 1 and"),
+        ("[exchange]\nchunk_kib = 0", "chunk_kib = 0 must be between 1 and"),
         (
             "[protocol.lock]\nacquire_timeout_s = 30.0",
             "lock lease_s = 6.0 must be above acquire_timeout_s = 30.0",

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from p2ptrain.compute.pace import Pace, Straggler
+from p2ptrain.compute.step_timing import StepTiming, Straggler
 from p2ptrain.compute.training import TrainingConfig
 from p2ptrain.config import RunConfig, from_mapping, load_toml, read_toml, to_toml
 from p2ptrain.core.lock_state import LockConfig
@@ -107,7 +107,7 @@ runs = st.builds(
     serve=st.booleans(),
     out=texts,
     stop=st.builds(StopConfig, samples=st.none() | st.integers(1, 10**12), seconds=seconds),
-    exchange=st.builds(ExchangeConfig, slice_kib=st.integers(1, 4096)),
+    exchange=st.builds(ExchangeConfig, chunk_kib=st.integers(1, 4096)),
     network=st.builds(GrpcConfig, keepalive_s=seconds),
     protocol=st.builds(
         ProtocolConfig,
@@ -118,7 +118,7 @@ runs = st.builds(
         TrainingConfig, batch_size=st.integers(1, 10**6), learning_rate=st.floats(0, 1e9)
     ),
     pace=st.builds(
-        Pace,
+        StepTiming,
         min_step_ms=st.floats(0, 1e9),
         stragglers=st.lists(
             st.builds(Straggler, factor=st.floats(1e-3, 1e3), peers=st.just((1, 2))), max_size=3
@@ -154,6 +154,10 @@ def test_what_is_left_out_keeps_its_default():
     [
         ({"algorthm": "x"}, "file: unknown key 'algorthm'; did you mean 'algorithm'?"),
         ({"zzz": 1}, "file: unknown key 'zzz'; known keys: "),
+        (
+            {"exchange": {"slice_kib": 4}},
+            "file: unknown key 'exchange.slice_kib'; it is called 'chunk_kib' now",
+        ),
         (
             {"protocol": {"lock": {"leese_s": 1}}},
             "file: unknown key 'protocol.lock.leese_s'; did you mean 'lease_s'?",
@@ -261,7 +265,7 @@ def test_a_file_that_is_no_toml_is_named(tmp_path, data):
         ),
         (
             {"protocol": {"membership": {"suspicion_s": 0.4}}},
-            "ack_timeout_s = 0.5 must be below suspicion_s = 0.4, or a suspect is gone before",
+            "ack_timeout_s = 0.5 must be below suspicion_s = 0.4, or a suspect is dead before",
         ),
     ],
 )

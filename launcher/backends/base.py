@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from launcher.faults import Blow
+from launcher.faults import FaultInstance
 from launcher.records import PeerHistory
 from launcher.scenario import Scenario
 from p2ptrain.config import RunConfig
@@ -60,7 +60,7 @@ class Fleet(Protocol):
         """Let a moment of their time pass."""
         ...
 
-    def befall(self, histories: Sequence[PeerHistory], started_at: Seconds | None) -> None:
+    def apply_faults(self, histories: Sequence[PeerHistory], started_at: Seconds | None) -> None:
         """Let happen what is due of the scenario's faults.
 
         Args:
@@ -70,7 +70,7 @@ class Fleet(Protocol):
         ...
 
     @property
-    def blows(self) -> Sequence[Blow]:
+    def instances(self) -> Sequence[FaultInstance]:
         """The scenario's faults, one by one, with when they began and ended."""
         ...
 

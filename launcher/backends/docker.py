@@ -1,7 +1,7 @@
 """Peers in containers of this machine's engine, one network and one Compose file per run.
 
-Lives and faults are those of `launcher.backends.lives`; a life begins with ``docker start`` of a
-container that Compose has made. What differs from processes is what containers can be held to:
+Lives and faults are those of `launcher.backends.peer_process`; a life begins with ``docker start``
+of a container that Compose has made. What differs from processes is what containers can be held to:
 
 =====================  ============================================================================
 processors, memory     ``[[devices]]`` cpus, memory_mb: CFS quota and limit, in the Compose file
@@ -34,18 +34,18 @@ from pathlib import Path
 from typing import Literal
 
 from launcher.backends.base import Fleet, LaunchError
-from launcher.backends.lives import RealFleet, last_words, refuse_faults
+from launcher.backends.peer_process import RealFleet, last_words, refuse_faults
 from launcher.compose import IMAGE, LABEL, PORT, RESULTS, compose_file, to_yaml
 from launcher.conditions import LinkConfig
-from launcher.faults import Blow
-from launcher.outsiders import OUTSIDERS, PRICES
+from launcher.external_baselines import EXTERNAL_BASELINES, PRICES
+from launcher.faults import FaultInstance
 from launcher.scenario import Scenario
 from p2ptrain.config import RunConfig
 from p2ptrain.errors import ConfigError
 from p2ptrain.ids import Seconds
 
 KINDS = ("crash", "pause", "slow", "throttle", "partition", "leave", "join")
-"""The faults that can befall containers, which share a clock."""
+"""The faults that can hit containers, which share a clock."""
 
 LOOK_EVERY_S: Seconds = 0.5
 """How often the engine is asked how the containers are."""
@@ -71,10 +71,10 @@ class DockerBackend:
     """Starts a container per peer, from the image that `docker/Dockerfile` makes."""
 
     def refusal(self, algorithm: str) -> str:
-        """Outsiders have no image, and prices are of no container."""
+        """External baselines have no image, and prices are of no container."""
         if algorithm in PRICES:
             return "is a price, and can only be simulated"
-        return "has no image to run in containers" if algorithm in OUTSIDERS else ""
+        return "has no image to run in containers" if algorithm in EXTERNAL_BASELINES else ""
 
     def check(self, scenario: Scenario) -> None:
         """Refuse what containers cannot do; see `launcher.backends.base.Backend`."""
@@ -222,9 +222,9 @@ class DockerFleet(RealFleet):
 
     # --- the network ------------------------------------------------------------------------------
 
-    def _befall_network(self, blow: Blow, what: Literal["begins", "ends"]) -> None:
-        if blow.fault.kind == "throttle":
-            self._shape(blow.ranks[0])
+    def _apply_to_network(self, instance: FaultInstance, what: Literal["apply", "revert"]) -> None:
+        if instance.fault.kind == "throttle":
+            self._shape(instance.ranks[0])
         else:
             self._part()
 
@@ -239,7 +239,11 @@ class DockerFleet(RealFleet):
 
     def _part(self) -> None:
         """Let everybody reach whom it may, at the address that one has now, and nobody else."""
-        cuts = [blow for blow in self.blows if blow.is_on and blow.fault.kind == "partition"]
+        cuts = [
+            instance
+            for instance in self.instances
+            if instance.is_on and instance.fault.kind == "partition"
+        ]
         for here in range(len(self._names)):
             if not self._can_be_changed(here):
                 continue
@@ -253,7 +257,7 @@ class DockerFleet(RealFleet):
 
     def _can_be_changed(self, rank: int) -> bool:
         """One that is paused sends nothing, and is looked after when it goes on."""
-        return self._is_there(rank) and not self._presences[rank].is_paused
+        return self._is_there(rank) and not self._peer_processes[rank].is_paused
 
     def _inside(self, rank: int, script: str) -> None:
         """Run a script as root of a container that runs.
@@ -284,7 +288,7 @@ class DockerFleet(RealFleet):
 
     def _keep_logs(self) -> None:
         for rank, name in enumerate(self._names):
-            if self._presences[rank].lives:
+            if self._peer_processes[rank].starts:
                 log = _docker("logs", name, both=True)
                 self._file(rank, ".log").write_text(log, encoding="utf-8")
 

@@ -5,7 +5,7 @@ what it printed beside its records, and no standard input. Processes are spawned
 peer inherits no thread, no lock and no open file of the launcher.
 
 Processes share the network of their machine. Where a scenario cuts it or makes it narrow, every
-peer is reached through a cable (`launcher.backends.cables`), and slices travel by gRPC, which has
+peer is reached through a cable (`launcher.backends.cables`), and chunks travel by gRPC, which has
 the one port that a cable carries.
 
 Nothing is left behind, in any of the ways in which a launcher can end:
@@ -33,9 +33,9 @@ from typing import Literal
 from launcher.backends import cables, guard
 from launcher.backends.base import Fleet, LaunchError
 from launcher.backends.cables import Cables
-from launcher.backends.lives import RealFleet, last_words, refuse_faults
-from launcher.faults import Blow
-from launcher.outsiders import OUTSIDERS, PRICES
+from launcher.backends.peer_process import RealFleet, last_words, refuse_faults
+from launcher.external_baselines import EXTERNAL_BASELINES, PRICES
+from launcher.faults import FaultInstance
 from launcher.scenario import Scenario
 from p2ptrain.config import RunConfig
 from p2ptrain.errors import ConfigError
@@ -48,7 +48,7 @@ _ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _POLL_S = 0.02
 
 KINDS = ("crash", "pause", "slow", "throttle", "partition", "leave", "join")
-"""The faults that can befall processes, which share a clock."""
+"""The faults that can hit processes, which share a clock."""
 
 OF_NETWORK = ("throttle", "partition")
 """Those that need cables."""
@@ -57,7 +57,7 @@ OF_NETWORK = ("throttle", "partition")
 class ProcessBackend:
     """Starts peers with `command`, followed by the path of a peer's configuration.
 
-    Outsiders (`launcher.outsiders`) have commands of their own.
+    External baselines (`launcher.external_baselines`) have commands of their own.
     """
 
     def __init__(self, command: Sequence[str] = PEER_COMMAND) -> None:
@@ -95,22 +95,22 @@ class ProcessBackend:
 
     def _check_cables(self, scenario: Scenario) -> None:
         """Raises ConfigError where there can be none."""
-        outsiders = [name for name in scenario.algorithms if name in OUTSIDERS]
-        if outsiders:
+        baselines = [name for name in scenario.algorithms if name in EXTERNAL_BASELINES]
+        if baselines:
             raise ConfigError(
-                f"{scenario.name}: {outsiders[0]} opens connections of its own, which no fault of "
-                "the network can befall; leave it out"
+                f"{scenario.name}: {baselines[0]} opens connections of its own, which no fault of "
+                "the network reaches; leave it out"
             )
         if not cables.can_lay():
             raise ConfigError(
-                f"{scenario.name}: {' and '.join(OF_NETWORK)} can befall processes only where the "
+                f"{scenario.name}: {' and '.join(OF_NETWORK)} can hit processes only where the "
                 "kernel says whose a connection is (Linux); use --backend docker or sim"
             )
 
     def start(self, scenario: Scenario, configs: Sequence[RunConfig]) -> Fleet:
         """Start one process per configuration; see `launcher.backends.base.Backend`."""
         placed = _with_addresses(configs, returns=bool(scenario.faults))
-        command = OUTSIDERS.get(configs[0].algorithm, self._command)
+        command = EXTERNAL_BASELINES.get(configs[0].algorithm, self._command)
         fleet = ProcessFleet(scenario, placed, command)
         try:
             fleet.begin()
@@ -179,15 +179,15 @@ class ProcessFleet(RealFleet):
         if self._processes[rank].poll() is None:
             self._processes[rank].send_signal(number)
 
-    def _befall_network(self, blow: Blow, what: Literal["begins", "ends"]) -> None:
+    def _apply_to_network(self, instance: FaultInstance, what: Literal["apply", "revert"]) -> None:
         assert self._cables is not None  # whatever needs them has them
-        match blow.fault.kind, what:
+        match instance.fault.kind, what:
             case "throttle", _:
-                self._cables.throttle(blow.ranks[0], self._narrowest(blow.ranks[0]))
-            case _, "begins":
-                self._cables.cut_off(blow.ranks)
+                self._cables.throttle(instance.ranks[0], self._narrowest(instance.ranks[0]))
+            case _, "apply":
+                self._cables.cut_off(instance.ranks)
             case _:
-                self._cables.heal(blow.ranks)
+                self._cables.heal(instance.ranks)
 
     def _ask_to_leave(self) -> None:
         for rank in self._processes:

@@ -23,8 +23,8 @@ from typing import Any
 from launcher.backends.base import Fleet, PeerStatus
 from launcher.backends.ring import SPEC, ring_s
 from launcher.conditions import FaultConfig, LinkConfig
-from launcher.faults import Blow, Schedule, left_of
-from launcher.outsiders import OUTSIDERS, PRICES
+from launcher.external_baselines import EXTERNAL_BASELINES, PRICES
+from launcher.faults import FaultInstance, Schedule, left_of
 from launcher.records import PeerHistory
 from launcher.scenario import Scenario
 from p2ptrain.compute.tasks import Task, load_task
@@ -68,8 +68,8 @@ class SimBackend:
     """Simulates fleets."""
 
     def refusal(self, algorithm: str) -> str:
-        """Outsiders are programs of their own."""
-        return "cannot be simulated" if algorithm in OUTSIDERS else ""
+        """External baselines are programs of their own."""
+        return "cannot be simulated" if algorithm in EXTERNAL_BASELINES else ""
 
     def check(self, scenario: Scenario) -> None:
         """Refuse what has no price; see `launcher.backends.base.Backend`."""
@@ -155,27 +155,27 @@ class SimFleet:
             self._was_interrupted = True  # in the middle of something: it cannot go on
             raise
 
-    def befall(self, histories: Sequence[PeerHistory], started_at: Seconds | None) -> None:
+    def apply_faults(self, histories: Sequence[PeerHistory], started_at: Seconds | None) -> None:
         """Note what the world, which has the plan, has carried out by itself."""
-        for blow, what in self._schedule.take_due(histories, 0.0, self.now()):
-            at_step, for_s = blow.fault.at_step, blow.fault.for_s
-            if what == "ends":
-                blow.ended = (blow.began or 0.0) + (for_s or 0.0)
+        for instance, what in self._schedule.take_due(histories, 0.0, self.now()):
+            at_step, for_s = instance.fault.at_step, instance.fault.for_s
+            if what == "revert":
+                instance.ended = (instance.began or 0.0) + (for_s or 0.0)
             elif at_step is None:
-                blow.began = blow.fault.at_s
+                instance.began = instance.fault.at_s
             elif at_step:
-                blow.began = histories[blow.ranks[0]].steps[at_step - 1].at
+                instance.began = histories[instance.ranks[0]].steps[at_step - 1].at
 
     @property
-    def blows(self) -> Sequence[Blow]:
-        """What befalls the peers, in virtual time."""
-        return self._schedule.blows
+    def instances(self) -> Sequence[FaultInstance]:
+        """What happens to the peers, in virtual time."""
+        return self._schedule.instances
 
     def poll(self) -> Sequence[PeerStatus]:
         """Say how every peer is; their records so far are on disk then."""
         for file in self._files:
             file.flush()
-        for task in self._befalling:
+        for task in self._applying:
             if task.done() and not task.cancelled():
                 task.result()  # a plan that could not be carried out is an error
         return [self._status(name) for name in self._names]
@@ -189,7 +189,7 @@ class SimFleet:
         if self._loop.is_closed():
             return
         try:
-            for task in self._befalling:
+            for task in self._applying:
                 task.cancel()
             end = self.now() + grace_s
             for peer in self._living():
@@ -250,8 +250,8 @@ class SimFleet:
             if not is_late:
                 world.live(PeerId(config.name))
         goings = [fault for fault in scenario.faults if fault.kind in _GOINGS]
-        self._befalling = [
-            world.befall(self._plan),
+        self._applying = [
+            world.apply_faults(self._plan),
             *(asyncio.create_task(self._come_or_go(f, rank)) for f in goings for rank in f.peers),
         ]
 
@@ -409,7 +409,7 @@ def _of_peer(fault: FaultConfig, peer: PeerId) -> Fault:
         case "throttle":
             return Throttle(peer=peer, bytes_s=(fault.mbit_s or 0.0) * 1e6 / 8, **_when(fault))
         case "partition" | "leave" | "join":
-            raise InvariantViolation(f"{fault} does not befall one peer of a world")
+            raise InvariantViolation(f"{fault} does not hit one peer of a world")
 
 
 def _when(fault: FaultConfig) -> dict[str, Any]:  # Any: seconds or a number of steps

@@ -1,4 +1,4 @@
-"""How long an average takes, beside Gloo's and a bare gRPC swap of the same bytes.
+"""How long an average takes, beside Gloo's and a bare gRPC exchange of the same bytes.
 
 ``python -m launcher.bench.averages`` runs each system for each size of group and vector, in
 processes of their own, and writes ``bench.json`` and ``bench.png``. What is measured is in
@@ -194,9 +194,9 @@ def _draw_panel(axes: Axes, rows: Sequence[Row], systems: Sequence[str]) -> None
         places = [groups.index(peers) + width * (number - len(systems) / 2 + 0.5) for peers in own]
         heights = [1000 * value for value in own.values()]
         axes.bar(places, heights, width=0.92 * width, color=COLOURS[number], label=system)
-        for place, height in zip(places, heights, strict=True):
+        for worker, height in zip(places, heights, strict=True):
             text = f"{height:.0f}" if height >= 10 else f"{height:.1f}"
-            axes.annotate(text, (place, height), ha="center", va="bottom", fontsize=8, color=INK)
+            axes.annotate(text, (worker, height), ha="center", va="bottom", fontsize=8, color=INK)
     axes.set_xticks(range(len(groups)), [f"{peers} peers" for peers in groups])
     axes.set_ylabel("milliseconds", color=INK)
     axes.margins(y=0.15)

@@ -35,7 +35,7 @@ from torch import nn
 
 from launcher.bench.claimer import FilledModel
 from launcher.bench.claims import claim
-from launcher.bench.systems import LIMIT_S, Place, in_processes
+from launcher.bench.systems import LIMIT_S, Worker, in_processes
 from launcher.collect import Json
 from launcher.plot import FAINT, INK
 from p2ptrain.compute.tasks.chargpt import Config, chargpt
@@ -109,33 +109,35 @@ class Turn:
     averages: int
 
 
-def train(place: Place, model: Config) -> list[Turn]:
-    """All ways in turns; `place.rounds` turns of each."""
+def train(worker: Worker, model: Config) -> list[Turn]:
+    """All ways in turns; `worker.rounds` turns of each."""
     torch.set_num_threads(1)
     turns = []
     with ExitStack() as stack:
-        trainers = {way: stack.enter_context(_trainer(place, way, model)) for way in (NEVER, *WAYS)}
-        for _ in range(place.rounds):
+        trainers = {
+            way: stack.enter_context(_trainer(worker, way, model)) for way in (NEVER, *WAYS)
+        }
+        for _ in range(worker.rounds):
             for way, (step, metrics) in trainers.items():
-                place.barrier.wait(LIMIT_S)
+                worker.barrier.wait(LIMIT_S)
                 step()
                 began, before = perf_counter(), _averages(metrics)
                 for _ in range(STEPS):
                     step()
                 turns.append(Turn(way, perf_counter() - began, _averages(metrics) - before))
-        place.barrier.wait(LIMIT_S)
+        worker.barrier.wait(LIMIT_S)
     return turns
 
 
 @contextmanager
 def _trainer(
-    place: Place, way: str, config: Config
+    worker: Worker, way: str, config: Config
 ) -> Iterator[tuple[Callable[[], None], MemoryMetrics]]:
     """One step of a trainer that averages over `way`."""
     task, metrics = chargpt(config), MemoryMetrics(perf_counter)
     model = task.build_model(SEED)
     optimizer = torch.optim.AdamW(model.parameters())
-    batches = task.batches(place.rank, place.peers, BATCH, SEED)
+    batches = task.batches(worker.rank, worker.peers, BATCH, SEED)
 
     def learn() -> None:
         optimizer.zero_grad()
@@ -149,7 +151,7 @@ def _trainer(
 
         yield alone, metrics
         return
-    with _peer(place, model, optimizer, way, metrics, "ad_psgd", {"graph": "bipartite"}) as peer:
+    with _peer(worker, model, optimizer, way, metrics, "ad_psgd", {"graph": "bipartite"}) as peer:
 
         def together() -> None:
             learn()
@@ -160,7 +162,7 @@ def _trainer(
 
 @contextmanager
 def _peer(
-    place: Place,
+    worker: Worker,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     way: str,
@@ -169,25 +171,25 @@ def _peer(
     options: Json,
 ) -> Iterator[Peer]:
     """A peer of a swarm of its own, which ends without waiting for anybody."""
-    place.barrier.wait(LIMIT_S)  # everybody has heard what was told before
-    first = place.rank == 0
+    worker.barrier.wait(LIMIT_S)  # everybody has heard what was told before
+    first = worker.rank == 0
     if not first:
-        place.barrier.wait(LIMIT_S)
+        worker.barrier.wait(LIMIT_S)
     with Peer(
         model,
         optimizer,
-        name=f"p{place.rank}",
+        name=f"p{worker.rank}",
         algorithm=algorithm,
         algorithm_options=options,
-        join=() if first else (place.hear(0),),
+        join=() if first else (worker.hear(0),),
         serve=False,
         network=GrpcConfig(data=way),
         metrics=metrics,
     ) as peer:
         if first:
-            place.tell(peer.address)
-            place.barrier.wait(LIMIT_S)
-        place.barrier.wait(LIMIT_S)
+            worker.tell(peer.address)
+            worker.barrier.wait(LIMIT_S)
+        worker.barrier.wait(LIMIT_S)
         yield peer
 
 
@@ -222,26 +224,26 @@ def rows_of_time(found: Sequence[Sequence[Turn]], parameters: str = FULL.paramet
 # --- memory ---------------------------------------------------------------------------------------
 
 
-def take_memory(place: Place, algorithm: str, way: str) -> int:
+def take_memory(worker: Worker, algorithm: str, way: str) -> int:
     """Bytes that a peer takes beside torch, model, gradients and optimizer, at most."""
     torch.set_num_threads(1)
-    model, metrics = FilledModel(place.numbers, place.rank), MemoryMetrics(perf_counter)
+    model, metrics = FilledModel(worker.numbers, worker.rank), MemoryMetrics(perf_counter)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6, momentum=0.9)
     model.weight.grad = torch.ones_like(model.weight)
     optimizer.step()
-    place.barrier.wait(LIMIT_S)
+    worker.barrier.wait(LIMIT_S)
     before = held_bytes()
     with _Watch() as watch:
         options = OPTIONS.get(algorithm, {})
-        with _peer(place, model, optimizer, way, metrics, algorithm, options) as peer:
+        with _peer(worker, model, optimizer, way, metrics, algorithm, options) as peer:
             for step in range(1, FEW_STEPS + 1):
                 peer.step()
                 until = perf_counter() + LIMIT_S
-                while _averages(metrics) < step // place.peers and perf_counter() < until:
+                while _averages(metrics) < step // worker.peers and perf_counter() < until:
                     threading.Event().wait(LOOK_S)
-                place.barrier.wait(LIMIT_S)
-        place.barrier.wait(LIMIT_S)
-    assert _averages(metrics) >= FEW_STEPS // place.peers, "there were no averages to look at"
+                worker.barrier.wait(LIMIT_S)
+        worker.barrier.wait(LIMIT_S)
+    assert _averages(metrics) >= FEW_STEPS // worker.peers, "there were no averages to look at"
     return watch.most_bytes - before
 
 
@@ -391,9 +393,9 @@ def plot(path: Path, rows: Sequence[Json]) -> None:
 
 def _bars(axes: Axes, names: Sequence[str], heights: Sequence[float], form: str) -> None:
     axes.bar(range(len(names)), heights, width=0.7, color="#009E73")
-    for place, height in enumerate(heights):
+    for worker, height in enumerate(heights):
         text = form.format(height)
-        axes.annotate(text, (place, height), ha="center", va="bottom", fontsize=8, color=INK)
+        axes.annotate(text, (worker, height), ha="center", va="bottom", fontsize=8, color=INK)
     axes.set_xticks(range(len(names)), names)
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(FAINT)

@@ -24,7 +24,7 @@ class Cable:
         """Nothing passes any more."""
         self._route("blackhole", "replace")
 
-    def mend(self) -> None:
+    def restore(self) -> None:
         """As before."""
         self._route("blackhole", "del")
 

@@ -1,6 +1,6 @@
 """``make chaos``: does a swarm of real peers survive ten bad minutes, unharmed?
 
-Eight peers train while fifty things befall them, drawn from a seed: they are killed and start again
+Eight peers train while fifty things hit them, drawn from a seed: they are killed and start again
 under their old name, leave and return, stand still, and are cut off, alone or two together. Then
 the same peers train the same number of samples undisturbed, in shorter steps, since ten more
 minutes would show nothing more: AD-PSGD exchanges once per step, however long one takes. Claims:
@@ -12,7 +12,7 @@ minutes would show nothing more: AD-PSGD exchanges once per step, however long o
   longer, what it had after its first `SETTLED_S` is compared with what it has at its end.
 
 A swarm of which half is dead has little left to prove: at most three of eight are away at once.
-What comes then befalls one of these three again.
+What comes then hits one of these three again.
 """
 
 import math
@@ -29,20 +29,20 @@ from rich.console import Console
 
 from launcher.backends import load_backend
 from launcher.backends.base import Backend, Fleet
-from launcher.backends.lives import RealFleet
+from launcher.backends.peer_process import RealFleet
 from launcher.bench.chaos_picture import Usage, plot
 from launcher.bench.claims import Quick, claim, conclude, print_claims, run_bench, write_bench
 from launcher.collect import Json
 from launcher.compare import compare
 from launcher.conditions import FaultConfig, Kind
 from launcher.evaluate import TaskEvaluator
-from launcher.faults import Blow
+from launcher.faults import FaultInstance
 from launcher.live import open_display
 from launcher.machine import describe_machine
 from launcher.report import write_report
 from launcher.run import Run
 from launcher.scenario import Scenario
-from p2ptrain.compute.pace import Pace
+from p2ptrain.compute.step_timing import StepTiming
 from p2ptrain.compute.training import TrainingConfig
 from p2ptrain.config import RunConfig, StopConfig
 from p2ptrain.errors import ConfigError
@@ -182,7 +182,7 @@ def scenario_of(
         seed=seed,
         algorithms=("ad_psgd",),
         training=TrainingConfig(batch_size=16, learning_rate=0.02),
-        pace=Pace(min_step_ms=step_ms),
+        pace=StepTiming(min_step_ms=step_ms),
         stop=stop,
         faults=faults,
         snapshot_every_s=2.0,
@@ -237,17 +237,19 @@ def main(
     plot(out / "bench.png", run, calm_run, list(watcher.lives.values()))
     comparison = compare(bad, [stormy])
     write_report(out / "report.html", bad, [(run, stormy)], comparison, describe_machine())
-    console.print(what_happened(run.blows))
+    console.print(what_happened(run.instances))
     print_claims(console, claims)
     conclude(console, out, claims, check=check, quick=quick)
 
 
-def what_happened(blows: Sequence[Blow]) -> str:
+def what_happened(instances: Sequence[FaultInstance]) -> str:
     """How often each kind of fault came, as a sentence."""
-    begun = Counter(blow.fault.kind for blow in blows if blow.began and not blow.missed)
-    missed = sum(blow.missed for blow in blows)
+    begun = Counter(
+        instance.fault.kind for instance in instances if instance.began and not instance.missed
+    )
+    missed = sum(instance.missed for instance in instances)
     kinds = ", ".join(f"{count} x {kind}" for kind, count in sorted(begun.items()))
-    return f"what befell the peers: {kinds}; {missed} found their peer away"
+    return f"what hit the peers: {kinds}; {missed} found their peer away"
 
 
 def claims_of(run: Run, stormy: Json, calm: Json, watcher: Watcher) -> list[Json]:

@@ -1,6 +1,6 @@
 """What `launcher.bench.chaos` saw, as one picture: three questions, one below the other.
 
-*Who was there?* A line per peer: blue where it trained, a mark for whatever befell it. *Was
+*Who was there?* A line per peer: blue where it trained, a mark for whatever happened to it. *Was
 anything lost?* The loss of the mean of all models over the samples that went into it, through the
 bad minutes and without them. *Does anything grow?* Memory and open files of every life, each from
 its own beginning or that of the training.
@@ -16,7 +16,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from launcher.conditions import Kind
-from launcher.faults import Blow
+from launcher.faults import FaultInstance
 from launcher.plot import COMPUTING, INK, clean
 from launcher.records import PeerHistory
 from launcher.run import Run
@@ -28,7 +28,7 @@ COLOURS: Mapping[Kind, str] = {
     "pause": "#009E73",
     "partition": "#CC79A7",
 }
-"""By what befell a peer, from Okabe and Ito as everywhere."""
+"""By what hit a peer, from Okabe and Ito as everywhere."""
 
 WORDS: Mapping[Kind, str] = {
     "crash": "killed",
@@ -58,8 +58,8 @@ def plot(path: Path, bad: Run, good: Run, lives: Sequence[Sequence[Usage]]) -> N
     axes = figure.subplot_mosaic("PP;LL;MF", height_ratios=(3.4, 2.8, 2.4))
     _draw_peers(axes["P"], bad)
     _draw_losses(axes["L"], bad, good)
-    _draw_lives(axes["M"], lives, "resident_bytes", 1e6, "Memory of every life, MB")
-    _draw_lives(axes["F"], lives, "descriptors", 1, "Open files of every life")
+    _draw_processes(axes["M"], lives, "resident_bytes", 1e6, "Memory of every life, MB")
+    _draw_processes(axes["F"], lives, "descriptors", 1, "Open files of every life")
     figure.savefig(path)
 
 
@@ -69,13 +69,13 @@ def _draw_peers(axes: Axes, run: Run) -> None:
     for line, history in enumerate(run.histories):
         bars = [(begin - start, end - begin) for begin, end in training_times(history)]
         axes.broken_barh(bars, (line - 0.22, 0.44), facecolors=COMPUTING, linewidth=0)
-    for blow in run.blows:
-        if blow.began is None or blow.missed:
+    for instance in run.instances:
+        if instance.began is None or instance.missed:
             continue
-        for rank in blow.ranks:
-            bar = (blow.began - start, _end_of(blow, start + run.wall_s) - blow.began)
+        for rank in instance.ranks:
+            bar = (instance.began - start, _end_of(instance, start + run.wall_s) - instance.began)
             axes.broken_barh(
-                [bar], (rank - 0.4, 0.8), facecolors=COLOURS[blow.fault.kind], linewidth=0
+                [bar], (rank - 0.4, 0.8), facecolors=COLOURS[instance.fault.kind], linewidth=0
             )
     axes.set_yticks(range(len(run.histories)), [history.name for history in run.histories])
     axes.set_ylim(len(run.histories) - 0.5, -0.5)
@@ -107,8 +107,8 @@ def training_times(history: PeerHistory) -> list[tuple[Seconds, Seconds]]:
     return found
 
 
-def _end_of(blow: Blow, end: Seconds) -> Seconds:
-    return end if blow.ended is None else min(end, blow.ended)
+def _end_of(instance: FaultInstance, end: Seconds) -> Seconds:
+    return end if instance.ended is None else min(end, instance.ended)
 
 
 def _draw_losses(axes: Axes, bad: Run, good: Run) -> None:
@@ -131,7 +131,7 @@ def _draw_losses(axes: Axes, bad: Run, good: Run) -> None:
     axes.legend(frameon=False, fontsize=9)
 
 
-def _draw_lives(
+def _draw_processes(
     axes: Axes, lives: Sequence[Sequence[Usage]], name: str, unit: float, title: str
 ) -> None:
     clean(axes)

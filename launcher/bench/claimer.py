@@ -76,7 +76,7 @@ class Claimer:
             unix_clock=time.time,
             incarnation=1,
             cross=SameLoop(),
-            offload=_on_a_worker,
+            executor=_on_a_worker,
             device=self._replica.device,
         )
         self._lifecycle = PeerLifecycle(config, self._replica, environment)
@@ -111,7 +111,7 @@ class Claimer:
         driver = self._lifecycle.driver
         async with asyncio.timeout(self._limit_s):
             while driver.averages.running:
-                await driver.wait_for_news()
+                await driver.wait_for_change()
         self._replica.settle()
         while not self.groups.empty():
             self.groups.get_nowait()

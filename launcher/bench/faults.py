@@ -183,7 +183,7 @@ class Fleet:
         process.kill()
         process.join()
         if self._cable:
-            self._cable.mend()
+            self._cable.restore()
         self._next = self._start_victim()
         time.sleep(3.0)  # until the last one is forgotten
         self._fill(self._peers)
@@ -205,7 +205,7 @@ class Fleet:
             process.join()
 
     def _average(self, peers: Sequence[Connection], name: str) -> Seconds:
-        """An average that nothing befalls; how long it takes."""
+        """An average that nothing hits; how long it takes."""
         self._fill(peers)
         peers[0].send(("average", ["p1", "p2", name]))
         began: Seconds = peers[0].recv()
@@ -360,10 +360,12 @@ def _draw(axes: Axes, rounds: Sequence[Round]) -> None:
 
 
 def main(
-    ways: Annotated[str, typer.Option(help="How slices travel, where one dies.")] = ",".join(WAYS),
+    ways: Annotated[str, typer.Option(help="How chunks travel, where one dies.")] = ",".join(WAYS),
     faults: Annotated[
         str,
-        typer.Option(help=f"What befalls one, of: {', '.join(FAULTS)}. By default all that may."),
+        typer.Option(
+            help=f"What happens to one, of: {', '.join(FAULTS)}. By default all that may."
+        ),
     ] = "",
     algorithms: Annotated[str, typer.Option(help="Of those beside a slow one.")] = ",".join(
         beside.ALGORITHMS

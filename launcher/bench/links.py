@@ -36,7 +36,7 @@ from launcher.bench.claims import (
     write_bench,
 )
 from launcher.bench.namespaces import Home, do, end_on_sigterm, made
-from launcher.bench.systems import Place, Round, p2ptrain, run
+from launcher.bench.systems import Round, Worker, p2ptrain, run
 from launcher.collect import Json
 from p2ptrain.compute.codec import load_codec
 from p2ptrain.ids import Seconds
@@ -100,11 +100,11 @@ def _join(homes: tuple[Home, Home], mbit: int) -> None:
         home.do("tc", "qdisc", "add", "dev", "end", "root", "tbf", *rate)
 
 
-def at_home(place: Place, way: str, codec: str, homes: tuple[Home, Home]) -> list[Round]:
+def at_home(worker: Worker, way: str, codec: str, homes: tuple[Home, Home]) -> list[Round]:
     """Average in the namespace of this rank; the process has started no thread of its own yet."""
-    home = homes[place.rank]
+    home = homes[worker.rank]
     home.enter()
-    return p2ptrain(replace(place, host=home.host), way, codec)
+    return p2ptrain(replace(worker, host=home.host), way, codec)
 
 
 # --- measuring ------------------------------------------------------------------------------------
@@ -189,7 +189,7 @@ def print_rows(console: Console, rows: Sequence[Row], mbit: int) -> None:
 def main(
     megabytes: Annotated[int, typer.Option(help="Size of the vector.", min=1)] = 100,
     mbit: Annotated[int, typer.Option(help="Speed of the link.", min=1)] = 1000,
-    ways: Annotated[str, typer.Option(help="How slices travel.")] = ",".join(WAYS),
+    ways: Annotated[str, typer.Option(help="How chunks travel.")] = ",".join(WAYS),
     codecs: Annotated[str, typer.Option(help="How numbers are written.")] = ",".join(CODECS),
     out: Annotated[Path, typer.Option(help="Where results go.")] = Path("runs/bench-links"),
     check: Annotated[bool, typer.Option(help="Exit with 3 if a claim does not hold.")] = False,

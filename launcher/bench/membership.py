@@ -6,12 +6,12 @@ driver, the membership and the codec are those of production.
 
 * *join*: from the first word of a newcomer until the last peer has it among its members.
 * *death*: a peer dies as by SIGKILL: nothing is said, but connections to it are refused from then
-  on. Until the last peer has declared it gone.
+  on. Until the last peer has declared it dead.
 * *vanished*: it is cut off without a word, as by a pulled cable.
 * *bytes*: of control messages, per peer and second, while nothing happens.
 * *false*: one peer's machine is five times too slow: its process (all of it, the protocol too) runs
   a fifth of the time and stands still in between, for up to `STALL_MOST_S` at a time. Counted is
-  every time that any peer, the slow one included, declared one that lives suspect or gone.
+  every time that any peer, the slow one included, declared one that lives suspect or dead.
 """
 
 import asyncio
@@ -75,7 +75,7 @@ class Figures:
     slow_s: Seconds
     """How long one peer was slow."""
     falsely_suspected: int
-    falsely_gone: int
+    falsely_dead: int
 
     @property
     def name(self) -> str:
@@ -105,7 +105,7 @@ async def measure(peers: int, slow_s: Seconds, seed: int = 0) -> Figures:
     for name in tuple(world.peers):
         world.crash(name)  # they would never end
     return Figures(
-        peers, join_s, death_s, vanished_s, bytes_per_s, slow_s, doubts["suspect"], doubts["gone"]
+        peers, join_s, death_s, vanished_s, bytes_per_s, slow_s, doubts["suspect"], doubts["dead"]
     )
 
 
@@ -118,7 +118,7 @@ async def _death_of(world: World, name: str, *, silent: bool) -> Seconds:
         world.network.partition([world.address_of(PeerId(name))])
     began = virtual_loop().now
     world.crash(name)
-    return await _last_to_know(world, name, "gone", began)
+    return await _last_to_know(world, name, "dead", began)
 
 
 async def _last_to_know(world: World, of: str, state: str, began: Seconds) -> Seconds:
@@ -137,7 +137,7 @@ async def _last_to_know(world: World, of: str, state: str, began: Seconds) -> Se
 async def _doubts_beside_a_slow_peer(
     world: World, name: str, slow_s: Seconds, chance: Random
 ) -> dict[str, int]:
-    """How often a living peer was declared suspect or gone while `name` was slow."""
+    """How often a living peer was declared suspect or dead while `name` was slow."""
     loop, process = virtual_loop(), world.process_of(PeerId(name))
     assert process is not None
     began = loop.now
@@ -150,7 +150,7 @@ async def _doubts_beside_a_slow_peer(
     await asyncio.sleep(QUIET_S)
     words = [r for p in world.peers.values() for r in _words(p) if r["t"] >= began]
     living = [word["state"] for word in words if PeerId(word["member"]) in world.peers]
-    return {state: living.count(state) for state in ("suspect", "gone")}
+    return {state: living.count(state) for state in ("suspect", "dead")}
 
 
 def _words(peer: SimPeer) -> list[Json]:
@@ -167,7 +167,7 @@ def claims_of(rows: list[Figures]) -> list[Json]:
         text = f"{row.name}: a death is known to all within {DEATH_AT_MOST_S:g} s"
         claims.append(claim(text, "death_s", row.name, row.death_s, at_most=DEATH_AT_MOST_S))
         text = f"{row.name}: in {row.slow_s:g} s beside a slow peer nobody is suspected for nothing"
-        false = row.falsely_suspected + row.falsely_gone
+        false = row.falsely_suspected + row.falsely_dead
         claims.append(claim(text, "falsely_suspected", row.name, false, at_most=0))
     largest = rows[-1]
     others = max(row.bytes_per_s for row in rows[1:-1]) if len(rows) > 2 else rows[0].bytes_per_s
@@ -181,7 +181,7 @@ def print_figures(console: Console, rows: list[Figures], claims: list[Json]) -> 
     """One line per swarm, then the claims."""
     table = Table(title="until all know, in seconds", title_justify="left", box=None)
     table.add_column("", no_wrap=True)
-    for heading in ("join", "death", "vanished", "bytes/s", "slow for", "suspected", "gone"):
+    for heading in ("join", "death", "vanished", "bytes/s", "slow for", "suspected", "dead"):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
         table.add_row(
@@ -192,7 +192,7 @@ def print_figures(console: Console, rows: list[Figures], claims: list[Json]) -> 
             f"{row.bytes_per_s:,.0f}",
             f"{row.slow_s:,.0f} s",
             str(row.falsely_suspected),
-            str(row.falsely_gone),
+            str(row.falsely_dead),
         )
     console.print(table)
     print_claims(console, claims)

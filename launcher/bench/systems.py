@@ -35,14 +35,14 @@ T = TypeVar("T")
 
 WARM_UP = 2
 CHUNK_BYTES = 1 << 18
-BARE_SLICE = 1 << 18
-"""Numbers in one slice of `BareSockets`: as many as in our own."""
+BARE_CHUNK = 1 << 18
+"""Numbers in one chunk of `BareSockets`: as many as in our own."""
 
 LIMIT_S: Seconds = 120.0
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Worker:
     """One process among `peers`, and what they share."""
 
     rank: int
@@ -85,39 +85,39 @@ class Round:
     sent_bytes: int | None = None
 
 
-System = Callable[[Place], list[Round]]
+System = Callable[[Worker], list[Round]]
 
 
-def gloo(place: Place) -> list[Round]:
+def gloo(worker: Worker) -> list[Round]:
     """``torch.distributed``'s all_reduce on Gloo, as its users get it."""
     torch.set_num_threads(1)
     torch.distributed.init_process_group(
         "gloo",
-        init_method=f"file://{place.folder}/gloo",
-        rank=place.rank,
-        world_size=place.peers,
+        init_method=f"file://{worker.folder}/gloo",
+        rank=worker.rank,
+        world_size=worker.peers,
     )
     rounds = []
-    for _ in range(place.rounds + WARM_UP):
-        tensor = torch.from_numpy(place.vector())
-        place.barrier.wait(LIMIT_S)
+    for _ in range(worker.rounds + WARM_UP):
+        tensor = torch.from_numpy(worker.vector())
+        worker.barrier.wait(LIMIT_S)
         started = perf_counter()
         torch.distributed.all_reduce(tensor)
-        place.barrier.wait(LIMIT_S)
+        worker.barrier.wait(LIMIT_S)
         rounds.append(Round(perf_counter() - started))
-        place.check(float(tensor[-1]) / place.peers)
+        worker.check(float(tensor[-1]) / worker.peers)
     torch.distributed.destroy_process_group()
     return rounds[WARM_UP:]
 
 
-def bare_grpc(place: Place) -> list[Round]:
-    """A bidirectional swap of the bytes that an all-reduce moves, with nothing around it."""
-    return uvloop.run(_bare_grpc(place))
+def bare_grpc(worker: Worker) -> list[Round]:
+    """A bidirectional exchange of the bytes that an all-reduce moves, with nothing around it."""
+    return uvloop.run(_bare_grpc(worker))
 
 
-async def _bare_grpc(place: Place) -> list[Round]:
-    pairs = place.peers // 2 * 2
-    size = 4 * place.numbers * 2 * (place.peers - 1) // place.peers
+async def _bare_grpc(worker: Worker) -> list[Round]:
+    pairs = worker.peers // 2 * 2
+    size = 4 * worker.numbers * 2 * (worker.peers - 1) // worker.peers
     data = bytes(CHUNK_BYTES)
     chunks = [data] * (size // CHUNK_BYTES) + [data[: size % CHUNK_BYTES]]
 
@@ -133,23 +133,23 @@ async def _bare_grpc(place: Place) -> list[Round]:
         await asyncio.gather(write(context), read(context))
 
     server = grpc.aio.server()
-    handlers = {"Swap": grpc.stream_stream_rpc_method_handler(serve)}
+    handlers = {"Exchange": grpc.stream_stream_rpc_method_handler(serve)}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bench", handlers),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    place.tell(f"127.0.0.1:{port}")
-    await _meet(place)
+    worker.tell(f"127.0.0.1:{port}")
+    await _meet(worker)
     rounds = []
-    partner = place.rank ^ 1 if place.rank < pairs else place.rank  # of three, one only watches
-    async with grpc.aio.insecure_channel(place.hear(partner)) as channel:
-        for _ in range(place.rounds + WARM_UP):
-            await _meet(place)
+    partner = worker.rank ^ 1 if worker.rank < pairs else worker.rank  # of three, one only watches
+    async with grpc.aio.insecure_channel(worker.hear(partner)) as channel:
+        for _ in range(worker.rounds + WARM_UP):
+            await _meet(worker)
             started = perf_counter()
-            if place.rank < pairs and place.rank % 2 == 0:
-                call: Any = channel.stream_stream("/bench/Swap")()  # Any: as above
+            if worker.rank < pairs and worker.rank % 2 == 0:
+                call: Any = channel.stream_stream("/bench/Exchange")()  # Any: as above
                 await asyncio.gather(write(call), read(call))
                 await call.done_writing()
-            await _meet(place)
+            await _meet(worker)
             rounds.append(Round(perf_counter() - started))
     await server.stop(None)
     return rounds[WARM_UP:]
@@ -159,36 +159,36 @@ class BareSockets:
     """What our exchange has to do, with nothing around it: bytes, means, deltas, one check.
 
     Each member receives from and sends to each other one, in blocking threads that need Python once
-    per slice. There is no snapshot, no lock, no deadline, and nobody looks at what came: as fast as
+    per chunk. There is no snapshot, no lock, no deadline, and nobody looks at what came: as fast as
     this pattern gets on this machine, and what our own sockets are to be compared with.
     """
 
-    def __init__(self, place: Place) -> None:
-        self._place = place
-        self._others = [rank for rank in range(place.peers) if rank != place.rank]
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._others = [rank for rank in range(worker.peers) if rank != worker.rank]
         self._to, self._from = self._connect()
-        self._shares = [place.numbers * rank // place.peers for rank in range(place.peers + 1)]
-        first, stop = self._shares[place.rank : place.rank + 2]
+        self._shards = [worker.numbers * rank // worker.peers for rank in range(worker.peers + 1)]
+        first, stop = self._shards[worker.rank : worker.rank + 2]
         self._own_S = [
-            slice(at, min(at + BARE_SLICE, stop)) for at in range(first, stop, BARE_SLICE)
+            slice(at, min(at + BARE_CHUNK, stop)) for at in range(first, stop, BARE_CHUNK)
         ]
-        self._handed = np.zeros(place.numbers, np.float32)
+        self._handed = np.zeros(worker.numbers, np.float32)
         self._slots = {
-            rank: [np.zeros(BARE_SLICE, np.float32) for _ in range(WINDOW + 1)]
+            rank: [np.zeros(BARE_CHUNK, np.float32) for _ in range(WINDOW + 1)]
             for rank in self._others
         }
 
     def rounds(self) -> list[Round]:
         """Average again and again; with two members as with more."""
-        place, found = self._place, []
-        for _ in range(place.rounds + WARM_UP):
-            vector = place.vector()
-            place.barrier.wait(LIMIT_S)
+        worker, found = self._worker, []
+        for _ in range(worker.rounds + WARM_UP):
+            vector = worker.vector()
+            worker.barrier.wait(LIMIT_S)
             started = perf_counter()
             self._average(vector)
-            place.barrier.wait(LIMIT_S)
+            worker.barrier.wait(LIMIT_S)
             found.append(Round(perf_counter() - started))
-            place.check(float(vector[-1]) + place.rank)
+            worker.check(float(vector[-1]) + worker.rank)
         return found[WARM_UP:]
 
     def _average(self, vector: Vector) -> None:
@@ -203,7 +203,7 @@ class BareSockets:
             thread.join()
 
     def _send(self, vector: Vector, rank: int) -> None:
-        self._to[rank].sendall(vector[slice(*self._shares[rank : rank + 2])].data.cast("B"))
+        self._to[rank].sendall(vector[slice(*self._shards[rank : rank + 2])].data.cast("B"))
         for reduced, at in zip(self._reduced, self._own_S, strict=True):
             reduced.wait()
             self._to[rank].sendall(self._handed[at].data.cast("B"))
@@ -220,9 +220,9 @@ class BareSockets:
             if is_last:
                 self._reduce(vector[at], self._handed[at], index % WINDOW)
                 self._reduced[index].set()
-        first, stop = self._shares[rank : rank + 2]
-        for start in range(first, stop, BARE_SLICE):
-            own_S = vector[start : min(start + BARE_SLICE, stop)]
+        first, stop = self._shards[rank : rank + 2]
+        for start in range(first, stop, BARE_CHUNK):
+            own_S = vector[start : min(start + BARE_CHUNK, stop)]
             self._fill(rank, slots[WINDOW][: len(own_S)])
             self._take(slots[WINDOW], own_S)
 
@@ -232,7 +232,7 @@ class BareSockets:
             handed_B[:] = own_S[at]
             for slots in self._slots.values():
                 np.add(handed_B, slots[slot][: len(own_S)][at], out=handed_B)
-            np.divide(handed_B, np.float32(self._place.peers), out=handed_B)
+            np.divide(handed_B, np.float32(self._worker.peers), out=handed_B)
         self._take(handed_S, own_S)
 
     def _take(self, mean_S: Vector, own_S: Vector) -> None:
@@ -246,16 +246,16 @@ class BareSockets:
             memory = memory[self._from[rank].recv_into(memory, 0, socket.MSG_WAITALL) :]
 
     def _connect(self) -> tuple[dict[int, socket.socket], dict[int, socket.socket]]:
-        place, came = self._place, {}
-        with socket.create_server((place.host, 0)) as listening:
-            place.tell(str(listening.getsockname()[1]))
-            place.barrier.wait(LIMIT_S)
+        worker, came = self._worker, {}
+        with socket.create_server((worker.host, 0)) as listening:
+            worker.tell(str(listening.getsockname()[1]))
+            worker.barrier.wait(LIMIT_S)
             to = {
-                rank: socket.create_connection((place.host, int(place.hear(rank))))
+                rank: socket.create_connection((worker.host, int(worker.hear(rank))))
                 for rank in self._others
             }
             for connection in to.values():
-                connection.sendall(bytes([place.rank]))
+                connection.sendall(bytes([worker.rank]))
             for _ in self._others:
                 connection, _ = listening.accept()
                 came[connection.recv(1)[0]] = connection
@@ -264,43 +264,43 @@ class BareSockets:
         return to, came
 
 
-def bare_sockets(place: Place) -> list[Round]:
+def bare_sockets(worker: Worker) -> list[Round]:
     """See `BareSockets`."""
-    return BareSockets(place).rounds()
+    return BareSockets(worker).rounds()
 
 
-def p2ptrain(place: Place, way: str, codec: str = "fp32") -> list[Round]:
+def p2ptrain(worker: Worker, way: str, codec: str = "fp32") -> list[Round]:
     """Our own whole average: lock, snapshot, exchange, reduce and delta, over one transport."""
     torch.set_num_threads(1)
-    return uvloop.run(_p2ptrain(place, way, codec))
+    return uvloop.run(_p2ptrain(worker, way, codec))
 
 
-async def _p2ptrain(place: Place, way: str, codec: str) -> list[Round]:
+async def _p2ptrain(worker: Worker, way: str, codec: str) -> list[Round]:
     peer = Claimer(
-        f"p{place.rank}",
-        place.numbers,
-        place.rank,
+        f"p{worker.rank}",
+        worker.numbers,
+        worker.rank,
         way,
         codec=codec,
-        host=place.host,
-        peers=place.peers,
+        host=worker.host,
+        peers=worker.peers,
         limit_s=LIMIT_S,
     )
-    place.tell(await peer.listen())
-    await _meet(place)
-    await peer.join(*([place.hear(0)] if place.rank else []))
-    others = [PeerId(f"p{rank}") for rank in range(place.peers) if rank != place.rank]
+    worker.tell(await peer.listen())
+    await _meet(worker)
+    await peer.join(*([worker.hear(0)] if worker.rank else []))
+    others = [PeerId(f"p{rank}") for rank in range(worker.peers) if rank != worker.rank]
     for _ in range(WARM_UP):
-        await _warm_up(place, peer, others if place.rank == 0 else ())
+        await _warm_up(worker, peer, others if worker.rank == 0 else ())
     rounds = []
-    for _ in range(place.rounds):
-        peer.fill(place.rank)
-        await _meet(place)
+    for _ in range(worker.rounds):
+        peer.fill(worker.rank)
+        await _meet(worker)
         started = perf_counter()
-        if place.rank == 0:
+        if worker.rank == 0:
             await peer.average(others)
         record = await peer.next_group()
-        await _meet(place)
+        await _meet(worker)
         whole_s = perf_counter() - started
         assert record["outcome"] == "done", record["reason"]
         rounds.append(
@@ -312,29 +312,29 @@ async def _p2ptrain(place: Place, way: str, codec: str) -> list[Round]:
                 record["sent_bytes"],
             )
         )
-        place.check(peer.mean())
-    await _meet(place)
+        worker.check(peer.mean())
+    await _meet(worker)
     await peer.leave()
     return rounds
 
 
-async def _warm_up(place: Place, peer: Claimer, others: Sequence[PeerId]) -> None:
-    """An average that is not measured, and may be mended.
+async def _warm_up(worker: Worker, peer: Claimer, others: Sequence[PeerId]) -> None:
+    """An average that is not measured, and may be repaired.
 
     The first one touches all of its memory for the first time and opens all connections. Eight
     peers on two cores take longer for that than a peer that has seen no average yet is patient.
     """
-    await _meet(place)
+    await _meet(worker)
     if others:
         await peer.average(others)
-    await _meet(place)
+    await _meet(worker)
     await peer.settle()
 
 
-async def _meet(place: Place) -> None:
+async def _meet(worker: Worker) -> None:
     """The barrier, without holding up the event loop."""
     loop = asyncio.get_running_loop()
-    await loop.run_in_executor(None, place.barrier.wait, LIMIT_S)
+    await loop.run_in_executor(None, worker.barrier.wait, LIMIT_S)
 
 
 SYSTEMS: dict[str, System] = {
@@ -361,7 +361,7 @@ def run(
 
 def in_processes(
     context: SpawnContext,
-    work: Callable[[Place], T],
+    work: Callable[[Worker], T],
     peers: int,
     numbers: int,
     rounds: int,
@@ -374,7 +374,7 @@ def in_processes(
     processes = [
         context.Process(
             target=_work,
-            args=(work, Place(rank, peers, numbers, rounds, folder, barrier), results),
+            args=(work, Worker(rank, peers, numbers, rounds, folder, barrier), results),
         )
         for rank in range(peers)
     ]
@@ -399,8 +399,8 @@ def _results_of(processes: Sequence[Any], results: Any) -> list[Any]:  # Any: mu
     return found
 
 
-def _work(work: Callable[[Place], T], place: Place, results: "Queue[T]") -> None:
+def _work(work: Callable[[Worker], T], worker: Worker, results: "Queue[T]") -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[place.rank % len(cores)]})  # or chance would pair processes
-    results.put(work(place))
+    os.sched_setaffinity(0, {cores[worker.rank % len(cores)]})  # or chance would pair processes
+    results.put(work(worker))

@@ -78,7 +78,7 @@ def render(
         claims=[words.claim(claim) for claim in comparison["claims"]],
         left_out=left_out,
         has_accuracy=any(points["accuracy"] for points in (one["curve"] for one in algorithms)),
-        has_disagreement=any(one["disagreement"]["at"] for one in algorithms),
+        has_consensus_distance=any(one["consensus_distance"]["at"] for one in algorithms),
         has_target=scenario.target.accuracy is not None or scenario.target.loss is not None,
         names=[run.algorithm for run in runs],
         strips=words.strips(runs),
@@ -106,10 +106,10 @@ def _drawn(run: Run, summary: Json, bars: int) -> Json:
         "reached_s": run.curve.time_to_target_s,
         "curve": series.curve(run.curve),
         "throughput": series.throughput(run),
-        "disagreement": series.disagreement(run),
+        "consensus_distance": series.consensus_distance(run),
         "timeline": timeline.timeline(run, ROWS, bars),
         "met": series.met(run.histories, ROWS),
-        "faults": series.faults(run.histories, summary["faults"]["blows"]),
+        "faults": series.faults(run.histories, summary["faults"]["instances"]),
     }
 
 

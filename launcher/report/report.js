@@ -149,7 +149,7 @@ const CHARTS = {
   "accuracy-samples": { title: "Held-out accuracy against samples", x: "samples", y: "accuracy", target: data.target.accuracy, mark: true, most: 1 },
   "loss-time": { title: "Held-out loss against wall time", x: "at", y: "loss", target: data.target.loss, mark: true, mayBeLog: true },
   "loss-samples": { title: "Held-out loss against samples", x: "samples", y: "loss", target: data.target.loss, mark: true, mayBeLog: true },
-  "distance": { title: "Disagreement of all peers (distance from their mean)", x: "at", y: "distance", fromZero: true },
+  "distance": { title: "Consensus distance of all peers (distance from their mean)", x: "at", y: "distance", fromZero: true },
 };
 function drawCharts() {
   for (const figure of document.querySelectorAll("[data-chart]")) {
@@ -163,9 +163,9 @@ function drawCharts() {
     if (kind === "throughput") {
       lineChart(figure, { ...common, title: "Samples per second, of all peers", fromZero: true, faults: data.algorithms[0].faults, format: v => Math.round(v).toLocaleString("en"),
         series: data.algorithms.map((a, k) => ({ name: a.name, ...style(k), x: a.throughput.at, y: a.throughput.rate })) });
-    } else if (kind === "disagreement") {
-      lineChart(figure, { ...common, title: "Disagreement in groups (distance from the group's mean)", fromZero: true,
-        series: data.algorithms.map((a, k) => ({ name: a.name, ...style(k), x: a.disagreement.at, y: a.disagreement.middle, low: a.disagreement.low, high: a.disagreement.high })) });
+    } else if (kind === "consensus_distance") {
+      lineChart(figure, { ...common, title: "Consensus distance in groups (distance from the group's mean)", fromZero: true,
+        series: data.algorithms.map((a, k) => ({ name: a.name, ...style(k), x: a.consensus_distance.at, y: a.consensus_distance.middle, low: a.consensus_distance.low, high: a.consensus_distance.high })) });
     } else {
       lineChart(figure, { ...common, ...chart, series: data.algorithms.map((a, k) => ({ name: a.name, ...style(k), x: a.curve[chart.x].slice(0, a.curve[chart.y].length), y: a.curve[chart.y], mark: chart.mark && reached(a, chart) })) });
     }
@@ -293,7 +293,7 @@ class Timeline {
     pen.fillStyle = colour;
     pen.fillRect(a, y, Math.max(b - a - gap, 0.7), height);
   }
-  // A frame around the peers that a fault befell, for as long as it did, with its number.
+  // A frame around the peers that a fault hit, for as long as it did, with its number.
   drawFaults(pen) {
     pen.strokeStyle = FAULT;
     pen.textAlign = "center";

@@ -63,14 +63,14 @@ def throughput(run: Run) -> Json:
     }
 
 
-def disagreement(run: Run) -> Json:
+def consensus_distance(run: Run) -> Json:
     """How far peers were from their group's mean: the median of each bin, and the middle 80 %."""
     start = run.curve.started_at
     found = sorted(
-        (attempt.at, attempt.disagreement_l2)
+        (attempt.at, attempt.consensus_distance_l2)
         for history in run.histories
         for attempt in history.attempts
-        if attempt.outcome == "done" and attempt.disagreement_l2 is not None
+        if attempt.outcome == "done" and attempt.consensus_distance_l2 is not None
     )
     series: Json = {"at": [], "low": [], "middle": [], "high": []}
     if start is None or not run.wall_s or not found:
@@ -146,17 +146,17 @@ def _longest_step_s(run: Run) -> Seconds:
     return max((span / max(1, count - 1) for span, count in spans), default=0.0)
 
 
-def faults(histories: Sequence[PeerHistory], blows: Sequence[Json]) -> list[Json]:
+def faults(histories: Sequence[PeerHistory], instances: Sequence[Json]) -> list[Json]:
     """Where the charts mark faults, numbered as in their table; `until` is None at the end."""
     ranks = {history.name: rank for rank, history in enumerate(histories)}
     return [
         {
             "number": number,
-            "at": round(blow["at_s"], 3),
+            "at": round(instance["at_s"], 3),
             "until": None if until is None else round(until, 3),
-            "ranks": [ranks[name] for name in blow["peers"]],
+            "ranks": [ranks[name] for name in instance["peers"]],
         }
-        for number, blow in enumerate(blows, start=1)
+        for number, instance in enumerate(instances, start=1)
         # Whoever came is there from then on: that is no time of trouble to be framed.
-        for until in [blow["at_s"] if blow["kind"] == "join" else blow["until_s"]]
+        for until in [instance["at_s"] if instance["kind"] == "join" else instance["until_s"]]
     ]

@@ -166,16 +166,16 @@ def faults(summary: Json) -> Json:
     rows = [
         {
             "number": count,
-            "what": f"{', '.join(blow['peers'])}: {_KINDS[blow['kind']]}",
-            "at": f"{blow['at_s']:.1f} s",
-            "until": seconds(blow["until_s"], "-"),
-            "before": number(blow["before"], ",.0f"),
-            "during": number(blow["during"], ",.0f"),
-            "after": number(blow["after"], ",.0f"),
-            "stall": seconds(blow["stall_s"], "-"),
-            "recovery": seconds(blow["recovery_s"], "-"),
+            "what": f"{', '.join(instance['peers'])}: {_KINDS[instance['kind']]}",
+            "at": f"{instance['at_s']:.1f} s",
+            "until": seconds(instance["until_s"], "-"),
+            "before": number(instance["before"], ",.0f"),
+            "during": number(instance["during"], ",.0f"),
+            "after": number(instance["after"], ",.0f"),
+            "stall": seconds(instance["stall_s"], "-"),
+            "recovery": seconds(instance["recovery_s"], "-"),
         }
-        for count, blow in enumerate(cost["blows"], start=1)
+        for count, instance in enumerate(cost["instances"], start=1)
     ]
     said = ""
     if cost["kept_of_present"] is not None:
@@ -232,7 +232,7 @@ def _event(same: Sequence[Event]) -> str:
     if first.state == "warning":
         return named(first.subject, first.why)
     by = f", seen by {len(same)} peers" if len(same) > 1 else ""
-    text = {"alive": "is in", "left": "left", "gone": "is gone", "suspect": "is suspected"}
+    text = {"alive": "is in", "left": "left", "dead": "is dead", "suspect": "is suspected"}
     why = f" ({first.why})" if first.why else ""
     return f"{first.subject} {text.get(first.state, first.state)}{why}{by}"
 

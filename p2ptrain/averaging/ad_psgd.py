@@ -86,13 +86,13 @@ def neighbours(graph: str, me: PeerId, others: Sequence[PeerId]) -> tuple[PeerId
     if graph == "random":
         return tuple(sorted(others))
     everyone = sorted([me, *others])
-    place, count = everyone.index(me), len(everyone)
+    rank, count = everyone.index(me), len(everyone)
     match graph:
         case "ring":
-            chosen = {place - 1, place + 1}
+            chosen = {rank - 1, rank + 1}
         case "exponential":
             hops = [1 << k for k in range(count.bit_length()) if 1 << k < count]
-            chosen = {place + hop for hop in hops} | {place - hop for hop in hops}
+            chosen = {rank + hop for hop in hops} | {rank - hop for hop in hops}
         case _:
-            chosen = set(range(1, count, 2)) if place % 2 == 0 else set()
+            chosen = set(range(1, count, 2)) if rank % 2 == 0 else set()
     return tuple(sorted({everyone[c % count] for c in chosen} - {me}))

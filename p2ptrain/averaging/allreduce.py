@@ -8,7 +8,7 @@ their batches. A step lasts as long as the slowest peer's. This is the baseline 
 algorithm is measured against (Li et al., PyTorch Distributed, VLDB 2020, section 2.2).
 
 The group is scheduled, not claimed: all that are alive, once per version (`core/barrier.py`);
-reduce-scatter and all-gather move 2 n (P - 1) / P words (`core/slices.py`). A member that dies in
+reduce-scatter and all-gather move 2 n (P - 1) / P words (`core/shards.py`). A member that dies in
 the middle costs the others one more attempt, without it.
 """
 

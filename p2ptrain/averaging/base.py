@@ -149,7 +149,7 @@ class Swarm(Protocol):
         """Wait until the trainer has made `count` updates in this run; return how many it has."""
         ...
 
-    async def wait_for_news(self, most_s: Seconds) -> None:
+    async def wait_for_change(self, most_s: Seconds) -> None:
         """Wait until anything may have changed (a message, a member, a group), or so long."""
         ...
 

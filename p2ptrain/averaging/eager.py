@@ -31,7 +31,7 @@ Differences to the paper, and why:
   those that would fall more than `limiter` versions behind, which is the same bound, and nobody
   waits for a peer that is slow and keeps coming.
 * *Models are averaged*, not copied from one peer over the others, every `average_models_every`
-  versions; everybody waits for that. It mends what a lost peer, a newcomer or `missed = "latest"`
+  versions; everybody waits for that. It repairs what a lost peer, a newcomer or `missed = "latest"`
   leave different. Optimizer state stays local.
 """
 
@@ -127,7 +127,7 @@ class Eager(Algorithm):
     def schedule(self, version: int, peers: Sequence[PeerId], me: PeerId) -> Round:
         if self._averages_models_at(version):
             return Round(tuple(peers), What.MODELS, Rule(waiting=len(peers)))
-        return Round(tuple(peers), What.LATE_GRADIENTS, self._rule(version, peers))
+        return Round(tuple(peers), What.STALE_GRADIENTS, self._rule(version, peers))
 
     def _averages_models_at(self, version: int) -> bool:
         every: int = self.config.average_models_every

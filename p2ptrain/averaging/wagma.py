@@ -21,7 +21,7 @@ Differences to the paper, and why:
 * *Delta form* (`late = "delta"`). Each member adds mean - snapshot to its live model, so a late
   one loses nothing and the mean of all models stays what training made it. The paper's rule
   (`late = "paper"`) has a late peer add its model to the mean that it missed, as one model more:
-  x <- (S * mean + x) / (S + 1). That moves the mean of all, which only `sync = "step"` mends
+  x <- (S * mean + x) / (S + 1). That moves the mean of all, which only `sync = "step"` repairs
   (measured, a small GPT, one of 4 peers four times slower: a loss of 2.88 instead of 2.73).
 * *Elastic synchronisation* (`sync = "elastic"`). In the paper every peer makes `tau` steps between
   two global averages and waits there, so that one slow peer slows everybody (`sync = "step"`). Here
@@ -142,8 +142,8 @@ class Wagma(Algorithm):
             rule = NOBODY if self.config.sync == "elastic" else Rule(waiting=len(peers))
             return Round(tuple(peers), What.MODELS, rule)
         size = self.config.group_size or default_group_size(len(peers))
-        place = peers.index(me)
-        group = next(g for g in butterfly(version, len(peers), size) if place in g)
+        rank = peers.index(me)
+        group = next(g for g in butterfly(version, len(peers), size) if rank in g)
         return Round(tuple(peers[p] for p in group), What.MODELS, NOBODY)
 
     def check_swarm(self, peers: int) -> None:
@@ -171,9 +171,9 @@ def butterfly(version: int, count: int, size: int) -> tuple[tuple[int, ...], ...
     joined = {(version * _log2(size) + r) % len(bits) for r in range(min(_log2(size), len(bits)))}
     mask = sum(1 << bit for bit in bits if bit not in joined)
     groups: dict[int, list[int]] = {}
-    for place in range(count):
-        slot = place * slots // count
-        groups.setdefault(slot & mask, []).append(place)
+    for rank in range(count):
+        slot = rank * slots // count
+        groups.setdefault(slot & mask, []).append(rank)
     return tuple(tuple(group) for group in groups.values())
 
 

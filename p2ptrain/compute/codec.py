@@ -1,4 +1,4 @@
-"""Slices of a vector as bytes and back: float32 as it is, or fewer bytes and a little rounding.
+"""Chunks of a vector as bytes and back: float32 as it is, or fewer bytes and a little rounding.
 
 =====  ===============================================  =========  ================================
 name   what stands in the bytes (little-endian)         bytes per  how far a number moves at most
@@ -29,7 +29,7 @@ m - Q(m) once for each member, to what it has then. That sums to zero, so nothin
 rounding takes from a message stays with its sender. To add Q(m) - s instead loses most of what
 training does, whose steps are smaller than what rounding erases (`tests/compute/test_codec.py`).
 
-Legend of shapes: ``S`` numbers of a slice.
+Legend of shapes: ``S`` numbers of a chunk.
 """
 
 from collections.abc import Callable, Iterator
@@ -45,7 +45,7 @@ BLOCK = 256
 """Numbers that share a scale. Larger: a few bytes less; smaller: less rounding beside a large one.
 """
 
-CHUNK = 1 << 15
+BATCH = 1 << 15
 """Numbers that are worked on at a time, in a core's cache; a multiple of `BLOCK`."""
 
 SCALE_BYTES = 4
@@ -59,7 +59,7 @@ LOWEST_EXPONENT = -126
 """Of a float32 with all its digits, and so of a scale."""
 
 Rows = NDArray[np.float32]
-"""Blocks, one per row; there are no more than `CHUNK` numbers."""
+"""Blocks, one per row; there are no more than `BATCH` numbers."""
 
 
 class Codec(Protocol):
@@ -136,9 +136,9 @@ class _UpperHalf:
     def encode(self, values_S: Vector, into: memoryview) -> None:
         _check_size(self, into, len(values_S))
         halves_S = np.frombuffer(into, "<u2")
-        scratch = np.empty(min(CHUNK, len(values_S)), np.uint32)
-        for start in range(0, len(values_S), CHUNK):
-            values = values_S[start : start + CHUNK]
+        scratch = np.empty(min(BATCH, len(values_S)), np.uint32)
+        for start in range(0, len(values_S), BATCH):
+            values = values_S[start : start + BATCH]
             bits, rounded = values.view(np.uint32), scratch[: len(values)]
             # Half of the last place that stays, less one bit unless that place is odd: the carry
             # rounds to nearest, ties to even. It would run through a NaN to zero.
@@ -148,14 +148,14 @@ class _UpperHalf:
             np.add(rounded, bits, out=rounded)
             np.right_shift(rounded, 16, out=rounded)
             rounded[np.isnan(values)] = BF16_NAN
-            halves_S[start : start + CHUNK] = rounded
+            halves_S[start : start + BATCH] = rounded
 
     def decode(self, payload: memoryview, into_S: Vector) -> None:
         _check_size(self, payload, len(into_S))
         bits_S, halves_S = into_S.view(np.uint32), np.frombuffer(payload, "<u2")
-        for start in range(0, len(into_S), CHUNK):
-            bits = bits_S[start : start + CHUNK]
-            bits[:] = halves_S[start : start + CHUNK]
+        for start in range(0, len(into_S), BATCH):
+            bits = bits_S[start : start + BATCH]
+            bits[:] = halves_S[start : start + BATCH]
             np.left_shift(bits, 16, out=bits)
 
 
@@ -181,8 +181,8 @@ class _Scaled:
     def encode(self, values_S: Vector, into: memoryview) -> None:
         _check_size(self, into, len(values_S))
         scales, numbers_S = self._parts(into, len(values_S))
-        scratch = np.empty(min(CHUNK, len(values_S)), np.float32)
-        for at, blocks_at in _chunks(len(values_S)):
+        scratch = np.empty(min(BATCH, len(values_S)), np.float32)
+        for at, blocks_at in _batches(len(values_S)):
             scales[blocks_at] = self._encode(values_S[at], scratch, numbers_S[at])
 
     def _encode(self, values: Vector, scratch: Vector, numbers: NDArray[np.generic]) -> Vector:
@@ -205,7 +205,7 @@ class _Scaled:
         if not (scales >= 0).all() or np.isinf(scales).any():  # the first fails for NaN too
             raise CodecError(f"{self.name} with a scale that cannot be one: numbers not finite")
         with np.errstate(all="ignore"):  # a hostile scale may overflow: numbers to be checked
-            for at, blocks_at in _chunks(len(into_S)):
+            for at, blocks_at in _batches(len(into_S)):
                 into_S[at] = numbers_S[at]
                 rows = _rows(into_S[at])
                 np.multiply(rows, scales[blocks_at, np.newaxis], out=rows)
@@ -230,15 +230,15 @@ def _half_scales(largest: Vector) -> Vector:
 
 
 def _rows(values: Vector) -> Rows:
-    """The blocks of a chunk: whole ones, or the last of a slice, possibly shorter."""
+    """The blocks of a batch: whole ones, or the last of a chunk, possibly shorter."""
     return values.reshape(-1, BLOCK) if len(values) % BLOCK == 0 else values.reshape(1, -1)
 
 
-def _chunks(count: int) -> Iterator[tuple[slice, slice]]:
+def _batches(count: int) -> Iterator[tuple[slice, slice]]:
     """Numbers and blocks to work on together: whole blocks, then what is left."""
     whole = count // BLOCK * BLOCK
-    for start in range(0, whole, CHUNK):
-        stop = min(start + CHUNK, whole)
+    for start in range(0, whole, BATCH):
+        stop = min(start + BATCH, whole)
         yield slice(start, stop), slice(start // BLOCK, stop // BLOCK)
     if whole < count:
         yield slice(whole, count), slice(whole // BLOCK, whole // BLOCK + 1)

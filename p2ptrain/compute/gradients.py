@@ -17,8 +17,8 @@ step as the weight the result is the mean over all samples, as of one process wi
 
 Afterwards all peers hold the same bits: each reads them from the same vector and the same mask.
 
-Where gradients are delivered late (`runtime/late.py`), a peer's vector is the sum of those that
-wait, of one step, several or none, and its weight the sum of their samples.
+Where gradients are delivered late (`runtime/pending_gradients.py`), a peer's vector is the sum of
+those that wait, of one step, several or none, and its weight the sum of their samples.
 
 Numbers of 16 bits travel as float32 and are rounded once, after the mean.
 """

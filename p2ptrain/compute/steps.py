@@ -11,7 +11,7 @@ slice of its sleep, and what it was computing is dropped, for it would have come
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from p2ptrain.compute.pace import Pace
+from p2ptrain.compute.step_timing import StepTiming
 from p2ptrain.ids import Seconds
 
 SLICE_S: Seconds = 0.05
@@ -51,7 +51,7 @@ class Stepping(Protocol):
 async def take_steps(
     work: Work,
     peer: Stepping,
-    pace: Pace,
+    pace: StepTiming,
     *,
     rank: int,
     peers: int,

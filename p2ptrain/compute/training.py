@@ -27,7 +27,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from p2ptrain.compute.pace import Pace
+from p2ptrain.compute.step_timing import StepTiming
 from p2ptrain.compute.steps import take_steps
 from p2ptrain.compute.tasks import Task
 from p2ptrain.errors import ConfigError, InvariantViolation, StateError
@@ -234,7 +234,7 @@ def train(
     optimizer: Optimizer,
     peer: SteppingPeer,
     config: TrainingConfig,
-    pace: Pace,
+    pace: StepTiming,
     *,
     me: PeerId,
     rank: int,

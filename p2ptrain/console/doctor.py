@@ -22,16 +22,16 @@ from p2ptrain.net import wire
 from p2ptrain.net.ask import Asker, asking
 from p2ptrain.net.grpc_config import GrpcConfig
 from p2ptrain.net.grpc_transport import GrpcTransport
-from p2ptrain.net.transport import SliceStream
+from p2ptrain.net.transport import ChunkStream
 from p2ptrain.net.wire import (
     PROTOCOL_MAJOR,
     PROTOCOL_MINOR,
     DialBackRequest,
     Envelope,
     Hello,
+    JoinReply,
     Opening,
     Report,
-    Welcome,
 )
 
 CLOCKS_DIFFER_S: Seconds = 2.0
@@ -337,13 +337,13 @@ class _Answering:
     def handle_broken(self, address: Address, why: str) -> None:
         """We talk to nobody."""
 
-    async def handle_join(self, hello: Hello) -> Welcome:
-        return Welcome("this is p2ptrain doctor, not a peer", ())
+    async def handle_join(self, hello: Hello) -> JoinReply:
+        return JoinReply("this is p2ptrain doctor, not a peer", ())
 
     def handle_identify(self) -> Hello:
         return self._hello
 
-    async def handle_stream(self, opening: Opening, stream: SliceStream) -> None:
+    async def handle_stream(self, opening: Opening, stream: ChunkStream) -> None:
         raise RefusedError("this is p2ptrain doctor, not a peer")
 
 

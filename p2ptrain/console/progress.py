@@ -84,7 +84,7 @@ class Narrator:
             return  # whoever is here then will be named at once
         if state == "suspect" or (before == "suspect" and state == "alive"):
             return  # comes and goes on a busy machine
-        words = {"alive": "has joined", "left": "has left", "gone": f"is gone: {fields['why']}"}
+        words = {"alive": "has joined", "left": "has left", "dead": f"is dead: {fields['why']}"}
         self._say(f"{self._me}: {member} {words[state]}")
 
 

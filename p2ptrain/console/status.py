@@ -59,7 +59,7 @@ async def look(address: Address, timeout_s: Seconds, network: GrpcConfig = PLAIN
     slots = asyncio.Semaphore(AT_ONCE)
 
     async def row(member: Member) -> Row:
-        if member.state >= MemberState.GONE:
+        if member.state >= MemberState.DEAD:
             return Row(member, None, member.state.name.lower())
         async with slots:
             try:
@@ -108,7 +108,7 @@ def _row_as_json(row: Row) -> dict[str, Any]:  # Any: as above
         "wait_share": report.wait_share if report else None,
         "loss": report.loss if report else None,
         "partners": list(report.partners) if report else None,
-        "disagreement_l2": report.disagreement_l2 if report else None,
+        "consensus_distance_l2": report.consensus_distance_l2 if report else None,
         "groups_done": report.groups_done if report else None,
         "groups_failed": report.groups_failed if report else None,
         "since_average_s": report.since_average_s if report else None,
@@ -133,7 +133,7 @@ def render(view: View) -> RenderableType:
     for title in ("steps", "samples/s", "waiting", "loss"):
         table.add_column(title, justify="right")
     table.add_column("last met")
-    for title in ("disagreement", "groups"):
+    for title in ("distance", "groups"):
         table.add_column(title, justify="right")
     table.add_column("address")
     for row in view.rows:
@@ -146,7 +146,7 @@ def render(view: View) -> RenderableType:
 def _cells(row: Row) -> list[str]:
     member, report = row.member, row.report
     if report is None:
-        what = row.why_not if member.state >= MemberState.GONE else f"no answer: {row.why_not}"
+        what = row.why_not if member.state >= MemberState.DEAD else f"no answer: {row.why_not}"
         return [member.peer, what, f"{member.steps:,}", *[""] * 6, member.address]
     suspect = " (suspected)" if member.state is MemberState.SUSPECT else ""
     return [
@@ -157,7 +157,7 @@ def _cells(row: Row) -> list[str]:
         f"{report.wait_share:.0%}",
         "" if report.loss is None else f"{report.loss:.4f}",
         _few(report.partners),
-        "" if report.disagreement_l2 is None else f"{report.disagreement_l2:.3g}",
+        "" if report.consensus_distance_l2 is None else f"{report.consensus_distance_l2:.3g}",
         _groups(report),
         member.address,
     ]

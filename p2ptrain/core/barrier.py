@@ -19,7 +19,7 @@ peer is promised while it does, and a dead one is taken off the list by membersh
 
 **After a break** some members may have finished version v and others not. Those who have will
 arrive with v + 1, those who have not with v, and the coordinator, which waits for all, sees both:
-it sends the ones behind to take over the state (parameters *and* optimizer) of one that is ahead,
+it sends the ones behind to take the state (parameters *and* optimizer) of one that is ahead,
 which stands still at its boundary because it waits at this very barrier. A newcomer is the same
 case, only further behind. So there is one mechanism for both, and peers that average together are
 equal.
@@ -69,7 +69,7 @@ class Idle:
 @dataclass(frozen=True, slots=True)
 class Waiting:
     version: int
-    line: int
+    lineage: int
     since: Seconds
     resend_at: Seconds
     said: Ticket | None = None
@@ -77,22 +77,22 @@ class Waiting:
 
     @property
     def purpose(self) -> Purpose:
-        return barrier_of(self.version, self.line)
+        return barrier_of(self.version, self.lineage)
 
 
 @dataclass(frozen=True, slots=True)
 class CatchingUp:
     version: int
-    line: int
+    lineage: int
     behind: tuple[int, int]
-    """The version and line we wait with again if the state cannot be had."""
+    """The version and lineage we wait with again if the state cannot be had."""
 
 
 @dataclass(frozen=True, slots=True)
 class InGroup:
     ticket: Ticket
     version: int
-    line: int
+    lineage: int
 
 
 BarrierState = Idle | Waiting | CatchingUp | InGroup
@@ -123,14 +123,14 @@ class Barrier:
     def state(self) -> BarrierState:
         return self._state
 
-    def waits_with(self, version: int, line: int) -> bool:
+    def waits_with(self, version: int, lineage: int) -> bool:
         """True while our trainer stands at that boundary: others may take its state."""
         state = self._state
-        return isinstance(state, Waiting) and (state.version, state.line) == (version, line)
+        return isinstance(state, Waiting) and (state.version, state.lineage) == (version, lineage)
 
     def admits(self, purpose: Purpose) -> bool:
         """True if we wait for just this."""
-        return self.waits_with(purpose.version, purpose.line)
+        return self.waits_with(purpose.version, purpose.lineage)
 
     # --- for explorers ----------------------------------------------------------------------------
 
@@ -156,11 +156,11 @@ class Barrier:
 
     # --- what happens -----------------------------------------------------------------------------
 
-    def arrive(self, version: int, line: int, now: Seconds) -> None:
-        """The trainer waits with `version` of `line`; it ends in `VersionEnded`."""
+    def arrive(self, version: int, lineage: int, now: Seconds) -> None:
+        """The trainer waits with `version` of `lineage`; it ends in `VersionEnded`."""
         if not isinstance(self._state, Idle):
             raise LocalProtocolError(f"{self._me} arrives with {version} but is {self._state}")
-        self._wait(version, line, now)
+        self._wait(version, lineage, now)
 
     def withdraw(self) -> None:
         """The trainer stops: no more waiting. A group that is formed is left to end.
@@ -177,17 +177,18 @@ class Barrier:
 
     def receive(self, source: PeerId, message: BarrierMessage, now: Seconds) -> None:
         match message:
-            case Arrive(version=version, line=line, offer=offer, contribution=contribution):
-                purpose = barrier_of(version, line)
+            case Arrive(version=version, lineage=lineage, offer=offer, contribution=contribution):
+                purpose = barrier_of(version, lineage)
                 if not offer or self._lock.note_offer(source, offer, purpose, contribution):
-                    self._arrivals[source] = version, line
+                    self._arrivals[source] = version, lineage
                     self._maybe_request(now)
-            case CatchUp(version=version, donor=donor, line=line):
+            case CatchUp(version=version, donor=donor, lineage=lineage):
                 state = self._state
                 if isinstance(state, Waiting) and (
-                    state.version < version or (state.version == version and state.line != line)
+                    state.version < version
+                    or (state.version == version and state.lineage != lineage)
                 ):
-                    self._catch_up(version, donor, line, now)
+                    self._catch_up(version, donor, lineage, now)
             case _:
                 assert_never(message)
 
@@ -195,7 +196,7 @@ class Barrier:
         """A group is formed, and we are in it."""
         state = self._state
         if isinstance(state, Waiting) and purpose == state.purpose:
-            self._state = InGroup(ticket, state.version, state.line)
+            self._state = InGroup(ticket, state.version, state.lineage)
             self._arrivals.clear()
             self._lock.stop_offering()
 
@@ -208,7 +209,7 @@ class Barrier:
             self._state = Idle()
             self._emit(VersionEnded(state.version, outcome))
         else:
-            self._wait(state.version, state.line, now)
+            self._wait(state.version, state.lineage, now)
 
     def request_ended(self, ticket: Ticket, outcome: Outcome, now: Seconds) -> None:
         """Our request as the coordinator has come to nothing, or its group is over."""
@@ -229,7 +230,7 @@ class Barrier:
 
     def state_taken(self, version: int, now: Seconds) -> None:
         if isinstance(self._state, CatchingUp) and self._state.version == version:
-            self._wait(version, self._state.line, now)
+            self._wait(version, self._state.lineage, now)
 
     def state_not_taken(self, version: int, now: Seconds) -> None:
         if isinstance(self._state, CatchingUp) and self._state.version == version:
@@ -240,7 +241,7 @@ class Barrier:
         self._arrivals.pop(peer, None)
 
     def view_changed(self, now: Seconds) -> None:
-        """Membership has news: the coordinator may have changed, or everyone may be here now."""
+        """Membership has changed: the coordinator may have changed, or everyone may be here now."""
         if isinstance(self._state, Waiting):
             self._offer(self._state, now)
             self._maybe_request(now)
@@ -262,12 +263,12 @@ class Barrier:
 
     # --- the participant's side -------------------------------------------------------------------
 
-    def _wait(self, version: int, line: int, now: Seconds) -> None:
+    def _wait(self, version: int, lineage: int, now: Seconds) -> None:
         if self._withdrawn:
             self._state = Idle()
             self._emit(VersionEnded(version, Outcome.WITHDRAWN))
             return
-        self._state = Waiting(version, line, now, now + self._resend_s)
+        self._state = Waiting(version, lineage, now, now + self._resend_s)
         self._offer(self._state, now)
         self._say(now)
         self._maybe_request(now)
@@ -286,7 +287,7 @@ class Barrier:
         if not isinstance(state, Waiting):
             return
         participants = self._participants()
-        message = Arrive(state.version, state.line)
+        message = Arrive(state.version, state.lineage)
         if isinstance(slot, Offered) and slot.purpose == state.purpose:
             message = replace(message, offer=slot.ticket, contribution=slot.contribution)
         self._state = replace(state, resend_at=now + self._resend_s, said=message.offer)
@@ -294,13 +295,15 @@ class Barrier:
             self._emit(Send(participants[0], message))  # lost: sent again at `resend_at`
         is_late = now >= state.since + DEPUTY_S and len(participants) > 1
         if is_late and participants[1] != self._me:
-            self._emit(Send(participants[1], Arrive(state.version, state.line)))  # lost: as above
+            self._emit(
+                Send(participants[1], Arrive(state.version, state.lineage))
+            )  # lost: as above
 
-    def _catch_up(self, version: int, donor: PeerId, line: int, now: Seconds) -> None:
+    def _catch_up(self, version: int, donor: PeerId, lineage: int, now: Seconds) -> None:
         assert isinstance(self._state, Waiting)
-        self._state = CatchingUp(version, line, (self._state.version, self._state.line))
+        self._state = CatchingUp(version, lineage, (self._state.version, self._state.lineage))
         self._lock.withdraw_offer(now)
-        self._emit(TakeState(version, donor, line))
+        self._emit(TakeState(version, donor, lineage))
 
     # --- the coordinator's side -------------------------------------------------------------------
 
@@ -313,18 +316,18 @@ class Barrier:
         is_deputy = now >= state.since + DEPUTY_S and self._me in participants[:2]
         if participants[0] != self._me and not is_deputy:
             return
-        arrivals = {**self._arrivals, self._me: (state.version, state.line)}
+        arrivals = {**self._arrivals, self._me: (state.version, state.lineage)}
         if any(peer not in arrivals for peer in participants):
             return
-        version, line = self._goal([arrivals[peer] for peer in participants])
-        donors = [peer for peer in participants if arrivals[peer] == (version, line)]
-        others = [peer for peer in participants if arrivals[peer] != (version, line)]
+        version, lineage = self._goal([arrivals[peer] for peer in participants])
+        donors = [peer for peer in participants if arrivals[peer] == (version, lineage)]
+        others = [peer for peer in participants if arrivals[peer] != (version, lineage)]
         for peer in others:
             if peer == self._me:
-                self._catch_up(version, donors[0], line, now)
+                self._catch_up(version, donors[0], lineage, now)
             else:  # lost: its `Arrive` brings it
                 del self._arrivals[peer]
-                self._emit(Send(peer, CatchUp(version, donors[0], line)))
+                self._emit(Send(peer, CatchUp(version, donors[0], lineage)))
         if not others:
             members = [peer for peer in participants if peer != self._me]
             self._request = self._lock.request(members, len(members), now, state.purpose)
@@ -332,10 +335,10 @@ class Barrier:
     def _goal(self, arrivals: Sequence[tuple[int, int]]) -> tuple[int, int]:
         """The newest version and the line that most have of it, of equals the first one's."""
         newest = max(version for version, _ in arrivals)
-        lines = [line for version, line in arrivals if version == newest]
-        return newest, max(lines, key=lines.count)
+        lineages = [lineage for version, lineage in arrivals if version == newest]
+        return newest, max(lineages, key=lineages.count)
 
 
-def barrier_of(version: int, line: int) -> Purpose:
-    """What peers that wait with this version and line wait for."""
-    return Purpose(Formation.BARRIER, What.GRADIENTS, version, line)
+def barrier_of(version: int, lineage: int) -> Purpose:
+    """What peers that wait with this version and lineage wait for."""
+    return Purpose(Formation.BARRIER, What.GRADIENTS, version, lineage)

@@ -21,7 +21,7 @@ class Contribution:
 
     usual: int = 1
     """Samples of one of its steps, whether or not it contributes any now; 0 before the first, which
-    counts as the others' mean. Late gradients are divided by the sum of these, so that a gradient
+    counts as the others' mean. Stale gradients are divided by the sum of these, so that a gradient
     weighs the same whenever it comes."""
 
     samples: int = 0

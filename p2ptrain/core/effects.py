@@ -4,10 +4,10 @@
 
     Send          -> nothing: best effort, the machine must survive its loss
     Average       -> AverageEnded, exactly once, unless `Abandon` came first; before that it may
-                     break, any number of times: AverageBroke, and wait for its `Mend`
+                     break, any number of times: AverageBroke, and wait for its `Resolve`
     Abandon       -> nothing: whatever still runs under the ticket must not change anything any more
     Break         -> AverageBroke, unless the average ends first
-    Mend          -> nothing: it goes on as it says
+    Resolve       -> nothing: it goes on as it says
     TakeState     -> StateTaken | StateNotTaken
     GroupEnded    -> nothing: for the algorithm that waits for this ticket
     VersionEnded  -> nothing: for the trainer, which waits for this version
@@ -69,7 +69,7 @@ class Break:
 
 
 @dataclass(frozen=True, slots=True)
-class Mend:
+class Resolve:
     """How a group whose attempt broke here goes on: adopt the result, try again, or end."""
 
     ticket: Ticket
@@ -88,7 +88,7 @@ class TakeState:
 
     version: int
     donor: PeerId
-    line: int
+    lineage: int
     """Of what is taken."""
 
 
@@ -124,6 +124,5 @@ class MemberChanged:
     why: str
 
 
-Effect = (
-    Send | Average | Abandon | Break | Mend | TakeState | GroupEnded | VersionEnded | MemberChanged
-)
+Notice = GroupEnded | VersionEnded | MemberChanged
+Effect = Send | Average | Abandon | Break | Resolve | TakeState | Notice

@@ -44,7 +44,7 @@ class AverageEnded:
 
 @dataclass(frozen=True, slots=True)
 class AverageBroke:
-    """One attempt of an `Average` has failed here; it waits for a `Mend`."""
+    """One attempt of an `Average` has failed here; it waits for a `Resolve`."""
 
     ticket: Ticket
     complete: bool

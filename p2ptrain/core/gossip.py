@@ -1,10 +1,10 @@
 """Select membership records to piggyback on a message, within a byte budget.
 
 A message to another member carries the sender's own record, the receiver's, then the pending
-updates, least sent first, then all other records in turn. An update is sent `RETELL` times for each
-doubling of the swarm, which reaches everyone with high probability. So the cost of a message does
-not grow with the swarm, and a record that was missed (during a partition, say) arrives with a later
-turn. Source: SWIM, section 4.1.
+updates, least sent first, then all other records in turn. An update is sent `RETRANSMITS` times for
+each doubling of the swarm, which reaches everyone with high probability. So the cost of a message
+does not grow with the swarm, and a record that was missed (during a partition, say) arrives with a
+later turn. Source: SWIM, section 4.1.
 """
 
 import math
@@ -14,7 +14,7 @@ from p2ptrain.core.messages import Member
 from p2ptrain.core.roster import Roster
 from p2ptrain.ids import PeerId
 
-RETELL = 3
+RETRANSMITS = 3
 """An update is sent so often, times the logarithm of the swarm's size."""
 
 RECORD_BYTES = 59
@@ -27,23 +27,23 @@ class Gossip:
     def __init__(self, roster: Roster, budget: int) -> None:
         self._roster = roster
         self._budget = budget
-        self._news: dict[PeerId, int] = {}  # peer -> how often its record is still to be sent
-        self._news_by: dict[int, dict[PeerId, None]] = {}  # how often -> these peers, in order
+        self._updates: dict[PeerId, int] = {}  # peer -> how often its record is still to be sent
+        self._updates_by: dict[int, dict[PeerId, None]] = {}  # how often -> these peers, in order
         self._turn = 0  # whose record fills the next message
 
     @property
-    def news(self) -> dict[PeerId, int]:
+    def updates(self) -> dict[PeerId, int]:
         """How often each record is still to be sent; read only."""
-        return self._news
+        return self._updates
 
     def spread(self, peer: PeerId, *, is_known: bool) -> None:
         """Schedule an update of `peer`; `is_known` if it has sent its record to all itself."""
         rounds = 1 if is_known else math.ceil(math.log2(len(self._roster.others) + 2))
-        self._tell(peer, RETELL * rounds)
+        self._schedule(peer, RETRANSMITS * rounds)
 
     def forget(self, peer: PeerId) -> None:
         """Drop a pending update of `peer`."""
-        self._tell(peer, 0)
+        self._schedule(peer, 0)
 
     def records(self, me: Member, *about: PeerId) -> tuple[Member, ...]:
         """Our record, those of `about`, pending updates, then the others in turn.
@@ -54,7 +54,7 @@ class Gossip:
         chosen = {peer: others[peer] for peer in about if peer in others}
         left = self._budget - size_of(me) - sum(map(size_of, chosen.values()))
         least = len(chosen) + 1
-        for peer in self._first_news(left // RECORD_BYTES + 1):
+        for peer in self._first_updates(left // RECORD_BYTES + 1):
             if peer in chosen:
                 continue
             left -= size_of(others[peer])
@@ -71,27 +71,27 @@ class Gossip:
                 chosen[peer] = others[peer]
             self._turn += 1
         for peer in chosen:
-            if peer in self._news:
-                self._tell(peer, self._news[peer] - 1)
+            if peer in self._updates:
+                self._schedule(peer, self._updates[peer] - 1)
         return (me, *chosen.values())
 
-    def _first_news(self, count: int) -> list[PeerId]:
+    def _first_updates(self, count: int) -> list[PeerId]:
         """Up to `count` peers with pending updates, least sent first."""
         first: list[PeerId] = []
-        for often in sorted(self._news_by, reverse=True):
-            first += islice(self._news_by[often], max(0, count - len(first)))
+        for often in sorted(self._updates_by, reverse=True):
+            first += islice(self._updates_by[often], max(0, count - len(first)))
         return first
 
-    def _tell(self, peer: PeerId, often: int) -> None:
+    def _schedule(self, peer: PeerId, often: int) -> None:
         """Set how often the record of `peer` is still to be sent."""
-        before = self._news.pop(peer, 0)
+        before = self._updates.pop(peer, 0)
         if before:
-            del self._news_by[before][peer]
-            if not self._news_by[before]:
-                del self._news_by[before]
+            del self._updates_by[before][peer]
+            if not self._updates_by[before]:
+                del self._updates_by[before]
         if often > 0:
-            self._news[peer] = often
-            self._news_by.setdefault(often, {})[peer] = None
+            self._updates[peer] = often
+            self._updates_by.setdefault(often, {})[peer] = None
 
 
 def size_of(member: Member) -> int:

@@ -75,7 +75,7 @@ candidates are busy for longer than `acquire_timeout_s` stays in their order whe
 
 **What each timer protects.** None of them is needed for the arguments above; they bound the damage
 of lost messages and dead peers. Each is at most as long as configured, and shorter where less was
-seen to be enough (`core/pace.py`).
+seen to be enough (`core/timeout_policy.py`).
 
 * `resend_s`: requests without a grant, and grants without an answer, are sent again. That repairs
   every loss: a request that comes again is answered again; a grant that comes again is answered
@@ -133,9 +133,9 @@ from p2ptrain.core.messages import (
     Request,
     SlotMessage,
 )
-from p2ptrain.core.pace import Wait
 from p2ptrain.core.purpose import GOSSIP, Formation, Purpose
 from p2ptrain.core.slot import Slot
+from p2ptrain.core.timeout_policy import Wait
 from p2ptrain.errors import LocalProtocolError
 from p2ptrain.ids import PeerId, Seconds, Ticket
 
@@ -153,7 +153,7 @@ class GroupLock(Slot):
 
     Args:
         groups: decides what this peer takes part in.
-        pace: says how long to wait for what, and is told how long it took; none: as configured.
+        timeouts: says how long to wait for what, and is told how long it took; none: as configured.
     """
 
     # --- for explorers ----------------------------------------------------------------------------
@@ -236,7 +236,7 @@ class GroupLock(Slot):
         if isinstance(self._state, InGroup) and self._state.ticket == ticket:
             self._state = replace(self._state, members=members)
 
-    def peer_gone(self, peer: PeerId, why: str, now: Seconds) -> None:
+    def peer_dead(self, peer: PeerId, why: str, now: Seconds) -> None:
         """A peer crashed or is cut off: whatever waits for it does not."""
         self._forget(peer, why)
         match self._state:
@@ -279,7 +279,7 @@ class GroupLock(Slot):
         match self._state:
             case Collecting() as state if state.resend_at <= now:
                 if state.asked:
-                    self.pace.missed(Wait.ANSWER)
+                    self.timeouts.missed(Wait.ANSWER)
                 silent = (*state.queued, *state.asked)
                 for peer in silent:
                     self._emit(Send(peer, state.request))
@@ -373,7 +373,7 @@ class GroupLock(Slot):
         granted = [self._offers[peer] for peer in candidates if self._would_begin(peer, own)]
         granted = granted[: wish.needed]
         unasked = tuple(p for p in candidates if all(p != promise.peer for promise in granted))
-        give_up_at, resend_at = now + self.pace.acquire_s, now + self.pace.resend_s
+        give_up_at, resend_at = now + self.timeouts.acquire_s, now + self.timeouts.resend_s
         state = Collecting(own, wish.needed, unasked, now, give_up_at, resend_at)
         state = replace(state, granted=tuple(granted))
         if len(state.granted) == state.needed:
@@ -439,7 +439,7 @@ class GroupLock(Slot):
 
     def _take(self, state: Collecting, now: Seconds) -> None:
         if len(state.granted) == state.needed:
-            self.pace.note(Wait.GRANTS, now - state.asked_at)
+            self.timeouts.note(Wait.GRANTS, now - state.asked_at)
             self._begin(state)
         else:
             self._state = state
@@ -667,7 +667,7 @@ class GroupLock(Slot):
                 if {*missing} <= {*state.busy}:
                     self._fail(Outcome.BUSY, f"{whom} stayed busy for {waited_s:g} s", now)
                 else:
-                    self.pace.missed(Wait.GRANTS)
+                    self.timeouts.missed(Wait.GRANTS)
                     self._fail(Outcome.LATE, f"no grant from {whom} in {waited_s:g} s", now)
             case Granted() as state if state.granted_at + self._config.lease_s <= now:
                 self._free(state.ticket)
@@ -689,9 +689,9 @@ class GroupLock(Slot):
         self._born.pop(state.begin.purpose.formation, None)
         lasted_s = now - state.since
         if outcome is Outcome.DONE:
-            self.pace.note(Wait.AVERAGE, lasted_s)
+            self.timeouts.note(Wait.AVERAGE, lasted_s)
         else:
-            self.pace.broke(Wait.AVERAGE, lasted_s)
+            self.timeouts.broke(Wait.AVERAGE, lasted_s)
         self._free(state.ticket, Ended(state.members, outcome is Outcome.DONE))
         if state.ticket.initiator == self._me:
             purpose = state.begin.purpose

@@ -24,13 +24,13 @@ from p2ptrain.core.events import Outcome
 from p2ptrain.core.group_lock import GroupLock
 from p2ptrain.core.lock_state import LockConfig
 from p2ptrain.core.messages import Activate, Arrive, CatchUp, FormationMessage, Past, Request
-from p2ptrain.core.pace import Pace
 from p2ptrain.core.purpose import GOSSIP, Formation, Purpose
+from p2ptrain.core.timeout_policy import TimeoutPolicy
 from p2ptrain.core.wait_avoiding import Schedule, WaitAvoiding
 from p2ptrain.ids import PeerId, Seconds, Ticket
 
 
-class Surroundings(Protocol):
+class GroupEnvironment(Protocol):
     """What groups need to know about their peer."""
 
     @property
@@ -59,8 +59,8 @@ class Surroundings(Protocol):
         ...
 
 
-class StillLife:
-    """Implements `Surroundings`: a fixed set of peers that average models."""
+class FixedEnvironment:
+    """Implements `GroupEnvironment`: a fixed set of peers that average models."""
 
     has_model = True
 
@@ -93,25 +93,27 @@ class PeerGroups:
         config: LockConfig,
         resend_s: Seconds,
         schedule: Schedule | None,
-        around: Surroundings,
+        environment: GroupEnvironment,
         emit: Callable[[Effect], None],
-        pace: Pace | None = None,
+        timeouts: TimeoutPolicy | None = None,
     ) -> None:
         self._me = me
-        self._around = around
+        self._environment = environment
         self._emit = emit
         self._ended: list[GroupEnded] = []  # requests whose formations do not know
         self._now: Seconds = 0.0
-        self.lock = GroupLock(me, incarnation, config, self._note, self, pace)
-        self.barrier = Barrier(me, resend_s, around.participants, self.lock, emit)
-        self.wait_avoiding = WaitAvoiding(me, resend_s, schedule, around.trainees, self.lock, emit)
+        self.lock = GroupLock(me, incarnation, config, self._note, self, timeouts)
+        self.barrier = Barrier(me, resend_s, environment.participants, self.lock, emit)
+        self.wait_avoiding = WaitAvoiding(
+            me, resend_s, schedule, environment.trainees, self.lock, emit
+        )
 
     # --- what a slot asks -------------------------------------------------------------------------
 
     def admits(self, source: PeerId, request: Request) -> bool:
         purpose = request.purpose
         match purpose.formation:
-            case _ if not self._around.has_model:
+            case _ if not self._environment.has_model:
                 return False  # our model is not what they want to average with
             case Formation.CLAIMED:
                 return True
@@ -121,13 +123,13 @@ class PeerGroups:
                 return self.wait_avoiding.admits(source, purpose)
 
     def contribution(self, purpose: Purpose) -> Contribution:
-        return self._around.contribution(purpose)
+        return self._environment.contribution(purpose)
 
     def weigh(self, members: Sequence[PeerId]) -> tuple[int, ...]:
-        return self._around.weigh(members)
+        return self._environment.weigh(members)
 
     def outside_samples(self, members: Sequence[PeerId]) -> int:
-        return self._around.outside_samples(members)
+        return self._environment.outside_samples(members)
 
     # --- for explorers ----------------------------------------------------------------------------
 
@@ -136,13 +138,13 @@ class PeerGroups:
         parts = self.lock, self.barrier, self.wait_avoiding
         return tuple(part.frozen(now) for part in parts)
 
-    def clone(self, emit: Callable[[Effect], None], around: Surroundings) -> Self:
+    def clone(self, emit: Callable[[Effect], None], environment: GroupEnvironment) -> Self:
         """Independent groups in the same state, in surroundings of their own."""
         twin = copy.copy(self)
-        twin._emit, twin._around, twin._ended = emit, around, []
+        twin._emit, twin._environment, twin._ended = emit, environment, []
         twin.lock = self.lock.clone(twin._note, twin)
-        twin.barrier = self.barrier.clone(twin.lock, emit, around.participants)
-        twin.wait_avoiding = self.wait_avoiding.clone(twin.lock, emit, around.trainees)
+        twin.barrier = self.barrier.clone(twin.lock, emit, environment.participants)
+        twin.wait_avoiding = self.wait_avoiding.clone(twin.lock, emit, environment.trainees)
         return twin
 
     # --- what happens -----------------------------------------------------------------------------
@@ -156,10 +158,10 @@ class PeerGroups:
         self._follow(now)
         return ticket
 
-    def arrive(self, version: int, line: int, now: Seconds) -> None:
+    def arrive(self, version: int, lineage: int, now: Seconds) -> None:
         """The trainer waits at the barrier."""
         self._now = now
-        self.barrier.arrive(version, line, now)
+        self.barrier.arrive(version, lineage, now)
         self._follow(now)
 
     def arrive_at(self, version: int, now: Seconds, *, waits: bool) -> None:
@@ -173,7 +175,7 @@ class PeerGroups:
         match message:
             case Arrive() | CatchUp():
                 self.barrier.receive(source, message, now)
-            case Activate() if not self._around.has_model:
+            case Activate() if not self._environment.has_model:
                 pass  # we are about to begin; then somebody is asked again
             case Activate() | Past():
                 self.wait_avoiding.receive(source, message, now)
@@ -189,12 +191,12 @@ class PeerGroups:
         self.lock.average_ended(ticket, outcome, why, now)
         self._follow(now)
 
-    def peer_gone(self, peer: PeerId, why: str, now: Seconds) -> None:
+    def peer_dead(self, peer: PeerId, why: str, now: Seconds) -> None:
         """A peer crashed or is cut off."""
         self._now = now
         self.barrier.peer_out(peer)
         self.wait_avoiding.peer_out(peer)
-        self.lock.peer_gone(peer, why, now)
+        self.lock.peer_dead(peer, why, now)
         self._follow(now)
 
     def peer_left(self, peer: PeerId, why: str, now: Seconds) -> None:
@@ -216,7 +218,7 @@ class PeerGroups:
         self._follow(now)
 
     def view_changed(self, now: Seconds, *, participants: bool, trainees: bool) -> None:
-        """Membership has news."""
+        """Membership has changed."""
         self._now = now
         if participants:
             self.barrier.view_changed(now)

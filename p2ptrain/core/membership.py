@@ -13,10 +13,10 @@ connection is evidence, too: the driver reports it, the member is suspect and he
 once.
 
 **Suspicion.** Each ping to a suspect says so; it refutes with a higher incarnation. A suspect that
-does not is *dead* after a timeout that shrinks with the number of accusers (`core/patience.py`): a
-peer that is alone with a suspicion may be the faulty one. Where others have declared a member dead,
-the minimum applies, counted from *this peer's* first suspicion. So records that cross a healed
-partition, and a liar's, meet suspects that can still answer.
+does not is *dead* after a timeout that shrinks with the number of accusers
+(`core/adaptive_timeout.py`): a peer that is alone with a suspicion may be the faulty one. Where
+others have declared a member dead, the minimum applies, counted from *this peer's* first suspicion.
+So records that cross a healed partition, and a liar's, meet suspects that can still answer.
 
 ::
 
@@ -52,20 +52,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
+from p2ptrain.core.adaptive_timeout import AdaptiveTimeout
 from p2ptrain.core.effects import Effect, MemberChanged, Send
 from p2ptrain.core.gossip import Gossip
 from p2ptrain.core.messages import (
     Ack,
-    AckFor,
+    IndirectAck,
+    IndirectPing,
     Member,
     MembershipMessage,
+    MembershipUpdates,
     MemberState,
     Phase,
     Ping,
-    PingFor,
-    Rumours,
 )
-from p2ptrain.core.patience import Patience
 from p2ptrain.core.roster import ACCUSERS, Roster, joined, newer
 from p2ptrain.errors import ConfigError, InvariantViolation
 from p2ptrain.ids import PeerId, Seconds
@@ -132,7 +132,7 @@ class MembershipConfig:
         if self.ack_timeout_s >= self.suspicion_s:
             raise ConfigError(
                 f"membership ack_timeout_s = {self.ack_timeout_s} must be below "
-                f"suspicion_s = {self.suspicion_s}, or a suspect is gone before it can answer"
+                f"suspicion_s = {self.suspicion_s}, or a suspect is dead before it can answer"
             )
 
 
@@ -143,9 +143,9 @@ LEAST_PROBE_BYTES = 256
 
 MOST_MEMBERS = 4000
 """Records of others that are kept. Beyond it dead members make room, or newcomers are ignored. Less
-than what fits into one `Welcome`."""
+than what fits into one `JoinReply`."""
 
-MOST_ERRANDS = 64
+MOST_INDIRECT_PROBES = 64
 """Indirect probes for others at a time."""
 
 LEAP = 1 << 36
@@ -169,13 +169,13 @@ class _Probe:
     help_at: Seconds
     """When helpers are asked; then infinity."""
     deadline: Seconds
-    witnesses: tuple[PeerId, ...] = ()
+    helpers: tuple[PeerId, ...] = ()
     """Helpers that got no answer either."""
     is_excused: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class _Errand:
+class _IndirectProbe:
     """This peer has pinged `target` for `asker`."""
 
     asker: PeerId
@@ -204,7 +204,7 @@ class Membership:
         self._roster = Roster(me)
         self._others = self._roster.others
         self.gossip = Gossip(self._roster, config.probe_bytes)
-        self.patience = Patience(
+        self.timeout = AdaptiveTimeout(
             config.ack_timeout_s,
             config.ack_timeout_most_s,
             config.suspicion_s,
@@ -216,7 +216,7 @@ class Membership:
         """The incarnation in this process's tickets, above any former one that others remember."""
         self._number = 0  # of pings
         self._probes: dict[PeerId, _Probe] = {}
-        self._errands: dict[int, _Errand] = {}  # by the number of our ping
+        self._indirect_probes: dict[int, _IndirectProbe] = {}  # by the number of our ping
         self._suspicions: dict[PeerId, _Suspicion] = {}
         self._may_announce_at: Seconds = -math.inf
 
@@ -306,30 +306,30 @@ class Membership:
         self._say_to(self._some())
         self._probe_at = None
         self._probes.clear()
-        self._errands.clear()
+        self._indirect_probes.clear()
         self._suspicions.clear()
 
     # --- what happens -----------------------------------------------------------------------------
 
     def learn(
-        self, members: Sequence[Member], now: Seconds, why: str, teller: PeerId | None = None
+        self, members: Sequence[Member], now: Seconds, why: str, sender: PeerId | None = None
     ) -> None:
-        """Merge records from others; `teller` has sent its own record to everyone itself."""
+        """Merge records from others; `sender` has sent its own record to everyone itself."""
         for heard in members:
             peer = heard.peer
             if peer == self._me.peer:
-                self._maybe_refute(heard, now, teller)
+                self._maybe_refute(heard, now, sender)
                 continue
             known = self._others.get(peer)
             if heard is known:
                 continue
             if known is not None:
-                record = self._merged(known, heard, now, is_own_word=peer == teller)
+                record = self._merged(known, heard, now, is_own_word=peer == sender)
             elif heard.incarnation <= HIGHEST and self._make_room():
                 record = heard
             else:
                 continue
-            is_known = peer == teller and heard.state is not MemberState.LEFT
+            is_known = peer == sender and heard.state is not MemberState.LEFT
             self._store(record, now, why, is_known)
         if self._probe_at is None and self._others and self._me.state is MemberState.ALIVE:
             self._probe_at = now + self._rng.uniform(0, self._config.probe_period_s)
@@ -337,28 +337,28 @@ class Membership:
     def receive(self, source: PeerId, message: MembershipMessage, now: Seconds) -> None:
         match message:
             case Ping(number=number, members=members):
-                self.learn(members, now, f"told by {source}", source)
+                self.learn(members, now, f"heard from {source}", source)
                 self._emit(Send(source, Ack(number, self.gossip.records(self._me, source))))
             case Ack(number=number, members=members):
-                self.learn(members, now, f"told by {source}", source)
+                self.learn(members, now, f"heard from {source}", source)
                 if not self._is_of_former_life(source, members):
                     self._hear_answer(source, number, now)
-            case PingFor(number=number, target=target):
-                self._run_errand(source, number, target, now)
-            case AckFor(members=members):
-                self.learn(members, now, f"told by {source}", source)
-                self._hear_witness(source, message)
-            case Rumours(members=members):
-                self.learn(members, now, f"told by {source}", source)
+            case IndirectPing(number=number, target=target):
+                self._probe_for(source, number, target, now)
+            case IndirectAck(members=members):
+                self.learn(members, now, f"heard from {source}", source)
+                self._hear_helper(source, message)
+            case MembershipUpdates(members=members):
+                self.learn(members, now, f"heard from {source}", source)
 
     def unreachable(self, peer: PeerId, why: str, now: Seconds) -> None:
         """A connection to `peer` broke: suspect it at once, probe it directly and indirectly."""
         member = self._others.get(peer)
         if member is None or member.state > MemberState.SUSPECT:
             return
-        for number, errand in tuple(self._errands.items()):
-            if errand.target == peer:
-                self._report(self._errands.pop(number), answered=False)
+        for number, indirect in tuple(self._indirect_probes.items()):
+            if indirect.target == peer:
+                self._report(self._indirect_probes.pop(number), answered=False)
         was_alive = member.state is MemberState.ALIVE
         self._accuse(peer, (), now, why)
         if was_alive:
@@ -372,16 +372,16 @@ class Membership:
                 self._handle_silence(peer, probe, now)
             elif probe.help_at <= now:
                 self._ask_again(peer, probe, now)
-        for number, errand in tuple(self._errands.items()):
-            if errand.deadline <= now:
-                self._report(self._errands.pop(number), answered=False)
+        for number, indirect in tuple(self._indirect_probes.items()):
+            if indirect.deadline <= now:
+                self._report(self._indirect_probes.pop(number), answered=False)
         for peer, suspicion in sorted(self._suspicions.items()):
             if suspicion.deadline <= now:
                 why = f"{peer} did not refute its suspicion within {now - suspicion.since:.3g} s"
-                gone = replace(self._others[peer], state=MemberState.GONE, accusers=())
-                self._store(gone, now, why)
+                dead = replace(self._others[peer], state=MemberState.DEAD, accusers=())
+                self._store(dead, now, why)
         if self._probe_at is not None and self._probe_at <= now:
-            self._probe_at = now + self._config.probe_period_s * (1 + self.patience.doubt)
+            self._probe_at = now + self._config.probe_period_s * (1 + self.timeout.doubt)
             target = self._next_target()
             if target is not None:
                 self._probe(target, now)
@@ -390,8 +390,8 @@ class Membership:
         first = math.inf if self._probe_at is None else self._probe_at
         for probe in self._probes.values():
             first = min(first, probe.help_at, probe.deadline)
-        for errand in self._errands.values():
-            first = min(first, errand.deadline)
+        for indirect in self._indirect_probes.values():
+            first = min(first, indirect.deadline)
         for suspicion in self._suspicions.values():
             first = min(first, suspicion.deadline)
         return None if first == math.inf else first
@@ -413,25 +413,25 @@ class Membership:
                 return known
         elif is_own_word and heard.incarnation + LEAP < known.incarnation:
             return heard  # the known incarnation was forged: it is too far from the real one
-        if heard.state is MemberState.GONE and heard.incarnation >= known.incarnation:
-            heard = self._unburied(known, heard, now)
+        if heard.state is MemberState.DEAD and heard.incarnation >= known.incarnation:
+            heard = self._doubted_death(known, heard, now)
         return newer(known, heard)
 
-    def _unburied(self, known: Member, heard: Member, now: Seconds) -> Member:
+    def _doubted_death(self, known: Member, heard: Member, now: Seconds) -> Member:
         """Others declared `heard` dead; believe it only after our own minimal timeout."""
         is_new = heard.incarnation > known.incarnation
-        if known.state >= MemberState.GONE and not is_new:
+        if known.state >= MemberState.DEAD and not is_new:
             return heard
         suspicion = self._suspicions.get(heard.peer)
         if is_new or suspicion is None:
             return replace(heard, state=MemberState.SUSPECT, accusers=())
-        least_s = self.patience.suspicion_s(ACCUSERS, ACCUSERS)
+        least_s = self.timeout.suspicion_s(ACCUSERS, ACCUSERS)
         suspicion.deadline = min(suspicion.deadline, suspicion.since + least_s)
         if suspicion.deadline <= now:
             return heard
         return replace(heard, state=MemberState.SUSPECT, accusers=known.accusers)
 
-    def _maybe_refute(self, heard: Member, now: Seconds, teller: PeerId | None) -> None:
+    def _maybe_refute(self, heard: Member, now: Seconds, sender: PeerId | None) -> None:
         """A record calls this peer suspect or dead: refute it with a higher incarnation."""
         mine = self._me
         if mine.state is MemberState.LEFT or heard.incarnation < mine.incarnation:
@@ -445,12 +445,12 @@ class Membership:
             self.born = heard.incarnation + 1
         self._me = replace(mine, incarnation=heard.incarnation + 1, beat=mine.beat + 1)
         if heard.state is not MemberState.ALIVE:
-            self.patience.blame_ourselves()
+            self.timeout.blame_ourselves()
         if now >= self._may_announce_at:
             self._may_announce_at = now + self._config.probe_period_s
             self._say_to(self._some())
-        elif teller in self._others:
-            self._say_to((teller,))
+        elif sender in self._others:
+            self._say_to((sender,))
 
     def _is_of_former_life(self, source: PeerId, members: Sequence[Member]) -> bool:
         """True if `source` sent this before it restarted."""
@@ -463,7 +463,7 @@ class Membership:
         """True if there is room for one more record; forgets a dead member if needed."""
         if len(self._others) < MOST_MEMBERS:
             return True
-        over = MemberState.GONE
+        over = MemberState.DEAD
         for peer in (p for p, member in self._others.items() if member.state >= over):
             self._roster.forget(peer)
             self.gossip.forget(peer)
@@ -495,24 +495,24 @@ class Membership:
         if member.state <= here and (known is None or known.state > here):
             self._round.insert(self._rng.randrange(len(self._round) + 1), peer)
         if known and known.state <= here and _began_anew(known, member):
-            self._emit(MemberChanged(peer, MemberState.GONE, f"{peer} has started again"))
+            self._emit(MemberChanged(peer, MemberState.DEAD, f"{peer} has started again"))
         elif known and known.state is member.state:
             return
         self._emit(MemberChanged(peer, member.state, why))
 
     # --- suspicion --------------------------------------------------------------------------------
 
-    def _accuse(self, peer: PeerId, witnesses: tuple[PeerId, ...], now: Seconds, why: str) -> None:
-        """Neither we nor `witnesses` could reach `peer`."""
+    def _accuse(self, peer: PeerId, helpers: tuple[PeerId, ...], now: Seconds, why: str) -> None:
+        """Neither we nor `helpers` could reach `peer`."""
         member = self._others[peer]
-        accusers = joined(member.accusers, (self._me.peer, *witnesses))
+        accusers = joined(member.accusers, (self._me.peer, *helpers))
         if (member.state, member.accusers) != (MemberState.SUSPECT, accusers):
             self._store(replace(member, state=MemberState.SUSPECT, accusers=accusers), now, why)
 
     def _suspicion_s(self, suspect: Member) -> Seconds:
         """A suspect without accusers was declared dead elsewhere, so enough accused it."""
         needed = min(ACCUSERS, len(self._roster.alive) + 1)  # who could accuse it; we could, too
-        return self.patience.suspicion_s(len(suspect.accusers) or needed, needed)
+        return self.timeout.suspicion_s(len(suspect.accusers) or needed, needed)
 
     def _maybe_hasten(self, member: Member) -> None:
         """Shorten the timeout of a suspect with more accusers than before."""
@@ -526,7 +526,7 @@ class Membership:
         due = self.next_deadline()
         if due is None or now - due <= self._config.ack_timeout_s / 2:
             return
-        self.patience.blame_ourselves()
+        self.timeout.blame_ourselves()
         open_: tuple[_Probe | _Suspicion, ...] = (
             *self._probes.values(),
             *self._suspicions.values(),
@@ -534,14 +534,14 @@ class Membership:
         for waiting in open_:
             if waiting.deadline <= now and not waiting.is_excused:
                 waiting.is_excused = True
-                waiting.deadline = now + self.patience.answer_s
+                waiting.deadline = now + self.timeout.answer_s
 
     # --- probes -----------------------------------------------------------------------------------
 
     def _probe(self, target: PeerId, now: Seconds) -> _Probe:
         probe = self._probes.get(target)
         if probe is None:
-            answer_s = self.patience.answer_s
+            answer_s = self.timeout.answer_s
             self._number += 1
             probe = _Probe(self._number, now, now + answer_s, now + 2 * answer_s)
             self._probes[target] = probe
@@ -562,26 +562,26 @@ class Membership:
         some = self._rng.sample(alive, min(self._config.relays + 1, len(alive)))
         relays = [peer for peer in some if peer != target][: self._config.relays]
         for relay in relays:
-            self._emit(Send(relay, PingFor(probe.number, target)))
+            self._emit(Send(relay, IndirectPing(probe.number, target)))
 
     def _hear_answer(self, source: PeerId, number: int, now: Seconds) -> None:
         probe = self._probes.get(source)
         if probe and probe.number == number:
             del self._probes[source]
-            self.patience.answered(now - probe.asked_at, in_time=now <= probe.help_at)
-        errand = self._errands.get(number)
-        if errand and errand.target == source:
-            self._report(self._errands.pop(number), answered=True)
+            self.timeout.answered(now - probe.asked_at, in_time=now <= probe.help_at)
+        indirect = self._indirect_probes.get(number)
+        if indirect and indirect.target == source:
+            self._report(self._indirect_probes.pop(number), answered=True)
 
     def _handle_silence(self, peer: PeerId, probe: _Probe, now: Seconds) -> None:
         """Neither the direct nor an indirect probe was answered."""
         if self._others[peer].state > MemberState.SUSPECT:
             return
-        if not probe.witnesses:
-            self.patience.blame_ourselves()
-        by_whom = f" us or {', '.join(probe.witnesses)}" if probe.witnesses else ""
+        if not probe.helpers:
+            self.timeout.blame_ourselves()
+        by_whom = f" us or {', '.join(probe.helpers)}" if probe.helpers else ""
         why = f"{peer} did not answer{by_whom} within {now - probe.asked_at:.3g} s"
-        self._accuse(peer, probe.witnesses, now, why)
+        self._accuse(peer, probe.helpers, now, why)
         self._probe(peer, now)  # it can refute; repeated until the suspicion is settled
 
     def _next_target(self) -> PeerId | None:
@@ -592,44 +592,44 @@ class Membership:
                 member = self._others.get(peer)
                 if member and member.state is not MemberState.LEFT:
                     return peer
-            gone = self._roster.gone()
-            self._round = [*self._roster.reachable(), *self._rng.sample(gone, min(1, len(gone)))]
+            dead = self._roster.dead()
+            self._round = [*self._roster.reachable(), *self._rng.sample(dead, min(1, len(dead)))]
             self._rng.shuffle(self._round)
         return None
 
     # --- for others -------------------------------------------------------------------------------
 
-    def _run_errand(self, asker: PeerId, number: int, target: PeerId, now: Seconds) -> None:
+    def _probe_for(self, asker: PeerId, number: int, target: PeerId, now: Seconds) -> None:
         """Ping `target` for `asker`, with only our own record and the target's."""
         member = self._others.get(target)
         unknown = member is None or asker not in self._others
-        if unknown or target == asker or len(self._errands) >= MOST_ERRANDS:
+        if unknown or target == asker or len(self._indirect_probes) >= MOST_INDIRECT_PROBES:
             return
         assert member is not None
         self._number += 1
-        due = now + 0.8 * self.patience.answer_s  # so that the asker hears of it in time
-        self._errands[self._number] = _Errand(asker, number, target, due)
+        due = now + 0.8 * self.timeout.answer_s  # so that the asker hears of it in time
+        self._indirect_probes[self._number] = _IndirectProbe(asker, number, target, due)
         self._emit(Send(target, Ping(self._number, (self._me, member))))
 
-    def _report(self, errand: _Errand, *, answered: bool) -> None:
-        members = self.gossip.records(self._me, errand.asker, errand.target)
-        message = AckFor(errand.number, errand.target, answered, members)
-        self._emit(Send(errand.asker, message))
+    def _report(self, indirect: _IndirectProbe, *, answered: bool) -> None:
+        members = self.gossip.records(self._me, indirect.asker, indirect.target)
+        message = IndirectAck(indirect.number, indirect.target, answered, members)
+        self._emit(Send(indirect.asker, message))
 
-    def _hear_witness(self, source: PeerId, said: AckFor) -> None:
+    def _hear_helper(self, source: PeerId, said: IndirectAck) -> None:
         probe = self._probes.get(said.target)
         if probe is None or probe.number != said.number:
             return
         if said.answered:
             del self._probes[said.target]
         else:
-            probe.witnesses = joined(probe.witnesses, (source,))
+            probe.helpers = joined(probe.helpers, (source,))
 
     # --- direct updates ---------------------------------------------------------------------------
 
     def _say_to(self, peers: Sequence[PeerId]) -> None:
         for peer in peers:
-            self._emit(Send(peer, Rumours((self._me,))))
+            self._emit(Send(peer, MembershipUpdates((self._me,))))
 
     def _some(self) -> Sequence[PeerId]:
         """All reachable members, or a random `FAREWELLS` of them."""

@@ -17,7 +17,7 @@ class MemberState(IntEnum):
 
     ALIVE = 0
     SUSPECT = 1
-    GONE = 2
+    DEAD = 2
     LEFT = 3
 
 
@@ -38,7 +38,7 @@ class Member:
     peer: PeerId
     address: Address
     incarnation: int
-    """Grows when the peer restarts, and when it refutes that it is suspect or gone."""
+    """Grows when the peer restarts, and when it refutes that it is suspect or dead."""
     state: MemberState = MemberState.ALIVE
     beat: int = 0
     """Counts updates of the own record in this incarnation; the larger beat is newer."""
@@ -73,7 +73,7 @@ class Ack:
 
 
 @dataclass(frozen=True, slots=True)
-class PingFor:
+class IndirectPing:
     """Probe `target` for me: it does not answer my pings. Lost: one helper less."""
 
     number: int
@@ -81,7 +81,7 @@ class PingFor:
 
 
 @dataclass(frozen=True, slots=True)
-class AckFor:
+class IndirectAck:
     """Whether `target` has answered an indirect probe. Lost: one helper less."""
 
     number: int
@@ -91,7 +91,7 @@ class AckFor:
 
 
 @dataclass(frozen=True, slots=True)
-class Rumours:
+class MembershipUpdates:
     """Records that should not wait for the next probe. Lost: they arrive with a probe."""
 
     members: tuple[Member, ...]
@@ -187,7 +187,7 @@ class Arrive:
     """I wait at the barrier with `version`. Lost: sent again until something happens."""
 
     version: int
-    line: int = 0
+    lineage: int = 0
     """Where my model comes from (`core/barrier.py`): who has another one has another model."""
     offer: Ticket | None = None
     """My slot is yours until I ask for it back; None: it is somebody else's."""
@@ -196,14 +196,14 @@ class Arrive:
 
 @dataclass(frozen=True, slots=True)
 class CatchUp:
-    """You are behind, or on another line: take the state of `version` from `donor`, then arrive.
+    """You are behind, or on another lineage: take the state of `version` from `donor`, then arrive.
 
     Lost: as above.
     """
 
     version: int
     donor: PeerId
-    line: int = 0
+    lineage: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +253,7 @@ class AlgorithmMessage:
 # --- groups that break ----------------------------------------------------------------------------
 
 
-class How(IntEnum):
+class AttemptPhase(IntEnum):
     """A member's phase in one attempt of a group."""
 
     RUNNING = 0
@@ -265,16 +265,16 @@ class How(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class AttemptStatus:
     """Report my phase in this attempt; `asks` requests yours. Lost: repeated while it asks."""
 
     ticket: Ticket
-    how: How
+    phase: AttemptPhase
     asks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Mended:
+class Resolution:
     """How a broken group goes on: all adopt the result, the `members` try again, or it is over.
 
     Lost: answered again to each member that repeats its report.
@@ -291,7 +291,7 @@ class Mended:
 SlotMessage = Request | Grant | Inquire | Failed | Begin | Release | Relinquish
 BarrierMessage = Arrive | CatchUp
 WaitAvoidingMessage = Activate | Past
-RepairMessage = Standing | Mended
-MembershipMessage = Ping | Ack | PingFor | AckFor | Rumours
+RepairMessage = AttemptStatus | Resolution
+MembershipMessage = Ping | Ack | IndirectPing | IndirectAck | MembershipUpdates
 FormationMessage = SlotMessage | BarrierMessage | WaitAvoidingMessage
 Message = MembershipMessage | FormationMessage | RepairMessage

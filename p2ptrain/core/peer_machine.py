@@ -22,7 +22,7 @@ from p2ptrain.core.effects import (
     Average,
     Effect,
     MemberChanged,
-    Mend,
+    Resolve,
     What,
 )
 from p2ptrain.core.events import (
@@ -39,20 +39,20 @@ from p2ptrain.core.lock_state import LockConfig
 from p2ptrain.core.membership import Membership, MembershipConfig
 from p2ptrain.core.messages import (
     Ack,
-    AckFor,
+    AttemptStatus,
+    IndirectAck,
+    IndirectPing,
     Member,
+    MembershipUpdates,
     MemberState,
-    Mended,
     Message,
     Phase,
     Ping,
-    PingFor,
-    Rumours,
-    Standing,
+    Resolution,
 )
-from p2ptrain.core.pace import ObservedPace
 from p2ptrain.core.purpose import Purpose
 from p2ptrain.core.repair import Repair, RepairConfig
+from p2ptrain.core.timeout_policy import ObservedTimeoutPolicy
 from p2ptrain.core.wait_avoiding import Schedule
 from p2ptrain.errors import ConfigError
 from p2ptrain.ids import PeerId, Seconds, Ticket
@@ -108,7 +108,7 @@ class PeerMachine:
             schedule,
             self,
             self._note,
-            ObservedPace(config.lock),
+            ObservedTimeoutPolicy(config.lock),
         )
         self.repair = Repair(me.peer, config.repair, self._is_alive, self.expects, self._note)
         self._views = self.membership.changes
@@ -124,10 +124,10 @@ class PeerMachine:
         self._now = now
         return self.groups.request(candidates, needed, now)
 
-    def arrive(self, version: int, line: int, now: Seconds) -> None:
+    def arrive(self, version: int, lineage: int, now: Seconds) -> None:
         """The trainer waits to average `version` with everyone; ends in `VersionEnded`."""
         self._now = now
-        self.groups.arrive(version, line, now)
+        self.groups.arrive(version, lineage, now)
 
     def arrive_at(self, version: int, now: Seconds, *, waits: bool) -> None:
         """The trainer is at a version of the schedule; if it waits, that ends in `VersionEnded`."""
@@ -155,10 +155,10 @@ class PeerMachine:
     def receive(self, source: PeerId, message: Message, now: Seconds) -> None:
         self._now = now
         match message:
-            case Ping() | Ack() | PingFor() | AckFor() | Rumours():
+            case Ping() | Ack() | IndirectPing() | IndirectAck() | MembershipUpdates():
                 self.membership.receive(source, message, now)
                 self._settle(now)
-            case Standing() | Mended():
+            case AttemptStatus() | Resolution():
                 self.repair.receive(source, message, now)
             case _:
                 self.groups.receive(source, message, now)
@@ -206,7 +206,7 @@ class PeerMachine:
     # --- what the driver asks ---------------------------------------------------------------------
 
     def holds(self, ticket: Ticket) -> bool:
-        """The fence: slices and results under any other ticket are refused."""
+        """The fence: chunks and results under any other ticket are refused."""
         return self.repair.holds(ticket) and self.groups.lock.holds(ticket.root)
 
     def expects(self, ticket: Ticket) -> bool:
@@ -274,7 +274,7 @@ class PeerMachine:
                 self.repair.formed(ticket, members, self._now, whole=whole)
             case Abandon(ticket=ticket):
                 self.repair.ended(ticket, self._now, done=False)
-            case Mend(again=Ticket() as again, members=members):
+            case Resolve(again=Ticket() as again, members=members):
                 self.groups.lock.regroup(again.root, members)
             case _:
                 pass
@@ -292,10 +292,10 @@ class PeerMachine:
             match change:
                 case MemberChanged(peer=peer, state=MemberState.SUSPECT):
                     self.repair.doubted(peer, now)
-                case MemberChanged(peer=peer, state=MemberState.GONE, why=why):
-                    if left := self.repair.gone(peer, why):
+                case MemberChanged(peer=peer, state=MemberState.DEAD, why=why):
+                    if left := self.repair.peer_dead(peer, why):
                         self.groups.lock.regroup(*left)
-                    self.groups.peer_gone(peer, why, now)
+                    self.groups.peer_dead(peer, why, now)
                 case MemberChanged(peer=peer, state=MemberState.LEFT, why=why):
                     # It has finished its groups; our side of them ends by itself.
                     self.groups.peer_left(peer, why, now)

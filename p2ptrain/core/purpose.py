@@ -14,7 +14,7 @@ class What(StrEnum):
     GRADIENTS = "gradients"
     """Of this step: all members wait for the mean."""
 
-    LATE_GRADIENTS = "late gradients"
+    STALE_GRADIENTS = "stale gradients"
     """Whatever a member has not delivered yet, of no step or of several."""
 
 
@@ -37,7 +37,7 @@ class Purpose:
     what: What = What.MODELS
     version: int = 0
     """Of the barrier or the schedule."""
-    line: int = 0
+    lineage: int = 0
     """At a barrier: where the members' models come from."""
 
     def fulfils(self, waited_for: "Purpose") -> bool:

@@ -45,8 +45,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from p2ptrain.core.effects import Break, Effect, Mend, Send
-from p2ptrain.core.messages import How, Mended, RepairMessage, Standing
+from p2ptrain.core.effects import Break, Effect, Resolve, Send
+from p2ptrain.core.messages import AttemptPhase, AttemptStatus, RepairMessage, Resolution
 from p2ptrain.errors import ConfigError, InvariantViolation
 from p2ptrain.ids import PeerId, Seconds, Ticket
 
@@ -97,7 +97,7 @@ class RepairConfig:
         if self.give_up_s <= self.report_s:
             raise ConfigError(
                 f"repair give_up_s = {self.give_up_s} must be above report_s = {self.report_s}, "
-                "or no group is ever mended without a silent member"
+                "or no group is ever repaired without a silent member"
             )
 
 
@@ -120,7 +120,7 @@ class _Group:
     """It runs, and `Break` was emitted."""
     asked: dict[PeerId, Seconds] = field(default_factory=dict)
     """Polled members without an answer, and since when."""
-    reports: dict[PeerId, How] = field(default_factory=dict)
+    reports: dict[PeerId, AttemptPhase] = field(default_factory=dict)
     turn: int = 0
 
 
@@ -141,8 +141,8 @@ class Repair:
         self._expects = expects
         self._emit = emit
         self._group: _Group | None = None
-        self._past: dict[Ticket, How] = {}
-        self._verdicts: dict[Ticket, Mended] = {}  # ours, as the mender
+        self._past: dict[Ticket, AttemptPhase] = {}
+        self._resolutions: dict[Ticket, Resolution] = {}  # ours, as the repair leader
 
     def holds(self, ticket: Ticket) -> bool:
         """True while `ticket` is the present attempt of our group."""
@@ -159,28 +159,28 @@ class Repair:
     ) -> None:
         """A group begins its first attempt; a `whole` one is tried again only by a majority."""
         if self._group:
-            self._end(How.OUT)
+            self._end(AttemptPhase.OUT)
         least = len(members) // 2 + 1 if whole else 2
         self._group = _Group(ticket, members, len(members), max(2, least), now + self._config.ask_s)
 
     def broke(self, ticket: Ticket, now: Seconds, *, complete: bool) -> None:
-        """Our attempt broke; it ends in a `Mend`. `complete`: we hold all of its result."""
+        """Our attempt broke; it ends in a `Resolve`. `complete`: we hold all of its result."""
         group = self._group
         if group is None or group.ticket != ticket:
-            self._emit(Mend(ticket, why="the group is over"))
+            self._emit(Resolve(ticket, why="the group is over"))
             return
         group.broken_at, group.complete = now, complete
         group.wake_at = now + self._config.resend_s
         self._tell(group)
-        self._maybe_mend(now)
+        self._maybe_resolve(now)
 
     def ended(self, root: Ticket, now: Seconds, *, done: bool) -> None:
         """The average of this group is over, for good."""
         if self._group and self._group.ticket.root == root:
-            self._end(How.COMMITTED if done else How.OUT)
+            self._end(AttemptPhase.COMMITTED if done else AttemptPhase.OUT)
         elif done:  # abandoned too late: it was applied
             mine = [ticket for ticket in self._past if ticket.root == root]
-            self._past.update(dict.fromkeys(mine[-1:], How.COMMITTED))
+            self._past.update(dict.fromkeys(mine[-1:], AttemptPhase.COMMITTED))
 
     def doubted(self, peer: PeerId, now: Seconds) -> None:
         """Membership suspects `peer`."""
@@ -190,14 +190,14 @@ class Repair:
                 group.wake_at = now  # ask it
                 group.asked.setdefault(peer, now)
             else:
-                self._maybe_mend(now)
+                self._maybe_resolve(now)
 
     def heard(self, ticket: Ticket, peer: PeerId) -> None:
         """A chunk of this attempt has come from `peer`, which counts as an answer."""
         if self._group and self._group.ticket == ticket:
             self._group.asked.pop(peer, None)
 
-    def gone(self, peer: PeerId, why: str) -> tuple[Ticket, tuple[PeerId, ...]] | None:
+    def peer_dead(self, peer: PeerId, why: str) -> tuple[Ticket, tuple[PeerId, ...]] | None:
         """A peer is dead or cut off: the attempt with it is over.
 
         Returns the group's first ticket and the survivors, if enough are left to try again.
@@ -211,10 +211,10 @@ class Repair:
 
     def receive(self, source: PeerId, message: RepairMessage, now: Seconds) -> None:
         match message:
-            case Standing():
-                self._handle_standing(source, message, now)
-            case Mended():
-                self._handle_mended(source, message, now)
+            case AttemptStatus():
+                self._handle_status(source, message, now)
+            case Resolution():
+                self._handle_resolution(source, message, now)
 
     def handle_timer(self, now: Seconds) -> None:
         group = self._group
@@ -225,12 +225,12 @@ class Repair:
                 self._ask(group, now)
             return
         if now >= group.broken_at + self._config.give_up_s:
-            self._mend(group, Mended(group.ticket), now)
+            self._resolve(group, Resolution(group.ticket), now)
             return
         if group.wake_at <= now:
             group.wake_at = now + self._config.resend_s
             self._tell(group)
-        self._maybe_mend(now)
+        self._maybe_resolve(now)
 
     def next_deadline(self) -> Seconds | None:
         return self._group.wake_at if self._group else None
@@ -238,7 +238,7 @@ class Repair:
     def check(self) -> None:
         group = self._group
         if group and self._me not in group.members:
-            raise InvariantViolation(f"{self._me} mends a group without itself: {group}")
+            raise InvariantViolation(f"{self._me} repairs a group without itself: {group}")
 
     # --- while it runs ----------------------------------------------------------------------------
 
@@ -259,15 +259,15 @@ class Repair:
             group.asked.setdefault(peer, now)
         for peer in group.asked:
             # Lost: asked again, until it has been silent for too long.
-            self._emit(Send(peer, Standing(group.ticket, How.RUNNING, asks=True)))
+            self._emit(Send(peer, AttemptStatus(group.ticket, AttemptPhase.RUNNING, asks=True)))
 
     def _stop(self, group: _Group, why: str) -> None:
         if not group.stopped:
             group.stopped = True
             self._emit(Break(group.ticket, why))
 
-    def _handle_standing(self, source: PeerId, message: Standing, now: Seconds) -> None:
-        group, ticket, how = self._group, message.ticket, message.how
+    def _handle_status(self, source: PeerId, message: AttemptStatus, now: Seconds) -> None:
+        group, ticket, phase = self._group, message.ticket, message.phase
         if group is None or group.ticket != ticket:
             if message.asks:
                 self._answer(source, ticket)
@@ -275,36 +275,38 @@ class Repair:
         if source not in group.members or source == self._me:
             return
         group.asked.pop(source, None)
-        if how is How.RUNNING:
+        if phase is AttemptPhase.RUNNING:
             if message.asks and group.broken_at is None:
-                self._emit(Send(source, Standing(ticket, How.RUNNING)))  # lost: it asks again
+                self._emit(
+                    Send(source, AttemptStatus(ticket, AttemptPhase.RUNNING))
+                )  # lost: it asks again
             return
-        group.reports[source] = how
+        group.reports[source] = phase
         if group.broken_at is None:
-            self._stop(group, f"{source} is {how.name.lower()}")
+            self._stop(group, f"{source} is {phase.name.lower()}")
         else:
-            self._maybe_mend(now)
+            self._maybe_resolve(now)
 
     def _answer(self, source: PeerId, ticket: Ticket) -> None:
         """Report our status in an attempt that we are not in."""
-        if ticket in self._verdicts:
+        if ticket in self._resolutions:
             self._emit(
-                Send(source, self._verdicts[ticket])
+                Send(source, self._resolutions[ticket])
             )  # lost: it says again that it is broken
             return
-        how = self._past.get(ticket, How.OUT)
+        phase = self._past.get(ticket, AttemptPhase.OUT)
         if ticket not in self._past and self._expects(ticket.root):
-            how = How.RUNNING
-        self._emit(Send(source, Standing(ticket, how)))  # lost: it asks again
+            phase = AttemptPhase.RUNNING
+        self._emit(Send(source, AttemptStatus(ticket, phase)))  # lost: it asks again
 
     # --- when it is broken ------------------------------------------------------------------------
 
     def _tell(self, group: _Group) -> None:
         for peer in group.members:
-            if peer != self._me:  # lost: said again until it is mended
-                self._emit(Send(peer, Standing(group.ticket, How.BROKEN, asks=True)))
+            if peer != self._me:  # lost: said again until it is repaired
+                self._emit(Send(peer, AttemptStatus(group.ticket, AttemptPhase.BROKEN, asks=True)))
 
-    def _maybe_mend(self, now: Seconds) -> None:
+    def _maybe_resolve(self, now: Seconds) -> None:
         """If this peer leads and all survivors have reported: announce the resolution."""
         group = self._group
         if group is None or group.broken_at is None:
@@ -313,46 +315,50 @@ class Repair:
         left = [peer for peer in order if peer == self._me or not self._is_past(group, peer, now)]
         if left[0] != self._me or any(p != self._me and p not in group.reports for p in left):
             return
-        verdict = self._verdict(group)
-        _keep(self._verdicts, group.ticket, verdict)
+        resolution = self._resolution(group)
+        _keep(self._resolutions, group.ticket, resolution)
         for peer in group.members:
             if peer != self._me:
-                self._emit(Send(peer, verdict))  # lost: it says again that it is broken
-        self._mend(group, verdict, now)
+                self._emit(Send(peer, resolution))  # lost: it says again that it is broken
+        self._resolve(group, resolution, now)
 
     def _is_past(self, group: _Group, peer: PeerId, now: Seconds) -> bool:
         """True for a member that is lost, or past the attempt: it takes no part in the repair."""
         assert group.broken_at is not None
         if peer in group.reports:
-            return group.reports[peer] is not How.BROKEN
+            return group.reports[peer] is not AttemptPhase.BROKEN
         waited = now >= group.broken_at + self._config.report_s
         return waited or not self._is_alive(peer)
 
-    def _verdict(self, group: _Group) -> Mended:
-        if How.COMMITTED in group.reports.values():
-            return Mended(group.ticket, adopt=True)
-        left = [p for p in group.members if group.reports.get(p) is How.BROKEN or p == self._me]
+    def _resolution(self, group: _Group) -> Resolution:
+        if AttemptPhase.COMMITTED in group.reports.values():
+            return Resolution(group.ticket, adopt=True)
+        left = [
+            p for p in group.members if group.reports.get(p) is AttemptPhase.BROKEN or p == self._me
+        ]
         rounds = group.ticket.attempt // group.size + 1
         if len(left) < group.least or rounds >= MOST_ATTEMPTS:
-            return Mended(group.ticket)
-        attempt = rounds * group.size + group.members.index(self._me)  # no other mender's number
-        return Mended(group.ticket, again=attempt, members=tuple(left))
+            return Resolution(group.ticket)
+        attempt = rounds * group.size + group.members.index(
+            self._me
+        )  # no other repair leader's number
+        return Resolution(group.ticket, again=attempt, members=tuple(left))
 
-    def _handle_mended(self, source: PeerId, message: Mended, now: Seconds) -> None:
+    def _handle_resolution(self, source: PeerId, message: Resolution, now: Seconds) -> None:
         group = self._group
         if group is None or group.ticket != message.ticket or source not in group.members:
             return
         if group.broken_at is None:
-            self._stop(group, "it was mended without us")  # and we say so, and are told again
+            self._stop(group, "it was repaired without us")  # and we say so, and are told again
         else:
-            self._mend(group, message, now)
+            self._resolve(group, message, now)
 
-    def _mend(self, group: _Group, verdict: Mended, now: Seconds) -> None:
-        adopts = verdict.adopt and group.complete
+    def _resolve(self, group: _Group, resolution: Resolution, now: Seconds) -> None:
+        adopts = resolution.adopt and group.complete
         most = MOST_ATTEMPTS * group.size
-        left = {*verdict.members}
+        left = {*resolution.members}
         goes_on = (
-            group.ticket.attempt < verdict.again <= most
+            group.ticket.attempt < resolution.again <= most
             and self._me in left
             and len(left) >= group.least
             and left <= {*group.members}
@@ -361,28 +367,32 @@ class Repair:
             group.broken_at = None
             group.stopped = True  # it cannot break any more
             group.wake_at = now + self._config.ask_s
-            self._emit(Mend(group.ticket, adopt=True))
+            self._emit(Resolve(group.ticket, adopt=True))
         elif goes_on:
-            ticket = replace(group.ticket, attempt=verdict.again)
-            _keep(self._past, group.ticket, How.OUT)
+            ticket = replace(group.ticket, attempt=resolution.again)
+            _keep(self._past, group.ticket, AttemptPhase.OUT)
             members = tuple(sorted(left))
             wake_at = now + self._config.ask_s
             self._group = _Group(ticket, members, group.size, group.least, wake_at)
-            self._emit(Mend(group.ticket, again=ticket, members=members))
+            self._emit(Resolve(group.ticket, again=ticket, members=members))
         else:
-            self._end(How.OUT)
-            self._emit(Mend(group.ticket, why="too few are left of the group"))
+            self._end(AttemptPhase.OUT)
+            self._emit(Resolve(group.ticket, why="too few are left of the group"))
 
     # --- the end ----------------------------------------------------------------------------------
 
-    def _end(self, how: How) -> None:
+    def _end(self, phase: AttemptPhase) -> None:
         group, self._group = self._group, None
         assert group is not None
-        _keep(self._past, group.ticket, how)
-        asking = group.members if how is How.OUT and group.broken_at is None else group.reports
+        _keep(self._past, group.ticket, phase)
+        asking = (
+            group.members
+            if phase is AttemptPhase.OUT and group.broken_at is None
+            else group.reports
+        )
         for peer in asking:
             if peer != self._me:
-                self._emit(Send(peer, Standing(group.ticket, how)))  # lost: it asks
+                self._emit(Send(peer, AttemptStatus(group.ticket, phase)))  # lost: it asks
 
 
 def _keep(memory: dict[Ticket, T], ticket: Ticket, what: T) -> None:

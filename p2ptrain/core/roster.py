@@ -123,10 +123,10 @@ class Roster:
         here = MemberState.SUSPECT
         return tuple(peer for peer in self.names.sorted if others[peer].state <= here)
 
-    def gone(self) -> tuple[PeerId, ...]:
+    def dead(self) -> tuple[PeerId, ...]:
         """Dead members, sorted; without those that left."""
-        others, gone = self.others, MemberState.GONE
-        return tuple(peer for peer in self.names.sorted if others[peer].state is gone)
+        others, dead = self.others, MemberState.DEAD
+        return tuple(peer for peer in self.names.sorted if others[peer].state is dead)
 
 
 def _has_begun(member: Member) -> bool:

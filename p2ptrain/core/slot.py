@@ -27,8 +27,8 @@ from p2ptrain.core.lock_state import (
     relative,
 )
 from p2ptrain.core.messages import Inquire, Release, Relinquish, Request
-from p2ptrain.core.pace import Pace, Wait
 from p2ptrain.core.purpose import Formation, Purpose
+from p2ptrain.core.timeout_policy import TimeoutPolicy, Wait
 from p2ptrain.errors import InvariantViolation
 from p2ptrain.ids import PeerId, Seconds, Ticket
 
@@ -86,14 +86,14 @@ class Slot:
         config: LockConfig,
         emit: Callable[[Effect], None],
         groups: Groups | None = None,
-        pace: Pace | None = None,
+        timeouts: TimeoutPolicy | None = None,
     ) -> None:
         self._me = me
         self._incarnation = incarnation
         self._config = config
         self._emit = emit
         self._groups = groups or AnyGroup()
-        self.pace = pace or Pace(config)
+        self.timeouts = timeouts or TimeoutPolicy(config)
         self._state: LockState = Free()
         self._queue: tuple[Request, ...] = ()  # others', the oldest first, one of each peer
         self._wishes: tuple[Wish, ...] = ()  # our own, in order
@@ -303,7 +303,7 @@ class Slot:
 
     def _answered(self, state: Collecting, source: PeerId, now: Seconds) -> None:
         if source in state.asked:  # else it was asked twice: no telling which one it answers
-            self.pace.note(Wait.ANSWER, now - state.asked_at)
+            self.timeouts.note(Wait.ANSWER, now - state.asked_at)
 
     def _free(self, ticket: Ticket, ended: Ended = NEVER_FORMED) -> None:
         """Our part in `ticket` is over, for good; somebody's turn is next."""

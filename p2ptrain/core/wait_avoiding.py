@@ -306,7 +306,7 @@ class WaitAvoiding:
         self._last.pop(peer, None)
 
     def view_changed(self, now: Seconds) -> None:
-        """Membership has news: our coordinator may have changed, or a rule may be met now."""
+        """Membership has changed: our coordinator may have changed, or a rule may be met now."""
         if self._arrival:
             self._tell_coordinator(now)
         self._maybe_run(now)

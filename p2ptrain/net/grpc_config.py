@@ -23,7 +23,7 @@ class GrpcConfig:
     """A probe unanswered for so long closes the connection."""
 
     data: str = "auto"
-    """How slices travel. ``grpc``: through the one port. ``sockets``: over a TCP port of their own.
+    """How chunks travel. ``grpc``: through the one port. ``sockets``: over a TCP port of their own.
     ``memory``: by shared memory between peers of one machine. ``auto``: by the fastest of these
     that works between two peers. gRPC is what is left where the others do not."""
 
@@ -76,8 +76,8 @@ def channel_arguments(config: GrpcConfig) -> list[tuple[str, int | str]]:
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", period_ms // 2),
         ("grpc.http2.max_ping_strikes", 0),
-        ("grpc.max_receive_message_length", wire.MAX_SLICE_BYTES + 1024),
-        ("grpc.max_send_message_length", wire.MAX_SLICE_BYTES + 1024),
+        ("grpc.max_receive_message_length", wire.MAX_CHUNK_BYTES + 1024),
+        ("grpc.max_send_message_length", wire.MAX_CHUNK_BYTES + 1024),
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.min_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 1000),

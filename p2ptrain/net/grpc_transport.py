@@ -36,8 +36,8 @@ from p2ptrain.ids import Address, Seconds
 from p2ptrain.net import wire
 from p2ptrain.net.grpc_config import GrpcConfig, channel_arguments
 from p2ptrain.net.sockets import SharedVectors, SocketCaller, SocketServer, this_machine
-from p2ptrain.net.transport import Desk, Handler, SliceStream
-from p2ptrain.net.wire import Envelope, Hello, Opening, Welcome
+from p2ptrain.net.transport import ChunkStream, Handler, Service
+from p2ptrain.net.wire import Envelope, Hello, JoinReply, Opening
 from p2ptrain.vectors import Vector
 
 SERVICE = "p2ptrain.v1.Peer"
@@ -123,7 +123,7 @@ class GrpcTransport:
         self._handler: Handler | None = None
         self.refused_bytes = 0
         """How many calls carried bytes that did not decode."""
-        self.desk: Desk | None = None
+        self.service: Service | None = None
         """Answers strangers; without one they are told that nobody does."""
 
     # --- the port ---------------------------------------------------------------------------------
@@ -156,17 +156,17 @@ class GrpcTransport:
         if not self._closed:
             self._link(target).send(wire.encode_envelope(envelope))
 
-    async def join(self, host: Address, hello: Hello, timeout_s: Seconds) -> Welcome:
+    async def join(self, host: Address, hello: Hello, timeout_s: Seconds) -> JoinReply:
         call = self._link(host).unary("Join")
         answer = await self._ask(host, call(wire.encode_hello(hello), timeout=timeout_s), "joining")
-        return wire.decode_welcome(answer)
+        return wire.decode_join_reply(answer)
 
     async def identify(self, address: Address, timeout_s: Seconds) -> Hello:
         call = self._link(address).unary("Identify")
         answer = await self._ask(address, call(b"", timeout=timeout_s), "asking who it is")
         return wire.decode_hello(answer)
 
-    async def open(self, target: Address, opening: Opening) -> SliceStream:
+    async def open(self, target: Address, opening: Opening) -> ChunkStream:
         link = self._link(target)
         try:
             if sockets := await link.sockets(self._config.data, self._vectors):
@@ -216,7 +216,7 @@ class GrpcTransport:
             hello = wire.decode_hello(request)
         except CodecError as error:
             await self._reject(context, error)
-        return wire.encode_welcome(await self._handler.handle_join(hello))
+        return wire.encode_join_reply(await self._handler.handle_join(hello))
 
     async def _serve_identify(self, _: bytes, context: Any) -> bytes:  # Any: grpc is untyped
         assert self._handler
@@ -224,7 +224,7 @@ class GrpcTransport:
 
     async def _serve_paths(self, _: bytes, context: Any) -> bytes:  # Any: grpc is untyped
         if self._sockets is None:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "slices travel by gRPC here")
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "chunks travel by gRPC here")
             raise AssertionError("abort raises")
         return wire.encode_paths(self._sockets.paths)
 
@@ -242,7 +242,7 @@ class GrpcTransport:
         aborted = ""
         try:
             while not aborted and (data := await anext(requests, None)) is not None:
-                first = wire.decode_slice(data)
+                first = wire.decode_chunk(data)
                 if first.opening is None:
                     raise CodecError("a stream that does not begin with an opening")
                 stream = _CalleeStream(requests, context, first)
@@ -259,10 +259,10 @@ class GrpcTransport:
             await context.abort(grpc.StatusCode.ABORTED, aborted)
 
     async def _serve_status(self, _: bytes, context: Any) -> bytes:  # Any: grpc is untyped
-        if self.desk is None:
+        if self.service is None:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "nobody reports here")
             raise AssertionError("abort raises")
-        return wire.encode_report(self.desk.report())
+        return wire.encode_report(self.service.report())
 
     async def _serve_dial_back(self, request: bytes, context: Any) -> bytes:  # Any: as above
         try:
@@ -270,11 +270,11 @@ class GrpcTransport:
         except CodecError as error:
             await self._reject(context, error)
         caller_ip = _ip_of(context.peer())
-        if self.desk is None or not caller_ip:
+        if self.service is None or not caller_ip:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "nobody calls back from here")
             raise AssertionError("abort raises")
         try:
-            return wire.encode_dialed_back(await self.desk.dial_back(caller_ip, asked))
+            return wire.encode_dialed_back(await self.service.dial_back(caller_ip, asked))
         except RefusedError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
             raise AssertionError("abort raises") from error
@@ -465,10 +465,10 @@ class _CallerStream:
             await self._say(None, last=False)
         if self._heard_all:
             return None
-        data = await self._use(self._call.read, "receiving slices")
+        data = await self._use(self._call.read, "receiving chunks")
         if data is grpc.aio.EOF:
             raise await self._what_ended_it()
-        heard = wire.decode_slice(data)
+        heard = wire.decode_chunk(data)
         self._heard_all = heard.last
         self._maybe_put_back()
         return heard.payload
@@ -481,9 +481,9 @@ class _CallerStream:
         """Nothing: what was received is our own."""
 
     async def _say(self, payload: memoryview | None, last: bool) -> None:
-        data = wire.encode_slice(wire.Slice(payload, last, self._opening))
+        data = wire.encode_chunk(wire.Chunk(payload, last, self._opening))
         self._opening = None
-        await self._use(lambda: self._call.write(data), "sending slices")
+        await self._use(lambda: self._call.write(data), "sending chunks")
         self._said_all = last
         self._maybe_put_back()
 
@@ -518,18 +518,18 @@ class _CallerStream:
         if code is grpc.StatusCode.OK:
             return TransportError(f"{self._address} ended the call in the middle of a stream")
         ended = grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details)
-        return _translate(ended, self._address, "moving slices")
+        return _translate(ended, self._address, "moving chunks")
 
 
 class _CalleeStream:
     """The side of a stream that was called; `first` came with the opening."""
 
     def __init__(
-        self, requests: AsyncIterator[bytes], context: Any, first: wire.Slice
+        self, requests: AsyncIterator[bytes], context: Any, first: wire.Chunk
     ) -> None:  # Any: grpc is untyped
         self._requests = requests
         self._context = context
-        self._first: wire.Slice | None = first
+        self._first: wire.Chunk | None = first
         self._said_all = False
         self._heard_all = False
         self.aborted = ""
@@ -539,7 +539,7 @@ class _CalleeStream:
         return False
 
     async def send(self, payload: memoryview, last: bool = False) -> None:
-        await self._say(wire.Slice(payload, last))
+        await self._say(wire.Chunk(payload, last))
 
     async def refer(self, payload: memoryview, last: bool = False) -> bool:
         """No memory is shared here."""
@@ -551,7 +551,7 @@ class _CalleeStream:
         if first is None or (first.payload is None and not first.last):
             if self._heard_all:
                 return None
-            heard = wire.decode_slice(await self._read())
+            heard = wire.decode_chunk(await self._read())
         assert heard is not None
         self._heard_all = heard.last
         return heard.payload
@@ -565,18 +565,18 @@ class _CalleeStream:
     async def close(self) -> None:
         """Say that this was all, and let pass by what the caller still has to say."""
         if not self._said_all and not self.aborted:
-            await self._say(wire.Slice(last=True))
+            await self._say(wire.Chunk(last=True))
         for _ in range(MAX_IGNORED):
             if self._heard_all or self.aborted:
                 return
             await self.receive()
-        self.abort(f"more than {MAX_IGNORED} slices that nobody waits for")
+        self.abort(f"more than {MAX_IGNORED} chunks that nobody waits for")
 
-    async def _say(self, content: wire.Slice) -> None:
+    async def _say(self, content: wire.Chunk) -> None:
         if self.aborted:
             raise TransportError(self.aborted)
         try:
-            await self._context.write(wire.encode_slice(content))
+            await self._context.write(wire.encode_chunk(content))
         except GONE as error:
             raise TransportError("the caller hung up") from error
         self._said_all = content.last

@@ -46,8 +46,8 @@ import numpy as np
 from p2ptrain.errors import CodecError, RefusedError, TransportError
 from p2ptrain.ids import Seconds
 from p2ptrain.net import wire
-from p2ptrain.net.transport import SliceStream
-from p2ptrain.net.wire import MAX_SLICE_BYTES, SECRET_BYTES, Opening, Paths
+from p2ptrain.net.transport import ChunkStream
+from p2ptrain.net.wire import MAX_CHUNK_BYTES, SECRET_BYTES, Opening, Paths
 from p2ptrain.vectors import Vector
 
 
@@ -55,8 +55,8 @@ class Kind(IntEnum):
     """What a frame is."""
 
     OPENING = 1
-    SLICE = 2
-    LAST_SLICE = 3
+    CHUNK = 2
+    LAST_CHUNK = 3
     END = 4
     REFUSED = 5
     ABORTED = 6
@@ -87,7 +87,7 @@ SHARED_NAME = "p2ptrain-vector"
 
 T = TypeVar("T")
 
-Serve = Callable[[Opening, SliceStream], Coroutine[Any, Any, None]]  # Any: asyncio's own types
+Serve = Callable[[Opening, ChunkStream], Coroutine[Any, Any, None]]  # Any: asyncio's own types
 
 
 def this_machine() -> str:
@@ -215,7 +215,7 @@ class SocketServer:
                 kind, frame = await connection.receive_frame()
                 if kind != Kind.OPENING:
                     raise CodecError("a stream that does not begin with an opening")
-                opening = wire.decode_slice(bytes(frame)).opening
+                opening = wire.decode_chunk(bytes(frame)).opening
                 if opening is None:
                     raise CodecError("an opening that opens nothing")
                 await self._serve_one(opening, SocketStream(connection, None, "the caller"))
@@ -431,7 +431,7 @@ class Connection:
                 await self._loop.sock_sendall(self._socket, rest)
 
     async def receive_frame(self, into: memoryview | None = None) -> tuple[Kind, memoryview]:
-        """The next frame, in the memory `into` if it is a slice that fits there exactly.
+        """The next frame, in the memory `into` if it is a chunk that fits there exactly.
 
         Raises:
             TransportError: if the connection ended.
@@ -439,10 +439,10 @@ class Connection:
         """
         await self._fill(self._header)
         number, size_bytes = HEADER.unpack(self._header)
-        is_slice = number in (Kind.SLICE, Kind.LAST_SLICE)
-        if number not in KINDS or size_bytes > (MAX_SLICE_BYTES if is_slice else MAX_TEXT):
+        is_chunk = number in (Kind.CHUNK, Kind.LAST_CHUNK)
+        if number not in KINDS or size_bytes > (MAX_CHUNK_BYTES if is_chunk else MAX_TEXT):
             raise CodecError(f"a frame of kind {number} with {size_bytes} bytes")
-        if into is None or not is_slice or into.nbytes != size_bytes:
+        if into is None or not is_chunk or into.nbytes != size_bytes:
             into = memoryview(bytearray(size_bytes))
         await self._fill(into)
         return Kind(number), into
@@ -514,7 +514,7 @@ class SocketStream:
         if await self.refer(payload, last):
             return
         await self._maybe_open()
-        await self._say(Kind.LAST_SLICE if last else Kind.SLICE, payload)
+        await self._say(Kind.LAST_CHUNK if last else Kind.CHUNK, payload)
         self._said_all = self._said_end = last
         self._maybe_put_back()
 
@@ -538,8 +538,8 @@ class SocketStream:
             return None
         kind, payload = await self._use(self.connection.receive_frame(into))
         match kind:
-            case Kind.SLICE | Kind.LAST_SLICE | Kind.END:
-                self._heard_end = kind is not Kind.SLICE
+            case Kind.CHUNK | Kind.LAST_CHUNK | Kind.END:
+                self._heard_end = kind is not Kind.CHUNK
             case Kind.SHARED:
                 self._rest = self.connection.resolve(payload)
                 payload = self._next_of_rest(into)
@@ -585,7 +585,7 @@ class SocketStream:
     async def _maybe_open(self) -> None:
         opening, self._opening = self._opening, None
         if opening is not None:
-            await self._say(Kind.OPENING, wire.encode_slice(wire.Slice(opening=opening)))
+            await self._say(Kind.OPENING, wire.encode_chunk(wire.Chunk(opening=opening)))
 
     async def _say(self, kind: Kind, payload: memoryview | bytes = b"") -> None:
         await self._use(self.connection.send_frame(kind, payload))

@@ -18,15 +18,15 @@ from p2ptrain.net.wire import (
     DialedBack,
     Envelope,
     Hello,
+    JoinReply,
     Opening,
     Report,
-    Welcome,
 )
 from p2ptrain.vectors import Vector
 
 
-class SliceStream(Protocol):
-    """One side of a stream of slices."""
+class ChunkStream(Protocol):
+    """One side of a stream of chunks."""
 
     @property
     def is_local(self) -> bool:
@@ -107,11 +107,11 @@ class Handler(Protocol):
         """The path to `address` is broken at present."""
         ...
 
-    async def handle_join(self, hello: Hello) -> Welcome: ...
+    async def handle_join(self, hello: Hello) -> JoinReply: ...
 
     def handle_identify(self) -> Hello: ...
 
-    async def handle_stream(self, opening: Opening, stream: SliceStream) -> None:
+    async def handle_stream(self, opening: Opening, stream: ChunkStream) -> None:
         """Serve one stream until it is over. Raise RefusedError with a sentence to refuse."""
         ...
 
@@ -131,7 +131,7 @@ class Transport(Protocol):
         """Send a message, best effort; never waits."""
         ...
 
-    async def join(self, host: Address, hello: Hello, timeout_s: Seconds) -> Welcome:
+    async def join(self, host: Address, hello: Hello, timeout_s: Seconds) -> JoinReply:
         """Send a join request to the peer at `host`. Raises TransportError."""
         ...
 
@@ -139,8 +139,8 @@ class Transport(Protocol):
         """Ask who is at `address`. Raises TransportError."""
         ...
 
-    async def open(self, target: Address, opening: Opening) -> SliceStream:
-        """Open a stream of slices; the opening may travel with the first use of it.
+    async def open(self, target: Address, opening: Opening) -> ChunkStream:
+        """Open a stream of chunks; the opening may travel with the first use of it.
 
         Raises:
             TransportError: here, or at the first use of the stream.
@@ -160,7 +160,7 @@ class Transport(Protocol):
         ...
 
 
-class Desk(Protocol):
+class Service(Protocol):
     """Answers calls of non-members: `p2ptrain status` and `p2ptrain doctor`."""
 
     def report(self) -> Report: ...

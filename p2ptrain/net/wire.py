@@ -4,7 +4,7 @@ Every message of `core/messages.py` can be encoded. Any bytes either decode to a
 raise `CodecError` with one sentence: lengths, counts, names and numbers are bounded here, so code
 behind this file need not distrust them. The simulator sends its messages through this file, too.
 
-Tensor bytes are the exception: a `Slice` is written and read by hand, byte for byte as protobuf
+Tensor bytes are the exception: a `Chunk` is written and read by hand, byte for byte as protobuf
 would (a test compares), because protobuf copies a payload three times where one copy is enough.
 """
 
@@ -49,12 +49,12 @@ MAX_OPENING_BYTES = 1 << 12
 MAX_MASK_BYTES = 1 << 17
 """One bit for each of a million parameters."""
 MAX_WEIGHT = 1 << 40
-MAX_SLICE_BYTES = 4 << 20
+MAX_CHUNK_BYTES = 4 << 20
 SECRET_BYTES = 32
 LOWEST_PORT = 1024
 """A call back goes to no port below: peers have no business there, and scanners do."""
 
-# Tags of a Slice's fields: number << 3 | kind, kind 2 has a length, kind 0 is a number.
+# Tags of a Chunk's fields: number << 3 | kind, kind 2 has a length, kind 0 is a number.
 _PAYLOAD, _AVERAGE, _STATE, _LAST = 0x0A, 0x12, 0x1A, 0x20
 
 _WHATS = dict(enumerate(What))
@@ -79,7 +79,7 @@ class Hello:
 
 
 @dataclass(frozen=True, slots=True)
-class Welcome:
+class JoinReply:
     """The answer to `Hello`: a refusal in words, or everyone the host knows of.
 
     The newcomer is among them, with the samples of its former lives.
@@ -106,7 +106,7 @@ class AverageOpening:
     sender: PeerId
     ticket: Ticket
     vector_size: int
-    slice_size: int
+    chunk_size: int
     codec: str
     bucket: str
     """Which part of the ticket's payload; the sizes are its own."""
@@ -119,7 +119,7 @@ class StateOpening:
     swarm: str
     sender: PeerId
     version: int | None
-    line: int = 0
+    lineage: int = 0
     """Of that version."""
 
 
@@ -127,7 +127,7 @@ Opening = AverageOpening | StateOpening
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
+class Chunk:
     """One message of a stream; the caller's first one has the opening."""
 
     payload: memoryview | None = None
@@ -153,7 +153,7 @@ class Report:
     loss: float | None
     partners: tuple[PeerId, ...]
     """Of the last group that was done."""
-    disagreement_l2: float | None
+    consensus_distance_l2: float | None
     groups_done: int
     groups_failed: int
     warning: str
@@ -218,15 +218,15 @@ def _message_to_pb(
             return "ping", pb.Ping(number=number, members=map(_member_to_pb, members))
         case m.Ack(number, members):
             return "ack", pb.Ack(number=number, members=map(_member_to_pb, members))
-        case m.PingFor(number, target):
-            return "ping_for", pb.PingFor(number=number, target=target)
-        case m.AckFor(number, target, answered, members):
+        case m.IndirectPing(number, target):
+            return "indirect_ping", pb.IndirectPing(number=number, target=target)
+        case m.IndirectAck(number, target, answered, members):
             records = map(_member_to_pb, members)
-            return "ack_for", pb.AckFor(
+            return "indirect_ack", pb.IndirectAck(
                 number=number, target=target, answered=answered, members=records
             )
-        case m.Rumours(members):
-            return "rumours", pb.Rumours(members=map(_member_to_pb, members))
+        case m.MembershipUpdates(members):
+            return "membership_updates", pb.MembershipUpdates(members=map(_member_to_pb, members))
         case m.Request(ticket, born, purpose):
             body = pb.Request(
                 ticket=ticket_to_pb(ticket), born=born, purpose=_purpose_to_pb(purpose)
@@ -246,13 +246,13 @@ def _message_to_pb(
             return "inquire", pb.Inquire(ticket=ticket_to_pb(ticket))
         case m.Relinquish(ticket):
             return "relinquish", pb.Relinquish(ticket=ticket_to_pb(ticket))
-        case m.Arrive(version, line, offer, contribution):
+        case m.Arrive(version, lineage, offer, contribution):
             stated = _contribution_to_pb(contribution) if offer else None
             offered = _offer_to_pb(offer)
-            body = pb.Arrive(version=version, line=line, offer=offered, contribution=stated)
+            body = pb.Arrive(version=version, lineage=lineage, offer=offered, contribution=stated)
             return "arrive", body
-        case m.CatchUp(version, donor, line):
-            return "catch_up", pb.CatchUp(version=version, donor=donor, line=line)
+        case m.CatchUp(version, donor, lineage):
+            return "catch_up", pb.CatchUp(version=version, donor=donor, lineage=lineage)
         case m.Activate(version, waits, offer, contribution):
             stated = _contribution_to_pb(contribution) if offer else None
             offered = _offer_to_pb(offer)
@@ -260,12 +260,14 @@ def _message_to_pb(
             return "activate", body
         case m.Past(version):
             return "past", pb.Past(version=version)
-        case m.Standing(ticket, how, asks):
-            body = pb.Standing(ticket=ticket_to_pb(ticket), how=how.value, asks=asks)
-            return "standing", body
-        case m.Mended(ticket, adopt, again, group):
+        case m.AttemptStatus(ticket, phase, asks):
+            body = pb.AttemptStatus(ticket=ticket_to_pb(ticket), phase=phase.value, asks=asks)
+            return "attempt_status", body
+        case m.Resolution(ticket, adopt, again, group):
             packed = ticket_to_pb(ticket)
-            return "mended", pb.Mended(ticket=packed, adopt=adopt, again=again, members=group)
+            return "resolution", pb.Resolution(
+                ticket=packed, adopt=adopt, again=again, members=group
+            )
         case m.AlgorithmMessage(kind, numbers, peers):
             body = pb.AlgorithmMessage(kind=kind, numbers=numbers, peers=peers)
             return "algorithm", body
@@ -274,11 +276,11 @@ def _message_to_pb(
 _FROM_PB: dict[str, Callable[[Any], m.Message | m.AlgorithmMessage]] = {
     "ping": lambda p: m.Ping(number(p.number), _members(p.members)),
     "ack": lambda p: m.Ack(number(p.number), _members(p.members)),
-    "ping_for": lambda p: m.PingFor(number(p.number), name_of(p.target)),
-    "ack_for": lambda p: m.AckFor(
+    "indirect_ping": lambda p: m.IndirectPing(number(p.number), name_of(p.target)),
+    "indirect_ack": lambda p: m.IndirectAck(
         number(p.number), name_of(p.target), p.answered, _members(p.members)
     ),
-    "rumours": lambda p: m.Rumours(_members(p.members)),
+    "membership_updates": lambda p: m.MembershipUpdates(_members(p.members)),
     "request": lambda p: m.Request(ticket_of(p.ticket), number(p.born), _purpose(p.purpose)),
     "grant": lambda p: m.Grant(ticket_of(p.ticket), _contribution(p.contribution)),
     "failed": lambda p: m.Failed(ticket_of(p.ticket), text_of(p.reason, MAX_REASON)),
@@ -286,12 +288,14 @@ _FROM_PB: dict[str, Callable[[Any], m.Message | m.AlgorithmMessage]] = {
     "release": lambda p: m.Release(ticket_of(p.ticket)),
     "inquire": lambda p: m.Inquire(ticket_of(p.ticket)),
     "relinquish": lambda p: m.Relinquish(ticket_of(p.ticket)),
-    "arrive": lambda p: m.Arrive(number(p.version), p.line, *_offer_of(p)),
-    "catch_up": lambda p: m.CatchUp(number(p.version), name_of(p.donor), p.line),
+    "arrive": lambda p: m.Arrive(number(p.version), p.lineage, *_offer_of(p)),
+    "catch_up": lambda p: m.CatchUp(number(p.version), name_of(p.donor), p.lineage),
     "activate": lambda p: m.Activate(number(p.version), p.waits, *_offer_of(p)),
     "past": lambda p: m.Past(number(p.version)),
-    "standing": lambda p: m.Standing(ticket_of(p.ticket), _how(p.how), p.asks),
-    "mended": lambda p: m.Mended(
+    "attempt_status": lambda p: m.AttemptStatus(
+        ticket_of(p.ticket), _attempt_phase(p.phase), p.asks
+    ),
+    "resolution": lambda p: m.Resolution(
         ticket_of(p.ticket), p.adopt, number(p.again), group_of(p.members) if p.members else ()
     ),
     "algorithm": lambda p: _algorithm_message(
@@ -321,15 +325,15 @@ def decode_hello(data: bytes) -> Hello:
     return _hello(parse(pb.Hello, data))
 
 
-def encode_welcome(welcome: Welcome) -> bytes:
-    members = map(_member_to_pb, welcome.members)
-    return bytes(pb.Welcome(refusal=welcome.refusal, members=members).SerializeToString())
+def encode_join_reply(reply: JoinReply) -> bytes:
+    members = map(_member_to_pb, reply.members)
+    return bytes(pb.JoinReply(refusal=reply.refusal, members=members).SerializeToString())
 
 
-def decode_welcome(data: bytes) -> Welcome:
+def decode_join_reply(data: bytes) -> JoinReply:
     """Raises CodecError."""
-    packed = parse(pb.Welcome, data)
-    return Welcome(text_of(packed.refusal, 4 * MAX_REASON), _members(packed.members))
+    packed = parse(pb.JoinReply, data)
+    return JoinReply(text_of(packed.refusal, 4 * MAX_REASON), _members(packed.members))
 
 
 # --- what strangers may ask -----------------------------------------------------------------------
@@ -347,7 +351,7 @@ def encode_report(report: Report) -> bytes:
         doing=report.doing[:MAX_REASON],
         loss=report.loss,
         partners=report.partners,
-        disagreement_l2=report.disagreement_l2,
+        consensus_distance_l2=report.consensus_distance_l2,
         groups_done=report.groups_done,
         groups_failed=report.groups_failed,
         warning=report.warning[:MAX_REASON],
@@ -371,7 +375,9 @@ def decode_report(data: bytes) -> Report:
         doing=text_of(p.doing, MAX_REASON),
         loss=p.loss if p.HasField("loss") else None,
         partners=tuple(name_of(partner) for partner in p.partners[:MAX_MEMBERS]),
-        disagreement_l2=measure(p.disagreement_l2) if p.HasField("disagreement_l2") else None,
+        consensus_distance_l2=measure(p.consensus_distance_l2)
+        if p.HasField("consensus_distance_l2")
+        else None,
         groups_done=number(p.groups_done),
         groups_failed=number(p.groups_failed),
         warning=text_of(p.warning, MAX_REASON),
@@ -422,11 +428,11 @@ def decode_paths(data: bytes) -> Paths:
     return Paths(p.port, p.secret, text_of(p.machine, MAX_NAME), text_of(p.unix_name, MAX_NAME))
 
 
-# --- slices ---------------------------------------------------------------------------------------
+# --- chunks ---------------------------------------------------------------------------------------
 
 
-def encode_slice(content: Slice) -> bytes:
-    """All of a slice in the one copy that gRPC needs."""
+def encode_chunk(content: Chunk) -> bytes:
+    """All of a chunk in the one copy that gRPC needs."""
     parts: list[bytes | memoryview] = []
     if content.payload is not None:
         parts += (varint(_PAYLOAD), varint(content.payload.nbytes), content.payload)
@@ -439,49 +445,49 @@ def encode_slice(content: Slice) -> bytes:
     return b"".join(parts)
 
 
-def decode_slice(data: bytes) -> Slice:
+def decode_chunk(data: bytes) -> Chunk:
     """What `data` holds; the payload is not copied, unknown fields are skipped.
 
     Raises:
-        CodecError: if the bytes are not a slice, or one that says nothing.
+        CodecError: if the bytes are not a chunk, or one that says nothing.
     """
     payload, opening, last = None, None, False
     whole, at = memoryview(data), 0
     while at < len(data):
         tag, at = read_varint(data, at)
         if tag & 7 not in (0, 2):
-            raise CodecError(f"a slice with a field of kind {tag & 7}")
+            raise CodecError(f"a chunk with a field of kind {tag & 7}")
         value, at = read_varint(data, at)
         if tag == _LAST:
             last = value == 1
         if tag & 7 == 0:
             continue
         if at + value > len(data):
-            raise CodecError(f"a slice says {value} bytes and carries {len(data) - at}")
+            raise CodecError(f"a chunk says {value} bytes and carries {len(data) - at}")
         if tag == _PAYLOAD:
             payload = whole[at : at + value]
         elif tag in (_AVERAGE, _STATE):
             opening = _opening(tag, bytes(whole[at : at + value]))
         at += value
     if payload is None and opening is None and not last:
-        raise CodecError("a slice that says nothing")
-    return Slice(payload, last, opening)
+        raise CodecError("a chunk that says nothing")
+    return Chunk(payload, last, opening)
 
 
 def _opening_to_pb(opening: Opening) -> Any:  # Any: a generated class
     match opening:
-        case AverageOpening(swarm, sender, ticket, vector_size, slice_size, codec, bucket):
+        case AverageOpening(swarm, sender, ticket, vector_size, chunk_size, codec, bucket):
             return pb.AverageOpening(
                 swarm=swarm,
                 sender=sender,
                 ticket=ticket_to_pb(ticket),
                 vector_size=vector_size,
-                slice_size=slice_size,
+                chunk_size=chunk_size,
                 codec=codec,
                 bucket=bucket,
             )
-        case StateOpening(swarm, sender, version, line):
-            return pb.StateOpening(swarm=swarm, sender=sender, version=version, line=line)
+        case StateOpening(swarm, sender, version, lineage):
+            return pb.StateOpening(swarm=swarm, sender=sender, version=version, lineage=lineage)
 
 
 def _opening(tag: int, data: bytes) -> Opening:
@@ -494,13 +500,13 @@ def _opening(tag: int, data: bytes) -> Opening:
             name_of(p.sender),
             ticket_of(p.ticket),
             number(p.vector_size),
-            number(p.slice_size),
+            number(p.chunk_size),
             text_of(p.codec, MAX_NAME),
             text_of(p.bucket, MAX_NAME),
         )
     p = parse(pb.StateOpening, data)
     version = p.version if p.HasField("version") else None
-    return StateOpening(text_of(p.swarm, MAX_NAME), name_of(p.sender), version, p.line)
+    return StateOpening(text_of(p.swarm, MAX_NAME), name_of(p.sender), version, p.lineage)
 
 
 # --- parts ----------------------------------------------------------------------------------------
@@ -617,7 +623,7 @@ def _purpose_to_pb(purpose: Purpose) -> Any:  # Any: a generated class
         formation=int(purpose.formation),
         what=_NUMBERS[purpose.what],
         version=purpose.version,
-        line=purpose.line,
+        lineage=purpose.lineage,
     )
 
 
@@ -626,7 +632,7 @@ def _purpose(p: Any) -> Purpose:  # Any: a generated class
         formation, what = Formation(p.formation), _WHATS[p.what]
     except (ValueError, KeyError) as error:
         raise CodecError(f"a group for something unknown: {error}") from error
-    return Purpose(formation, what, number(p.version), p.line)
+    return Purpose(formation, what, number(p.version), p.lineage)
 
 
 def _contribution_to_pb(stated: Contribution) -> Any:  # Any: a generated class
@@ -664,8 +670,8 @@ def _offer_of(p: Any) -> tuple[Ticket | None, Contribution]:  # Any: a generated
     return offer, MODEL if offer is None else _contribution(p.contribution)
 
 
-def _how(number: int) -> m.How:
+def _attempt_phase(number: int) -> m.AttemptPhase:
     try:
-        return m.How(number)
+        return m.AttemptPhase(number)
     except ValueError as error:
-        raise CodecError(f"an unknown standing: {error}") from error
+        raise CodecError(f"an unknown phase of an attempt: {error}") from error

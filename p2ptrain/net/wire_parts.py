@@ -114,4 +114,4 @@ def read_varint(data: bytes, start: int) -> tuple[int, int]:
         value |= (byte & 0x7F) << (7 * index)
         if not byte & 0x80:
             return value, start + index + 1
-    raise CodecError("a slice whose length cannot be read")
+    raise CodecError("a chunk whose length cannot be read")

@@ -69,7 +69,7 @@ class Attempt:
     apply_s: Seconds = 0.0
     outcome: Outcome = Outcome.DONE
     why: str = ""
-    disagreement_l2: float | None = None
+    consensus_distance_l2: float | None = None
     staleness_steps: int | None = None
     moving_since: Seconds = 0.0
     moving_s: Seconds = 0.0
@@ -130,7 +130,7 @@ class Accounts:
             apply_s=attempt.apply_s,
             sent_bytes=sent,
             received_bytes=received,
-            disagreement_l2=attempt.disagreement_l2,
+            consensus_distance_l2=attempt.consensus_distance_l2,
             staleness_steps=attempt.staleness_steps,
         )
 

@@ -41,7 +41,7 @@ def swarm_digest(algorithm: str, fingerprint: str, *codecs: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-async def knock(
+async def request_join(
     transport: Transport,
     hosts: Sequence[Address],
     hello: Hello,
@@ -62,13 +62,13 @@ async def knock(
         for index, host in enumerate(hosts):
             share_s = max(0.0, deadline - clock()) / (len(hosts) - index)
             try:
-                welcome = await transport.join(host, hello, min(share_s, ASK_S))
+                reply = await transport.join(host, hello, min(share_s, ASK_S))
             except (TransportError, CodecError) as error:
                 why = str(error)
                 continue
-            if welcome.refusal:
-                raise RefusedError(welcome.refusal)
-            return host, welcome.members, _remembered(hello.me, host, welcome.members)
+            if reply.refusal:
+                raise RefusedError(reply.refusal)
+            return host, reply.members, _remembered(hello.me, host, reply.members)
         await asyncio.sleep(0.1)
     raise TransportError(
         f"no peer answered at {', '.join(hosts)} within {timeout_s:g} s ({why}); "

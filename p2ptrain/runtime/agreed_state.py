@@ -40,17 +40,17 @@ class AgreedState:
     agreed_to_end: bool = False
     progress: int = 0
     """Samples of the whole swarm, as far as we know, or as all agreed."""
-    line: int = 0
+    lineage: int = 0
     """Where our model comes from, in 64 bits."""
 
     def begin(self, model_M: Vector) -> None:
         """The first step begins with this model."""
-        self.line = _digest(b"", model_M)
+        self.lineage = _digest(b"", model_M)
 
     def follow(self, ticket: Ticket, mean_V: Vector) -> None:
         """The mean of this attempt goes into our model."""
-        words = self.line, ticket.initiator, ticket.incarnation, ticket.number, ticket.attempt
-        self.line = _digest(repr(words).encode(), mean_V)
+        words = self.lineage, ticket.initiator, ticket.incarnation, ticket.number, ticket.attempt
+        self.lineage = _digest(repr(words).encode(), mean_V)
 
     def take_in(self, contributions: Sequence[Contribution], outside_samples: int) -> None:
         """An average is done: what its members stated, and the samples of all who are not in it."""

@@ -23,31 +23,31 @@ import numpy as np
 from p2ptrain.compute.codec import load_codec
 from p2ptrain.compute.replica import Replica, Vector
 from p2ptrain.core.contribution import MODEL, Contribution
-from p2ptrain.core.effects import Abandon, Average, Break, Mend, What
+from p2ptrain.core.effects import Abandon, Average, Break, Resolve, What
 from p2ptrain.core.events import AverageBroke, Outcome
 from p2ptrain.core.links import weights_left
 from p2ptrain.core.purpose import Purpose
-from p2ptrain.core.slices import slice_size_of
+from p2ptrain.core.shards import chunk_size_of
 from p2ptrain.core.transfers import Transfers
 from p2ptrain.errors import InvariantViolation, RefusedError, StateError
 from p2ptrain.ids import Seconds, Ticket
-from p2ptrain.net.transport import SliceStream
+from p2ptrain.net.transport import ChunkStream
 from p2ptrain.net.wire import AverageOpening
 from p2ptrain.runtime.accounts import Attempt
 from p2ptrain.runtime.agreed_state import AgreedState, union, usual_samples
 from p2ptrain.runtime.buffers import Buffers
+from p2ptrain.runtime.copy_executor import CopyExecutor
 from p2ptrain.runtime.exchange import Bucket, Exchange, ExchangeConfig
-from p2ptrain.runtime.group import AttemptOver, FormedGroup, KeptMean
+from p2ptrain.runtime.group import AttemptOver, FormedGroup, PendingMean
 from p2ptrain.runtime.host import Host
-from p2ptrain.runtime.late import LateGradients
-from p2ptrain.runtime.offload import Offload
+from p2ptrain.runtime.pending_gradients import PendingGradients
 from p2ptrain.runtime.streams import GroupBroken
 
 SHORT = 1 << 18
 """Copying so many numbers takes less time than a hop to the worker thread and back."""
 
 SLOTS = 16
-"""Places for slices to arrive in that are kept; with slices of 1 MiB as many MiB."""
+"""Places for chunks to arrive in that are kept; with chunks of 1 MiB as many MiB."""
 
 LEAVES_FIRST = 4
 """Turns of the loop before a model is copied, so that what was just said leaves: the others wait
@@ -72,28 +72,28 @@ class Averages:
         self,
         host: Host,
         replica: Replica,
-        accord: AgreedState,
+        agreed: AgreedState,
         *,
         config: ExchangeConfig,
         buffers: Buffers,
-        offload: Offload,
+        executor: CopyExecutor,
     ) -> None:
         self.asked_at: dict[Ticket, Seconds] = {}
         """When we asked for the groups that we hope for."""
-        self.late = LateGradients(replica, buffers, self._copy)
+        self.pending = PendingGradients(replica, buffers, self._copy)
         self._host = host
         self._replica = replica
-        self._accord = accord
+        self._agreed = agreed
         self._config = config
         self._buffers = buffers
         self._slots = Buffers(lambda size: np.empty(size, np.float32), SLOTS)
-        self._offload = offload
+        self._on_copy_thread = executor
         self.transfers = Transfers(config.average_timeout_s)
         self._running: dict[Ticket, asyncio.Task[None]] = {}
         self._exchanges: dict[Ticket, Exchange] = {}
         self._attempts: dict[Ticket, asyncio.Task[None]] = {}
         self._called_off: dict[Ticket, str] = {}  # and why
-        self._broken: dict[Ticket, asyncio.Future[Mend]] = {}  # they wait for it
+        self._broken: dict[Ticket, asyncio.Future[Resolve]] = {}  # they wait for it
         self._committing: dict[Ticket, None] = {}  # their result is being applied: no way back
         self._parked = 0
 
@@ -108,7 +108,7 @@ class Averages:
         def over(_: asyncio.Task[None]) -> None:
             # Here and not in the task: one that is cancelled before it starts runs nothing.
             self._running.pop(effect.ticket, None)
-            self._host.tell_news()
+            self._host.notify_change()
 
         task = self._host.watched(self._average(effect))
         self._running[effect.ticket] = task
@@ -126,13 +126,13 @@ class Averages:
             if effect.ticket in self._attempts:
                 self._attempts[effect.ticket].cancel()
 
-    def mend(self, effect: Mend) -> None:
+    def resolve(self, effect: Resolve) -> None:
         """An attempt that broke goes on as this says."""
         verdict = self._broken.get(effect.ticket)
         if verdict and not verdict.done():
             verdict.set_result(effect)
 
-    async def accept(self, opening: AverageOpening, stream: SliceStream) -> None:
+    async def accept(self, opening: AverageOpening, stream: ChunkStream) -> None:
         """A member's stream has come; returns when it has been served.
 
         Raises:
@@ -147,11 +147,11 @@ class Averages:
         asked_at = self.asked_at.pop(ticket, host.now)
         while True:
             attempt = Attempt(ticket, members, effect.what, asked_at, host.now)
-            mend = None
+            resolution = None
             try:
                 await self._end_of_older_averages(effect.ticket)
-                mend = await self._attempt(attempt, effect)
-                if mend is None or mend.again is None:
+                resolution = await self._attempt(attempt, effect)
+                if resolution is None or resolution.again is None:
                     if attempt.outcome is not Outcome.DONE:
                         await self._check_model(effect)
                     break
@@ -166,9 +166,9 @@ class Averages:
                 raise
             finally:
                 self._close(attempt)
-                if mend is None or mend.again is None:
-                    self.late.give_back()
-            ticket, members, asked_at = mend.again, mend.members, host.now
+                if resolution is None or resolution.again is None:
+                    self.pending.give_back()
+            ticket, members, asked_at = resolution.again, resolution.members, host.now
         host.over(attempt.ending)
 
     def _close(self, attempt: Attempt) -> None:
@@ -177,13 +177,13 @@ class Averages:
             open_ones.pop(attempt.ticket, None)
         self._host.accounts.close(attempt, self._host.now, self._host.metrics)
 
-    async def _attempt(self, attempt: Attempt, effect: Average) -> Mend | None:
+    async def _attempt(self, attempt: Attempt, effect: Average) -> Resolve | None:
         """One attempt, as the algorithm has it; if it breaks, how it goes on, if it does."""
         algorithm, attempt.outcome = self._host.algorithm, Outcome.WITHDRAWN
         try:
             await algorithm.average(FormedGroup(self, attempt, effect))
         except AttemptOver as over:
-            return over.mend
+            return over.resolution
         if attempt.outcome is Outcome.WITHDRAWN:
             attempt.why = f"{type(algorithm).__name__} did not take the result in"
         return None
@@ -208,10 +208,10 @@ class Averages:
             exchange = attempt.exchange
             self._broken[ticket] = asyncio.get_running_loop().create_future()
             host.over(AverageBroke(ticket, exchange is not None and exchange.is_complete))
-            mend = await self._broken[ticket]
-            if not mend.adopt:
+            resolution = await self._broken[ticket]
+            if not resolution.adopt:
                 self._reuse(attempt, after_break=True)
-                raise AttemptOver(mend) from broken
+                raise AttemptOver(resolution) from broken
             attempt.adopted = True
 
     async def commit(self, attempt: Attempt, effect: Average) -> None:
@@ -221,14 +221,14 @@ class Averages:
         if not attempt.adopted:  # after a break streams may still use our memory
             self._reuse(attempt)
 
-    def keep(self, attempt: Attempt) -> KeptMean:
+    def keep(self, attempt: Attempt) -> PendingMean:
         """Take the mean away. Raises AttemptOver if the group is over meanwhile."""
         self._count(attempt)
         mean_M, attempt.vector_V = attempt.vector_V, None
         assert mean_M is not None
         if not attempt.adopted:
             self._reuse(attempt)
-        return KeptMean(mean_M, self._replica, self._buffers, self._offload)
+        return PendingMean(mean_M, self._replica, self._buffers, self._on_copy_thread)
 
     def _count(self, attempt: Attempt) -> None:
         """From here on the result counts, and there is no way back."""
@@ -275,14 +275,14 @@ class Averages:
             self._payload(attempt, effect),
             lend=self._buffers.take,
             lend_slot=self._slots.take,
-            offload=self._offload,
+            executor=self._on_copy_thread,
             swarm=host.digest,
             clock=lambda: host.now,
             heard=lambda peer: host.heard(ticket, peer),
             arrival_s=self.transfers.arrival_s,
             shards=weights_left(effect.members, effect.weights, attempt.members),
         )
-        host.tell_news()
+        host.notify_change()
 
     def _payload(self, attempt: Attempt, effect: Average) -> list[Bucket]:
         """The buckets of what we contribute; the same names and sizes at all members."""
@@ -304,17 +304,17 @@ class Averages:
     def _bucket(
         self, name: str, attempt: Attempt, vector_V: Vector, codec: str, divisor: float
     ) -> Bucket:
-        largest = self._config.slice_kib * 256
+        largest = self._config.chunk_kib * 256
         return Bucket(
             name=name,
             vector_V=vector_V,
             codec=load_codec(codec),
-            chunk_size=slice_size_of(len(vector_V), len(attempt.members), largest),
+            chunk_size=chunk_size_of(len(vector_V), len(attempt.members), largest),
             divisor=divisor,
         )
 
     async def _exchange(self, attempt: Attempt) -> None:
-        """Move the slices.
+        """Move the chunks.
 
         Raises:
             GroupBroken: if that did not work, nothing moved any more, or it was called off.
@@ -351,9 +351,9 @@ class Averages:
         assert exchange is not None
         stall_s = self.transfers.stall_s(attempt.what, len(attempt.members))
         while not moving.done():
-            patient_s = 0.0 if exchange.is_met else exchange.arrival_s
-            patient_s = self._config.average_timeout_s if exchange.is_complete else patient_s
-            left_s = max(stall_s, patient_s) - exchange.silent_s
+            allowed_s = 0.0 if exchange.is_met else exchange.arrival_s
+            allowed_s = self._config.average_timeout_s if exchange.is_complete else allowed_s
+            left_s = max(stall_s, allowed_s) - exchange.silent_s
             if left_s <= 0:
                 why = f"nothing has moved for {exchange.silent_s:.1f} s"
                 raise GroupBroken(Outcome.LATE, why)
@@ -390,38 +390,38 @@ class Averages:
                 mask = union(one.gradient_mask for one in stated)
                 if any(one.weight for one in stated):
                     await self._copy(lambda: self._replica.import_gradients(vector_V, mask))
-                self._accord.take_in(stated, effect.outside_samples)
-                self._accord.follow(ticket, vector_V)
-                self._accord.contributes = True
-            case What.LATE_GRADIENTS:
+                self._agreed.take_in(stated, effect.outside_samples)
+                self._agreed.follow(ticket, vector_V)
+                self._agreed.contributes = True
+            case What.STALE_GRADIENTS:
                 attempt.vector_V = None
-                attempt.staleness_steps = self.late.delivered(
+                attempt.staleness_steps = self.pending.delivered(
                     effect.purpose.version, vector_V, stated, effect.outside_samples
                 )
             case What.MODELS:
                 add_delta = self._replica.add_delta
-                attempt.vector_V = await self._offload(lambda: add_delta(vector_V))
-                attempt.disagreement_l2 = math.sqrt(exchange.square_sum)
+                attempt.vector_V = await self._on_copy_thread(lambda: add_delta(vector_V))
+                attempt.consensus_distance_l2 = math.sqrt(exchange.square_sum)
                 attempt.staleness_steps = self._replica.updates - attempt.updates
         attempt.apply_s = self._host.now - began
 
     def contribution(self, purpose: Purpose) -> Contribution:
         """What this peer states beside its vectors when it grants or offers its slot.
 
-        Each call for late gradients promises all that is held: call it once per grant or offer.
+        Each call for stale gradients promises all that is held: call it once per grant or offer.
         """
         if purpose.what is What.MODELS:
             return MODEL
-        accord, membership = self._accord, self._host.machine.membership
-        if purpose.what is What.LATE_GRADIENTS:
-            own, samples = self.late.promise(), accord.samples_before + self.late.samples
+        agreed, membership = self._agreed, self._host.machine.membership
+        if purpose.what is What.STALE_GRADIENTS:
+            own, samples = self.pending.promise(), agreed.samples_before + self.pending.samples
         else:
-            of_step = accord.samples_of_step
-            weight = of_step if accord.contributes else 0
+            of_step = agreed.samples_of_step
+            weight = of_step if agreed.contributes else 0
             mask = self._replica.gradient_mask() if weight else b""
             own = Contribution(weight=weight, usual=of_step, gradient_mask=mask)
             samples = membership.me.samples + of_step
-        return replace(own, samples=samples, wants_to_end=accord.wants_to_end)
+        return replace(own, samples=samples, wants_to_end=agreed.wants_to_end)
 
     async def _fill(self, attempt: Attempt) -> int:
         """Copy what we put into the group, on a worker thread; returns of which update it is."""
@@ -429,12 +429,12 @@ class Averages:
             vector_M = attempt.vector_V = self._buffers.take(self._replica.model_size)
             for _ in range(LEAVES_FIRST):
                 await asyncio.sleep(0)
-            return await self._offload(lambda: self._replica.snapshot(vector_M))
+            return await self._on_copy_thread(lambda: self._replica.snapshot(vector_M))
         vector_G = attempt.vector_V = self._buffers.take(self._replica.gradient_size)
         weight = attempt.contributions[attempt.members.index(self._host.name)].weight
         if attempt.what is What.GRADIENTS:
             await self._copy(lambda: self._replica.export_gradients(vector_G, weight))
-        elif (taken := await self.late.contribute(vector_G)) != weight:
+        elif (taken := await self.pending.contribute(vector_G)) != weight:
             raise InvariantViolation(f"{attempt.ticket}: stated {weight} samples, holds {taken}")
         return self._replica.updates
 
@@ -443,7 +443,7 @@ class Averages:
 
         Looked for when that may be so: results are checked anyway, and contributions cost as much.
         """
-        if failed.what is What.MODELS and not await self._offload(self._replica.is_finite):
+        if failed.what is What.MODELS and not await self._on_copy_thread(self._replica.is_finite):
             raise StateError(
                 f"the model of {self._host.name} is not finite any more after "
                 f"{self._replica.updates} updates; lower the learning rate or clip gradients"
@@ -452,7 +452,7 @@ class Averages:
     async def _copy(self, function: Callable[[], T]) -> T:
         """Copy gradients: nobody else wants them now, so a short copy is made here and at once."""
         short = self._replica.gradient_size <= SHORT
-        return function() if short else await self._offload(function)
+        return function() if short else await self._on_copy_thread(function)
 
     async def _exchange_of(self, opening: AverageOpening) -> Exchange:
         """Where this stream belongs; it may come before the word that forms its group."""
@@ -470,7 +470,7 @@ class Averages:
             while not is_here() and not host.machine.is_over(ticket):
                 expected = host.machine.expects(ticket)
                 async with asyncio.timeout(None if expected else until - host.now):
-                    await host.wait_for_news()
+                    await host.wait_for_change()
             return self._exchanges[ticket]
         except (TimeoutError, KeyError) as error:
             raise RefusedError(f"{host.name} is not in {ticket}") from error

@@ -36,7 +36,7 @@ class Board:
         self.loss: float | None = None
         self.partners: tuple[PeerId, ...] = ()
         """Of the last group that was done."""
-        self.disagreement_l2: float | None = None
+        self.consensus_distance_l2: float | None = None
         self.groups_done = 0
         self.groups_failed = 0
         """That somebody was busy is no failure."""
@@ -100,5 +100,5 @@ class Board:
         self.groups_done += 1
         self._averaged_at = self._clock()
         self.partners = tuple(name for name in fields["members"] if name != self._me)
-        if fields["disagreement_l2"] is not None:
-            self.disagreement_l2 = fields["disagreement_l2"]
+        if fields["consensus_distance_l2"] is not None:
+            self.consensus_distance_l2 = fields["consensus_distance_l2"]

@@ -55,7 +55,7 @@ class Boundary:
         if self._driver.algorithm.averages == "gradients":
             model_M = np.empty(self._driver.replica.model_size, np.float32)
             self._driver.replica.snapshot(model_M)
-            self._driver.accord.begin(model_M)
+            self._driver.agreed.begin(model_M)
         self._since = self._clock()
         self._tell(Phase.TRAINING)
 
@@ -74,21 +74,21 @@ class Boundary:
             StateError: if what this trainer contributed cannot be averaged (not finite).
         """
         algorithm, driver = self._driver.algorithm, self._driver
-        late = algorithm.averages == "gradients" and not algorithm.in_step
+        stale = algorithm.averages == "gradients" and not algorithm.in_step
         computed_at = self._clock()
         if driver.failure:
             raise driver.failure
         if algorithm.trainer_waits and algorithm.acts("after_backward"):
-            driver.accord.averaged_anything = False
-            driver.accord.samples_of_step = samples
-            await self._cross.call(self._average_gradients(late))
-            if not driver.accord.averaged_anything and not late:
+            driver.agreed.averaged_anything = False
+            driver.agreed.samples_of_step = samples
+            await self._cross.call(self._average_gradients(stale))
+            if not driver.agreed.averaged_anything and not stale:
                 if driver.stopping:
                     return  # a step that nobody averaged is not made: we would differ from the rest
                 optimizer_step = _nothing  # nobody had gradients; the version counts all the same
         waited_s = self._clock() - computed_at
-        if late:
-            self._take_in_late(optimizer_step)
+        if stale:
+            self._take_in_pending(optimizer_step)
         else:
             driver.replica.update(optimizer_step)
         self._count(samples, loss, computed_at, waited_s)
@@ -103,17 +103,17 @@ class Boundary:
         """The trainer has stopped; the peer serves the others."""
         self._tell(Phase.DONE)
 
-    async def _average_gradients(self, late: bool) -> None:
-        """The protocol's side; late gradients go with the next version, exactly once."""
-        if late:
+    async def _average_gradients(self, stale: bool) -> None:
+        """The protocol's side; stale gradients go with the next version, exactly once."""
+        if stale:
             await self._driver.hand_in_gradients()
         await self._driver.algorithm.after_backward(self._swarm)
 
-    def _take_in_late(self, optimizer_step: Callable[[], None]) -> None:
+    def _take_in_pending(self, optimizer_step: Callable[[], None]) -> None:
         """Update from all means of gradients that have come since the last boundary."""
-        stated = self._driver.averages.late.take_in(optimizer_step)
+        stated = self._driver.averages.pending.take_in(optimizer_step)
         if stated is not None:
-            self._driver.accord.take_in(*stated)
+            self._driver.agreed.take_in(*stated)
 
     def _count(
         self, samples: int, loss: float | None, computed_at: Seconds, waited_s: Seconds

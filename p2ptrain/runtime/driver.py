@@ -2,7 +2,7 @@
 
 It owns the machine (`core/peer_machine.py`) and is the only one that talks to it. Everything runs
 on one event loop: the protocol's own thread for real, the virtual loop in the simulator, the same
-code in both. What differs comes in as ports: the `Transport`, the `Replica`, and `offload`, which
+code in both. What differs comes in as ports: the `Transport`, the `Replica`, and `executor`, which
 runs a copy of a vector on a worker thread for real and inline in the simulator.
 """
 
@@ -22,40 +22,46 @@ from p2ptrain.core.messages import Ack as AckMessage
 from p2ptrain.core.messages import (
     AlgorithmMessage,
     Member,
+    MembershipUpdates,
     MemberState,
     Message,
     Phase,
     Ping,
-    Rumours,
 )
 from p2ptrain.core.peer_machine import PeerMachine, ProtocolConfig
 from p2ptrain.core.silence import Silence
 from p2ptrain.core.transfers import ARRIVAL_S
 from p2ptrain.errors import RefusedError, RemoteProtocolError, TransportError
 from p2ptrain.ids import Address, PeerId, Seconds, Ticket
-from p2ptrain.net.transport import SliceStream, Transport
+from p2ptrain.net.transport import ChunkStream, Transport
 from p2ptrain.net.wire import (
     PROTOCOL_MAJOR,
     PROTOCOL_MINOR,
     AverageOpening,
     Envelope,
     Hello,
+    JoinReply,
     Opening,
     StateOpening,
-    Welcome,
 )
 from p2ptrain.runtime.accounts import Accounts, Attempt
-from p2ptrain.runtime.admission import cannot_reach, knock, objection, successor, swarm_digest
+from p2ptrain.runtime.admission import (
+    cannot_reach,
+    objection,
+    request_join,
+    successor,
+    swarm_digest,
+)
 from p2ptrain.runtime.agreed_state import AgreedState
 from p2ptrain.runtime.averages import Averages
 from p2ptrain.runtime.buffers import Buffers
+from p2ptrain.runtime.copy_executor import CopyExecutor
 from p2ptrain.runtime.exchange import (
     ExchangeConfig,
 )
-from p2ptrain.runtime.handover import Handover
 from p2ptrain.runtime.metrics import Metrics, TeeMetrics
-from p2ptrain.runtime.offload import Offload
 from p2ptrain.runtime.protocol_log import ProtocolLog
+from p2ptrain.runtime.state_transfer import StateTransfer
 from p2ptrain.runtime.watch import Watch
 
 
@@ -87,7 +93,7 @@ class Driver:
         protocol: ProtocolConfig,
         exchange: ExchangeConfig,
         rng: Random,
-        offload: Offload,
+        executor: CopyExecutor,
         clock: Callable[[], Seconds],
         metrics: Metrics,
     ) -> None:
@@ -98,7 +104,7 @@ class Driver:
         self._log = ProtocolLog(name, clock)
         self.metrics: Metrics = TeeMetrics(metrics, self._log)
         self.accounts = Accounts(silence=Silence(name))
-        self.accord = AgreedState()
+        self.agreed = AgreedState()
         self.stopping = False
         self.failure: BaseException | None = None  # the trainer is told where it waits, or next
         self._incarnation = incarnation
@@ -118,16 +124,18 @@ class Driver:
         self.averages = Averages(
             self,
             replica,
-            self.accord,
+            self.agreed,
             config=exchange,
             buffers=Buffers(transport.vector),
-            offload=offload,
+            executor=executor,
         )
-        self.handover = Handover(self, replica, self.accord, config=exchange, offload=offload)
+        self.state_transfer = StateTransfer(
+            self, replica, self.agreed, config=exchange, executor=executor
+        )
         self._claims: dict[Ticket, asyncio.Future[GroupResult]] = {}
         self._version: asyncio.Future[GroupResult] | None = None
         self._swarm: Swarm | None = None
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self._updates_done = 0
         self._updated = asyncio.Event()
 
@@ -165,7 +173,7 @@ class Driver:
     async def join(self, hosts: Sequence[Address], timeout_s: Seconds) -> None:
         """Ask `hosts` in turn until one lets us in.
 
-        Until `take_over_model` or `keep_model` this peer refuses to join groups. If others
+        Until `take_model` or `keep_model` this peer refuses to join groups. If others
         remember a former life of ours, this one counts from above it, wherever our clock stands.
 
         Raises:
@@ -174,11 +182,11 @@ class Driver:
         """
         self._machine.has_model = False
         hello = self._hello()
-        host, told, us = await knock(self._transport, hosts, hello, timeout_s, self._clock)
+        host, told, us = await request_join(self._transport, hosts, hello, timeout_s, self._clock)
         self._machine.outlive(us.incarnation)
-        self._machine.learn(told, self.now, f"welcomed by {host}")
+        self._machine.learn(told, self.now, f"admitted by {host}")
         if us.samples:  # we have been here before, and go on counting
-            self.accord.samples_before = us.samples
+            self.agreed.samples_before = us.samples
             self.describe(Phase.ARRIVING, steps=0, samples=0)
         self._machine.membership.announce()
         self._pump()
@@ -192,18 +200,18 @@ class Driver:
         try:
             async with asyncio.timeout(timeout_s):
                 while not self._complete(count):
-                    await self.wait_for_news()
+                    await self.wait_for_change()
         except TimeoutError as error:
             here = ", ".join((self.name, *self._machine.membership.choosable()))
             raise TransportError(
                 f"{count} peers were to start together; after {timeout_s:g} s there are: {here}"
             ) from error
 
-    async def take_over_model(self) -> PeerId | None:
+    async def take_model(self) -> PeerId | None:
         """If others already train, take the model of one of them; returns whose."""
         donor = None
         if not self.algorithm.in_step:  # or we catch up at our first average
-            donor = await self.handover.take_over_model()
+            donor = await self.state_transfer.take_model()
         self.keep_model()
         return donor
 
@@ -222,7 +230,7 @@ class Driver:
         while not self.stopping and any(
             peer != self.name for peer in self._machine.membership.participants()
         ):
-            await self.wait_for_news()
+            await self.wait_for_change()
 
     async def leave(self, grace_s: Seconds) -> None:
         """Let a running average end, say goodbye, close everything."""
@@ -230,7 +238,7 @@ class Driver:
         with suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
                 while self.averages.running:
-                    await self.wait_for_news()
+                    await self.wait_for_change()
         self._machine.leave(self.now)
         self._pump()
         await self.close(min(1.0, grace_s))
@@ -255,11 +263,11 @@ class Driver:
     @_or_fail
     def describe(self, phase: Phase, steps: int, samples: int) -> None:
         """The trainer is in `phase` and has done so much in this life."""
-        samples += self.accord.samples_before
+        samples += self.agreed.samples_before
         self._machine.describe(self.now, phase=phase, steps=steps, samples=samples)
         membership = self._machine.membership
         if phase is Phase.ARRIVING or self.algorithm.averages == "models":
-            self.accord.progress = membership.samples
+            self.agreed.progress = membership.samples
         self._updates_done = steps
         self._updated.set()
         self._watch.look()
@@ -306,7 +314,7 @@ class Driver:
 
     async def average_gradients(self) -> GroupResult:
         self._version = self._loop.create_future()
-        self._machine.arrive(self.replica.updates, self.accord.line, self.now)
+        self._machine.arrive(self.replica.updates, self.agreed.lineage, self.now)
         self._pump()
         return await self._version
 
@@ -320,8 +328,8 @@ class Driver:
         self._pump()
 
     async def hand_in_gradients(self) -> None:
-        contributes, self.accord.contributes = self.accord.contributes, True
-        await self.averages.late.hand_in(self.accord.samples_of_step, contributes=contributes)
+        contributes, self.agreed.contributes = self.agreed.contributes, True
+        await self.averages.pending.hand_in(self.agreed.samples_of_step, contributes=contributes)
 
     async def wait_for_update(self, count: int) -> int:
         while self._updates_done < count:
@@ -334,7 +342,7 @@ class Driver:
     @_or_fail
     def handle_message(self, envelope: Envelope) -> None:
         known = self._machine.membership.member(envelope.source)
-        introduces_itself = isinstance(envelope.message, (Ping, AckMessage, Rumours))
+        introduces_itself = isinstance(envelope.message, (Ping, AckMessage, MembershipUpdates))
         if envelope.swarm != self.digest or (known is None and not introduces_itself):
             return  # a stranger, or a peer of another swarm: nothing to answer
         if envelope.source == self.name:
@@ -355,7 +363,7 @@ class Driver:
             if not self.accounts.messages_refused[source]:
                 self.metrics.record("warning", text=f"ignored: {error}")
             self.accounts.messages_refused[source] += 1
-        self._news.set()
+        self._changed.set()
 
     @_or_fail
     def handle_broken(self, address: Address, why: str) -> None:
@@ -367,27 +375,27 @@ class Driver:
     def handle_identify(self) -> Hello:
         return self._hello()
 
-    async def handle_join(self, hello: Hello) -> Welcome:
+    async def handle_join(self, hello: Hello) -> JoinReply:
         refusal = objection(self.name, self._hello(), hello) or await cannot_reach(
             self._transport, self._machine.membership, hello.me
         )
         if refusal:
             self.metrics.record("warning", text=f"refused {hello.me.peer}: {refusal}")
-            return Welcome(refusal, ())
+            return JoinReply(refusal, ())
         membership = self._machine.membership
         newcomer = successor(hello.me, membership.member(hello.me.peer))
         self._machine.learn([newcomer], self.now, "it joined here")
         self._pump()
-        return Welcome("", (membership.me, *membership.others))
+        return JoinReply("", (membership.me, *membership.others))
 
-    async def handle_stream(self, opening: Opening, stream: SliceStream) -> None:
+    async def handle_stream(self, opening: Opening, stream: ChunkStream) -> None:
         if opening.swarm != self.digest:
             raise RefusedError(f"{opening.sender} is of another swarm than {self.name}")
         match opening:
             case AverageOpening():
                 await self.averages.accept(opening, stream)
             case StateOpening():
-                await self.handover.serve(opening, stream)
+                await self.state_transfer.serve(opening, stream)
 
     @_or_fail
     def _handle_timer(self) -> None:
@@ -411,10 +419,10 @@ class Driver:
                     self.averages.abandon(effect)
                 case effects.Break():
                     self.averages.call_off(effect)
-                case effects.Mend():
-                    self.averages.mend(effect)
+                case effects.Resolve():
+                    self.averages.resolve(effect)
                 case effects.TakeState():
-                    self.start_activity(self.handover.catch_up(effect))
+                    self.start_activity(self.state_transfer.catch_up(effect))
                 case effects.GroupEnded():
                     self._group_ended(effect)
                 case effects.VersionEnded(outcome=outcome):
@@ -425,7 +433,7 @@ class Driver:
                 case _:
                     assert_never(effect)
         self._rearm(self._machine.next_deadline())
-        self._news.set()
+        self._changed.set()
 
     def _rearm(self, deadline: Seconds | None) -> None:
         if self._timer and deadline == self._deadline:
@@ -454,13 +462,13 @@ class Driver:
         )
         self._watch.look()
         member = self._machine.membership.member(effect.peer)
-        if member and effect.state >= MemberState.GONE:
-            # Not at once: the last slices of one that leaves may be on the way.
+        if member and effect.state >= MemberState.DEAD:
+            # Not at once: the last chunks of one that leaves may be on the way.
             self._loop.call_later(ARRIVAL_S, self._forget, member)
 
     def _forget(self, member: Member) -> None:
         now = self._machine.membership.member(member.peer)
-        if now is None or now.address != member.address or now.state >= MemberState.GONE:
+        if now is None or now.address != member.address or now.state >= MemberState.DEAD:
             self._transport.forget(member.address)
 
     # --- slow work --------------------------------------------------------------------------------
@@ -491,7 +499,7 @@ class Driver:
 
     # --- small things -----------------------------------------------------------------------------
 
-    async def open_stream(self, peer: PeerId, opening: Opening) -> SliceStream:
+    async def open_stream(self, peer: PeerId, opening: Opening) -> ChunkStream:
         member = self._machine.membership.member(peer)
         if member is None:
             raise TransportError(f"{self.name} does not know where {peer} is")
@@ -508,18 +516,18 @@ class Driver:
         membership = self._machine.membership
         return membership.anyone_has_begun or len(membership.choosable()) + 1 >= count
 
-    def tell_news(self) -> None:
-        self._news.set()
+    def notify_change(self) -> None:
+        self._changed.set()
 
-    async def wait_for_news(self, most_s: Seconds | None = None) -> None:
+    async def wait_for_change(self, most_s: Seconds | None = None) -> None:
         """Raises the failure of this peer, if there is one and we wait for so long at most."""
-        self._news.clear()
+        self._changed.clear()
         if most_s is None:
-            await self._news.wait()
+            await self._changed.wait()
             return
         with suppress(TimeoutError):
             async with asyncio.timeout(most_s):
-                await self._news.wait()
+                await self._changed.wait()
         if self.failure:
             raise self.failure
 
@@ -532,4 +540,4 @@ class Driver:
         self.metrics.record("warning", text=f"{type(error).__name__}: {error}")
         if self._version and not self._version.done():
             self._version.set_exception(error)
-        self._news.set()
+        self._changed.set()

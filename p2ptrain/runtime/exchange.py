@@ -2,7 +2,7 @@
 
 A *bucket* is a vector of its own codec and divisor, or a string of bytes. A vector is reduced by
 reduce-scatter and all-gather over streams, pipelined. Every member opens one stream to every other
-member, the *owner* of a shard (`core/slices.py`). Up the stream go the caller's chunks of that
+member, the *owner* of a shard (`core/shards.py`). Up the stream go the caller's chunks of that
 shard, down it come their means:
 
     caller i  ── chunks of shard j, one by one ──►  owner j   waits for chunk k of all members,
@@ -19,7 +19,7 @@ bitwise the same mean, since each chunk is reduced in the order of the members' 
 is. The arithmetic, and that of codecs, is in `runtime/mix.py`; streams, and why a member ends only
 when all have the result, in `runtime/streams.py`.
 
-Legend of shapes: ``V`` numbers of a bucket's vector, ``S`` of one slice.
+Legend of shapes: ``V`` numbers of a bucket's vector, ``S`` of one chunk.
 """
 
 import asyncio
@@ -34,18 +34,18 @@ from p2ptrain.compute.codec import Codec, load_codec
 from p2ptrain.compute.replica import Vector
 from p2ptrain.core.events import Outcome
 from p2ptrain.core.links import MAX_MBIT
-from p2ptrain.core.slices import Span, is_swapped, share, slices
+from p2ptrain.core.shards import Span, chunks, is_direct, shard
 from p2ptrain.errors import ConfigError
 from p2ptrain.ids import PeerId, Seconds
-from p2ptrain.net.transport import SliceStream
-from p2ptrain.net.wire import MAX_SLICE_BYTES
+from p2ptrain.net.transport import ChunkStream
+from p2ptrain.net.wire import MAX_CHUNK_BYTES
+from p2ptrain.runtime.copy_executor import CopyExecutor
 from p2ptrain.runtime.mix import Mix, NotFinite
-from p2ptrain.runtime.offload import Offload
 from p2ptrain.runtime.scope import Scope
 from p2ptrain.runtime.streams import GroupBroken, OpenStream, Streams
 
 WINDOW = 4
-"""Slices of one member that wait to be reduced, at most."""
+"""Chunks of one member that wait to be reduced, at most."""
 
 MEANS, RAW = WINDOW, WINDOW + 1
 """Where a mean arrives, or bytes that are still to be decoded; before them, `WINDOW` parts."""
@@ -55,7 +55,7 @@ MEANS, RAW = WINDOW, WINDOW + 1
 class ExchangeConfig:
     """How vectors travel."""
 
-    slice_kib: int = 1024
+    chunk_kib: int = 1024
     """Size of one chunk as float32, at most; small shards travel in smaller ones. Too small: work
     per chunk dominates; too large: nothing overlaps, a chunk does not stay in a core's cache
     between arriving and being reduced, and gRPC holds several of them for each stream."""
@@ -82,9 +82,9 @@ class ExchangeConfig:
     group. Too small: others do our work; too large: they wait for our link."""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.slice_kib <= MAX_SLICE_BYTES // 1024:
-            most = MAX_SLICE_BYTES // 1024
-            raise ConfigError(f"slice_kib = {self.slice_kib} must be between 1 and {most}")
+        if not 1 <= self.chunk_kib <= MAX_CHUNK_BYTES // 1024:
+            most = MAX_CHUNK_BYTES // 1024
+            raise ConfigError(f"chunk_kib = {self.chunk_kib} must be between 1 and {most}")
         load_codec(self.codec)
         load_codec(self.gradient_codec, "gradient_codec")
         if not 0 <= self.link_mbit <= MAX_MBIT:
@@ -138,10 +138,10 @@ class Exchange(Streams):
     """In the same order at all members; empty vectors are skipped."""
     _: KW_ONLY
     lend: Callable[[int], Vector]
-    """Gives memory for so many numbers, from where slices travel best."""
+    """Gives memory for so many numbers, from where chunks travel best."""
     lend_slot: Callable[[int], Vector]
-    """Gives memory for slices to arrive in."""
-    offload: Offload
+    """Gives memory for chunks to arrive in."""
+    executor: CopyExecutor
     """Runs what takes long on a worker thread."""
     shards: Sequence[int] = ()
     """The weights of the members' shards, in their order; none: equal shards."""
@@ -183,7 +183,7 @@ class Exchange(Streams):
 
     @property
     def slots(self) -> list[Vector]:
-        """Where slices arrived; once the exchange is over nothing does, but a thread may decode."""
+        """Where chunks arrived; once the exchange is over nothing does, but a thread may decode."""
         idle = [b for b in self.buckets if self.is_complete or b.codec.is_exact]
         return [slot_S for bucket in idle for slot_S in bucket.slots.values()]
 
@@ -259,23 +259,23 @@ class StringExchange:
         for peer in self._streams.members:
             if peer != self._me:
                 name, send, take = self._own.name, self._send, self._take
-                scope.start(self._streams.swap(scope, name, peer, open_stream, send, take))
+                scope.start(self._streams.exchange(scope, name, peer, open_stream, send, take))
 
-    async def _send(self, peer: PeerId, stream: SliceStream) -> None:
+    async def _send(self, peer: PeerId, stream: ChunkStream) -> None:
         content = memoryview(self._own.content)
         header = memoryview(len(content).to_bytes(HEADER_BYTES, "little"))
         await self._streams.send(peer, stream, header)
-        for span in slices(Span(0, len(content)), MAX_SLICE_BYTES):
+        for span in chunks(Span(0, len(content)), MAX_CHUNK_BYTES):
             await self._streams.send(peer, stream, content[span.start : span.stop])
 
-    async def _take(self, peer: PeerId, stream: SliceStream) -> None:
+    async def _take(self, peer: PeerId, stream: ChunkStream) -> None:
         phase, content = "sending its string", bytearray()
         header = await self._streams.receive(peer, stream, phase, HEADER_BYTES)
         due = int.from_bytes(header, "little")
         if due > self._own.most_bytes:
             why = f"{peer} sends {due} bytes of {self._own.name}, at most {self._own.most_bytes}"
             raise GroupBroken(Outcome.BROKEN, why)
-        for span in slices(Span(0, due), MAX_SLICE_BYTES):
+        for span in chunks(Span(0, due), MAX_CHUNK_BYTES):
             content += await self._streams.receive(peer, stream, phase, span.size)
         self._gathered[peer] = bytes(content)
         self._streams.arrived()
@@ -291,20 +291,20 @@ class BucketExchange:
         self._weights = exchange.shards
         self._size = len(bucket.vector_V)
         self.codec = bucket.codec
-        self._slice_size = bucket.chunk_size
-        self._offload = exchange.offload
+        self._chunk_size = bucket.chunk_size
+        self._on_copy_thread = exchange.executor
         self._lend_slot = exchange.lend_slot
         self.square_sum = 0.0
         """Of the result's numbers."""
         loop, members, lossy = asyncio.get_running_loop(), self._members, not self.codec.is_exact
-        self._swaps = is_swapped(self._size, len(members), self._slice_size, lossy=lossy)
-        self._mine = slices(self._share(self._me), self._slice_size)
+        self._is_direct = is_direct(self._size, len(members), self._chunk_size, lossy=lossy)
+        self._mine = chunks(self._shard(self._me), self._chunk_size)
         self.mix = Mix(
             bucket.vector_V,
             len(members),
             members.index(self._me),
-            self._share(self._me),
-            swaps=self._swaps,
+            self._shard(self._me),
+            is_direct=self._is_direct,
             delta=bucket.delta,
             keeps_mean=bucket.keeps_mean,
             codec=self.codec,
@@ -313,39 +313,41 @@ class BucketExchange:
         )
         self._parts: list[dict[PeerId, Vector]] = [{} for _ in self._mine]
         self.reduced = [loop.create_future() for _ in self._mine]
-        """One for each slice of this member's shard."""
+        """One for each chunk of this member's shard."""
         self._writing = asyncio.Lock()
-        self._written: dict[int, tuple[memoryview, int]] = {}  # swapped: and how many wait for it
+        self._written: dict[
+            int, tuple[memoryview, int]
+        ] = {}  # direct exchange: and how many wait for it
         self.slots: dict[tuple[PeerId, int], Vector] = {}
-        """Where slices arrive."""
+        """Where chunks arrive."""
         others = [peer for peer in members if peer != self._me]
-        owners = () if self._swaps else [peer for peer in others if self._share(peer).size]
+        owners = () if self._is_direct else [peer for peer in others if self._shard(peer).size]
         exchange.due += len(owners) + len(self._mine)
-        callers = (peer for peer in others if not (self._swaps and peer < self._me))
-        exchange.expect(self._name, self._size, self._slice_size, self.codec.name, callers)
+        callers = (peer for peer in others if not (self._is_direct and peer < self._me))
+        exchange.expect(self._name, self._size, self._chunk_size, self.codec.name, callers)
 
     async def start(self, scope: Scope, open_stream: OpenStream) -> None:
         """Begin to move, in tasks of `scope`."""
-        if not self._swaps or len(self._members) == 1:
+        if not self._is_direct or len(self._members) == 1:
             for index in range(len(self._mine)):
                 await self._contribute_own(index)
         for peer in self._members:
-            if peer != self._me and self._swaps:
+            if peer != self._me and self._is_direct:
                 send, take = self._send_whole, self._take_parts
-                swap = self._streams.swap(scope, self._name, peer, open_stream, send, take)
-                scope.start(swap)
+                moving = self._streams.exchange(scope, self._name, peer, open_stream, send, take)
+                scope.start(moving)
             elif peer != self._me:
                 self._reduce_scatter(scope, peer, open_stream)
 
     # --- whole vectors ----------------------------------------------------------------------------
 
-    async def _send_whole(self, peer: PeerId, stream: SliceStream) -> None:
+    async def _send_whole(self, peer: PeerId, stream: ChunkStream) -> None:
         for index in range(len(self._mine)):
-            payload = await self._swapped(index)
+            payload = await self._encoded_own(index)
             await self._streams.send(peer, stream, payload)
 
-    async def _swapped(self, index: int) -> memoryview:
-        """Our slice as everyone gets it; kept until the last one has."""
+    async def _encoded_own(self, index: int) -> memoryview:
+        """Our chunk as everyone gets it; kept until the last one has."""
         async with self._writing:
             if index not in self._written:
                 span = self._mine[index]
@@ -361,13 +363,13 @@ class BucketExchange:
     # --- our part of others' shares ---------------------------------------------------------------
 
     def _reduce_scatter(self, scope: Scope, peer: PeerId, open_stream: OpenStream) -> None:
-        if self._share(peer).size:
+        if self._shard(peer).size:
             scope.start(self._ask_owner(scope, peer, open_stream))
         if self._mine:
             scope.start(self._serve_caller(scope, peer))
 
     async def _ask_owner(self, scope: Scope, owner: PeerId, open_stream: OpenStream) -> None:
-        spans = slices(self._share(owner), self._slice_size)
+        spans = chunks(self._shard(owner), self._chunk_size)
         stream = await self._streams.call(self._name, owner, open_stream)
         sending = scope.start(self._send_parts(owner, stream, spans))
         for span in spans:
@@ -381,10 +383,10 @@ class BucketExchange:
         await self._streams.end(owner, stream)
 
     async def _send_parts(
-        self, owner: PeerId, stream: SliceStream, spans: tuple[Span, ...]
+        self, owner: PeerId, stream: ChunkStream, spans: tuple[Span, ...]
     ) -> None:
         last = bool(self._mine)
-        whole = self.mix.part(self._share(owner)) if self.codec.is_exact else None
+        whole = self.mix.part(self._shard(owner)) if self.codec.is_exact else None
         if whole is not None and await self._streams.refer(owner, stream, whole, last=last):
             return
         for span in spans:
@@ -392,7 +394,7 @@ class BucketExchange:
             await self._streams.send(owner, stream, payload, last=last and span is spans[-1])
 
     async def _part(self, span: Span) -> memoryview:
-        """Our part of a slice, as it travels."""
+        """Our part of a chunk, as it travels."""
         try:
             return await self._compute(lambda: self.mix.part(span))
         except NotFinite as error:
@@ -416,23 +418,23 @@ class BucketExchange:
         await self._streams.has_all
         self._streams.mark_served(self._name, caller)
 
-    async def _take_parts(self, peer: PeerId, stream: SliceStream) -> None:
-        # In a pair a slice is reduced when it comes, in memory that is still in the core's cache.
-        slots = 1 if len(self._members) == 2 and not self._swaps else WINDOW
+    async def _take_parts(self, peer: PeerId, stream: ChunkStream) -> None:
+        # In a pair a chunk is reduced when it comes, in memory that is still in the core's cache.
+        slots = 1 if len(self._members) == 2 and not self._is_direct else WINDOW
         for index, span in enumerate(self._mine):
             if index >= slots:
                 await self.reduced[index - slots]
-            slice_S = await self._receive(peer, stream, span, index % slots, "sending its part")
-            await self._contribute(index, peer, slice_S)
+            chunk_S = await self._receive(peer, stream, span, index % slots, "sending its part")
+            await self._contribute(index, peer, chunk_S)
 
     async def _contribute_own(self, index: int) -> None:
         span = self._mine[index]
         await self._contribute(index, self._me, self.mix.vector_V[span.start : span.stop])
 
-    async def _contribute(self, index: int, member: PeerId, slice_S: Vector) -> None:
-        """Take one member's slice in; the last one reduces it."""
+    async def _contribute(self, index: int, member: PeerId, chunk_S: Vector) -> None:
+        """Take one member's chunk in; the last one reduces it."""
         parts = self._parts[index]
-        parts[member] = slice_S
+        parts[member] = chunk_S
         if len(parts) < len(self._members):
             return
         in_order = [parts[peer] for peer in self._members]
@@ -455,18 +457,18 @@ class BucketExchange:
         why = f"{self._me} got an overflow, or its own numbers are not finite"
         return GroupBroken(Outcome.BROKEN, why)
 
-    async def _return_means(self, caller: PeerId, stream: SliceStream) -> None:
+    async def _return_means(self, caller: PeerId, stream: ChunkStream) -> None:
         for index, span in enumerate(self._mine):
             await self.reduced[index]
             await self._streams.means_may_leave.wait()
             await self._streams.send(caller, stream, self.mix.handed_out(span))
 
-    # --- one slice --------------------------------------------------------------------------------
+    # --- one chunk --------------------------------------------------------------------------------
 
     async def _receive(
-        self, peer: PeerId, stream: SliceStream, span: Span, slot: int, phase: str
+        self, peer: PeerId, stream: ChunkStream, span: Span, slot: int, phase: str
     ) -> Vector:
-        """One slice of the right size; it may alias the transport's memory, or this `slot`'s."""
+        """One chunk of the right size; it may alias the transport's memory, or this `slot`'s."""
         due = self.codec.encoded_size(span.size)
         slot_S = self._slot(peer, slot)[: span.size]
         into_S = slot_S if self.codec.is_exact else self._slot(peer, RAW)
@@ -478,18 +480,18 @@ class BucketExchange:
     def _slot(self, peer: PeerId, slot: int) -> Vector:
         key = peer, slot
         if key not in self.slots:
-            self.slots[key] = self._lend_slot(self._slice_size)
+            self.slots[key] = self._lend_slot(self._chunk_size)
         return self.slots[key]
 
     async def _compute(self, function: Callable[[], T]) -> T:
-        """Where a slice as it is takes less than the way to a worker thread and back."""
-        return function() if self.codec.is_exact else await self._offload(function)
+        """Where a chunk as it is takes less than the way to a worker thread and back."""
+        return function() if self.codec.is_exact else await self._on_copy_thread(function)
 
     # --- small things -----------------------------------------------------------------------------
 
-    def _share(self, peer: PeerId) -> Span:
+    def _shard(self, peer: PeerId) -> Span:
         """What `peer` reduces."""
-        if self._swaps:
+        if self._is_direct:
             return Span(0, self._size)
-        place, count = self._members.index(peer), len(self._members)
-        return share(self._size, count, place, self._weights)
+        rank, count = self._members.index(peer), len(self._members)
+        return shard(self._size, count, rank, self._weights)

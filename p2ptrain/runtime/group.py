@@ -7,22 +7,22 @@ import numpy as np
 
 from p2ptrain.averaging.base import Mean
 from p2ptrain.compute.replica import Replica, Vector
-from p2ptrain.core.effects import Average, Mend
+from p2ptrain.core.effects import Average, Resolve
 from p2ptrain.core.purpose import Formation
 from p2ptrain.runtime.accounts import Attempt
 from p2ptrain.runtime.buffers import Buffers
-from p2ptrain.runtime.offload import Offload
+from p2ptrain.runtime.copy_executor import CopyExecutor
 
 if TYPE_CHECKING:
     from p2ptrain.runtime.averages import Averages
 
 
 class AttemptOver(Exception):
-    """An attempt has come to nothing here; `mend` says how it goes on, if it does."""
+    """An attempt has come to nothing here; `resolution` says how it goes on, if it does."""
 
-    def __init__(self, mend: Mend | None = None) -> None:
+    def __init__(self, resolution: Resolve | None = None) -> None:
         super().__init__()
-        self.mend = mend
+        self.resolution = resolution
 
 
 class FormedGroup:
@@ -51,17 +51,17 @@ class FormedGroup:
 
 
 @dataclass(slots=True)
-class KeptMean:
+class PendingMean:
     """Implements `Mean`."""
 
     mean_M: Vector
     replica: Replica
     buffers: Buffers
-    offload: Offload
+    executor: CopyExecutor
 
     async def add(self, share: float) -> None:
         own_M = self.buffers.take(len(self.mean_M))
-        await self.offload(lambda: self.replica.snapshot(own_M))
+        await self.executor(lambda: self.replica.snapshot(own_M))
         self.mean_M -= own_M
         self.mean_M *= np.float32(share)
         for vector in (own_M, self.replica.add_delta(self.mean_M)):

@@ -8,7 +8,7 @@ from p2ptrain.averaging.base import Algorithm
 from p2ptrain.core.events import Ending
 from p2ptrain.core.peer_machine import PeerMachine
 from p2ptrain.ids import PeerId, Seconds, Ticket
-from p2ptrain.net.transport import SliceStream
+from p2ptrain.net.transport import ChunkStream
 from p2ptrain.net.wire import Opening
 from p2ptrain.runtime.accounts import Accounts
 from p2ptrain.runtime.metrics import Metrics
@@ -40,7 +40,7 @@ class Host(Protocol):
         """Something of this attempt has come from `peer`."""
         ...
 
-    async def open_stream(self, peer: PeerId, opening: Opening) -> SliceStream:
+    async def open_stream(self, peer: PeerId, opening: Opening) -> ChunkStream:
         """Raises TransportError if `peer` cannot be reached."""
         ...
 
@@ -52,10 +52,10 @@ class Host(Protocol):
         """This peer cannot go on."""
         ...
 
-    def tell_news(self) -> None:
+    def notify_change(self) -> None:
         """Wake all who wait for news."""
         ...
 
-    async def wait_for_news(self) -> None:
+    async def wait_for_change(self) -> None:
         """Until anything has changed."""
         ...

@@ -29,9 +29,9 @@ from p2ptrain.ids import Address, PeerId, Seconds
 from p2ptrain.net.transport import Transport
 from p2ptrain.runtime.accounts import record_end
 from p2ptrain.runtime.boundary import Boundary, Cross
+from p2ptrain.runtime.copy_executor import CopyExecutor
 from p2ptrain.runtime.driver import Driver
 from p2ptrain.runtime.metrics import Metrics
-from p2ptrain.runtime.offload import Offload
 from p2ptrain.runtime.settings import PeerConfig
 from p2ptrain.runtime.snapshots import SnapshotWriter
 from p2ptrain.runtime.swarm import DriverSwarm
@@ -51,7 +51,7 @@ class Environment:
     """Larger than that of any earlier life under the same name."""
 
     cross: Cross
-    offload: Offload
+    executor: CopyExecutor
 
     device: str
     """Where the replica is, for the record."""
@@ -107,7 +107,7 @@ class PeerLifecycle:
     @property
     def progress(self) -> int:
         """Samples of the whole swarm so far; see `Peer.progress`."""
-        known = self.driver.accord.progress
+        known = self.driver.agreed.progress
         agreed = self.averages == "gradients"  # in each average of them
         return known if agreed else max(known, self.boundary.totals.samples)
 
@@ -137,12 +137,12 @@ class PeerLifecycle:
         stop, driver, now = self._config.stop, self.driver, self._environment.clock()
         if stop.samples is not None and self.progress >= stop.samples:
             return f"the swarm has trained {self.progress} samples"
-        if driver.accord.agreed_to_end:
+        if driver.agreed.agreed_to_end:
             return "the swarm agreed to end"
         began = now if self._began_at is None else self._began_at
         late = stop.seconds is not None and now - began >= stop.seconds
         if late and self.averages == "gradients":
-            driver.accord.wants_to_end = True  # all will know with the next average
+            driver.agreed.wants_to_end = True  # all will know with the next average
             return ""
         return f"{stop.seconds:g} s are over" if late else ""
 
@@ -162,7 +162,7 @@ class PeerLifecycle:
             protocol=config.protocol,
             exchange=config.exchange,
             rng=Random(f"{config.seed}/{self.name}"),
-            offload=environment.offload,
+            executor=environment.executor,
             clock=environment.clock,
             metrics=metrics,
         )
@@ -195,14 +195,14 @@ class PeerLifecycle:
         await driver.wait_for_members(config.together or config.peers, config.join_timeout_s)
         if keeps_model:
             driver.keep_model()
-        elif donor := await driver.take_over_model():
+        elif donor := await driver.take_model():
             self._metrics.record("warning", text=f"took over the model of {donor}")
         driver.describe(Phase.ARRIVING, steps=0, samples=0)  # from here on it knows progress
         self._metrics.record("ready", members=[self.name, *driver.choosable()])
         if self._writes_snapshots:
             path = Path(config.out) / f"{self.name}.snapshots"
-            offload = self._environment.offload
-            self._snapshots = SnapshotWriter(path, self._replica, self._metrics, offload)
+            executor = self._environment.executor
+            self._snapshots = SnapshotWriter(path, self._replica, self._metrics, executor)
             self._writing = asyncio.ensure_future(self._snapshots.repeat(config.snapshot_every_s))
 
     def begin(self) -> None:
@@ -226,7 +226,7 @@ class PeerLifecycle:
         if serve:
             await self.driver.wait_until_all_done()
         await self.driver.leave(self._config.leave_grace_s)
-        await self._environment.offload(self._replica.settle)
+        await self._environment.executor(self._replica.settle)
         if self._snapshots:
             self._writing.cancel()
             await asyncio.gather(self._writing, return_exceptions=True)

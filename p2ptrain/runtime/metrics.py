@@ -15,10 +15,10 @@ batch),
               ticket's initiator), ``members``, ``what`` (models or gradients), ``outcome`` (done,
               or why not), ``reason`` (a sentence),
               ``wait_s`` (asking until formed), ``exchange_s`` (formed until ended; of that,
-              ``snapshot_s`` before the first slice and ``apply_s`` after the last), ``sent_bytes``,
-              ``received_bytes``, ``disagreement_l2`` (norm of mean - own; null unless done),
+              ``snapshot_s`` before the first chunk and ``apply_s`` after the last), ``sent_bytes``,
+              ``received_bytes``, ``consensus_distance_l2`` (norm of mean - own; null unless done),
               ``staleness_steps`` (own updates between snapshot and result; null unless done)
-``member``    what is known of another peer changed: ``member``, ``state`` (alive, suspect, gone,
+``member``    what is known of another peer changed: ``member``, ``state`` (alive, suspect, dead,
 left), ``why``
 ``snapshot``  row ``row`` of ``<peer>.snapshots`` (float32, little endian, rows of ``model_size``)
               holds the model as of ``t``; ``step``

@@ -1,7 +1,7 @@
 """Do the arithmetic of an exchange: parts become means, and means become this member's deltas.
 
 Memory is what bounds an average, so each number is touched as rarely as possible. All work is done
-*in place*: the vector that a member contributes becomes its result, slice by slice, in blocks that
+*in place*: the vector that a member contributes becomes its result, chunk by chunk, in blocks that
 stay in the processor's cache while they are reduced, turned into a delta (mean - own) and checked.
 A part of ours may be overwritten once its owner's answer is there, since the owner has read it.
 
@@ -18,7 +18,7 @@ The owner also adds what Q took from the mean, once for each member. So the delt
 up to nothing, as they do without a codec. In the direct exchange every member has all Q(s), so the
 mean is not rounded. (`tests/runtime/test_mix.py` has 2,000 steps of it.)
 
-Legend of shapes: ``V`` numbers of the vector, ``S`` of one slice, ``B`` of one block.
+Legend of shapes: ``V`` numbers of the vector, ``S`` of one chunk, ``B`` of one block.
 """
 
 import math
@@ -28,7 +28,7 @@ import numpy as np
 
 from p2ptrain.compute.codec import Codec
 from p2ptrain.compute.replica import Vector
-from p2ptrain.core.slices import Span
+from p2ptrain.core.shards import Span
 from p2ptrain.errors import CodecError
 
 BLOCK = 1 << 15
@@ -44,17 +44,17 @@ class NotFinite(Exception):
 class Mix:
     """One member's vector on its way from contribution to result.
 
-    Methods for different slices may run on different threads.
+    Methods for different chunks may run on different threads.
 
     Args:
         vector_V: what this member contributes; becomes its result.
         count: members of the group; parts come in their order, ours at `own_at`.
         mine: the shard that this member reduces.
-        swaps: whether members send each other whole vectors.
+        is_direct: whether members send each other whole vectors.
         delta: whether models are averaged: the result is the mean minus what was contributed.
         keeps_mean: in a group that averages models, the result of this member is the mean.
         divisor: of the sum of all parts; the sum of the members' weights.
-        lend: gives memory for so many numbers, from where slices travel best.
+        lend: gives memory for so many numbers, from where chunks travel best.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Mix:
         own_at: int,
         mine: Span,
         *,
-        swaps: bool,
+        is_direct: bool,
         delta: bool,
         keeps_mean: bool,
         codec: Codec,
@@ -76,17 +76,17 @@ class Mix:
         self._divisor = np.float32(divisor or 1)  # nobody has a say: the sum is nothing
         self._own_at = own_at
         self._delta = delta and not keeps_mean
-        self._rounds_mean = not swaps and not codec.is_exact
-        self._opposes = delta and count == 2 and not swaps and codec.is_exact
+        self._rounds_mean = not is_direct and not codec.is_exact
+        self._opposes = delta and count == 2 and not is_direct and codec.is_exact
         self._parts_V = vector_V  # what others read of us
-        if swaps and codec.is_exact:
+        if is_direct and codec.is_exact:
             self._parts_V = lend(len(vector_V))
             self._parts_V[:] = vector_V
         self._handed_V: Vector | None = None  # what others get of our shard, if not our result
-        if delta and not swaps and codec.is_exact and not (self._opposes and self._delta):
+        if delta and not is_direct and codec.is_exact and not (self._opposes and self._delta):
             self._handed_V = lend(mine.size)
         self._handed_at = mine.start
-        self._encoded: dict[int, memoryview] = {}  # the same with a lossy codec, slice by slice
+        self._encoded: dict[int, memoryview] = {}  # the same with a lossy codec, chunk by chunk
 
     @property
     def lent(self) -> list[Vector]:
@@ -97,7 +97,7 @@ class Mix:
     # --- what travels -----------------------------------------------------------------------------
 
     def part(self, span: Span) -> memoryview:
-        """Our part of a slice, as it travels; with a lossy codec we contribute what that says."""
+        """Our part of a chunk, as it travels; with a lossy codec we contribute what that says."""
         part_S = self._parts_V[span.start : span.stop]
         return part_S.data.cast("B") if self._codec.is_exact else self._encode(part_S, part_S)
 
@@ -112,13 +112,13 @@ class Mix:
         """What the others get for a reduced chunk of our shard."""
         if self._rounds_mean:
             return self._encoded[span.start]
-        handed_S = self._of_share(span)
+        handed_S = self._of_shard(span)
         return (self._own(span) if handed_S is None else handed_S).data.cast("B")
 
     # --- arithmetic -------------------------------------------------------------------------------
 
     def reduce(self, span: Span, parts: Sequence[Vector]) -> float:
-        """Average one slice of all members, in their order; returns the sum of its squares.
+        """Average one chunk of all members, in their order; returns the sum of its squares.
 
         Raises:
             NotFinite: if the result is not finite.
@@ -126,7 +126,7 @@ class Mix:
         with np.errstate(all="ignore"):
             if self._rounds_mean:
                 return self._reduce_rounded(span, parts)
-            own_S, handed_S = self._own(span), self._of_share(span)
+            own_S, handed_S = self._own(span), self._of_shard(span)
             scratch_B = np.empty(min(BLOCK, span.size), np.float32)
             square_sum = 0.0
             for at in blocks(span.size):
@@ -141,7 +141,7 @@ class Mix:
         return square_sum
 
     def take(self, span: Span, handed_S: Vector) -> float:
-        """Take in what the owner of a slice handed out; returns and raises what `reduce` does."""
+        """Take in what the owner of a chunk handed out; returns and raises what `reduce` does."""
         own_S, square_sum = self._own(span), 0.0
         with np.errstate(all="ignore"):
             for at in blocks(span.size):
@@ -197,7 +197,7 @@ class Mix:
     def _own(self, span: Span) -> Vector:
         return self.vector_V[span.start : span.stop]
 
-    def _of_share(self, span: Span) -> Vector | None:
+    def _of_shard(self, span: Span) -> Vector | None:
         if self._handed_V is None:
             return None
         return self._handed_V[span.start - self._handed_at : span.stop - self._handed_at]

@@ -30,10 +30,10 @@ from p2ptrain.errors import ConfigError, LocalProtocolError
 from p2ptrain.ids import Address, PeerId
 from p2ptrain.net.grpc_transport import GrpcTransport
 from p2ptrain.runtime.board import Board
-from p2ptrain.runtime.desk import DriverDesk
 from p2ptrain.runtime.lifecycle import Environment, PeerLifecycle
 from p2ptrain.runtime.metrics import JsonlMetrics, Metrics, TeeMetrics
 from p2ptrain.runtime.prometheus import PrometheusMetrics
+from p2ptrain.runtime.service import PeerService
 from p2ptrain.runtime.settings import PeerConfig
 from p2ptrain.runtime.tensorboard import TensorBoardMetrics
 
@@ -93,7 +93,7 @@ class Peer:
                 unix_clock=time.time,
                 incarnation=time.time_ns() // 1_000_000,
                 cross=self._protocol,
-                offload=self._protocol.offload,
+                executor=self._protocol.executor,
                 device=self.replica.device,
             ),
             snapshots=bool(self.config.out),
@@ -164,7 +164,7 @@ class Peer:
         finite = self.replica.unscale(scaler) if scaler else True
         agreed = life.averages == "gradients"  # whether there is an update, too
         if agreed:
-            life.driver.accord.contributes = life.driver.accord.contributes and finite
+            life.driver.agreed.contributes = life.driver.agreed.contributes and finite
         update = self.replica.optimizer_step if finite or agreed else _no_update
         samples, self._accumulated = samples + self._accumulated, 0
         _run_here(life.step(samples, loss, lambda: update(clip)))
@@ -229,7 +229,9 @@ class Peer:
         transport = GrpcTransport(config.listen, config.advertise, config.network)
         life.assemble(transport, self._metrics)
         self.address = await life.listen()
-        transport.desk = DriverDesk(life.driver, self._board, transport, time.time, time.monotonic)
+        transport.service = PeerService(
+            life.driver, self._board, transport, time.time, time.monotonic
+        )
         await life.join()
 
     def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
@@ -283,7 +285,7 @@ class _ProtocolThread:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(function)
 
-    def offload(self, function: Callable[[], T], /) -> Awaitable[T]:
+    def executor(self, function: Callable[[], T], /) -> Awaitable[T]:
         return self._loop.run_in_executor(self._workers, function)
 
     def stop(self) -> None:

@@ -12,16 +12,16 @@ end with their unit; every series has the label ``peer``, the peer's own name.
 ``p2ptrain_wait_seconds_total``           counter    waiting for the protocol
 ``p2ptrain_loss``                         gauge      of the last step that told its loss
 ``p2ptrain_groups_total``                 counter    group attempts, by ``outcome``
-``p2ptrain_sent_bytes_total``             counter    slices sent in groups
-``p2ptrain_received_bytes_total``         counter    slices received in groups
+``p2ptrain_sent_bytes_total``             counter    chunks sent in groups
+``p2ptrain_received_bytes_total``         counter    chunks received in groups
 ``p2ptrain_group_wait_seconds``           histogram  asking for a group until it was formed
 ``p2ptrain_exchange_seconds``             histogram  a formed group until it ended
-``p2ptrain_disagreement_l2``              gauge      norm of mean - own model in the last group
-``p2ptrain_staleness_steps``              histogram  own updates while a group averaged
+``p2ptrain_consensus_distance_l2``              gauge      norm of mean - own model in the last
+group ``p2ptrain_staleness_steps``              histogram  own updates while a group averaged
 ``p2ptrain_members``                      gauge      other peers, by ``state``
-``p2ptrain_warnings_total``               counter    warnings recorded
-``p2ptrain_info``                         gauge      1, with ``algorithm``, ``device``, ``address``
-========================================  =========  ===============================================
+``p2ptrain_warnings_total``               counter    warnings recorded ``p2ptrain_info``
+gauge      1, with ``algorithm``, ``device``, ``address`` ========================================
+=========  ===============================================
 """
 
 from threading import Thread
@@ -35,7 +35,7 @@ from p2ptrain.ids import Address, PeerId
 
 SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 STEPS = (0, 1, 2, 3, 5, 8, 13, 21, 34, 55)
-STATES = ("alive", "suspect", "gone", "left")
+STATES = ("alive", "suspect", "dead", "left")
 
 
 class PrometheusMetrics:
@@ -52,11 +52,13 @@ class PrometheusMetrics:
         self._wait = self._counter("wait_seconds", "The trainer waiting for the protocol")
         self._loss = self._gauge("loss", "Loss of the last step that told it")
         self._groups = self._counter("groups", "Group attempts", "outcome")
-        self._sent = self._counter("sent_bytes", "Slices sent in groups")
-        self._received = self._counter("received_bytes", "Slices received in groups")
+        self._sent = self._counter("sent_bytes", "Chunks sent in groups")
+        self._received = self._counter("received_bytes", "Chunks received in groups")
         self._group_wait = self._histogram("group_wait_seconds", "Asking until formed", SECONDS)
         self._exchange = self._histogram("exchange_seconds", "Formed until ended", SECONDS)
-        self._disagreement = self._gauge("disagreement_l2", "Norm of mean - own in the last group")
+        self._consensus_distance = self._gauge(
+            "consensus_distance_l2", "Norm of mean - own in the last group"
+        )
         self._staleness = self._histogram("staleness_steps", "Own updates meanwhile", STEPS)
         self._others = self._gauge("members", "Other peers as this one knows them", "state")
         self._warnings = self._counter("warnings", "Warnings recorded")
@@ -122,8 +124,8 @@ class PrometheusMetrics:
         self._received.labels(self._peer).inc(fields["received_bytes"])
         self._group_wait.labels(self._peer).observe(fields["wait_s"])
         self._exchange.labels(self._peer).observe(fields["exchange_s"])
-        if fields["disagreement_l2"] is not None:
-            self._disagreement.labels(self._peer).set(fields["disagreement_l2"])
+        if fields["consensus_distance_l2"] is not None:
+            self._consensus_distance.labels(self._peer).set(fields["consensus_distance_l2"])
         if fields["staleness_steps"] is not None:
             self._staleness.labels(self._peer).observe(fields["staleness_steps"])
 

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from p2ptrain.core.effects import Effect, MemberChanged, Send
-from p2ptrain.core.messages import Ack, AckFor, AlgorithmMessage, Message, Ping, PingFor, Rumours
+from p2ptrain.core.messages import AlgorithmMessage, MembershipMessage, Message
 from p2ptrain.ids import PeerId, Seconds
 
 LOG = logging.getLogger("p2ptrain.protocol")
@@ -43,7 +43,7 @@ class ProtocolLog:
 
     def message(self, arrow: str, peer: PeerId, message: Message | AlgorithmMessage) -> None:
         """A message goes out (``->``) or has come (``<-``)."""
-        probes = isinstance(message, Ping | Ack | PingFor | AckFor | Rumours)
+        probes = isinstance(message, MembershipMessage)
         if LOG.isEnabledFor(level := logging.DEBUG if probes else logging.INFO):
             self._write(level, f"{arrow} {peer} {said(message)}")
 

@@ -7,8 +7,8 @@ import numpy as np
 
 from p2ptrain.compute.replica import Replica
 from p2ptrain.ids import Seconds
+from p2ptrain.runtime.copy_executor import CopyExecutor
 from p2ptrain.runtime.metrics import Metrics
-from p2ptrain.runtime.offload import Offload
 
 
 class SnapshotWriter:
@@ -19,10 +19,12 @@ class SnapshotWriter:
     process may have files open.
     """
 
-    def __init__(self, path: Path, replica: Replica, metrics: Metrics, offload: Offload) -> None:
+    def __init__(
+        self, path: Path, replica: Replica, metrics: Metrics, executor: CopyExecutor
+    ) -> None:
         self._replica = replica
         self._metrics = metrics
-        self._offload = offload
+        self._on_copy_thread = executor
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
         size = 4 * replica.saved_size
@@ -36,7 +38,7 @@ class SnapshotWriter:
 
     async def write(self) -> None:
         """Write one row; it is complete on disk before its record says so."""
-        step = await self._offload(self._write_row)
+        step = await self._on_copy_thread(self._write_row)
         self._metrics.record("snapshot", row=self._row, step=step)
         self._row += 1
 

@@ -16,12 +16,12 @@ from p2ptrain.core.events import Outcome
 from p2ptrain.core.transfers import ARRIVAL_S
 from p2ptrain.errors import CodecError, RefusedError, TransportError
 from p2ptrain.ids import PeerId, Seconds, Ticket
-from p2ptrain.net.transport import SliceStream
+from p2ptrain.net.transport import ChunkStream
 from p2ptrain.net.wire import AverageOpening
 from p2ptrain.runtime.scope import Scope
 
-OpenStream = Callable[[PeerId, AverageOpening], Awaitable[SliceStream]]
-Move = Callable[[PeerId, SliceStream], Coroutine[Any, Any, None]]  # Any: asyncio's own types
+OpenStream = Callable[[PeerId, AverageOpening], Awaitable[ChunkStream]]
+Move = Callable[[PeerId, ChunkStream], Coroutine[Any, Any, None]]  # Any: asyncio's own types
 
 
 class GroupBroken(Exception):
@@ -63,10 +63,10 @@ class Streams:
         self._started = self._moved_at = self.clock()
         self._link_sent_bytes = self._link_received_bytes = 0  # what left the machine, or may have
         self._openings: dict[str, AverageOpening] = {}
-        self._incoming: dict[tuple[str, PeerId], asyncio.Future[SliceStream]] = {}
+        self._incoming: dict[tuple[str, PeerId], asyncio.Future[ChunkStream]] = {}
         self._served: dict[tuple[str, PeerId], asyncio.Future[None]] = {}
         self._met: dict[PeerId, None] = {}
-        self._streams: list[SliceStream] = []
+        self._streams: list[ChunkStream] = []
 
     # --- what can be seen -------------------------------------------------------------------------
 
@@ -113,7 +113,7 @@ class Streams:
             self._incoming[bucket, peer] = asyncio.get_running_loop().create_future()
             self._served[bucket, peer] = asyncio.get_running_loop().create_future()
 
-    async def accept(self, opening: AverageOpening, stream: SliceStream) -> None:
+    async def accept(self, opening: AverageOpening, stream: ChunkStream) -> None:
         """A member's stream has come; returns when it has been served, or all is over.
 
         Raises:
@@ -131,10 +131,10 @@ class Streams:
         waiting = self._incoming.get(key)
         if waiting is None or waiting.done():
             raise RefusedError(f"{self.ticket} does not wait for a stream of {opening.sender}")
-        if (theirs.vector_size, theirs.slice_size) != (mine.vector_size, mine.slice_size):
+        if (theirs.vector_size, theirs.chunk_size) != (mine.vector_size, mine.chunk_size):
             raise RefusedError(
-                f"{opening.sender} averages {theirs.vector_size} numbers in slices of "
-                f"{theirs.slice_size}, {self.me} {mine.vector_size} in slices of {mine.slice_size}"
+                f"{opening.sender} averages {theirs.vector_size} numbers in chunks of "
+                f"{theirs.chunk_size}, {self.me} {mine.vector_size} in chunks of {mine.chunk_size}"
             )
         self._streams.append(stream)
         self.arrivals.setdefault(opening.sender, self.clock() - self._started)
@@ -142,14 +142,14 @@ class Streams:
         waiting.set_result(stream)
         await asyncio.shield(self._served[key])
 
-    async def call(self, bucket: str, peer: PeerId, open_stream: OpenStream) -> SliceStream:
+    async def call(self, bucket: str, peer: PeerId, open_stream: OpenStream) -> ChunkStream:
         """Open a stream to `peer`."""
         with self.while_it_is(peer, "opening its stream"):
             stream = await open_stream(peer, self._openings[bucket])
         self._streams.append(stream)
         return stream
 
-    async def called_by(self, bucket: str, peer: PeerId) -> SliceStream:
+    async def called_by(self, bucket: str, peer: PeerId) -> ChunkStream:
         """Wait for the stream that `peer` opens."""
         try:
             async with asyncio.timeout(self.arrival_s):
@@ -162,7 +162,7 @@ class Streams:
         """The stream that `peer` opened has done its work."""
         self._served[bucket, peer].set_result(None)
 
-    async def swap(
+    async def exchange(
         self, scope: Scope, bucket: str, peer: PeerId, opens: OpenStream, send: Move, take: Move
     ) -> None:
         """One stream for both directions, opened by the later by name."""
@@ -181,20 +181,20 @@ class Streams:
     # --- messages of a stream ---------------------------------------------------------------------
 
     async def send(
-        self, peer: PeerId, stream: SliceStream, payload: memoryview, *, last: bool = False
+        self, peer: PeerId, stream: ChunkStream, payload: memoryview, *, last: bool = False
     ) -> None:
         """Send one message."""
-        with self.while_it_is(peer, "taking slices"):
+        with self.while_it_is(peer, "taking chunks"):
             await stream.send(payload, last)
         self.sent_bytes += payload.nbytes
         self._link_sent_bytes += 0 if stream.is_local else payload.nbytes
         self._moved_at = self.clock()
 
     async def refer(
-        self, peer: PeerId, stream: SliceStream, payload: memoryview, *, last: bool
+        self, peer: PeerId, stream: ChunkStream, payload: memoryview, *, last: bool
     ) -> bool:
         """Send all of a shard at once, if the owner can read it where it stands."""
-        with self.while_it_is(peer, "taking slices"):
+        with self.while_it_is(peer, "taking chunks"):
             referred = await stream.refer(payload, last)
         self.sent_bytes += payload.nbytes if referred else 0
         return referred
@@ -202,35 +202,35 @@ class Streams:
     async def receive(
         self,
         peer: PeerId,
-        stream: SliceStream,
+        stream: ChunkStream,
         phase: str,
         due: int,
         into: memoryview | None = None,
     ) -> memoryview:
-        """The next message, which has `due` bytes; see `SliceStream.receive`."""
+        """The next message, which has `due` bytes; see `ChunkStream.receive`."""
         with self.while_it_is(peer, phase):
             payload = await stream.receive(into)
         if payload is None or payload.nbytes != due:
             got = "the end" if payload is None else f"{payload.nbytes} bytes"
-            why = f"{peer} sent {got} where a slice of {due} bytes was due"
+            why = f"{peer} sent {got} where a chunk of {due} bytes was due"
             raise GroupBroken(Outcome.BROKEN, why)
         self.received_bytes += payload.nbytes
         self._link_received_bytes += 0 if stream.is_local else payload.nbytes
         self._hear(peer)
         return payload
 
-    async def say_all(self, peer: PeerId, stream: SliceStream) -> None:
+    async def say_all(self, peer: PeerId, stream: ChunkStream) -> None:
         """This side, which opened the stream, has sent all."""
         with self.while_it_is(peer, "ending its stream"):
             await stream.finish()
 
-    async def end(self, peer: PeerId, stream: SliceStream) -> None:
+    async def end(self, peer: PeerId, stream: ChunkStream) -> None:
         """Both sides have said and read all: only then is the average complete for this pair."""
         with self.while_it_is(peer, "ending its stream"):
             await stream.release()
             extra = await stream.receive()
         if extra is not None:
-            raise GroupBroken(Outcome.BROKEN, f"{peer} sent more slices than its share has")
+            raise GroupBroken(Outcome.BROKEN, f"{peer} sent more chunks than its share has")
 
     def arrived(self) -> None:
         """One more part of the result is here."""

@@ -70,13 +70,13 @@ class DriverSwarm:
         self._driver.arrive_at(version, waits=False)
 
     def forget_all_but_latest(self) -> None:
-        self._driver.averages.late.forget_all_but_latest()
+        self._driver.averages.pending.forget_all_but_latest()
 
     async def wait_for_update(self, count: int) -> int:
         return await self._driver.wait_for_update(count)
 
-    async def wait_for_news(self, most_s: Seconds) -> None:
-        await self._driver.wait_for_news(most_s)
+    async def wait_for_change(self, most_s: Seconds) -> None:
+        await self._driver.wait_for_change(most_s)
 
     def tell(self, peer: PeerId, message: AlgorithmMessage) -> None:
         self._driver.send(peer, message)  # lost: the algorithm says what that costs

@@ -69,6 +69,6 @@ _GROUP_SCALARS = {
     "wait_s": "wait_seconds",
     "exchange_s": "exchange_seconds",
     "sent_bytes": "sent_bytes",
-    "disagreement_l2": "disagreement_l2",
+    "consensus_distance_l2": "consensus_distance_l2",
     "staleness_steps": "staleness_steps",
 }

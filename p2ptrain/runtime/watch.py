@@ -4,8 +4,8 @@ import asyncio
 
 from p2ptrain.core.messages import Phase
 from p2ptrain.ids import Seconds
-from p2ptrain.runtime.desk import doing
 from p2ptrain.runtime.host import Host
+from p2ptrain.runtime.service import doing
 
 
 class Watch:

@@ -39,7 +39,7 @@ from p2ptrain.core.events import Outcome
 from p2ptrain.core.messages import MemberState, Phase
 from p2ptrain.errors import InvariantViolation
 from p2ptrain.ids import PeerId, Seconds
-from p2ptrain.runtime.late import LateGradients
+from p2ptrain.runtime.pending_gradients import PendingGradients
 from p2ptrain.sim.loop import virtual_loop
 from p2ptrain.sim.replica import VectorReplica
 from p2ptrain.sim.world import SimPeer, World
@@ -114,7 +114,7 @@ class PeerBook:
         self.conserves_mean = True
         """What its algorithm declares: then only groups add to the model."""
         self.trains = False
-        """It has made a step in this life: before, it may take over a model."""
+        """It has made a step in this life: before, it may take a model."""
         self.unexplained_M: Exact = np.zeros_like(self.due_M)
         """What was added to the model by no group since."""
         self._open: dict[asyncio.Task[Any] | None, _Part] = {}  # Any: a task's result
@@ -179,10 +179,10 @@ class WatchedReplica(VectorReplica):
         self.book.changed(self.live - before_M)
 
 
-class WatchedLate(LateGradients):
-    """`LateGradients` that write down what is handed in, contributed and delivered."""
+class WatchedPending(PendingGradients):
+    """`PendingGradients` that write down what is handed in, contributed and delivered."""
 
-    def __init__(self, watched: LateGradients, book: PeerBook) -> None:
+    def __init__(self, watched: PendingGradients, book: PeerBook) -> None:
         self.__dict__.update(vars(watched))
         self._book = book
 
@@ -243,7 +243,7 @@ class Auditor:
         self.books[driver.name].lives += 1
         self.books[driver.name].conserves_mean = driver.algorithm.conserves_mean
         self.books[driver.name].trains = False
-        driver.averages.late = WatchedLate(driver.averages.late, self.books[driver.name])
+        driver.averages.pending = WatchedPending(driver.averages.pending, self.books[driver.name])
 
     # --- safety -----------------------------------------------------------------------------------
 
@@ -339,20 +339,20 @@ class Auditor:
                     "the books", f"{name} declares conserves_mean, and added {added:g} itself"
                 )
         for name, peer in world.peers.items():
-            self._balance_late(name, peer)
+            self._balance_pending(name, peer)
 
-    def _balance_late(self, name: PeerId, peer: SimPeer) -> None:
+    def _balance_pending(self, name: PeerId, peer: SimPeer) -> None:
         """What a peer handed in was delivered once, or waits."""
         if self.books[name].lives > 1:
             return  # what an earlier life handed in and did not deliver died with it
         delivered = [
             part.contributed
             for group in self.groups.values()
-            if group.what is What.LATE_GRADIENTS and name in group.done
+            if group.what is What.STALE_GRADIENTS and name in group.done
             for part in (group.parts[name],)
             if part.contributed is not None
         ]
-        waits_G = peer.driver.averages.late.undelivered()
+        waits_G = peer.driver.averages.pending.undelivered()
         off = np.abs(self.books[name].handed_in - sum(delivered, waits_G)).max()
         if not off <= CLOSE * 64:
             self.note("no update is lost", f"gradients of {name} are off by {off:g}")
@@ -382,7 +382,7 @@ class Auditor:
                 if other != name and here.get(other) is not MemberState.ALIVE:
                     return f"{name} does not know that {other} is alive"
             for other in world.dead:
-                if here.get(other, MemberState.GONE) <= MemberState.SUSPECT:
+                if here.get(other, MemberState.DEAD) <= MemberState.SUSPECT:
                     return f"{name} does not know that {other} is dead"
         return ""
 
@@ -429,7 +429,7 @@ def _mean(group: _Group, total: Exact) -> Exact:
     if group.what is What.MODELS:
         return total / len(group.members)
     divisors = np.full_like(total, total[-1])
-    if group.what is What.LATE_GRADIENTS:
+    if group.what is What.STALE_GRADIENTS:
         known = [part.usual for part in group.parts.values() if part.usual]
         divisors[:-1] = sum(known) / max(1, len(known)) * len(group.members)
     return total / np.maximum(divisors, 1)

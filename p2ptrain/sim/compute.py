@@ -1,13 +1,14 @@
 """Priced compute: what a step costs where nothing is computed.
 
 In a world computing takes no time on any clock, so a step lasts exactly as long as its price
-(`compute/pace.py`), and gradients of small models are computed inline: the world learns, and how
-long that takes can be read off its clock. Where only speed is asked for they need not be. Then a
-model is a short vector of zeros in which **one number stands for many**: slices are shorter by the
-same factor, the network counts their bytes as often, and so do the records. As many slices travel
-as for real, each of them as long on its link, and a thousand peers fit into one process.
+(`compute/step_timing.py`), and gradients of small models are computed inline: the world learns, and
+how long that takes can be read off its clock. Where only speed is asked for they need not be. Then
+a model is a short vector of zeros in which **one number stands for many**: chunks are shorter by
+the same factor, the network counts their bytes as often, and so do the records. As many chunks
+travel as for real, each of them as long on its link, and a thousand peers fit into one process.
 
-What such a world cannot say it does not: there is no loss, no model to evaluate, no disagreement.
+What such a world cannot say it does not: there is no loss, no model to evaluate, no consensus
+distance.
 """
 
 from dataclasses import replace
@@ -64,8 +65,8 @@ def priced_replica(model_size: int) -> VectorReplica:
 
 
 def priced_exchange(config: ExchangeConfig) -> ExchangeConfig:
-    """The exchange that cuts such a model into as many slices as the real one."""
-    return replace(config, slice_kib=max(1, config.slice_kib // STANDS_FOR))
+    """The exchange that cuts such a model into as many chunks as the real one."""
+    return replace(config, chunk_kib=max(1, config.chunk_kib // STANDS_FOR))
 
 
 class PricedMetrics:
@@ -80,8 +81,8 @@ class PricedMetrics:
         for name in ("sent_bytes", "received_bytes"):
             if name in fields:
                 fields[name] *= STANDS_FOR
-        if "disagreement_l2" in fields:
-            fields["disagreement_l2"] = None
+        if "consensus_distance_l2" in fields:
+            fields["consensus_distance_l2"] = None
         if "model_size" in fields:
             fields["model_size"] = self._model_size
         self._sink.record(kind, **fields)

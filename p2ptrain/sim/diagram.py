@@ -2,7 +2,7 @@
 
 ::
 
-    python -m p2ptrain.sim.diagram trace.txt --from 12.0 --to 12.3 --out story.svg
+    python -m p2ptrain.sim.diagram trace.txt --from 12.0 --to 12.3 --out message_trace.svg
 
 Each peer is a vertical line, time runs downwards. **Time is in order and not to scale**: in a
 simulated world a thousandth of a second full of messages is followed by a tenth in which nothing
@@ -25,7 +25,7 @@ from xml.sax.saxutils import escape
 
 from p2ptrain.errors import ConfigError
 from p2ptrain.ids import Seconds
-from p2ptrain.sim.story import Happening, Kind, told
+from p2ptrain.sim.message_trace import Happening, Kind, read_trace
 
 MOST = 2000
 """More happenings than this are not legible in one picture."""
@@ -45,7 +45,7 @@ text { font: 11px system-ui, sans-serif; fill: #333 }
 .time { fill: #888; font-size: 10px } .halo { paint-order: stroke; stroke: #fff; stroke-width: 3px }
 .line { stroke: #bbb } .row { stroke: #f0f0f0 }
 .lock, .lock-head { stroke: #1f4e9c } .lock-text { fill: #1f4e9c }
-.rendezvous { stroke: #7a3e9d } .rendezvous-text { fill: #7a3e9d }
+.barrier { stroke: #7a3e9d } .barrier-text { fill: #7a3e9d }
 .membership { stroke: #c4c4c4 } .membership-text { fill: #aaa; font-size: 9px }
 .call { stroke: #7a6a00 } .call-text { fill: #7a6a00 }
 .lost { stroke: #c62828 } .lost-text { fill: #c62828 }
@@ -98,7 +98,7 @@ class Diagram:
         box = f'viewBox="0 0 {self._width:.0f} {self._height:.0f}"'
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" {size} {box}>\n<style>{STYLE}</style>\n'
-            f"<defs>{_head('lock', '#1f4e9c')}{_head('rendezvous', '#7a3e9d')}"
+            f"<defs>{_head('lock', '#1f4e9c')}{_head('barrier', '#7a3e9d')}"
             f"{_head('membership', '#c4c4c4')}{_head('call', '#7a6a00')}"
             f"{_head('stream', '#2e7d32')}</defs>\n"
             f'<rect width="100%" height="100%" fill="#fff"/>\n{body}\n</svg>\n'
@@ -138,8 +138,8 @@ class Diagram:
 
     def _draw_grid(self) -> None:
         self._text(16, 24, self._title, "title")
-        legend = "lock · rendezvous · membership · calls · streams · lost"
-        kinds = ("lock", "rendezvous", "membership", "call", "stream", "lost")
+        legend = "lock · barrier · membership · calls · streams · lost"
+        kinds = ("lock", "barrier", "membership", "call", "stream", "lost")
         for place, (kind, word) in enumerate(zip(kinds, legend.split(" · "), strict=True)):
             left = 18 + 104 * place
             self._line(left, 40, left + 22, 40, kind)
@@ -267,7 +267,7 @@ def draw(
         raise ConfigError(f"from {since:g} s to {until:g} s is no time; `to` must be after `from`")
     inside = [
         happening
-        for happening in told(lines)
+        for happening in read_trace(lines)
         if happening.began_at <= until
         and happening.at >= since
         and not (quiet and happening.family == "membership")

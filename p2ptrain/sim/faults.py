@@ -74,7 +74,7 @@ class _Timed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _OfPeer(_Timed):
-    """Something that befalls one peer."""
+    """Something that hits one peer."""
 
     peer: str
     ends: ClassVar[str]
@@ -220,10 +220,10 @@ async def carry_out(plan: Sequence[Fault], world: Afflicted) -> None:
             world.address_of(PeerId(name))
     async with Scope() as scope:
         for fault in plan:
-            scope.start(_befall(fault, world))
+            scope.start(_apply(fault, world))
 
 
-async def _befall(fault: Fault, world: Afflicted) -> None:
+async def _apply(fault: Fault, world: Afflicted) -> None:
     loop = virtual_loop()
     if fault.at_s is not None:
         await loop.wait(max(0.0, fault.at_s - loop.now))
@@ -237,13 +237,13 @@ async def _befall(fault: Fault, world: Afflicted) -> None:
             world.trace.note(loop.now, f"! {fault}{lasts}: no, it is dead")
             return
         world.trace.note(loop.now, f"! {fault}{lasts}")
-        await _befall_peer(fault, process, world)
+        await _apply_to_peer(fault, process, world)
         return
     world.trace.note(loop.now, f"! {fault}{lasts}")
-    await _befall_network(fault, world)
+    await _apply_to_network(fault, world)
 
 
-async def _befall_peer(fault: PeerFault, process: Process, world: Afflicted) -> None:
+async def _apply_to_peer(fault: PeerFault, process: Process, world: Afflicted) -> None:
     loop, address = virtual_loop(), world.address_of(PeerId(fault.peer))
     match fault:
         case Crash():
@@ -274,7 +274,7 @@ async def _befall_peer(fault: PeerFault, process: Process, world: Afflicted) -> 
     world.trace.note(loop.now, f"! {fault.peer} {fault.ends}")
 
 
-async def _befall_network(fault: NetworkFault, world: Afflicted) -> None:
+async def _apply_to_network(fault: NetworkFault, world: Afflicted) -> None:
     loop, network = virtual_loop(), world.network
     match fault:
         case Partition(parts=parts):

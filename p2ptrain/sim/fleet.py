@@ -36,7 +36,7 @@ class FleetWorld:
         self._dead: dict[PeerId, None] = {}
         loop = virtual_loop()
         loop.shuffle(Random(f"{seed}/order"))
-        loop.story = self.trace.story
+        loop.trace_tail = self.trace.trace_tail
 
     def expect(self, name: PeerId, make: Maker) -> None:
         """A peer that is to come; `live` begins its first life."""
@@ -51,7 +51,7 @@ class FleetWorld:
         peer.begin(self.network.transport(address_of(name), name))
         return peer
 
-    def befall(self, plan: Sequence[Fault]) -> asyncio.Task[None]:
+    def apply_faults(self, plan: Sequence[Fault]) -> asyncio.Task[None]:
         """Let all of `plan` happen to those who are expected. Raises ConfigError in the task."""
         return asyncio.get_running_loop().create_task(carry_out(plan, self))
 
@@ -78,7 +78,7 @@ class FleetWorld:
     async def restart(self, name: str, *, keeps_model: bool = False) -> LivingPeer:
         """A crashed peer starts again as whoever restarts its process would start it.
 
-        It joins, and takes over a model, as part of its life.
+        It joins, and takes a model, as part of its life.
         """
         if keeps_model:
             raise ConfigError(f"{name} has no checkpoint to start again from")

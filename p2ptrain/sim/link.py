@@ -2,10 +2,10 @@
 
 **The model.** Whatever leaves a peer passes its *uplink*, then its machine's uplink if it leaves
 the machine, then the way itself if that one is narrower. Each is a server with a rate; after the
-last one comes the latency. Slices of one stream wait for each other, and streams take turns, slice
-by slice: that is fair sharing, as among TCP connections, with a slice as its grain. Exact sharing
-would recompute every stream's end whenever any stream starts or stops; with slices of 256 KiB
-turns differ from it by a few slices' time.
+last one comes the latency. Chunks of one stream wait for each other, and streams take turns, chunk
+by chunk: that is fair sharing, as among TCP connections, with a chunk as its grain. Exact sharing
+would recompute every stream's end whenever any stream starts or stops; with chunks of 256 KiB
+turns differ from it by a few chunks' time.
 
 **Messages overtake.** A control message is a packet or two; on a real link it waits for the packet
 in front of it, not for megabytes of another connection. So messages wait for each other only, and
@@ -75,7 +75,7 @@ class Uplink:
         self._is_busy = False
         self._messages: deque[tuple[int, Callable[[], None]]] = deque()
         self._is_busy_with_message = False
-        self._taken_s: Seconds = 0.0  # by messages, of the slice that is being carried
+        self._taken_s: Seconds = 0.0  # by messages, of the chunk that is being carried
 
     def message(self, size: int, then: Callable[[], None]) -> None:
         """Carry a message of `size` bytes, behind those before it; `then` it has left."""

@@ -57,7 +57,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         super().__init__()
         self.now: Seconds = 0.0
         """The world's clock."""
-        self.story: Callable[[], str] | None = None
+        self.trace_tail: Callable[[], str] | None = None
         """What to tell beside a failure: where the trace is."""
         self._timers: list[tuple[Seconds, int, asyncio.TimerHandle]] = []
         self._armed = 0  # timers so far; of two for one moment the older one is first
@@ -255,7 +255,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return (
             f"at t = {self.now:.6f} s nothing is ready and no timer is armed; "
             f"{len(tasks)} tasks wait for ever{f' ({paused} paused)' if paused else ''}:\n"
-            f"{waiting.getvalue()}{self.story() if self.story else ''}"
+            f"{waiting.getvalue()}{self.trace_tail() if self.trace_tail else ''}"
         )
 
 

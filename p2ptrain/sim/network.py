@@ -32,8 +32,8 @@ from p2ptrain.compute.replica import Vector
 from p2ptrain.errors import CodecError, ConfigError, TransportError
 from p2ptrain.ids import Address, Seconds
 from p2ptrain.net import wire
-from p2ptrain.net.transport import Handler, SliceStream
-from p2ptrain.net.wire import AverageOpening, Envelope, Hello, Opening, Slice, Welcome
+from p2ptrain.net.transport import ChunkStream, Handler
+from p2ptrain.net.wire import AverageOpening, Chunk, Envelope, Hello, JoinReply, Opening
 from p2ptrain.runtime.protocol_log import said
 from p2ptrain.sim.link import Link, Uplink, check_bandwidth
 from p2ptrain.sim.loop import virtual_loop
@@ -89,7 +89,7 @@ class SimNetwork:
         self.link = link or Link()
         """Every way's, unless it has one of its own."""
         self.stands_for = 1
-        """Bytes on a link for which one byte of a slice stands; see `sim/compute.py`."""
+        """Bytes on a link for which one byte of a chunk stands; see `sim/compute.py`."""
         self.message_bytes = 0
         """Of all control messages so far, as encoded."""
         self.trace = trace or Trace()
@@ -273,7 +273,7 @@ class SimNetwork:
             then = partial(uplink.send, flow, size, then)
         then()
 
-    def open_stream(self, caller: "SimTransport", target: Address, opening: Opening) -> SliceStream:
+    def open_stream(self, caller: "SimTransport", target: Address, opening: Opening) -> ChunkStream:
         """A stream whose opening is on its way."""
         number, way = self.new_flow(), (caller.address, target)
 
@@ -307,7 +307,7 @@ class SimNetwork:
         )
         here.other, there.other = there, here
         caller.keep(here)
-        data = wire.encode_slice(Slice(opening=opening))
+        data = wire.encode_chunk(Chunk(opening=opening))
         up(len(data), accept)
         return here
 
@@ -472,13 +472,13 @@ class SimTransport:
         if self.handler is not None:
             self._network.carry_message(self, target, envelope)
 
-    async def join(self, host: Address, hello: Hello, timeout_s: Seconds) -> Welcome:
+    async def join(self, host: Address, hello: Hello, timeout_s: Seconds) -> JoinReply:
         async def answer(handler: Handler, request: bytes) -> bytes:
-            return wire.encode_welcome(await handler.handle_join(wire.decode_hello(request)))
+            return wire.encode_join_reply(await handler.handle_join(wire.decode_hello(request)))
 
         request = wire.encode_hello(hello)
         data = await self._call(host, request, answer, timeout_s, "joining")
-        return wire.decode_welcome(data)
+        return wire.decode_join_reply(data)
 
     async def identify(self, address: Address, timeout_s: Seconds) -> Hello:
         async def answer(handler: Handler, _: bytes) -> bytes:
@@ -487,7 +487,7 @@ class SimTransport:
         data = await self._call(address, b"", answer, timeout_s, "asking who it is")
         return wire.decode_hello(data)
 
-    async def open(self, target: Address, opening: Opening) -> SliceStream:
+    async def open(self, target: Address, opening: Opening) -> ChunkStream:
         if self.handler is None:
             raise TransportError(f"no connection to {target}: this peer has closed its own")
         return self._network.open_stream(self, target, opening)
@@ -519,7 +519,7 @@ class SimTransport:
 
     def serve_stream(self, stream: SimStream, first: bytes) -> None:
         """A stream to us begins."""
-        opening = wire.decode_slice(first).opening
+        opening = wire.decode_chunk(first).opening
         assert self.handler is not None
         assert opening is not None
         self.keep(stream)

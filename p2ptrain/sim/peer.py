@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from p2ptrain.compute.pace import Pace
 from p2ptrain.compute.replica import Replica
+from p2ptrain.compute.step_timing import StepTiming
 from p2ptrain.compute.steps import Work, take_steps
 from p2ptrain.errors import P2PTrainError
 from p2ptrain.ids import Address, PeerId, Seconds
@@ -56,7 +56,7 @@ class LivingPeer:
         self,
         config: PeerConfig,
         trainee: Trainee,
-        pace: Pace,
+        pace: StepTiming,
         rank: int,
         metrics: Metrics,
         incarnation: int,
@@ -163,7 +163,7 @@ def simulated_environment(process: Process, incarnation: int) -> Environment:
         unix_clock=clock,
         incarnation=incarnation,
         cross=SameLoop(),
-        offload=inline,
+        executor=inline,
         device="simulated",
     )
 

@@ -1,4 +1,4 @@
-"""Streams of slices between simulated peers: ordered, reliable, bounded, like TCP's.
+"""Streams of chunks between simulated peers: ordered, reliable, bounded, like TCP's.
 
 They feel latency, bandwidth, partitions and death, not loss. What is sent lies at once in the other
 side's `_coming`, in order; its arrival is an event that makes one more of them readable. So nothing
@@ -15,14 +15,14 @@ from functools import partial
 from p2ptrain.errors import P2PTrainError, RefusedError, TransportError
 from p2ptrain.net import wire
 from p2ptrain.net.transport import Handler
-from p2ptrain.net.wire import Opening, Slice
+from p2ptrain.net.wire import Chunk, Opening
 
-WINDOW_SLICES = 4
-"""Slices that a side has sent and the other has not read, at most. What the other reads makes room
+WINDOW_CHUNKS = 4
+"""Chunks that a side has sent and the other has not read, at most. What the other reads makes room
 at once: real transports widen their windows to hide the way back."""
 
 MAX_IGNORED = 256
-"""Slices that a callee which has returned lets pass before it hangs up."""
+"""Chunks that a callee which has returned lets pass before it hangs up."""
 
 Carry = Callable[[int, Callable[[], None]], None]
 """``carry(size, arrive)``: bring so many bytes to the other side, then call. Size 0: a signal,
@@ -30,7 +30,7 @@ which waits for no bytes."""
 
 
 class SimStream:
-    """One side of a stream; implements `SliceStream`.
+    """One side of a stream; implements `ChunkStream`.
 
     Args:
         carry: to the other side.
@@ -52,7 +52,7 @@ class SimStream:
         self._stands_for = stands_for
         self._coming: deque[bytes] = deque()
         self._here = 0  # how many of them have arrived
-        self._unread = 0  # slices of ours that the other side has not read
+        self._unread = 0  # chunks of ours that the other side has not read
         self._said_all = False
         self._heard_all = False
         self._error: P2PTrainError | None = None
@@ -66,7 +66,7 @@ class SimStream:
         return False
 
     async def send(self, payload: memoryview, last: bool = False) -> None:
-        await self._say(Slice(payload, last))
+        await self._say(Chunk(payload, last))
 
     async def refer(self, payload: memoryview, last: bool = False) -> bool:
         """No memory is shared here."""
@@ -81,7 +81,7 @@ class SimStream:
         if self._heard_all:
             return None
         self._here -= 1
-        heard = wire.decode_slice(self._coming.popleft())
+        heard = wire.decode_chunk(self._coming.popleft())
         self.other._was_read()
         if heard.last:
             self._heard_all = True
@@ -109,7 +109,7 @@ class SimStream:
     async def say_all(self) -> None:
         """Say that this was all, if that was not said."""
         if not self._said_all:
-            await self._say(Slice(last=True))
+            await self._say(Chunk(last=True))
 
     def refuse(self, error: RefusedError) -> None:
         """Refuse in words."""
@@ -141,7 +141,7 @@ class SimStream:
                 if self._heard_all:
                     return
                 await self.receive()
-            self.abort(f"more than {MAX_IGNORED} slices that nobody waits for")
+            self.abort(f"more than {MAX_IGNORED} chunks that nobody waits for")
         except RefusedError as error:
             self.refuse(error)
         except TransportError:
@@ -158,13 +158,13 @@ class SimStream:
     def _is_over(self) -> bool:
         return self._said_all and self._heard_all
 
-    async def _say(self, content: Slice) -> None:
-        while self._unread >= WINDOW_SLICES and not self._error:
+    async def _say(self, content: Chunk) -> None:
+        while self._unread >= WINDOW_CHUNKS and not self._error:
             self._writer = asyncio.get_running_loop().create_future()
             await self._writer
         if self._error:
             raise self._error
-        data = wire.encode_slice(content)
+        data = wire.encode_chunk(content)
         self._unread += 1
         self.other._coming.append(data)
         payload_bytes = content.payload.nbytes if content.payload is not None else 0

@@ -102,7 +102,7 @@ class Trace:
             self._file.close()
             self._file = None
 
-    def story(self) -> str:
+    def trace_tail(self) -> str:
         """The last lines, and how to see more: for whoever reads of a failure."""
         self._flush()
         last = "\n".join([*self.lines][-TAIL:])

@@ -140,7 +140,7 @@ class World:
         """Who crashed and has not come back, as it was."""
         self._loop = virtual_loop()
         self._loop.shuffle(Random(f"{seed}/order"))
-        self._loop.story = self.trace.story
+        self._loop.trace_tail = self.trace.trace_tail
         self._births: dict[PeerId, _Birth] = {}
         self._lives = 0
         self._seed = seed
@@ -186,7 +186,7 @@ class World:
         """A crashed peer starts again: a fresh process, under a new incarnation, where it was.
 
         With `keeps_model` it has the model that it had, as from a checkpoint; else the one it was
-        born with, and takes over another's as every late newcomer does.
+        born with, and takes another's as every late newcomer does.
 
         Raises:
             ConfigError: if it has not crashed.
@@ -255,7 +255,7 @@ class World:
                 if (task := asyncio.current_task()) and task.cancelling():
                     raise
             except BaseException as error:
-                error.add_note(self.trace.story())
+                error.add_note(self.trace.trace_tail())
                 raise
         self._trainer = None
         here = self.peers.values()

@@ -15,7 +15,7 @@ from p2ptrain.core.events import Outcome
 from p2ptrain.ids import PeerId, Seconds
 from p2ptrain.sim.link import Link
 from p2ptrain.sim.world import World
-from tests.helpers.worlds import Books, build, disagreement, models, steps_of, sum_of
+from tests.helpers.worlds import Books, build, consensus_distance, models, steps_of, sum_of
 
 COUNTS = [1, 2, 3, 4, 5, 7, 8, 13, 16]
 
@@ -215,7 +215,7 @@ async def test_a_bad_network_costs_time_and_no_update(count: int, fault: str):
 
 @pytest.mark.parametrize("seed", range(5))
 async def test_late_words_between_slow_streams_tear_no_average(seed: int):
-    """Streams so slow that words are said again and again while slices are on their way."""
+    """Streams so slow that words are said again and again while chunks are on their way."""
     link = Link(latency_s=0.15, jitter_s=0.6, duplication=0.5)
     world = await build(3, "ad_psgd", seed=seed, link=link)
     books = Books(world)
@@ -240,6 +240,6 @@ async def gossip_until_equal(
     scale = abs(due_M).max()
     assert books.injected == 60 * len(world.peers)
     assert abs(models(world) - due_M).max() <= 1e-5 * scale
-    assert disagreement(world) <= 1e-5
+    assert consensus_distance(world) <= 1e-5
     assert abs(sum_of(world) / len(world.peers) - due_M).max() <= 1e-5 * scale
     await world.close()

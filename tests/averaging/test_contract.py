@@ -27,7 +27,7 @@ from tests.helpers.worlds import (
     SIZE,
     Books,
     build,
-    disagreement,
+    consensus_distance,
     models,
     steps_of,
     sum_of,
@@ -99,9 +99,9 @@ async def test_no_update_is_lost_wherever_it_lands(variant: Variant, count: int,
 @of(OF_MODELS)
 async def test_models_come_together_when_nobody_learns(variant: Variant, count: int):
     world = await build(count, variant, learning_rate=0.0)
-    before, mean_M = disagreement(world), sum_of(world) / count
+    before, mean_M = consensus_distance(world), sum_of(world) / count
     await world.train(60, steps_of(0.1))
-    assert disagreement(world) < 1e-5 < 1e-2 < before
+    assert consensus_distance(world) < 1e-5 < 1e-2 < before
     if variant.conserves_mean:
         np.testing.assert_allclose(models(world), np.tile(mean_M, (count, 1)), rtol=1e-5)
     await world.close()
@@ -161,7 +161,7 @@ async def test_a_newcomer_takes_part(variant: Variant):
         peer = await world.add(
             "p9", VectorReplica(np.ones(SIZE), LEARNING_RATE), variant.algorithm, **variant.options
         )
-        await peer.driver.take_over_model()
+        await peer.driver.take_model()
         peer.boundary.begin()
         peer.driver.begin_background(peer.swarm)
         while peer.replica.updates < 40:
@@ -175,7 +175,7 @@ async def test_a_newcomer_takes_part(variant: Variant):
     await late
     await world.settle()
     assert world.peers[PeerId("p9")].driver.accounts.groups_formed > 5
-    assert disagreement(world) < (1e-7 if variant in SYNCHRONOUS else 0.2)
+    assert consensus_distance(world) < (1e-7 if variant in SYNCHRONOUS else 0.2)
     await world.close()
 
 

@@ -18,7 +18,7 @@ from tests.helpers.worlds import (
     LEARNING_RATE,
     Books,
     build,
-    disagreement,
+    consensus_distance,
     models,
     steps_of,
     sum_of,
@@ -35,7 +35,7 @@ def test_everyone_is_in_every_group_and_models_are_averaged_now_and_then():
     algorithm = load_algorithm("eager", {"average_models_every": 3})
     rounds = [algorithm.schedule(version, P4, P4[1]) for version in range(1, 9)]
     assert {here.members for here in rounds} == {P4}
-    late, all_four = What.LATE_GRADIENTS, Rule(waiting=4)
+    late, all_four = What.STALE_GRADIENTS, Rule(waiting=4)
     assert [here.what for here in rounds] == [late, late, late, What.MODELS] * 2
     assert [here.rule == all_four for here in rounds] == [False, False, False, True] * 2
 
@@ -117,7 +117,7 @@ async def test_if_nobody_is_late_it_is_sgd_on_one_large_batch(count: int, rule: 
     for _ in range(25):
         expected -= LEARNING_RATE * np.mean([expected - own for own in range(count)], axis=0)
     np.testing.assert_allclose(models(world), np.tile(expected, (count, 1)), rtol=1e-5)
-    assert disagreement(world) < 1e-6
+    assert consensus_distance(world) < 1e-6
     await world.close()
 
 
@@ -192,7 +192,7 @@ async def test_every_gradient_is_in_every_model_once_however_late(rule: str):
     books = Books(world)
     await world.train(80, steps_of(0.1, p2=0.35), books.injecting(15))
     np.testing.assert_allclose(sum_of(world), books.due_M, rtol=1e-5)
-    assert disagreement(world) < 1e-5
+    assert consensus_distance(world) < 1e-5
     await world.close()
 
 
@@ -203,7 +203,7 @@ async def test_peers_that_take_in_every_mean_are_equal_and_those_that_take_the_l
         world = await build(4, "eager", equal=True, rule="solo", missed=missed)
         books = Books(world)
         await world.train(80, steps_of(0.1, p2=0.35), books.injecting(15))
-        far_apart[missed] = disagreement(world)
+        far_apart[missed] = consensus_distance(world)
         await world.close()
     assert far_apart["every"] < 1e-6
     assert far_apart["latest"] > 1e-3
@@ -211,9 +211,9 @@ async def test_peers_that_take_in_every_mean_are_equal_and_those_that_take_the_l
 
 async def test_averaging_models_brings_peers_together():
     world = await build(3, "eager", learning_rate=0.0, average_models_every=5)
-    before, mean_M = disagreement(world), models(world).mean(axis=0)
+    before, mean_M = consensus_distance(world), models(world).mean(axis=0)
     await world.train(8, steps_of(0.1, p1=0.12))
-    assert disagreement(world) < 1e-6 < 1e-2 < before
+    assert consensus_distance(world) < 1e-6 < 1e-2 < before
     np.testing.assert_allclose(models(world), np.tile(mean_M, (3, 1)), rtol=1e-6)
     await world.close()
 
@@ -221,7 +221,7 @@ async def test_averaging_models_brings_peers_together():
 def lateness(world: World) -> int:
     """The most versions that any gradient was late."""
     records = [r for peer in world.peers.values() for r in peer.metrics.of("group")]
-    return max(r["staleness_steps"] for r in records if r["what"] == What.LATE_GRADIENTS)
+    return max(r["staleness_steps"] for r in records if r["what"] == What.STALE_GRADIENTS)
 
 
 @pytest.mark.parametrize("limiter", [2, 4, 8])
@@ -263,7 +263,7 @@ async def test_whenever_a_member_dies_the_others_train_on(victim: str, rule: str
         await world.train(50, steps_of(0.05))
         assert all(peer.boundary.totals.steps == 50 for peer in world.peers.values())
         assert loop.time() - began < 20
-        assert disagreement(world) < 1e-5, "models were averaged after the break"
+        assert consensus_distance(world) < 1e-5, "models were averaged after the break"
         await world.close()
 
 
@@ -275,7 +275,7 @@ async def test_a_newcomer_is_heard_and_equal_after_the_next_average_of_models():
         await asyncio.sleep(1.05)
         replica = VectorReplica(np.ones(24), LEARNING_RATE)
         peer = await world.add("p9", replica, "eager", average_models_every=20)
-        await peer.process.start(peer.driver.take_over_model())
+        await peer.process.start(peer.driver.take_model())
         await peer.process.start(peer.train(40, 0.1))
 
     late = loop.create_task(come_late())
@@ -284,13 +284,13 @@ async def test_a_newcomer_is_heard_and_equal_after_the_next_average_of_models():
     await world.settle()
     newcomer = world.peers[PeerId("p9")]
     assert newcomer.replica.updates > 30
-    assert disagreement(world) < 1e-6
+    assert consensus_distance(world) < 1e-6
     await world.close()
 
 
 async def test_all_peers_hear_of_the_same_progress():
     world = await build(3, "eager", equal=True)
     await world.train(40, steps_of(0.1, p1=0.2))
-    fast = world.peers[P4[0]].driver.accord.progress
+    fast = world.peers[P4[0]].driver.agreed.progress
     assert 60 < fast <= 120
     await world.close()

@@ -16,7 +16,7 @@ from tests.helpers.worlds import (
     LEARNING_RATE,
     Books,
     build,
-    disagreement,
+    consensus_distance,
     models,
     steps_of,
     sum_of,
@@ -137,7 +137,7 @@ async def test_models_come_together_whatever_is_on_a_machine(schedule: str, wait
         8, "ripples", learning_rate=0.0, schedule=schedule, waits=waits, peers_per_machine=each
     )
     await world.train(60, steps_of(0.1))
-    assert disagreement(world) < 1e-4
+    assert consensus_distance(world) < 1e-4
     await world.close()
 
 
@@ -231,5 +231,5 @@ async def test_whenever_the_generator_dies_the_others_train_on(crash_at_s: float
     assert loop.time() < 20
     late = [g for p in world.peers.values() for g in p.metrics.of("group") if g["t"] > 2.5]
     assert late, "groups are still formed"
-    assert disagreement(world) < 0.05
+    assert consensus_distance(world) < 0.05
     await world.close()

@@ -23,7 +23,7 @@ from tests.helpers.worlds import (
     SIZE,
     Books,
     build,
-    disagreement,
+    consensus_distance,
     models,
     steps_of,
     sum_of,
@@ -219,7 +219,7 @@ async def test_all_models_are_equal_after_the_papers_synchronisation():
     world = await build(4, "wagma", sync="step", tau=5)
     books = Books(world)
     await world.train(30, steps_of(0.05, p3=0.2), books.injecting(30))
-    assert disagreement(world) < 1e-6
+    assert consensus_distance(world) < 1e-6
     np.testing.assert_allclose(sum_of(world), books.due_M, rtol=1e-5)
     await world.close()
 
@@ -260,7 +260,7 @@ async def test_by_the_papers_rule_a_late_peer_adds_its_model_once_more_and_the_m
 
 async def test_in_delta_form_a_late_peer_has_the_mean_too():
     world = await late_by_one_step("delta", 1)
-    assert disagreement(world) < 1e-6
+    assert consensus_distance(world) < 1e-6
     await world.close()
 
 
@@ -268,7 +268,7 @@ async def test_the_papers_synchronisation_makes_models_equal_again_and_does_not_
     world = await build(4, "wagma", late="paper", sync="step", tau=5)
     books = Books(world)
     await world.train(20, steps_of(0.05, p1=0.2), books.injecting(20))
-    assert disagreement(world) < 1e-6
+    assert consensus_distance(world) < 1e-6
     assert abs(sum_of(world) - books.due_M).max() > 1e-3
     await world.close()
 
@@ -284,7 +284,7 @@ async def test_a_newcomer_falls_into_step(sync: str):
     async def come_late() -> None:
         await asyncio.sleep(1.05)
         peer = await world.add("p9", VectorReplica(np.ones(SIZE)), "wagma", sync=sync, tau=4)
-        await peer.process.start(peer.driver.take_over_model())
+        await peer.process.start(peer.driver.take_model())
         await peer.process.start(peer.train(30, 0.1))
 
     late = loop.create_task(come_late())
@@ -294,7 +294,7 @@ async def test_a_newcomer_falls_into_step(sync: str):
     newcomer = world.peers[PeerId("p9")]
     assert newcomer.driver.accounts.groups_formed > 15
     assert newcomer.driver.machine.groups.wait_avoiding.version > 30
-    assert disagreement(world) < 1e-6
+    assert consensus_distance(world) < 1e-6
     await world.close()
 
 
@@ -310,5 +310,5 @@ async def test_whenever_a_member_dies_the_others_train_on(sync: str, crash_at_s:
         lost = [r for r in peer.metrics.of("group") if r["outcome"] != Outcome.DONE]
         assert len(lost) <= 3
     assert loop.time() < 15
-    assert disagreement(world) < 1e-5
+    assert consensus_distance(world) < 1e-5
     await world.close()

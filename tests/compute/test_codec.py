@@ -121,7 +121,7 @@ def test_gradients_beyond_the_end_of_a_half_are_no_infinities():
 
 
 @each_codec
-def test_a_slice_of_any_length_is_coded_block_by_block(codec: Codec):
+def test_a_chunk_of_any_length_is_coded_block_by_block(codec: Codec):
     for count in (0, 1, BLOCK - 1, BLOCK, BLOCK + 1, CHUNK, CHUNK + 1, 2 * CHUNK + 3 * BLOCK + 7):
         values = some_numbers(count)
         whole = through(codec, values)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from p2ptrain.compute.pace import Pace, Straggler
+from p2ptrain.compute.step_timing import StepTiming, Straggler
 from p2ptrain.compute.tasks import load_task
 from p2ptrain.compute.torch_replica import TorchReplica
 from p2ptrain.compute.training import TrainingConfig, build_optimizer, set_rate, train
@@ -74,7 +74,7 @@ def run(
         optimizer,
         peer,
         config,
-        pace or Pace(),
+        pace or StepTiming(),
         me="p00",
         rank=rank,
         peers=peers,
@@ -109,13 +109,13 @@ def test_a_peer_that_should_stop_takes_no_step():
 
 
 def test_a_step_lasts_as_long_as_the_pace_says():
-    pace = Pace(min_step_ms=20, stragglers=(Straggler(factor=3, peers=(1,)),))
+    pace = StepTiming(min_step_ms=20, stragglers=(Straggler(factor=3, peers=(1,)),))
     assert run(pace=pace, rank=0)[0].ended == pytest.approx([0.02, 0.04, 0.06])
     assert run(pace=pace, rank=1)[0].ended == pytest.approx([0.06, 0.12, 0.18])
 
 
 def test_a_straggler_notices_the_end_within_50_ms_and_drops_its_step():
-    pace = Pace(min_step_ms=1_000, stragglers=(Straggler(factor=100, peers=(1,)),))
+    pace = StepTiming(min_step_ms=1_000, stragglers=(Straggler(factor=100, peers=(1,)),))
     peer, clock, _ = run(pace=pace, rank=1, until_s=0.42)
     assert peer.calls == []
     assert 0.42 <= clock.now <= 0.48
@@ -123,7 +123,7 @@ def test_a_straggler_notices_the_end_within_50_ms_and_drops_its_step():
 
 
 @pytest.mark.parametrize(
-    "where", [{"rank": 2}, {"pace": Pace(stragglers=(Straggler(peers=(7,)),))}]
+    "where", [{"rank": 2}, {"pace": StepTiming(stragglers=(Straggler(peers=(7,)),))}]
 )
 def test_a_rank_or_straggler_that_does_not_exist_is_refused_before_training(where):
     with pytest.raises(ConfigError, match="there are 2 peers"):
@@ -170,7 +170,17 @@ def test_a_rate_that_came_with_another_peers_state_does_not_stay():
     clock = Clock()
     peer = Peer(model, optimizer, clock, steps=1)
     run_with = {"me": "p00", "rank": 0, "peers": 2, "seed": 0}
-    train(task, model, optimizer, peer, config, Pace(), **run_with, clock=clock, sleep=clock.sleep)
+    train(
+        task,
+        model,
+        optimizer,
+        peer,
+        config,
+        StepTiming(),
+        **run_with,
+        clock=clock,
+        sleep=clock.sleep,
+    )
     assert peer.rates == [0.02]
 
 

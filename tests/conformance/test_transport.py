@@ -17,15 +17,15 @@ from p2ptrain.errors import RefusedError, TransportError
 from p2ptrain.ids import Address, PeerId, Ticket
 from p2ptrain.net.grpc_config import GrpcConfig
 from p2ptrain.net.grpc_transport import GrpcTransport
-from p2ptrain.net.transport import SliceStream, Transport
+from p2ptrain.net.transport import ChunkStream, Transport
 from p2ptrain.net.wire import (
-    MAX_SLICE_BYTES,
+    MAX_CHUNK_BYTES,
     AverageOpening,
     Envelope,
     Hello,
+    JoinReply,
     Opening,
     StateOpening,
-    Welcome,
 )
 from p2ptrain.runtime.exchange import Bucket, ByteString, Exchange
 from p2ptrain.runtime.streams import GroupBroken
@@ -41,7 +41,7 @@ LARGE, SMALL = 16 << 20, 1 << 20
 SOON_S = 0.2
 """Long enough for a message to cross; nothing that is expected waits for it."""
 
-Serve = Callable[[Opening, SliceStream], Awaitable[None]]
+Serve = Callable[[Opening, ChunkStream], Awaitable[None]]
 
 
 class Recorder:
@@ -66,14 +66,14 @@ class Recorder:
     def handle_broken(self, address: Address, why: str) -> None:
         self.broken.append((address, why))
 
-    async def handle_join(self, hello: Hello) -> Welcome:
+    async def handle_join(self, hello: Hello) -> JoinReply:
         self.joined.append(hello)
-        return Welcome("", (self.hello().me,))
+        return JoinReply("", (self.hello().me,))
 
     def handle_identify(self) -> Hello:
         return self.hello()
 
-    async def handle_stream(self, opening: Opening, stream: SliceStream) -> None:
+    async def handle_stream(self, opening: Opening, stream: ChunkStream) -> None:
         assert self.serve
         try:
             await self.serve(opening, stream)
@@ -232,21 +232,21 @@ class Averager:
             ],
             lend=self._transport.vector,
             lend_slot=lambda size: np.empty(size, np.float32),
-            offload=inline,
+            executor=inline,
             swarm="swarm",
             clock=asyncio.get_running_loop().time,
         )
         return asyncio.create_task(self._run(self.exchanges[number], other))
 
     async def _run(self, exchange: Exchange, other: "Averager") -> Vector:
-        async def open_stream(peer: PeerId, opening: Opening) -> SliceStream:
+        async def open_stream(peer: PeerId, opening: Opening) -> ChunkStream:
             stream = await self._transport.open(other.address, opening)
             return Stalled(stream, self.may_read)
 
         await exchange.run(open_stream)
         return exchange.buckets[0].mix.vector_V
 
-    async def _serve(self, opening: Opening, stream: SliceStream) -> None:
+    async def _serve(self, opening: Opening, stream: ChunkStream) -> None:
         assert isinstance(opening, AverageOpening)
         await self.exchanges[opening.ticket.number].accept(opening, Stalled(stream, self.may_read))
 
@@ -254,7 +254,7 @@ class Averager:
 class Stalled:
     """A stream whose owner reads nothing before it may."""
 
-    def __init__(self, stream: SliceStream, may_read: asyncio.Event) -> None:
+    def __init__(self, stream: ChunkStream, may_read: asyncio.Event) -> None:
         self._stream, self._may_read = stream, may_read
 
     def __getattr__(self, name: str) -> object:
@@ -273,19 +273,19 @@ def message(number: int) -> Envelope:
     return Envelope(PeerId("a"), "swarm", Arrive(number))
 
 
-async def echo(opening: Opening, stream: SliceStream) -> None:
+async def echo(opening: Opening, stream: ChunkStream) -> None:
     while (payload := await stream.receive()) is not None:
         await stream.send(payload)
 
 
-async def drain(stream: SliceStream) -> list[bytes]:
+async def drain(stream: ChunkStream) -> list[bytes]:
     slices = []
     while (payload := await stream.receive()) is not None:
         slices.append(bytes(payload))
     return slices
 
 
-async def read_elsewhere(how_it_ended: list[object], stream: SliceStream) -> None:
+async def read_elsewhere(how_it_ended: list[object], stream: ChunkStream) -> None:
     """Read in a task of its own, as an exchange does; `how_it_ended` gets an error or None."""
     try:
         how_it_ended.append((await drain(stream))[-1:] and None)
@@ -372,11 +372,11 @@ class TransportContract:
 
     # --- calls ------------------------------------------------------------------------------------
 
-    async def test_a_host_hears_the_hello_and_its_welcome_comes_back(self, net):
+    async def test_a_host_hears_the_hello_and_its_join_reply_comes_back(self, net):
         a, at_a = await net.start("a")
         _, at_b = await net.start("b")
-        welcome = await a.join(at_b.address, at_a.hello(), 5.0)
-        assert welcome == Welcome("", (at_b.hello().me,))
+        reply = await a.join(at_b.address, at_a.hello(), 5.0)
+        assert reply == JoinReply("", (at_b.hello().me,))
         assert at_b.joined == [at_a.hello()]
 
     async def test_who_is_asked_says_who_it_is(self, net):
@@ -396,7 +396,7 @@ class TransportContract:
     async def test_a_stream_is_ordered_both_ways_and_ends(self, net):
         openings = []
 
-        async def serve(opening: Opening, stream: SliceStream) -> None:
+        async def serve(opening: Opening, stream: ChunkStream) -> None:
             openings.append(opening)
             await echo(opening, stream)
 
@@ -415,11 +415,11 @@ class TransportContract:
         await sending
         assert openings == [OPENING]
 
-    async def test_the_largest_slice_passes_both_ways(self, net):
+    async def test_the_largest_chunk_passes_both_ways(self, net):
         a, _ = await net.start("a")
         _, at_b = await net.start("b", echo)
         stream = await a.open(at_b.address, OPENING)
-        payload = bytes(range(256)) * (MAX_SLICE_BYTES // 256)
+        payload = bytes(range(256)) * (MAX_CHUNK_BYTES // 256)
         await stream.send(memoryview(payload))
         await stream.finish()
         assert await drain(stream) == [payload]
@@ -434,7 +434,7 @@ class TransportContract:
         await stream.finish()
         assert await drain(stream) == [b"first"]
 
-    async def test_an_empty_slice_is_not_the_end(self, net):
+    async def test_an_empty_chunk_is_not_the_end(self, net):
         a, _ = await net.start("a")
         _, at_b = await net.start("b", echo)
         stream = await a.open(at_b.address, OPENING)
@@ -443,7 +443,7 @@ class TransportContract:
         assert await drain(stream) == [b""]
 
     async def test_the_callee_ends_the_stream_by_returning(self, net):
-        async def serve(opening: Opening, stream: SliceStream) -> None:
+        async def serve(opening: Opening, stream: ChunkStream) -> None:
             await stream.send(memoryview(b"all there is"))
 
         a, _ = await net.start("a")
@@ -452,7 +452,7 @@ class TransportContract:
         assert await drain(stream) == [b"all there is"]
 
     async def test_a_refusal_arrives_in_words(self, net):
-        async def serve(opening: Opening, stream: SliceStream) -> None:
+        async def serve(opening: Opening, stream: ChunkStream) -> None:
             raise RefusedError("b is not in a#7")
 
         a, _ = await net.start("a")
@@ -462,7 +462,7 @@ class TransportContract:
             await stream.receive()
 
     async def test_an_abort_by_the_callee_is_seen_by_the_caller_in_words(self, net):
-        async def serve(opening: Opening, stream: SliceStream) -> None:
+        async def serve(opening: Opening, stream: ChunkStream) -> None:
             await stream.receive()
             stream.abort("numbers that are not finite")
             stream.abort("said twice")
@@ -479,7 +479,7 @@ class TransportContract:
             await drain(stream)
 
     async def test_an_abort_by_the_caller_cancels_the_callee(self, net):
-        async def serve(opening: Opening, stream: SliceStream) -> None:
+        async def serve(opening: Opening, stream: ChunkStream) -> None:
             await stream.receive()
             await asyncio.Event().wait()
 
@@ -511,7 +511,7 @@ class TransportContract:
         how_it_ended: list[object] = []
         tasks = []
 
-        async def serve(opening: Opening, stream: SliceStream) -> None:
+        async def serve(opening: Opening, stream: ChunkStream) -> None:
             tasks.append(asyncio.create_task(read_elsewhere(how_it_ended, stream)))
             await asyncio.Event().wait()
 
@@ -530,7 +530,7 @@ class TransportContract:
         how_it_ended: list[object] = []
         tasks = []
 
-        async def serve(opening: Opening, stream: SliceStream) -> None:
+        async def serve(opening: Opening, stream: ChunkStream) -> None:
             tasks.append(asyncio.create_task(read_elsewhere(how_it_ended, stream)))
             await asyncio.Event().wait()
 
@@ -544,7 +544,7 @@ class TransportContract:
         assert isinstance(how_it_ended[0], TransportError)
 
     async def test_a_callee_that_dies_in_the_middle_fails_the_stream(self, net):
-        async def serve(opening: Opening, stream: SliceStream) -> None:
+        async def serve(opening: Opening, stream: ChunkStream) -> None:
             await stream.send(memoryview(b"first"))
             await asyncio.Event().wait()
 
@@ -569,7 +569,7 @@ class TransportContract:
             await open_and_use()
 
     async def test_a_receiver_that_does_not_read_makes_its_sender_wait_and_no_other(self, net):
-        async def serve(opening: Opening, stream: SliceStream) -> None:
+        async def serve(opening: Opening, stream: ChunkStream) -> None:
             assert isinstance(opening, StateOpening)
             if opening.version is None:
                 await asyncio.Event().wait()
@@ -594,7 +594,7 @@ class TransportContract:
             before = sent
             await asyncio.sleep(0.5)
         assert not flooding.done()
-        assert 0 < sent < 32, "slices pile up in front of a receiver that does not read"
+        assert 0 < sent < 32, "chunks pile up in front of a receiver that does not read"
         other = await a.open(at_b.address, OPENING)
         for _ in range(8):
             await other.send(megabyte)
@@ -629,7 +629,7 @@ class TransportContract:
         assert not any(average.done() for average in stalled)
         assert b.exchanges[1].received_bytes == 0
         if net.kind != "memory":  # nothing is copied there: b would read a's own vector
-            assert 0 < sent_bytes < 3 * LARGE, "slices pile up in front of b"  # of 4 * LARGE
+            assert 0 < sent_bytes < 3 * LARGE, "chunks pile up in front of b"  # of 4 * LARGE
         b.may_read.set()
         for mean_V in await asyncio.gather(*stalled):
             assert (mean_V == 2).all()
@@ -690,8 +690,8 @@ class TransportContract:
         )
         assert ends == [[]] * 6
 
-    async def test_the_last_slice_can_say_that_it_is_the_last(self, net):
-        async def serve(opening: Opening, stream: SliceStream) -> None:
+    async def test_the_last_chunk_can_say_that_it_is_the_last(self, net):
+        async def serve(opening: Opening, stream: ChunkStream) -> None:
             for payload in await drain(stream):
                 await stream.send(memoryview(payload))
             await stream.send(memoryview(b"and that was all"), last=True)
@@ -706,7 +706,7 @@ class TransportContract:
         assert await stream.receive() is None
 
     async def test_a_callee_that_has_heard_enough_lets_the_caller_finish(self, net):
-        async def serve(opening: Opening, stream: SliceStream) -> None:
+        async def serve(opening: Opening, stream: ChunkStream) -> None:
             await stream.receive()
 
         a, _ = await net.start("a")
@@ -720,7 +720,7 @@ class TransportContract:
     async def test_a_caller_that_only_sends_is_stopped_by_a_refusal(self, net):
         """In words only if it listens: gRPC forgets them when a write meets the end of its call."""
 
-        async def serve(opening: Opening, stream: SliceStream) -> None:
+        async def serve(opening: Opening, stream: ChunkStream) -> None:
             raise RefusedError("b is not in a#7")
 
         a, _ = await net.start("a")
@@ -736,7 +736,7 @@ class TransportContract:
             await send_on()
 
     async def test_what_is_refused_leaves_the_way_open_for_what_is_not(self, net):
-        async def serve(opening: Opening, stream: SliceStream) -> None:
+        async def serve(opening: Opening, stream: ChunkStream) -> None:
             assert isinstance(opening, StateOpening)
             if opening.version == 0:
                 raise RefusedError("not this one")

@@ -74,8 +74,8 @@ def test_who_comes_and_goes_is_named_with_the_reason(training):
     assert training.record("member", member="p03", state="alive", why="") == "p01: p03 has joined"
     assert training.record("member", member="p02", state="left", why="") == "p01: p02 has left"
     why = "p03 did not refute its suspicion within 1.5 s"
-    said = training.record("member", member="p03", state="gone", why=why)
-    assert said == f"p01: p03 is gone: {why}"
+    said = training.record("member", member="p03", state="dead", why=why)
+    assert said == f"p01: p03 is dead: {why}"
 
 
 def test_a_suspicion_that_passes_is_not_worth_a_line(training):
@@ -90,6 +90,6 @@ def test_warnings_and_the_end_are_said(training):
 
 
 def test_groups_and_snapshots_are_no_news(training):
-    fields = {"outcome": "done", "members": ["p01", "p02"], "disagreement_l2": 0.1}
+    fields = {"outcome": "done", "members": ["p01", "p02"], "consensus_distance_l2": 0.1}
     assert training.record("group", **fields) == ""
     assert training.record("snapshot", row=0, step=0) == ""

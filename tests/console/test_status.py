@@ -33,7 +33,7 @@ def report(name: str, *others: Member, **changes: object) -> Report:
         "doing": "trains",
         "loss": 0.5,
         "partners": ("p02",),
-        "disagreement_l2": 0.125,
+        "consensus_distance_l2": 0.125,
         "groups_done": 10,
         "groups_failed": 0,
         "since_average_s": None,
@@ -51,12 +51,12 @@ def text_of(view: View) -> list[str]:
 @pytest.fixture
 def view():
     silent = member("p02", state=MemberState.SUSPECT)
-    gone = member("p03", state=MemberState.GONE)
-    mine = report("p01", silent, gone)
+    dead = member("p03", state=MemberState.DEAD)
+    mine = report("p01", silent, dead)
     rows = (
         Row(mine.hello.me, mine),
         Row(silent, None, "p02:4000 did not answer in time"),
-        Row(gone, None, "gone"),
+        Row(dead, None, "dead"),
     )
     return View(mine, rows)
 
@@ -78,7 +78,7 @@ def test_the_table_says_who_is_in_and_what_they_do(view):
         "p01:4000",
     ]
     assert second[:3] == ["p02", "no", "answer:"]
-    assert third[:2] == ["p03", "gone"]
+    assert third[:2] == ["p03", "dead"]
 
 
 def test_many_partners_are_shortened():
@@ -108,7 +108,7 @@ def test_the_same_for_programs(view):
     )
     assert (second["answers"], second["state"], second["samples_per_s"]) == (False, "suspect", None)
     assert second["why_not"] == "p02:4000 did not answer in time"
-    assert third["state"] == "gone"
+    assert third["state"] == "dead"
 
 
 @pytest.fixture

@@ -40,8 +40,8 @@ def waits(guest: Guest) -> bool:
     return isinstance(guest.groups.barrier.state, Waiting)
 
 
-def waits_with(guest: Guest, version: int, line: int) -> bool:
-    return guest.groups.barrier.waits_with(version, line)
+def waits_with(guest: Guest, version: int, lineage: int) -> bool:
+    return guest.groups.barrier.waits_with(version, lineage)
 
 
 def offer_of(guest: Guest) -> Ticket:
@@ -66,7 +66,7 @@ def test_the_group_is_formed_when_the_last_one_arrives(meeting: Meeting, order: 
 
 
 def test_all_members_hear_what_the_group_is_for(meeting: Meeting):
-    meeting.arrive("abc", 3, line=8)
+    meeting.arrive("abc", 3, lineage=8)
     meeting.settle()
     for name in "abc":
         (average,) = meeting[name].averages
@@ -648,8 +648,8 @@ def test_who_catches_up_offers_its_slot_to_nobody(meeting: Meeting):
 
 
 def test_of_two_models_of_a_version_most_decide_and_the_others_take_theirs(meeting: Meeting):
-    meeting.arrive("a", 7, line=1)
-    meeting.arrive("bc", 7, line=2)
+    meeting.arrive("a", 7, lineage=1)
+    meeting.arrive("bc", 7, lineage=2)
     meeting.settle()
     assert meeting["a"].taking == [TakeState(7, PeerId("b"), 2)]
     meeting.take_state("a", 7)
@@ -659,8 +659,8 @@ def test_of_two_models_of_a_version_most_decide_and_the_others_take_theirs(meeti
 
 def test_of_two_models_that_as_many_have_the_first_ones_is_taken():
     meeting = Meeting("ab")
-    meeting.arrive("b", 7, line=2)
-    meeting.arrive("a", 7, line=1)
+    meeting.arrive("b", 7, lineage=2)
+    meeting.arrive("a", 7, lineage=1)
     meeting.settle()
     assert meeting["b"].taking == [TakeState(7, PeerId("a"), 1)]
     assert not waits_with(meeting["b"], 7, 2), "nobody is to take what it gives up"
@@ -668,9 +668,9 @@ def test_of_two_models_that_as_many_have_the_first_ones_is_taken():
 
 def test_who_is_behind_takes_the_model_that_most_have(meeting: Meeting):
     meeting.join("d")
-    meeting.arrive("a", 7, line=1)
-    meeting.arrive("bc", 7, line=2)
-    meeting.arrive("d", 3, line=1)
+    meeting.arrive("a", 7, lineage=1)
+    meeting.arrive("bc", 7, lineage=2)
+    meeting.arrive("d", 3, lineage=1)
     meeting.settle()
     assert [meeting[name].taking for name in "ad"] == [[TakeState(7, PeerId("b"), 2)]] * 2
 
@@ -678,18 +678,18 @@ def test_who_is_behind_takes_the_model_that_most_have(meeting: Meeting):
 @pytest.mark.parametrize("is_offered", [False, True])
 def test_one_whose_model_changed_on_the_way_is_in_no_group_of_the_old_one(is_offered: bool):
     meeting = Meeting("ab")
-    meeting.arrive("a", 7, line=1)
+    meeting.arrive("a", 7, lineage=1)
     old = Ticket(PeerId("b"), 1, 0) if is_offered else None
     meeting.say("b", "a", Arrive(7, 1, old))  # older than what b has
-    meeting.arrive("b", 7, line=2)
+    meeting.arrive("b", 7, lineage=2)
     meeting.settle()
     assert meeting["b"].averages == []
     assert waits_with(meeting["b"], 7, 2)
 
 
 def test_a_model_that_could_not_be_had_leaves_the_old_one_to_wait_with(meeting: Meeting):
-    meeting.arrive("ab", 7, line=2)
-    meeting.arrive("c", 7, line=1)
+    meeting.arrive("ab", 7, lineage=2)
+    meeting.arrive("c", 7, lineage=1)
     meeting.settle()
     meeting.miss_state("c", 7)
     assert waits_with(meeting["c"], 7, 1)
@@ -816,7 +816,7 @@ def test_an_arrival_of_one_who_went_does_not_count_when_it_comes_back(
     meeting.arrive("c", 0)
     meeting.settle()
     for name in "ab":
-        (meeting.hear_left if leaves else meeting.hear_gone)(name, "c")
+        (meeting.hear_left if leaves else meeting.hear_dead)(name, "c")
         meeting.see(name, "abc")
     meeting.add("c", "abc", incarnation=2)
     meeting.arrive("ab", 0)

@@ -277,7 +277,7 @@ def test_who_is_silent_keeps_a_request_from_asking_others_only_for_a_while():
 
 def test_a_request_fails_when_too_few_candidates_are_left(quartet: Trio):
     ticket = quartet.request("a", "bcd", 2)
-    quartet.hear_gone("a", "b")
+    quartet.hear_dead("a", "b")
     assert ticket not in quartet.ended
     quartet.hear_left("a", "d")
     assert quartet.ended == {ticket: Outcome.LOST}
@@ -327,13 +327,13 @@ def test_an_older_request_that_comes_after_a_newer_one_is_not_answered(trio: Tri
     assert trio.wire == []
 
 
-@pytest.mark.parametrize("news", ["gone", "left"])
+@pytest.mark.parametrize("news", ["dead", "left"])
 def test_the_request_of_one_who_is_no_more_waits_no_longer(trio: Trio, news: str):
     first = formed(trio, "a", "b")
     trio.request("c", "b")
     trio.settle()
-    if news == "gone":
-        trio.hear_gone("b", "c")
+    if news == "dead":
+        trio.hear_dead("b", "c")
     else:
         trio.hear_left("b", "c")
     trio.finish(first)
@@ -795,7 +795,7 @@ def test_nobody_enters_a_group_twice(trio: Trio):
 
 
 def test_who_is_done_does_not_make_another_throw_its_result_away(trio: Trio):
-    """B has applied the mean while a still takes in the last slices; then b hears `Begin` again.
+    """B has applied the mean while a still takes in the last chunks; then b hears `Begin` again.
 
     If it answered "not in this group any more", a would abandon what b has applied, and the mean
     of their models would change.
@@ -829,7 +829,7 @@ def test_an_initiator_that_is_done_does_not_make_a_member_throw_its_result_away(
 
 def test_a_result_that_was_applied_while_the_group_was_abandoned_counts_as_done(trio: Trio):
     ticket = formed(trio, "a", "b")
-    trio.hear_gone("b", "a")
+    trio.hear_dead("b", "a")
     trio.finish(ticket, by="b")  # its result was being applied just then
     trio.locks["b"].receive(PeerId("a"), Begin(ticket, AB), trio.clock("b"))
     assert trio.wire == []
@@ -914,14 +914,14 @@ def test_a_granter_is_free_a_lease_after_its_grant_if_its_initiator_is_dead(trio
 def test_a_granter_is_free_at_once_when_it_hears_that_its_initiator_is_gone(trio: Trio):
     trio.request("a", "b")
     trio.deliver("a", "b")
-    trio.hear_gone("b", "a")
+    trio.hear_dead("b", "a")
     assert trio.states["b"] == "free"
 
 
 def test_a_granter_keeps_its_promise_when_another_member_is_gone(trio: Trio):
     ticket = trio.request("a", "bc")
     trio.deliver("a", "b")
-    trio.hear_gone("b", "c")
+    trio.hear_dead("b", "c")
     assert trio.states["b"] == f"promised to {ticket}"
 
 
@@ -931,7 +931,7 @@ def test_a_request_fails_at_once_when_a_member_is_gone_granted_or_not(trio: Trio
     if granted:
         trio.deliver("a", "b")
         trio.deliver("b", "a")
-    trio.hear_gone("a", "b")
+    trio.hear_dead("a", "b")
     trio.settle()
     assert trio.ended == {ticket: Outcome.LOST}
     assert trio.reasons[ticket] == "b is gone"
@@ -941,7 +941,7 @@ def test_a_request_fails_at_once_when_a_member_is_gone_granted_or_not(trio: Trio
 def test_a_group_is_abandoned_when_a_member_is_gone(trio: Trio):
     ticket = formed(trio, "a", "bc")
     for name in "ac":
-        trio.hear_gone(name, "b")
+        trio.hear_dead(name, "b")
     assert trio.groups == {"b": ticket}
     assert trio.abandoned == {("a", ticket): Outcome.LOST, ("c", ticket): Outcome.LOST}
     assert trio.ended == {ticket: Outcome.LOST}
@@ -1162,7 +1162,7 @@ def test_when_a_group_breaks_nobody_grants_the_one_who_is_gone(trio: Trio):
     trio.locks["a"].average_ended(first, Outcome.BROKEN, "torn", trio.clock("a"))
     trio.request("a", "b")
     trio.deliver("a", "b")
-    trio.hear_gone("b", "a")
+    trio.hear_dead("b", "a")
     assert trio.states["b"] == "free"
 
 
@@ -1202,7 +1202,7 @@ def test_a_made_up_age_does_not_drive_our_own_requests_out_of_range(trio: Trio):
         hostile = Request(Ticket(PeerId("b"), 1, number), 1 << 62)
         lock.receive(PeerId("b"), hostile, trio.clock("a"))
     assert lock._clock == 3 * MOST_TICKS
-    lock.peer_gone(PeerId("b"), "b is gone", trio.clock("a"))
+    lock.peer_dead(PeerId("b"), "b is gone", trio.clock("a"))
 
 
 # --- configuration --------------------------------------------------------------------------------

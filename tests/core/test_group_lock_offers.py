@@ -332,7 +332,7 @@ def test_an_offer_to_one_who_is_no_more_is_none(quartet: Trio, news: str):
     quartet.request("d", "b")
     quartet.deliver("d", "b")
     if news == "gone":
-        quartet.hear_gone("b", "a")
+        quartet.hear_dead("b", "a")
     else:
         quartet.hear_left("b", "a")
     assert quartet.states["b"].startswith("promised to d")
@@ -340,9 +340,9 @@ def test_an_offer_to_one_who_is_no_more_is_none(quartet: Trio, news: str):
 
 def test_who_has_nobody_to_wait_for_is_free(quartet: Trio):
     waiting(quartet, "b")
-    quartet.hear_gone("b", "c")
+    quartet.hear_dead("b", "c")
     assert quartet.states["b"] == "offered to a"
-    quartet.hear_gone("b", "a")
+    quartet.hear_dead("b", "a")
     assert quartet.states["b"] == "free"
 
 
@@ -350,7 +350,7 @@ def test_who_has_nobody_to_wait_for_is_free(quartet: Trio):
 def test_the_offer_of_one_who_is_no_more_is_not_taken(quartet: Trio, news: str):
     waiting(quartet, "bc")
     if news == "gone":
-        quartet.hear_gone("a", "b")
+        quartet.hear_dead("a", "b")
     else:
         quartet.hear_left("a", "b")
     ticket = quartet.request("a", "bc", 1, BARRIER)
@@ -478,7 +478,7 @@ def test_a_peer_that_stops_takes_its_offer_back(quartet: Trio):
 
 
 def test_nobody_offers_the_slot_of_another(quartet: Trio):
-    stray = Arrive(BARRIER.version, BARRIER.line, Ticket(C, 1, 1))
+    stray = Arrive(BARRIER.version, BARRIER.lineage, Ticket(C, 1, 1))
     quartet.locks["a"].note_offer(B, Ticket(C, 1, 1), BARRIER, stray.contribution)
     assert quartet.wire == []
     quartet.request("a", "bc", purpose=BARRIER)
@@ -656,7 +656,7 @@ def test_of_several_wishes_those_end_for_which_too_few_candidates_are_left(quart
     quartet.settle()
     lost = quartet.request("a", "b", purpose=BARRIER)
     kept = quartet.request("a", "bc", 1)
-    quartet.hear_gone("a", "b")
+    quartet.hear_dead("a", "b")
     assert quartet.ended == {lost: Outcome.LOST}
     quartet.finish(group)
     quartet.settle()
@@ -943,7 +943,7 @@ def test_all_that_an_offer_changes_is_in_the_frozen_state(quartet: Trio):
     note()  # and asks for its own offer back
     quartet.advance(RESEND_S, delivering=False)
     quartet.drop_all()
-    quartet.hear_gone("a", "c")
+    quartet.hear_dead("a", "c")
     note()
 
 
@@ -1004,6 +1004,6 @@ def test_what_a_purpose_fulfils():
     assert not gradients.fulfils(schedule)
     assert BARRIER.fulfils(BARRIER)
     assert not NEXT.fulfils(BARRIER)
-    assert not replace(BARRIER, line=8).fulfils(BARRIER)
+    assert not replace(BARRIER, lineage=8).fulfils(BARRIER)
     assert not GOSSIP.fulfils(GOSSIP)
     assert not replace(BARRIER, formation=Formation.WAIT_AVOIDING).fulfils(BARRIER)

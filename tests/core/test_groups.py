@@ -5,7 +5,7 @@
 
 from p2ptrain.core.effects import Average, Effect, GroupEnded, Send, VersionEnded
 from p2ptrain.core.events import Outcome
-from p2ptrain.core.groups import PeerGroups, StillLife
+from p2ptrain.core.groups import FixedEnvironment, PeerGroups
 from p2ptrain.core.lock_state import LockConfig
 from p2ptrain.core.messages import (
     Arrive,
@@ -28,7 +28,7 @@ class ByHand:
         self.entered: dict[str, list[Ticket]] = {name: [] for name in names}
         self.claims: dict[Ticket, Outcome] = {}
         self.versions: list[tuple[str, int, Outcome]] = []
-        around = StillLife([PeerId(name) for name in names])
+        around = FixedEnvironment([PeerId(name) for name in names])
         self.peers = {
             name: PeerGroups(
                 PeerId(name), 1, CONFIG, 1.0, None, around, lambda e, name=name: self._note(name, e)

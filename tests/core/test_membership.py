@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from p2ptrain.core.adaptive_timeout import MOST_DOUBT
 from p2ptrain.core.effects import Effect, MemberChanged, Send
 from p2ptrain.core.gossip import size_of
 from p2ptrain.core.membership import (
@@ -15,19 +16,27 @@ from p2ptrain.core.membership import (
     HIGHEST,
     LEAP,
     LEAST_PROBE_BYTES,
-    MOST_ERRANDS,
+    MOST_INDIRECT_PROBES,
     MOST_MEMBERS,
     Membership,
     MembershipConfig,
 )
-from p2ptrain.core.messages import Ack, AckFor, Member, MemberState, Phase, Ping, PingFor, Rumours
-from p2ptrain.core.patience import MOST_DOUBT
+from p2ptrain.core.messages import (
+    Ack,
+    IndirectAck,
+    IndirectPing,
+    Member,
+    MembershipUpdates,
+    MemberState,
+    Phase,
+    Ping,
+)
 from p2ptrain.core.roster import ACCUSERS, newer
 from p2ptrain.errors import ConfigError
 from p2ptrain.ids import Address, PeerId
 from tests.helpers.circle import Circle, member
 
-ALIVE, SUSPECT, GONE, LEFT = MemberState
+ALIVE, SUSPECT, DEAD, LEFT = MemberState
 
 # --- merging --------------------------------------------------------------------------------------
 
@@ -75,12 +84,12 @@ def test_a_record_heard_twice_is_heard_once(one: Member, other: Member):
 def test_within_an_incarnation_the_worse_word_wins():
     alive = member("a")
     assert newer(alive, replace(alive, state=SUSPECT)).state is SUSPECT
-    assert newer(replace(alive, state=GONE), replace(alive, beat=9)).state is GONE
+    assert newer(replace(alive, state=DEAD), replace(alive, beat=9)).state is DEAD
 
 
 def test_a_higher_incarnation_beats_every_word():
-    buried = replace(member("a"), state=GONE, beat=9, steps=9)
-    assert newer(buried, member("a", 2)) == member("a", 2)
+    declared_dead = replace(member("a"), state=DEAD, beat=9, steps=9)
+    assert newer(declared_dead, member("a", 2)) == member("a", 2)
 
 
 def test_the_larger_beat_brings_the_news():
@@ -113,13 +122,13 @@ def test_a_silent_member_is_suspect_then_gone():
     killed_at = circle.time
     circle.advance(10)
     mine = [(at - killed_at, state, why) for at, by, _, state, why in circle.changes if by == "p00"]
-    (suspect_s, suspect, why_suspect), (gone_s, gone, why_gone) = mine[1:]
-    assert (suspect, gone) == (SUSPECT, GONE)
+    (suspect_s, suspect, why_suspect), (dead_s, dead, why_dead) = mine[1:]
+    assert (suspect, dead) == (SUSPECT, DEAD)
     config = circle.config
     assert suspect_s <= config.probe_period_s + 2 * config.ack_timeout_s
-    assert gone_s == pytest.approx(suspect_s + config.suspicion_s)
+    assert dead_s == pytest.approx(suspect_s + config.suspicion_s)
     assert why_suspect == "p01 did not answer within 1 s"
-    assert why_gone == "p01 did not refute its suspicion within 1.5 s"
+    assert why_dead == "p01 did not refute its suspicion within 1.5 s"
 
 
 def test_a_suspect_is_not_chosen_but_still_counts_for_those_who_wait():
@@ -152,7 +161,7 @@ def test_a_broken_connection_to_one_who_is_gone_or_unknown_means_nothing():
 def test_a_suspicion_that_another_raised_is_refuted_too():
     circle = Circle(5)
     word = replace(circle.peers["p01"].me, state=SUSPECT)
-    circle.peers["p04"].learn([word], circle.time, "told by p09")
+    circle.peers["p04"].learn([word], circle.time, "heard from p09")
     circle.advance(1.4)
     assert set(circle.views("p01").values()) == {ALIVE}
     assert circle.peers["p01"].me.incarnation == 2
@@ -161,17 +170,17 @@ def test_a_suspicion_that_another_raised_is_refuted_too():
 def test_an_old_suspicion_is_not_worth_a_refutation():
     circle = Circle(2)
     peer = circle.add("p01", incarnation=7)
-    peer.learn([replace(member("p01", 3), state=GONE)], circle.time, "told by p00")
+    peer.learn([replace(member("p01", 3), state=DEAD)], circle.time, "heard from p00")
     assert peer.me.incarnation == 7
 
 
-def test_who_has_left_does_not_come_back_by_rumour():
+def test_who_has_left_does_not_come_back_by_update():
     circle = Circle(3)
     circle.peers["p01"].leave()
     circle._settle()
     assert circle.views("p01") == {"p00": LEFT, "p02": LEFT}
     circle.peers["p01"].learn(
-        [replace(circle.peers["p01"].me, state=GONE)], circle.time, "told by p00"
+        [replace(circle.peers["p01"].me, state=DEAD)], circle.time, "heard from p00"
     )
     assert circle.peers["p01"].me.state is LEFT
     circle.peers["p00"].learn([member("p01")], circle.time, "an old record")
@@ -202,7 +211,7 @@ def test_a_member_that_restarts_is_alive_under_its_new_incarnation():
     circle = Circle(3)
     circle.kill("p02")
     circle.advance(5)
-    assert set(circle.views("p02").values()) == {GONE}
+    assert set(circle.views("p02").values()) == {DEAD}
     circle.add("p02", incarnation=10)
     assert set(circle.views("p02").values()) == {ALIVE}
 
@@ -245,11 +254,11 @@ def test_a_link_that_is_cut_while_the_rest_hears_both_costs_no_member():
     circle.cut("p00", "p01")
     circle.advance(60)
     for _, by, of, state, _ in circle.changes:
-        assert state is not GONE, f"{by} buried {of}"
+        assert state is not DEAD, f"{by} declared dead {of}"
 
 
 @pytest.mark.parametrize("count", [2, 3, 8])
-def test_under_loss_members_are_suspected_but_nobody_stays_buried(count: int):
+def test_under_loss_members_are_suspected_but_nobody_stays_declared_dead(count: int):
     circle = Circle(count)
     circle.loss = 0.1
     circle.advance(60)
@@ -267,7 +276,7 @@ def test_who_cannot_be_reached_directly_is_reached_through_others():
     circle.cut("p00", "p01")
     circle.advance(60)
     assert [change for change in circle.changes if change[3] is not ALIVE] == []
-    assert any(isinstance(what, PingFor) for _, _, what in circle.sent)
+    assert any(isinstance(what, IndirectPing) for _, _, what in circle.sent)
 
 
 def test_without_relays_a_broken_link_makes_suspects():
@@ -296,7 +305,7 @@ def test_a_suspicion_that_nobody_shares_lasts_longer_and_each_accuser_shortens_i
         peer = Membership(member("a"), MembershipConfig(), Random(0), seen.append)
         peer.learn([member(name) for name in "bcdefgh"], 0.0, "welcomed")
         word = replace(member("h"), state=SUSPECT, accusers=tuple(accusers))
-        peer.receive(PeerId("b"), Rumours((word,)), 0.0)
+        peer.receive(PeerId("b"), MembershipUpdates((word,)), 0.0)
         now, told = 0.0, 0.0
         while peer.member(PeerId("h")).state is SUSPECT:
             now = peer.next_deadline()
@@ -314,66 +323,66 @@ def test_a_suspicion_that_nobody_shares_lasts_longer_and_each_accuser_shortens_i
     assert lasted[-1] == pytest.approx(MembershipConfig().suspicion_s)
 
 
-def test_nobody_is_buried_on_hearsay_and_whoever_lives_refutes_in_time():
+def test_nobody_is_declared_dead_on_hearsay_and_whoever_lives_refutes_in_time():
     circle = Circle(5)
-    word = replace(circle.peers["p01"].me, state=GONE)
-    circle.peers["p04"].receive(PeerId("p02"), Rumours((word,)), circle.time)
+    word = replace(circle.peers["p01"].me, state=DEAD)
+    circle.peers["p04"].receive(PeerId("p02"), MembershipUpdates((word,)), circle.time)
     assert circle.views("p01")["p04"] is SUSPECT
     circle.advance(5)
     assert set(circle.views("p01").values()) == {ALIVE}
-    assert [change for change in circle.changes if change[3] is GONE] == []
+    assert [change for change in circle.changes if change[3] is DEAD] == []
 
 
 def test_what_others_have_given_up_is_given_up_after_the_least_time_from_our_first_doubt():
     peer, seen = alone_among("bcdefgh")
     word = replace(member("h"), state=SUSPECT, accusers=(PeerId("b"),))
-    peer.receive(PeerId("b"), Rumours((word,)), 0.0)
-    peer.receive(PeerId("b"), Rumours((replace(member("h"), state=GONE),)), 1.0)
+    peer.receive(PeerId("b"), MembershipUpdates((word,)), 0.0)
+    peer.receive(PeerId("b"), MembershipUpdates((replace(member("h"), state=DEAD),)), 1.0)
     assert peer.member(PeerId("h")).state is SUSPECT
-    peer.receive(PeerId("c"), Rumours((replace(member("h"), state=GONE),)), 1.5)
-    assert peer.member(PeerId("h")).state is GONE
-    assert MemberChanged(PeerId("h"), GONE, "told by c") in seen
+    peer.receive(PeerId("c"), MembershipUpdates((replace(member("h"), state=DEAD),)), 1.5)
+    assert peer.member(PeerId("h")).state is DEAD
+    assert MemberChanged(PeerId("h"), DEAD, "heard from c") in seen
 
 
 def test_a_newcomer_learns_of_the_dead_as_dead():
     peer, _ = alone_among("b")
-    peer.learn([replace(member("x"), state=GONE)], 0.0, "welcomed")
-    assert peer.member(PeerId("x")).state is GONE
+    peer.learn([replace(member("x"), state=DEAD)], 0.0, "welcomed")
+    assert peer.member(PeerId("x")).state is DEAD
 
 
 def test_a_relay_that_cannot_reach_the_target_says_so_at_once_if_its_connection_breaks():
     peer, seen = alone_among("bcd")
-    peer.receive(PeerId("b"), PingFor(7, PeerId("d")), 0.0)
+    peer.receive(PeerId("b"), IndirectPing(7, PeerId("d")), 0.0)
     assert messages_to(seen, "d", Ping)
     peer.unreachable(PeerId("d"), "connection reset", 0.1)
-    (said,) = messages_to(seen, "b", AckFor)
+    (said,) = messages_to(seen, "b", IndirectAck)
     assert (said.number, said.target, said.answered) == (7, "d", False)
 
 
 def test_a_relay_reports_an_answer_and_a_silence_once():
     peer, seen = alone_among("bcd")
     for number in (1, 2):
-        peer.receive(PeerId("b"), PingFor(number, PeerId("d")), 0.0)
+        peer.receive(PeerId("b"), IndirectPing(number, PeerId("d")), 0.0)
     first, second = messages_to(seen, "d", Ping)
     peer.receive(PeerId("d"), Ack(first.number, ()), 0.1)
     peer.receive(PeerId("d"), Ack(first.number, ()), 0.1)
     while peer.next_deadline() <= 0.45:
         peer.handle_timer(peer.next_deadline())
-    assert [(s.number, s.answered) for s in messages_to(seen, "b", AckFor)] == [
+    assert [(s.number, s.answered) for s in messages_to(seen, "b", IndirectAck)] == [
         (1, True),
         (2, False),
     ]
     assert second.number != first.number
 
 
-def test_errands_are_run_for_members_to_members_and_not_without_end():
+def test_indirect_probes_are_run_for_members_to_members_and_not_without_end():
     peer, seen = alone_among("bcd")
     for asker, target in (("b", "nobody"), ("nobody", "d"), ("b", "b"), ("b", "me")):
-        peer.receive(PeerId(asker), PingFor(1, PeerId(target)), 0.0)
+        peer.receive(PeerId(asker), IndirectPing(1, PeerId(target)), 0.0)
     assert seen == []
-    for number in range(2 * MOST_ERRANDS):
-        peer.receive(PeerId("b"), PingFor(number, PeerId("d")), 0.0)
-    assert len(messages_to(seen, "d", Ping)) == MOST_ERRANDS
+    for number in range(2 * MOST_INDIRECT_PROBES):
+        peer.receive(PeerId("b"), IndirectPing(number, PeerId("d")), 0.0)
+    assert len(messages_to(seen, "d", Ping)) == MOST_INDIRECT_PROBES
     assert {len(ping.members) for ping in messages_to(seen, "d", Ping)} == {2}
 
 
@@ -404,7 +413,7 @@ def test_a_peer_that_stood_still_does_not_blame_others_for_what_fell_due_meanwhi
     circle.cuts.clear()
     sleeper.handle_timer(circle.time + 30)
     assert [change for change in circle.changes[before:] if change[1] == "p02"] == []
-    assert sleeper.patience.doubt == 1
+    assert sleeper.timeout.doubt == 1
 
 
 def test_who_is_always_late_comes_to_a_conclusion_too():
@@ -413,43 +422,43 @@ def test_who_is_always_late_comes_to_a_conclusion_too():
     for _ in range(40):
         now += 1.0
         peer.handle_timer(now)
-    assert MemberState.GONE in [e.state for e in seen if isinstance(e, MemberChanged)]
+    assert MemberState.DEAD in [e.state for e in seen if isinstance(e, MemberChanged)]
 
 
 def test_a_peer_that_nobody_bears_out_waits_longer_and_one_with_witnesses_does_not():
     circle = Circle(6)
     circle.cut("p00", "p01 p02 p03 p04 p05")
     circle.advance(8)
-    assert circle.peers["p00"].patience.doubt == MOST_DOUBT
+    assert circle.peers["p00"].timeout.doubt == MOST_DOUBT
     circle = Circle(6)
     circle.kill("p03")
     circle.advance(8)
-    assert {p.patience.doubt for name, p in circle.peers.items() if name != "p03"} == {0}
+    assert {p.timeout.doubt for name, p in circle.peers.items() if name != "p03"} == {0}
 
 
 def test_who_has_to_refute_doubts_itself_and_answers_in_time_restore_it():
     circle = Circle(5)
     word = replace(circle.peers["p01"].me, state=SUSPECT)
-    circle.peers["p01"].learn([word], circle.time, "told by p04", PeerId("p04"))
-    assert circle.peers["p01"].patience.doubt == 1
+    circle.peers["p01"].learn([word], circle.time, "heard from p04", PeerId("p04"))
+    assert circle.peers["p01"].timeout.doubt == 1
     circle.advance(3)
-    assert circle.peers["p01"].patience.doubt == 0
+    assert circle.peers["p01"].timeout.doubt == 0
 
 
 def test_where_answers_take_long_everything_takes_longer_in_proportion():
     peer, _ = alone_among("bc")
     config = MembershipConfig()
-    before = peer.patience.answer_s, peer.patience.suspicion_s(1, 3)
+    before = peer.timeout.answer_s, peer.timeout.suspicion_s(1, 3)
     for _ in range(10):
-        peer.patience.answered(0.4, in_time=True)
-    assert peer.patience.answer_s == pytest.approx(0.8)
-    assert peer.patience.suspicion_s(1, 3) / before[1] == pytest.approx(0.8 / before[0])
+        peer.timeout.answered(0.4, in_time=True)
+    assert peer.timeout.answer_s == pytest.approx(0.8)
+    assert peer.timeout.suspicion_s(1, 3) / before[1] == pytest.approx(0.8 / before[0])
     for _ in range(100):
-        peer.patience.answered(30.0, in_time=False)
-    assert peer.patience.answer_s == config.ack_timeout_most_s
+        peer.timeout.answered(30.0, in_time=False)
+    assert peer.timeout.answer_s == config.ack_timeout_most_s
     for _ in range(100):
-        peer.patience.answered(0.001, in_time=True)
-    assert peer.patience.answer_s == config.ack_timeout_s
+        peer.timeout.answered(0.001, in_time=True)
+    assert peer.timeout.answer_s == config.ack_timeout_s
 
 
 # --- what is believed -----------------------------------------------------------------------------
@@ -462,7 +471,7 @@ def test_no_made_up_incarnation_keeps_a_peer_dead(state: MemberState, lie: int):
     circle.advance(1)
     word = replace(member("p01"), incarnation=lie, state=state, beat=1 << 62)
     for name, peer in circle.peers.items():
-        peer.receive(PeerId("p04"), Rumours((word,)), circle.time)
+        peer.receive(PeerId("p04"), MembershipUpdates((word,)), circle.time)
         circle._settle()
         assert name != "p01" or peer.me.incarnation <= 1 << 61
     circle.advance(5)
@@ -472,9 +481,9 @@ def test_no_made_up_incarnation_keeps_a_peer_dead(state: MemberState, lie: int):
 
 def test_a_lie_about_a_peer_before_it_comes_does_not_keep_it_out():
     circle = Circle(4)
-    grave = replace(member("p09"), incarnation=HIGHEST, state=GONE)
+    grave = replace(member("p09"), incarnation=HIGHEST, state=DEAD)
     for peer in circle.peers.values():
-        peer.receive(PeerId("p03"), Rumours((grave,)), circle.time)
+        peer.receive(PeerId("p03"), MembershipUpdates((grave,)), circle.time)
     circle.add("p09", incarnation=1_700_000_000_000)
     circle.advance(3)
     assert set(circle.views("p09").values()) == {ALIVE}
@@ -483,17 +492,17 @@ def test_a_lie_about_a_peer_before_it_comes_does_not_keep_it_out():
 def test_a_peer_climbs_no_higher_than_can_be_encoded():
     peer, _ = alone_among("b")
     for _ in range(3):
-        word = replace(peer.me, incarnation=peer.me.incarnation + LEAP, state=GONE)
-        peer.receive(PeerId("b"), Rumours((word,)), 0.0)
+        word = replace(peer.me, incarnation=peer.me.incarnation + LEAP, state=DEAD)
+        peer.receive(PeerId("b"), MembershipUpdates((word,)), 0.0)
     assert peer.me.incarnation == 4 + 3 * LEAP
     high = Membership(member("me", HIGHEST), MembershipConfig(), Random(0), lambda _: None)
-    high.learn([replace(high.me, state=GONE)], 0.0, "told by b")
+    high.learn([replace(high.me, state=DEAD)], 0.0, "heard from b")
     assert high.me.incarnation == HIGHEST
 
 
 def test_facts_that_somebody_made_up_of_us_are_refuted():
     peer, _ = alone_among("b")
-    peer.receive(PeerId("b"), Rumours((replace(peer.me, beat=1 << 62),)), 0.0)
+    peer.receive(PeerId("b"), MembershipUpdates((replace(peer.me, beat=1 << 62),)), 0.0)
     assert (peer.me.incarnation, peer.me.beat) == (2, 1)
 
 
@@ -517,7 +526,7 @@ def test_whoever_spams_refutations_gets_one_for_one():
     circle.sent.clear()
     for incarnation in range(1, 101):
         word = replace(circle.peers["p01"].me, state=SUSPECT, incarnation=incarnation)
-        circle.peers["p01"].receive(PeerId("p02"), Rumours((word,)), circle.time)
+        circle.peers["p01"].receive(PeerId("p02"), MembershipUpdates((word,)), circle.time)
     said = [to for by, to, what in circle.sent if by == "p01"]
     assert len(said) == 7 + 99
     assert said.count("p02") == 100
@@ -525,14 +534,14 @@ def test_whoever_spams_refutations_gets_one_for_one():
 
 def test_invented_members_do_not_fill_the_memory_nor_keep_newcomers_out():
     peer, _ = alone_among("b")
-    invented = [replace(member(f"x{i}"), state=GONE) for i in range(MOST_MEMBERS + 50)]
-    peer.receive(PeerId("b"), Rumours(tuple(invented)), 0.0)
+    invented = [replace(member(f"x{i}"), state=DEAD) for i in range(MOST_MEMBERS + 50)]
+    peer.receive(PeerId("b"), MembershipUpdates(tuple(invented)), 0.0)
     assert len(peer.others) == MOST_MEMBERS
     peer.learn([member("newcomer")], 1.0, "it joined here")
     assert PeerId("newcomer") in peer.choosable()
     assert len(peer.others) == MOST_MEMBERS
     living = [member(f"y{i}") for i in range(2 * MOST_MEMBERS)]
-    peer.receive(PeerId("b"), Rumours(tuple(living)), 2.0)
+    peer.receive(PeerId("b"), MembershipUpdates(tuple(living)), 2.0)
     assert len(peer.others) == MOST_MEMBERS
     while peer.next_deadline() < 10:
         peer.handle_timer(peer.next_deadline())
@@ -541,7 +550,7 @@ def test_invented_members_do_not_fill_the_memory_nor_keep_newcomers_out():
 # --- how soon everyone knows ----------------------------------------------------------------------
 
 
-def test_two_halves_of_a_larger_swarm_find_together_again_and_nobody_is_buried_by_that():
+def test_two_halves_of_a_larger_swarm_find_together_again_and_nobody_is_declared_dead_by_that():
     circle = Circle(24)
     names = [*circle.peers]
     circle.cut(" ".join(names[:12]), " ".join(names[12:]))
@@ -552,7 +561,7 @@ def test_two_halves_of_a_larger_swarm_find_together_again_and_nobody_is_buried_b
     circle.advance(12)
     for name, peer in circle.peers.items():
         assert peer.choosable() == tuple(other for other in names if other != name)
-    assert [change for change in circle.changes[healed:] if change[3] is GONE] == []
+    assert [change for change in circle.changes[healed:] if change[3] is DEAD] == []
 
 
 def test_groups_hear_of_a_death_even_if_the_dead_is_back_before_anyone_missed_it():
@@ -562,7 +571,7 @@ def test_groups_hear_of_a_death_even_if_the_dead_is_back_before_anyone_missed_it
     before = len(circle.changes)
     circle.add("p02", incarnation=2)
     mine = [(of, state, why) for _, by, of, state, why in circle.changes[before:] if by == "p00"]
-    assert mine == [("p02", GONE, "p02 has started again"), ("p02", ALIVE, "it joined here")]
+    assert mine == [("p02", DEAD, "p02 has started again"), ("p02", ALIVE, "it joined here")]
 
 
 def test_who_comes_is_probed_before_the_round_is_over():
@@ -588,7 +597,7 @@ def test_a_peer_that_is_gone_is_gone_for_everyone_soon():
     circle.advance(1)
     circle.kill("p07")
     circle.advance(4)
-    assert set(circle.views("p07").values()) == {GONE}
+    assert set(circle.views("p07").values()) == {DEAD}
 
 
 def test_a_new_phase_is_known_at_once_and_steps_soon():
@@ -670,18 +679,20 @@ def test_every_record_has_its_turn(budget: int):
 def test_news_stops_being_told_after_a_while():
     circle = Circle(4)
     circle.advance(60)
-    assert all(not peer.gossip.news for peer in circle.peers.values())
+    assert all(not peer.gossip.updates for peer in circle.peers.values())
 
 
-def test_what_a_member_has_told_everyone_itself_is_told_on_less_than_a_rumour_of_it():
+def test_what_a_member_has_told_everyone_itself_is_told_on_less_than_an_update_of_it():
     circle = Circle(8)
     circle.advance(60)
     listener, again = circle.peers["p00"], member("p01", incarnation=2)
-    listener.receive(PeerId("p01"), Rumours((again,)), circle.time)
-    told_itself = listener.gossip.news[PeerId("p01")]
-    listener.receive(PeerId("p01"), Rumours((replace(again, state=SUSPECT),)), circle.time)
-    listener.receive(PeerId("p02"), Rumours((member("p01", incarnation=3),)), circle.time)
-    assert 0 < told_itself < listener.gossip.news[PeerId("p01")]
+    listener.receive(PeerId("p01"), MembershipUpdates((again,)), circle.time)
+    told_itself = listener.gossip.updates[PeerId("p01")]
+    listener.receive(
+        PeerId("p01"), MembershipUpdates((replace(again, state=SUSPECT),)), circle.time
+    )
+    listener.receive(PeerId("p02"), MembershipUpdates((member("p01", incarnation=3),)), circle.time)
+    assert 0 < told_itself < listener.gossip.updates[PeerId("p01")]
 
 
 def test_who_leaves_a_large_swarm_tells_some_and_the_others_hear_it_from_them():
@@ -721,9 +732,9 @@ def test_a_stray_ack_changes_nothing():
     circle.advance(0.5)
     circle.peers["p00"].receive(PeerId("p01"), Ack(999, ()), circle.time)
     circle.peers["p00"].receive(PeerId("nobody"), Ack(1, ()), circle.time)
-    circle.peers["p00"].receive(PeerId("nobody"), Rumours(()), circle.time)
+    circle.peers["p00"].receive(PeerId("nobody"), MembershipUpdates(()), circle.time)
     circle.advance(4)
-    assert circle.views("p01") == {"p00": GONE, "p02": GONE}
+    assert circle.views("p01") == {"p00": DEAD, "p02": DEAD}
 
 
 def test_alone_one_probes_nobody():
@@ -748,7 +759,7 @@ def test_alone_one_probes_nobody():
         ),
         (
             {"ack_timeout_s": 1.5},
-            "ack_timeout_s = 1.5 must be below suspicion_s = 1.5, or a suspect is gone before",
+            "ack_timeout_s = 1.5 must be below suspicion_s = 1.5, or a suspect is dead before",
         ),
     ],
 )

@@ -14,7 +14,7 @@ from p2ptrain.core.effects import (
     Break,
     Effect,
     GroupEnded,
-    Mend,
+    Resolve,
     Send,
     VersionEnded,
     What,
@@ -24,18 +24,18 @@ from p2ptrain.core.links import WHOLE
 from p2ptrain.core.messages import (
     Activate,
     Arrive,
+    AttemptPhase,
+    AttemptStatus,
     Begin,
     CatchUp,
     Grant,
-    How,
+    MembershipUpdates,
     MemberState,
     Past,
     Phase,
     Release,
     Relinquish,
     Request,
-    Rumours,
-    Standing,
 )
 from p2ptrain.core.peer_machine import PeerMachine, ProtocolConfig
 from p2ptrain.core.purpose import GOSSIP, Formation, Purpose
@@ -56,7 +56,7 @@ FIRST = Purpose(Formation.WAIT_AVOIDING, What.MODELS, version=1)
 def machine():
     """Peer b, which knows a and c."""
     machine = PeerMachine(member("b"), ProtocolConfig(), Random(0))
-    machine.learn([member("a"), member("c")], 0.0, "welcomed by a")
+    machine.learn([member("a"), member("c")], 0.0, "admitted by a")
     machine.take_effects()
     yield machine
     machine.check()
@@ -169,7 +169,7 @@ def test_a_member_states_what_its_trainer_has_for_just_such_a_group():
     machine = PeerMachine(
         member("b"), ProtocolConfig(), Random(0), state_contribution=stated.__getitem__
     )
-    machine.learn([member("a"), member("c")], 0.0, "welcomed by a")
+    machine.learn([member("a"), member("c")], 0.0, "admitted by a")
     machine.take_effects()
     machine.arrive(0, 0, 0.1)
     (arrival,) = messages(machine.take_effects(), "a")
@@ -184,7 +184,7 @@ def test_a_member_states_what_its_trainer_has_for_just_such_a_group():
 def test_whoever_begins_a_group_tells_of_the_samples_of_all_others():
     machine = PeerMachine(replace(member("b"), samples=1), ProtocolConfig(), Random(0))
     others = [replace(member("a"), samples=20), replace(member("c"), samples=300)]
-    machine.learn(others, 0.0, "welcomed by a")
+    machine.learn(others, 0.0, "admitted by a")
     ticket = machine.request([A], 1, 0.0)
     machine.receive(A, Grant(ticket), 0.1)
     effects = machine.take_effects()
@@ -193,9 +193,9 @@ def test_whoever_begins_a_group_tells_of_the_samples_of_all_others():
     assert [m.outside_samples for m in messages(effects, "a") if isinstance(m, Begin)] == [300]
 
 
-def bury(machine: PeerMachine) -> str:
+def declare_dead(machine: PeerMachine) -> str:
     """A is gone at 3.5 s; returns why."""
-    machine.receive(C, Rumours((replace(member("a"), state=MemberState.GONE),)), 2.0)
+    machine.receive(C, MembershipUpdates((replace(member("a"), state=MemberState.DEAD),)), 2.0)
     while (at := machine.membership.next_deadline()) is not None and at <= 3.55:
         machine.handle_timer(max(at, 2.0))
     return "a did not refute its suspicion within 1.5 s"
@@ -203,7 +203,7 @@ def bury(machine: PeerMachine) -> str:
 
 def test_when_membership_buries_a_member_its_groups_end(machine: PeerMachine):
     ticket = grouped(machine)
-    why = bury(machine)
+    why = declare_dead(machine)
     effects = machine.take_effects()
     assert Abandon(ticket, Outcome.LOST, why) in effects
     assert not machine.holds(ticket)
@@ -211,14 +211,14 @@ def test_when_membership_buries_a_member_its_groups_end(machine: PeerMachine):
 
 def test_when_membership_buries_a_member_the_others_go_on_without_it(machine: PeerMachine):
     ticket = met(machine)
-    bury(machine)
+    declare_dead(machine)
     assert [e.ticket for e in machine.take_effects() if isinstance(e, Break)] == [ticket]
     machine.ended(AverageBroke(ticket, complete=False), 3.6)
-    machine.receive(C, Standing(ticket, How.BROKEN, asks=True), 3.7)
-    (mend,) = [effect for effect in machine.take_effects() if isinstance(effect, Mend)]
-    assert mend.members == (B, C)
-    assert mend.again is not None
-    assert machine.holds(mend.again)
+    machine.receive(C, AttemptStatus(ticket, AttemptPhase.BROKEN, asks=True), 3.7)
+    (resolve,) = [effect for effect in machine.take_effects() if isinstance(effect, Resolve)]
+    assert resolve.members == (B, C)
+    assert resolve.again is not None
+    assert machine.holds(resolve.again)
     assert not machine.holds(ticket)
     machine.ended(AverageEnded(ticket, Outcome.DONE, ""), 3.8)
     assert VersionEnded(0, Outcome.DONE) in machine.take_effects()
@@ -232,12 +232,12 @@ def test_a_suspicion_ends_no_group(machine: PeerMachine):
 
 def test_a_goodbye_ends_a_promise_to_whoever_says_it_and_no_group(machine: PeerMachine):
     machine.receive(A, Request(Ticket(A, 1, 1), 1), 1.0)
-    machine.receive(A, Rumours((replace(member("a"), state=MemberState.LEFT),)), 1.1)
+    machine.receive(A, MembershipUpdates((replace(member("a"), state=MemberState.LEFT),)), 1.1)
     machine.take_effects()
     ticket = machine.request([C], 1, 1.2)
     assert not [e for e in machine.take_effects() if isinstance(e, GroupEnded)]
     machine.receive(C, Grant(ticket), 1.3)
-    machine.receive(A, Rumours((replace(member("c"), state=MemberState.LEFT),)), 1.4)
+    machine.receive(A, MembershipUpdates((replace(member("c"), state=MemberState.LEFT),)), 1.4)
     assert machine.holds(ticket)
 
 
@@ -253,7 +253,7 @@ def test_the_next_deadline_is_the_earliest_of_all_parts(machine: PeerMachine):
 
 def test_a_new_phase_is_announced_and_more_steps_are_not(machine: PeerMachine):
     machine.describe(0.0, phase=Phase.TRAINING, steps=0, samples=0)
-    assert any(isinstance(m, Rumours) for m in messages(machine.take_effects(), "c"))
+    assert any(isinstance(m, MembershipUpdates) for m in messages(machine.take_effects(), "c"))
     machine.describe(0.0, phase=Phase.TRAINING, steps=1, samples=64)
     assert machine.take_effects() == []
 
@@ -283,7 +283,7 @@ def test_who_serves_on_after_its_training_still_grants(machine: PeerMachine):
     assert messages(machine.take_effects(), "a") == [Grant(Ticket(A, 1, 1))]
 
 
-def test_who_has_still_to_take_over_a_model_is_in_no_claimed_group(machine: PeerMachine):
+def test_who_has_still_to_take_a_model_is_in_no_claimed_group(machine: PeerMachine):
     machine.has_model = False
     ticket, newer = Ticket(A, 1, 1), Ticket(A, 1, 2)
     machine.receive(A, Request(ticket, 1), 0.1)
@@ -293,7 +293,7 @@ def test_who_has_still_to_take_over_a_model_is_in_no_claimed_group(machine: Peer
     assert messages(machine.take_effects(), "a") == [Grant(newer)]
 
 
-def test_who_has_still_to_take_over_a_model_neither_joins_nor_coordinates_a_version(
+def test_who_has_still_to_take_a_model_neither_joins_nor_coordinates_a_version(
     scheduled: PeerMachine,
 ):
     scheduled.has_model = False
@@ -304,7 +304,7 @@ def test_who_has_still_to_take_over_a_model_neither_joins_nor_coordinates_a_vers
     assert scheduled.groups.wait_avoiding.group is None
 
 
-def test_who_has_still_to_take_over_a_model_begins_no_group_itself(machine: PeerMachine):
+def test_who_has_still_to_take_a_model_begins_no_group_itself(machine: PeerMachine):
     machine.has_model = False
     ticket = machine.request([A], 1, 0.0)
     (ended,) = machine.take_effects()
@@ -366,7 +366,7 @@ def scheduled():
     """Peer b with a schedule of one group; a and c train."""
     machine = PeerMachine(member("b"), ProtocolConfig(), Random(0), everyone())
     training = [replace(member(name), phase=Phase.TRAINING) for name in "ac"]
-    machine.learn(training, 0.0, "welcomed by a")
+    machine.learn(training, 0.0, "admitted by a")
     machine.take_effects()
     yield machine
     machine.check()
@@ -407,7 +407,7 @@ def test_only_those_who_train_are_in_a_group_and_a_suspect_is_left_out(scheduled
 
 
 def test_whoever_waits_tells_the_next_coordinator_when_the_first_is_suspect(scheduled: PeerMachine):
-    scheduled.receive(C, Rumours((replace(member("c"), state=MemberState.LEFT),)), 0.5)
+    scheduled.receive(C, MembershipUpdates((replace(member("c"), state=MemberState.LEFT),)), 0.5)
     scheduled.arrive_at(1, 1.0, waits=True)
     (said,) = messages(scheduled.take_effects(), "a")
     assert isinstance(said, Activate)
@@ -419,11 +419,11 @@ def test_whoever_waits_tells_the_next_coordinator_when_the_first_is_suspect(sche
 
 def test_when_membership_buries_a_member_its_wait_avoiding_group_breaks(scheduled: PeerMachine):
     ticket = grouped(scheduled, FIRST)
-    bury(scheduled)
+    declare_dead(scheduled)
     assert [e.ticket for e in scheduled.take_effects() if isinstance(e, Break)] == [ticket]
     scheduled.ended(AverageBroke(ticket, complete=False), 3.6)
-    scheduled.receive(C, Standing(ticket, How.OUT), 3.7)
-    assert Mend(ticket, why="too few are left of the group") in scheduled.take_effects()
+    scheduled.receive(C, AttemptStatus(ticket, AttemptPhase.OUT), 3.7)
+    assert Resolve(ticket, why="too few are left of the group") in scheduled.take_effects()
     assert not scheduled.holds(ticket)
 
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from p2ptrain.core.effects import Break, Effect, Mend, Send
-from p2ptrain.core.messages import How, Mended, RepairMessage, Standing
+from p2ptrain.core.effects import Break, Effect, Resolve, Send
+from p2ptrain.core.messages import AttemptPhase, AttemptStatus, RepairMessage, Resolution
 from p2ptrain.core.repair import MOST_ATTEMPTS, Repair, RepairConfig
 from p2ptrain.errors import ConfigError
 from p2ptrain.ids import PeerId, Seconds, Ticket
@@ -21,7 +21,7 @@ class Member:
     repair: Repair
     running: Ticket | None = T
     complete: bool = False
-    mends: list[Mend] = field(default_factory=list)
+    resolves: list[Resolve] = field(default_factory=list)
 
 
 class Band:
@@ -90,22 +90,22 @@ class Band:
                 self.members[target].repair.receive(PeerId(source), message, self.time)
                 self.members[target].repair.check()
 
-    def outcome(self, name: str) -> Mend:
-        (mend,) = self.members[name].mends
-        return mend
+    def outcome(self, name: str) -> Resolve:
+        (resolve,) = self.members[name].resolves
+        return resolve
 
     def _carry_out(self, name: str, effect: Effect) -> None:
         member = self.members[name]
         match effect:
             case Send(target=target, message=message):
-                assert isinstance(message, Standing | Mended)
+                assert isinstance(message, AttemptStatus | Resolution)
                 self.sent.append((name, target, message))
                 if (name, target) not in self.lost and name not in self.dead:
                     self._wire.append((name, target, message))
             case Break(ticket=ticket) if ticket == member.running:
                 self._break(name)
-            case Mend():
-                member.mends.append(effect)
+            case Resolve():
+                member.resolves.append(effect)
                 member.running = effect.again
 
     def _break(self, name: str) -> None:
@@ -120,11 +120,11 @@ def test_those_who_are_left_try_again_at_once_under_the_same_group():
     band.kill("d")
     band.breaks("a")
     for name in "abc":
-        mend = band.outcome(name)
-        assert mend.members == ("a", "b", "c")
-        assert mend.again is not None
-        assert mend.again.root == T
-        assert band.members[name].repair.holds(mend.again)
+        resolve = band.outcome(name)
+        assert resolve.members == ("a", "b", "c")
+        assert resolve.again is not None
+        assert resolve.again.root == T
+        assert band.members[name].repair.holds(resolve.again)
         assert not band.members[name].repair.holds(T)
     assert band.time == 0.0, "nobody waited"
 
@@ -134,7 +134,7 @@ def test_when_the_initiator_dies_the_next_by_name_mends():
     band.kill("b")
     band.breaks("c")
     assert {band.outcome(name).members for name in "acd"} == {("a", "c", "d")}
-    assert {source for source, _, message in band.sent if isinstance(message, Mended)} == {"a"}
+    assert {source for source, _, message in band.sent if isinstance(message, Resolution)} == {"a"}
 
 
 def test_if_one_has_committed_all_adopt():
@@ -143,9 +143,9 @@ def test_if_one_has_committed_all_adopt():
     band.kill("d")
     band.breaks("a", complete="ab")
     for name in "ab":
-        assert band.outcome(name) == Mend(T, adopt=True)
+        assert band.outcome(name) == Resolve(T, adopt=True)
         assert band.members[name].repair.holds(T), "its result may be applied"
-    assert not band.members["c"].mends
+    assert not band.members["c"].resolves
 
 
 def test_who_has_committed_is_not_waited_for_to_mend():
@@ -153,8 +153,8 @@ def test_who_has_committed_is_not_waited_for_to_mend():
     band.commits("a")
     band.commits("b")
     band.breaks("c", complete="c")
-    assert band.outcome("c") == Mend(T, adopt=True)
-    assert band.time == 0.0, "the initiator is past it, and mends nothing"
+    assert band.outcome("c") == Resolve(T, adopt=True)
+    assert band.time == 0.0, "the initiator is past it, and repairs nothing"
 
 
 def test_a_result_that_nobody_committed_counts_for_nobody():
@@ -168,7 +168,7 @@ def test_who_is_alone_gives_up_at_once():
     band = Band("ab")
     band.kill("b")
     band.breaks("a")
-    assert band.outcome("a") == Mend(T, why="too few are left of the group")
+    assert band.outcome("a") == Resolve(T, why="too few are left of the group")
     assert band.members["a"].repair.next_deadline() is None
 
 
@@ -176,7 +176,7 @@ def test_a_member_that_is_alive_and_silent_holds_the_others_up_for_a_moment_only
     band = Band("abcd")
     band.kill("d", suspected=False)
     band.breaks("a")
-    assert not band.members["a"].mends
+    assert not band.members["a"].resolves
     band.advance(CONFIG.report_s)
     assert band.outcome("a").members == ("a", "b", "c")
 
@@ -192,10 +192,10 @@ def test_members_that_answer_are_left_in_peace():
     band = Band("abcd")
     band.advance(60.0)
     assert all(member.running == T for member in band.members.values())
-    assert {message.how for _, _, message in band.sent} == {How.RUNNING}
+    assert {message.phase for _, _, message in band.sent} == {AttemptPhase.RUNNING}
 
 
-def test_slices_that_keep_coming_are_an_answer_and_those_of_another_attempt_are_none():
+def test_chunks_that_keep_coming_are_an_answer_and_those_of_another_attempt_are_none():
     band = Band("abc")
     band.lost = [("c", "a"), ("c", "b")]
     for _ in range(10):
@@ -259,7 +259,7 @@ def test_a_group_is_not_tried_for_ever():
         band.breaks("a")
         attempts += band.members["a"].running is not None
     assert attempts == MOST_ATTEMPTS
-    assert [mend.again for mend in band.members["c"].mends][-1] is None
+    assert [resolve.again for resolve in band.members["c"].resolves][-1] is None
 
 
 def test_who_hears_from_nobody_gives_up():
@@ -271,7 +271,7 @@ def test_who_hears_from_nobody_gives_up():
     assert not band.outcome("c").adopt
 
 
-def test_two_menders_never_make_one_ticket():
+def test_two_repair_leaders_never_make_one_ticket():
     tickets = []
     for name in "ab":
         band = Band("abcd")
@@ -280,7 +280,7 @@ def test_two_menders_never_make_one_ticket():
                 band.suspects.append(other)
         band.lost = [(one, name) for one in "abc"] + [(name, one) for one in "abc"]
         band.breaks(name, "d")
-        tickets.append(band.members[name].mends[0].again)
+        tickets.append(band.members[name].resolves[0].again)
     assert None not in tickets
     assert len(set(tickets)) == 2
 
@@ -288,14 +288,14 @@ def test_two_menders_never_make_one_ticket():
 def test_strangers_and_nonsense_change_nothing():
     band = Band("abc")
     band.breaks("a")
-    mends = [*band.members["a"].mends]
+    resolves = [*band.members["a"].resolves]
     ticket = band.members["a"].running
     assert ticket is not None
     stranger = band.members["a"].repair
-    stranger.receive(PeerId("x"), Standing(ticket, How.BROKEN), 0.0)
-    stranger.receive(PeerId("x"), Mended(ticket, adopt=True), 0.0)
-    stranger.receive(PeerId("b"), Mended(Ticket(PeerId("b"), 1, 9), adopt=True), 0.0)
-    assert band.members["a"].mends == mends
+    stranger.receive(PeerId("x"), AttemptStatus(ticket, AttemptPhase.BROKEN), 0.0)
+    stranger.receive(PeerId("x"), Resolution(ticket, adopt=True), 0.0)
+    stranger.receive(PeerId("b"), Resolution(Ticket(PeerId("b"), 1, 9), adopt=True), 0.0)
+    assert band.members["a"].resolves == resolves
     assert stranger.holds(ticket)
 
 

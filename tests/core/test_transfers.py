@@ -43,7 +43,7 @@ def test_streams_may_come_later_where_they_were_seen_to():
     ("silent_s", "missing_s", "forgets"),
     [(0.5, 0.0, False), (11.0, 0.0, True), (0.0, 1.5, True), (0.0, 0.5, False)],
 )
-def test_where_slices_or_words_have_become_slow_nothing_that_was_seen_counts(
+def test_where_chunks_or_words_have_become_slow_nothing_that_was_seen_counts(
     silent_s: Seconds, missing_s: Seconds, forgets: bool
 ):
     transfers = seen(10.0)

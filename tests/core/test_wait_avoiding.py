@@ -52,14 +52,14 @@ def test_whoever_arrives_first_runs_the_version_for_everyone(meeting: Meeting, f
 
 
 def test_all_members_hear_what_the_group_is_for_and_what_each_puts_in():
-    meeting = Meeting("abc", everyone(what=What.LATE_GRADIENTS))
+    meeting = Meeting("abc", everyone(what=What.STALE_GRADIENTS))
     for weight, name in enumerate("abc"):
         meeting[name].states = Contribution(weight=weight)
     meeting.arrive_at("b", 4)
     meeting.settle()
     for name in "abc":
         (average,) = meeting[name].averages
-        assert average.purpose == Purpose(Formation.WAIT_AVOIDING, What.LATE_GRADIENTS, 4)
+        assert average.purpose == Purpose(Formation.WAIT_AVOIDING, What.STALE_GRADIENTS, 4)
         assert [stated.weight for stated in average.contributions] == [0, 1, 2]
 
 
@@ -160,9 +160,9 @@ def test_models_are_not_moved_to_be_averaged_with_nobody_and_gradients_are():
     assert alone["a"].ended == [(1, Outcome.DONE)]
     assert alone["a"].averages == []
     alone.check()
-    alone = Meeting("a", everyone(what=What.LATE_GRADIENTS))
+    alone = Meeting("a", everyone(what=What.STALE_GRADIENTS))
     alone.arrive_at("a", 1)
-    assert [average.what for average in alone["a"].averages] == [What.LATE_GRADIENTS]
+    assert [average.what for average in alone["a"].averages] == [What.STALE_GRADIENTS]
     assert alone.groups() == {"a": "1:a"}
     alone.finish("a")
     assert alone["a"].ended == [(1, Outcome.DONE)]

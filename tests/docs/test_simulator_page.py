@@ -16,8 +16,8 @@ def test_the_program_runs_and_its_trace_can_be_drawn(tmp_path):
     assert len(said) == 1
     assert re.fullmatch(r"8 peers, \d+ lines, hash [0-9a-f]{16}\n", said.pop())
     draw = ["-m", "p2ptrain.sim.diagram", "trace.txt", "--from", "1", "--to", "1.1"]
-    assert _python(tmp_path, *draw, "--out", "story.svg") == "story.svg\n"
-    assert (tmp_path / "story.svg").read_text().startswith("<svg")
+    assert _python(tmp_path, *draw, "--out", "message_trace.svg") == "message_trace.svg\n"
+    assert (tmp_path / "message_trace.svg").read_text().startswith("<svg")
 
 
 def _python(folder: Path, *arguments: str) -> str:

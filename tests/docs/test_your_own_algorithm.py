@@ -14,7 +14,7 @@ import pytest
 from p2ptrain.averaging import Algorithm, ConfigError, load_algorithm
 from tests.averaging import test_contract as contract
 from tests.helpers.variants import Variant
-from tests.helpers.worlds import Books, build, disagreement, steps_of
+from tests.helpers.worlds import Books, build, consensus_distance, steps_of
 
 PAGE = (Path(__file__).parents[2] / "docs" / "your-own-algorithm.md").read_text()
 ROOT = Path(__file__).parents[2]
@@ -105,7 +105,7 @@ async def test_where_trainers_wait_nothing_is_lost_either():
     world = await build(5, NAME, waits=True)
     books = Books(world)
     await world.train(60, steps_of(0.1, p2=0.3), books.injecting(30))
-    assert disagreement(world) < 0.05
+    assert consensus_distance(world) < 0.05
     assert asyncio.get_running_loop().time() < 60
     await world.close()
 

@@ -120,7 +120,7 @@ class Assembly:
         for seat in self.seats.values():
             if PeerId(name) in seat.view:
                 seat.view.remove(PeerId(name))
-            seat.lock.peer_gone(PeerId(name), f"{name} is gone", self.time)
+            seat.lock.peer_dead(PeerId(name), f"{name} is gone", self.time)
             seat.generator.view_changed(self.time)
             self._follow(seat)
 

@@ -46,7 +46,7 @@ class InFlight:
 
 @dataclass
 class Guest:
-    """One peer, what it asks of everything else (`Surroundings`), and what it asked for."""
+    """One peer, what it asks of everything else (`GroupEnvironment`), and what it asked for."""
 
     name: PeerId
     view: list[str]
@@ -118,10 +118,10 @@ class Meeting:
 
     # --- what trainers do -------------------------------------------------------------------------
 
-    def arrive(self, names: str, version: int, line: int = 0) -> None:
+    def arrive(self, names: str, version: int, lineage: int = 0) -> None:
         """They wait at the barrier, one after the other."""
         for name in names:
-            self[name].groups.arrive(version, line, self.clock(name))
+            self[name].groups.arrive(version, lineage, self.clock(name))
 
     def arrive_at(self, names: str, version: int, *, waits: bool = True) -> None:
         """They are at a version of the schedule."""
@@ -175,14 +175,14 @@ class Meeting:
         del self.guests[name]
         self.wire = [sent for sent in self.wire if sent.target != name]
         for other in tuple(self.guests):
-            self.hear_gone(other, name)
+            self.hear_dead(other, name)
 
-    def hear_gone(self, name: str, gone: str) -> None:
+    def hear_dead(self, name: str, gone: str) -> None:
         """Membership tells `name` that `gone` crashed."""
         guest = self[name]
         view = "".join(guest.view).replace(gone, "")
         guest.view[:] = view
-        guest.groups.peer_gone(PeerId(gone), f"{gone} is gone", self.clock(name))
+        guest.groups.peer_dead(PeerId(gone), f"{gone} is gone", self.clock(name))
         self.see(name, view)
 
     def hear_left(self, name: str, left: str) -> None:

@@ -21,7 +21,7 @@ from p2ptrain.ids import PeerId, Seconds, Ticket
 
 CLOCKS = {"a": 0.0, "b": 1024.0, "c": 17.5, "d": 300.25, "e": 4096.0}  # exact in binary
 
-BARRIER = Purpose(Formation.BARRIER, What.GRADIENTS, version=3, line=7)
+BARRIER = Purpose(Formation.BARRIER, What.GRADIENTS, version=3, lineage=7)
 
 
 def of_schedule(version: int) -> Purpose:
@@ -192,9 +192,9 @@ class Trio:
             self.locks[name].average_ended(ticket, outcome, outcome.value, self.clock(name))
             self._follow(name)
 
-    def hear_gone(self, name: str, gone: str) -> None:
-        """Membership tells `name` that `gone` crashed."""
-        self.locks[name].peer_gone(PeerId(gone), f"{gone} is gone", self.clock(name))
+    def hear_dead(self, name: str, dead: str) -> None:
+        """Membership tells `name` that `dead` crashed."""
+        self.locks[name].peer_dead(PeerId(dead), f"{dead} is gone", self.clock(name))
         self._follow(name)
 
     def hear_left(self, name: str, left: str) -> None:
@@ -260,8 +260,8 @@ class Trio:
             source, message, lock = PeerId(sent.source), sent.message, self.locks[sent.target]
             before = lock.state
             match message:
-                case Arrive(version=version, line=line, offer=Ticket() as offer):
-                    purpose = Purpose(Formation.BARRIER, What.GRADIENTS, version, line)
+                case Arrive(version=version, lineage=lineage, offer=Ticket() as offer):
+                    purpose = Purpose(Formation.BARRIER, What.GRADIENTS, version, lineage)
                     lock.note_offer(source, offer, purpose, message.contribution)
                 case Activate(version=version, offer=Ticket() as offer):
                     lock.note_offer(source, offer, of_schedule(version), message.contribution)
@@ -293,10 +293,10 @@ class Trio:
             return
         self._said[name] = state.ticket
         self._offered[state.ticket] = state.to
-        version, line, stated = state.purpose.version, state.purpose.line, state.contribution
+        version, lineage, stated = state.purpose.version, state.purpose.lineage, state.contribution
         message: Arrive | Activate
         if state.purpose.formation is Formation.BARRIER:
-            message = Arrive(version, line, state.ticket, stated)
+            message = Arrive(version, lineage, state.ticket, stated)
         else:
             message = Activate(version, waits=True, offer=state.ticket, contribution=stated)
         self.wire.append(InFlight(name, state.to, message))

@@ -88,7 +88,7 @@ def sum_of(world: World) -> Exact:
     return total_M
 
 
-def disagreement(world: World) -> float:
+def consensus_distance(world: World) -> float:
     """The largest distance of a number from its mean over the peers, relative to that mean."""
     rows = models(world)
     mean_M = rows.mean(axis=0)

@@ -14,7 +14,7 @@ from launcher.conditions import FaultConfig
 from launcher.evaluate import TaskEvaluator
 from launcher.run import Run
 from launcher.scenario import Scenario
-from p2ptrain.compute.pace import Pace
+from p2ptrain.compute.step_timing import StepTiming
 from p2ptrain.runtime.settings import StopConfig
 
 pytestmark = [pytest.mark.sockets, pytest.mark.slow, pytest.mark.timeout(400)]
@@ -47,7 +47,7 @@ def train(folder: Path, algorithm: str, peers: int, victim: int | None = None) -
         name="test",
         peers=peers,
         algorithms=(algorithm,),
-        pace=Pace(min_step_ms=20),
+        pace=StepTiming(min_step_ms=20),
         stop=StopConfig(samples=32 * 25 * peers),
         limit_s=240,
     )
@@ -87,7 +87,7 @@ def test_whoever_of_three_is_killed_the_others_go_on_and_finish(tmp_path, algori
     survivors = [f"p0{rank}" for rank in range(3) if rank != victim]
     for name in survivors:
         told = [r for r in records_of(tmp_path, name, "member") if r["member"] == f"p0{victim}"]
-        assert "gone" in [record["state"] for record in told]
+        assert "dead" in [record["state"] for record in told]
     if algorithm == "allreduce":
         assert summary["final"]["consensus_distance"] == 0, "the survivors differ"
 
@@ -103,7 +103,7 @@ def test_who_is_cut_off_trains_alone_and_meets_the_others_again(tmp_path):
         name="test",
         peers=3,
         algorithms=("ad_psgd",),
-        pace=Pace(min_step_ms=100),
+        pace=StepTiming(min_step_ms=100),
         stop=StopConfig(seconds=15.0),
         faults=(
             FaultConfig(kind="throttle", peers=(0,), at_s=1.0, for_s=1.0, mbit_s=50.0),
@@ -115,7 +115,7 @@ def test_who_is_cut_off_trains_alone_and_meets_the_others_again(tmp_path):
     run = Run(scenario, "ad_psgd", tmp_path, TaskEvaluator("digits", 0))
     run.execute(ProcessBackend(), lambda run: None)
     assert [status.state for status in run.statuses] == ["ended"] * 3, run.notes
-    (cut,) = [blow for blow in run.blows if blow.fault.kind == "partition"]
+    (cut,) = [instance for instance in run.instances if instance.fault.kind == "partition"]
     attempts = [(one.at, one.outcome) for one in run.histories[2].attempts]
     # Whatever was on its way when the cable was cut may still have been answered before.
     apart = [o for at, o in attempts if cut.began + 0.5 < at < cut.ended]

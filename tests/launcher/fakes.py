@@ -65,7 +65,7 @@ class FakePeer:
 
     def group(self, at: float, members, outcome="done", exchange_s=0.05, staleness_steps=1, **more):
         fields = {"ticket": "p00#1", "what": "models", "reason": "", "wait_s": 0.01}
-        numbers = {"sent_bytes": 100, "received_bytes": 200, "disagreement_l2": 0.1}
+        numbers = {"sent_bytes": 100, "received_bytes": 200, "consensus_distance_l2": 0.1}
         self.write(
             "group",
             at,
@@ -114,7 +114,7 @@ class FakeFleet:
         self.states = {name: PeerStatus(name) for name in self.names}
 
     is_virtual = False
-    blows = ()
+    instances = ()
 
     def now(self) -> float:
         return self.moments
@@ -123,7 +123,7 @@ class FakeFleet:
         """Nothing happens but at a poll."""
         self.moments += 0.1
 
-    def befall(self, histories, started_at):
+    def apply_faults(self, histories, started_at):
         """Nothing does."""
 
     def facts(self):

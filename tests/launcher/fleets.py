@@ -9,7 +9,7 @@ from launcher.compare import compare
 from launcher.consensus import CurvePoint, Target
 from launcher.run import Run
 from launcher.scenario import Scenario, peer_names
-from p2ptrain.compute.pace import Pace, Straggler
+from p2ptrain.compute.step_timing import StepTiming, Straggler
 from p2ptrain.config import StopConfig
 from tests.launcher.fakes import UNIX_S, FakeEvaluator, FakePeer, claim, scenario
 
@@ -30,7 +30,7 @@ def scenario_of(peers: int, seconds: float) -> Scenario:
         text=f"{peers} peers, generated: every eighth is four times slower",
         peers=peers,
         algorithms=("allreduce", "ad_psgd"),
-        pace=Pace(min_step_ms=60, stragglers=(Straggler(factor=4, peers=slow),)),
+        pace=StepTiming(min_step_ms=60, stragglers=(Straggler(factor=4, peers=slow),)),
         stop=StopConfig(seconds=seconds),
         target=Target(accuracy=0.9),
         claims=(
@@ -71,7 +71,7 @@ class _Writer:
             for peer, step_s in zip(self.peers, self.step_s, strict=True):
                 compute_s = step_s * self.rng.uniform(0.95, 1.0)
                 peer.step(at, number, compute_s=compute_s, wait_s=longest + 0.01 - compute_s)
-                peer.group(at, self.names, exchange_s=0.012, disagreement_l2=None)
+                peer.group(at, self.names, exchange_s=0.012, consensus_distance_l2=None)
         for peer in self.peers:
             peer.end(self.seconds, **self._totals())
 
@@ -88,7 +88,7 @@ class _Writer:
             if rank == self.lost:
                 continue
             if self.lost is not None:
-                gone = {"member": self.names[self.lost], "state": "gone", "why": "no answer"}
+                gone = {"member": self.names[self.lost], "state": "dead", "why": "no answer"}
                 peer.write("member", self.seconds / 2 + 1.5, **gone)
             peer.end(self.seconds, **self._totals())
 

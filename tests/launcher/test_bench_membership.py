@@ -17,7 +17,7 @@ ROW = Figures(
     bytes_per_s=5000.0,
     slow_s=60.0,
     falsely_suspected=0,
-    falsely_gone=0,
+    falsely_dead=0,
 )
 
 
@@ -28,7 +28,7 @@ def test_a_small_swarm_is_measured():
     assert config.suspicion_s < figures.death_s < 3.0
     assert config.suspicion_s + 2 * config.ack_timeout_s < figures.vanished_s < 5.0
     assert 100 < figures.bytes_per_s < 10_000
-    assert (figures.falsely_suspected, figures.falsely_gone) == (0, 0)
+    assert (figures.falsely_suspected, figures.falsely_dead) == (0, 0)
 
 
 def test_stalls_that_last_longer_than_anyone_waits_are_counted(monkeypatch: pytest.MonkeyPatch):

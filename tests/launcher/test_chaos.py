@@ -6,14 +6,14 @@ from unittest.mock import create_autospec
 
 import pytest
 
-from launcher.backends.lives import RealFleet
+from launcher.backends.peer_process import RealFleet
 from launcher.backends.process import ProcessBackend
 from launcher.bench import chaos
 from launcher.bench.chaos import MOST_AWAY, PEERS, QUIET_S, Watcher, draw_faults, growth_of
 from launcher.bench.chaos_picture import Usage, plot, training_times
 from launcher.conditions import FaultConfig
 from launcher.consensus import CurvePoint
-from launcher.faults import Blow
+from launcher.faults import FaultInstance
 from launcher.run import Run
 from p2ptrain.config import StopConfig
 from tests.launcher.fakes import UNIX_S, FakeEvaluator, FakePeer, scenario
@@ -61,7 +61,10 @@ def run(tmp_path):
     for history in one.histories:
         history.read()
     fault = FaultConfig(kind="crash", peers=(0,), at_s=3.0, for_s=2.0)
-    one.blows = [Blow(fault, (0,), began=UNIX_S + 3.0, ended=UNIX_S + 5.0), Blow(fault, (0,))]
+    one.instances = [
+        FaultInstance(fault, (0,), began=UNIX_S + 3.0, ended=UNIX_S + 5.0),
+        FaultInstance(fault, (0,)),
+    ]
     one.curve.points += [CurvePoint(at, int(at), 1.0 / at, 0.5, 0.1) for at in (1.0, 8.0)]
     return one
 
@@ -91,4 +94,4 @@ def test_the_picture_is_drawn_also_of_a_run_that_nothing_befell(run, tmp_path):
     for lives in ([life(), life(memory_per_s=1e6, seconds=3)], []):
         plot(tmp_path / "bench.png", run, run, lives)
         assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
-        run.blows = []
+        run.instances = []

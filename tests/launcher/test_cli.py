@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from launcher import backends
-from launcher.backends import lives
+from launcher.backends import peer_process
 from launcher.backends.process import ProcessBackend
 from launcher.cli import _prepared
 from launcher.scenario import load_scenario
@@ -33,7 +33,7 @@ at_least = 3.0
 
 @pytest.fixture(autouse=True)
 def _looks_often(own_signals, monkeypatch):
-    monkeypatch.setattr(lives, "LOOK_S", 0.02)
+    monkeypatch.setattr(peer_process, "LOOK_S", 0.02)
 
 
 @pytest.fixture

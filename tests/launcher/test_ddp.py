@@ -1,4 +1,5 @@
-"""The outsider: real ranks over Gloo, two at a time; they need a few seconds to import torch."""
+"""The external baseline: real ranks over Gloo, two at a time; they need a few seconds to import
+torch."""
 
 import os
 import signal
@@ -13,7 +14,7 @@ from launcher.consensus import Target
 from launcher.ddp import End
 from launcher.evaluate import TaskEvaluator
 from launcher.run import Run
-from p2ptrain.compute.pace import Pace, Straggler
+from p2ptrain.compute.step_timing import StepTiming, Straggler
 from p2ptrain.compute.training import TrainingConfig
 from p2ptrain.config import StopConfig
 from p2ptrain.errors import ConfigError
@@ -26,7 +27,7 @@ def of_ddp(**changes):
     """Two ranks, the second three times slower."""
     defaults = {
         "algorithms": ("ddp",),
-        "pace": Pace(min_step_ms=20, stragglers=(Straggler(factor=3, peers=(1,)),)),
+        "pace": StepTiming(min_step_ms=20, stragglers=(Straggler(factor=3, peers=(1,)),)),
         "training": TrainingConfig(batch_size=BATCH, learning_rate=0.1),
     }
     return scenario(**{**defaults, **changes})

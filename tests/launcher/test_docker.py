@@ -19,7 +19,7 @@ from launcher.compose import compose_file, to_yaml
 from launcher.conditions import DeviceConfig, FaultConfig, LinkConfig
 from launcher.run import Run
 from launcher.scenario import peer_names
-from p2ptrain.compute.pace import Pace
+from p2ptrain.compute.step_timing import StepTiming
 from p2ptrain.config import StopConfig
 from p2ptrain.errors import ConfigError
 from tests.launcher.fakes import FakeEvaluator, doomed_launcher, scenario
@@ -103,7 +103,7 @@ def test_whoever_wanted_too_much_memory_is_told_how_much_it_had(tmp_path):
 
 def test_what_containers_cannot_do_is_refused_in_a_sentence():
     drift = FaultConfig(kind="drift", peers=(0,), at_s=1.0, rate=1.1)
-    with pytest.raises(ConfigError, match="cannot befall containers of one machine"):
+    with pytest.raises(ConfigError, match="cannot hit containers of one machine"):
         DockerBackend().check(scenario(faults=(drift,)))
     with pytest.raises(ConfigError, match="without gradients"):
         DockerBackend().check(scenario(gradients=False))
@@ -131,14 +131,14 @@ def test_containers_train_suffer_and_leave_nothing_behind(tmp_path):
         peers=3,
         faults=faults,
         devices=(DeviceConfig(peers=(2,), cpus=0.8, memory_mb=900, uplink_mbit_s=50.0),),
-        pace=Pace(min_step_ms=100),
+        pace=StepTiming(min_step_ms=100),
         stop=StopConfig(seconds=25.0),
     )
     folder = tmp_path / "ad_psgd"
     run = Run(chosen, "ad_psgd", folder, FakeEvaluator())
     run.execute(DockerBackend(), lambda run: None)
     assert [status.state for status in run.statuses] == ["ended"] * 3, run.notes
-    assert len(run.costs["blows"]) == len(faults)
+    assert len(run.costs["instances"]) == len(faults)
     assert (folder / "p01.log").read_text().count("p01 listens at") == 2
     assert everything_of_ours() == ""
 

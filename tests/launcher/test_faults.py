@@ -32,37 +32,37 @@ def test_a_fault_begins_once_and_ends_once(tmp_path):
     schedule, everyone = Schedule([fault(for_s=5.0)]), [history(tmp_path, 0)]
     assert due(schedule, everyone, None, 1000.0) == []
     assert due(schedule, everyone, 100.0, 109.9) == []
-    assert due(schedule, everyone, 100.0, 110.0) == [((0,), "begins")]
+    assert due(schedule, everyone, 100.0, 110.0) == [((0,), "apply")]
     assert due(schedule, everyone, 100.0, 114.9) == []
-    assert due(schedule, everyone, 100.0, 115.0) == [((0,), "ends")]
+    assert due(schedule, everyone, 100.0, 115.0) == [((0,), "revert")]
     assert due(schedule, everyone, 100.0, 900.0) == []
 
 
 def test_steps_are_counted_for_each_peer_by_itself(tmp_path):
     schedule = Schedule([fault("pause", (0, 1), at_step=10)])
     everyone = [history(tmp_path, 0, (0, 0.5)), history(tmp_path, 1, (0, 1))]
-    assert due(schedule, everyone, 0.0, 1.0) == [((1,), "begins")]
+    assert due(schedule, everyone, 0.0, 1.0) == [((1,), "apply")]
 
 
-def test_a_partition_is_one_blow_to_all_of_its_peers(tmp_path):
+def test_a_partition_is_one_fault_for_all_of_its_peers(tmp_path):
     schedule = Schedule([fault("partition", (0, 1))])
-    assert due(schedule, [], 0.0, 10.0) == [((0, 1), "begins")]
+    assert due(schedule, [], 0.0, 10.0) == [((0, 1), "apply")]
 
 
 def carried_out(*faults, until=1000.0):
     schedule = Schedule(faults)
-    for blow in schedule.blows:
-        blow.began = blow.fault.at_s
-        ended = blow.began + (blow.fault.for_s or 1e9)
-        blow.ended = ended if ended < until else None
-    return schedule.blows
+    for instance in schedule.instances:
+        instance.began = instance.fault.at_s
+        ended = instance.began + (instance.fault.for_s or 1e9)
+        instance.ended = ended if ended < until else None
+    return schedule.instances
 
 
 def test_who_waits_for_nobody_loses_no_more_than_who_is_missing(tmp_path):
-    blows = carried_out(fault(for_s=5.0))
+    instances = carried_out(fault(for_s=5.0))
     everyone = [history(tmp_path, 0, (0, 10), (16, 30)), history(tmp_path, 1, (0, 30))]
-    cost = costs_of(blows, everyone, 0.0, 30.0)
-    (told,) = cost["blows"]
+    cost = costs_of(instances, everyone, 0.0, 30.0)
+    (told,) = cost["instances"]
     assert (told["kind"], told["peers"]) == ("crash", ["p00"])
     assert (told["at_s"], told["until_s"]) == (10.0, 15.0)
     assert told["before"] == pytest.approx(200.0)
@@ -75,42 +75,42 @@ def test_who_waits_for_nobody_loses_no_more_than_who_is_missing(tmp_path):
 
 
 def test_who_is_missing_for_two_reasons_is_missing_once(tmp_path):
-    blows = carried_out(fault("pause", for_s=5.0), fault("crash", at_s=12.0, for_s=8.0))
+    instances = carried_out(fault("pause", for_s=5.0), fault("crash", at_s=12.0, for_s=8.0))
     everyone = [history(tmp_path, 0, (0, 10), (20, 30)), history(tmp_path, 1, (0, 30))]
-    cost = costs_of(blows, everyone, 0.0, 30.0)
+    cost = costs_of(instances, everyone, 0.0, 30.0)
     assert cost["present"] == pytest.approx((40 - 10) / 40)
     assert cost["kept_of_present"] == pytest.approx(1.0)
 
 
 def test_who_waits_for_the_missing_stalls_and_keeps_less(tmp_path):
-    blows = carried_out(fault(for_s=5.0))
+    instances = carried_out(fault(for_s=5.0))
     everyone = [history(tmp_path, 0, (0, 10), (16, 30)), history(tmp_path, 1, (0, 10), (13, 30))]
-    cost = costs_of(blows, everyone, 0.0, 30.0)
+    cost = costs_of(instances, everyone, 0.0, 30.0)
     assert cost["longest_stall_s"] == pytest.approx(3.1)
     assert cost["kept_of_present"] == pytest.approx((28 - 3 + 6) / 34, abs=0.02)
 
 
 def test_a_peer_lost_for_good_is_recovered_from_when_the_others_train_on(tmp_path):
-    blows = carried_out(fault())
+    instances = carried_out(fault())
     everyone = [history(tmp_path, 0, (0, 10)), history(tmp_path, 1, (0, 10), (12, 30))]
-    (told,) = costs_of(blows, everyone, 0.0, 30.0)["blows"]
+    (told,) = costs_of(instances, everyone, 0.0, 30.0)["instances"]
     assert told["until_s"] is None
     assert told["after"] is None
     assert told["recovery_s"] == pytest.approx(1.9, abs=0.11)
 
 
 def test_a_swarm_that_grows_is_measured_by_those_who_are_there(tmp_path):
-    blows = carried_out(fault("join", (1,)))
+    instances = carried_out(fault("join", (1,)))
     everyone = [history(tmp_path, 0, (0, 30)), history(tmp_path, 1, (12, 30))]
-    cost = costs_of(blows, everyone, 0.0, 30.0)
+    cost = costs_of(instances, everyone, 0.0, 30.0)
     assert cost["present"] == pytest.approx((40 - 2) / 20)
     assert cost["kept_of_present"] == pytest.approx(1.0)
 
 
-def test_without_a_blow_there_is_no_cost(tmp_path):
-    blows = Schedule([fault(at_s=60.0)]).blows
-    cost = costs_of(blows, [history(tmp_path, 0, (0, 30))], 0.0, 30.0)
-    assert cost["blows"] == []
+def test_without_a_fault_there_is_no_cost(tmp_path):
+    instances = Schedule([fault(at_s=60.0)]).instances
+    cost = costs_of(instances, [history(tmp_path, 0, (0, 30))], 0.0, 30.0)
+    assert cost["instances"] == []
     assert cost["kept_of_present"] is None
 
 

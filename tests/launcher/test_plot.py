@@ -11,7 +11,7 @@ from launcher.plot import (
 )
 from launcher.records import PeerHistory
 from launcher.run import Run
-from p2ptrain.compute.pace import Pace, Straggler
+from p2ptrain.compute.step_timing import StepTiming, Straggler
 from tests.launcher.fakes import UNIX_S, FakeEvaluator, FakePeer, scenario
 
 
@@ -71,12 +71,12 @@ def test_a_strip_says_how_the_time_was_spent(make_run):
 
 
 def test_of_a_large_fleet_a_part_is_shown_with_the_slow_ones_in_it():
-    pace = Pace(stragglers=(Straggler(factor=4, peers=(40,)),))
+    pace = StepTiming(stragglers=(Straggler(factor=4, peers=(40,)),))
     assert shown_ranks(scenario(peers=64, pace=pace)) == [*range(MOST_PEERS - 1), 40]
 
 
 def test_the_lost_are_shown_first_and_the_slow_leave_half_of_the_lines_to_the_others():
-    pace = Pace(stragglers=(Straggler(factor=4, peers=tuple(range(0, 64, 2))),))
+    pace = StepTiming(stragglers=(Straggler(factor=4, peers=tuple(range(0, 64, 2))),))
     lost = [rank == 63 for rank in range(64)]
     shown = shown_ranks(scenario(peers=64, pace=pace), most=12, lost=lost)
     assert shown == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 63]

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backends import known_backends, lives, load_backend
-from launcher.backends.lives import last_words
+from launcher.backends import known_backends, load_backend, peer_process
+from launcher.backends.peer_process import last_words
 from launcher.backends.process import ProcessBackend, peer_environment
 from launcher.conditions import FaultConfig
 from launcher.records import PeerHistory, Step
@@ -172,16 +172,16 @@ def test_a_scenario_pauses_and_kills_processes_when_they_have_come_far_enough(
         scenario(faults=(pause, crash)), configs(tmp_path, "sleep", "sleep")
     )
     histories = [PeerHistory(tmp_path, name) for name in ("p00", "p01")]
-    monkeypatch.setattr(lives.time, "time", lambda: 1000.0)
+    monkeypatch.setattr(peer_process.time, "time", lambda: 1000.0)
     try:
-        fleet.befall(histories, 999.5)
+        fleet.apply_faults(histories, 999.5)
         assert states(fleet) == ["running", "running"]
         histories[0].steps.extend([Step(0.0, n, 1, None, 0.1, 0.0) for n in range(3)])
-        fleet.befall(histories, 999.0)
+        fleet.apply_faults(histories, 999.0)
         until(lambda: is_stopped(fleet.pids()[0]))
         until(lambda: states(fleet) == ["running", "lost"])
-        monkeypatch.setattr(lives.time, "time", lambda: 1000.3)
-        fleet.befall(histories, 999.0)
+        monkeypatch.setattr(peer_process.time, "time", lambda: 1000.3)
+        fleet.apply_faults(histories, 999.0)
         until(lambda: not is_stopped(fleet.pids()[0]))
     finally:
         fleet.stop(0.05)
@@ -202,8 +202,8 @@ class Lives:
     def at(self, now: float):
         """Let happen what is due so long after the first step."""
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(lives.time, "time", lambda: 1000.0 + now)
-            self.fleet.befall(self.histories, 1000.0)
+            patch.setattr(peer_process.time, "time", lambda: 1000.0 + now)
+            self.fleet.apply_faults(self.histories, 1000.0)
 
     def listens(self, rank: int) -> bool:
         """True, once for each of its lives, as soon as it would leave if it were asked."""
@@ -269,7 +269,7 @@ def test_who_is_still_away_when_all_others_have_ended_is_lost(lived):
 
 
 def test_one_that_nobody_lets_in_again_tries_again(lived, monkeypatch):
-    monkeypatch.setattr(lives, "TRY_AGAIN_S", 0.0)
+    monkeypatch.setattr(peer_process, "TRY_AGAIN_S", 0.0)
     run = lived(FaultConfig(kind="join", peers=(1,), at_s=1.0))
     run.fleet._configs[1].algorithm_options["behaviour"] = "refuse"
     run.at(1.0)
@@ -331,10 +331,10 @@ def test_where_the_network_suffers_everybody_is_met_at_the_end_of_a_cable(lived,
     assert {first["network"]["data"], second["network"]["data"]} == {"grpc"}
     run.at(1.0)
     run.at(2.0)
-    assert [blow.ended for blow in run.fleet.blows] == [1002.0]
+    assert [instance.ended for instance in run.fleet.instances] == [1002.0]
 
 
-def test_outsiders_have_no_cables_to_cut():
+def test_external_baselines_have_no_cables_to_cut():
     partition = FaultConfig(kind="partition", peers=(1,), at_s=1.0)
     with pytest.raises(ConfigError, match="ddp opens connections of its own"):
         ProcessBackend().check(scenario(algorithms=("ddp", "ad_psgd"), faults=(partition,)))

@@ -10,7 +10,7 @@ from launcher import report
 from launcher.collect import write_json
 from launcher.compare import compare
 from launcher.conditions import FaultConfig
-from launcher.faults import Blow
+from launcher.faults import FaultInstance
 from launcher.machine import describe_machine
 from launcher.records import PeerHistory
 from launcher.report import render, series, timeline, words, write_report
@@ -213,7 +213,7 @@ def test_the_report_says_what_each_fault_cost_and_marks_it(tmp_path):
     )
     crash = FaultConfig(kind="crash", peers=(2,), at_s=6.0)
     for run, summary in finished:
-        run.blows = [Blow(crash, (2,), began=UNIX_S + 6.0)]
+        run.instances = [FaultInstance(crash, (2,), began=UNIX_S + 6.0)]
         summary["faults"] = run.costs
     page = Page(render(chosen, finished, comparison, MACHINE))
     assert "1 p02: killed 6.0 s -" in page.text
@@ -225,11 +225,15 @@ def test_the_report_says_what_each_fault_cost_and_marks_it(tmp_path):
 def test_faults_count_until_the_first_peer_has_ended_its_run(tmp_path):
     _, finished, _ = generate(tmp_path, 4)
     run, _ = finished[1]
-    run.blows = [Blow(FaultConfig(kind="crash", peers=(3,), at_s=9.5), (3,), began=UNIX_S + 9.5)]
-    assert len(run.costs["blows"]) == 1
+    run.instances = [
+        FaultInstance(FaultConfig(kind="crash", peers=(3,), at_s=9.5), (3,), began=UNIX_S + 9.5)
+    ]
+    assert len(run.costs["instances"]) == 1
     first = run.histories[0]
     first.steps[:] = [step for step in first.steps if step.at < UNIX_S + 9.0]
-    assert run.costs["blows"] == [], "what is slow from then on is slow because peers have ended"
+    assert run.costs["instances"] == [], (
+        "what is slow from then on is slow because peers have ended"
+    )
 
 
 def test_words_from_outside_cannot_become_markup(tmp_path):
@@ -272,7 +276,7 @@ def test_arriving_and_parting_are_no_events_but_losing_a_peer_is_one_for_all_who
     texts = [line["text"] for line in said["lines"]]
     assert texts == [
         "p06 was lost; its last record is of this moment",
-        "p06 is gone (no answer), seen by 7 peers",
+        "p06 is dead (no answer), seen by 7 peers",
     ]
     assert said["notes"] == ["p06 was lost: it was killed by SIGKILL"]
 

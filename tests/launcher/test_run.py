@@ -6,7 +6,7 @@ import launcher.run
 from launcher.backends.base import LaunchError
 from launcher.conditions import FaultConfig
 from launcher.consensus import Target
-from launcher.faults import Blow
+from launcher.faults import FaultInstance
 from launcher.run import LATE_S, Deadline, Run
 from tests.launcher.fakes import (
     UNIX_S,
@@ -193,7 +193,7 @@ def test_faults_that_did_not_come_or_found_nobody_are_told(folder):
     done = at_once(set_state("p00", "ended"), set_state("p01", "ended"))
     late = FaultConfig(kind="crash", peers=(1,), at_s=100.0)
     fleet = FakeFleet(("p00", "p01"), [train(folder, "p00"), train(folder, "p01"), done])
-    fleet.blows = [Blow(late, (1,)), Blow(late, (0,), began=1.0, missed=True)]
+    fleet.instances = [FaultInstance(late, (1,)), FaultInstance(late, (0,), began=1.0, missed=True)]
     assert execute(folder, fleet).notes == [
         "fault 'crash' of p01 at 100 s did not come before the end",
         "fault 'crash' of p00 at 100 s found nobody there",
@@ -205,10 +205,10 @@ def test_who_comes_back_too_late_to_train_hides_no_fault(folder):
     done = at_once(set_state("p00", "ended"), set_state("p01", "ended"))
     fleet = FakeFleet(("p00", "p01"), [train(folder, "p00"), train(folder, "p01"), done])
     crash = FaultConfig(kind="crash", peers=(1,), at_s=1.0, for_s=0.9)
-    fleet.blows = [Blow(crash, (1,), began=UNIX_S + 1.5, ended=UNIX_S + 1.9)]
+    fleet.instances = [FaultInstance(crash, (1,), began=UNIX_S + 1.5, ended=UNIX_S + 1.9)]
     run = execute(folder, fleet)
     run.histories[1].steps.pop()
-    assert [cost["kind"] for cost in run.costs["blows"]] == ["crash"]
+    assert [cost["kind"] for cost in run.costs["instances"]] == ["crash"]
 
 
 def test_a_target_that_stops_ends_the_run_when_it_is_reached(folder):

@@ -11,7 +11,7 @@ from launcher.scenario import (
     peer_names,
     with_changes,
 )
-from p2ptrain.compute.pace import Pace, Straggler
+from p2ptrain.compute.step_timing import StepTiming, Straggler
 from p2ptrain.config import StopConfig, from_mapping, load_toml, to_toml
 from p2ptrain.errors import ConfigError
 from tests.launcher.fakes import claim, scenario
@@ -77,7 +77,7 @@ def test_a_straggler_factor_of_zero_or_below_is_refused(written, factor):
 
 
 def test_a_straggler_that_is_not_there_is_refused():
-    pace = Pace(stragglers=(Straggler(factor=2, peers=(3,)),))
+    pace = StepTiming(stragglers=(Straggler(factor=2, peers=(3,)),))
     assert "there are 2 peers, ranks 0 to 1" in refused(lambda: scenario(pace=pace))
     four = scenario(pace=pace, peers=4)
     assert "there are 3 peers" in refused(lambda: with_changes(four, peers=3))

@@ -17,7 +17,7 @@ import pytest
 from launcher.backends.sim import SLICE_S, SimBackend, SimFleet
 from launcher.conditions import FaultConfig, LinkConfig, MachinesConfig
 from launcher.run import Run
-from p2ptrain.compute.pace import Pace, Straggler
+from p2ptrain.compute.step_timing import StepTiming, Straggler
 from p2ptrain.compute.training import TrainingConfig
 from p2ptrain.config import StopConfig
 from p2ptrain.errors import ConfigError
@@ -68,7 +68,7 @@ def small(tmp_path):
 
 def priced(**changes):
     """A scenario without gradients, which takes no time."""
-    defaults = {"gradients": False, "pace": Pace(min_step_ms=100), "algorithms": ("ad_psgd",)}
+    defaults = {"gradients": False, "pace": StepTiming(min_step_ms=100), "algorithms": ("ad_psgd",)}
     return scenario(**{**defaults, "peers": 3, "stop": StopConfig(seconds=2.0), **changes})
 
 
@@ -239,7 +239,7 @@ def test_ctrl_c_exits_with_130(p2plab, small, monkeypatch):
 
 def test_steps_cost_what_the_pace_says_to_the_microsecond(tmp_path):
     slow = (Straggler(factor=4, peers=(1,)),)
-    lived(fleet_of(tmp_path, priced(pace=Pace(min_step_ms=100, stragglers=slow))))
+    lived(fleet_of(tmp_path, priced(pace=StepTiming(min_step_ms=100, stragglers=slow))))
     for name, price_s in (("p00", 0.1), ("p01", 0.4)):
         steps = records(tmp_path, name, "step")
         assert steps
@@ -303,7 +303,7 @@ def test_the_link_decides_how_long_an_exchange_takes(tmp_path, link):
         # 17,226 numbers of 4 bytes at 1 Mbit/s; both send at once, each over its own uplink.
         assert exchange_s == pytest.approx(17_226 * 4 * 8 / 1e6, rel=0.05)
     assert {g["sent_bytes"] for g in done} == {-(-17_226 // STANDS_FOR) * STANDS_FOR * 4}
-    assert all(group["disagreement_l2"] is None for group in done)
+    assert all(group["consensus_distance_l2"] is None for group in done)
 
 
 def test_lost_messages_are_lost_and_the_run_ends_all_the_same(tmp_path):
@@ -363,7 +363,7 @@ def test_who_is_cut_off_is_gone_for_the_others_and_comes_back(tmp_path):
     cut = FaultConfig(kind="partition", peers=(0,), at_s=2.0, for_s=8.0)
     lived(fleet_of(tmp_path, faulty(cut, stop=StopConfig(seconds=20.0))))
     seen = [m["state"] for m in records(tmp_path, "p01", "member") if m["member"] == "p00"]
-    assert seen == ["suspect", "gone", "alive"]
+    assert seen == ["suspect", "dead", "alive"]
 
 
 def test_peers_come_late_leave_and_come_again(tmp_path):
@@ -378,7 +378,7 @@ def test_peers_come_late_leave_and_come_again(tmp_path):
     assert run.histories[2].steps[0].at == pytest.approx(2.2, abs=0.2)
     assert len(records(tmp_path / "ad_psgd", "p01", "started")) == 2
     assert len(run.histories[2].steps) == pytest.approx(20, abs=1)
-    told = {one["kind"]: one for one in run.costs["blows"]}
+    told = {one["kind"]: one for one in run.costs["instances"]}
     assert told["leave"]["at_s"] == pytest.approx(4.0, abs=0.3), "the later one of the two"
     assert run.costs["kept_of_present"] > 0.9
 

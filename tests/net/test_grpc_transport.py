@@ -18,7 +18,7 @@ from p2ptrain.ids import Address, PeerId
 from p2ptrain.net import grpc_transport, wire
 from p2ptrain.net.grpc_config import GrpcConfig, channel_arguments
 from p2ptrain.net.grpc_transport import SERVICE, GrpcTransport
-from p2ptrain.net.wire import Envelope, Hello, StateOpening, Welcome
+from p2ptrain.net.wire import Envelope, Hello, JoinReply, StateOpening
 
 pytestmark = pytest.mark.sockets
 
@@ -39,7 +39,7 @@ class Handler:
         self.broken.append(why)
 
     async def handle_join(self, hello):
-        return Welcome("", (hello.me,))
+        return JoinReply("", (hello.me,))
 
     def handle_identify(self):
         return hello()
@@ -202,7 +202,7 @@ async def test_garbage_in_the_middle_of_a_conversation_ends_it_and_keeps_what_ca
 async def test_garbage_in_the_middle_of_a_stream_ends_that_stream(silent):
     async with started() as (transport, _, address):
         async with grpc.aio.insecure_channel(address) as channel:
-            opening = wire.encode_slice(wire.Slice(opening=OPENING))
+            opening = wire.encode_chunk(wire.Chunk(opening=OPENING))
             call = channel.stream_stream(f"/{SERVICE}/Move")(iter([opening, b"\x12\x00"]))
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await call.read()
@@ -226,11 +226,11 @@ async def test_a_method_that_does_not_exist_is_unimplemented(silent):
 # --- sizes ----------------------------------------------------------------------------------------
 
 
-async def test_a_slice_above_the_limit_fails_its_stream_and_nothing_else(silent):
+async def test_a_chunk_above_the_limit_fails_its_stream_and_nothing_else(silent):
     async with started() as (transport, handler, address):
         stream = await transport.open(address, OPENING)
         with pytest.raises(TransportError):
-            await _send_and_receive(stream, bytes(wire.MAX_SLICE_BYTES + 2000))
+            await _send_and_receive(stream, bytes(wire.MAX_CHUNK_BYTES + 2000))
         transport.send(address, message())
         await until(lambda: handler.messages == [message()])
 

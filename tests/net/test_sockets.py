@@ -26,7 +26,7 @@ from p2ptrain.net.sockets import (
     SocketStream,
     this_machine,
 )
-from p2ptrain.net.wire import MAX_SLICE_BYTES, SECRET_BYTES, Opening, Paths, StateOpening
+from p2ptrain.net.wire import MAX_CHUNK_BYTES, SECRET_BYTES, Opening, Paths, StateOpening
 
 pytestmark = pytest.mark.sockets
 
@@ -87,7 +87,7 @@ def frame(kind: int, payload: bytes) -> bytes:
     return HEADER.pack(kind, len(payload)) + payload
 
 
-OPENED = frame(Kind.OPENING, wire.encode_slice(wire.Slice(opening=OPENING)))
+OPENED = frame(Kind.OPENING, wire.encode_chunk(wire.Chunk(opening=OPENING)))
 
 
 async def test_who_does_not_know_the_secret_is_hung_up_on(callee):
@@ -99,13 +99,13 @@ async def test_who_does_not_know_the_secret_is_hung_up_on(callee):
     "said",
     [
         frame(99, b""),
-        HEADER.pack(Kind.SLICE, MAX_SLICE_BYTES + 1),
+        HEADER.pack(Kind.CHUNK, MAX_CHUNK_BYTES + 1),
         HEADER.pack(Kind.OPENING, 1 << 31),
-        frame(Kind.SLICE, b"before any opening"),
+        frame(Kind.CHUNK, b"before any opening"),
         frame(Kind.OPENING, b"no opening at all"),
-        frame(Kind.OPENING, wire.encode_slice(wire.Slice(memoryview(b"x")))),
+        frame(Kind.OPENING, wire.encode_chunk(wire.Chunk(memoryview(b"x")))),
     ],
-    ids=["unknown kind", "long slice", "long opening", "slice first", "garbage", "no opening"],
+    ids=["unknown kind", "long chunk", "long opening", "chunk first", "garbage", "no opening"],
 )
 async def test_what_is_no_stream_ends_the_connection_and_nothing_else(callee, caller, said):
     assert await knock(callee, callee.server.paths.secret, said) == b""
@@ -224,7 +224,7 @@ def test_memory_is_given_back_with_the_last_array_on_it():
     assert open_files() == before
 
 
-async def test_slices_land_where_they_are_wanted(callee, caller):
+async def test_chunks_land_where_they_are_wanted(callee, caller):
     wanted = np.zeros(10, np.float32)
 
     async def serve(opening, stream):
@@ -343,10 +343,10 @@ def test_a_way_that_there_is_not_is_named():
         GrpcConfig(data="pigeon")
 
 
-# --- many slices with one word --------------------------------------------------------------------
+# --- many chunks with one word --------------------------------------------------------------------
 
 
-async def test_where_memory_is_shared_a_row_of_slices_is_sent_with_one_word_and_read_as_wanted(
+async def test_where_memory_is_shared_a_row_of_chunks_is_sent_with_one_word_and_read_as_wanted(
     callee, caller
 ):
     vector = caller.vectors.take(3 * NUMBERS)

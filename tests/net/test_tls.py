@@ -69,7 +69,7 @@ async def echo(a: GrpcTransport, address: Address) -> type:
     return type(stream)
 
 
-async def test_peers_of_one_ca_talk_and_exchange_slices(ours):
+async def test_peers_of_one_ca_talk_and_exchange_chunks(ours):
     async with two(ours, ours) as (a, _, address):
         assert (await a.identify(address, 5.0)).me.peer == "a"
         await echo(a, address)

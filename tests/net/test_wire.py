@@ -18,7 +18,7 @@ from p2ptrain.errors import CodecError
 from p2ptrain.ids import Address, PeerId, Ticket
 from p2ptrain.net import wire
 from p2ptrain.net._pb import peer_pb2 as pb
-from p2ptrain.net.wire import AverageOpening, Envelope, Hello, Slice, StateOpening, Welcome
+from p2ptrain.net.wire import AverageOpening, Chunk, Envelope, Hello, JoinReply, StateOpening
 
 MESSAGES = (*typing.get_args(m.Message), m.AlgorithmMessage)
 AB = m.Begin(Ticket(PeerId("a"), 1, 1), (PeerId("a"), PeerId("b")))
@@ -32,7 +32,7 @@ addresses = st.builds(
     st.integers(1, 65535),
 )
 tickets = st.builds(Ticket, names, numbers, numbers, numbers)
-lines = st.integers(0, 2**64 - 1)
+lineages = st.integers(0, 2**64 - 1)
 digests = st.text("0123456789abcdef", max_size=16)
 groups = st.lists(names, min_size=1, max_size=8, unique=True).map(lambda g: tuple(sorted(g)))
 members = st.builds(
@@ -54,7 +54,7 @@ members = st.builds(
     )
 )
 purposes = st.builds(
-    Purpose, st.sampled_from(Formation), st.sampled_from(What), version=numbers, line=lines
+    Purpose, st.sampled_from(Formation), st.sampled_from(What), version=numbers, lineage=lineages
 )
 contributions = st.builds(
     Contribution,
@@ -91,14 +91,14 @@ FIELDS: dict[str, st.SearchStrategy] = {
     "contribution": contributions,
     "offer": tickets,
     "version": numbers,
-    "line": lines,
+    "lineage": lineages,
     "ticket": tickets,
     "reason": st.text(st.characters(codec="utf-8").filter(str.isprintable), max_size=300),
     "donor": names,
     "waits": st.booleans(),
     "target": names,
     "answered": st.booleans(),
-    "how": st.sampled_from(m.How),
+    "phase": st.sampled_from(m.AttemptPhase),
     "asks": st.booleans(),
     "adopt": st.booleans(),
     "again": numbers,
@@ -112,7 +112,7 @@ def instances(kind: type) -> st.SearchStrategy:
     """Any value of one kind of message; `members` are records in some and names in others."""
     if kind is m.Begin:
         return begins
-    records = kind in (m.Ping, m.Ack, m.AckFor, m.Rumours)
+    records = kind in (m.Ping, m.Ack, m.IndirectAck, m.MembershipUpdates)
     lists = st.lists(members, max_size=4).map(tuple) if records else groups
     known = FIELDS | {"members": lists}
     fields = [field.name for field in dataclasses.fields(kind)]
@@ -132,21 +132,21 @@ hellos = st.builds(
     members,
     st.sampled_from(["", "fp32", "int8"]),
 )
-welcomes = st.builds(
-    Welcome,
+join_replies = st.builds(
+    JoinReply,
     st.sampled_from(["", "you run another model"]),
     st.lists(members, max_size=4).map(tuple),
 )
 openings = st.one_of(
     st.builds(AverageOpening, digests, names, tickets, numbers, numbers, digests, digests),
-    st.builds(StateOpening, digests, names, st.none() | numbers, lines),
+    st.builds(StateOpening, digests, names, st.none() | numbers, lineages),
 )
 
 DECODERS = {
     "envelope": wire.decode_envelope,
     "hello": wire.decode_hello,
-    "welcome": wire.decode_welcome,
-    "slice": wire.decode_slice,
+    "welcome": wire.decode_join_reply,
+    "chunk": wire.decode_chunk,
 }
 
 
@@ -172,15 +172,15 @@ def test_a_hello_comes_back_as_it_was(hello):
     assert wire.decode_hello(wire.encode_hello(hello)) == hello
 
 
-@given(welcomes)
-def test_a_welcome_comes_back_as_it_was(welcome):
-    assert wire.decode_welcome(wire.encode_welcome(welcome)) == welcome
+@given(join_replies)
+def test_a_join_reply_comes_back_as_it_was(reply):
+    assert wire.decode_join_reply(wire.encode_join_reply(reply)) == reply
 
 
 @given(openings)
 def test_an_opening_comes_back_as_it_was(opening):
-    content = Slice(opening=opening)
-    assert wire.decode_slice(wire.encode_slice(content)) == content
+    content = Chunk(opening=opening)
+    assert wire.decode_chunk(wire.encode_chunk(content)) == content
 
 
 def test_every_message_of_the_protocol_has_a_decoder():
@@ -234,8 +234,8 @@ def test_what_states_nothing_states_what_a_member_that_averages_models_does():
 
 
 def test_a_refusal_keeps_no_control_characters():
-    welcome = Welcome("no\x1b[31m\nreally", ())
-    assert wire.decode_welcome(wire.encode_welcome(welcome)).refusal == "no?[31m?really"
+    reply = JoinReply("no\x1b[31m\nreally", ())
+    assert wire.decode_join_reply(wire.encode_join_reply(reply)).refusal == "no?[31m?really"
 
 
 # --- hostile bytes --------------------------------------------------------------------------------
@@ -253,8 +253,8 @@ def test_random_bytes_decode_or_are_refused(data):
 encoded = st.one_of(
     envelopes.map(wire.encode_envelope),
     hellos.map(wire.encode_hello),
-    welcomes.map(wire.encode_welcome),
-    openings.map(lambda opening: wire.encode_slice(Slice(opening=opening))),
+    join_replies.map(wire.encode_join_reply),
+    openings.map(lambda opening: wire.encode_chunk(Chunk(opening=opening))),
 )
 
 
@@ -307,7 +307,7 @@ def test_valid_protobuf_with_hostile_values_decodes_or_is_refused(data):
         formation=data.draw(st.integers(-(2**31), 2**31 - 1)),
         what=data.draw(st.integers(-(2**31), 2**31 - 1)),
         version=number(),
-        line=number(),
+        lineage=number(),
     )
     stated = pb.Contribution(
         weight=number(), usual=number(), samples=number(), gradient_mask=data.draw(st.binary())
@@ -322,9 +322,9 @@ def test_valid_protobuf_with_hostile_values_decodes_or_is_refused(data):
     )
     for packed in (
         pb.Envelope(source=text(), ping=pb.Ping(members=[member])),
-        pb.Envelope(source="a", rumours=pb.Rumours(members=[member])),
-        pb.Envelope(source="a", ping_for=pb.PingFor(number=number(), target=text())),
-        pb.Envelope(source="a", ack_for=pb.AckFor(target=text(), members=[member])),
+        pb.Envelope(source="a", membership_updates=pb.MembershipUpdates(members=[member])),
+        pb.Envelope(source="a", indirect_ping=pb.IndirectPing(number=number(), target=text())),
+        pb.Envelope(source="a", indirect_ack=pb.IndirectAck(target=text(), members=[member])),
         pb.Envelope(source="a", request=pb.Request(ticket=ticket, born=number(), purpose=purpose)),
         pb.Envelope(source="a", grant=pb.Grant(ticket=ticket, contribution=stated)),
         pb.Envelope(source="a", begin=pb.Begin(formed=formed, offer=ticket)),
@@ -340,11 +340,13 @@ def test_valid_protobuf_with_hostile_values_decodes_or_is_refused(data):
         pb.Envelope(
             source="a", activate=pb.Activate(version=number(), offer=ticket, contribution=stated)
         ),
-        pb.Envelope(source="a", catch_up=pb.CatchUp(version=number(), donor=text(), line=number())),
+        pb.Envelope(
+            source="a", catch_up=pb.CatchUp(version=number(), donor=text(), lineage=number())
+        ),
         pb.Hello(algorithm=text(), model=text(), model_size=number(), self=member, codec=text()),
-        pb.Welcome(refusal=text(), members=[member]),
-        pb.Slice(average=pb.AverageOpening(sender=text(), ticket=ticket, swarm=text())),
-        pb.Slice(state=pb.StateOpening(sender=text(), version=number())),
+        pb.JoinReply(refusal=text(), members=[member]),
+        pb.Chunk(average=pb.AverageOpening(sender=text(), ticket=ticket, swarm=text())),
+        pb.Chunk(state=pb.StateOpening(sender=text(), version=number())),
     ):
         decode_anything(packed.SerializeToString())
 
@@ -354,7 +356,7 @@ def test_valid_protobuf_with_hostile_values_decodes_or_is_refused(data):
 
 @given(members)
 def test_no_record_is_larger_than_gossip_thinks(member):
-    alone = wire.encode_welcome(Welcome("", (member,)))
+    alone = wire.encode_join_reply(JoinReply("", (member,)))
     assert len(alone) <= size_of(member)
 
 
@@ -364,7 +366,9 @@ def test_who_is_accused_by_many_is_accused_by_some_and_who_is_no_suspect_by_nobo
         record = pb.Member(
             peer="a", address="b:1", incarnation=1, state=state, accusers=[*names, "p20"]
         )
-        (member,) = wire.decode_welcome(pb.Welcome(members=[record]).SerializeToString()).members
+        (member,) = wire.decode_join_reply(
+            pb.JoinReply(members=[record]).SerializeToString()
+        ).members
         assert member.accusers == expected
 
 
@@ -494,14 +498,14 @@ def test_a_link_faster_than_any_is_refused():
     member = wire._member_to_pb(m.Member(peer=PeerId("a"), address=Address("h:1"), incarnation=1))
     member.link_mbit = MAX_MBIT + 1
     with pytest.raises(CodecError, match="a link's speed out of range"):
-        wire.decode_welcome(pb.Welcome(members=[member]).SerializeToString())
+        wire.decode_join_reply(pb.JoinReply(members=[member]).SerializeToString())
 
 
 def test_more_members_than_a_swarm_may_have_are_refused():
     one = wire._member_to_pb(m.Member(peer=PeerId("a"), address=Address("h:1"), incarnation=1))
-    packed = pb.Welcome(members=[one] * (wire.MAX_MEMBERS + 1))
+    packed = pb.JoinReply(members=[one] * (wire.MAX_MEMBERS + 1))
     with pytest.raises(CodecError, match="members"):
-        wire.decode_welcome(packed.SerializeToString())
+        wire.decode_join_reply(packed.SerializeToString())
 
 
 def test_a_message_that_this_version_does_not_know_is_refused():
@@ -516,9 +520,9 @@ def test_a_field_of_a_later_minor_version_is_ignored():
 
 
 def test_an_opening_of_megabytes_is_refused():
-    opening = pb.Slice(average=pb.AverageOpening(swarm="x" * 1_000_000)).SerializeToString()
+    opening = pb.Chunk(average=pb.AverageOpening(swarm="x" * 1_000_000)).SerializeToString()
     with pytest.raises(CodecError, match="an opening of"):
-        wire.decode_slice(opening)
+        wire.decode_chunk(opening)
 
 
 # --- addresses ------------------------------------------------------------------------------------
@@ -556,7 +560,7 @@ def test_these_are_no_addresses(text):
         wire.address(text)
 
 
-# --- slices ---------------------------------------------------------------------------------------
+# --- chunks ---------------------------------------------------------------------------------------
 
 
 @given(st.binary(max_size=70_000), st.booleans())
@@ -565,37 +569,37 @@ def test_these_are_no_addresses(text):
 @example(bytes(128), False)
 @example(bytes(16_383), True)
 @example(bytes(16_384), False)
-def test_a_slice_is_written_as_protobuf_would_write_it(payload, last):
-    data = wire.encode_slice(Slice(memoryview(payload), last))
-    assert data == pb.Slice(payload=payload, last=last or None).SerializeToString()
-    assert wire.decode_slice(data) == Slice(memoryview(payload), last)
+def test_a_chunk_is_written_as_protobuf_would_write_it(payload, last):
+    data = wire.encode_chunk(Chunk(memoryview(payload), last))
+    assert data == pb.Chunk(payload=payload, last=last or None).SerializeToString()
+    assert wire.decode_chunk(data) == Chunk(memoryview(payload), last)
 
 
-def test_the_largest_slice_is_written_as_protobuf_would_write_it():
-    payload = bytes(wire.MAX_SLICE_BYTES)
-    data = wire.encode_slice(Slice(memoryview(payload)))
-    assert data == pb.Slice(payload=payload).SerializeToString()
+def test_the_largest_chunk_is_written_as_protobuf_would_write_it():
+    payload = bytes(wire.MAX_CHUNK_BYTES)
+    data = wire.encode_chunk(Chunk(memoryview(payload)))
+    assert data == pb.Chunk(payload=payload).SerializeToString()
 
 
 @given(openings, st.binary(max_size=100), st.booleans())
 def test_opening_payload_and_end_may_share_one_message(opening, payload, last):
-    content = Slice(memoryview(payload), last, opening)
-    data = wire.encode_slice(content)
-    assert wire.decode_slice(data) == content
-    packed = pb.Slice.FromString(data)
+    content = Chunk(memoryview(payload), last, opening)
+    data = wire.encode_chunk(content)
+    assert wire.decode_chunk(data) == content
+    packed = pb.Chunk.FromString(data)
     assert (packed.payload, packed.last) == (payload, last)
 
 
 def test_a_decoded_payload_is_the_received_memory_itself():
-    data = wire.encode_slice(Slice(memoryview(b"x" * 1000), last=True))
-    payload = wire.decode_slice(data).payload
+    data = wire.encode_chunk(Chunk(memoryview(b"x" * 1000), last=True))
+    payload = wire.decode_chunk(data).payload
     assert payload.obj is data
     assert payload.readonly
 
 
-def test_a_slice_with_a_field_of_a_later_minor_version_is_read():
-    data = wire.encode_slice(Slice(memoryview(b"four"))) + b"\xfa\x06\x03new" + b"\x28\x07"
-    assert bytes(wire.decode_slice(data).payload) == b"four"
+def test_a_chunk_with_a_field_of_a_later_minor_version_is_read():
+    data = wire.encode_chunk(Chunk(memoryview(b"four"))) + b"\xfa\x06\x03new" + b"\x28\x07"
+    assert bytes(wire.decode_chunk(data).payload) == b"four"
 
 
 @pytest.mark.parametrize(
@@ -609,6 +613,6 @@ def test_a_slice_with_a_field_of_a_later_minor_version_is_read():
         b"\x20\x00",
     ],
 )
-def test_what_is_not_a_slice_is_refused(data):
-    with pytest.raises(CodecError, match="slice"):
-        wire.decode_slice(data)
+def test_what_is_not_a_chunk_is_refused(data):
+    with pytest.raises(CodecError, match="chunk"):
+        wire.decode_chunk(data)

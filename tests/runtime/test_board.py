@@ -28,8 +28,10 @@ def step(board, clock, compute_s=0.75, wait_s=0.25, loss=None):
     board.record("step", samples=32, loss=loss, compute_s=compute_s, wait_s=wait_s)
 
 
-def group(board, outcome="done", members=("p01", "p02"), disagreement_l2=0.5):
-    board.record("group", outcome=outcome, members=members, disagreement_l2=disagreement_l2)
+def group(board, outcome="done", members=("p01", "p02"), consensus_distance_l2=0.5):
+    board.record(
+        "group", outcome=outcome, members=members, consensus_distance_l2=consensus_distance_l2
+    )
 
 
 def test_before_the_first_step_there_is_no_rate(board):
@@ -64,17 +66,17 @@ def test_quick_steps_do_not_fill_the_memory(board, clock):
 
 def test_the_last_group_that_was_done_counts_and_busy_ones_do_not(board):
     group(board)
-    group(board, outcome="busy", members=("p01", "p03"), disagreement_l2=None)
-    group(board, outcome="lost", members=("p01", "p03"), disagreement_l2=None)
+    group(board, outcome="busy", members=("p01", "p03"), consensus_distance_l2=None)
+    group(board, outcome="lost", members=("p01", "p03"), consensus_distance_l2=None)
     assert (board.groups_done, board.groups_failed) == (1, 1)
     assert board.partners == ("p02",)
-    assert board.disagreement_l2 == 0.5
+    assert board.consensus_distance_l2 == 0.5
 
 
-def test_a_gradient_average_has_no_disagreement_and_keeps_the_last_one(board):
+def test_a_gradient_average_has_no_consensus_distance_and_keeps_the_last_one(board):
     group(board)
-    group(board, disagreement_l2=None)
-    assert board.disagreement_l2 == 0.5
+    group(board, consensus_distance_l2=None)
+    assert board.consensus_distance_l2 == 0.5
 
 
 def test_the_last_loss_and_warning_stay(board, clock):

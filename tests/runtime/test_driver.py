@@ -20,9 +20,9 @@ from p2ptrain.core.repair import RepairConfig
 from p2ptrain.core.transfers import ARRIVAL_S
 from p2ptrain.errors import CodecError, RefusedError, StateError, TransportError
 from p2ptrain.ids import Address, PeerId, Ticket
-from p2ptrain.net.transport import SliceStream
+from p2ptrain.net.transport import ChunkStream
 from p2ptrain.net.wire import AverageOpening, Envelope, Hello, Opening, StateOpening
-from p2ptrain.runtime import handover
+from p2ptrain.runtime import state_transfer
 from p2ptrain.runtime.averages import MAX_PARKED
 from p2ptrain.sim.link import Link
 from p2ptrain.sim.loop import run
@@ -60,7 +60,7 @@ class Stranger:
     def handle_broken(self, address: Address, why: str) -> None:
         pass
 
-    async def handle_stream(self, opening: Opening, stream: SliceStream) -> None:
+    async def handle_stream(self, opening: Opening, stream: ChunkStream) -> None:
         stream.abort("a stranger")
 
     def handle_identify(self) -> Hello:
@@ -85,7 +85,7 @@ async def test_messages_of_another_swarm_and_of_unknown_peers_are_ignored():
         Envelope(PeerId("s"), ours, request),
         Envelope(PeerId("s"), "another", m.Ping(1, (stranger.me,))),
         Envelope(PeerId("b"), "another", request),
-        Envelope(PeerId("a"), ours, m.Rumours((stranger.me,))),
+        Envelope(PeerId("a"), ours, m.MembershipUpdates((stranger.me,))),
     ):
         stranger.transport.send(a.address, envelope)
     await asyncio.sleep(0.5)
@@ -141,9 +141,9 @@ OFFERS = st.none() | TICKETS
 HOSTILE = st.one_of(
     st.builds(m.Ping, NUMBERS, RECORDS),
     st.builds(m.Ack, NUMBERS, RECORDS),
-    st.builds(m.PingFor, NUMBERS, PEERS),
-    st.builds(m.AckFor, NUMBERS, PEERS, st.booleans(), RECORDS),
-    st.builds(m.Rumours, RECORDS),
+    st.builds(m.IndirectPing, NUMBERS, PEERS),
+    st.builds(m.IndirectAck, NUMBERS, PEERS, st.booleans(), RECORDS),
+    st.builds(m.MembershipUpdates, RECORDS),
     st.builds(m.Request, TICKETS, NUMBERS, PURPOSES),
     st.builds(m.Grant, TICKETS, CONTRIBUTIONS),
     st.builds(m.Failed, TICKETS, st.just("because")),
@@ -155,8 +155,8 @@ HOSTILE = st.one_of(
     st.builds(m.Activate, NUMBERS, st.booleans(), OFFERS, CONTRIBUTIONS),
     st.builds(m.Past, NUMBERS),
     st.builds(m.CatchUp, NUMBERS, PEERS),
-    st.builds(m.Standing, TICKETS, st.sampled_from(m.How), st.booleans()),
-    st.builds(m.Mended, TICKETS, st.booleans(), NUMBERS, GROUPS),
+    st.builds(m.AttemptStatus, TICKETS, st.sampled_from(m.AttemptPhase), st.booleans()),
+    st.builds(m.Resolution, TICKETS, st.booleans(), NUMBERS, GROUPS),
 )
 
 
@@ -242,16 +242,16 @@ async def test_the_state_of_a_version_at_which_nobody_waits_is_refused():
     await world.close()
 
 
-async def test_a_model_is_given_to_whoever_asks_in_slices():
+async def test_a_model_is_given_to_whoever_asks_in_chunks():
     world, a, b = await pair()
-    assert await b.driver.handover.download(PeerId("a")) == a.model().tobytes()
+    assert await b.driver.state_transfer.download(PeerId("a")) == a.model().tobytes()
     await world.close()
 
 
 async def test_what_is_long_is_kept_in_a_file_and_arrives_all_the_same(monkeypatch):
-    monkeypatch.setattr(handover, "SMALL_BYTES", 4)
+    monkeypatch.setattr(state_transfer, "SMALL_BYTES", 4)
     world, a, b = await pair()
-    model = await b.driver.handover.download(PeerId("a"))
+    model = await b.driver.state_transfer.download(PeerId("a"))
     assert isinstance(model, memoryview)
     assert model == a.model().tobytes()
     await world.close()
@@ -263,7 +263,7 @@ async def test_those_who_join_at_once_take_the_models_of_different_peers():
     await asyncio.gather(*(peer.train(1, 0.1) for peer in trained))
     newcomers = [await world.add(f"n{number}", replica(1.0), "ad_psgd") for number in range(8)]
     await asyncio.sleep(5.0)  # so all have heard who trains
-    donors = await asyncio.gather(*(peer.driver.take_over_model() for peer in newcomers))
+    donors = await asyncio.gather(*(peer.driver.take_model() for peer in newcomers))
     assert set(donors) == {"a", "b", "c", "d"}
     models = {peer.driver.name: peer.model() for peer in trained}
     for newcomer, donor in zip(newcomers, donors, strict=True):
@@ -281,9 +281,9 @@ async def test_nobody_averages_with_a_newcomer_before_it_has_taken_over_the_mode
     for peer in trained:
         result = await peer.driver.average_with_any([PeerId("n")], 1)
         assert (result.outcome, result.why) == (Outcome.REFUSED, "n is not to be had")
-    with pytest.raises(RefusedError, match="n is itself about to take over a model"):
-        await trained[0].driver.handover.download(PeerId("n"))
-    assert await newcomer.driver.take_over_model() in ("a", "b")
+    with pytest.raises(RefusedError, match="n is itself about to take a model"):
+        await trained[0].driver.state_transfer.download(PeerId("n"))
+    assert await newcomer.driver.take_model() in ("a", "b")
     result = await trained[0].driver.average_with_any([PeerId("n")], 1)
     assert result.outcome is Outcome.DONE
     assert max(abs(peer.model()).max() for peer in (*trained, newcomer)) < 1.0, "9 is in no mean"
@@ -295,7 +295,7 @@ async def test_who_joins_is_in_no_group_until_it_has_a_model():
     assert a.driver.machine.has_model
     await b.driver.join([a.address], 3.0)
     assert not b.driver.machine.has_model
-    assert await b.driver.take_over_model() is None, "a has not trained"
+    assert await b.driver.take_model() is None, "a has not trained"
     assert b.driver.machine.has_model
     await world.close()
 
@@ -306,7 +306,7 @@ async def test_while_a_model_is_taken_over_the_event_loop_goes_on(monkeypatch):
     await asyncio.sleep(5.0)  # so b has heard that a trains
     is_beside = False
 
-    async def offload(function):
+    async def executor(function):
         nonlocal is_beside
         is_beside = True
         try:
@@ -316,7 +316,7 @@ async def test_while_a_model_is_taken_over_the_event_loop_goes_on(monkeypatch):
 
     class File(tempfile.SpooledTemporaryFile):
         def write(self, payload):
-            assert is_beside, "a slice was written on the event loop"
+            assert is_beside, "a chunk was written on the event loop"
             return super().write(payload)
 
     def add_delta(delta_M):
@@ -324,11 +324,11 @@ async def test_while_a_model_is_taken_over_the_event_loop_goes_on(monkeypatch):
         return honest(delta_M)
 
     honest = b.replica.add_delta
-    monkeypatch.setattr(handover.tempfile, "SpooledTemporaryFile", File)
-    monkeypatch.setattr(b.driver.handover, "_offload", offload)
-    monkeypatch.setattr(a.driver.handover, "_offload", offload)
+    monkeypatch.setattr(state_transfer.tempfile, "SpooledTemporaryFile", File)
+    monkeypatch.setattr(b.driver.state_transfer, "_on_copy_thread", executor)
+    monkeypatch.setattr(a.driver.state_transfer, "_on_copy_thread", executor)
     monkeypatch.setattr(b.replica, "add_delta", add_delta)
-    assert await b.driver.take_over_model() == "a"
+    assert await b.driver.take_model() == "a"
     np.testing.assert_array_equal(b.model(), a.model())
     await world.close()
 
@@ -342,7 +342,7 @@ async def test_more_than_a_model_is_not_taken_for_one(monkeypatch):
 
     monkeypatch.setattr(b.driver, "open_stream", open_stream)
     with pytest.raises(CodecError, match="a sends more than 32 bytes"):
-        await b.driver.handover.download(a.driver.name)
+        await b.driver.state_transfer.download(a.driver.name)
     assert donor.aborted == "too much"
     await world.close()
 
@@ -358,7 +358,7 @@ async def test_a_model_of_odd_bytes_is_not_taken_over(monkeypatch):
         return donor
 
     monkeypatch.setattr(b.driver, "open_stream", open_stream)
-    assert await b.driver.take_over_model() is None
+    assert await b.driver.take_model() is None
     assert not donor.pauses_s, "it was asked"
     await world.close()
 
@@ -368,9 +368,9 @@ async def test_a_disk_without_room_fails_the_download_and_nothing_else(monkeypat
         raise OSError(28, "No space left on device")
 
     world, a, b = await pair()
-    monkeypatch.setattr(handover.tempfile, "SpooledTemporaryFile", no_room)
+    monkeypatch.setattr(state_transfer.tempfile, "SpooledTemporaryFile", no_room)
     with pytest.raises(TransportError, match=r"no room in .* for what a sends: .*No space"):
-        await b.driver.handover.download(a.driver.name)
+        await b.driver.state_transfer.download(a.driver.name)
     await world.close()
 
 
@@ -379,7 +379,7 @@ async def test_peers_that_begin_with_different_models_are_made_equal_before_they
     await asyncio.gather(a.train(3, 0.1), b.train(3, 0.1))
     np.testing.assert_array_equal(a.model(), np.zeros(8, np.float32))
     np.testing.assert_array_equal(b.model(), a.model())
-    assert a.driver.accord.line == b.driver.accord.line != 0
+    assert a.driver.agreed.lineage == b.driver.agreed.lineage != 0
     await world.close()
 
 
@@ -413,10 +413,10 @@ async def test_a_state_may_take_as_long_as_it_takes_while_something_of_it_comes(
 
         monkeypatch.setattr(b.driver, "open_stream", open_stream)
         if is_well:
-            assert await b.driver.handover.download(a.driver.name, None) == b"1234" * 3
+            assert await b.driver.state_transfer.download(a.driver.name, None) == b"1234" * 3
         else:
             with pytest.raises(TransportError, match="a has sent nothing of its state for 60 s"):
-                await b.driver.handover.download(a.driver.name, None)
+                await b.driver.state_transfer.download(a.driver.name, None)
         assert bool(donor.aborted) is not is_well
     await world.close()
 
@@ -424,16 +424,16 @@ async def test_a_state_may_take_as_long_as_it_takes_while_something_of_it_comes(
 async def test_catching_up_that_fails_changes_nothing_and_is_tried_again(monkeypatch):
     world, a, b = await pair("allreduce")
     downloads = 0
-    honest = b.driver.handover.download
+    honest = b.driver.state_transfer.download
 
-    async def fail_once(donor, version, line):
+    async def fail_once(donor, version, lineage):
         nonlocal downloads
         downloads += 1
         if downloads == 1:
             raise TransportError("the cable was cut")
-        return await honest(donor, version, line)
+        return await honest(donor, version, lineage)
 
-    monkeypatch.setattr(b.driver.handover, "download", fail_once)
+    monkeypatch.setattr(b.driver.state_transfer, "download", fail_once)
     a.replica.update(a.replica.descend)  # a is one version ahead
     await asyncio.gather(a.train(3, 0.1), b.train(3, 0.1))
     assert downloads == 2
@@ -458,7 +458,7 @@ async def test_two_models_meet_in_the_middle_and_the_record_says_so():
         assert record["outcome"] == "done"
         assert record["members"] == ["a", "b"]
         assert record["sent_bytes"] == record["received_bytes"] == 32
-        assert record["disagreement_l2"] == pytest.approx(0.5 * 8**0.5)
+        assert record["consensus_distance_l2"] == pytest.approx(0.5 * 8**0.5)
         assert record["staleness_steps"] == 0
         assert peer.driver.accounts.groups_formed == 1
     await world.close()
@@ -508,7 +508,7 @@ async def test_synchronous_peers_agree_on_progress_after_every_step():
     seen = {peer.driver.name: [] for peer in peers}
 
     def look(peer: SimPeer) -> Callable[[int], None]:
-        return lambda step: seen[peer.driver.name].append(peer.driver.accord.progress)
+        return lambda step: seen[peer.driver.name].append(peer.driver.agreed.progress)
 
     prices = [0.1, 0.2, 0.7]
     await asyncio.gather(
@@ -517,17 +517,17 @@ async def test_synchronous_peers_agree_on_progress_after_every_step():
     assert list(seen.values()) == [[0, 3, 6, 9, 12]] * 3
 
 
-async def test_a_member_whose_slices_come_is_not_missed_though_its_words_are_late():
+async def test_a_member_whose_chunks_come_is_not_missed_though_its_words_are_late():
     world = World(seed=3, link=Link(bandwidth_bytes_s=2e6))
     a = await world.add("a", replica(0.0, 2_000_000), "ad_psgd")
     await world.add("b", replica(1.0, 2_000_000), "ad_psgd")
     hear = a.driver.handle_message
 
-    def hear_no_standing(envelope: Envelope) -> None:
-        if not isinstance(envelope.message, m.Standing):
+    def hear_no_status(envelope: Envelope) -> None:
+        if not isinstance(envelope.message, m.AttemptStatus):
             hear(envelope)
 
-    a.driver.handle_message = hear_no_standing
+    a.driver.handle_message = hear_no_status
     began = asyncio.get_running_loop().time()
     result = await a.driver.average_with_any([PeerId("b")], 1)
     assert result.done, result.why
@@ -592,10 +592,10 @@ async def test_who_does_not_fit_is_refused_with_both_values(change, says):
     world, a, _ = await pair()
     stranger = await Stranger(world).start()
     hello = replace(stranger.handle_identify(), **change)
-    welcome = await stranger.transport.join(a.address, hello, 5.0)
-    assert welcome.members == ()
+    reply = await stranger.transport.join(a.address, hello, 5.0)
+    assert reply.members == ()
     with pytest.raises(RefusedError, match=says):
-        raise RefusedError(welcome.refusal)
+        raise RefusedError(reply.refusal)
     await world.close()
 
 
@@ -604,8 +604,8 @@ async def test_who_advertises_the_address_of_another_is_refused():
     stranger = await Stranger(world).start()
     me = Member(peer=PeerId("s"), address=b.address, incarnation=1)
     hello = replace(stranger.handle_identify(), me=me)
-    welcome = await stranger.transport.join(a.address, hello, 5.0)
-    assert welcome.refusal.startswith(f"at {b.address} is b, not s")
+    reply = await stranger.transport.join(a.address, hello, 5.0)
+    assert reply.refusal.startswith(f"at {b.address} is b, not s")
     await world.close()
 
 

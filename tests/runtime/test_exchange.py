@@ -1,4 +1,4 @@
-"""A formed group moves its slices: over the simulated network, on virtual time."""
+"""A formed group moves its chunks: over the simulated network, on virtual time."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from p2ptrain.compute.codec import load_codec
-from p2ptrain.core import slices as slices_module
+from p2ptrain.core import shards as shards_module
 from p2ptrain.core.events import Outcome
-from p2ptrain.core.slices import share
+from p2ptrain.core.shards import shard
 from p2ptrain.core.transfers import ARRIVAL_S
 from p2ptrain.errors import ConfigError, RefusedError
 from p2ptrain.ids import PeerId, Ticket
-from p2ptrain.net.transport import SliceStream
+from p2ptrain.net.transport import ChunkStream
 from p2ptrain.net.wire import AverageOpening
 from p2ptrain.runtime.exchange import WINDOW, Bucket, ByteString, Exchange, ExchangeConfig
 from p2ptrain.runtime.mix import BLOCK
@@ -26,13 +26,14 @@ async def inline(function):
     return function()
 
 
-WAYS = {"swap": 1 << 17, "reduce-scatter": -1}
+WAYS = {"direct": 1 << 17, "reduce-scatter": -1}
 
 
 @pytest.fixture(params=WAYS, autouse=True)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Every test of this file runs in both ways: the vectors are short, so swapping is the rule."""
-    monkeypatch.setattr(slices_module, "SWAP_SLICES", WAYS[request.param])
+    """Every test of this file runs in both ways: the vectors are short, so the direct exchange is
+    the rule."""
+    monkeypatch.setattr(shards_module, "DIRECT_CHUNKS", WAYS[request.param])
     return request.param
 
 
@@ -42,7 +43,7 @@ TICKET = Ticket(PeerId("p0"), 1, 1)
 class Member:
     """One member: its transport, its exchange, and the handler that leads streams to it."""
 
-    def __init__(self, group: "Group", name: str, vector_V: np.ndarray, slice_size: int) -> None:
+    def __init__(self, group: "Group", name: str, vector_V: np.ndarray, chunk_size: int) -> None:
         self.name = PeerId(name)
         self.vector_V = vector_V
         self.before_V = vector_V.copy()
@@ -57,7 +58,7 @@ class Member:
                     name="models",
                     vector_V=vector_V,
                     codec=load_codec(group.codec),
-                    chunk_size=slice_size,
+                    chunk_size=chunk_size,
                     divisor=len(group.names),
                     delta=group.delta,
                 ),
@@ -65,7 +66,7 @@ class Member:
             ],
             lend=lambda size: np.full(size, 123, np.float32),
             lend_slot=lambda size: np.full(size, 321, np.float32),
-            offload=inline,
+            executor=inline,
             swarm="swarm",
             clock=asyncio.get_running_loop().time,
             shards=group.weights,
@@ -78,10 +79,10 @@ class Member:
         string = ByteString(name="indices", content=bytes(own - 1), most_bytes=8)
         return [*(bucket(own) for bucket in self.group.buckets), *[string] * self.group.strings]
 
-    async def handle_stream(self, opening: AverageOpening, stream: SliceStream) -> None:
+    async def handle_stream(self, opening: AverageOpening, stream: ChunkStream) -> None:
         await self.accept(opening, stream)
 
-    async def open(self, peer: PeerId, opening: AverageOpening) -> SliceStream:
+    async def open(self, peer: PeerId, opening: AverageOpening) -> ChunkStream:
         return await self.transport.open(self.group.members[peer].transport.address, opening)
 
     async def run(self) -> np.ndarray:
@@ -95,7 +96,7 @@ class Group:
     def __init__(
         self,
         vectors: list[np.ndarray],
-        slice_size: int = 3,
+        chunk_size: int = 3,
         *,
         delta: bool = False,
         codec: str = "fp32",
@@ -111,7 +112,7 @@ class Group:
         self.network = SimNetwork(seed=0)
         self.names = tuple(PeerId(f"p{index}") for index in range(len(vectors)))
         self.members = {
-            name: Member(self, name, vector_V, slice_size)
+            name: Member(self, name, vector_V, chunk_size)
             for name, vector_V in zip(self.names, vectors, strict=True)
         }
 
@@ -166,9 +167,9 @@ async def test_deltas_lead_each_member_to_the_mean_and_add_up_to_nothing(size, m
     np.testing.assert_allclose(sum(deltas), 0, atol=1e-5)
 
 
-async def test_a_slice_longer_than_a_block_is_averaged_whole():
+async def test_a_chunk_longer_than_a_block_is_averaged_whole():
     size = 2 * BLOCK + 5
-    group = Group(vectors(size, 3), slice_size=size)
+    group = Group(vectors(size, 3), chunk_size=size)
     means = await group.run()
     expected_V = np.mean([m.before_V.astype(np.float64) for m in group.members.values()], axis=0)
     np.testing.assert_allclose(means[2], expected_V, rtol=1e-5, atol=1e-6)
@@ -177,21 +178,21 @@ async def test_a_slice_longer_than_a_block_is_averaged_whole():
 @pytest.mark.parametrize("members", [2, 3, 8])
 async def test_each_number_is_moved_as_often_as_its_way_needs(members, way):
     size = 24 * members
-    group = Group(vectors(size, members), slice_size=5)
+    group = Group(vectors(size, members), chunk_size=5)
     await group.run()
     for member in group.members.values():
-        swapped = 4 * size * (members - 1)
-        expected = swapped if way == "swap" else 2 * swapped // members
+        direct = 4 * size * (members - 1)
+        expected = direct if way == "direct" else 2 * direct // members
         assert member.exchange.sent_bytes == expected
         assert member.exchange.received_bytes == expected
 
 
 async def test_a_vector_smaller_than_the_group_is_reduced_by_those_who_have_a_share(monkeypatch):
-    monkeypatch.setattr(slices_module, "SWAP_SLICES", -1)
+    monkeypatch.setattr(shards_module, "DIRECT_CHUNKS", -1)
     group = Group(vectors(3, 8))
     means = await group.run()
     assert len({mean_V.tobytes() for mean_V in means}) == 1
-    idle = [n for i, n in enumerate(group.names) if share(3, 8, i).size == 0]
+    idle = [n for i, n in enumerate(group.names) if shard(3, 8, i).size == 0]
     assert len(idle) == 5
     for name in idle:
         assert group.members[name].exchange.received_bytes == 12
@@ -202,7 +203,7 @@ async def test_shares_by_weight_move_less_over_a_slow_link_and_give_the_same_bit
     means = [await equal.run(), await weighted.run()]
     assert {mean_V.tobytes() for group in means for mean_V in group} == {means[0][0].tobytes()}
     sent = [member.exchange.sent_bytes // 4 for member in weighted.members.values()]
-    assert sent == ([1800] * 4 if way == "swap" else [1000, 1000, 600, 1000])
+    assert sent == ([1800] * 4 if way == "direct" else [1000, 1000, 600, 1000])
 
 
 async def test_a_group_of_one_gets_its_own_vector_and_opens_nothing():
@@ -212,16 +213,16 @@ async def test_a_group_of_one_gets_its_own_vector_and_opens_nothing():
     assert group.members[PeerId("p0")].exchange.sent_bytes == 0
 
 
-async def test_one_slice_or_many_give_the_same_mean():
-    whole, cut = Group(vectors(1000, 3), slice_size=1000), Group(vectors(1000, 3), slice_size=1)
+async def test_one_chunk_or_many_give_the_same_mean():
+    whole, cut = Group(vectors(1000, 3), chunk_size=1000), Group(vectors(1000, 3), chunk_size=1)
     means = [await whole.run(), await cut.run()]
     assert means[0][0].tobytes() == means[1][0].tobytes()
 
 
 async def test_both_ways_give_the_same_bits(monkeypatch):
-    swapped = await Group(vectors(1000, 3)).run()
-    monkeypatch.setattr(slices_module, "SWAP_SLICES", -1)
-    assert (await Group(vectors(1000, 3)).run())[0].tobytes() == swapped[0].tobytes()
+    direct = await Group(vectors(1000, 3)).run()
+    monkeypatch.setattr(shards_module, "DIRECT_CHUNKS", -1)
+    assert (await Group(vectors(1000, 3)).run())[0].tobytes() == direct[0].tobytes()
 
 
 async def test_a_member_that_never_comes_breaks_the_group_in_two_seconds():
@@ -291,7 +292,7 @@ async def test_a_ticket_is_complete_when_all_of_its_buckets_are():
     p0, p1, p2 = group.members.values()
     accept = p0.exchange.accept
 
-    async def accept_models_only(opening: AverageOpening, stream: SliceStream) -> None:
+    async def accept_models_only(opening: AverageOpening, stream: ChunkStream) -> None:
         if opening.bucket != "models":
             raise RefusedError("buffers are lost")
         await accept(opening, stream)
@@ -316,23 +317,23 @@ async def test_an_unknown_bucket_is_refused_and_the_group_goes_on():
 
 
 async def test_reduce_scatter_leaves_each_member_with_its_shard_and_all_gather_with_all(way):
-    group = Group(vectors(600, 3), slice_size=10)
-    expected_V = (await Group(vectors(600, 3), slice_size=10).run())[0]
+    group = Group(vectors(600, 3), chunk_size=10)
+    expected_V = (await Group(vectors(600, 3), chunk_size=10).run())[0]
     await group.start()
     members = list(group.members.values())
     await asyncio.gather(*(member.exchange.reduce_scatter(member.open) for member in members))
     await asyncio.sleep(1.0)
     for index, member in enumerate(members):
-        at = share(600, 3, index)
-        shard = slice(at.start, at.stop)
-        assert member.vector_V[shard].tobytes() == expected_V[shard].tobytes()
-        assert member.exchange.is_complete == (way == "swap"), "means wait for the second verb"
+        at = shard(600, 3, index)
+        own = slice(at.start, at.stop)
+        assert member.vector_V[own].tobytes() == expected_V[own].tobytes()
+        assert member.exchange.is_complete == (way == "direct"), "means wait for the second verb"
     await asyncio.gather(*(member.exchange.all_gather() for member in members))
     assert all(member.vector_V.tobytes() == expected_V.tobytes() for member in members)
 
 
 async def test_members_may_use_the_verbs_or_both_in_one():
-    group = Group(vectors(600, 3), slice_size=10)
+    group = Group(vectors(600, 3), chunk_size=10)
     await group.start()
     p0, p1, p2 = group.members.values()
 
@@ -346,7 +347,7 @@ async def test_members_may_use_the_verbs_or_both_in_one():
 
 
 async def test_a_group_that_breaks_breaks_the_verb_that_waits():
-    group = Group(vectors(600, 2), slice_size=10)
+    group = Group(vectors(600, 2), chunk_size=10)
     await group.start()
     p0, p1 = group.members.values()
     p1.accept = lambda *_: asyncio.sleep(100.0)
@@ -355,7 +356,7 @@ async def test_a_group_that_breaks_breaks_the_verb_that_waits():
 
 
 async def test_cancelling_a_verb_breaks_the_group_for_the_others():
-    group = Group(vectors(600, 2), slice_size=10)
+    group = Group(vectors(600, 2), chunk_size=10)
     await group.start()
     p0, p1 = group.members.values()
     first = asyncio.create_task(p0.exchange.reduce_scatter(p0.open))
@@ -402,19 +403,19 @@ async def test_the_owner_of_a_number_that_is_not_finite_does_not_get_a_mean_eith
 
 @pytest.mark.parametrize("members", [2, 3, 4])
 @pytest.mark.parametrize(
-    ("codec", "share_of_bytes"), [("bf16", 0.5), ("fp16", 0.51), ("int8", 0.27)]
+    ("codec", "shard_of_bytes"), [("bf16", 0.5), ("fp16", 0.51), ("int8", 0.27)]
 )
 async def test_a_codec_moves_fewer_bytes_and_deltas_still_add_up_to_nothing(
-    codec, share_of_bytes, members, monkeypatch
+    codec, shard_of_bytes, members, monkeypatch
 ):
-    monkeypatch.setattr(slices_module, "SWAP_SLICES", 0.5)
+    monkeypatch.setattr(shards_module, "DIRECT_CHUNKS", 0.5)
     size = 1024 * members
-    group = Group(vectors(size, members), slice_size=512, delta=True, codec=codec)
+    group = Group(vectors(size, members), chunk_size=512, delta=True, codec=codec)
     deltas = await group.run()
     np.testing.assert_allclose(sum(deltas), 0, atol=1e-5)
     plain = 2 * 4 * size * (members - 1) / members
     for member in group.members.values():
-        assert member.exchange.sent_bytes <= 1.01 * share_of_bytes * plain
+        assert member.exchange.sent_bytes <= 1.01 * shard_of_bytes * plain
 
 
 async def test_members_with_different_codecs_refuse_each_other_in_a_sentence():
@@ -428,9 +429,9 @@ async def test_members_with_different_codecs_refuse_each_other_in_a_sentence():
 
 @pytest.mark.parametrize("members", [2, 3])
 async def test_a_million_numbers_move_within_3_percent_of_the_least(members, monkeypatch):
-    monkeypatch.setattr(slices_module, "SWAP_SLICES", 0.5)
+    monkeypatch.setattr(shards_module, "DIRECT_CHUNKS", 0.5)
     size = 1_000_000
-    group = Group(vectors(size, members), slice_size=1 << 18)
+    group = Group(vectors(size, members), chunk_size=1 << 18)
     await group.run()
     for member in group.members.values():
         assert member.exchange.sent_bytes <= 1.03 * 2 * 4 * size * (members - 1) / members
@@ -440,7 +441,7 @@ async def test_a_million_numbers_move_within_3_percent_of_the_least(members, mon
 
 
 async def test_a_member_that_dies_in_the_middle_breaks_the_group_for_all():
-    group = Group(vectors(3000, 3), slice_size=1)
+    group = Group(vectors(3000, 3), chunk_size=1)
     doomed = group.members[PeerId("p1")]
     asyncio.get_running_loop().call_later(0.02, group.network.crash, doomed.transport.address)
     await group.start()
@@ -457,7 +458,7 @@ async def test_a_member_that_dies_in_the_middle_breaks_the_group_for_all():
 
 
 async def test_cancelling_one_member_breaks_the_group_for_the_others_at_once():
-    group = Group(vectors(3000, 3), slice_size=1)
+    group = Group(vectors(3000, 3), chunk_size=1)
     await group.start()
     runs = [asyncio.create_task(member.run()) for member in group.members.values()]
     asyncio.get_running_loop().call_later(0.02, runs[0].cancel)
@@ -490,12 +491,12 @@ async def test_a_member_that_is_not_there_is_named_with_the_phase():
     assert e.value.outcome is Outcome.LOST
 
 
-Misbehave = Callable[[SliceStream], object]
+Misbehave = Callable[[ChunkStream], object]
 
 
 async def scripted(script) -> BaseException:
     """How p0's run ends if p1 calls p0 as `script` says."""
-    group = Group(vectors(12, 2), slice_size=3)
+    group = Group(vectors(12, 2), chunk_size=3)
     p0, p1 = (group.members[name] for name in group.names)
     await group.start()
     run = asyncio.create_task(p0.run())
@@ -515,13 +516,13 @@ async def scripted(script) -> BaseException:
 
 
 @pytest.mark.parametrize("size", [0, 1, 8, 11, 13, 1000])
-async def test_a_slice_of_another_size_breaks_the_group(size):
+async def test_a_chunk_of_another_size_breaks_the_group(size):
     async def script(stream):
         await stream.send(memoryview(bytes(size)))
 
     error = await scripted(script)
     assert error.outcome is Outcome.BROKEN
-    assert str(error) == f"p1 sent {size} bytes where a slice of 12 bytes was due"
+    assert str(error) == f"p1 sent {size} bytes where a chunk of 12 bytes was due"
 
 
 async def test_a_stream_that_ends_too_early_breaks_the_group():
@@ -530,24 +531,24 @@ async def test_a_stream_that_ends_too_early_breaks_the_group():
         await stream.finish()
 
     error = await scripted(script)
-    assert str(error) == "p1 sent the end where a slice of 12 bytes was due"
+    assert str(error) == "p1 sent the end where a chunk of 12 bytes was due"
 
 
-SLICES_DUE = {"swap": 4, "reduce-scatter": 2}
-"""By p1, in a pair that averages 12 numbers in slices of 3."""
+CHUNKS_DUE = {"direct": 4, "reduce-scatter": 2}
+"""By p1, in a pair that averages 12 numbers in chunks of 3."""
 
 
-async def test_a_slice_too_many_breaks_the_group(way):
+async def test_a_chunk_too_many_breaks_the_group(way):
     async def script(stream):
-        for _ in range(SLICES_DUE[way] + 1):
+        for _ in range(CHUNKS_DUE[way] + 1):
             await stream.send(memoryview(bytes(12)))
 
-    assert str(await scripted(script)) == "p1 sent more slices than its share has"
+    assert str(await scripted(script)) == "p1 sent more chunks than its share has"
 
 
-async def test_an_abort_after_the_last_slice_is_no_end(way):
+async def test_an_abort_after_the_last_chunk_is_no_end(way):
     async def script(stream):
-        for _ in range(SLICES_DUE[way]):
+        for _ in range(CHUNKS_DUE[way]):
             await stream.send(memoryview(bytes(12)))
         await asyncio.sleep(0.1)
         stream.abort("changed its mind")
@@ -587,15 +588,15 @@ async def test_memory_that_a_thread_may_still_work_on_is_not_used_again(codec: s
         ),
         (
             AverageOpening("swarm", "p1", TICKET, 13, 3, "fp32", "models"),
-            "p1 averages 13 numbers in slices of 3, p0",
+            "p1 averages 13 numbers in chunks of 3, p0",
         ),
         (
             AverageOpening("swarm", "p1", TICKET, 12, 4, "fp32", "models"),
-            "in slices of 4, p0 12 in slices of 3",
+            "in chunks of 4, p0 12 in chunks of 3",
         ),
         (
             AverageOpening("swarm", "p1", TICKET, 0, 0, "fp32", "models"),
-            "p1 averages 0 numbers in slices of 0",
+            "p1 averages 0 numbers in chunks of 0",
         ),
     ],
 )
@@ -640,7 +641,7 @@ async def test_an_average_that_is_called_off_while_it_waits_for_the_rest_is_not_
 
 async def test_a_fast_member_is_never_more_than_a_window_ahead_of_a_slow_one():
     size = 600
-    group = Group(vectors(size, 3), slice_size=1)
+    group = Group(vectors(size, 3), chunk_size=1)
     p0, p1 = group.members[PeerId("p0")], group.members[PeerId("p1")]
     await group.start()
     runs = [asyncio.create_task(p0.run()), asyncio.create_task(p1.run())]
@@ -656,8 +657,8 @@ async def test_a_fast_member_is_never_more_than_a_window_ahead_of_a_slow_one():
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("slice_kib", 0),
-        ("slice_kib", 4097),
+        ("chunk_kib", 0),
+        ("chunk_kib", 4097),
         ("average_timeout_s", 0.0),
         ("average_timeout_s", float("nan")),
     ],

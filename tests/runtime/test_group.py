@@ -11,7 +11,7 @@ import pytest
 
 from p2ptrain.averaging import Algorithm, Group, Mean, Outcome, PeerId, Swarm, What
 from p2ptrain.runtime.buffers import Buffers
-from p2ptrain.runtime.group import KeptMean
+from p2ptrain.runtime.group import PendingMean
 from p2ptrain.sim.link import Link
 from p2ptrain.sim.replica import VectorReplica
 from p2ptrain.sim.world import World
@@ -131,7 +131,7 @@ async def test_a_kept_mean_is_added_to_the_model_of_that_moment():
 
     replica = VectorReplica(np.full(SIZE, 8.0), learning_rate=1.0)
     buffers = Buffers(lambda size: np.empty(size, np.float32))
-    kept = KeptMean(np.full(SIZE, 4.0, np.float32), replica, buffers, inline)
+    kept = PendingMean(np.full(SIZE, 4.0, np.float32), replica, buffers, inline)
     await kept.add(3 / 4)
     replica.settle()
     assert replica.live.tolist() == [(3 * 4.0 + 8.0) / 4] * SIZE

@@ -11,8 +11,8 @@ from p2ptrain.core.membership import HIGHEST, LEAP
 from p2ptrain.core.messages import Member
 from p2ptrain.errors import RefusedError
 from p2ptrain.ids import Address, PeerId
-from p2ptrain.net.wire import MAX_NUMBER, Hello, Welcome
-from p2ptrain.runtime.admission import knock, successor
+from p2ptrain.net.wire import MAX_NUMBER, Hello, JoinReply
+from p2ptrain.runtime.admission import request_join, successor
 from p2ptrain.runtime.driver import Driver
 from p2ptrain.sim.world import World
 from tests.helpers.worlds import build, steps_of
@@ -108,15 +108,15 @@ class Host:
     def __init__(self, *told: Member) -> None:
         self.told = told
 
-    async def join(self, host: Address, hello: Hello, timeout_s: float) -> Welcome:
-        return Welcome("", self.told)
+    async def join(self, host: Address, hello: Hello, timeout_s: float) -> JoinReply:
+        return JoinReply("", self.told)
 
 
 async def asked(*told: Member) -> Member:
     """What a newcomer of incarnation 7 hears of itself."""
     hello = Hello((1, 0), "ad_psgd", "", 0, life(7))
     clock = asyncio.get_running_loop().time
-    return (await knock(Host(*told), [Address("h:1")], hello, 1.0, clock))[2]  # type: ignore[arg-type]
+    return (await request_join(Host(*told), [Address("h:1")], hello, 1.0, clock))[2]  # type: ignore[arg-type]
 
 
 async def test_a_newcomer_hears_of_the_highest_life_that_is_remembered_or_of_its_own():

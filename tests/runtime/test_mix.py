@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from p2ptrain.compute.codec import Codec, load_codec
-from p2ptrain.core.slices import share, slices
+from p2ptrain.core.shards import chunks, shard
 from p2ptrain.runtime.mix import BLOCK, Mix, NotFinite
 
 LOSSY = ("bf16", "fp16", "int8")
@@ -21,24 +21,24 @@ def average(
     models: list[np.ndarray],
     codec: Codec,
     *,
-    swaps: bool = False,
+    is_direct: bool = False,
     delta: bool = True,
     keeps_mean: int | None = None,
-    slice_size: int = 300,
+    chunk_size: int = 300,
     divisor: float | None = None,
 ) -> list[Mix]:
     """One average of copies of `models`; what each member is left with."""
     count, size = len(models), len(models[0])
-    shares = [share(size, count, index) for index in range(count)]
-    if swaps:
-        shares = [share(size, 1, 0)] * count
+    shards = [shard(size, count, index) for index in range(count)]
+    if is_direct:
+        shards = [shard(size, 1, 0)] * count
     mixes = [
         Mix(
             model.copy(),
             count,
             at,
-            shares[at],
-            swaps=swaps,
+            shards[at],
+            is_direct=is_direct,
             delta=delta,
             keeps_mean=at == keeps_mean,
             codec=codec,
@@ -48,18 +48,18 @@ def average(
         for at, model in enumerate(models)
     ]
     read = partial(read_as, mixes[0])
-    spans = slices(shares[0], slice_size)
+    spans = chunks(shards[0], chunk_size)
     parts = {at: [read(mix.part(span), span) for span in spans] for at, mix in enumerate(mixes)}
     for owner, mix in enumerate(mixes):
-        for number, span in enumerate(slices(shares[owner], slice_size)):
+        for number, span in enumerate(chunks(shards[owner], chunk_size)):
             others = {
-                at: parts[at][number] if swaps else read(other.part(span), span)
+                at: parts[at][number] if is_direct else read(other.part(span), span)
                 for at, other in enumerate(mixes)
                 if at != owner
             }
             own = mix.vector_V[span.start : span.stop]
             mix.reduce(span, [others.get(at, own) for at in range(count)])
-            for other in [] if swaps else mixes:
+            for other in [] if is_direct else mixes:
                 if other is not mix:
                     other.take(span, read(mix.handed_out(span), span))
     return mixes
@@ -82,11 +82,11 @@ def sum_of(models: list[np.ndarray]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("swaps", [False, True])
+@pytest.mark.parametrize("is_direct", [False, True])
 @pytest.mark.parametrize("count", [2, 3, 8])
-def test_deltas_add_up_to_nothing_with_every_codec(name, swaps, count):
+def test_deltas_add_up_to_nothing_with_every_codec(name, is_direct, count):
     models = some_models(count, 1000)
-    deltas = [mix.vector_V for mix in average(models, load_codec(name), swaps=swaps)]
+    deltas = [mix.vector_V for mix in average(models, load_codec(name), is_direct=is_direct)]
     np.testing.assert_allclose(sum_of(deltas), 0, atol=2e-6 * count)
 
 
@@ -96,46 +96,50 @@ def test_in_a_pair_they_add_up_to_the_last_bit():
 
 
 @pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("swaps", [False, True])
+@pytest.mark.parametrize("is_direct", [False, True])
 @pytest.mark.parametrize("count", [2, 3, 8])
-def test_each_member_goes_to_the_mean_within_what_rounding_takes(name, swaps, count):
+def test_each_member_goes_to_the_mean_within_what_rounding_takes(name, is_direct, count):
     models = some_models(count, 1000)
     mean = sum_of(models) / count
     step = {"fp32": 1e-6, "bf16": 2**-6, "fp16": 2**-9, "int8": 0.05}[name]
-    for model, mix in zip(models, average(models, load_codec(name), swaps=swaps), strict=True):
+    for model, mix in zip(
+        models, average(models, load_codec(name), is_direct=is_direct), strict=True
+    ):
         np.testing.assert_allclose(model + mix.vector_V, mean, atol=step * (2 + count))
 
 
-@pytest.mark.parametrize("swaps", [False, True])
-def test_gradients_get_the_same_bits_everywhere(swaps):
-    mixes = average(some_models(3, 1000), load_codec("fp32"), swaps=swaps, delta=False)
+@pytest.mark.parametrize("is_direct", [False, True])
+def test_gradients_get_the_same_bits_everywhere(is_direct):
+    mixes = average(some_models(3, 1000), load_codec("fp32"), is_direct=is_direct, delta=False)
     assert len({mix.vector_V.tobytes() for mix in mixes}) == 1
 
 
 @pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("swaps", [False, True])
+@pytest.mark.parametrize("is_direct", [False, True])
 @pytest.mark.parametrize("count", [2, 3])
-def test_one_member_may_want_the_mean_where_the_others_want_deltas(name, swaps, count):
+def test_one_member_may_want_the_mean_where_the_others_want_deltas(name, is_direct, count):
     models = some_models(count, 1000)
     for wants in range(count):
-        mixes = average(models, load_codec(name), swaps=swaps, keeps_mean=wants)
+        mixes = average(models, load_codec(name), is_direct=is_direct, keeps_mean=wants)
         mean = sum_of(models) / count
         np.testing.assert_allclose(mixes[wants].vector_V, mean, atol=0.05)
-        usual = average(models, load_codec(name), swaps=swaps)
+        usual = average(models, load_codec(name), is_direct=is_direct)
         for at in range(count):
             if at != wants:
                 np.testing.assert_array_equal(mixes[at].vector_V, usual[at].vector_V)
 
 
 @pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("swaps", [False, True])
+@pytest.mark.parametrize("is_direct", [False, True])
 @pytest.mark.parametrize("count", [2, 3, 8])
-def test_sums_are_divided_by_the_weights_once_and_are_the_same_bits_everywhere(name, swaps, count):
+def test_sums_are_divided_by_the_weights_once_and_are_the_same_bits_everywhere(
+    name, is_direct, count
+):
     weights = [8 * (at + 1) for at in range(count)]
     numbers = some_models(count, 1000)
     parts = [np.float32(w) * x for w, x in zip(weights, numbers, strict=True)]
     whole = sum(weights)
-    mixes = average(parts, load_codec(name), swaps=swaps, delta=False, divisor=whole)
+    mixes = average(parts, load_codec(name), is_direct=is_direct, delta=False, divisor=whole)
     assert len({mix.vector_V.tobytes() for mix in mixes}) == 1
     mean = sum_of(parts) / whole
     step = {"fp32": 1e-6, "bf16": 2**-7, "fp16": 2**-10, "int8": 0.05}[name]
@@ -148,9 +152,9 @@ def test_where_nobody_has_a_say_the_result_is_nothing():
         assert not mix.vector_V.any()
 
 
-def test_a_slice_longer_than_a_block_is_averaged_whole():
+def test_a_chunk_longer_than_a_block_is_averaged_whole():
     models = some_models(3, 2 * BLOCK + 5)
-    mixes = average(models, load_codec("fp32"), slice_size=len(models[0]))
+    mixes = average(models, load_codec("fp32"), chunk_size=len(models[0]))
     for model, mix in zip(models, mixes, strict=True):
         np.testing.assert_allclose(model + mix.vector_V, sum_of(models) / 3, atol=1e-5)
 
@@ -171,7 +175,7 @@ def drift_kept(codec: Codec, group_size: int) -> tuple[float, float]:
         models = [model + step for model, step in zip(models, steps, strict=True)]
         order = rng.permutation(PEERS)
         for group in order.reshape(-1, group_size):
-            mixes = average([models[at] for at in group], codec, swaps=group_size == 2)
+            mixes = average([models[at] for at in group], codec, is_direct=group_size == 2)
             for at, mix in zip(group, mixes, strict=True):
                 models[at] = models[at] + mix.vector_V
     due = STEPS * sum_of(list(steps)) / PEERS
@@ -191,24 +195,24 @@ def test_2000_steps_in_groups_keep_all_of_the_drift(name, group_size):
 
 
 @pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("swaps", [False, True])
+@pytest.mark.parametrize("is_direct", [False, True])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_numbers_that_are_not_finite_are_refused_with_every_codec(name, swaps, bad):
+def test_numbers_that_are_not_finite_are_refused_with_every_codec(name, is_direct, bad):
     models = some_models(3, 1000)
     models[1][10] = bad
     with pytest.raises((NotFinite, Exception), match=r"^$|not finite"):
-        average(models, load_codec(name), swaps=swaps)
+        average(models, load_codec(name), is_direct=is_direct)
 
 
 @pytest.mark.parametrize("delta", [False, True])
 def test_a_mean_from_outside_that_is_not_finite_is_refused(delta):
-    span = share(10, 2, 1)
+    span = shard(10, 2, 1)
     mix = Mix(
         np.ones(10, np.float32),
         2,
         0,
-        share(10, 2, 0),
-        swaps=False,
+        shard(10, 2, 0),
+        is_direct=False,
         delta=delta,
         keeps_mean=False,
         codec=load_codec("fp32"),

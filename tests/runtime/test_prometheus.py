@@ -22,8 +22,8 @@ GROUP = {
     "sent_bytes": 100,
     "received_bytes": 80,
 }
-DONE = {**GROUP, "outcome": "done", "disagreement_l2": 0.75, "staleness_steps": 2}
-BUSY = {**GROUP, "outcome": "busy", "disagreement_l2": None, "staleness_steps": None}
+DONE = {**GROUP, "outcome": "done", "consensus_distance_l2": 0.75, "staleness_steps": 2}
+BUSY = {**GROUP, "outcome": "busy", "consensus_distance_l2": None, "staleness_steps": None}
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_groups_count_by_outcome_with_their_bytes_and_durations(metrics):
     assert value(metrics, "exchange_seconds_count") == 2
     assert value(metrics, "exchange_seconds_sum") == pytest.approx(1.0)
     assert value(metrics, "group_wait_seconds_sum") == pytest.approx(0.5)
-    assert value(metrics, "disagreement_l2") == 0.75
+    assert value(metrics, "consensus_distance_l2") == 0.75
     assert value(metrics, "staleness_steps_count") == 1, "only a done group has a staleness"
 
 
@@ -78,9 +78,9 @@ def test_members_are_counted_by_their_latest_state_without_the_peer_itself(metri
     metrics.record("member", member="p04", state="alive", why="it joined here")
     states = {state: value(metrics, "members", state=state) for state in ("alive", "suspect")}
     assert states == {"alive": 2, "suspect": 1}
-    metrics.record("member", member="p03", state="gone", why="")
+    metrics.record("member", member="p03", state="dead", why="")
     assert value(metrics, "members", state="suspect") == 0
-    assert value(metrics, "members", state="gone") == 1
+    assert value(metrics, "members", state="dead") == 1
 
 
 def test_every_series_begins_with_our_name_and_says_whose_it_is(metrics):

@@ -40,7 +40,7 @@ async def test_every_line_has_the_clock_then_the_peer_then_what_happened(algorit
     assert all(re.match(r"t=\d+\.\d{3}s p[012] \S", line) for line in lines)
     for what in (" -> p", " <- p", " Average with p", " done with p"):
         assert any(what in line for line in lines), f"no line with {what!r}"
-    assert not any("Ping" in line or "Rumours" in line for line in lines)
+    assert not any("Ping" in line or "MembershipUpdates" in line for line in lines)
 
 
 async def test_a_line_of_a_group_is_that_of_the_trace(caplog):

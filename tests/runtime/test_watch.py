@@ -8,7 +8,7 @@ import pytest
 
 from p2ptrain.errors import TransportError
 from p2ptrain.ids import Address, PeerId
-from p2ptrain.net.transport import SliceStream
+from p2ptrain.net.transport import ChunkStream
 from p2ptrain.net.wire import Opening
 from p2ptrain.runtime.board import Board
 from p2ptrain.sim.network import SimTransport
@@ -31,9 +31,9 @@ async def training(world: World, for_s: float) -> None:
 
 @pytest.fixture
 def stop_streams(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Control messages still arrive, slices do not: every stream ends before its opening."""
+    """Control messages still arrive, chunks do not: every stream ends before its opening."""
 
-    async def open(self: SimTransport, target: Address, opening: Opening) -> SliceStream:
+    async def open(self: SimTransport, target: Address, opening: Opening) -> ChunkStream:
         await asyncio.sleep(2.0)
         raise TransportError(f"{self._network.name(target)} opened no stream within 2 s")
 
@@ -125,7 +125,7 @@ def test_a_board_shows_a_silence_until_it_is_over_and_the_time_since_the_last_av
     now = [100.0]
     board = Board(lambda: now[0])
     assert board.since_average_s is None
-    board.record("group", outcome="done", members=("p0",), disagreement_l2=None)
+    board.record("group", outcome="done", members=("p0",), consensus_distance_l2=None)
     now[0] += 41
     assert board.since_average_s == 41
     board.record("warning", text="p0 has not averaged for 41 s", silent=True)

@@ -103,7 +103,7 @@ async def trained_together(
         peer.boundary.end()
 
     await world.run(train)
-    assert world.peers[PeerId("p0")].driver.accord.progress == STEPS * sum(BATCHES.values())
+    assert world.peers[PeerId("p0")].driver.agreed.progress == STEPS * sum(BATCHES.values())
     await world.close()
     return list(models.values())
 
@@ -122,7 +122,7 @@ async def test_unequal_batches_train_like_one_process_with_the_union(optimizer: 
         assert off(ours, expected) < 1e-5
 
 
-async def test_late_gradients_that_are_all_in_time_do_so_too():
+async def test_stale_gradients_that_are_all_in_time_do_so_too():
     expected = trained_alone()
     options = {"rule": "quorum", "quorum": 1.0, "average_models_every": 1000}
     for ours in await trained_together("eager", **options):

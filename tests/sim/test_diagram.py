@@ -9,7 +9,7 @@ import pytest
 from p2ptrain.errors import ConfigError
 from p2ptrain.sim.diagram import draw, main
 from p2ptrain.sim.loop import run
-from p2ptrain.sim.story import Kind, told
+from p2ptrain.sim.message_trace import Kind, read_trace
 from tests.helpers.worlds import lively
 
 STORY = """\
@@ -43,7 +43,7 @@ def texts(picture: ElementTree.Element) -> list[str]:
 
 
 def test_every_kind_of_line_is_read():
-    happenings = list(told(STORY.splitlines()))
+    happenings = list(read_trace(STORY.splitlines()))
     assert Counter(h.kind for h in happenings) == {
         Kind.MESSAGE: 3,
         Kind.LOST: 1,
@@ -63,12 +63,14 @@ def test_every_kind_of_line_is_read():
 def test_what_a_real_trace_says_is_all_understood():
     lines = run(lively("allreduce", seed=1)).lines
     opens = sum(" opens: " in line for line in lines)
-    assert len(list(told(lines))) == len(lines) - opens, "an opening and its end are one stream"
+    assert len(list(read_trace(lines))) == len(lines) - opens, (
+        "an opening and its end are one stream"
+    )
 
 
 def test_what_is_no_trace_is_refused():
     with pytest.raises(ConfigError, match="'import os' is not a line of a trace"):
-        list(told(["import os"]))
+        list(read_trace(["import os"]))
 
 
 # --- drawing --------------------------------------------------------------------------------------
@@ -144,7 +146,7 @@ def test_a_window_with_too_much_in_it_is_refused():
 
 def test_the_command_writes_the_picture(tmp_path, capsys):
     (tmp_path / "trace.txt").write_text(STORY)
-    out = tmp_path / "story.svg"
+    out = tmp_path / "message_trace.svg"
     arguments = [str(tmp_path / "trace.txt"), "--from", "1", "--to", "1.5", "--out", str(out)]
     assert main(arguments) == 0
     assert "trace.txt, 1 s to 1.5 s" in texts(ElementTree.parse(out).getroot())

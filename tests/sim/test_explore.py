@@ -13,7 +13,7 @@ from p2ptrain.core import group_lock
 from p2ptrain.core.barrier import Barrier
 from p2ptrain.core.events import Outcome
 from p2ptrain.core.group_lock import GroupLock
-from p2ptrain.core.groups import PeerGroups, StillLife
+from p2ptrain.core.groups import FixedEnvironment, PeerGroups
 from p2ptrain.core.lock_state import Collecting, Granted, InGroup, Offered
 from p2ptrain.core.messages import Begin, Request, SlotMessage
 from p2ptrain.core.purpose import Purpose
@@ -71,9 +71,11 @@ def explore(
     situations = Situations(scenario, with_part(planted))
     findings = Search(situations, 400_000).run()
     if found := findings.counterexample:
-        lines = list(transcript(situations, found.path, found.turn))
+        lineages = list(transcript(situations, found.path, found.turn))
         print(
-            f"{findings.situations} situations; {len(lines)} lines; {found.why}", *lines, sep="\n"
+            f"{findings.situations} situations; {len(lineages)} lines; {found.why}",
+            *lineages,
+            sep="\n",
         )
     return findings
 
@@ -101,10 +103,10 @@ def test_a_scenario_in_which_coordinators_could_ask_for_ever_is_refused():
 
 def test_what_groups_remember_is_all_in_their_frozen_state():
     """All but names, configs, ports and each other; else two states would be one."""
-    around = StillLife([PeerId("a"), PeerId("b")])
+    around = FixedEnvironment([PeerId("a"), PeerId("b")])
     groups = PeerGroups(PeerId("a"), 1, SHORT, 1.0, None, around, print)
     fixed = {
-        groups.lock: {"_me", "_incarnation", "_config", "_emit", "_groups", "pace"},
+        groups.lock: {"_me", "_incarnation", "_config", "_emit", "_groups", "timeouts"},
         groups.barrier: {"_me", "_resend_s", "_participants", "_lock", "_emit"},
         groups.wait_avoiding: {"_me", "_resend_s", "_schedule", "_view", "_lock", "_emit"},
     }
@@ -116,14 +118,14 @@ def test_what_groups_remember_is_all_in_their_frozen_state():
     assert len(groups.frozen(0.0)) == len(fixed)
     assert vars(groups).keys() == {
         *("lock", "barrier", "wait_avoiding"),
-        *("_me", "_around", "_emit", "_ended", "_now"),  # the last two: only within a call
+        *("_me", "_environment", "_emit", "_ended", "_now"),  # the last two: only within a call
     }
 
 
 class WithEveryMessage(Situations):
     """Delivers also what does nothing any more."""
 
-    def _does_nothing(self, event: int, local: int, stories: int) -> bool:
+    def _does_nothing(self, event: int, local: int, histories: int) -> bool:
         return local in self.peers.dead
 
 
@@ -305,7 +307,7 @@ def test_a_counterexample_is_told_step_by_step():
     situations = Situations(scenario, with_part(WaitsForEver))
     found = Search(situations).run().stuck
     assert found
-    told = [" ".join(line.split()) for line in transcript(situations, found.path, found.turn)]
+    told = [" ".join(lineage.split()) for lineage in transcript(situations, found.path, found.turn)]
     assert told == [
         "clocks run at (1, 1, 1) seconds per tick",
         "0 a asks for b and c a collecting for a#1; "

@@ -25,7 +25,7 @@ from p2ptrain.sim.link import Link
 from p2ptrain.sim.loop import run
 from p2ptrain.sim.trace import Trace
 from p2ptrain.sim.world import World
-from tests.helpers.worlds import Books, build, disagreement, models, steps_of
+from tests.helpers.worlds import Books, build, consensus_distance, models, steps_of
 
 
 def times_of(world: World, what: str) -> list[Seconds]:
@@ -65,7 +65,7 @@ async def test_who_crashed_comes_back_under_a_new_incarnation_and_makes_the_rest
     assert (again.steps_before, again.steps) == (5, 30)
     assert world.peers[PeerId("p0")].driver.machine.membership.member(PeerId("p2")) is not None
     assert again.driver.accounts.groups_formed > 0
-    assert disagreement(world) < 1e-3
+    assert consensus_distance(world) < 1e-3
     await world.close()
 
 
@@ -80,7 +80,7 @@ async def test_what_was_trained_before_a_crash_counts_when_its_peer_is_back(algo
     late = (
         4 if algorithm == "eager" else 0
     )  # its members state what they hand over, and hand in more
-    assert 0 <= again.machine.membership.samples - again.accord.progress <= late
+    assert 0 <= again.machine.membership.samples - again.agreed.progress <= late
     assert again.me.steps == 20, "steps are those of a life"
     await world.close()
 
@@ -161,7 +161,7 @@ async def test_who_was_paused_for_longer_than_its_lease_has_no_group_any_more():
         "ad_psgd",
         size=20_000,
         link=Link(latency_s=0.05, bandwidth_bytes_s=1e5),
-        exchange=ExchangeConfig(slice_kib=1),
+        exchange=ExchangeConfig(chunk_kib=1),
     )
     await asyncio.sleep(1.0)
     asker = world.peers[PeerId("p0")]

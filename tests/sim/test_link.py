@@ -7,8 +7,8 @@ import pytest
 from p2ptrain.core.messages import Arrive, Member
 from p2ptrain.errors import ConfigError, TransportError
 from p2ptrain.ids import Address, PeerId, Seconds
-from p2ptrain.net.transport import SliceStream
-from p2ptrain.net.wire import Envelope, Hello, Opening, StateOpening, Welcome
+from p2ptrain.net.transport import ChunkStream
+from p2ptrain.net.wire import Envelope, Hello, JoinReply, Opening, StateOpening
 from p2ptrain.sim.link import Link
 from p2ptrain.sim.network import GIVEN_UP_S, RETRY_S, SimNetwork, SimTransport
 
@@ -32,13 +32,13 @@ class Sink:
     def handle_broken(self, address: Address, why: str) -> None:
         self.broken.append(why)
 
-    async def handle_join(self, hello: Hello) -> Welcome:
-        return Welcome("", ())
+    async def handle_join(self, hello: Hello) -> JoinReply:
+        return JoinReply("", ())
 
     def handle_identify(self) -> Hello:
         raise AssertionError("nobody asks")
 
-    async def handle_stream(self, opening: Opening, stream: SliceStream) -> None:
+    async def handle_stream(self, opening: Opening, stream: ChunkStream) -> None:
         while await stream.receive() is not None:
             self.read_at.append(now())
         self.ended_at.append(now())
@@ -62,12 +62,12 @@ class Net:
         envelope = Envelope(PeerId(source), "swarm", Arrive(number))
         self.transports[source].send(Address(f"{target}:1"), envelope)
 
-    async def pour(self, source: str, target: str, size: int, slices: int = 10) -> Seconds:
+    async def pour(self, source: str, target: str, size: int, chunks: int = 10) -> Seconds:
         """Send `size` bytes on one stream; returns when the last of them was read."""
         stream = await self.transports[source].open(Address(f"{target}:1"), OPENING)
-        for number in range(slices):
-            payload = memoryview(bytes(size // slices))
-            await stream.send(payload, last=number == slices - 1)
+        for number in range(chunks):
+            payload = memoryview(bytes(size // chunks))
+            await stream.send(payload, last=number == chunks - 1)
         assert await stream.receive() is None
         return now()
 
@@ -87,7 +87,7 @@ def now() -> Seconds:
 
 async def test_without_a_limit_bytes_cost_nothing_but_latency():
     n = await net(Link(latency_s=0.5))
-    assert await n.pour("a", "b", 4000 * KB, slices=2) == pytest.approx(1.0)
+    assert await n.pour("a", "b", 4000 * KB, chunks=2) == pytest.approx(1.0)
 
 
 async def test_a_stream_takes_as_long_as_its_bytes_at_the_bandwidth():
@@ -98,16 +98,16 @@ async def test_a_stream_takes_as_long_as_its_bytes_at_the_bandwidth():
 async def test_two_streams_that_leave_one_peer_share_its_uplink_equally():
     n = await net(Link(latency_s=0.0, bandwidth_bytes_s=1000 * KB))
     ends = await asyncio.gather(
-        n.pour("a", "b", 2000 * KB, slices=50), n.pour("a", "c", 1000 * KB, slices=25)
+        n.pour("a", "b", 2000 * KB, chunks=50), n.pour("a", "c", 1000 * KB, chunks=25)
     )
     assert ends == pytest.approx([3.0, 2.0], rel=0.03)
 
 
 async def test_a_short_stream_does_not_wait_for_a_long_one():
     n = await net(Link(latency_s=0.0, bandwidth_bytes_s=1000 * KB))
-    long = asyncio.create_task(n.pour("a", "b", 5000 * KB, slices=100))
+    long = asyncio.create_task(n.pour("a", "b", 5000 * KB, chunks=100))
     await asyncio.sleep(1.0)
-    assert await n.pour("a", "c", 100 * KB, slices=2) == pytest.approx(1.2, abs=0.1)
+    assert await n.pour("a", "c", 100 * KB, chunks=2) == pytest.approx(1.2, abs=0.1)
     assert await long == pytest.approx(5.1, rel=0.01)
 
 
@@ -123,10 +123,10 @@ async def test_peers_of_one_machine_share_its_uplink_and_not_what_stays_inside()
     for name in ("a", "b"):
         n.network.place(Address(f"{name}:1"), "m")
     out_a, out_b, inside, back = await asyncio.gather(
-        n.pour("a", "c", 1000 * KB, slices=20),
-        n.pour("b", "c", 1000 * KB, slices=20),
-        n.pour("a", "b", 1000 * KB, slices=2),
-        n.pour("c", "a", 1000 * KB, slices=2),
+        n.pour("a", "c", 1000 * KB, chunks=20),
+        n.pour("b", "c", 1000 * KB, chunks=20),
+        n.pour("a", "b", 1000 * KB, chunks=2),
+        n.pour("c", "a", 1000 * KB, chunks=2),
     )
     assert (out_a, out_b) == pytest.approx((2.0, 2.0), rel=0.05)
     assert inside == pytest.approx(0.2)
@@ -138,7 +138,7 @@ async def test_one_way_can_be_narrower_than_the_uplink_before_it():
     narrow = Link(latency_s=0.0, bandwidth_bytes_s=100 * KB)
     n.network.set_link(Address("a:1"), Address("b:1"), narrow)
     ends = await asyncio.gather(
-        n.pour("a", "b", 100 * KB, slices=20), n.pour("a", "c", 900 * KB, slices=180)
+        n.pour("a", "b", 100 * KB, chunks=20), n.pour("a", "c", 900 * KB, chunks=180)
     )
     assert ends == pytest.approx([1.0, 1.0], rel=0.05)
     n.network.set_link(Address("a:1"), Address("b:1"), None)
@@ -169,13 +169,13 @@ async def test_messages_that_wait_at_a_throttled_uplink_leave_at_once_when_it_re
 
 async def test_a_message_takes_its_bytes_time_and_overtakes_streams():
     n = await net(Link(latency_s=0.0, bandwidth_bytes_s=100 * KB))
-    pouring = asyncio.create_task(n.pour("a", "b", 100 * KB, slices=2))
+    pouring = asyncio.create_task(n.pour("a", "b", 100 * KB, chunks=2))
     await asyncio.sleep(0.1)
     for number in range(100):
         n.say("a", "b", number)
     ended = await pouring
     first, last = n.sinks["b"].heard[0][0], n.sinks["b"].heard[-1][0]
-    assert first < 0.101, "it waited for a slice of half a second"
+    assert first < 0.101, "it waited for a chunk of half a second"
     assert first < last < 0.13, "messages wait for each other"
     assert [number for _, number in n.sinks["b"].heard] == list(range(100))
     assert ended == pytest.approx(1.0 + last - 0.1, rel=0.01), "messages came for nothing"
@@ -186,7 +186,7 @@ async def test_a_window_that_is_full_makes_the_sender_wait_for_the_uplink():
     stream = await n.transports["a"].open(Address("b:1"), OPENING)
     for _ in range(6):
         await stream.send(memoryview(bytes(10 * KB)))
-    assert now() == pytest.approx(0.2, rel=0.01), "of six slices four fit in between"
+    assert now() == pytest.approx(0.2, rel=0.01), "of six chunks four fit in between"
 
 
 # --- ways that do not work ------------------------------------------------------------------------
@@ -194,11 +194,11 @@ async def test_a_window_that_is_full_makes_the_sender_wait_for_the_uplink():
 
 async def test_a_partitioned_stream_stalls_and_goes_on_where_it_was():
     n = await net(Link(latency_s=0.01))
-    pouring = asyncio.create_task(n.pour("a", "b", 1000 * KB, slices=100))
+    pouring = asyncio.create_task(n.pour("a", "b", 1000 * KB, chunks=100))
     await asyncio.sleep(0.105)
     n.network.partition([Address("a:1")], [Address("b:1"), Address("c:1")])
     read = len(n.sinks["b"].read_at)
-    assert await n.pour("b", "c", 10 * KB, slices=1) < 0.2, "one part is whole"
+    assert await n.pour("b", "c", 10 * KB, chunks=1) < 0.2, "one part is whole"
     await asyncio.sleep(5.0)
     assert 0 < read == len(n.sinks["b"].read_at) < 100
     healed = now()
@@ -210,7 +210,7 @@ async def test_a_partitioned_stream_stalls_and_goes_on_where_it_was():
 
 async def test_a_stream_over_which_nothing_passes_for_long_is_given_up_on_both_sides():
     n = await net(Link(latency_s=0.01))
-    pouring = asyncio.create_task(n.pour("a", "b", 1000 * KB, slices=100))
+    pouring = asyncio.create_task(n.pour("a", "b", 1000 * KB, chunks=100))
     await asyncio.sleep(0.1)
     n.network.cut(Address("a:1"), Address("b:1"))
     with pytest.raises(TransportError, match="nothing passed to or from b:1 for 15 s"):
@@ -233,7 +233,7 @@ async def test_messages_across_a_partition_are_lost_and_nobody_is_told():
     assert len(n.sinks["c"].heard) == 1
 
 
-async def test_held_messages_and_slices_arrive_in_order_when_they_are_released():
+async def test_held_messages_and_chunks_arrive_in_order_when_they_are_released():
     n = await net(Link(latency_s=0.01))
     n.network.hold(Address("a:1"), Address("b:1"))
     pouring = asyncio.create_task(n.pour("a", "b", 10 * KB))

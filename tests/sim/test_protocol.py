@@ -109,7 +109,7 @@ async def averaging(count: int) -> tuple[World, "asyncio.Task[object]"]:
         "ad_psgd",
         size=10_000 * count,
         link=Link(latency_s=0.05),
-        exchange=ExchangeConfig(slice_kib=1),
+        exchange=ExchangeConfig(chunk_kib=1),
     )
     await asyncio.sleep(1.0)
     first, *others = world.peers
@@ -173,7 +173,7 @@ async def test_whenever_a_third_peer_dies_the_other_two_agree_on_what_was_applie
 ):
     """Both have the mean of three, or both that of two."""
     world = await build(
-        3, "ad_psgd", size=5000, link=Link(latency_s=0.05), exchange=ExchangeConfig(slice_kib=1)
+        3, "ad_psgd", size=5000, link=Link(latency_s=0.05), exchange=ExchangeConfig(chunk_kib=1)
     )
     await asyncio.sleep(1.0)
     before, mean_M = models(world), models(world).mean(axis=0)
@@ -195,7 +195,7 @@ async def test_whenever_a_third_peer_dies_the_other_two_agree_on_what_was_applie
 
 @pytest.mark.parametrize("leaver", ["p0", "p1"])
 async def test_who_leaves_right_after_an_average_takes_nothing_away(leaver: str):
-    """Its last slices are still on their way to the other."""
+    """Its last chunks are still on their way to the other."""
     world, task = await averaging(2)
     mean_M = models(world).mean(axis=0)
     stayer = world.peers[PeerId("p1" if leaver == "p0" else "p0")]
@@ -219,7 +219,7 @@ class Elsewhere(SimTransport):
         return self.advertised
 
 
-async def knock(
+async def request_join(
     world: World, name: str, *, algorithm: str = "ad_psgd", size: int = SIZE, **hello: object
 ) -> None:
     """A newcomer joins that says `hello` of itself."""
@@ -240,7 +240,7 @@ async def test_a_peer_of_another_protocol_version_is_refused_with_both_versions(
         RefusedError,
         match=r"new speaks protocol version 99\.3 and p0 1\.\d+; install the same release",
     ):
-        await knock(world, "new", protocol=(99, 3))
+        await request_join(world, "new", protocol=(99, 3))
     await world.close()
 
 
@@ -250,7 +250,7 @@ async def test_a_peer_with_another_algorithm_is_refused_with_both_names():
         RefusedError,
         match="new runs algorithm 'allreduce' and this swarm 'ad_psgd'; start it with the same one",
     ):
-        await knock(world, "new", algorithm="allreduce")
+        await request_join(world, "new", algorithm="allreduce")
     await world.close()
 
 
@@ -261,7 +261,7 @@ async def test_a_peer_with_another_model_is_refused_with_both_sizes():
         match=r"new trains a model of 1,000 numbers \(vector-1000\) "
         r"and this swarm one of 24 \(vector-24\)",
     ):
-        await knock(world, "new", size=1000)
+        await request_join(world, "new", size=1000)
     await world.close()
 
 
@@ -272,7 +272,7 @@ async def test_a_name_in_use_is_refused_with_the_address_of_its_owner():
         RefusedError,
         match=f"a peer named p1 is already here, at {owner.address}; choose another name",
     ):
-        await knock(world, "p1")
+        await request_join(world, "p1")
     world.peers[PeerId("p1")] = owner
     await world.close()
 
@@ -288,14 +288,14 @@ async def test_an_advertised_address_that_nobody_can_reach_is_refused(
         RefusedError,
         match=r"new cannot be reached from p0 at nowhere:1 \(.*\); advertise an address that",
     ):
-        await knock(world, "new")
+        await request_join(world, "new")
     await world.close()
 
 
 async def test_whoever_was_refused_leaves_no_trace():
     world = await build(2, "ad_psgd")
     with pytest.raises(RefusedError):
-        await knock(world, "new", protocol=(99, 3))
+        await request_join(world, "new", protocol=(99, 3))
     await asyncio.sleep(5)
     assert choosing(world, "new") == []
     assert all(len(peer.driver.choosable()) == 1 for peer in world.peers.values())

@@ -26,7 +26,7 @@ async def test_an_average_that_takes_long_because_of_a_slow_link_succeeds(algori
         algorithm,
         size=200_000,
         link=Link(bandwidth_bytes_s=SLOW_BYTES_S),
-        exchange=ExchangeConfig(slice_kib=16),
+        exchange=ExchangeConfig(chunk_kib=16),
     )
     training = asyncio.create_task(world.train(6, steps_of(20.0), Books(world).injecting(6)))
     await asyncio.sleep(900.0)

@@ -1,7 +1,7 @@
 """Links that become slower, and faster again: deadlines follow, and break at most one average.
 
-The vectors are small for their slices, so that nothing is heard of an average for as long as its
-slices take: otherwise a slow link would break none at all, since whatever moves is waited for.
+The vectors are small for their chunks, so that nothing is heard of an average for as long as its
+chunks take: otherwise a slow link would break none at all, since whatever moves is waited for.
 """
 
 import asyncio
@@ -21,14 +21,14 @@ FAST_BYTES_S = 1e5
 TRIO = ["p0", "p1", "p2"]
 
 
-async def fleet(*, size: int = 20_000, slice_kib: int = 1024) -> World:
+async def fleet(*, size: int = 20_000, chunk_kib: int = 1024) -> World:
     """Three peers that have averaged often enough to know how long that takes."""
     world = await build(
         3,
         "ad_psgd",
         size=size,
         link=Link(bandwidth_bytes_s=FAST_BYTES_S),
-        exchange=ExchangeConfig(slice_kib=slice_kib),
+        exchange=ExchangeConfig(chunk_kib=chunk_kib),
     )
     await asyncio.sleep(5.0)
     assert await averages(world, 6) == [True] * 6
@@ -72,7 +72,7 @@ async def test_a_link_that_becomes_ten_times_slower_breaks_one_average_and_then_
     world = await fleet()
     assert max(stalls(world)) < 10.0
     await slow_down(world)
-    assert (await averages(world, 1)) == [True], "it was mended"
+    assert (await averages(world, 1)) == [True], "it was repaired"
     broken = late(world)
     assert broken > 0
     assert await averages(world, 8) == [True] * 8
@@ -92,8 +92,8 @@ async def test_a_link_that_recovers_is_waited_for_less_long_again():
     await world.close()
 
 
-async def test_a_group_in_which_slices_move_is_not_broken_however_long_it_takes():
-    world = await fleet(slice_kib=4)
+async def test_a_group_in_which_chunks_move_is_not_broken_however_long_it_takes():
+    world = await fleet(chunk_kib=4)
     waits_s = max(stalls(world))
     await slow_down(world)
     assert await averages(world, 3) == [True] * 3

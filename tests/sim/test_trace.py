@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from p2ptrain.core.messages import Arrive, Ping, Request, Rumours
+from p2ptrain.core.messages import Arrive, MembershipUpdates, Ping, Request
 from p2ptrain.errors import ConfigError
 from p2ptrain.ids import PeerId, Ticket
 from p2ptrain.runtime.protocol_log import said
@@ -93,7 +93,7 @@ def test_a_message_is_named_with_its_ticket_version_or_number():
     assert said(Request(ticket, 5)) == "Request p03#17"
     assert said(Arrive(8)) == "Arrive 8"
     assert said(Ping(4, ())) == "Ping 4"
-    assert said(Rumours(())) == "Rumours"
+    assert said(MembershipUpdates(())) == "MembershipUpdates"
 
 
 def test_what_is_no_line_of_a_trace_is_refused():

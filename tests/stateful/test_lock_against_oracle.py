@@ -209,7 +209,7 @@ class LossyMachine(KindMachine):
             case "the average breaks" if awake and name in self.trio.groups:
                 self.trio.break_average(name)
             case "hear that a peer is gone, rightly or wrongly" if awake and name != other:
-                self.trio.hear_gone(name, other)
+                self.trio.hear_dead(name, other)
             case "crash" if name in self.trio.locks and len(self.trio.locks) > 2:
                 self.trio.crash(name)
             case _:

@@ -248,7 +248,7 @@ class FaultyMachine(LockMachine):
             case "crash or restart":
                 self.trio.start(name)
             case "hear that a peer is gone, rightly or wrongly" if awake and name != other:
-                self.trio.hear_gone(name, other)
+                self.trio.hear_dead(name, other)
             case "the average breaks" if awake and ticket and ticket not in self.moved:
                 self.trio.finish(ticket, Outcome.LOST, by=name)
             case "withdraw" if awake:

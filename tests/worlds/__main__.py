@@ -63,7 +63,7 @@ def replayed(seed: int, algorithm: str, console: Console) -> Verdict:
     verdict = carry_out(spec_of(seed, algorithm), path)
     console.print(f"{verdict.spec}; all of it is in {path}", markup=False)
     if verdict.violations:
-        console.print(verdict.story, markup=False)
+        console.print(verdict.trace_tail, markup=False)
     return verdict
 
 

@@ -76,7 +76,7 @@ class Spec:
     """0: steps last as long as usual; 1: anything from nothing to twice that."""
     link: Link
     lock: LockConfig
-    slice_kib: int
+    chunk_kib: int
     cruel_s: Seconds
     plan: tuple[Fault, ...] = field(repr=False)
 
@@ -86,7 +86,7 @@ class Spec:
 
     @property
     def exchange(self) -> ExchangeConfig:
-        return ExchangeConfig(slice_kib=self.slice_kib)
+        return ExchangeConfig(chunk_kib=self.chunk_kib)
 
     @property
     def models_meet_s(self) -> Seconds:
@@ -129,7 +129,7 @@ def spec_of(seed: int, algorithm: str = "") -> Spec:
         evenness=chance.choice((0.0, 0.1, 1.0)),
         link=_link(chance),
         lock=LockConfig(lease_s=lease_s, acquire_timeout_s=min(2.0, lease_s / 5)),
-        slice_kib=1,
+        chunk_kib=1,
         cruel_s=cruel_s,
         plan=_plan(chance, seed, peers, cruel_s),
     )
@@ -154,7 +154,7 @@ def _link(chance: Random) -> Link:
 
 
 def _plan(chance: Random, seed: int, peers: int, cruel_s: Seconds) -> tuple[Fault, ...]:
-    """Whatever can befall these peers; now and then one of them does not come back."""
+    """Whatever can hit these peers; now and then one of them does not come back."""
     if chance.random() < 0.1:
         return ()
     plan = random_plan(seed, [f"p{number}" for number in range(peers)], cruel_s)

@@ -17,8 +17,8 @@ from p2ptrain.core.messages import Begin
 from p2ptrain.core.wait_avoiding import WaitAvoiding
 from p2ptrain.ids import PeerId, Ticket
 from p2ptrain.runtime.averages import Averages
-from p2ptrain.runtime.late import LateGradients
 from p2ptrain.runtime.mix import Mix
+from p2ptrain.runtime.pending_gradients import PendingGradients
 from p2ptrain.sim.checkers import WatchedReplica
 from p2ptrain.sim.faults import Pause
 from p2ptrain.sim.link import Link
@@ -73,13 +73,13 @@ def test_an_overwritten_update_is_a_lost_one(monkeypatch):
 
 
 def test_a_late_gradient_that_is_forgotten_is_a_lost_update(monkeypatch):
-    hand_in = LateGradients.hand_in
+    hand_in = PendingGradients.hand_in
 
-    async def forget(self: LateGradients, samples: int, *, contributes: bool) -> None:
+    async def forget(self: PendingGradients, samples: int, *, contributes: bool) -> None:
         await hand_in(self, samples, contributes=contributes)
         self._held = None
 
-    monkeypatch.setattr(LateGradients, "hand_in", forget)
+    monkeypatch.setattr(PendingGradients, "hand_in", forget)
     assert broken(plain("eager")) == "no update is lost"
 
 

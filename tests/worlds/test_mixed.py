@@ -7,7 +7,7 @@ import pytest
 
 from p2ptrain.sim.link import Link
 from tests.helpers.variants import Variant
-from tests.helpers.worlds import Books, build, disagreement, steps_of, sum_of
+from tests.helpers.worlds import Books, build, consensus_distance, steps_of, sum_of
 from tests.worlds.__main__ import told
 from tests.worlds.spec import MIXED, spec_of
 from tests.worlds.world import carry_out
@@ -25,7 +25,7 @@ async def test_four_peers_on_a_healthy_link_train_to_the_end(variant: Variant, s
         await world.train(STEPS, steps_of(0.1), books.injecting(STEPS // 2))
     assert {peer.boundary.totals.steps for peer in world.peers.values()} == {STEPS}
     np.testing.assert_allclose(sum_of(world), books.due_M, rtol=1e-5)
-    assert disagreement(world) < 0.05
+    assert consensus_distance(world) < 0.05
     await world.close()
 
 

@@ -39,7 +39,7 @@ class Verdict:
     partial: int = 0
     """Groups that only some members finished."""
     virtual_s: Seconds = 0.0
-    story: str = ""
+    trace_tail: str = ""
 
 
 def carry_out(spec: Spec, trace_path: Path | None = None) -> Verdict:
@@ -53,7 +53,9 @@ def carry_out(spec: Spec, trace_path: Path | None = None) -> Verdict:
         await Fleet(spec, world, auditor).live()
         now = virtual_loop().now
         groups = auditor.groups.values()
-        return Verdict(spec, tuple(auditor.found), len(groups), partial(groups), now, trace.story())
+        return Verdict(
+            spec, tuple(auditor.found), len(groups), partial(groups), now, trace.trace_tail()
+        )
 
     try:
         return run(work())
@@ -62,7 +64,7 @@ def carry_out(spec: Spec, trace_path: Path | None = None) -> Verdict:
 
 
 class Fleet:
-    """The peers of one world, and what befalls them."""
+    """The peers of one world, and what happens to them."""
 
     def __init__(self, spec: Spec, world: World, auditor: Auditor) -> None:
         self.spec = spec
@@ -77,7 +79,7 @@ class Fleet:
         loop = asyncio.get_running_loop()
         training = loop.create_task(self.world.run(self._train))
         try:
-            await self._befall(training)
+            await self._apply(training)
             await self._heal(training)
             await self._end(training)
         except _Found:
@@ -102,7 +104,7 @@ class Fleet:
                 **self.spec.options,
             )
 
-    async def _befall(self, training: asyncio.Task[None]) -> None:
+    async def _apply(self, training: asyncio.Task[None]) -> None:
         loop = virtual_loop()
         plan = asyncio.create_task(self.world.carry_out(self.spec.plan))
         try:

@@ -159,7 +159,7 @@ class Ripples(Algorithm):
         each = self.config.peers_per_machine or PUBLISHED_MACHINE
         table = static_groups(version, len(peers), each)
         group = next(group for group in table if peers.index(me) in group)
-        members = tuple(peers[place] for place in group)
+        members = tuple(peers[rank] for rank in group)
         rule = Rule(waiting=len(members)) if self.config.waits else NOBODY
         return Round(members, What.MODELS, rule)
 
@@ -171,7 +171,7 @@ class Ripples(Algorithm):
         self._look(generator, swarm)
         generator.ask(swarm.updates, swarm.now)
         while generator.turn:
-            await swarm.wait_for_news(RESEND_S)
+            await swarm.wait_for_change(RESEND_S)
             if swarm.met().get(swarm.me, 0) != before:
                 generator.average_ended()
             self._look(generator, swarm)
@@ -181,7 +181,7 @@ class Ripples(Algorithm):
         while True:
             self._look(generator, swarm)
             due = generator.next_deadline() or swarm.now + RESEND_S
-            await swarm.wait_for_news(max(SHORTEST_S, due - swarm.now))
+            await swarm.wait_for_change(max(SHORTEST_S, due - swarm.now))
 
     def _look(self, generator: GroupGenerator, swarm: Swarm) -> None:
         """Tell the generator what may have changed."""
@@ -255,12 +255,12 @@ def static_groups(step: int, count: int, each: int) -> tuple[tuple[int, ...], ..
     place after a head is alone, and the rest of its machine is a group; where that would leave one
     alone more, the two are a pair.
     """
-    places = [tuple(range(start, min(start + each, count))) for start in range(0, count, each)]
+    ranks = [tuple(range(start, min(start + each, count))) for start in range(0, count, each)]
     if step % 2 == 1:
-        return tuple(places)
+        return tuple(ranks)
     heads: list[int] = []
     groups: list[tuple[int, ...]] = []
-    for machine in places:
+    for machine in ranks:
         first = step // 2 % min(2, len(machine))
         heads.append(machine[first])
         rest = machine[first + 1 :] + machine[:first]

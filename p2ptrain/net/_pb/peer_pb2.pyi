@@ -7,16 +7,16 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class How(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+class AttemptPhase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
-    RUNNING: _ClassVar[How]
-    BROKEN: _ClassVar[How]
-    COMMITTED: _ClassVar[How]
-    OUT: _ClassVar[How]
-RUNNING: How
-BROKEN: How
-COMMITTED: How
-OUT: How
+    RUNNING: _ClassVar[AttemptPhase]
+    BROKEN: _ClassVar[AttemptPhase]
+    COMMITTED: _ClassVar[AttemptPhase]
+    OUT: _ClassVar[AttemptPhase]
+RUNNING: AttemptPhase
+BROKEN: AttemptPhase
+COMMITTED: AttemptPhase
+OUT: AttemptPhase
 
 class Nothing(_message.Message):
     __slots__ = ()
@@ -42,7 +42,7 @@ class Hello(_message.Message):
     gradient_codec: str
     def __init__(self_, protocol_major: _Optional[int] = ..., protocol_minor: _Optional[int] = ..., algorithm: _Optional[str] = ..., model: _Optional[str] = ..., model_size: _Optional[int] = ..., self: _Optional[_Union[Member, _Mapping]] = ..., codec: _Optional[str] = ..., gradient_codec: _Optional[str] = ...) -> None: ...
 
-class Welcome(_message.Message):
+class JoinReply(_message.Message):
     __slots__ = ("refusal", "members")
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
@@ -56,11 +56,11 @@ class Member(_message.Message):
         __slots__ = ()
         ALIVE: _ClassVar[Member.State]
         SUSPECT: _ClassVar[Member.State]
-        GONE: _ClassVar[Member.State]
+        DEAD: _ClassVar[Member.State]
         LEFT: _ClassVar[Member.State]
     ALIVE: Member.State
     SUSPECT: Member.State
-    GONE: Member.State
+    DEAD: Member.State
     LEFT: Member.State
     class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
@@ -105,14 +105,14 @@ class Ticket(_message.Message):
     def __init__(self, initiator: _Optional[str] = ..., incarnation: _Optional[int] = ..., number: _Optional[int] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class Envelope(_message.Message):
-    __slots__ = ("source", "swarm", "ping", "ack", "rumours", "ping_for", "ack_for", "request", "grant", "failed", "begin", "release", "inquire", "relinquish", "arrive", "catch_up", "activate", "past", "standing", "mended", "algorithm")
+    __slots__ = ("source", "swarm", "ping", "ack", "membership_updates", "indirect_ping", "indirect_ack", "request", "grant", "failed", "begin", "release", "inquire", "relinquish", "arrive", "catch_up", "activate", "past", "attempt_status", "resolution", "algorithm")
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     SWARM_FIELD_NUMBER: _ClassVar[int]
     PING_FIELD_NUMBER: _ClassVar[int]
     ACK_FIELD_NUMBER: _ClassVar[int]
-    RUMOURS_FIELD_NUMBER: _ClassVar[int]
-    PING_FOR_FIELD_NUMBER: _ClassVar[int]
-    ACK_FOR_FIELD_NUMBER: _ClassVar[int]
+    MEMBERSHIP_UPDATES_FIELD_NUMBER: _ClassVar[int]
+    INDIRECT_PING_FIELD_NUMBER: _ClassVar[int]
+    INDIRECT_ACK_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
     GRANT_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
@@ -124,16 +124,16 @@ class Envelope(_message.Message):
     CATCH_UP_FIELD_NUMBER: _ClassVar[int]
     ACTIVATE_FIELD_NUMBER: _ClassVar[int]
     PAST_FIELD_NUMBER: _ClassVar[int]
-    STANDING_FIELD_NUMBER: _ClassVar[int]
-    MENDED_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_STATUS_FIELD_NUMBER: _ClassVar[int]
+    RESOLUTION_FIELD_NUMBER: _ClassVar[int]
     ALGORITHM_FIELD_NUMBER: _ClassVar[int]
     source: str
     swarm: str
     ping: Ping
     ack: Ack
-    rumours: Rumours
-    ping_for: PingFor
-    ack_for: AckFor
+    membership_updates: MembershipUpdates
+    indirect_ping: IndirectPing
+    indirect_ack: IndirectAck
     request: Request
     grant: Grant
     failed: Failed
@@ -145,10 +145,10 @@ class Envelope(_message.Message):
     catch_up: CatchUp
     activate: Activate
     past: Past
-    standing: Standing
-    mended: Mended
+    attempt_status: AttemptStatus
+    resolution: Resolution
     algorithm: AlgorithmMessage
-    def __init__(self, source: _Optional[str] = ..., swarm: _Optional[str] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., rumours: _Optional[_Union[Rumours, _Mapping]] = ..., ping_for: _Optional[_Union[PingFor, _Mapping]] = ..., ack_for: _Optional[_Union[AckFor, _Mapping]] = ..., request: _Optional[_Union[Request, _Mapping]] = ..., grant: _Optional[_Union[Grant, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., begin: _Optional[_Union[Begin, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., inquire: _Optional[_Union[Inquire, _Mapping]] = ..., relinquish: _Optional[_Union[Relinquish, _Mapping]] = ..., arrive: _Optional[_Union[Arrive, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ..., activate: _Optional[_Union[Activate, _Mapping]] = ..., past: _Optional[_Union[Past, _Mapping]] = ..., standing: _Optional[_Union[Standing, _Mapping]] = ..., mended: _Optional[_Union[Mended, _Mapping]] = ..., algorithm: _Optional[_Union[AlgorithmMessage, _Mapping]] = ...) -> None: ...
+    def __init__(self, source: _Optional[str] = ..., swarm: _Optional[str] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., membership_updates: _Optional[_Union[MembershipUpdates, _Mapping]] = ..., indirect_ping: _Optional[_Union[IndirectPing, _Mapping]] = ..., indirect_ack: _Optional[_Union[IndirectAck, _Mapping]] = ..., request: _Optional[_Union[Request, _Mapping]] = ..., grant: _Optional[_Union[Grant, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., begin: _Optional[_Union[Begin, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., inquire: _Optional[_Union[Inquire, _Mapping]] = ..., relinquish: _Optional[_Union[Relinquish, _Mapping]] = ..., arrive: _Optional[_Union[Arrive, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ..., activate: _Optional[_Union[Activate, _Mapping]] = ..., past: _Optional[_Union[Past, _Mapping]] = ..., attempt_status: _Optional[_Union[AttemptStatus, _Mapping]] = ..., resolution: _Optional[_Union[Resolution, _Mapping]] = ..., algorithm: _Optional[_Union[AlgorithmMessage, _Mapping]] = ...) -> None: ...
 
 class Ping(_message.Message):
     __slots__ = ("number", "members")
@@ -166,7 +166,7 @@ class Ack(_message.Message):
     members: _containers.RepeatedCompositeFieldContainer[Member]
     def __init__(self, number: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
 
-class PingFor(_message.Message):
+class IndirectPing(_message.Message):
     __slots__ = ("number", "target")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
@@ -174,7 +174,7 @@ class PingFor(_message.Message):
     target: str
     def __init__(self, number: _Optional[int] = ..., target: _Optional[str] = ...) -> None: ...
 
-class AckFor(_message.Message):
+class IndirectAck(_message.Message):
     __slots__ = ("number", "target", "answered", "members")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
@@ -186,14 +186,14 @@ class AckFor(_message.Message):
     members: _containers.RepeatedCompositeFieldContainer[Member]
     def __init__(self, number: _Optional[int] = ..., target: _Optional[str] = ..., answered: _Optional[bool] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
 
-class Rumours(_message.Message):
+class MembershipUpdates(_message.Message):
     __slots__ = ("members",)
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     members: _containers.RepeatedCompositeFieldContainer[Member]
     def __init__(self, members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
 
 class Purpose(_message.Message):
-    __slots__ = ("formation", "what", "version", "line")
+    __slots__ = ("formation", "what", "version", "lineage")
     class Formation(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         CLAIMED: _ClassVar[Purpose.Formation]
@@ -206,19 +206,19 @@ class Purpose(_message.Message):
         __slots__ = ()
         MODELS: _ClassVar[Purpose.What]
         GRADIENTS: _ClassVar[Purpose.What]
-        LATE_GRADIENTS: _ClassVar[Purpose.What]
+        STALE_GRADIENTS: _ClassVar[Purpose.What]
     MODELS: Purpose.What
     GRADIENTS: Purpose.What
-    LATE_GRADIENTS: Purpose.What
+    STALE_GRADIENTS: Purpose.What
     FORMATION_FIELD_NUMBER: _ClassVar[int]
     WHAT_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
-    LINE_FIELD_NUMBER: _ClassVar[int]
+    LINEAGE_FIELD_NUMBER: _ClassVar[int]
     formation: Purpose.Formation
     what: Purpose.What
     version: int
-    line: int
-    def __init__(self, formation: _Optional[_Union[Purpose.Formation, str]] = ..., what: _Optional[_Union[Purpose.What, str]] = ..., version: _Optional[int] = ..., line: _Optional[int] = ...) -> None: ...
+    lineage: int
+    def __init__(self, formation: _Optional[_Union[Purpose.Formation, str]] = ..., what: _Optional[_Union[Purpose.What, str]] = ..., version: _Optional[int] = ..., lineage: _Optional[int] = ...) -> None: ...
 
 class Contribution(_message.Message):
     __slots__ = ("weight", "usual", "samples", "wants_to_end", "gradient_mask")
@@ -303,26 +303,26 @@ class Relinquish(_message.Message):
     def __init__(self, ticket: _Optional[_Union[Ticket, _Mapping]] = ...) -> None: ...
 
 class Arrive(_message.Message):
-    __slots__ = ("version", "line", "offer", "contribution")
+    __slots__ = ("version", "lineage", "offer", "contribution")
     VERSION_FIELD_NUMBER: _ClassVar[int]
-    LINE_FIELD_NUMBER: _ClassVar[int]
+    LINEAGE_FIELD_NUMBER: _ClassVar[int]
     OFFER_FIELD_NUMBER: _ClassVar[int]
     CONTRIBUTION_FIELD_NUMBER: _ClassVar[int]
     version: int
-    line: int
+    lineage: int
     offer: Ticket
     contribution: Contribution
-    def __init__(self, version: _Optional[int] = ..., line: _Optional[int] = ..., offer: _Optional[_Union[Ticket, _Mapping]] = ..., contribution: _Optional[_Union[Contribution, _Mapping]] = ...) -> None: ...
+    def __init__(self, version: _Optional[int] = ..., lineage: _Optional[int] = ..., offer: _Optional[_Union[Ticket, _Mapping]] = ..., contribution: _Optional[_Union[Contribution, _Mapping]] = ...) -> None: ...
 
 class CatchUp(_message.Message):
-    __slots__ = ("version", "donor", "line")
+    __slots__ = ("version", "donor", "lineage")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     DONOR_FIELD_NUMBER: _ClassVar[int]
-    LINE_FIELD_NUMBER: _ClassVar[int]
+    LINEAGE_FIELD_NUMBER: _ClassVar[int]
     version: int
     donor: str
-    line: int
-    def __init__(self, version: _Optional[int] = ..., donor: _Optional[str] = ..., line: _Optional[int] = ...) -> None: ...
+    lineage: int
+    def __init__(self, version: _Optional[int] = ..., donor: _Optional[str] = ..., lineage: _Optional[int] = ...) -> None: ...
 
 class Activate(_message.Message):
     __slots__ = ("version", "waits", "offer", "contribution")
@@ -352,17 +352,17 @@ class AlgorithmMessage(_message.Message):
     peers: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, kind: _Optional[str] = ..., numbers: _Optional[_Iterable[int]] = ..., peers: _Optional[_Iterable[str]] = ...) -> None: ...
 
-class Standing(_message.Message):
-    __slots__ = ("ticket", "how", "asks")
+class AttemptStatus(_message.Message):
+    __slots__ = ("ticket", "phase", "asks")
     TICKET_FIELD_NUMBER: _ClassVar[int]
-    HOW_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
     ASKS_FIELD_NUMBER: _ClassVar[int]
     ticket: Ticket
-    how: How
+    phase: AttemptPhase
     asks: bool
-    def __init__(self, ticket: _Optional[_Union[Ticket, _Mapping]] = ..., how: _Optional[_Union[How, str]] = ..., asks: _Optional[bool] = ...) -> None: ...
+    def __init__(self, ticket: _Optional[_Union[Ticket, _Mapping]] = ..., phase: _Optional[_Union[AttemptPhase, str]] = ..., asks: _Optional[bool] = ...) -> None: ...
 
-class Mended(_message.Message):
+class Resolution(_message.Message):
     __slots__ = ("ticket", "adopt", "again", "members")
     TICKET_FIELD_NUMBER: _ClassVar[int]
     ADOPT_FIELD_NUMBER: _ClassVar[int]
@@ -374,7 +374,7 @@ class Mended(_message.Message):
     members: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, ticket: _Optional[_Union[Ticket, _Mapping]] = ..., adopt: _Optional[bool] = ..., again: _Optional[int] = ..., members: _Optional[_Iterable[str]] = ...) -> None: ...
 
-class Slice(_message.Message):
+class Chunk(_message.Message):
     __slots__ = ("payload", "average", "state", "last")
     PAYLOAD_FIELD_NUMBER: _ClassVar[int]
     AVERAGE_FIELD_NUMBER: _ClassVar[int]
@@ -387,37 +387,37 @@ class Slice(_message.Message):
     def __init__(self, payload: _Optional[bytes] = ..., average: _Optional[_Union[AverageOpening, _Mapping]] = ..., state: _Optional[_Union[StateOpening, _Mapping]] = ..., last: _Optional[bool] = ...) -> None: ...
 
 class AverageOpening(_message.Message):
-    __slots__ = ("swarm", "sender", "ticket", "vector_size", "slice_size", "codec", "bucket")
+    __slots__ = ("swarm", "sender", "ticket", "vector_size", "chunk_size", "codec", "bucket")
     SWARM_FIELD_NUMBER: _ClassVar[int]
     SENDER_FIELD_NUMBER: _ClassVar[int]
     TICKET_FIELD_NUMBER: _ClassVar[int]
     VECTOR_SIZE_FIELD_NUMBER: _ClassVar[int]
-    SLICE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_SIZE_FIELD_NUMBER: _ClassVar[int]
     CODEC_FIELD_NUMBER: _ClassVar[int]
     BUCKET_FIELD_NUMBER: _ClassVar[int]
     swarm: str
     sender: str
     ticket: Ticket
     vector_size: int
-    slice_size: int
+    chunk_size: int
     codec: str
     bucket: str
-    def __init__(self, swarm: _Optional[str] = ..., sender: _Optional[str] = ..., ticket: _Optional[_Union[Ticket, _Mapping]] = ..., vector_size: _Optional[int] = ..., slice_size: _Optional[int] = ..., codec: _Optional[str] = ..., bucket: _Optional[str] = ...) -> None: ...
+    def __init__(self, swarm: _Optional[str] = ..., sender: _Optional[str] = ..., ticket: _Optional[_Union[Ticket, _Mapping]] = ..., vector_size: _Optional[int] = ..., chunk_size: _Optional[int] = ..., codec: _Optional[str] = ..., bucket: _Optional[str] = ...) -> None: ...
 
 class StateOpening(_message.Message):
-    __slots__ = ("swarm", "sender", "version", "line")
+    __slots__ = ("swarm", "sender", "version", "lineage")
     SWARM_FIELD_NUMBER: _ClassVar[int]
     SENDER_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
-    LINE_FIELD_NUMBER: _ClassVar[int]
+    LINEAGE_FIELD_NUMBER: _ClassVar[int]
     swarm: str
     sender: str
     version: int
-    line: int
-    def __init__(self, swarm: _Optional[str] = ..., sender: _Optional[str] = ..., version: _Optional[int] = ..., line: _Optional[int] = ...) -> None: ...
+    lineage: int
+    def __init__(self, swarm: _Optional[str] = ..., sender: _Optional[str] = ..., version: _Optional[int] = ..., lineage: _Optional[int] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("self", "members", "unix_s", "running_s", "samples_per_s", "wait_share", "progress", "doing", "loss", "partners", "disagreement_l2", "groups_done", "groups_failed", "warning", "silence", "since_average_s")
+    __slots__ = ("self", "members", "unix_s", "running_s", "samples_per_s", "wait_share", "progress", "doing", "loss", "partners", "consensus_distance_l2", "groups_done", "groups_failed", "warning", "silence", "since_average_s")
     SELF_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     UNIX_S_FIELD_NUMBER: _ClassVar[int]
@@ -428,7 +428,7 @@ class Report(_message.Message):
     DOING_FIELD_NUMBER: _ClassVar[int]
     LOSS_FIELD_NUMBER: _ClassVar[int]
     PARTNERS_FIELD_NUMBER: _ClassVar[int]
-    DISAGREEMENT_L2_FIELD_NUMBER: _ClassVar[int]
+    CONSENSUS_DISTANCE_L2_FIELD_NUMBER: _ClassVar[int]
     GROUPS_DONE_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FAILED_FIELD_NUMBER: _ClassVar[int]
     WARNING_FIELD_NUMBER: _ClassVar[int]
@@ -444,13 +444,13 @@ class Report(_message.Message):
     doing: str
     loss: float
     partners: _containers.RepeatedScalarFieldContainer[str]
-    disagreement_l2: float
+    consensus_distance_l2: float
     groups_done: int
     groups_failed: int
     warning: str
     silence: str
     since_average_s: float
-    def __init__(self_, self: _Optional[_Union[Hello, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., unix_s: _Optional[float] = ..., running_s: _Optional[float] = ..., samples_per_s: _Optional[float] = ..., wait_share: _Optional[float] = ..., progress: _Optional[int] = ..., doing: _Optional[str] = ..., loss: _Optional[float] = ..., partners: _Optional[_Iterable[str]] = ..., disagreement_l2: _Optional[float] = ..., groups_done: _Optional[int] = ..., groups_failed: _Optional[int] = ..., warning: _Optional[str] = ..., silence: _Optional[str] = ..., since_average_s: _Optional[float] = ...) -> None: ...
+    def __init__(self_, self: _Optional[_Union[Hello, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., unix_s: _Optional[float] = ..., running_s: _Optional[float] = ..., samples_per_s: _Optional[float] = ..., wait_share: _Optional[float] = ..., progress: _Optional[int] = ..., doing: _Optional[str] = ..., loss: _Optional[float] = ..., partners: _Optional[_Iterable[str]] = ..., consensus_distance_l2: _Optional[float] = ..., groups_done: _Optional[int] = ..., groups_failed: _Optional[int] = ..., warning: _Optional[str] = ..., silence: _Optional[str] = ..., since_average_s: _Optional[float] = ...) -> None: ...
 
 class DialBackRequest(_message.Message):
     __slots__ = ("port", "number")

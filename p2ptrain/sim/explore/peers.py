@@ -37,7 +37,7 @@ from p2ptrain.core.wait_avoiding import Round, Schedule
 from p2ptrain.ids import PeerId, Seconds, Ticket
 from p2ptrain.sim.explore import scenario as plans
 from p2ptrain.sim.explore.scenario import Plan, Scenario
-from p2ptrain.sim.explore.story import UnsafeError
+from p2ptrain.sim.explore.ticket_history import UnsafeError
 
 T = TypeVar("T", bound=Hashable)
 
@@ -72,7 +72,7 @@ class Meets:
     """A peer's trainer arrives at the barrier."""
 
     version: int
-    line: int
+    lineage: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class CatchesUp:
 
 
 @dataclass(frozen=True, slots=True)
-class HearsGone:
+class HearsDead:
     """A peer hears that another one has crashed."""
 
     other: int
@@ -118,12 +118,12 @@ class Wakes:
     """A peer's timers fire."""
 
 
-Event = Sent | Asks | Meets | Visits | Ends | CatchesUp | HearsGone | HearsDone | Wakes
+Event = Sent | Asks | Meets | Visits | Ends | CatchesUp | HearsDead | HearsDone | Wakes
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Implements `Surroundings`: who is there, as one peer believes."""
+    """Implements `GroupEnvironment`: who is there, as one peer believes."""
 
     number: int
     """This peer."""
@@ -188,7 +188,7 @@ class Move(NamedTuple):
     abandoned: Outcome | None
     """It left its group by itself, and why."""
     is_news: bool
-    """A story has to be continued."""
+    """A history has to be continued."""
 
     def changes_nothing(self, before: int) -> bool:
         return self.after == before and not (self.sent or self.is_news or self.versions)
@@ -345,7 +345,7 @@ class Peers:
 
     def _see(self, view: View, event: Event) -> View:
         """What a peer believes after `event`."""
-        if self._has_views and isinstance(event, HearsGone | HearsDone):
+        if self._has_views and isinstance(event, HearsDead | HearsDone):
             return view.without(self.names[event.other])
         return view
 
@@ -356,8 +356,8 @@ class Peers:
             case Asks(number=number):
                 ask = self._asks[number]
                 return (groups.request([PeerId(c) for c in ask.candidates], ask.needed, now),)
-            case Meets(version=version, line=line):
-                groups.arrive(version, line, now)
+            case Meets(version=version, lineage=lineage):
+                groups.arrive(version, lineage, now)
             case Visits(version=version, waits=waits):
                 groups.arrive_at(version, now, waits=waits)
             case Ends(ticket=ticket, outcome=outcome):
@@ -366,8 +366,8 @@ class Peers:
                 groups.state_taken(version, now)
             case CatchesUp(version=version):
                 groups.state_not_taken(version, now)
-            case HearsGone(other=other):
-                groups.peer_gone(self.names[other], "it crashed", now)
+            case HearsDead(other=other):
+                groups.peer_dead(self.names[other], "it crashed", now)
                 if self._has_views:
                     groups.view_changed(now, participants=True, trainees=True)
             case HearsDone():

@@ -46,12 +46,12 @@ class Meets:
     peer: str
     first: int = 1
     last: int = 1
-    line: int = 0
+    lineage: int = 0
 
     def __str__(self) -> str:
         versions = f"{self.first}" if self.first == self.last else f"{self.first} to {self.last}"
-        line = f" on line {self.line}" if self.line else ""
-        return f"{self.peer} meets at {versions}{line}"
+        lineage = f" on lineage {self.lineage}" if self.lineage else ""
+        return f"{self.peer} meets at {versions}{lineage}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Plan:
     """Of the versions, in turn, one letter for each member of the group in which everyone there is;
     who is not in it is alone. None: everyone, always."""
 
-    what: What = What.LATE_GRADIENTS
+    what: What = What.STALE_GRADIENTS
     rule: Rule = NOBODY
 
 

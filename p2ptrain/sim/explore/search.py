@@ -1,9 +1,9 @@
-"""Search all situations of a scenario, shortest stories first.
+"""Search all situations of a scenario, shortest histories first.
 
 Every situation is visited once, breadth first, so that the first way into one that is found is a
 shortest one. Two things are looked for:
 
-* *Unsafe*: a step into what must not be (`explore/story.py`). The search stops there.
+* *Unsafe*: a step into what must not be (`explore/ticket_history.py`). The search stops there.
 * *Stuck*: when all is visited, faults stop, and nobody asks for anything new. From each situation
   two *fair continuations* are followed (everything in flight arrives, averages end, timers fire,
   time passes): one that always takes the message and the peer with the lowest number first, and one

@@ -2,10 +2,10 @@
 
 A **situation** is everything that decides what can happen next: each peer's groups and what it
 believes of the others, the messages in flight, the requests that were made, how far each trainer
-is, the faults that are left, and each ticket's story (`explore/story.py`, which also says what must
-hold). `Situations.steps` lists all that can happen in a situation, and where each step leads;
-`explore/search.py` searches. Peers, messages and stories are numbered (`explore/peers.py`); a
-situation is a row of numbers, packed into bytes.
+is, the faults that are left, and each ticket's history (`explore/ticket_history.py`, which also
+says what must hold). `Situations.steps` lists all that can happen in a situation, and where each
+step leads; `explore/search.py` searches. Peers, messages and histories are numbered
+(`explore/peers.py`); a situation is a row of numbers, packed into bytes.
 
 **What can happen.** Any message in flight arrives, in any order. A peer makes a request that the
 scenario gives it, at any moment. Its trainer arrives at the barrier or at a version of the
@@ -55,14 +55,14 @@ from p2ptrain.core.messages import Begin
 from p2ptrain.core.purpose import Formation
 from p2ptrain.ids import PeerId, Ticket
 from p2ptrain.sim.explore import scenario as plans
-from p2ptrain.sim.explore import story as stories_
+from p2ptrain.sim.explore import ticket_history
 from p2ptrain.sim.explore.peers import (
     Asks,
     CatchesUp,
     Ends,
     Event,
+    HearsDead,
     HearsDone,
-    HearsGone,
     Interned,
     Local,
     Meets,
@@ -74,7 +74,7 @@ from p2ptrain.sim.explore.peers import (
     say,
 )
 from p2ptrain.sim.explore.scenario import Fault, Scenario, Ticks
-from p2ptrain.sim.explore.story import Role, Story, UnsafeError, with_one
+from p2ptrain.sim.explore.ticket_history import Role, TicketHistory, UnsafeError, with_one
 from p2ptrain.sim.explore.wire import AGES, Wire, each, grow_old, oldest, put, without
 
 
@@ -83,7 +83,7 @@ class Trainer(NamedTuple):
 
     next: int = 0
     """The version that it arrives at next, or waits with; of a schedule: its place among those."""
-    line: int = 0
+    lineage: int = 0
     waits: bool = False
 
 
@@ -109,7 +109,7 @@ class Here(NamedTuple):
     """A situation, unpacked."""
 
     locals: tuple[int, ...]
-    stories: int
+    histories: int
     course: int
     wire: Wire
 
@@ -173,7 +173,7 @@ class Situations:
         self._trains = {
             self.peers.names.index(PeerId(t.peer)): n for n, t in enumerate(scenario.trainers)
         }
-        self._stories: Interned[tuple[Story, ...]] = Interned()
+        self._histories: Interned[tuple[TicketHistory, ...]] = Interned()
         self._courses: Interned[Course] = Interned()
         self._layouts: list[struct.Struct] = []
         # What was worked out once is looked up from then on.
@@ -190,14 +190,14 @@ class Situations:
             choices = [rates for rates in choices if len(set(rates)) > 1]
         awake = (0,) * self._count
         trainers = tuple(
-            Trainer(plan.first, plan.line) if isinstance(plan, plans.Meets) else Trainer()
+            Trainer(plan.first, plan.lineage) if isinstance(plan, plans.Meets) else Trainer()
             for plan in self.scenario.trainers
         )
         faults, slack = self.scenario.faults, self.scenario.slack or 0
         courses = [Course(rates, 0, trainers, faults, awake, False, slack) for rates in choices]
-        stories = self._stories.number(())
+        histories = self._histories.number(())
         fresh = self.peers.fresh
-        return [self._pack(fresh, stories, self._courses.number(now), ()) for now in courses]
+        return [self._pack(fresh, histories, self._courses.number(now), ()) for now in courses]
 
     def steps(self, key: bytes) -> Iterator[Step | Unsafe]:
         """All that can happen in this situation, always in the same order."""
@@ -230,10 +230,10 @@ class Situations:
         for plan, trainer in zip(self.scenario.trainers, trainers, strict=True):
             if plan.peer not in dead and not self._has_ended(plan, trainer):
                 waits.append(f"the trainer of {plan.peer} does not come to its end")
-        stories = self._stories.values[here.stories]
-        never = [s.ticket for s in stories if not s.answered and s.ticket.initiator not in dead]
+        histories = self._histories.values[here.histories]
+        never = [s.ticket for s in histories if not s.answered and s.ticket.initiator not in dead]
         in_time = self.scenario.latency_ticks is not None and not self.trouble(key)
-        if stories and in_time and not any(story.formed for story in stories):
+        if histories and in_time and not any(history.formed for history in histories):
             waits.append("nobody was in a group, and nothing went wrong")
         return "; ".join(waits + [f"the request of {ticket} does not end" for ticket in never])
 
@@ -256,38 +256,38 @@ class Situations:
             event, peer = message.event, self.peers.target(message.event)
             yield self._act(here, Kind.DELIVER, "arrives", peer, event, wire=message.others)
             if loses is not None:
-                after = self._pack(here.locals, here.stories, loses, message.others)
+                after = self._pack(here.locals, here.histories, loses, message.others)
                 yield Step(Kind.MAY, after, 0, "is lost", peer, event)
             if delays is not None and not message.is_late:
-                after = self._pack(here.locals, here.stories, delays, message.late)
+                after = self._pack(here.locals, here.histories, delays, message.late)
                 yield Step(Kind.MAY, after, 0, "is held back", peer, event)
             if repeats is not None:
                 verb = "arrives, and stays in flight"
                 yield self._act(here, Kind.MAY, verb, peer, event, course=repeats)
 
-    def _is_idle(self, event: int, local: int, stories: int) -> bool:
+    def _is_idle(self, event: int, local: int, histories: int) -> bool:
         """True if this message will never do anything; the module's docstring says why."""
-        key = (event, local, stories)
+        key = (event, local, histories)
         known = self._idle.get(key)
         if known is None:
-            known = self._idle[key] = self._does_nothing(event, local, stories)
+            known = self._idle[key] = self._does_nothing(event, local, histories)
         return known
 
-    def _does_nothing(self, event: int, local: int, stories: int) -> bool:
+    def _does_nothing(self, event: int, local: int, histories: int) -> bool:
         peer, sent = self.peers.locals[local].peer, self.peers.events.values[event]
         if local == self.peers.dead[peer]:
             return True
         assert isinstance(sent, Sent)
-        return self._is_past(sent, local, stories) and self._changes_nothing(local, event)
+        return self._is_past(sent, local, histories) and self._changes_nothing(local, event)
 
-    def _is_past(self, sent: Sent, local: int, stories: int) -> bool:
+    def _is_past(self, sent: Sent, local: int, histories: int) -> bool:
         """True if it is about a ticket or an offer which its receiver has left for good."""
         peer, ticket = self.peers.locals[local].peer, sent.ticket
         if ticket is None:
             return False
-        for story in self._stories.values[stories]:
-            if story.ticket == ticket:
-                return story.roles[peer] in (Role.OUT, Role.DONE)
+        for history in self._histories.values[histories]:
+            if history.ticket == ticket:
+                return history.roles[peer] in (Role.OUT, Role.DONE)
         offer = self.peers.locals[local].offer
         return ticket.initiator == self.peers.names[peer] and (not offer or offer[0] != ticket)
 
@@ -297,7 +297,8 @@ class Situations:
         except UnsafeError:
             return False
 
-    # --- what a peer does, and what befalls it ----------------------------------------------------
+    # --- what a peer does, and what happens to it
+    # ----------------------------------------------------
 
     def _own_steps(self, here: Here, peer: int) -> Iterator[Step | Unsafe]:
         local = self.peers.locals[here.locals[peer]]
@@ -324,29 +325,29 @@ class Situations:
         yield from self._mishaps(here, peer, is_due=is_due)
 
     def _ends(self, here: Here, local: Local) -> Iterator[Step | Unsafe]:
-        stories = self._stories.values[here.stories]
-        story = next(story for story in stories if story.ticket == local.held)
+        histories = self._histories.values[here.histories]
+        history = next(history for history in histories if history.ticket == local.held)
         number = self.peers.events.number
-        if story.moved:
-            event = number(Ends(story.ticket, Outcome.DONE))
+        if history.moved:
+            event = number(Ends(history.ticket, Outcome.DONE))
             yield self._act(here, Kind.END, "", local.peer, event)
-        event = number(Ends(story.ticket, Outcome.LOST))
-        if any(self._stays_out(here, story, m) for m in story.members if m != local.peer):
+        event = number(Ends(history.ticket, Outcome.LOST))
+        if any(self._stays_out(here, history, m) for m in history.members if m != local.peer):
             # Its streams are refused or fail, or nothing is heard of it.
-            kind = Kind.MAY if story.moved else Kind.END
+            kind = Kind.MAY if history.moved else Kind.END
             yield self._act(here, kind, "", local.peer, event)
         elif (breaks := self._less(here.course, Fault.BREAK)) is not None:
             yield self._act(here, Kind.MAY, "", local.peer, event, course=breaks)
 
-    def _stays_out(self, here: Here, story: Story, member: int) -> bool:
+    def _stays_out(self, here: Here, history: TicketHistory, member: int) -> bool:
         """True if `member` is not in the group any more, or will never be."""
-        if story.roles[member] is not Role.NONE:
-            return story.roles[member] in (Role.OUT, Role.DEAD)
+        if history.roles[member] is not Role.NONE:
+            return history.roles[member] in (Role.OUT, Role.DEAD)
         values = self.peers.events.values  # it has offered its slot: has it had the answer?
         for item in here.wire:
             sent = values[item // AGES]
             assert isinstance(sent, Sent)
-            is_begin = isinstance(sent.message, Begin) and sent.ticket == story.ticket
+            is_begin = isinstance(sent.message, Begin) and sent.ticket == history.ticket
             if is_begin and sent.target == member:
                 return False
         return True
@@ -358,16 +359,16 @@ class Situations:
         could be asked for its state again and again in no time.
         """
         assert local.taking
-        version, line = local.taking.version, local.taking.line
+        version, lineage = local.taking.version, local.taking.lineage
         number = self.peers.names.index(local.taking.donor)
         donor = self.peers.locals[here.locals[number]].groups
-        taken = donor is not None and donor.barrier.waits_with(version, line)
+        taken = donor is not None and donor.barrier.waits_with(version, lineage)
         is_news = donor is None and self.peers.knows(here.locals[local.peer], number)
         event = self.peers.events.number(CatchesUp(version, taken))
         course = self._courses.values[here.course]
         if taken:
             place = self._trains[local.peer]
-            trainer = course.trainers[place]._replace(next=version, line=line)
+            trainer = course.trainers[place]._replace(next=version, lineage=lineage)
             course = course._replace(trainers=with_one(course.trainers, place, trainer))
         kind = Kind.MAY if is_news else Kind.END
         return self._act(here, kind, "", local.peer, event, course=self._courses.number(course))
@@ -380,7 +381,7 @@ class Situations:
             return
         event: Event
         if isinstance(plan, plans.Meets):
-            event, arrived = Meets(trainer.next, trainer.line), trainer._replace(waits=True)
+            event, arrived = Meets(trainer.next, trainer.lineage), trainer._replace(waits=True)
         else:
             event = Visits(plan.versions[trainer.next], plan.waits)
             arrived = trainer._replace(waits=True)
@@ -397,7 +398,7 @@ class Situations:
 
     def _hears_gone(self, here: Here, peer: int, other: int) -> Iterator[Step | Unsafe]:
         """Hearing of a crash can wait until it changes something."""
-        event = self.peers.events.number(HearsGone(other))
+        event = self.peers.events.number(HearsDead(other))
         if self._trains:
             if self.peers.knows(here.locals[peer], other):
                 yield self._act(here, Kind.HEAR, "", peer, event)
@@ -414,14 +415,17 @@ class Situations:
             yield self._act(here, Kind.HEAR, "", peer, event)
 
     def _mishaps(self, here: Here, peer: int, *, is_due: bool) -> Iterator[Step]:
-        locals_, stories, course, wire = here
+        locals_, histories, course, wire = here
         if (crashed := self._less(course, Fault.CRASH)) is not None:
             now = self._courses.values[crashed]
             now = now._replace(grave=True, pauses=with_one(now.pauses, peer, 0))
-            told = tuple(stories_.bury(story, peer) for story in self._stories.values[stories])
+            told = tuple(
+                ticket_history.mark_dead(history, peer)
+                for history in self._histories.values[histories]
+            )
             after = self._pack(
                 with_one(locals_, peer, self.peers.dead[peer]),
-                self._stories.number(told),
+                self._histories.number(told),
                 self._courses.number(now),
                 without(wire, lambda event: self.peers.target(event) == peer),
             )
@@ -431,7 +435,7 @@ class Situations:
             now = self._courses.values[sleeps]
             pauses = with_one(now.pauses, peer, self._longest_pause)
             asleep = self._courses.number(now._replace(pauses=pauses, grave=True))
-            after = self._pack(locals_, stories, asleep, wire)
+            after = self._pack(locals_, histories, asleep, wire)
             yield Step(Kind.MAY, after, 0, "falls asleep", peer, NOTHING)
 
     @property
@@ -459,7 +463,7 @@ class Situations:
             course = self._courses.number(now._replace(pauses=pauses, slack=slack))
         if wire and self.scenario.latency_ticks is not None:
             wire = grow_old(wire, ticks, lambda event: self._sleeps(event, now))
-        after = self._pack(later, here.stories, course, wire)
+        after = self._pack(later, here.histories, course, wire)
         yield Step(Kind.PASS, after, ticks, "time passes", NOTHING, ticks)
 
     def _next_moment(self, here: Here, now: Course) -> Ticks:
@@ -495,7 +499,7 @@ class Situations:
         wire: Wire | None = None,
     ) -> Step | Unsafe:
         """`event` happens to `peer`, in another course and with other messages left if given."""
-        locals_, stories = here.locals, here.stories
+        locals_, histories = here.locals, here.histories
         before = locals_[peer]
         course = here.course if course is None else course
         wire = here.wire if wire is None else wire
@@ -503,7 +507,7 @@ class Situations:
             move = self.peers.move(before, event)
             locals_ = with_one(locals_, peer, move.after)
             if move.is_news:
-                stories = self._note(stories, before, event, move, locals_)
+                histories = self._note(histories, before, event, move, locals_)
             for average in move.averages:
                 self._check_wait(average, before, course)
             for ended in move.versions:
@@ -517,47 +521,51 @@ class Situations:
             wire = put(wire, move.sent, self.scenario.copies)
         if wire:
             target = self.peers.target
-            wire = without(wire, lambda e: self._is_idle(e, locals_[target(e)], stories))
-        return Step(kind, self._pack(locals_, stories, course, wire), 0, verb, peer, event)
+            wire = without(wire, lambda e: self._is_idle(e, locals_[target(e)], histories))
+        return Step(kind, self._pack(locals_, histories, course, wire), 0, verb, peer, event)
 
     def _note(
-        self, stories: int, before: int, event: int, move: Move, locals_: tuple[int, ...]
+        self, histories: int, before: int, event: int, move: Move, locals_: tuple[int, ...]
     ) -> int:
-        """Continue the stories of the tickets with which one peer has just had to do."""
-        key = (stories, before, event)
+        """Continue the histories of the tickets with which one peer has just had to do."""
+        key = (histories, before, event)
         known = self._noted.get(key)
         if known is None or move.averages:  # an average depends on the other peers too
-            told = list(self._stories.values[stories])
-            known_tickets = [story.ticket for story in told]
+            told = list(self._histories.values[histories])
+            known_tickets = [history.ticket for history in told]
             new = [ticket for ticket in move.requested if ticket not in known_tickets]
-            told += [stories_.begun(ticket, self._count) for ticket in new]
-            told.sort(key=lambda story: story.ticket)
-            told = [self._continue(story, before, event, move) for story in told]
+            told += [ticket_history.begun(ticket, self._count) for ticket in new]
+            told.sort(key=lambda history: history.ticket)
+            told = [self._continue(history, before, event, move) for history in told]
             if move.averages:
-                told = [self._together(story, locals_) for story in told]
-            known = self._noted[key] = self._stories.number(tuple(told))
+                told = [self._together(history, locals_) for history in told]
+            known = self._noted[key] = self._histories.number(tuple(told))
         return known
 
-    def _continue(self, story: Story, number: int, event: int, move: Move) -> Story:
+    def _continue(
+        self, history: TicketHistory, number: int, event: int, move: Move
+    ) -> TicketHistory:
         before, after = self.peers.locals[number], self.peers.locals[move.after]
-        peer, ticket, names = before.peer, story.ticket, self.peers.names
+        peer, ticket, names = before.peer, history.ticket, self.peers.names
         moved_on = before.current != after.current
         if moved_on and before.current == ticket:
             happened = self.peers.events.values[event]
             how = happened.outcome if isinstance(happened, Ends) else move.abandoned
-            story = stories_.leave(story, peer, how, names)
+            history = ticket_history.leave(history, peer, how, names)
         if moved_on and after.current == ticket:
-            story = stories_.promise(story, peer, names)
+            history = ticket_history.promise(history, peer, names)
         for average in move.averages:
             if average.ticket == ticket:
                 if ticket.initiator != names[peer] and before.current != ticket:
                     self._check_offer(before, ticket)
                 offered = _offered(after, names)
                 lapsed = before.lapsed and before.current == ticket
-                story = stories_.enter(story, peer, average, names, offered=offered, lapsed=lapsed)
+                history = ticket_history.enter(
+                    history, peer, average, names, offered=offered, lapsed=lapsed
+                )
         for _ in range(move.answered.count(ticket)):
-            story = stories_.answer(story)
-        return story
+            history = ticket_history.answer(history)
+        return history
 
     def _check_offer(self, before: Local, ticket: Ticket) -> None:
         if not before.offer or before.offer[1] != ticket.initiator:
@@ -570,7 +578,7 @@ class Situations:
         name, groups = self.peers.names[before.peer], before.groups
         if purpose.formation is Formation.BARRIER:
             trainer = self._courses.values[course].trainers[self._trains[before.peer]]
-            if trainer != (purpose.version, purpose.line, True):
+            if trainer != (purpose.version, purpose.lineage, True):
                 raise UnsafeError(f"{name} enters {average.ticket} and does not wait for it")
         begun = groups.wait_avoiding.begun if groups else 0
         if purpose.formation is Formation.WAIT_AVOIDING and purpose.version <= begun:
@@ -597,12 +605,12 @@ class Situations:
             course._replace(trainers=with_one(course.trainers, place, trainer))
         )
 
-    def _together(self, story: Story, locals_: tuple[int, ...]) -> Story:
+    def _together(self, history: TicketHistory, locals_: tuple[int, ...]) -> TicketHistory:
         """Once all members are in their group at one moment, the chunks can move."""
-        members = [self.peers.locals[locals_[member]] for member in story.members]
-        if members and all(member.held == story.ticket for member in members):
-            return story._replace(moved=True)
-        return story
+        members = [self.peers.locals[locals_[member]] for member in history.members]
+        if members and all(member.held == history.ticket for member in members):
+            return history._replace(moved=True)
+        return history
 
     # --- numbers ----------------------------------------------------------------------------------
 
@@ -622,8 +630,8 @@ class Situations:
             self._layouts.append(struct.Struct(f"{len(self._layouts)}I"))
         return self._layouts[count]
 
-    def _pack(self, locals_: tuple[int, ...], stories: int, course: int, wire: Wire) -> bytes:
-        numbers = (*locals_, stories, course, *wire)
+    def _pack(self, locals_: tuple[int, ...], histories: int, course: int, wire: Wire) -> bytes:
+        numbers = (*locals_, histories, course, *wire)
         return self._layout(len(numbers)).pack(*numbers)
 
     def _unpack(self, key: bytes) -> Here:

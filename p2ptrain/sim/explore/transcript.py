@@ -8,8 +8,8 @@ from p2ptrain.sim.explore.peers import (
     Asks,
     CatchesUp,
     Ends,
+    HearsDead,
     HearsDone,
-    HearsGone,
     Meets,
     Sent,
     Visits,
@@ -89,7 +89,7 @@ def _event(situations: Situations, step: Step | Unsafe) -> str:
         case Ends(ticket=ticket, outcome=outcome):
             how = "is done" if outcome is Outcome.DONE else "breaks"
             return f"{name}'s average in {ticket} {how}"
-        case HearsGone(other=other):
+        case HearsDead(other=other):
             return f"{name} hears that {situations.peers.names[other]} is gone"
         case HearsDone(other=other):
             return f"{name} hears that {situations.peers.names[other]}'s trainer has ended"

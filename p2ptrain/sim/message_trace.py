@@ -43,8 +43,8 @@ class Happening:
 
 
 FAMILIES = {
-    "membership": ("Ping", "Ack", "Rumours"),
-    "rendezvous": ("Arrive", "Assemble", "CatchUp"),
+    "membership": ("Ping", "Ack", "MembershipUpdates"),
+    "barrier": ("Arrive", "CatchUp"),
     "call": ("call:",),
 }
 """What is in none of them belongs to the lock."""
@@ -58,7 +58,7 @@ ASIDE = re.compile(r"(\S+) (step \d+|thinks .*)$")
 FAULT = re.compile(r"! (.*)$")
 
 
-def told(lines: Iterable[str]) -> Iterator[Happening]:
+def read_trace(lines: Iterable[str]) -> Iterator[Happening]:
     """What `lines` tell, in the order in which it ended.
 
     Raises:

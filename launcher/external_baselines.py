@@ -1,13 +1,13 @@
-"""Rows for outsiders: what is compared with p2ptrain and is not part of it.
+"""Rows for external baselines: what is compared with p2ptrain and is not part of it.
 
-An outsider is an algorithm by name that p2ptrain knows nothing of. Its peers are a program of their
-own, started like ours (``--config peer.toml``, a `RunConfig`) and writing the same records, so that
-everything after the start treats it like any other row. It trains the same task from the same seed
-with the same shards, pace, batch size, optimizer and end. It has no options: what it is compared
-with must be what people run.
+An external baseline is an algorithm by name that p2ptrain knows nothing of. Its peers are a program
+of their own, started like ours (``--config peer.toml``, a `RunConfig`) and writing the same
+records, so that everything after the start treats it like any other row. It trains the same task
+from the same seed with the same shards, pace, batch size, optimizer and end. It has no options:
+what it is compared with must be what people run.
 
-A *price* is an outsider that is not even a program: `launcher.backends.ring` works out how long it
-would take, in simulations only.
+A *price* is an external baseline that is not even a program: `launcher.backends.ring` works out how
+long it would take, in simulations only.
 """
 
 import sys
@@ -17,7 +17,7 @@ from typing import Any
 from p2ptrain.averaging.base import load_algorithm
 from p2ptrain.errors import ConfigError
 
-OUTSIDERS: Mapping[str, tuple[str, ...]] = {
+EXTERNAL_BASELINES: Mapping[str, tuple[str, ...]] = {
     "ddp": (sys.executable, "-m", "launcher.ddp", "--config"),
 }
 """What starts a peer of each, up to the path of its configuration."""
@@ -36,7 +36,7 @@ def check_algorithm(
     Raises:
         ConfigError: listing those there are, or naming the value and the number of peers.
     """
-    if name not in OUTSIDERS and name not in PRICES:
+    if name not in EXTERNAL_BASELINES and name not in PRICES:
         load_algorithm(name, options).check_swarm(peers)
     elif options:
         raise ConfigError(f"{name!r} has no options, but [options.{name}] sets {sorted(options)}")

@@ -68,7 +68,7 @@ class Straggler:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class StepTiming:
     """The duration of one peer's steps."""
 
     min_step_ms: float = 0.0

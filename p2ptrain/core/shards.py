@@ -30,7 +30,7 @@ class Span:
         return self.stop - self.start
 
 
-SWAP_SLICES = 2
+DIRECT_CHUNKS = 2
 """The direct exchange is used if the vector, and what each member then moves in addition, are at
 most so many chunks. Larger: bytes that a slow link feels; smaller: more messages, each of which
 costs as much as tens of thousands of numbers."""
@@ -43,16 +43,16 @@ SMALLEST_PART = 4
 """Of the largest chunk: below that, work per chunk costs more than waiting for a longer one."""
 
 
-def is_swapped(vector_size: int, member_count: int, slice_size: int, *, lossy: bool) -> bool:
+def is_direct(vector_size: int, member_count: int, chunk_size: int, *, lossy: bool) -> bool:
     """True for the direct exchange; the same at all members, since it follows from sizes."""
     if lossy and member_count == 2:
         return vector_size > 0
     least = 2 * vector_size * (member_count - 1) // member_count
     extra = vector_size * (member_count - 1) - least
-    return 0 < max(vector_size, extra) <= SWAP_SLICES * slice_size
+    return 0 < max(vector_size, extra) <= DIRECT_CHUNKS * chunk_size
 
 
-def share(vector_size: int, member_count: int, index: int, weights: Sequence[int] = ()) -> Span:
+def shard(vector_size: int, member_count: int, index: int, weights: Sequence[int] = ()) -> Span:
     """The shard of member `index`; shards are proportional to `weights` and cover the vector.
 
     Without weights they are equal, up to one number by rounding.
@@ -67,7 +67,7 @@ def share(vector_size: int, member_count: int, index: int, weights: Sequence[int
     return Span(vector_size * before // whole, vector_size * (before + weights[index]) // whole)
 
 
-def slice_size_of(vector_size: int, member_count: int, largest: int) -> int:
+def chunk_size_of(vector_size: int, member_count: int, largest: int) -> int:
     """Numbers per chunk: `largest`, but fewer for small shards.
 
     A shard of few chunks would be sent, then reduced, then sent back, one after the other.
@@ -76,9 +76,9 @@ def slice_size_of(vector_size: int, member_count: int, largest: int) -> int:
     return max(1, min(largest, max(wanted, largest // SMALLEST_PART)))
 
 
-def slices(span: Span, slice_size: int) -> tuple[Span, ...]:
-    """Cut `span` into slices of `slice_size` numbers, the last one possibly shorter."""
-    if slice_size < 1:
-        raise LocalProtocolError(f"a slice of {slice_size} numbers")
-    starts = range(span.start, span.stop, slice_size)
-    return tuple(Span(start, min(start + slice_size, span.stop)) for start in starts)
+def chunks(span: Span, chunk_size: int) -> tuple[Span, ...]:
+    """Cut `span` into chunks of `chunk_size` numbers, the last one possibly shorter."""
+    if chunk_size < 1:
+        raise LocalProtocolError(f"a chunk of {chunk_size} numbers")
+    starts = range(span.start, span.stop, chunk_size)
+    return tuple(Span(start, min(start + chunk_size, span.stop)) for start in starts)

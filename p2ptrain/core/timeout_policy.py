@@ -31,8 +31,8 @@ class Wait(Enum):
     """From a request, or the grant, to the end of our time in the group."""
 
 
-class Pace:
-    """The timeouts as configured; `ObservedPace` adapts them."""
+class TimeoutPolicy:
+    """The timeouts as configured; `ObservedTimeoutPolicy` adapts them."""
 
     def __init__(self, config: LockConfig) -> None:
         self._config = config
@@ -57,7 +57,7 @@ class Pace:
         """A wait has ended early, for another reason."""
 
 
-class ObservedPace(Pace):
+class ObservedTimeoutPolicy(TimeoutPolicy):
     """The timeouts of one lock, by its own observations."""
 
     def __init__(self, config: LockConfig) -> None:

@@ -10,7 +10,7 @@ from p2ptrain.core.events import Outcome
 from p2ptrain.core.group_lock import GroupLock
 from p2ptrain.core.lock_state import LockConfig
 from p2ptrain.core.messages import Begin, Failed, Grant, Request
-from p2ptrain.core.pace import LEAST_SHARE, ObservedPace, Wait
+from p2ptrain.core.timeout_policy import LEAST_SHARE, ObservedTimeoutPolicy, Wait
 from p2ptrain.ids import PeerId, Seconds, Ticket
 
 A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
@@ -25,8 +25,8 @@ class Bench:
     def __init__(self, config: LockConfig = CONFIG) -> None:
         self.now: Seconds = 100.0
         self.effects: list[Effect] = []
-        self.pace = ObservedPace(config)
-        self.lock = GroupLock(A, 1, config, self.effects.append, pace=self.pace)
+        self.timeouts = ObservedTimeoutPolicy(config)
+        self.lock = GroupLock(A, 1, config, self.effects.append, timeouts=self.timeouts)
 
     def said(self, kind: type[T]) -> list[T]:
         """What it has said of this kind since it was last asked."""
@@ -51,7 +51,7 @@ class Bench:
 def test_requests_wait_as_configured_until_enough_groups_were_seen():
     bench, seen = Bench(), []
     for _ in range(FEWEST + 1):
-        seen.append(bench.pace.acquire_s)
+        seen.append(bench.timeouts.acquire_s)
         bench.average(0.4)
     assert seen[:FEWEST] == [CONFIG.acquire_timeout_s] * FEWEST
     assert seen[-1] == pytest.approx(0.8), "twice what groups last"
@@ -64,9 +64,9 @@ def test_after_a_group_that_broke_late_the_next_request_waits_as_configured(
     bench = Bench()
     for _ in range(FEWEST + 1):
         bench.average(0.1)
-    assert bench.pace.acquire_s < CONFIG.acquire_timeout_s
+    assert bench.timeouts.acquire_s < CONFIG.acquire_timeout_s
     bench.average(after_s, Outcome.LOST)
-    assert (bench.pace.acquire_s == CONFIG.acquire_timeout_s) is forgets
+    assert (bench.timeouts.acquire_s == CONFIG.acquire_timeout_s) is forgets
 
 
 def test_a_formed_group_lasts_however_short_those_before_it_were():
@@ -105,8 +105,8 @@ def test_the_time_in_a_group_counts_from_the_grant_of_a_member_too():
         bench.now += 0.45
         bench.lock.average_ended(ticket, Outcome.DONE, "", bench.now)
     for _ in range(FEWEST):
-        bench.pace.note(Wait.GRANTS, 0.001)
-    assert bench.pace.acquire_s == pytest.approx(0.9)
+        bench.timeouts.note(Wait.GRANTS, 0.001)
+    assert bench.timeouts.acquire_s == pytest.approx(0.9)
 
 
 def test_a_request_is_sent_again_sooner_where_answers_are_quick_and_the_next_time_as_configured():
@@ -121,16 +121,16 @@ def test_a_request_is_sent_again_sooner_where_answers_are_quick_and_the_next_tim
     assert not bench.said(Request)
     bench.later(0.1 * CONFIG.resend_s)
     assert len(bench.said(Request)) == 1
-    assert bench.pace.resend_s == CONFIG.resend_s, "an answer is missing: no longer in a hurry"
+    assert bench.timeouts.resend_s == CONFIG.resend_s, "an answer is missing: no longer in a hurry"
 
 
 def test_a_request_waits_for_candidates_that_are_in_an_average_as_long_as_averages_last():
-    pace = ObservedPace(CONFIG)
+    timeouts = ObservedTimeoutPolicy(CONFIG)
     for _ in range(FEWEST):
-        pace.note(Wait.GRANTS, 0.001)
-        pace.note(Wait.AVERAGE, 0.7)
-    assert pace.acquire_s == pytest.approx(1.4)
-    assert pace.acquire_s < CONFIG.acquire_timeout_s
+        timeouts.note(Wait.GRANTS, 0.001)
+        timeouts.note(Wait.AVERAGE, 0.7)
+    assert timeouts.acquire_s == pytest.approx(1.4)
+    assert timeouts.acquire_s < CONFIG.acquire_timeout_s
 
 
 def given_up(answered: bool) -> Bench:
@@ -138,7 +138,7 @@ def given_up(answered: bool) -> Bench:
     bench = Bench()
     for _ in range(FEWEST):
         bench.average(0.01)
-    short_s = bench.pace.acquire_s
+    short_s = bench.timeouts.acquire_s
     assert short_s == pytest.approx(LEAST_SHARE * CONFIG.acquire_timeout_s)
     ticket = bench.lock.request([B], 1, bench.now)
     if answered:
@@ -149,18 +149,18 @@ def given_up(answered: bool) -> Bench:
 
 
 def test_who_gives_a_request_up_because_of_silence_waits_longer_with_the_next():
-    assert given_up(answered=False).pace.acquire_s == CONFIG.acquire_timeout_s
+    assert given_up(answered=False).timeouts.acquire_s == CONFIG.acquire_timeout_s
 
 
 def test_who_gives_a_request_up_because_all_are_busy_has_missed_nothing():
     """A busy candidate says nothing of how long grants take; averages do."""
-    pace = given_up(answered=True).pace
-    assert pace.acquire_s == pytest.approx(LEAST_SHARE * CONFIG.acquire_timeout_s)
+    timeouts = given_up(answered=True).timeouts
+    assert timeouts.acquire_s == pytest.approx(LEAST_SHARE * CONFIG.acquire_timeout_s)
 
 
 def test_where_little_time_is_between_resending_and_giving_up_something_is_still_said_again():
-    pace = ObservedPace(LockConfig(lease_s=10.0, acquire_timeout_s=2.0, resend_s=0.8))
+    timeouts = ObservedTimeoutPolicy(LockConfig(lease_s=10.0, acquire_timeout_s=2.0, resend_s=0.8))
     for _ in range(FEWEST):
-        pace.note(Wait.GRANTS, 0.001)
-        pace.note(Wait.AVERAGE, 0.001)
-    assert pace.acquire_s == 1.6
+        timeouts.note(Wait.GRANTS, 0.001)
+        timeouts.note(Wait.AVERAGE, 0.001)
+    assert timeouts.acquire_s == 1.6

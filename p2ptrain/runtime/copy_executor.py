@@ -6,7 +6,7 @@ from typing import Protocol, TypeVar
 T = TypeVar("T")
 
 
-class Offload(Protocol):
+class CopyExecutor(Protocol):
     """Runs a function that may take long without holding up the event loop."""
 
     def __call__(self, function: Callable[[], T], /) -> Awaitable[T]: ...

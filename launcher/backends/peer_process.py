@@ -1,4 +1,4 @@
-"""Peers in real time: their lives, and what befalls them; the same for processes and containers.
+"""Peers in real time: their lives, and what happens to them; the same for processes and containers.
 
 A peer may have several lives: it comes late, crashes and starts again, leaves and returns. Between
 two of them it is *away*, and counts as running for as long as anybody else does; if the run ends
@@ -7,7 +7,7 @@ all others are busy leaving) it tries again after `TRY_AGAIN_S`, as whoever supe
 would. Only the first life of a peer that was there from the beginning may *refuse* to run.
 
 A backend says how a life begins, what has become of it, and how it is killed, asked to leave,
-stopped and continued; what befalls the network only some can do.
+stopped and continued; what happens to the network only some can do.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from launcher.backends.base import PeerStatus
 from launcher.conditions import FaultConfig, Kind
-from launcher.faults import Blow, Schedule, left_of
+from launcher.faults import FaultInstance, Schedule, left_of
 from launcher.records import PeerHistory
 from launcher.scenario import Scenario
 from p2ptrain.config import RunConfig, to_toml
@@ -41,10 +41,10 @@ over they have."""
 
 
 @dataclasses.dataclass(slots=True)
-class Presence:
+class PeerProcess:
     """Whether a peer is there, by the scenario."""
 
-    lives: int = 0
+    starts: int = 0
     is_away: bool = False
     """It is not there, and to come."""
 
@@ -70,12 +70,14 @@ class RealFleet(ABC):
         self._started_at: Seconds | None = None
         self._is_over = False
         self._late = scenario.late
-        self._presences = [Presence(is_away=rank in self._late) for rank in range(len(configs))]
+        self._peer_processes = [
+            PeerProcess(is_away=rank in self._late) for rank in range(len(configs))
+        ]
 
     def begin(self) -> None:
         """Start everybody who is there from the beginning."""
-        for rank, presence in enumerate(self._presences):
-            if not presence.is_away:
+        for rank, peer_process in enumerate(self._peer_processes):
+            if not peer_process.is_away:
                 self._live(rank)
 
     # --- what a backend can do --------------------------------------------------------------------
@@ -100,9 +102,9 @@ class RealFleet(ABC):
     def _signal(self, rank: int, number: signal.Signals) -> None:
         """SIGKILL, SIGTERM, SIGSTOP or SIGCONT for a peer that runs."""
 
-    def _befall_network(self, blow: Blow, what: Literal["begins", "ends"]) -> None:
+    def _apply_to_network(self, instance: FaultInstance, what: Literal["apply", "revert"]) -> None:
         """Throttle a link, cut a peer off; where there is a network of our own."""
-        raise InvariantViolation(f"{blow.fault} was to be refused before anything started")
+        raise InvariantViolation(f"{instance.fault} was to be refused before anything started")
 
     def _death(self, rank: int, number: signal.Signals) -> str:
         """What ended a life, to go on with after the peer's name."""
@@ -127,35 +129,35 @@ class RealFleet(ABC):
         """Leave the processor to the peers for a moment."""
         time.sleep(LOOK_S)
 
-    def befall(self, histories: Sequence[PeerHistory], started_at: Seconds | None) -> None:
+    def apply_faults(self, histories: Sequence[PeerHistory], started_at: Seconds | None) -> None:
         """Carry out what is due, and begin the lives that could not begin before."""
         if self._is_over:
             return  # the launcher looks once more when all is stopped
         self._started_at = started_at
-        for blow, what in self._schedule.take_due(histories, started_at, time.time()):
-            if what == "begins" and not self._can_befall(blow):
-                blow.missed = True
-            elif blow.fault.kind in ("partition", "throttle"):
-                self._befall_network(blow, what)
+        for instance, what in self._schedule.take_due(histories, started_at, time.time()):
+            if what == "apply" and not self._can_apply(instance):
+                instance.missed = True
+            elif instance.fault.kind in ("partition", "throttle"):
+                self._apply_to_network(instance, what)
             else:
-                self._befall_peer(blow, blow.ranks[0], what)
-        for rank, presence in enumerate(self._presences):
-            if presence.again_at is not None and self.now() >= presence.again_at:
+                self._apply_to_peer(instance, instance.ranks[0], what)
+        for rank, peer_process in enumerate(self._peer_processes):
+            if peer_process.again_at is not None and self.now() >= peer_process.again_at:
                 self._live(rank)
-        self._end_late_lives(started_at)
+        self._end_late_processes(started_at)
 
-    def _end_late_lives(self, started_at: Seconds | None) -> None:
+    def _end_late_processes(self, started_at: Seconds | None) -> None:
         """Ask whoever came later to end with the others.
 
         A peer counts the seconds of a run from its own first step, and how long it takes from its
         start to there nobody knows before.
         """
-        for rank, presence in enumerate(self._presences):
+        for rank, peer_process in enumerate(self._peer_processes):
             seconds = self._configs[rank].stop.seconds
-            if not presence.is_late or seconds is None or started_at is None:
+            if not peer_process.is_late or seconds is None or started_at is None:
                 continue
             if time.time() >= started_at + seconds + AGREE_S and self._is_there(rank):
-                presence.is_late = False
+                peer_process.is_late = False
                 self._ask_to_end(rank)
 
     def facts(self) -> dict[str, Any]:  # Any: JSON
@@ -163,9 +165,9 @@ class RealFleet(ABC):
         return {}
 
     @property
-    def blows(self) -> Sequence[Blow]:
-        """What has befallen the peers, and what is still to come."""
-        return self._schedule.blows
+    def instances(self) -> Sequence[FaultInstance]:
+        """What has happened to the peers, and what is still to come."""
+        return self._schedule.instances
 
     def poll(self) -> Sequence[PeerStatus]:
         """Say how every peer is."""
@@ -179,19 +181,23 @@ class RealFleet(ABC):
 
     def _someone_returns(self) -> bool:
         """True if somebody who is away is to come: after all have crashed, too."""
-        retries = any(presence.again_at is not None for presence in self._presences)
-        goings = (blow for blow in self.blows if blow.fault.kind in ("crash", "leave"))
-        return retries or any(blow.is_on and blow.fault.for_s is not None for blow in goings)
+        retries = any(peer_process.again_at is not None for peer_process in self._peer_processes)
+        goings = (
+            instance for instance in self.instances if instance.fault.kind in ("crash", "leave")
+        )
+        return retries or any(
+            instance.is_on and instance.fault.for_s is not None for instance in goings
+        )
 
     # --- lives ------------------------------------------------------------------------------------
 
     def _live(self, rank: int) -> None:
         """Begin a life, or come back to it when the one before has ended."""
-        presence, config = self._presences[rank], self._configs[rank]
-        if presence.lives and self._exit_code(rank) is None:
-            presence.again_at = self.now() + TRY_AGAIN_S
+        peer_process, config = self._peer_processes[rank], self._configs[rank]
+        if peer_process.starts and self._exit_code(rank) is None:
+            peer_process.again_at = self.now() + TRY_AGAIN_S
             return
-        if presence.lives or presence.is_away:
+        if peer_process.starts or peer_process.is_away:
             others = tuple(one.advertise or one.listen for one in self._configs if one != config)
             config = dataclasses.replace(config, join=others)
         if self._started_at is not None:
@@ -204,28 +210,28 @@ class RealFleet(ABC):
         file = self._file(rank, ".toml")
         config = dataclasses.replace(config, out=self._where(file.parent))
         file.write_text(to_toml(config), encoding="utf-8")
-        presence.lives += 1
-        presence.is_late = self._started_at is not None
-        presence.is_away, presence.has_left, presence.is_asked = False, False, False
-        presence.is_paused = False
-        presence.again_at = None
+        peer_process.starts += 1
+        peer_process.is_late = self._started_at is not None
+        peer_process.is_away, peer_process.has_left, peer_process.is_asked = False, False, False
+        peer_process.is_paused = False
+        peer_process.again_at = None
         self._start(rank, file)
 
     def _status(self, rank: int) -> PeerStatus | None:
         """None while it is away."""
-        presence, name = self._presences[rank], self._configs[rank].name
-        if presence.is_away:
+        peer_process, name = self._peer_processes[rank], self._configs[rank].name
+        if peer_process.is_away:
             return None
         code = self._exit_code(rank)
         if code is None:
             return PeerStatus(name)
-        if code == 0 or (code == -signal.SIGTERM and presence.is_asked):
-            left = presence.has_left
+        if code == 0 or (code == -signal.SIGTERM and peer_process.is_asked):
+            left = peer_process.has_left
             return PeerStatus(
                 name, "left" if left else "ended", "left" if left else "ended its run"
             )
-        if code == USER_MISTAKE and (presence.lives > 1 or rank in self._late):
-            presence.is_away, presence.again_at = True, self.now() + TRY_AGAIN_S
+        if code == USER_MISTAKE and (peer_process.starts > 1 or rank in self._late):
+            peer_process.is_away, peer_process.again_at = True, self.now() + TRY_AGAIN_S
             return None
         if code == USER_MISTAKE:
             return PeerStatus(name, "refused", self._last_words(rank))
@@ -240,25 +246,29 @@ class RealFleet(ABC):
 
     # --- faults -----------------------------------------------------------------------------------
 
-    def _can_befall(self, blow: Blow) -> bool:
-        if blow.fault.kind == "join":
+    def _can_apply(self, instance: FaultInstance) -> bool:
+        if instance.fault.kind == "join":
             return True
-        return any(self._is_there(rank) for rank in blow.ranks)
+        return any(self._is_there(rank) for rank in instance.ranks)
 
     def _is_there(self, rank: int) -> bool:
-        presence = self._presences[rank]
-        return bool(presence.lives) and not presence.is_away and self._exit_code(rank) is None
+        peer_process = self._peer_processes[rank]
+        return (
+            bool(peer_process.starts) and not peer_process.is_away and self._exit_code(rank) is None
+        )
 
-    def _befall_peer(self, blow: Blow, rank: int, what: Literal["begins", "ends"]) -> None:
-        presence, returns = self._presences[rank], blow.fault.for_s is not None
-        begins = what == "begins"
-        match blow.fault.kind:
-            case "crash" if begins:
+    def _apply_to_peer(
+        self, instance: FaultInstance, rank: int, what: Literal["apply", "revert"]
+    ) -> None:
+        peer_process, returns = self._peer_processes[rank], instance.fault.for_s is not None
+        applies = what == "apply"
+        match instance.fault.kind:
+            case "crash" if applies:
                 self._signal(rank, signal.SIGKILL)
-                presence.is_away, presence.is_paused = returns, False
-            case "leave" if begins:
+                peer_process.is_away, peer_process.is_paused = returns, False
+            case "leave" if applies:
                 self._ask_to_end(rank)
-                presence.is_away, presence.has_left = returns, True
+                peer_process.is_away, peer_process.has_left = returns, True
             case "crash" | "leave" | "join":
                 self._live(rank)
             case "pause":
@@ -266,16 +276,18 @@ class RealFleet(ABC):
             case "slow":
                 self._slow_down(rank)
             case "throttle" | "partition" | "drift":
-                raise InvariantViolation(f"{blow.fault} is none that befalls a peer by itself")
+                raise InvariantViolation(f"{instance.fault} is none that hits a peer by itself")
 
     def _limits(self, rank: int, kind: Kind) -> list[FaultConfig]:
-        """What of this kind befalls the peer now: one may begin before another one has ended."""
-        return [b.fault for b in self.blows if b.is_on and b.fault.kind == kind and rank in b.ranks]
+        """What of this kind hits the peer now: one may begin before another one has ended."""
+        return [
+            b.fault for b in self.instances if b.is_on and b.fault.kind == kind and rank in b.ranks
+        ]
 
     def _hold(self, rank: int, *, paused: bool) -> None:
-        presence = self._presences[rank]
-        if paused is not presence.is_paused and self._is_there(rank):
-            presence.is_paused = paused
+        peer_process = self._peer_processes[rank]
+        if paused is not peer_process.is_paused and self._is_there(rank):
+            peer_process.is_paused = paused
             self._signal(rank, signal.SIGSTOP if paused else signal.SIGCONT)
 
     def _slow_down(self, rank: int) -> None:
@@ -293,7 +305,7 @@ class RealFleet(ABC):
 
     def _ask_to_end(self, rank: int) -> None:
         self._hold(rank, paused=False)  # who stands still cannot leave
-        self._presences[rank].is_asked = True
+        self._peer_processes[rank].is_asked = True
         self._signal(rank, signal.SIGTERM)
 
     def _slowdown(self, rank: int) -> Path:
@@ -305,7 +317,7 @@ class RealFleet(ABC):
 
 
 def refuse_faults(scenario: Scenario, kinds: Sequence[str], what: str) -> None:
-    """Refuse faults that cannot befall `what`.
+    """Refuse faults that cannot hit `what`.
 
     Raises:
         ConfigError: naming the fault and those that can.
@@ -313,7 +325,7 @@ def refuse_faults(scenario: Scenario, kinds: Sequence[str], what: str) -> None:
     for fault in scenario.faults:
         if fault.kind not in kinds:
             raise ConfigError(
-                f"{scenario.name}: {fault} cannot befall {what}; those that can are "
+                f"{scenario.name}: {fault} cannot hit {what}; those that can are "
                 f"{', '.join(kinds)}; all can with --backend sim"
             )
 

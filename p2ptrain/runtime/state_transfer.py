@@ -20,7 +20,7 @@ from p2ptrain.compute.replica import Replica, State
 from p2ptrain.core.effects import TakeState
 from p2ptrain.core.events import StateNotTaken, StateTaken
 from p2ptrain.core.messages import MemberState
-from p2ptrain.core.slices import Span, slices
+from p2ptrain.core.shards import Span, chunks
 from p2ptrain.errors import (
     CodecError,
     P2PTrainError,
@@ -29,12 +29,12 @@ from p2ptrain.errors import (
     TransportError,
 )
 from p2ptrain.ids import PeerId
-from p2ptrain.net.transport import SliceStream
+from p2ptrain.net.transport import ChunkStream
 from p2ptrain.net.wire import StateOpening
 from p2ptrain.runtime.agreed_state import AgreedState
+from p2ptrain.runtime.copy_executor import CopyExecutor
 from p2ptrain.runtime.exchange import ExchangeConfig
 from p2ptrain.runtime.host import Host
-from p2ptrain.runtime.offload import Offload
 from p2ptrain.runtime.streams import GroupBroken
 
 MAX_STATE_BYTES = 1 << 36
@@ -42,32 +42,32 @@ SMALL_BYTES = 1 << 20
 """Smaller states stay in memory: a simulated world has more peers than file descriptors."""
 
 
-class Handover:
+class StateTransfer:
     """Both sides of state transfers, for one peer."""
 
     def __init__(
         self,
         host: Host,
         replica: Replica,
-        accord: AgreedState,
+        agreed: AgreedState,
         *,
         config: ExchangeConfig,
-        offload: Offload,
+        executor: CopyExecutor,
     ) -> None:
         self._host = host
         self._replica = replica
-        self._accord = accord
+        self._agreed = agreed
         self._config = config
-        self._offload = offload
+        self._on_copy_thread = executor
 
-    async def take_over_model(self) -> PeerId | None:
+    async def take_model(self) -> PeerId | None:
         """Take the model of a peer that already trains; returns that peer, or None."""
         for donor in self._donors():
             try:
                 data = await self.download(donor)
             except (TransportError, RefusedError, CodecError, GroupBroken):
                 continue
-            if await self._offload(partial(self._adopt, data)):
+            if await self._on_copy_thread(partial(self._adopt, data)):
                 return donor
         return None
 
@@ -99,8 +99,8 @@ class Handover:
         """Take the state of a peer that waits at a later version, or on another lineage."""
         why = ""
         try:
-            state = await self.download(effect.donor, effect.version, effect.line)
-            await self._offload(lambda: self._replica.import_state(state))
+            state = await self.download(effect.donor, effect.version, effect.lineage)
+            await self._on_copy_thread(lambda: self._replica.import_state(state))
         except (P2PTrainError, GroupBroken) as error:
             why = str(error)
         if not why and self._replica.updates != effect.version:
@@ -111,10 +111,10 @@ class Handover:
             await asyncio.sleep(0.1)
             self._host.over(StateNotTaken(effect.version, why))
         else:
-            self._accord.contributes, self._accord.line = False, effect.line
+            self._agreed.contributes, self._agreed.lineage = False, effect.lineage
             self._host.over(StateTaken(effect.version))
 
-    async def download(self, donor: PeerId, version: int | None = None, line: int = 0) -> State:
+    async def download(self, donor: PeerId, version: int | None = None, lineage: int = 0) -> State:
         """The model of `donor` (M float32), or all of its state if a version is given.
 
         There is no bound on the whole, only on silence.
@@ -122,24 +122,24 @@ class Handover:
         Raises:
             TransportError, RefusedError, CodecError: if it did not arrive.
         """
-        patience_s, loop = self._config.average_timeout_s, asyncio.get_running_loop()
+        timeout_s, loop = self._config.average_timeout_s, asyncio.get_running_loop()
         most = MAX_STATE_BYTES if version is not None else 4 * self._replica.model_size
         stream = None
         try:
             with tempfile.SpooledTemporaryFile(SMALL_BYTES) as file:
-                async with asyncio.timeout(patience_s) as patience:
-                    opening = StateOpening(self._host.digest, self._host.name, version, line)
+                async with asyncio.timeout(timeout_s) as timeout:
+                    opening = StateOpening(self._host.digest, self._host.name, version, lineage)
                     stream = await self._host.open_stream(donor, opening)
                     await stream.finish()
                     while (payload := await stream.receive()) is not None:
-                        patience.reschedule(loop.time() + patience_s)
+                        timeout.reschedule(loop.time() + timeout_s)
                         if file.tell() + payload.nbytes > most:
                             stream.abort("too much")
                             raise CodecError(f"{donor} sends more than {most} bytes")
-                        await self._offload(partial(file.write, payload))
+                        await self._on_copy_thread(partial(file.write, payload))
                 return _contents(file)
         except TimeoutError as error:
-            why = f"{donor} has sent nothing of its state for {patience_s:g} s"
+            why = f"{donor} has sent nothing of its state for {timeout_s:g} s"
             if stream:
                 stream.abort(why)
             raise TransportError(why) from error
@@ -149,7 +149,7 @@ class Handover:
                 stream.abort(why)
             raise TransportError(why) from error
 
-    async def serve(self, opening: StateOpening, stream: SliceStream) -> None:
+    async def serve(self, opening: StateOpening, stream: ChunkStream) -> None:
         """Send our model, or, while the trainer waits at the requested version, our state.
 
         Raises:
@@ -158,15 +158,15 @@ class Handover:
         try:
             if opening.version is None:
                 self._refuse_without_model()
-                state = await self._offload(self._model)
+                state = await self._on_copy_thread(self._model)
             else:
-                self._refuse_unless_waiting(opening.version, opening.line)
-                state = await self._offload(self._replica.export_state)
-                self._refuse_unless_waiting(opening.version, opening.line)
+                self._refuse_unless_waiting(opening.version, opening.lineage)
+                state = await self._on_copy_thread(self._replica.export_state)
+                self._refuse_unless_waiting(opening.version, opening.lineage)
         except (OSError, StateError) as error:
             raise RefusedError(f"{self._host.name} cannot hand over its state: {error}") from error
-        size = self._config.slice_kib * 1024
-        for span in slices(Span(0, len(state)), size):
+        size = self._config.chunk_kib * 1024
+        for span in chunks(Span(0, len(state)), size):
             await stream.send(memoryview(state)[span.start : span.stop])
 
     def _model(self) -> State:
@@ -178,10 +178,10 @@ class Handover:
 
     def _refuse_without_model(self) -> None:
         if not self._host.machine.has_model:
-            raise RefusedError(f"{self._host.name} is itself about to take over a model")
+            raise RefusedError(f"{self._host.name} is itself about to take a model")
 
-    def _refuse_unless_waiting(self, version: int, line: int) -> None:
-        if not self._host.machine.groups.barrier.waits_with(version, line):
+    def _refuse_unless_waiting(self, version: int, lineage: int) -> None:
+        if not self._host.machine.groups.barrier.waits_with(version, lineage):
             raise RefusedError(f"{self._host.name} does not stand still at version {version}")
 
 

@@ -1,4 +1,4 @@
-"""The desk: a peer answers strangers, and is nobody's port scanner."""
+"""The service: a peer answers strangers, and is nobody's port scanner."""
 
 import asyncio
 
@@ -9,7 +9,7 @@ from p2ptrain.errors import CodecError, TransportError
 from p2ptrain.net import wire
 from p2ptrain.net.wire import DialBackRequest, DialedBack, Hello
 from p2ptrain.runtime.board import Board
-from p2ptrain.runtime.desk import MAX_WAITING, PAUSE_S, DriverDesk
+from p2ptrain.runtime.service import MAX_WAITING, PAUSE_S, PeerService
 from p2ptrain.sim.replica import VectorReplica
 from p2ptrain.sim.world import World
 
@@ -49,43 +49,43 @@ async def world():
 
 
 @pytest.fixture
-def desk(world):
-    def of(line: Line, name: str = "p01") -> DriverDesk:
+def service(world):
+    def of(line: Line, name: str = "p01") -> PeerService:
         driver = world.peers[name].driver
-        return DriverDesk(driver, Board(lambda: driver.now), line, lambda: 1e9, lambda: driver.now)
+        return PeerService(driver, Board(lambda: driver.now), line, lambda: 1e9, lambda: driver.now)
 
     return of
 
 
-async def test_it_calls_the_callers_own_address_and_says_that_it_was_reached(desk):
+async def test_it_calls_the_callers_own_address_and_says_that_it_was_reached(service):
     line = Line(hello(number=7))
-    answer = await desk(line).dial_back(CALLER, DialBackRequest(port=4000, number=7))
+    answer = await service(line).dial_back(CALLER, DialBackRequest(port=4000, number=7))
     assert answer == DialedBack(CALLER, "")
     assert line.called == [f"{CALLER}:4000"]
     assert line.forgotten == line.called, "strangers leave no connections behind"
 
 
-async def test_an_ipv6_caller_is_called_in_brackets(desk):
+async def test_an_ipv6_caller_is_called_in_brackets(service):
     line = Line(hello(number=7))
-    await desk(line).dial_back("2001:db8::1", DialBackRequest(4000, 7))
+    await service(line).dial_back("2001:db8::1", DialBackRequest(4000, 7))
     assert line.called == ["[2001:db8::1]:4000"]
 
 
-async def test_somebody_else_at_that_port_is_not_the_caller(desk):
-    answer = await desk(Line(hello(number=8))).dial_back(CALLER, DialBackRequest(4000, 7))
+async def test_somebody_else_at_that_port_is_not_the_caller(service):
+    answer = await service(Line(hello(number=8))).dial_back(CALLER, DialBackRequest(4000, 7))
     assert answer.why_not == f"at {CALLER}:4000 is somebody else"
 
 
-async def test_why_the_caller_was_not_reached_is_said(desk):
+async def test_why_the_caller_was_not_reached_is_said(service):
     line = Line(TransportError("no connection"))
-    answer = await desk(line).dial_back(CALLER, DialBackRequest(4000, 7))
+    answer = await service(line).dial_back(CALLER, DialBackRequest(4000, 7))
     assert answer.why_not == "no connection"
 
 
-async def test_calls_are_rare_and_a_queue_of_strangers_is_short(desk, world):
+async def test_calls_are_rare_and_a_queue_of_strangers_is_short(service, world):
     line, driver = Line(hello(number=7)), world.peers["p01"].driver
-    desk, began = desk(line), driver.now
-    calls = [desk.dial_back(CALLER, DialBackRequest(4000, 7)) for _ in range(MAX_WAITING + 1)]
+    service, began = service(line), driver.now
+    calls = [service.dial_back(CALLER, DialBackRequest(4000, 7)) for _ in range(MAX_WAITING + 1)]
     *answers, refused = await asyncio.gather(*calls, return_exceptions=True)
     assert answers == [DialedBack(CALLER, "")] * MAX_WAITING
     assert driver.now - began == pytest.approx((MAX_WAITING - 1) * PAUSE_S)
@@ -93,11 +93,11 @@ async def test_calls_are_rare_and_a_queue_of_strangers_is_short(desk, world):
     assert len(line.called) == MAX_WAITING
 
 
-async def test_a_member_that_asks_keeps_its_connection(desk, world):
+async def test_a_member_that_asks_keeps_its_connection(service, world):
     address = world.peers["p02"].address
     ip, _, port = address.rpartition(":")
     line = Line(hello(number=7))
-    await desk(line).dial_back(ip, DialBackRequest(int(port), 7))
+    await service(line).dial_back(ip, DialBackRequest(int(port), 7))
     assert line.forgotten == []
 
 
@@ -108,15 +108,15 @@ def test_no_port_where_peers_have_no_business_is_called(port):
         wire.decode_dial_back(data)
 
 
-async def test_a_report_says_what_membership_knows_and_survives_the_wire(desk, world):
-    report = desk(Line(hello(7))).report()
+async def test_a_report_says_what_membership_knows_and_survives_the_wire(service, world):
+    report = service(Line(hello(7))).report()
     assert report.hello.me.peer == "p01"
     assert [member.peer for member in report.members] == ["p02"]
     assert report.unix_s == 1e9
     assert report.doing == "waits for those it starts together with"
     assert wire.decode_report(wire.encode_report(report)) == report
     world.peers["p01"].driver.describe(Phase.DONE, 3, 96)
-    assert desk(Line(hello(7))).report().doing == "is done; serves the others"
+    assert service(Line(hello(7))).report().doing == "is done; serves the others"
 
 
 def test_a_report_that_is_none_is_refused():

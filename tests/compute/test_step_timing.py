@@ -5,7 +5,7 @@ from statistics import mean, median, stdev
 
 import pytest
 
-from p2ptrain.compute.pace import Pace, Straggler
+from p2ptrain.compute.step_timing import StepTiming, Straggler
 from p2ptrain.errors import ConfigError
 
 
@@ -14,26 +14,28 @@ def slow_ranks(straggler, step, peers=8, seed=1):
 
 
 def test_without_stragglers_a_step_lasts_as_long_as_it_took():
-    assert Pace().step_s(0.3, 0, 0, 4, 0) == 0.3
+    assert StepTiming().step_s(0.3, 0, 0, 4, 0) == 0.3
 
 
 def test_a_step_lasts_at_least_the_minimum():
-    pace = Pace(min_step_ms=200)
+    pace = StepTiming(min_step_ms=200)
     assert [pace.step_s(taken, 0, 0, 4, 0) for taken in (0.1, 0.5)] == [0.2, 0.5]
 
 
 def test_a_factor_stretches_the_whole_step_of_the_named_ranks_only():
-    pace = Pace(min_step_ms=200, stragglers=(Straggler(factor=4, peers=(2,)),))
+    pace = StepTiming(min_step_ms=200, stragglers=(Straggler(factor=4, peers=(2,)),))
     assert [pace.step_s(0.1, rank, 0, 4, 0) for rank in range(4)] == [0.2, 0.2, 0.8, 0.2]
 
 
 def test_milliseconds_are_added_after_the_factor():
-    pace = Pace(stragglers=(Straggler(factor=2, extra_ms=320, peers=(0,)),))
+    pace = StepTiming(stragglers=(Straggler(factor=2, extra_ms=320, peers=(0,)),))
     assert pace.step_s(0.1, 0, 0, 1, 0) == pytest.approx(0.52)
 
 
 def test_stragglers_add_up():
-    pace = Pace(stragglers=(Straggler(factor=2, peers=(0,)), Straggler(factor=3, peers=(0, 1))))
+    pace = StepTiming(
+        stragglers=(Straggler(factor=2, peers=(0,)), Straggler(factor=3, peers=(0, 1)))
+    )
     assert [pace.step_s(1.0, rank, 0, 3, 0) for rank in range(3)] == [6, 3, 1]
 
 
@@ -58,7 +60,7 @@ def test_every_peer_gets_its_turn_and_seeds_differ():
 
 
 def test_a_log_normal_pace_has_the_mean_and_the_deviation_it_was_given():
-    pace = Pace(mean_ms=100, deviation_ms=50)
+    pace = StepTiming(mean_ms=100, deviation_ms=50)
     drawn = [pace.step_s(0.0, rank, step, 8, 0) for rank in range(8) for step in range(2500)]
     assert mean(drawn) == pytest.approx(0.1, rel=0.01)
     assert stdev(drawn) == pytest.approx(0.05, rel=0.03)
@@ -67,18 +69,18 @@ def test_a_log_normal_pace_has_the_mean_and_the_deviation_it_was_given():
 
 
 def test_what_chance_makes_of_a_step_follows_from_seed_rank_and_step_alone():
-    pace = Pace(mean_ms=100, deviation_ms=50)
+    pace = StepTiming(mean_ms=100, deviation_ms=50)
     assert pace.step_s(0.0, 3, 7, 8, 1) == pace.step_s(0.05, 3, 7, 8, 1)
     assert pace.step_s(0.0, 0, 0, 8, 1) == pytest.approx(0.0717, abs=1e-4)  # on every machine
     assert len({pace.step_s(0.0, r, s, 8, k) for r in (0, 1) for s in (0, 1) for k in (0, 1)}) == 8
 
 
 def test_a_pace_without_deviation_is_the_mean():
-    assert Pace(mean_ms=80).step_s(0.0, 0, 0, 1, 0) == pytest.approx(0.08)
+    assert StepTiming(mean_ms=80).step_s(0.0, 0, 0, 1, 0) == pytest.approx(0.08)
 
 
 def test_a_trace_is_gone_through_again_and_again_from_a_place_of_each_peers_own():
-    pace = Pace(trace_ms=(10, 20, 30, 40))
+    pace = StepTiming(trace_ms=(10, 20, 30, 40))
     assert [pace.step_s(0.0, 0, step, 2, 0) for step in range(5)] == [0.01, 0.02, 0.03, 0.04, 0.01]
     assert [pace.step_s(0.0, 1, step, 2, 0) for step in range(3)] == [0.03, 0.04, 0.01]
 
@@ -86,7 +88,7 @@ def test_a_trace_is_gone_through_again_and_again_from_a_place_of_each_peers_own(
 def test_a_trace_may_come_from_a_file(tmp_path):
     file = tmp_path / "steps.txt"
     file.write_text("12.5\n\n250\n")
-    pace = Pace(trace_file=str(file))
+    pace = StepTiming(trace_file=str(file))
     pace.check(1)
     assert [pace.step_s(0.0, 0, step, 1, 0) for step in range(3)] == [0.0125, 0.25, 0.0125]
 
@@ -105,24 +107,24 @@ def test_a_file_that_is_no_trace_is_refused_before_training(tmp_path, content, m
     if content is not None:
         file.write_text(content)
     with pytest.raises(ConfigError, match=message):
-        Pace(trace_file=str(file)).check(1)
+        StepTiming(trace_file=str(file)).check(1)
 
 
 def test_stragglers_stretch_whatever_the_price_is():
     slow = (Straggler(factor=4, peers=(1,)),)
-    assert Pace(trace_ms=(10,), stragglers=slow).step_s(0.0, 1, 0, 2, 0) == 0.04
+    assert StepTiming(trace_ms=(10,), stragglers=slow).step_s(0.0, 1, 0, 2, 0) == 0.04
     drawn, stretched = (
-        Pace(mean_ms=50, deviation_ms=9),
-        Pace(mean_ms=50, deviation_ms=9, stragglers=slow),
+        StepTiming(mean_ms=50, deviation_ms=9),
+        StepTiming(mean_ms=50, deviation_ms=9, stragglers=slow),
     )
     assert stretched.step_s(0.0, 1, 5, 2, 0) == 4 * drawn.step_s(0.0, 1, 5, 2, 0)
 
 
 def test_a_price_is_what_a_step_costs_where_computing_costs_nothing():
-    assert not Pace(stragglers=(Straggler(extra_ms=5, peers=(0,)),)).is_priced
-    assert Pace(min_step_ms=1).is_priced
-    assert Pace(mean_ms=1).is_priced
-    assert Pace(trace_ms=(1,)).is_priced
+    assert not StepTiming(stragglers=(Straggler(extra_ms=5, peers=(0,)),)).is_priced
+    assert StepTiming(min_step_ms=1).is_priced
+    assert StepTiming(mean_ms=1).is_priced
+    assert StepTiming(trace_ms=(1,)).is_priced
 
 
 @pytest.mark.parametrize(
@@ -137,7 +139,7 @@ def test_a_price_is_what_a_step_costs_where_computing_costs_nothing():
 )
 def test_a_price_that_is_none_is_refused(wrong, message):
     with pytest.raises(ConfigError, match=message):
-        Pace(**wrong)
+        StepTiming(**wrong)
 
 
 @pytest.mark.parametrize("value", [0, -1, nan, inf, -inf])
@@ -151,7 +153,7 @@ def test_milliseconds_that_are_no_duration_are_refused(value):
     with pytest.raises(ConfigError, match=f"extra_ms = {value}"):
         Straggler(extra_ms=value, peers=(0,))
     with pytest.raises(ConfigError, match=f"min_step_ms = {value}"):
-        Pace(min_step_ms=value)
+        StepTiming(min_step_ms=value)
 
 
 @pytest.mark.parametrize("who", [{}, {"peers": (1,), "random_peers": 1}])
@@ -167,10 +169,10 @@ def test_fewer_than_none_cannot_be_drawn():
 
 @pytest.mark.parametrize("who", [{"peers": (4,)}, {"peers": (-1,)}, {"random_peers": 5}])
 def test_stragglers_that_do_not_exist_are_refused(who):
-    pace = Pace(stragglers=(Straggler(factor=2, **who),))
+    pace = StepTiming(stragglers=(Straggler(factor=2, **who),))
     with pytest.raises(ConfigError, match="4 peers"):
         pace.check(4)
 
 
 def test_stragglers_that_exist_are_accepted():
-    Pace(stragglers=(Straggler(peers=(0, 3)), Straggler(random_peers=4))).check(4)
+    StepTiming(stragglers=(Straggler(peers=(0, 3)), Straggler(random_peers=4))).check(4)

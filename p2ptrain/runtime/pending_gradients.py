@@ -27,7 +27,7 @@ from p2ptrain.compute.replica import Replica, Vector
 from p2ptrain.core.contribution import Contribution
 from p2ptrain.runtime.agreed_state import union
 from p2ptrain.runtime.buffers import Buffers
-from p2ptrain.runtime.offload import Offload
+from p2ptrain.runtime.copy_executor import CopyExecutor
 
 
 @dataclass(slots=True)
@@ -52,10 +52,10 @@ class _Result:
     outside_samples: int
 
 
-class LateGradients:
+class PendingGradients:
     """One peer's gradients and results. Everything but `take_in` belongs to the protocol's side."""
 
-    def __init__(self, replica: Replica, buffers: Buffers, copy: Offload) -> None:
+    def __init__(self, replica: Replica, buffers: Buffers, copy: CopyExecutor) -> None:
         self._replica = replica
         self._buffers = buffers  # of results; what is held travels only as a copy
         self._loads = Buffers(lambda size: np.empty(size, np.float32))

@@ -31,8 +31,8 @@ PAUSE_S: Seconds = 0.5
 MAX_WAITING = 4
 
 
-class DriverDesk:
-    """Implements `Desk` for one driver.
+class PeerService:
+    """Implements `Service` for one driver.
 
     Args:
         board: fed with the records of the same peer.
@@ -69,11 +69,11 @@ class DriverDesk:
             running_s=board.running_s,
             samples_per_s=recently.samples_per_s,
             wait_share=recently.wait_share,
-            progress=driver.accord.progress,
+            progress=driver.agreed.progress,
             doing=doing(driver.machine),
             loss=board.loss if finite else None,
             partners=board.partners,
-            disagreement_l2=board.disagreement_l2,
+            consensus_distance_l2=board.consensus_distance_l2,
             groups_done=board.groups_done,
             groups_failed=board.groups_failed,
             warning=board.warning,
@@ -121,7 +121,7 @@ def doing(machine: PeerMachine) -> str:
         case barrier.Waiting(version=version):
             return f"waits for the others at version {version}"
         case barrier.CatchingUp(version=version):
-            return f"takes over the state of version {version}"
+            return f"takes the state of version {version}"
         case barrier.InGroup(version=version):
             return f"averages version {version}"
         case barrier.Idle():

@@ -1,12 +1,12 @@
-"""What befalls real peers, on peers that only note what is done to them."""
+"""What happens to real peers, on peers that only note what is done to them."""
 
 import signal
 from dataclasses import replace
 
 import pytest
 
-from launcher.backends import lives
-from launcher.backends.lives import RealFleet
+from launcher.backends import peer_process
+from launcher.backends.peer_process import RealFleet
 from launcher.conditions import FaultConfig
 from launcher.records import PeerHistory
 from launcher.scenario import peer_names
@@ -41,8 +41,8 @@ class NotedFleet(RealFleet):
     def _last_words(self, rank):
         return ""
 
-    def _befall_network(self, blow, what):
-        self.rates.append(self._narrowest(blow.ranks[0]))
+    def _apply_to_network(self, instance, what):
+        self.rates.append(self._narrowest(instance.ranks[0]))
 
     def _signal(self, rank, number):
         self.done.append((rank, number.name))
@@ -52,7 +52,7 @@ class NotedFleet(RealFleet):
 
 @pytest.fixture
 def lived(tmp_path, monkeypatch):
-    """Lets faults befall three peers, second by second; gives what was done after the start."""
+    """Lets faults hit three peers, second by second; gives what was done after the start."""
 
     def live(*faults, until=12):
         chosen = scenario(peers=3, faults=faults, stop=StopConfig(seconds=60.0))
@@ -61,8 +61,8 @@ def lived(tmp_path, monkeypatch):
         fleet.done.clear()
         histories = [PeerHistory(tmp_path, name) for name in peer_names(3)]
         for second in range(until):
-            monkeypatch.setattr(lives.time, "time", lambda at=second: UNIX_S + at)
-            fleet.befall(histories, UNIX_S)
+            monkeypatch.setattr(peer_process.time, "time", lambda at=second: UNIX_S + at)
+            fleet.apply_faults(histories, UNIX_S)
             fleet.poll()
         return fleet
 

@@ -53,7 +53,7 @@ class Role(IntEnum):
 BOUND = (Role.PROMISED, Role.IN)
 
 
-class Story(NamedTuple):
+class TicketHistory(NamedTuple):
     """One ticket. Peers are numbers; `roles` has one entry for each."""
 
     ticket: Ticket
@@ -69,85 +69,87 @@ class Story(NamedTuple):
     roles: tuple[Role, ...]
 
 
-def begun(ticket: Ticket, count: int) -> Story:
+def begun(ticket: Ticket, count: int) -> TicketHistory:
     """A request was made."""
-    return Story(ticket, False, False, False, None, (), (Role.NONE,) * count)
+    return TicketHistory(ticket, False, False, False, None, (), (Role.NONE,) * count)
 
 
-def promise(story: Story, peer: int, names: Sequence[PeerId]) -> Story:
+def promise(history: TicketHistory, peer: int, names: Sequence[PeerId]) -> TicketHistory:
     """`peer` is now bound to the ticket."""
-    if story.roles[peer] is not Role.NONE:
-        raise UnsafeError(f"{names[peer]} promises itself to {story.ticket} again")
-    return story._replace(roles=with_one(story.roles, peer, Role.PROMISED))
+    if history.roles[peer] is not Role.NONE:
+        raise UnsafeError(f"{names[peer]} promises itself to {history.ticket} again")
+    return history._replace(roles=with_one(history.roles, peer, Role.PROMISED))
 
 
 def enter(
-    story: Story,
+    history: TicketHistory,
     peer: int,
     average: Average,
     names: Sequence[PeerId],
     *,
     offered: Sequence[int] = (),
     lapsed: bool = False,
-) -> Story:
+) -> TicketHistory:
     """`peer` starts to average; if `lapsed`, its promise is older than its lease.
 
     Of the members those who are in `offered` have offered their slots, says the initiator, and need
     not have promised themselves.
     """
-    name, ticket = names[peer], story.ticket
-    if story.roles[peer] is not Role.PROMISED:
+    name, ticket = names[peer], history.ticket
+    if history.roles[peer] is not Role.PROMISED:
         raise UnsafeError(f"{name} enters {ticket} without being promised to it")
     if lapsed:
         raise UnsafeError(f"{name} enters {ticket} when its promise has lapsed")
     average = replace(average, awaited=False)  # a matter of its own trainer
-    if story.group not in (None, average):
+    if history.group not in (None, average):
         raise UnsafeError(f"{name} enters another group under {ticket} than the others")
     members = tuple(names.index(member) for member in average.members)
     for member in members:
-        if story.roles[member] is Role.NONE and member not in offered and story.group is None:
+        if history.roles[member] is Role.NONE and member not in offered and history.group is None:
             raise UnsafeError(f"{ticket} counts on {names[member]}, which never promised itself")
-    roles = with_one(story.roles, peer, Role.IN)
-    return story._replace(formed=True, group=average, members=members, roles=roles)
+    roles = with_one(history.roles, peer, Role.IN)
+    return history._replace(formed=True, group=average, members=members, roles=roles)
 
 
-def leave(story: Story, peer: int, how: Outcome | None, names: Sequence[PeerId]) -> Story:
+def leave(
+    history: TicketHistory, peer: int, how: Outcome | None, names: Sequence[PeerId]
+) -> TicketHistory:
     """`peer` is not bound to the ticket any more; `how` its average ended, if it was in one."""
-    others = [story.roles[member] for member in story.members if member != peer]
+    others = [history.roles[member] for member in history.members if member != peer]
     together = all(role in (Role.IN, Role.DONE) for role in others)
-    if how is Outcome.REFUSED and story.moved and together:
-        raise UnsafeError(f"a message makes {names[peer]} throw {story.ticket} away")
+    if how is Outcome.REFUSED and history.moved and together:
+        raise UnsafeError(f"a message makes {names[peer]} throw {history.ticket} away")
     role = Role.DONE if how is Outcome.DONE else Role.OUT
-    return _settled(story._replace(roles=with_one(story.roles, peer, role)))
+    return _settled(history._replace(roles=with_one(history.roles, peer, role)))
 
 
-def answer(story: Story) -> Story:
+def answer(history: TicketHistory) -> TicketHistory:
     """The initiator hears how its request ended."""
-    if story.answered:
-        raise UnsafeError(f"the request of {story.ticket} ends twice")
-    return story._replace(answered=True)
+    if history.answered:
+        raise UnsafeError(f"the request of {history.ticket} ends twice")
+    return history._replace(answered=True)
 
 
-def bury(story: Story, peer: int) -> Story:
+def mark_dead(history: TicketHistory, peer: int) -> TicketHistory:
     """`peer` has crashed."""
-    if story.roles[peer] is Role.DONE:
-        return story
-    if story.roles[peer] is Role.NONE and peer not in story.members:
-        return story
-    return _settled(story._replace(roles=with_one(story.roles, peer, Role.DEAD)))
+    if history.roles[peer] is Role.DONE:
+        return history
+    if history.roles[peer] is Role.NONE and peer not in history.members:
+        return history
+    return _settled(history._replace(roles=with_one(history.roles, peer, Role.DEAD)))
 
 
-def _settled(story: Story) -> Story:
+def _settled(history: TicketHistory) -> TicketHistory:
     """Where nobody is bound any more, all that still matters is who cannot be bound again.
 
     (Who offered its slot may still come to enter, and find itself in the same group.)
     """
-    if any(role in BOUND for role in story.roles):
-        return story
-    roles = tuple(Role.NONE if role is Role.NONE else Role.OUT for role in story.roles)
-    if any(roles[member] is Role.NONE for member in story.members):
-        return story._replace(roles=roles)
-    return Story(story.ticket, story.answered, story.formed, False, None, (), roles)
+    if any(role in BOUND for role in history.roles):
+        return history
+    roles = tuple(Role.NONE if role is Role.NONE else Role.OUT for role in history.roles)
+    if any(roles[member] is Role.NONE for member in history.members):
+        return history._replace(roles=roles)
+    return TicketHistory(history.ticket, history.answered, history.formed, False, None, (), roles)
 
 
 def with_one(row: Sequence[T], place: int, value: T) -> tuple[T, ...]:

@@ -21,7 +21,7 @@ MOST_DOUBT = 4
 """At most, a peer waits five times as long as a healthy one."""
 
 
-class Patience:
+class AdaptiveTimeout:
     """The timeouts of one peer.
 
     Args:
