@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from p2ptrain.compute.codec import BLOCK, CHUNK, CODECS, Codec, load_codec
+from p2ptrain.compute.codec import BATCH, BLOCK, CODECS, Codec, load_codec
 from p2ptrain.errors import CodecError, ConfigError
 
 each_codec = pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS.keys())
@@ -122,7 +122,7 @@ def test_gradients_beyond_the_end_of_a_half_are_no_infinities():
 
 @each_codec
 def test_a_chunk_of_any_length_is_coded_block_by_block(codec: Codec):
-    for count in (0, 1, BLOCK - 1, BLOCK, BLOCK + 1, CHUNK, CHUNK + 1, 2 * CHUNK + 3 * BLOCK + 7):
+    for count in (0, 1, BLOCK - 1, BLOCK, BLOCK + 1, BATCH, BATCH + 1, 2 * BATCH + 3 * BLOCK + 7):
         values = some_numbers(count)
         whole = through(codec, values)
         blocks = [through(codec, values[at : at + BLOCK]) for at in range(0, count, BLOCK)]
