@@ -35,10 +35,10 @@ share a peer; it enters the first that it has granted, and refuses the other.
 **Why no cycle of waits can exist.** The requests are ordered among all others by the lock. A
 trainer waits for its version, or for its rule: for other trainers to arrive at it *or beyond*. So
 of all versions that are waited for, the smallest waits only for trainers that are in the middle of
-a step. (A trainer that is beyond has told the coordinator of another group, if groups are not
-everyone and views differed. So a coordinator that has waited for `resend_s` asks those who are
-missing, and is told `Past`.) A version that a member is past will never run in its group: the
-coordinator gives it up, and tells those who wait for it.
+a step. (A trainer that is beyond has told the coordinator of another group, if views differed. So a
+coordinator that has waited for `resend_s` asks those who are missing, and is told `Past`.) A
+version that a member is past will never run in its group: the coordinator gives it up, and tells
+those who wait for it.
 
 **A late peer** loses nothing: what it has goes with the version that finds it, and its own result
 is in its pending numbers, or kept for it (`Group.keep`). Several versions may pass meanwhile.
@@ -83,6 +83,9 @@ class Rule:
     limiter: int | None = None
     """No trainer's last arrival, waiting or not, may be more than so many versions ago."""
 
+
+ASKED_AT_ONCE = 8
+"""So many members are asked at a time where they are, however large the group."""
 
 NOBODY = Rule()
 """The first one that waits runs it."""
@@ -316,7 +319,7 @@ class WaitAvoiding:
         if arrival and arrival.resend_at <= now:
             self._arrival = replace(arrival, resend_at=now + self._resend_s)
             self._tell_coordinator(now)
-            self._look_for_missing(arrival.version)
+            self._look_for_missing(arrival.version, now)
             self._maybe_run(now)
 
     def next_deadline(self) -> Seconds | None:
@@ -373,14 +376,19 @@ class WaitAvoiding:
             self._lock.forget_offer(source)
             self._emit(Send(source, Past(self._begun)))  # lost: its `Activate` comes again
 
-    def _look_for_missing(self, version: int) -> None:
-        """If we coordinate a group of some: ask those who have not arrived where they are."""
+    def _look_for_missing(self, version: int, now: Seconds) -> None:
+        """If we coordinate our group: ask some who have not arrived where they are.
+
+        Most are in the middle of a step. One that is beyond believed in another group.
+        """
         members = self._round(version).members
-        if members[0] != self._me or len(members) == len(self._view()) or self._group:
-            return  # they have told us, or are in the middle of a step
-        for peer in members[1:]:
-            if self._arrivals.get(peer, (0, False))[0] < version:
-                self._emit(Send(peer, Activate(version, waits=False)))  # lost: sent again
+        if members[0] != self._me or self._group:
+            return
+        missing = [p for p in members[1:] if self._arrivals.get(p, (0, False))[0] < version]
+        first = round(now / self._resend_s) if len(missing) > ASKED_AT_ONCE else 0
+        for k in range(min(ASKED_AT_ONCE, len(missing))):
+            peer = missing[(first + k) % len(missing)]
+            self._emit(Send(peer, Activate(version, waits=False)))  # lost: sent again
 
     def _handle_past(self, source: PeerId, version: int, now: Seconds) -> None:
         """`source` is beyond `version`: it coordinates our group, or is in one of ours."""
