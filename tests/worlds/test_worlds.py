@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from p2ptrain.averaging.base import known_algorithms
+from p2ptrain.averaging.base import known_algorithms, load_algorithm
 from p2ptrain.sim.faults import Crash, Drift, Hold, Partition, Pause, SlowDown, Throttle
 from tests.helpers.variants import options_of
 from tests.worlds.__main__ import told
@@ -46,8 +46,9 @@ def test_every_option_of_every_algorithm_is_drawn():
         specs = [spec for spec in map(spec_of, range(1000)) if spec.algorithm == algorithm]
         values: dict[str, set[object]] = {option: set() for option in options_of(algorithm)}
         for spec in specs:
-            for option, value in spec.options.items():
-                values[option].add(value)
+            config = load_algorithm(algorithm, spec.options).config
+            for option, drawn in values.items():
+                drawn.add(getattr(config, option))
         assert all(len(drawn) > 1 for drawn in values.values()), values
 
 
