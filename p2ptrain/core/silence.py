@@ -78,9 +78,9 @@ class Silence:
             return ""
         assert self._since is not None
         self._silent_since = self._since
-        usually = (
-            f"usually every {median(self._intervals):.2g} s" if self._intervals else "never yet"
-        )
+        usually = "never yet" if self._succeeded_at is None else "once so far"
+        if self._intervals:
+            usually = f"usually every {median(self._intervals):.2g} s"
         return f"{self._me} has not averaged for {now - self._since:.0f} s ({usually}): " + (
             self._reason() if self._failures else f"no attempt has ended; it {doing}"
         )
