@@ -5,7 +5,7 @@ After each step, a peer averages its model with those of its neighbours:
     x_i  <-  x_i - lr * update(g_i)
     x_i  <-  sum of W_ij x_j over i and its neighbours,    W symmetric and doubly stochastic
 
-All wait for their neighbours, and nobody for anybody else; so a slow peer slows its neighbours at
+Each waits for its neighbours only; so a slow peer slows its neighbours at
 once, theirs a step later, and in the end everyone. It is what `ad_psgd` is measured against.
 
 What is different here, and why:

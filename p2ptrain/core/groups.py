@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Protocol, Self
 
 from p2ptrain.core.barrier import Barrier
-from p2ptrain.core.contribution import MODEL, Contribution
+from p2ptrain.core.contribution import Contribution
 from p2ptrain.core.effects import Abandon, Average, Effect, GroupEnded
 from p2ptrain.core.events import Outcome
 from p2ptrain.core.group_lock import GroupLock
@@ -57,30 +57,6 @@ class GroupEnvironment(Protocol):
     def outside_samples(self, members: Sequence[PeerId]) -> int:
         """Samples of all others."""
         ...
-
-
-class FixedEnvironment:
-    """Implements `GroupEnvironment`: a fixed set of peers that average models."""
-
-    has_model = True
-
-    def __init__(self, peers: Sequence[PeerId]) -> None:
-        self._peers = tuple(sorted(peers))
-
-    def participants(self) -> Sequence[PeerId]:
-        return self._peers
-
-    def trainees(self) -> Sequence[PeerId]:
-        return self._peers
-
-    def contribution(self, purpose: Purpose) -> Contribution:
-        return MODEL
-
-    def weigh(self, members: Sequence[PeerId]) -> tuple[int, ...]:
-        return ()
-
-    def outside_samples(self, members: Sequence[PeerId]) -> int:
-        return 0
 
 
 class PeerGroups:

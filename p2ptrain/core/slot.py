@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Protocol, Self
 
-from p2ptrain.core.contribution import MODEL, Contribution
+from p2ptrain.core.contribution import Contribution
 from p2ptrain.core.effects import Effect, GroupEnded, Send
 from p2ptrain.core.events import Outcome
 from p2ptrain.core.lock_state import (
@@ -60,22 +60,6 @@ class Groups(Protocol):
         ...
 
 
-class AnyGroup:
-    """Implements `Groups`: all are welcome."""
-
-    def admits(self, source: PeerId, request: Request) -> bool:
-        return True
-
-    def contribution(self, purpose: Purpose) -> Contribution:
-        return MODEL
-
-    def weigh(self, members: Sequence[PeerId]) -> tuple[int, ...]:
-        return ()
-
-    def outside_samples(self, members: Sequence[PeerId]) -> int:
-        return 0
-
-
 class Slot:
     """One peer's slot, as `GroupLock` finds and leaves it."""
 
@@ -85,14 +69,14 @@ class Slot:
         incarnation: int,
         config: LockConfig,
         emit: Callable[[Effect], None],
-        groups: Groups | None = None,
+        groups: Groups,
         timeouts: TimeoutPolicy | None = None,
     ) -> None:
         self._me = me
         self._incarnation = incarnation
         self._config = config
         self._emit = emit
-        self._groups = groups or AnyGroup()
+        self._groups = groups
         self.timeouts = timeouts or TimeoutPolicy(config)
         self._state: LockState = Free()
         self._queue: tuple[Request, ...] = ()  # others', the oldest first, one of each peer

@@ -47,13 +47,6 @@ class Metrics(Protocol):
         ...
 
 
-class NullMetrics:
-    """Forgets everything."""
-
-    def record(self, kind: str, **fields: Any) -> None:
-        """Do nothing."""
-
-
 class MemoryMetrics:
     """Keeps records in a list, for tests and the simulator."""
 

@@ -10,9 +10,10 @@ from p2ptrain.core.events import Outcome
 from p2ptrain.core.group_lock import MOST_TICKS
 from p2ptrain.core.lock_state import Collecting, InGroup, LockConfig
 from p2ptrain.core.messages import Begin, Failed, Grant, Inquire, Release, Request
-from p2ptrain.core.slot import ENDED_REMEMBERED, AnyGroup
+from p2ptrain.core.slot import ENDED_REMEMBERED
 from p2ptrain.errors import ConfigError, LocalProtocolError
 from p2ptrain.ids import PeerId, Ticket
+from tests.helpers.everyone import AnyGroup
 from tests.helpers.trio import InFlight, Trio
 
 LEASE_S, ACQUIRE_S, RESEND_S = 6.0, 2.0, 0.25

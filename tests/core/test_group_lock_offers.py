@@ -11,9 +11,9 @@ from p2ptrain.core.events import Outcome
 from p2ptrain.core.lock_state import Collecting, LockConfig, Offered
 from p2ptrain.core.messages import Arrive, Begin, Grant, Inquire, Relinquish, Request
 from p2ptrain.core.purpose import GOSSIP, Formation, Purpose, What
-from p2ptrain.core.slot import AnyGroup
 from p2ptrain.errors import LocalProtocolError
 from p2ptrain.ids import PeerId, Ticket
+from tests.helpers.everyone import AnyGroup
 from tests.helpers.trio import BARRIER, Trio, of_schedule
 
 LEASE_S, ACQUIRE_S, RESEND_S = 6.0, 2.0, 0.25

@@ -5,7 +5,7 @@
 
 from p2ptrain.core.effects import Average, Effect, GroupEnded, Send, VersionEnded
 from p2ptrain.core.events import Outcome
-from p2ptrain.core.groups import FixedEnvironment, PeerGroups
+from p2ptrain.core.groups import PeerGroups
 from p2ptrain.core.lock_state import LockConfig
 from p2ptrain.core.messages import (
     Arrive,
@@ -15,6 +15,7 @@ from p2ptrain.core.messages import (
     Request,
 )
 from p2ptrain.ids import PeerId, Seconds, Ticket
+from tests.helpers.everyone import FixedEnvironment
 
 CONFIG = LockConfig(lease_s=5.0, acquire_timeout_s=2.0, resend_s=1.0)
 

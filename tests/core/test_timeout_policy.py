@@ -12,6 +12,7 @@ from p2ptrain.core.lock_state import LockConfig
 from p2ptrain.core.messages import Begin, Failed, Grant, Request
 from p2ptrain.core.timeout_policy import LEAST_SHARE, ObservedTimeoutPolicy, Wait
 from p2ptrain.ids import PeerId, Seconds, Ticket
+from tests.helpers.everyone import AnyGroup
 
 A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
 CONFIG = LockConfig()
@@ -26,7 +27,7 @@ class Bench:
         self.now: Seconds = 100.0
         self.effects: list[Effect] = []
         self.timeouts = ObservedTimeoutPolicy(config)
-        self.lock = GroupLock(A, 1, config, self.effects.append, timeouts=self.timeouts)
+        self.lock = GroupLock(A, 1, config, self.effects.append, AnyGroup(), self.timeouts)
 
     def said(self, kind: type[T]) -> list[T]:
         """What it has said of this kind since it was last asked."""

@@ -13,6 +13,7 @@ from p2ptrain.core.lock_state import InGroup, LockConfig
 from p2ptrain.core.messages import AlgorithmMessage
 from p2ptrain.core.purpose import GOSSIP
 from p2ptrain.ids import PeerId, Seconds, Ticket
+from tests.helpers.everyone import AnyGroup
 
 SILENT_S: Seconds = 5.0
 """So long nothing moves in a group before a member gives it up."""
@@ -150,7 +151,7 @@ class Assembly:
         def claim(proposal: Ticket, others: Sequence[PeerId]) -> None:
             claims[lock.request(others, len(others), self.time, GOSSIP)] = proposal
 
-        lock = GroupLock(name, 1, LockConfig(), note)
+        lock = GroupLock(name, 1, LockConfig(), note, AnyGroup())
         generator = WatchedGenerator(
             name,
             1,

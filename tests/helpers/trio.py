@@ -16,8 +16,8 @@ from p2ptrain.core.group_lock import GroupLock
 from p2ptrain.core.lock_state import Granted, InGroup, LockConfig, Offered
 from p2ptrain.core.messages import Activate, Arrive, Begin, Grant, Request, SlotMessage
 from p2ptrain.core.purpose import GOSSIP, Formation, Purpose, What
-from p2ptrain.core.slot import AnyGroup
 from p2ptrain.ids import PeerId, Seconds, Ticket
+from tests.helpers.everyone import AnyGroup
 
 CLOCKS = {"a": 0.0, "b": 1024.0, "c": 17.5, "d": 300.25, "e": 4096.0}  # exact in binary
 

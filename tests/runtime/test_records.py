@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from p2ptrain.errors import ConfigError
-from p2ptrain.runtime.metrics import JsonlMetrics, MemoryMetrics, NullMetrics
+from p2ptrain.runtime.metrics import JsonlMetrics, MemoryMetrics
 from p2ptrain.runtime.peer import _Crossing, _run_here
 from p2ptrain.runtime.snapshots import SnapshotWriter
 from p2ptrain.sim.replica import VectorReplica
@@ -75,7 +75,6 @@ def test_records_in_memory_are_found_by_kind():
     metrics.record("b")
     metrics.record("a", x=2)
     assert [record["x"] for record in metrics.of("a")] == [1, 2]
-    NullMetrics().record("a", x=1)
 
 
 # --- snapshots ------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from p2ptrain.core import group_lock
 from p2ptrain.core.barrier import Barrier
 from p2ptrain.core.events import Outcome
 from p2ptrain.core.group_lock import GroupLock
-from p2ptrain.core.groups import FixedEnvironment, PeerGroups
+from p2ptrain.core.groups import PeerGroups
 from p2ptrain.core.lock_state import Collecting, Granted, InGroup, Offered
 from p2ptrain.core.messages import Begin, Request, SlotMessage
 from p2ptrain.core.purpose import Purpose
@@ -26,6 +26,7 @@ from p2ptrain.sim.explore.scenarios import A_TRIO, SHORT, small
 from p2ptrain.sim.explore.search import Findings, Search
 from p2ptrain.sim.explore.situations import Situations
 from p2ptrain.sim.explore.transcript import transcript
+from tests.helpers.everyone import FixedEnvironment
 
 ONE = Scenario(name="one", asks=(A_TRIO,), faults=1, config=SHORT)
 CROSSING = Scenario(name="crossing", asks=(A_TRIO, Ask("b", "ac", 2)), config=SHORT)
