@@ -2,6 +2,7 @@
 
 from itertools import combinations
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -20,27 +21,34 @@ def members(groups: list[Group]) -> list[PeerId]:
     return [peer for group in groups for peer in group.members]
 
 
+def book_for(count: int, *, seed: int = 0, **options: Any) -> tuple[GroupBook, tuple[PeerId, ...]]:
+    """A book of a generator that sees so many peers, and they."""
+    book, peers = GroupBook(Random(seed), **options), names(count)
+    assert book.keep(peers, 0.0) == []
+    return book, peers
+
+
 # --- Global Division ------------------------------------------------------------------------------
 
 
 def test_one_question_divides_everybody():
-    book, peers = GroupBook(group_size=3), names(9)
-    groups = book.ask(peers[4], 1, peers, Random(0), 0.0)
+    book, peers = book_for(9, group_size=3)
+    groups = book.ask(peers[4], 1, 0.0)
     assert sorted(members(groups)) == list(peers)
     assert [len(group.members) for group in groups] == [3, 3, 3]
     assert book.running == tuple(groups)
 
 
 def test_who_asks_and_has_a_group_gets_that_one():
-    book, peers = GroupBook(group_size=3), names(9)
-    book.ask(peers[4], 1, peers, Random(0), 0.0)
-    assert book.ask(peers[5], 1, peers, Random(0), 0.0) == []
+    book, peers = book_for(9, group_size=3)
+    book.ask(peers[4], 1, 0.0)
+    assert book.ask(peers[5], 1, 0.0) == []
     assert len(book.running) == 3
 
 
 def test_alone_there_is_nobody_to_meet():
-    book, peers = GroupBook(group_size=3), names(1)
-    (group,) = book.ask(peers[0], 1, peers, Random(0), 0.0)
+    book, peers = book_for(1, group_size=3)
+    (group,) = book.ask(peers[0], 1, 0.0)
     assert group.members == peers
     assert book.running == book.buffered == ()
 
@@ -57,59 +65,59 @@ def test_a_rest_makes_groups_larger_and_never_leaves_anyone_alone(
 
 def test_the_same_questions_and_the_same_seed_give_the_same_groups():
     def story(seed: int) -> list[list[Group]]:
-        book, rng, peers = GroupBook(group_size=2), Random(seed), names(7)
-        return [book.ask(peer, 1, peers, rng, 0.0) for peer in peers]
+        book, peers = book_for(7, group_size=2, seed=seed)
+        return [book.ask(peer, 1, 0.0) for peer in peers]
 
     assert story(1) == story(1) != story(2)
 
 
 @pytest.mark.parametrize("waits", [False, True])
 def test_every_pair_meets_also_beside_a_slow_peer_that_is_filtered(waits: bool):
-    book, rng, peers, met = GroupBook(group_size=3, waits=waits), Random(3), names(6), set()
+    (book, peers), met = book_for(6, group_size=3, waits=waits, seed=3), set()
     for update in range(1, 400):
         asking = [peer for peer in peers if peer != "p05" or update % 20 == 0]
-        groups = [g for peer in asking for g in book.ask(peer, update, peers, rng, 0.0)]
+        groups = [g for peer in asking for g in book.ask(peer, update, 0.0)]
         while groups:
             group = groups.pop()
             met |= set(combinations(group.members, 2))
-            groups += book.over(group.number, True, peers, rng, 0.0)
+            groups += book.over(group.number, True, 0.0)
             book.check()
     assert met == set(combinations(peers, 2))
 
 
 def test_two_groups_that_end_in_turns_do_not_meet_among_themselves_for_ever():
-    book, rng, peers = GroupBook(group_size=2), Random(0), names(4)
-    running = book.ask(peers[0], 1, peers, rng, 0.0)
+    book, peers = book_for(4, group_size=2)
+    running = book.ask(peers[0], 1, 0.0)
     met = {group.members for group in running}
     for update in range(2, 12):
         ended, *running = running  # the other one runs all the while
-        running += book.over(ended.number, True, peers, rng, 0.0)
-        running += [g for peer in ended.members for g in book.ask(peer, update, peers, rng, 0.0)]
+        running += book.over(ended.number, True, 0.0)
+        running += [g for peer in ended.members for g in book.ask(peer, update, 0.0)]
         met |= {group.members for group in running}
         book.check()
     assert met == set(combinations(peers, 2))
 
 
 def test_machines_that_come_in_turns_go_out_to_each_other_all_the_same():
-    book, rng, peers = GroupBook(group_size=2, peers_per_machine=2), Random(0), names(4)
-    running = book.ask(peers[0], 2, peers, rng, 0.0)
+    book, peers = book_for(4, group_size=2, peers_per_machine=2)
+    running = book.ask(peers[0], 2, 0.0)
     assert not any(group.crosses for group in running)
     ended, other = sorted(running, key=lambda group: group.members)
-    book.over(ended.number, True, peers, rng, 0.0)
-    assert book.ask(peers[0], 3, peers, rng, 0.0) == []
+    book.over(ended.number, True, 0.0)
+    assert book.ask(peers[0], 3, 0.0) == []
     (waiting,) = book.buffered
     assert waiting.crosses
-    assert book.over(other.number, True, peers, rng, 0.0) == [waiting]
+    assert book.over(other.number, True, 0.0) == [waiting]
 
 
 # --- machines -------------------------------------------------------------------------------------
 
 
 def test_divisions_of_even_updates_stay_inside_machines_and_in_odd_ones_one_of_each_goes_out():
-    book, rng, peers = GroupBook(group_size=3, peers_per_machine=4), Random(0), names(16)
+    book, peers = book_for(16, group_size=3, peers_per_machine=4)
     places = machines(peers, 4)
     for update in range(1, 9):
-        groups = book.ask(peers[0], update, peers, rng, 0.0)
+        groups = book.ask(peers[0], update, 0.0)
         across = [group for group in groups if group.crosses]
         if update % 2:
             (heads,) = across
@@ -119,19 +127,19 @@ def test_divisions_of_even_updates_stay_inside_machines_and_in_odd_ones_one_of_e
         else:
             assert sorted(group.members for group in groups) == list(places)
         for group in groups:
-            book.over(group.number, True, peers, rng, 0.0)
+            book.over(group.number, True, 0.0)
 
 
 def test_a_machine_whose_head_is_out_sends_no_other_one():
-    book, rng, peers = GroupBook(group_size=2, peers_per_machine=3), Random(0), names(6)
-    groups = book.ask(peers[0], 1, peers, rng, 0.0)
+    book, peers = book_for(6, group_size=2, peers_per_machine=3)
+    groups = book.ask(peers[0], 1, 0.0)
     assert [group.crosses for group in groups].count(True) == 1
     for group in groups:
         if not group.crosses:
-            book.over(group.number, True, peers, rng, 0.0)
+            book.over(group.number, True, 0.0)
     head = next(group for group in groups if group.crosses)
     asker = next(peer for peer in peers if peer not in head.members)
-    assert not any(group.crosses for group in book.ask(asker, 3, peers, rng, 0.0))
+    assert not any(group.crosses for group in book.ask(asker, 3, 0.0))
 
 
 def test_the_last_machine_may_have_fewer():
@@ -142,25 +150,25 @@ def test_the_last_machine_may_have_fewer():
 
 
 def test_where_trainers_wait_a_group_runs_when_all_its_members_have_asked():
-    book, peers = GroupBook(group_size=3, waits=True), names(3)
-    assert book.ask(peers[0], 1, peers, Random(0), 0.0) == []
-    assert book.ask(peers[1], 1, peers, Random(0), 0.0) == []
-    (group,) = book.ask(peers[2], 1, peers, Random(0), 0.0)
+    book, peers = book_for(3, group_size=3, waits=True)
+    assert book.ask(peers[0], 1, 0.0) == []
+    assert book.ask(peers[1], 1, 0.0) == []
+    (group,) = book.ask(peers[2], 1, 0.0)
     assert group.members == peers
 
 
 def ask_all(book: GroupBook, asking: tuple[PeerId, ...], now: float) -> list[Group]:
     """All of `asking` ask, in a swarm of four, and what runs is over at once; returns what ran."""
-    rng, ran = Random(0), []
+    ran = []
     for peer in asking:
-        ran += book.ask(peer, int(now), names(4), rng, now)
+        ran += book.ask(peer, int(now), now)
     for group in ran:
-        book.over(group.number, True, names(4), rng, now)
+        book.over(group.number, True, now)
     return ran
 
 
 def test_the_filter_leaves_out_who_takes_long_for_a_step_until_it_asks():
-    book, peers = GroupBook(group_size=4, waits=True), names(4)
+    book, peers = book_for(4, group_size=4, waits=True)
     (first,) = ask_all(book, peers, 1.0)
     assert first.members == peers
     assert ask_all(book, peers[:3], 2.0) == [], "nothing is known of the fourth"
@@ -174,7 +182,7 @@ def test_the_filter_leaves_out_who_takes_long_for_a_step_until_it_asks():
 
 
 def test_who_is_slow_no_more_is_waited_for_again():
-    book, peers, now = GroupBook(group_size=4, waits=True), names(4), 11.0
+    (book, peers), now = book_for(4, group_size=4, waits=True), 11.0
     for update in (1.0, 2.0):
         ask_all(book, peers[:3], update)
     ask_all(book, peers[3:], 9.0)
@@ -189,50 +197,52 @@ def test_who_is_slow_no_more_is_waited_for_again():
 
 
 def test_a_group_with_a_locked_member_waits_and_runs_when_that_one_is_free():
-    book, rng, peers = GroupBook(group_size=3), Random(0), names(3)
-    (first,) = book.ask(peers[0], 1, peers[:2], rng, 0.0)
+    book, peers = book_for(3, group_size=3)
+    book.keep(peers[:2], 0.0)
+    (first,) = book.ask(peers[0], 1, 0.0)
     assert first.members == peers[:2]
-    assert book.ask(peers[2], 1, peers, rng, 0.0) == []
+    assert book.keep(peers, 0.0) == []
+    assert book.ask(peers[2], 1, 0.0) == []
     (waiting,) = book.buffered
     assert waiting.members == peers
-    assert book.over(first.number, True, peers, rng, 0.0) == [waiting]
+    assert book.over(first.number, True, 0.0) == [waiting]
     assert book.buffered == ()
 
 
 def test_a_group_that_broke_leaves_its_members_asking():
-    book, rng, peers = GroupBook(group_size=2), Random(0), names(2)
-    (broken,) = book.ask(peers[0], 1, peers, rng, 0.0)
-    (again,) = book.over(broken.number, False, peers, rng, 0.0)
+    book, peers = book_for(2, group_size=2)
+    (broken,) = book.ask(peers[0], 1, 0.0)
+    (again,) = book.over(broken.number, False, 0.0)
     assert again.members == peers
-    assert book.over(again.number, True, peers, rng, 0.0) == []
+    assert book.over(again.number, True, 0.0) == []
 
 
 def test_a_group_goes_on_without_one_that_is_gone_before_it_runs():
-    book, rng, peers = GroupBook(group_size=4, waits=True), Random(0), names(4)
+    book, peers = book_for(4, group_size=4, waits=True)
     for peer in peers[:3]:
-        assert book.ask(peer, 1, peers, rng, 0.0) == []
-    (group,) = book.keep(peers[:3], rng, 0.0)
+        assert book.ask(peer, 1, 0.0) == []
+    (group,) = book.keep(peers[:3], 0.0)
     assert group.members == peers[:3]
 
 
 def test_the_last_one_left_of_a_group_is_told_that_nobody_is_there():
-    book, rng, peers = GroupBook(group_size=2, waits=True), Random(0), names(2)
-    assert book.ask(peers[0], 1, peers, rng, 0.0) == []
-    (alone,) = book.keep(peers[:1], rng, 0.0)
+    book, peers = book_for(2, group_size=2, waits=True)
+    assert book.ask(peers[0], 1, 0.0) == []
+    (alone,) = book.keep(peers[:1], 0.0)
     assert alone.members == peers[:1]
 
 
 def test_a_group_whose_leader_is_gone_is_over():
-    book, rng, peers = GroupBook(group_size=3), Random(0), names(3)
-    (group,) = book.ask(peers[0], 1, peers, rng, 0.0)
+    book, peers = book_for(3, group_size=3)
+    (group,) = book.ask(peers[0], 1, 0.0)
     left = [peer for peer in peers if peer != group.leader]
-    book.keep(left, rng, 0.0)
+    book.keep(left, 0.0)
     assert all(group.leader not in running.members for running in book.running)
 
 
 def test_an_unsound_book_is_noticed():
-    book, peers = GroupBook(group_size=2), names(2)
-    book.ask(peers[0], 1, peers, Random(0), 0.0)
+    book, peers = book_for(2, group_size=2)
+    book.ask(peers[0], 1, 0.0)
     del book._running[peers[0]]
     with pytest.raises(InvariantViolation):
         book.check()
@@ -249,20 +259,20 @@ def test_whatever_happens_all_who_ask_get_a_group_and_no_group_starves(
     seed: int, count: int, size: int, each: int, waits: bool
 ):
     """Peers ask, groups end or break, peers vanish and return, in any order; then faults stop."""
-    rng, peers = Random(seed), names(count)
-    book = GroupBook(group_size=size, peers_per_machine=each, waits=waits)
+    rng = Random(seed)
+    book, peers = book_for(count, group_size=size, peers_per_machine=each, waits=waits, seed=seed)
     updates, present = dict.fromkeys(peers, 0), list(peers)
     for _ in range(60):
         match rng.randrange(5):
             case 0 | 1 if present:
                 peer = rng.choice(present)
                 updates[peer] += 1
-                book.ask(peer, updates[peer], present, rng, 0.0)
+                book.ask(peer, updates[peer], 0.0)
             case 2 | 3 if book.running:
-                book.over(rng.choice(book.running).number, rng.random() < 0.8, present, rng, 0.0)
+                book.over(rng.choice(book.running).number, rng.random() < 0.8, 0.0)
             case 4 if rng.random() < 0.3:
                 present = sorted(rng.sample(peers, rng.randint(1, count)))
-                book.keep(present, rng, 0.0)
+                book.keep(present, 0.0)
             case _:
                 pass
         book.check()
@@ -270,10 +280,10 @@ def test_whatever_happens_all_who_ask_get_a_group_and_no_group_starves(
     waiting = book.buffered
     for _ in range(5 * count):
         for group in book.running:
-            for ran in book.over(group.number, True, present, rng, 0.0):
+            for ran in book.over(group.number, True, 0.0):
                 served += ran.members
         for peer in present:
-            for ran in book.ask(peer, updates[peer], present, rng, 0.0):
+            for ran in book.ask(peer, updates[peer], 0.0):
                 served += ran.members
     assert set(present) <= set(served)
     assert not {group.number for group in waiting} & {group.number for group in book.buffered}

@@ -50,7 +50,7 @@ def test_who_asks_is_in_a_group_and_so_are_those_that_it_is_with(trio: Assembly,
     trio.settle()
     assert [trio[name].groups for name in "abc"] == [[("a", "b", "c")]] * 3
     assert trio[asker].turns == [Outcome.DONE]
-    assert trio[asker].generator.turn is None
+    assert trio[asker].generator.asks is None
 
 
 def test_the_first_by_name_is_asked(trio: Assembly):
@@ -83,7 +83,7 @@ def test_a_lost_message_costs_a_resend(kind: str):
         assembly = Assembly("abc", seed=seed, group_size=3)
         assembly.ask("b")
         settle_without(assembly, kind)
-        while assembly["b"].generator.turn:
+        while assembly["b"].generator.asks is not None:
             assembly.tick()
             assembly.settle()
         assert assembly["b"].turns == [Outcome.DONE]
@@ -145,14 +145,14 @@ def test_however_long_an_average_takes_its_members_stay_locked_and_it_is_not_pro
         while assembly.time < average_s:
             assembly.time += RESEND_S
             for seat in assembly.seats.values():
-                seat.generator.handle_timer(assembly.time)
+                seat.look()
             while assembly.wire:
                 assembly.deliver()
         assert assembly["a"].generator.book.running == (group,)
         assert [seat.claims for seat in assembly.seats.values()].count({}) == 2, "one leads"
         leader = assembly[group.leader]
-        (proposal,) = leader.claims.values()
-        leader.generator.claim_ended(proposal, Outcome.DONE, assembly.time)
+        (claim,) = leader.claims
+        leader.end_claim(claim, Outcome.DONE)
         while assembly.wire:
             assembly.deliver()
         assert assembly["a"].generator.book.running == ()
@@ -175,7 +175,7 @@ def test_what_no_generator_leader_or_asker_says_is_refused(
     trio: Assembly, message: AlgorithmMessage
 ):
     with pytest.raises(RemoteProtocolError, match="b says "):
-        trio["a"].generator.receive(PeerId("b"), message, 0.0)
+        trio["a"].generator.receive(PeerId("b"), message)
     assert trio.wire == []
     assert isinstance(trio["a"].lock.state, Free)
 
@@ -188,7 +188,7 @@ def test_what_is_of_no_proposal_of_this_life_or_of_a_stranger_changes_nothing(tr
         ("b", AlgorithmMessage("lead", (0, 7))),
         ("z", AlgorithmMessage("ask", (1, 1, 1))),
     ):
-        trio["a"].generator.receive(PeerId(source), message, 0.0)
+        trio["a"].generator.receive(PeerId(source), message)
     assert trio.wire == []
 
 
@@ -222,7 +222,7 @@ def test_who_stops_asks_no_more_and_leads_no_more():
     for seed in range(4):
         assembly = Assembly("abc", seed=seed, group_size=3)
         assembly.ask("b")
-        assembly["b"].generator.withdraw(0.0)
+        assembly["b"].withdraw()
         assert assembly["b"].turns == [Outcome.WITHDRAWN]
         assembly.ask("b")
         assert assembly["b"].turns == [Outcome.WITHDRAWN] * 2
@@ -253,7 +253,7 @@ def test_whatever_is_lost_late_or_dead_everyone_gets_its_turns(seed: int, waits:
             assembly.die(dead)
             del taken[dead]
         for name, seat in assembly.seats.items():
-            if seat.generator.turn is None and rng.random() < 0.2:
+            if seat.generator.asks is None and rng.random() < 0.2:
                 taken[name] += 1
                 assembly.ask(name, taken[name])
         faulty = moment < 1000

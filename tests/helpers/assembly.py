@@ -1,9 +1,12 @@
 """Locks and generators of peers a, b, c, ...; messages wait until the test lets them through."""
 
-from collections.abc import Sequence
+from collections.abc import Coroutine, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
+from types import coroutine
+from typing import Any
 
+from p2ptrain.averaging import GroupResult
 from p2ptrain.averaging.ripples.book import GroupBook
 from p2ptrain.averaging.ripples.generator import GroupGenerator
 from p2ptrain.core.effects import Abandon, Average, Effect, GroupEnded, Send
@@ -19,33 +22,83 @@ SILENT_S: Seconds = 5.0
 """So long nothing moves in a group before a member gives it up."""
 
 
-class WatchedGenerator(GroupGenerator):
-    """Keeps how its turns ended."""
-
-    turns: list[Outcome]
-
-    def _end_turn(self, outcome: Outcome) -> None:
-        if self.turn:
-            self.turns.append(outcome)
-        super()._end_turn(outcome)
-
-
 @dataclass
 class Seat:
-    """One peer."""
+    """One peer: what a generator sees of its `Swarm`, and its lock."""
 
-    lock: GroupLock
-    generator: WatchedGenerator
+    assembly: "Assembly"
+    me: PeerId
+    rng: Random
     view: list[PeerId]
-    claims: dict[Ticket, Ticket]
-    """A claim, and the proposal that it is for."""
-    ended: list[GroupEnded]
+    lock: GroupLock
+    incarnation: int = 1
+    trains: bool = True
+    updates: int = 0
+    claims: dict[Ticket, Coroutine[Any, Any, None]] = field(default_factory=dict)
+    """Claims of this peer, and the leader that waits for each."""
+    ended: list[GroupEnded] = field(default_factory=list)
     """Claims that the generator has not been told of."""
     groups: list[tuple[PeerId, ...]] = field(default_factory=list)
+    turns: list[Outcome] = field(default_factory=list)
+    """How the generator's turns ended."""
+    generator: GroupGenerator = field(init=False)
 
     @property
-    def turns(self) -> list[Outcome]:
-        return self.generator.turns
+    def now(self) -> Seconds:
+        return self.assembly.time
+
+    def trainees(self) -> tuple[PeerId, ...]:
+        return tuple(self.view)
+
+    def met(self) -> Mapping[PeerId, int]:
+        return {self.me: len(self.groups)}
+
+    def tell(self, peer: PeerId, message: AlgorithmMessage) -> None:
+        self.assembly.wire.append((self.me, peer, message))
+
+    @coroutine
+    def average_models(self, others: Sequence[PeerId]) -> Generator[Any, Any, GroupResult]:
+        return (yield others)
+
+    def start(self, activity: Coroutine[Any, Any, None]) -> None:
+        self.go_on(activity, None)
+
+    def go_on(self, leader: Coroutine[Any, Any, None], result: GroupResult | None) -> None:
+        """Until it claims the next group, or has none to claim."""
+        try:
+            others = leader.send(result)
+        except StopIteration:
+            return
+        self.claims[self.lock.request(others, len(others), self.now, GOSSIP)] = leader
+
+    def end_claim(self, ticket: Ticket, outcome: Outcome) -> None:
+        """Tell the generator of a claim that is over."""
+        self.go_on(self.claims.pop(ticket), GroupResult(outcome, ""))
+
+    def ask(self, updates: int) -> None:
+        before = len(self.groups)
+        self.updates = updates
+        self.generator.ask()
+        if self.generator.asks is None and len(self.groups) == before:
+            self.turns.append(Outcome.BUSY if self.trains else Outcome.WITHDRAWN)
+
+    def look(self) -> None:
+        asked, met = self.generator.asks is not None, self.generator._met
+        self.generator.look()
+        if asked and self.generator.asks is None:
+            done = len(self.groups) > met
+            self.turns.append(Outcome.DONE if done else Outcome.WITHDRAWN)
+
+    def hear(self, source: PeerId, message: AlgorithmMessage) -> None:
+        asked = self.generator.asks is not None
+        self.generator.receive(source, message)
+        if asked and self.generator.asks is None:
+            self.turns.append(Outcome.BUSY)
+
+    def withdraw(self) -> None:
+        """The trainer stops."""
+        self.trains = False
+        self.look()
 
 
 class Assembly:
@@ -56,7 +109,9 @@ class Assembly:
         self.wire: list[tuple[str, str, object]] = []
         self.seats: dict[str, Seat] = {}
         for number, name in enumerate(names):
-            self._seat(PeerId(name), names, Random(seed * 1000 + number), GroupBook(**book))  # type: ignore[arg-type]
+            rng = Random(seed * 1000 + number)
+            seat = self._seat(PeerId(name), names, rng)
+            seat.generator = GroupGenerator(seat, GroupBook(rng, **book))  # type: ignore[arg-type]
 
     def __getitem__(self, name: str) -> Seat:
         return self.seats[name]
@@ -65,7 +120,7 @@ class Assembly:
 
     def ask(self, names: str, updates: int = 1) -> None:
         for name in names:
-            self[name].generator.ask(updates, self.time)
+            self[name].ask(updates)
             self._follow(self[name])
 
     def deliver(self, index: int = 0, *, keep: bool = False) -> None:
@@ -74,7 +129,7 @@ class Assembly:
             return
         seat = self[target]
         if isinstance(message, AlgorithmMessage):
-            seat.generator.receive(PeerId(source), message, self.time)
+            seat.hear(PeerId(source), message)
         else:
             seat.lock.receive(PeerId(source), message, self.time)  # type: ignore[arg-type]
         self._follow(seat)
@@ -101,7 +156,7 @@ class Assembly:
             if seat.lock.holds(ticket):
                 seat.groups.append(seat.lock.state.members)  # type: ignore[union-attr]
                 seat.lock.average_ended(ticket, Outcome.DONE, "", self.time)
-                seat.generator.average_ended()
+                seat.look()
                 self._follow(seat)
 
     def tick(self) -> None:
@@ -112,7 +167,7 @@ class Assembly:
         for seat in tuple(self.seats.values()):
             if min(self._due(seat), default=self.time + 1) <= self.time:
                 seat.lock.handle_timer(self.time)
-                seat.generator.handle_timer(self.time)
+                seat.look()
                 self._follow(seat)
 
     def die(self, name: str) -> None:
@@ -122,7 +177,7 @@ class Assembly:
             if PeerId(name) in seat.view:
                 seat.view.remove(PeerId(name))
             seat.lock.peer_dead(PeerId(name), f"{name} is gone", self.time)
-            seat.generator.view_changed(self.time)
+            seat.look()
             self._follow(seat)
 
     def check(self) -> None:
@@ -132,37 +187,21 @@ class Assembly:
 
     # --- inside -----------------------------------------------------------------------------------
 
-    def _seat(self, name: PeerId, view: str, rng: Random, book: GroupBook) -> None:
-        here = [PeerId(other) for other in view]
-        claims: dict[Ticket, Ticket] = {}
-        ended: list[GroupEnded] = []
-
+    def _seat(self, name: PeerId, view: str, rng: Random) -> Seat:
         def note(effect: Effect) -> None:
             match effect:
                 case Send(target=target, message=message):
                     self.wire.append((name, target, message))
                 case GroupEnded():
-                    ended.append(effect)
+                    seat.ended.append(effect)
                 case Average() | Abandon():
                     pass
                 case _:
                     raise AssertionError(f"a lock does not emit {effect}")
 
-        def claim(proposal: Ticket, others: Sequence[PeerId]) -> None:
-            claims[lock.request(others, len(others), self.time, GOSSIP)] = proposal
-
         lock = GroupLock(name, 1, LockConfig(), note, AnyGroup())
-        generator = WatchedGenerator(
-            name,
-            1,
-            book,
-            lambda: tuple(here),
-            claim,
-            lambda target, message: self.wire.append((name, target, message)),
-            rng,
-        )
-        generator.turns = []
-        self.seats[name] = Seat(lock, generator, here, claims, ended)
+        seat = self.seats[name] = Seat(self, name, rng, [PeerId(other) for other in view], lock)
+        return seat
 
     def _break_what_stands_still(self) -> None:
         """A group that not all of its members have come into: nothing moves in it."""
@@ -179,7 +218,7 @@ class Assembly:
         """Tell the generator of claims that are over."""
         while seat.ended:
             effect = seat.ended.pop(0)
-            seat.generator.claim_ended(seat.claims.pop(effect.ticket), effect.outcome, self.time)
+            seat.end_claim(effect.ticket, effect.outcome)
 
     def _due(self, seat: Seat) -> list[Seconds]:
         deadlines = (seat.lock.next_deadline(), seat.generator.next_deadline())

@@ -52,9 +52,7 @@ from p2ptrain.averaging import (
     RemoteProtocolError,
     Round,
     Rule,
-    Seconds,
     Swarm,
-    Ticket,
     What,
     in_turn,
 )
@@ -66,9 +64,6 @@ SCHEDULES = ("generator", "static", "decentral")
 DEFAULT_GROUP = 3
 PUBLISHED_MACHINE = 4
 """Peers on a machine in the published table."""
-
-SHORTEST_S: Seconds = 0.01
-"""A timer may fire a little early; what is due would then be waited for by nothing again."""
 
 
 class Ripples(Algorithm):
@@ -134,7 +129,7 @@ class Ripples(Algorithm):
 
     async def background(self, swarm: Swarm) -> None:
         if self.config.schedule == "generator":
-            swarm.start(self._run_generator(swarm))
+            swarm.start(self._generator_of(swarm).run())
         updates = 0
         while not self.config.waits:
             updates = await swarm.wait_for_update(updates + 1)
@@ -167,58 +162,29 @@ class Ripples(Algorithm):
 
     async def _take_turn(self, swarm: Swarm) -> None:
         """Ask the generator for a group, until we have been in one, whoever it was proposed for."""
-        generator, before = self._generator_of(swarm), swarm.met().get(swarm.me, 0)
-        self._look(generator, swarm)
-        generator.ask(swarm.updates, swarm.now)
-        while generator.turn:
-            await swarm.wait_for_change(RESEND_S)
-            if swarm.met().get(swarm.me, 0) != before:
-                generator.average_ended()
-            self._look(generator, swarm)
-
-    async def _run_generator(self, swarm: Swarm) -> None:
         generator = self._generator_of(swarm)
-        while True:
-            self._look(generator, swarm)
-            due = generator.next_deadline() or swarm.now + RESEND_S
-            await swarm.wait_for_change(max(SHORTEST_S, due - swarm.now))
-
-    def _look(self, generator: GroupGenerator, swarm: Swarm) -> None:
-        """Tell the generator what may have changed."""
-        if not swarm.trains:
-            generator.withdraw(swarm.now)
-        generator.view_changed(swarm.now)
-        generator.handle_timer(swarm.now)
+        generator.ask()
+        while generator.asks is not None:
+            await swarm.wait_for_change(RESEND_S)
+            generator.look()
 
     def handle_message(self, swarm: Swarm, source: PeerId, message: AlgorithmMessage) -> None:
         if self.config.schedule != "generator":
             raise RemoteProtocolError(f"{source} has groups proposed, and we do not")
-        self._generator_of(swarm).receive(source, message, swarm.now)
+        self._generator_of(swarm).receive(source, message)
 
     def _generator_of(self, swarm: Swarm) -> GroupGenerator:
         """This peer's share of the generator, made when it is needed first."""
         if self._generator is None:
             book = GroupBook(
+                swarm.rng,
                 group_size=self._size,
                 peers_per_machine=self.config.peers_per_machine,
                 slowdown=self.config.slowdown,
                 waits=self.config.waits,
             )
-            self._generator = GroupGenerator(
-                swarm.me,
-                swarm.incarnation,
-                book,
-                swarm.trainees,
-                lambda proposal, others: swarm.start(self._lead(swarm, proposal, others)),
-                swarm.tell,
-                swarm.rng,
-            )
+            self._generator = GroupGenerator(swarm, book)
         return self._generator
-
-    async def _lead(self, swarm: Swarm, proposal: Ticket, others: Sequence[PeerId]) -> None:
-        """Claim a group that was proposed, and say how that ended."""
-        result = await swarm.average_models(others)
-        self._generator_of(swarm).claim_ended(proposal, result.outcome, swarm.now)
 
     # --- decentral --------------------------------------------------------------------------------
 

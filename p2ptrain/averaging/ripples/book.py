@@ -41,7 +41,7 @@ for no group: its last one is over.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from random import Random
 
@@ -65,7 +65,7 @@ class Group:
 
 
 class GroupBook:
-    """One generator's book.
+    """One generator's book. Whatever happens, it returns the groups that run from then on.
 
     Args:
         group_size: members of a group that is not a whole machine; up to twice as many less one
@@ -78,20 +78,21 @@ class GroupBook:
 
     def __init__(
         self,
+        rng: Random,
         *,
         group_size: int,
         peers_per_machine: int = 0,
         slowdown: float = 1.5,
         waits: bool = False,
     ) -> None:
+        self._rng = rng
         self._size = group_size
         self._per_machine = peers_per_machine
         self._slowdown = slowdown
         self._waits = waits
         self._numbers = 0
-        self._asking: dict[PeerId, None] = {}  # in order
-        self._level: dict[PeerId, int] = {}  # updates, counted as if all had begun together
-        self._began_at: dict[PeerId, int] = {}
+        self._home: dict[PeerId, int] = {}  # the machine of each that is present, sorted by name
+        self._asking: dict[PeerId, int] = {}  # after so many updates; in order
         self._met: dict[PeerId, tuple[PeerId, ...]] = {}  # its last group
         self._met_at: dict[PeerId, Seconds] = {}  # when that ended
         self._step_s: dict[PeerId, Seconds] = {}  # how long one of its steps takes
@@ -110,39 +111,33 @@ class GroupBook:
 
     # --- what happens -----------------------------------------------------------------------------
 
-    def ask(
-        self, peer: PeerId, updates: int, present: Sequence[PeerId], rng: Random, now: Seconds
-    ) -> list[Group]:
-        """`peer`, after so many updates, wants a group; `present` is who trains, sorted.
+    def keep(self, present: Sequence[PeerId], now: Seconds) -> list[Group]:
+        """`present`, sorted, are those who train; all others are forgotten."""
+        places = enumerate(machines(present, self._per_machine or max(1, len(present))))
+        before, self._home = self._home, {peer: place for place, on in places for peer in on}
+        for peer in before:
+            if peer not in self._home:
+                self._forget(peer)
+        return self._serve(now)
 
-        Returns:
-            The groups that run from now on, and perhaps one of `peer` alone.
-        """
-        self._note(peer, updates, now)
-        self._asking[peer] = None
-        return self._serve(present, rng, now)
+    def ask(self, peer: PeerId, updates: int, now: Seconds) -> list[Group]:
+        """`peer`, which is present, wants a group after so many updates; it may get one alone."""
+        if peer in self._met_at:
+            took_s = now - self._met_at.pop(peer)
+            self._step_s[peer] = took_s / 4 + self._step_s.get(peer, took_s) * 3 / 4
+        self._asking[peer] = updates
+        return self._serve(now)
 
-    def over(
-        self, number: int, done: bool, present: Sequence[PeerId], rng: Random, now: Seconds
-    ) -> list[Group]:
-        """A running group has ended; if `done`, its members have what they asked for.
-
-        Returns:
-            The groups that run from now on.
-        """
+    def over(self, number: int, done: bool, now: Seconds) -> list[Group]:
+        """A running group has ended; if `done`, its members have what they asked for."""
         for group in self.running:
             if group.number == number:
-                self._end(group, done, now)
-        return self._serve(present, rng, now)
-
-    def keep(self, present: Sequence[PeerId], rng: Random, now: Seconds) -> list[Group]:
-        """Forget all who are not `present`; returns the groups that run from now on."""
-        here = dict.fromkeys(present)
-        known = (*self._level, *self._met_at, *self._buffered, *self._running)
-        for peer in dict.fromkeys(known):
-            if peer not in here:
-                self._forget(peer, now)
-        return self._serve(present, rng, now)
+                self._unlock(group)
+                for peer in group.members if done else ():
+                    self._asking.pop(peer, None)
+                    if peer in self._home:
+                        self._met[peer], self._met_at[peer] = group.members, now
+        return self._serve(now)
 
     def check(self) -> None:
         """Raise InvariantViolation if somebody is in two groups of a kind, or a group is torn."""
@@ -158,27 +153,18 @@ class GroupBook:
 
     # --- inside -----------------------------------------------------------------------------------
 
-    def _note(self, peer: PeerId, updates: int, now: Seconds) -> None:
-        """Who asks for the first time is as far as the furthest: it is no laggard."""
-        if peer not in self._began_at:
-            self._began_at[peer] = max(self._level.values(), default=updates) - updates
-        self._level[peer] = max(updates + self._began_at[peer], self._level.get(peer, 0))
-        if peer in self._met_at:
-            took_s = now - self._met_at.pop(peer)
-            self._step_s[peer] = took_s / 4 + self._step_s.get(peer, took_s) * 3 / 4
-
-    def _serve(self, present: Sequence[PeerId], rng: Random, now: Seconds) -> list[Group]:
+    def _serve(self, now: Seconds) -> list[Group]:
         """Give everyone who asks a group; return those that can run."""
         alone: list[Group] = []
         for peer in tuple(self._asking):
             if peer not in self._buffered and peer not in self._running:
-                groups = self._divide(peer, present, rng)
-                for group in groups:
-                    self._buffered.update(dict.fromkeys(group.members, group))
+                for members in self._divide(peer):
+                    group = self._group(members)
+                    self._buffered.update(dict.fromkeys(members, group))
                 if peer not in self._buffered:
                     del self._asking[peer]
                     self._met_at[peer] = now
-                    alone.append(Group(self._next_number(), (peer,), peer))
+                    alone.append(self._group([peer]))
         return [*alone, *(group for group in self.buffered if self._maybe_run(group))]
 
     def _maybe_run(self, group: Group) -> bool:
@@ -187,78 +173,57 @@ class GroupBook:
         if self._waits and any(peer not in self._asking for peer in group.members):
             return False
         for peer in group.members:
-            del self._buffered[peer]
-            self._running[peer] = group
+            self._running[peer] = self._buffered.pop(peer)
         return True
 
-    def _end(self, group: Group, done: bool, now: Seconds) -> None:
+    def _unlock(self, group: Group) -> None:
         for peer in group.members:
             self._running.pop(peer, None)
-            if done:
-                self._asking.pop(peer, None)
-                self._met[peer] = group.members
-                self._met_at[peer] = now
 
-    def _forget(self, peer: PeerId, now: Seconds) -> None:
+    def _forget(self, peer: PeerId) -> None:
         """`peer` is not here any more: a group that waits goes without it, one that it leads ends.
 
         Of one that runs the leader will hear that it is lost, and say so.
         """
-        self._asking.pop(peer, None)
-        self._level.pop(peer, None)
-        self._began_at.pop(peer, None)
-        self._met.pop(peer, None)
-        self._met_at.pop(peer, None)
-        self._step_s.pop(peer, None)
-        running, buffered = self._running.get(peer), self._buffered.pop(peer, None)
+        for told in (self._asking, self._met, self._met_at, self._step_s):
+            told.pop(peer, None)
+        running, buffered = self._running.get(peer), self._buffered.get(peer)
         if running and running.leader == peer:
-            self._end(running, False, now)
+            self._unlock(running)
         if buffered:
             left = tuple(other for other in buffered.members if other != peer)
-            for other in left:
-                del self._buffered[other]
+            for member in buffered.members:
+                del self._buffered[member]
             if len(left) > 1:
-                group = Group(buffered.number, left, left[0], buffered.crosses)
+                group = replace(buffered, members=left, leader=left[0])
                 self._buffered.update(dict.fromkeys(left, group))
 
     # --- Global Division --------------------------------------------------------------------------
 
-    def _divide(self, asker: PeerId, present: Sequence[PeerId], rng: Random) -> list[Group]:
+    def _divide(self, asker: PeerId) -> list[list[PeerId]]:
         """Divide all whose buffers are empty into groups; nobody to meet: none with `asker`."""
-        pool = [peer for peer in present if peer not in self._buffered]
+        pool = [peer for peer in self._home if peer not in self._buffered]
         if self._waits:
             pool = [peer for peer in pool if peer == asker or self._keeps_up(peer)]
         free = [peer for peer in pool if self._waits or peer not in self._running]
-        everyone = machines(present, self._per_machine or len(present))
-        home = {peer: number for number, machine in enumerate(everyone) for peer in machine}
-        crossing = len(everyone) > 1 and self._level[asker] % 2 == 1
-        if crossing:
-            heads = self._heads(free, home, rng)
-            others = [peer for peer in free if peer not in heads]
-            parts = [*shares(heads, self._size), *self._by_machine(others, home, self._size, rng)]
-        elif len(everyone) > 1:
-            heads = []
-            parts = self._by_machine(free, home, len(free), rng)
-        else:
-            heads = []
-            parts = shares(rng.sample(free, len(free)), self._size)
-        groups = [part for part in parts if len(part) > 1]
         busy = [peer for peer in pool if peer not in free]
-        if crossing or len(everyone) == 1:
-            others = [peer for peer in busy if peer not in self._met.get(asker, ())]
-            again = [part for part in groups if asker in part and self._have_met(asker, part)]
+        one_machine = not any(self._home.values())
+        crossing = not one_machine and self._asking[asker] % 2 == 1
+        heads = self._heads(free) if crossing else []
+        size = self._size if crossing or one_machine else len(self._home)
+        parts = [*shares(heads, size), *self._by_machine([p for p in free if p not in heads], size)]
+        groups = [part for part in parts if len(part) > 1]
+        if crossing or one_machine:
+            last = self._met.get(asker, ())
+            others = [peer for peer in busy if peer not in last]
+            again = [part for part in groups if asker in part and all(p in last for p in part)]
             if others and again:
                 groups.remove(again[0])
-                groups.append([asker, *self._some(others, rng)])
-        if not any(asker in part for part in groups):
-            mates = [peer for peer in busy if home.get(peer) == home.get(asker)]
-            groups.append([asker, *self._some(mates or busy, rng)])
-        return [self._group(part, home, rng) for part in groups if len(part) > 1]
-
-    def _have_met(self, peer: PeerId, part: Sequence[PeerId]) -> bool:
-        """True if its last group had all of them."""
-        last = self._met.get(peer, ())
-        return all(other in last for other in part)
+                groups.append([asker, *self._some(others)])
+        if not any(asker in part for part in groups) and busy:
+            mates = [peer for peer in busy if self._home[peer] == self._home[asker]]
+            groups.append([asker, *self._some(mates or busy)])
+        return groups
 
     def _keeps_up(self, peer: PeerId) -> bool:
         """True also if we do not know."""
@@ -266,36 +231,31 @@ class GroupBook:
         slow_s = self._slowdown * known[(len(known) - 1) // 2] if known else 0.0
         return peer not in self._step_s or self._step_s[peer] <= slow_s
 
-    def _heads(self, free: Sequence[PeerId], home: dict[PeerId, int], rng: Random) -> list[PeerId]:
+    def _heads(self, free: Sequence[PeerId]) -> list[PeerId]:
         """One of each machine that has nobody in a group with other machines already."""
         crossing = [group for group in (*self.buffered, *self.running) if group.crosses]
-        away = {home[peer] for group in crossing for peer in group.members if peer in home}
+        away = [self._home.get(peer) for group in crossing for peer in group.members]
         first: dict[int, PeerId] = {}
-        for peer in rng.sample(free, len(free)):
-            if home[peer] not in away:
-                first.setdefault(home[peer], peer)
+        for peer in self._rng.sample(free, len(free)):
+            if self._home[peer] not in away:
+                first.setdefault(self._home[peer], peer)
         return list(first.values()) if len(first) > 1 else []
 
-    def _by_machine(
-        self, free: Sequence[PeerId], home: dict[PeerId, int], size: int, rng: Random
-    ) -> list[list[PeerId]]:
+    def _by_machine(self, free: Sequence[PeerId], size: int) -> list[list[PeerId]]:
         """Groups of about `size` inside machines."""
         inside: dict[int, list[PeerId]] = {}
-        for peer in rng.sample(free, len(free)):
-            inside.setdefault(home[peer], []).append(peer)
+        for peer in self._rng.sample(free, len(free)):
+            inside.setdefault(self._home[peer], []).append(peer)
         return [part for mates in inside.values() for part in shares(mates, size)]
 
-    def _some(self, busy: Sequence[PeerId], rng: Random) -> list[PeerId]:
-        return rng.sample(busy, min(self._size - 1, len(busy)))
+    def _some(self, busy: Sequence[PeerId]) -> list[PeerId]:
+        return self._rng.sample(busy, min(self._size - 1, len(busy)))
 
-    def _group(self, members: Sequence[PeerId], home: dict[PeerId, int], rng: Random) -> Group:
-        on = dict.fromkeys(home.get(peer) for peer in members)
-        leader = rng.choice(members)
-        return Group(self._next_number(), tuple(sorted(members)), leader, len(on) > 1)
-
-    def _next_number(self) -> int:
+    def _group(self, members: Sequence[PeerId]) -> Group:
         self._numbers += 1
-        return self._numbers
+        crosses = len(dict.fromkeys(self._home[peer] for peer in members)) > 1
+        leader = self._rng.choice(members)
+        return Group(self._numbers, tuple(sorted(members)), leader, crosses)
 
 
 def machines(peers: Sequence[PeerId], each: int) -> tuple[tuple[PeerId, ...], ...]:

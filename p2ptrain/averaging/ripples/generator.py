@@ -38,15 +38,19 @@ same. A leader that answers nothing, which only one that does not keep to the pr
 its members for `LAPSE_S`; how long an average takes does not matter.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from random import Random
+from collections.abc import Sequence
+from dataclasses import dataclass
 
+from p2ptrain.averaging import (
+    AlgorithmMessage,
+    PeerId,
+    RemoteProtocolError,
+    Seconds,
+    Swarm,
+    Ticket,
+)
 from p2ptrain.averaging.ripples.book import Group, GroupBook
-from p2ptrain.core.events import Outcome
-from p2ptrain.core.messages import AlgorithmMessage
-from p2ptrain.errors import InvariantViolation, RemoteProtocolError
-from p2ptrain.ids import PeerId, Seconds, Ticket
+from p2ptrain.errors import InvariantViolation
 
 RESEND_S: Seconds = 0.25
 """Whatever is not answered is said again after this long. Too short: needless messages beside a
@@ -55,22 +59,17 @@ slow average; too long: a lost message delays a group."""
 LAPSE_S: Seconds = 20.0
 """The book frees the members of a group whose leader has said nothing for so long."""
 
+SHORTEST_S: Seconds = 0.01
+"""A timer may fire a little early; what is due would then be waited for by nothing again."""
+
 SETTLED_REMEMBERED = 64
 """Proposals whose end a leader remembers, far more than can be under way at once."""
 
 MOST_PROPOSALS = 8
-"""A leader keeps so many for later; whatever else comes will come again."""
+"""A leader takes on so many at once; whatever else comes will come again."""
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """This peer wants a group, after so many updates, and has not been in one since."""
-
-    updates: int
-    resend_at: Seconds
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Proposal:
     """As the generator: what a leader has been told and has not settled."""
 
@@ -83,208 +82,175 @@ class GroupGenerator:
     """One peer's share: asks, leads, and is the generator when it is first.
 
     A ticket names a question or a proposal, and has nothing to do with those of groups.
-
-    Args:
-        incarnation: larger than that of any earlier life of `me`.
-        view: who trains, sorted, ourselves included.
-        claim: begins to claim a group for a proposal, ourselves and these; ends in `claim_ended`.
-        tell: sends a message to another peer, best effort.
     """
 
-    def __init__(
-        self,
-        me: PeerId,
-        incarnation: int,
-        book: GroupBook,
-        view: Callable[[], Sequence[PeerId]],
-        claim: Callable[[Ticket, Sequence[PeerId]], None],
-        tell: Callable[[PeerId, AlgorithmMessage], None],
-        rng: Random,
-    ) -> None:
+    def __init__(self, swarm: Swarm, book: GroupBook) -> None:
         self.book = book
-        self._me = me
-        self._incarnation = incarnation
-        self._view = view
-        self._claim = claim
-        self._tell = tell
-        self._rng = rng
-        self._seen: Sequence[PeerId] = ()  # the view that the book was told of last
-        self._turn: Turn | None = None
-        self._asks = 0
-        self._leads: Ticket | None = None  # the proposal whose group we claim
-        self._to_lead: dict[Ticket, tuple[PeerId, ...]] = {}
+        self.asks: int | None = None
+        """After so many updates this peer wants a group, and has not been in one since."""
+        self._swarm = swarm
+        self._me = swarm.me
+        self._incarnation = swarm.incarnation
+        self._view: Sequence[PeerId] = ()  # who trains, as the book was told last
+        self._met = 0  # our last group when we asked
+        self._ask_at: Seconds = 0.0  # again
+        self._asked = 0
+        self._leads: dict[Ticket, list[PeerId]] = {}  # whom we claim, or will, for a proposal
         self._settled: dict[Ticket, bool] = {}  # and whether the group was done
         self._proposals: dict[int, Proposal] = {}  # by the number of the group
         self._heard: dict[PeerId, Ticket] = {}  # of each peer: the last time it asked
-        self._withdrawn = False
-
-    @property
-    def turn(self) -> Turn | None:
-        return self._turn
 
     # --- what happens -----------------------------------------------------------------------------
 
-    def ask(self, updates: int, now: Seconds) -> None:
-        """This peer wants a group; its `turn` ends when it has been in one, or there is none."""
-        self._turn = Turn(updates, now + RESEND_S)
-        if self._withdrawn:
-            self._end_turn(Outcome.WITHDRAWN)
-        else:
-            self._say_ask(now)
+    def ask(self) -> None:
+        """This peer wants a group; it `asks` until it has been in one, or there is none."""
+        self.asks, self._met = self._swarm.updates, self._last_group()
+        self._ask_at = self._swarm.now
+        self.look()
 
-    def average_ended(self) -> None:
-        """A group that we were in is done, whoever proposed it."""
-        self._end_turn(Outcome.DONE)
+    def look(self) -> None:
+        """See what may have changed: who trains, our last group, the time."""
+        now = self._swarm.now
+        if not self._swarm.trains or self._last_group() != self._met:
+            self.asks = None
+        self._look_who_trains()
+        if self.asks is not None and self._ask_at <= now:
+            self._ask_at = now + RESEND_S
+            self._say_ask(self.asks)
+        for number, proposal in tuple(self._proposals.items()):
+            if proposal.lapses_at <= now:
+                self._settled_by(proposal.group.leader, number, False)
+            elif proposal.resend_at <= now:
+                proposal.resend_at = now + RESEND_S
+                self._say_propose(proposal.group)
 
-    def claim_ended(self, ticket: Ticket, outcome: Outcome, now: Seconds) -> None:
-        """The claim for this proposal is over."""
-        self._leads = None
-        self._settle(ticket, outcome is Outcome.DONE, now)
-        self._lead_next()
+    def next_deadline(self) -> Seconds | None:
+        """When to `look` at the latest."""
+        deadlines = [min(p.resend_at, p.lapses_at) for p in self._proposals.values()]
+        return min(deadlines if self.asks is None else [*deadlines, self._ask_at], default=None)
 
-    def withdraw(self, now: Seconds) -> None:
-        """The trainer stops: no more groups of our own wish, and no more proposals."""
-        self._withdrawn = True
-        self._end_turn(Outcome.WITHDRAWN)
-        for ticket in tuple(self._to_lead):
-            del self._to_lead[ticket]
-            self._settle(ticket, False, now)
+    async def run(self) -> None:
+        """Look whenever that may be of use."""
+        while True:
+            self.look()
+            due = self.next_deadline() or self._swarm.now + RESEND_S
+            await self._swarm.wait_for_change(max(SHORTEST_S, due - self._swarm.now))
 
-    def receive(self, source: PeerId, message: AlgorithmMessage, now: Seconds) -> None:
+    def receive(self, source: PeerId, message: AlgorithmMessage) -> None:
         """Raises RemoteProtocolError for what no generator, leader or asker says."""
         match message:
             case AlgorithmMessage("ask", (incarnation, number, updates), ()):
-                self._handle_ask(Ticket(source, incarnation, number), updates, now)
+                self._handle_ask(Ticket(source, incarnation, number), updates)
             case AlgorithmMessage("propose", (incarnation, number), members) if (
                 self._me in members and list(members) == sorted(dict.fromkeys(members))
             ):
-                self._handle_propose(Ticket(source, incarnation, number), members, now)
+                self._handle_propose(Ticket(source, incarnation, number), members)
             case AlgorithmMessage("lead", (self._incarnation, number), ()):
-                self._handle_lead(source, number, now)
+                self._led_by(source, number)
             case AlgorithmMessage("settle", (self._incarnation, number, done), ()):
-                self._handle_settle(source, number, bool(done), now)
+                self._settled_by(source, number, bool(done))
             case AlgorithmMessage("lead", (_, _), ()) | AlgorithmMessage("settle", (_, _, _), ()):
                 pass  # meant for an earlier life of ours
             case _:
                 raise RemoteProtocolError(f"{source} says {message} to a Group Generator")
-
-    def view_changed(self, now: Seconds) -> None:
-        """See who trains: there may be another generator, or a group without a member."""
-        if (view := self._view()) == self._seen:
-            return
-        self._seen = view
-        self._heard = {peer: ticket for peer, ticket in self._heard.items() if peer in view}
-        for number, proposal in tuple(self._proposals.items()):
-            if proposal.group.leader not in view:
-                del self._proposals[number]
-        self._propose(self.book.keep(view, self._rng, now), now)
-        if self._turn:
-            self._say_ask(now)
-
-    def handle_timer(self, now: Seconds) -> None:
-        if self._turn and self._turn.resend_at <= now:
-            self._turn = replace(self._turn, resend_at=now + RESEND_S)
-            self._say_ask(now)
-        for number, proposal in tuple(self._proposals.items()):
-            if proposal.lapses_at <= now:
-                self._handle_settle(proposal.group.leader, number, False, now)
-            elif proposal.resend_at <= now:
-                self._proposals[number] = replace(proposal, resend_at=now + RESEND_S)
-                self._say_propose(proposal.group, now)
-
-    def next_deadline(self) -> Seconds | None:
-        deadlines = [self._turn.resend_at] if self._turn else []
-        deadlines += [min(p.resend_at, p.lapses_at) for p in self._proposals.values()]
-        return min(deadlines, default=None)
 
     def check(self) -> None:
         self.book.check()
         numbers = [group.number for group in self.book.running]
         if sorted(self._proposals) != numbers:
             raise InvariantViolation(f"{self._me} proposed {list(self._proposals)}, runs {numbers}")
-        if self._to_lead and not self._leads:
-            raise InvariantViolation(f"{self._me} leads nothing, then {self._to_lead}")
+        if both := self._leads.keys() & self._settled.keys():
+            raise InvariantViolation(f"{self._me} leads {sorted(both)}, which it has settled")
 
     # --- who asks ---------------------------------------------------------------------------------
 
-    def _say_ask(self, now: Seconds) -> None:
-        """Ask whoever is first; each time under a new ticket, so that a late duplicate is known."""
-        assert self._turn is not None
-        self._asks += 1
-        numbers = self._incarnation, self._asks, self._turn.updates
-        self._say(self._view()[0], AlgorithmMessage("ask", numbers), now)  # lost: sent again
+    def _last_group(self) -> int:
+        return self._swarm.met().get(self._me, 0)
 
-    def _end_turn(self, outcome: Outcome) -> None:
-        """The turn is over, if there is one; tests override this to see how it ended."""
-        self._turn = None
+    def _say_ask(self, updates: int) -> None:
+        """Ask whoever is first; each time under a new ticket, so that a late duplicate is known."""
+        self._asked += 1
+        numbers = self._incarnation, self._asked, updates
+        self._say(self._view[0], AlgorithmMessage("ask", numbers))  # lost: sent again
 
     # --- who leads --------------------------------------------------------------------------------
 
-    def _handle_propose(self, ticket: Ticket, members: tuple[PeerId, ...], now: Seconds) -> None:
+    def _handle_propose(self, ticket: Ticket, members: tuple[PeerId, ...]) -> None:
         if members == (self._me,):
-            self._end_turn(Outcome.BUSY)  # there is nobody to meet
+            self.asks = None  # there is nobody to meet
         elif ticket in self._settled:
-            self._say_settle(ticket, now)  # the first one was lost
-        elif ticket == self._leads or ticket in self._to_lead:
+            self._say_settle(ticket)  # the first one was lost
+        elif ticket in self._leads:
             numbers = ticket.incarnation, ticket.number
-            self._say(ticket.initiator, AlgorithmMessage("lead", numbers), now)
-        elif self._withdrawn:
-            self._settle(ticket, False, now)
-        elif len(self._to_lead) < MOST_PROPOSALS:
-            self._to_lead[ticket] = members
-            self._lead_next()
+            self._say(ticket.initiator, AlgorithmMessage("lead", numbers))
+        elif len(self._leads) < MOST_PROPOSALS:
+            self._leads[ticket] = [peer for peer in members if peer != self._me]
+            if len(self._leads) == 1:
+                self._swarm.start(self._lead())
 
-    def _lead_next(self) -> None:
-        if self._to_lead and not self._leads:
-            self._leads = next(iter(self._to_lead))
-            members = self._to_lead.pop(self._leads)
-            self._claim(self._leads, [peer for peer in members if peer != self._me])
+    async def _lead(self) -> None:
+        """Claim the groups that were proposed, one by one, and say how each ended."""
+        while self._leads:
+            ticket, others = next(iter(self._leads.items()))
+            done = self._swarm.trains and (await self._swarm.average_models(others)).done
+            self._settled[ticket] = done
+            if len(self._settled) > SETTLED_REMEMBERED:
+                del self._settled[next(iter(self._settled))]
+            self._say_settle(ticket)  # lost: it proposes again
+            del self._leads[ticket]  # now: we may have proposed the next one to ourselves
 
-    def _settle(self, ticket: Ticket, done: bool, now: Seconds) -> None:
-        self._settled[ticket] = done
-        if len(self._settled) > SETTLED_REMEMBERED:
-            del self._settled[next(iter(self._settled))]
-        self._say_settle(ticket, now)  # lost: it proposes again
-
-    def _say_settle(self, ticket: Ticket, now: Seconds) -> None:
+    def _say_settle(self, ticket: Ticket) -> None:
         numbers = ticket.incarnation, ticket.number, int(self._settled[ticket])
-        self._say(ticket.initiator, AlgorithmMessage("settle", numbers), now)
+        self._say(ticket.initiator, AlgorithmMessage("settle", numbers))
 
     # --- the generator ----------------------------------------------------------------------------
 
-    def _handle_ask(self, ticket: Ticket, updates: int, now: Seconds) -> None:
-        view, source = self._view(), ticket.initiator
-        last = self._heard.get(source)
-        is_old = last is not None and ticket <= last
-        if source not in view or is_old or self._withdrawn:
+    def _look_who_trains(self) -> None:
+        """There may be another generator, or a group without a member."""
+        if (view := self._swarm.trainees()) == self._view:
+            return
+        self._view, self._ask_at = view, self._swarm.now
+        self._heard = {peer: ticket for peer, ticket in self._heard.items() if peer in view}
+        for number, proposal in tuple(self._proposals.items()):
+            if proposal.group.leader not in view:
+                del self._proposals[number]
+        self._propose(self.book.keep(view, self._swarm.now))
+
+    def _handle_ask(self, ticket: Ticket, updates: int) -> None:
+        source, last = ticket.initiator, self._heard.get(ticket.initiator)
+        self._look_who_trains()
+        if source not in self._view or (last and ticket <= last) or not self._swarm.trains:
             return  # a late duplicate; or of one that we have not heard of, and will ask again
         self._heard[source] = ticket
-        self._propose(self.book.ask(source, updates, view, self._rng, now), now)
+        self._propose(self.book.ask(source, updates, self._swarm.now))
 
-    def _handle_lead(self, source: PeerId, number: int, now: Seconds) -> None:
-        proposal = self._proposals.get(number)
-        if proposal and proposal.group.leader == source:
-            self._proposals[number] = replace(proposal, lapses_at=now + LAPSE_S)
+    def _led_by(self, leader: PeerId, number: int) -> None:
+        if proposal := self._proposal_to(leader, number):
+            proposal.lapses_at = self._swarm.now + LAPSE_S
 
-    def _handle_settle(self, source: PeerId, number: int, done: bool, now: Seconds) -> None:
-        proposal = self._proposals.get(number)
-        if proposal and proposal.group.leader == source:
+    def _settled_by(self, leader: PeerId, number: int, done: bool) -> None:
+        if self._proposal_to(leader, number):
             del self._proposals[number]
-            self._propose(self.book.over(number, done, self._view(), self._rng, now), now)
+            self._propose(self.book.over(number, done, self._swarm.now))
 
-    def _propose(self, groups: Sequence[Group], now: Seconds) -> None:
+    def _proposal_to(self, leader: PeerId, number: int) -> Proposal | None:
+        proposal = self._proposals.get(number)
+        return proposal if proposal and proposal.group.leader == leader else None
+
+    def _propose(self, groups: Sequence[Group]) -> None:
+        now = self._swarm.now
         for group in groups:
             if len(group.members) > 1:
                 self._proposals[group.number] = Proposal(group, now + RESEND_S, now + LAPSE_S)
         for group in groups:
-            self._say_propose(group, now)  # lost: sent again, or asked for again
+            self._say_propose(group)  # lost: sent again, or asked for again
 
-    def _say_propose(self, group: Group, now: Seconds) -> None:
+    def _say_propose(self, group: Group) -> None:
         numbers = self._incarnation, group.number
-        self._say(group.leader, AlgorithmMessage("propose", numbers, group.members), now)
+        self._say(group.leader, AlgorithmMessage("propose", numbers, group.members))
 
-    def _say(self, target: PeerId, message: AlgorithmMessage, now: Seconds) -> None:
+    def _say(self, target: PeerId, message: AlgorithmMessage) -> None:
         if target == self._me:
-            self.receive(self._me, message, now)
+            self.receive(self._me, message)
         else:
-            self._tell(target, message)
+            self._swarm.tell(target, message)
