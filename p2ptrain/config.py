@@ -6,7 +6,6 @@ relations by the dataclasses' own ``__post_init__``.
 """
 
 import dataclasses
-import difflib
 import tomllib
 import types
 import typing
@@ -21,6 +20,7 @@ from p2ptrain.compute.step_timing import StepTiming
 from p2ptrain.compute.training import TrainingConfig
 from p2ptrain.errors import CodecError, ConfigError
 from p2ptrain.net import wire
+from p2ptrain.options import suggestion
 from p2ptrain.runtime.settings import PeerConfig, StopConfig
 
 T = TypeVar("T")
@@ -166,8 +166,7 @@ def _check_keys(kind: Any, mapping: object, source: str, prefix: str) -> None:
     names = [field.name for field in dataclasses.fields(kind)]
     for key, value in mapping.items():
         if key not in names:
-            near = difflib.get_close_matches(str(key), names, n=1, cutoff=0.5)
-            advice = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(names)}"
+            advice = suggestion(str(key), names) or f"known keys: {', '.join(names)}"
             if key in RENAMED:
                 advice = f"it is called {RENAMED[key]!r} now"
             raise ConfigError(f"{source}: unknown key {prefix + str(key)!r}; {advice}")

@@ -98,7 +98,7 @@ class Claimer:
             TimeoutError: if no group has been formed within the limit.
         """
         async with asyncio.timeout(self._limit_s):
-            while (await self._lifecycle.swarm.average_models(others)).outcome is Outcome.BUSY:
+            while (await self._lifecycle.swarm.form(others)).outcome is Outcome.BUSY:
                 pass
 
     async def next_group(self) -> Json:

@@ -91,7 +91,7 @@ class AsksAlways(Algorithm):
         while True:
             order = in_turn(swarm.choosable(), swarm.met(), swarm.rng)
             enough = max(self.config.others, -(-len(order) // 2))
-            await swarm.average_with_any(order[:enough], self.config.others)
+            await swarm.form(order[:enough], self.config.others)
 
 
 class CountingTrace(Trace):

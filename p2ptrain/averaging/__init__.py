@@ -9,10 +9,10 @@ from p2ptrain.averaging.base import (
     GroupResult,
     Mean,
     Swarm,
+    in_turn,
     known_algorithms,
     load_algorithm,
 )
-from p2ptrain.averaging.order import in_turn
 from p2ptrain.core.effects import What
 from p2ptrain.core.events import Outcome
 from p2ptrain.core.messages import AlgorithmMessage

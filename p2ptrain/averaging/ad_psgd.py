@@ -26,10 +26,11 @@ computes. Differences to the paper, and why:
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from p2ptrain.averaging import Algorithm, ConfigError, Outcome, PeerId, Swarm, in_turn
 
-GRAPHS = ("random", "ring", "exponential", "bipartite")
+Graph = Literal["random", "ring", "exponential", "bipartite"]
 
 
 class AdPsgd(Algorithm):
@@ -39,7 +40,7 @@ class AdPsgd(Algorithm):
     class Config:
         """Whom to ask, and how often."""
 
-        graph: str = "random"
+        graph: Graph = "random"
         """Whom a peer may ask. ``random``: anyone. ``ring``: the two neighbours by name; mixes
         slowly, few links. ``exponential``: those 1, 2, 4, 8, ... places away; mixes in O(log P).
         ``bipartite``: peers at even places ask those at odd places, which never ask."""
@@ -49,8 +50,6 @@ class AdPsgd(Algorithm):
         smaller value, since a busy partner is replaced by another one at once."""
 
         def __post_init__(self) -> None:
-            if self.graph not in GRAPHS:
-                raise ConfigError(f"ad_psgd graph = {self.graph!r}; there are: {', '.join(GRAPHS)}")
             if self.every_updates < 1:
                 raise ConfigError(f"ad_psgd every_updates = {self.every_updates} must be 1 or more")
 
@@ -72,13 +71,13 @@ class AdPsgd(Algorithm):
                 if not candidates:
                     return
                 order = in_turn(candidates, swarm.met(), swarm.rng)
-                result = await swarm.average_with_any(order[: -(-len(order) // part)])
+                result = await swarm.form(order[: -(-len(order) // part)], 1)
                 outcome = result.outcome
             if outcome in (Outcome.DONE, Outcome.WITHDRAWN):
                 return
 
 
-def neighbours(graph: str, me: PeerId, others: Sequence[PeerId]) -> tuple[PeerId, ...]:
+def neighbours(graph: Graph, me: PeerId, others: Sequence[PeerId]) -> tuple[PeerId, ...]:
     """Whom `me` may ask on `graph`, given the live others; places are ranks by name.
 
     Symmetric for ring and exponential graphs, up to different views.

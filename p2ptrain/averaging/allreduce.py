@@ -21,4 +21,4 @@ class AllReduce(Algorithm):
     in_step = True
 
     async def after_backward(self, swarm: Swarm) -> None:
-        await swarm.average_gradients()
+        await swarm.form_everyone()

@@ -5,9 +5,10 @@ to meet, when, and what to average; it imports neither asyncio nor torch nor grp
 like the paper. It acts at the moments that it defines, and leaves the others alone:
 
 * `after_backward`  gradients are ready, the optimizer has not run; the trainer waits for it.
-* `after_update`    the optimizer has run; the trainer waits for it.
+* `after_update`    the optimizer has run; the trainer waits, or goes on beside it: `trainer_waits`.
 * `background`      a loop of its own beside the trainer, which never waits for it.
 * `average`         it is in a group that is formed: reduce, commit, or a rule of its own.
+* `missed`          means of gradients wait for its trainer: which of them it takes in.
 * `handle_message`  the same algorithm on another peer has told us something (`Swarm.tell`).
 
 It declares what others must know of it, `averages`, `trainer_waits`, `in_step`, `conserves_mean`:
@@ -21,8 +22,6 @@ Options are the fields of the class's nested frozen dataclass `Config`. All that
 comes by one import, of `p2ptrain.averaging`.
 """
 
-import dataclasses
-import difflib
 import importlib
 import pkgutil
 import sys
@@ -37,9 +36,10 @@ from p2ptrain.core.messages import AlgorithmMessage
 from p2ptrain.core.wait_avoiding import Round
 from p2ptrain.errors import ConfigError, RemoteProtocolError, StateError
 from p2ptrain.ids import PeerId, Seconds
+from p2ptrain.options import check_options, suggestion
 
-HELPERS = ("base", "order")
-"""Modules of this package that are no algorithms."""
+MOST_ASKED = 64
+"""A peer has so many candidates for one exchange, at most: one of them will be free soon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,108 +65,80 @@ class Swarm(Protocol):
     @property
     def rng(self) -> Random:
         """This peer's own seeded randomness."""
-        ...
 
     @property
     def now(self) -> Seconds:
         """On this peer's own clock."""
-        ...
 
     @property
     def incarnation(self) -> int:
         """Of this life of the peer: larger than that of any earlier one."""
-        ...
 
     @property
     def trains(self) -> bool:
         """False once the trainer is done, or is to stop: then no group is of our own wish."""
-        ...
 
     @property
     def updates(self) -> int:
         """Optimizer updates that this peer's model has had."""
-        ...
 
     def choosable(self) -> tuple[PeerId, ...]:
         """The other peers that are alive by all we know, sorted."""
-        ...
 
     def trainees(self) -> tuple[PeerId, ...]:
         """This peer, and all others that train by all we know, sorted."""
-        ...
 
     def met(self) -> Mapping[PeerId, int]:
         """With whom we have been in a group, whoever asked: the number of the last such group."""
-        ...
 
-    async def average_models(self, others: Sequence[PeerId]) -> GroupResult:
-        """Claim a group with all of `others` and average models in it, in delta form.
+    async def form(self, candidates: Sequence[PeerId], count: int | None = None) -> GroupResult:
+        """Claim a group with the first `count` of `candidates` that are free, or all of them.
 
-        Waits for those that are busy. A `DONE` result is in the model, or pending until the
-        trainer's next boundary.
+        It averages models, in delta form: `DONE` is in the model, or pending until the trainer's
+        next boundary. Candidates are asked in this order, several at once, and who is busy is
+        waited for where nobody else will do. While we are in somebody else's group, the claim
+        waits; it ends with `YIELDED` if it gives way to an older one that includes us. An attempt
+        that cannot even start (too few candidates, or the peer stops) takes a moment all the same,
+        so that a loop around this never spins.
         """
-        ...
 
-    async def average_with_any(self, candidates: Sequence[PeerId], count: int = 1) -> GroupResult:
-        """Claim a group with the first `count` of `candidates` that are free; average models in it.
-
-        They are asked in this order, several at once. While we are in somebody else's group, the
-        claim waits; it ends with `YIELDED` if it gives way to an older one that includes us. An
-        attempt that cannot even start (too few candidates, or the peer stops) takes a moment all
-        the same, so that a loop around this never spins.
-        """
-        ...
-
-    async def average_gradients(self) -> GroupResult:
+    async def form_everyone(self) -> GroupResult:
         """Average gradients with everyone who trains; they wait for each other.
 
         `DONE`, or `WITHDRAWN` when the trainer stops meanwhile: broken groups are assembled again.
         """
-        ...
 
     @property
     def version(self) -> int:
         """The last version of the schedule that has begun, as far as we know; 0 before any has."""
-        ...
 
-    async def average_at(self, version: int) -> GroupResult:
+    async def form_at(self, version: int) -> GroupResult:
         """Arrive at a version of the schedule and wait until it has run.
 
         `DONE`: the result is in the model or, of gradients, taken in at this boundary. `LATE`, at
         once: it has run without this trainer. Anything else: it broke and changed nothing here.
         """
-        ...
 
     def pass_by(self, version: int) -> None:
         """Say that the trainer is not far behind a version, and do not wait for it."""
-        ...
-
-    def forget_all_but_latest(self) -> None:
-        """Of several means of gradients that were missed, take in the last one only."""
-        ...
 
     async def wait_for_update(self, count: int) -> int:
         """Wait until the trainer has made `count` updates in this run; return how many it has."""
-        ...
 
     async def wait_for_change(self, most_s: Seconds) -> None:
         """Wait until anything may have changed (a message, a member, a group), or so long."""
-        ...
 
     async def pause(self, duration_s: Seconds) -> None:
         """Let time pass."""
-        ...
 
     def tell(self, peer: PeerId, message: AlgorithmMessage) -> None:
         """Send a message to the same algorithm on another peer: to its `handle_message`.
 
         Best effort: it may be lost, delayed, sent twice or overtaken. Say there what a loss costs.
         """
-        ...
 
     def start(self, activity: Coroutine[Any, Any, None]) -> None:  # Any: asyncio's own types
         """Run this beside the trainer and everything else; cancelled when the peer leaves."""
-        ...
 
 
 class Mean(Protocol):
@@ -174,7 +146,6 @@ class Mean(Protocol):
 
     async def add(self, share: float) -> None:
         """Change the model as it is at this moment, x <- x + `share` * (mean - x)."""
-        ...
 
 
 class Group(Protocol):
@@ -194,7 +165,6 @@ class Group(Protocol):
 
     async def reduce(self) -> None:
         """Average what all members contribute; nothing here is changed by it."""
-        ...
 
     async def commit(self) -> None:
         """Take the result in: of models, add mean - snapshot; of gradients, replace them.
@@ -202,11 +172,9 @@ class Group(Protocol):
         Every member must do this, or keep it, for the group to be done: nothing may be awaited
         between `reduce` and this that others have to bring about.
         """
-        ...
 
     async def keep(self) -> Mean:
         """Reduce models, and take the mean away instead of taking it in."""
-        ...
 
 
 class Algorithm:
@@ -233,8 +201,8 @@ class Algorithm:
 
     @property
     def trainer_waits(self) -> bool:
-        """Whether the trainer may wait for others: only then `after_*` are called."""
-        return False
+        """Whether the trainer may wait for others: as an option `waits` says, if there is one."""
+        return bool(getattr(self.config, "waits", False))
 
     @property
     def in_step(self) -> bool:
@@ -255,12 +223,27 @@ class Algorithm:
         """The optimizer has run."""
 
     async def background(self, swarm: Swarm) -> None:
-        """Beside the trainer; cancelled when the peer leaves."""
+        """Beside the trainer; cancelled when the peer leaves.
+
+        If not its own: `after_update` where no trainer waits, once for all updates meanwhile.
+        """
+        updates = 0
+        while not self.trainer_waits:
+            updates = await swarm.wait_for_update(updates + 1)
+            await self.after_update(swarm)
 
     async def average(self, group: Group) -> None:
         """What every member does in a group that is formed, wherever its own trainer is."""
         await group.reduce()
         await group.commit()
+
+    def missed(self, versions: Sequence[int]) -> Sequence[int]:
+        """Of versions whose means of gradients wait for the trainer, those that it takes in.
+
+        Asked at its boundary and on its side, the oldest first: follow from these alone. Each has
+        an optimizer step of its own; the others are forgotten.
+        """
+        return versions
 
     def handle_message(self, swarm: Swarm, source: PeerId, message: AlgorithmMessage) -> None:
         """Take what the algorithm on `source` told us.
@@ -302,11 +285,17 @@ class Algorithm:
         return getattr(type(self), moment) is not getattr(Algorithm, moment)
 
 
+def in_turn(peers: Sequence[PeerId], met: Mapping[PeerId, int], rng: Random) -> list[PeerId]:
+    """Some of `peers`: those never met, then those met longest ago; else in random order."""
+    some = rng.sample(list(peers), min(len(peers), MOST_ASKED))
+    return sorted(some, key=lambda peer: met.get(peer, -1))
+
+
 def known_algorithms() -> tuple[str, ...]:
     """The names of the algorithms that come with p2ptrain, sorted."""
     package = importlib.import_module("p2ptrain.averaging")
-    modules = pkgutil.iter_modules(package.__path__)
-    return tuple(sorted(module.name for module in modules if module.name not in HELPERS))
+    names = [module.name for module in pkgutil.iter_modules(package.__path__)]
+    return tuple(sorted(name for name in names if name != "base"))
 
 
 def load_algorithm(name: str, options: Mapping[str, Any] | None = None) -> Algorithm:
@@ -316,20 +305,8 @@ def load_algorithm(name: str, options: Mapping[str, Any] | None = None) -> Algor
         ConfigError: if there is no such algorithm or option, or an option's value does not fit.
     """
     kind = _find(name)
-    options = dict(options or {})
-    defaults = {field.name: field.default for field in dataclasses.fields(kind.Config)}
-    for key, value in options.items():
-        if key not in defaults:
-            near = difflib.get_close_matches(key, defaults, n=1, cutoff=0.5)
-            known = ", ".join(defaults) or "none"
-            advice = f"did you mean {near[0]!r}?" if near else f"its options: {known}"
-            raise ConfigError(f"algorithm {name!r} has no option {key!r}; {advice}")
-        wanted = type(defaults[key])
-        accepted = (int, float) if wanted is float else (wanted,)
-        if not isinstance(value, accepted) or (isinstance(value, bool) and wanted is not bool):
-            raise ConfigError(
-                f"algorithm {name!r}: {key} = {value!r} must be of type {wanted.__name__}"
-            )
+    options = options or {}
+    check_options(f"algorithm {name!r}", kind.Config, options)
     algorithm = kind(kind.Config(**options))
     _check_declarations(name, algorithm)
     return algorithm
@@ -337,15 +314,17 @@ def load_algorithm(name: str, options: Mapping[str, Any] | None = None) -> Algor
 
 def _check_declarations(name: str, algorithm: Algorithm) -> None:
     """Raise ConfigError if an algorithm declares what cannot be."""
-    waits = [m for m in ("after_backward", "after_update") if algorithm.acts(m)]
     mistake = ""
     if algorithm.averages not in ("models", "gradients"):
         mistake = f"averages = {algorithm.averages!r}; write 'models' or 'gradients'"
-    elif waits and not (algorithm.trainer_waits or algorithm.acts("background")):
-        mistake = f"trainer_waits = False, so that its {waits[0]} never runs; write True"
-    elif not algorithm.trainer_waits and (algorithm.in_step or algorithm.averages == "gradients"):
-        what = "in_step = True" if algorithm.in_step else "averages = 'gradients'"
-        mistake = f"{what}, for which trainers wait, and trainer_waits = False; write True"
+    elif not algorithm.trainer_waits:
+        needs_it = {
+            "in_step = True, for which trainers wait": algorithm.in_step,
+            "averages = 'gradients', for which trainers wait": algorithm.averages == "gradients",
+            "after_backward, for which trainers wait": algorithm.acts("after_backward"),
+        }
+        for what in (what for what, is_so in needs_it.items() if is_so):
+            mistake = f"{what}, and trainer_waits = False; write True"
     if mistake:
         raise ConfigError(f"algorithm {name!r} declares {mistake}")
 
@@ -353,12 +332,9 @@ def _check_declarations(name: str, algorithm: Algorithm) -> None:
 def _find(name: str) -> type[Algorithm]:
     module_name, colon, class_name = name.partition(":")
     if not colon:
-        if name not in known_algorithms():
-            near = difflib.get_close_matches(name, known_algorithms(), n=1, cutoff=0.5)
-            advice = f"did you mean {near[0]!r}? " if near else ""
-            raise ConfigError(
-                f"unknown algorithm {name!r}; {advice}there are: {', '.join(known_algorithms())}"
-            )
+        if name not in (known := known_algorithms()):
+            advice = f"{suggestion(name, known)} there are: {', '.join(known)}"
+            raise ConfigError(f"unknown algorithm {name!r}; {advice.lstrip()}")
         module_name = f"p2ptrain.averaging.{name}"
     elif "" not in sys.path:
         sys.path.append("")  # as `python -m` does: a user's file lies beside the user

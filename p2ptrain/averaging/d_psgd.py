@@ -22,11 +22,11 @@ What is different here, and why:
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar
+from typing import ClassVar, Literal
 
-from p2ptrain.averaging import Algorithm, ConfigError, PeerId, Round, Rule, Swarm, What
+from p2ptrain.averaging import Algorithm, PeerId, Round, Rule, Swarm, What
 
-GRAPHS = ("ring", "exponential")
+Graph = Literal["ring", "exponential"]
 
 Edge = tuple[int, int]
 
@@ -41,13 +41,9 @@ class DPsgd(Algorithm):
     class Config:
         """Who is whose neighbour."""
 
-        graph: str = "ring"
+        graph: Graph = "ring"
         """``ring``: the two beside each peer, by name; few averages per step, mixes in O(P^2)
         steps. ``exponential``: those 1, 2, 4, ... away; more averages, mixes in O(log P)."""
-
-        def __post_init__(self) -> None:
-            if self.graph not in GRAPHS:
-                raise ConfigError(f"d_psgd graph = {self.graph!r}; there are: {', '.join(GRAPHS)}")
 
     arrived = 0  # the version that we arrived at last
 
@@ -57,7 +53,7 @@ class DPsgd(Algorithm):
             self.arrived = swarm.version - swarm.version % max(1, colours)  # we are new here
         for _ in range(colours):
             self.arrived += 1
-            await swarm.average_at(self.arrived)
+            await swarm.form_at(self.arrived)
 
     def schedule(self, version: int, peers: Sequence[PeerId], me: PeerId) -> Round:
         colours = coloured_edges(self.config.graph, len(peers))
@@ -68,7 +64,7 @@ class DPsgd(Algorithm):
 
 
 @lru_cache(maxsize=64)  # every peer asks for the same at every version
-def coloured_edges(graph: str, count: int) -> tuple[tuple[Edge, ...], ...]:
+def coloured_edges(graph: Graph, count: int) -> tuple[tuple[Edge, ...], ...]:
     """The edges between `count` ranks, by colour; those of one colour share no rank.
 
     Each edge takes the first colour that is free at both ends: at most one less than twice the

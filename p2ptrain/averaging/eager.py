@@ -39,11 +39,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 from random import Random
+from typing import Literal
 
 from p2ptrain.averaging import Algorithm, ConfigError, PeerId, Round, Rule, Swarm, What
-
-RULES = ("solo", "majority", "quorum")
-MISSED = ("every", "latest")
 
 
 class Eager(Algorithm):
@@ -55,7 +53,7 @@ class Eager(Algorithm):
     class Config:
         """Whom a version waits for, and how far peers may come apart."""
 
-        rule: str = "quorum"
+        rule: Literal["solo", "majority", "quorum"] = "quorum"
         """``solo``, ``majority`` or ``quorum``; see above."""
 
         quorum: float = 0.5
@@ -71,7 +69,7 @@ class Eager(Algorithm):
         """Versions of gradients between two averages of models. Too small: everybody waits for the
         slowest each time; too large: what is different stays so for long."""
 
-        missed: str = "every"
+        missed: Literal["every", "latest"] = "every"
         """Which means a late peer takes in: ``every`` one that it missed, or as in the paper the
         ``latest``, after which its model is another one than the others'."""
 
@@ -88,11 +86,6 @@ class Eager(Algorithm):
         """Of the draws of ``majority``; must be the same at all peers."""
 
         def __post_init__(self) -> None:
-            for name, known in (("rule", RULES), ("missed", MISSED)):
-                if getattr(self, name) not in known:
-                    raise ConfigError(
-                        f"eager {name} = {getattr(self, name)!r}; there are: {', '.join(known)}"
-                    )
             if not 0 < self.quorum <= 1:
                 raise ConfigError(f"eager quorum = {self.quorum} must be above 0 and at most 1")
             for name in ("limiter", "average_models_every"):
@@ -110,19 +103,20 @@ class Eager(Algorithm):
     async def after_backward(self, swarm: Swarm) -> None:
         ran = swarm.version
         if ran == self.seen:
-            await swarm.average_at(ran + 1)
+            await swarm.form_at(ran + 1)
         else:
             if self.config.waits_for_running or self._averages_models_at(ran + 1):
-                await swarm.average_at(ran)  # over, or nearly: its mean is to be in the model
+                await swarm.form_at(ran)  # over, or nearly: its mean is to be in the model
             swarm.pass_by(swarm.version + 1)
-        if self.config.missed == "latest":
-            swarm.forget_all_but_latest()
         self.seen = swarm.version
 
     async def after_update(self, swarm: Swarm) -> None:
         if self._averages_models_at(self.seen + 1):
-            await swarm.average_at(self.seen + 1)
+            await swarm.form_at(self.seen + 1)
             self.seen += 1
+
+    def missed(self, versions: Sequence[int]) -> Sequence[int]:
+        return versions[-1:] if self.config.missed == "latest" else versions
 
     def schedule(self, version: int, peers: Sequence[PeerId], me: PeerId) -> Round:
         if self._averages_models_at(version):

@@ -37,6 +37,7 @@ Differences to the paper, and why:
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal
 
 from p2ptrain.averaging import (
     NOBODY,
@@ -50,9 +51,6 @@ from p2ptrain.averaging import (
     Swarm,
     What,
 )
-
-SYNCS = ("elastic", "step")
-LATES = ("delta", "paper")
 
 
 class Wagma(Algorithm):
@@ -73,12 +71,12 @@ class Wagma(Algorithm):
         """Every so many versions everyone averages. Too small: as all-reduce, every step; too
         large: models drift apart."""
 
-        sync: str = "elastic"
+        sync: Literal["elastic", "step"] = "elastic"
         """``elastic``: nobody waits for a slow peer, it joins with the steps it has. ``step``: the
         paper's; all make `tau` steps and wait, so no model is older, and one slow peer slows all.
         """
 
-        late: str = "delta"
+        late: Literal["delta", "paper"] = "delta"
         """What a peer does with a mean that ran before it arrived. ``delta``: its own share of it
         is added, nothing is lost. ``paper``: its model counts as one model more."""
 
@@ -91,11 +89,6 @@ class Wagma(Algorithm):
                 )
             if self.tau < 1:
                 raise ConfigError(f"wagma tau = {self.tau} must be 1 or more")
-            for name, known in (("sync", SYNCS), ("late", LATES)):
-                if getattr(self, name) not in known:
-                    raise ConfigError(
-                        f"wagma {name} = {getattr(self, name)!r}; there are: {', '.join(known)}"
-                    )
 
     seen = 0
     """The version that our last step ended with."""
@@ -110,10 +103,10 @@ class Wagma(Algorithm):
         version = self._next(swarm)
         is_late = version <= swarm.version
         if self.config.late == "paper":
-            await swarm.average_at(version)  # a late one waits for what still runs, if anything
+            await swarm.form_at(version)  # a late one waits for what still runs, if anything
             await self._add_missed()
         elif not is_late:
-            await swarm.average_at(version)
+            await swarm.form_at(version)
         elastic = self.config.sync == "elastic"
         self.seen = max(version, swarm.version) if elastic else version
 

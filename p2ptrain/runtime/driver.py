@@ -222,8 +222,7 @@ class Driver:
     def begin_background(self, swarm: Swarm) -> None:
         """Run the algorithm's own loop beside the trainer, and give it its messages."""
         self._swarm = swarm
-        if self.algorithm.acts("background"):
-            self.start_activity(self.algorithm.background(swarm))
+        self.start_activity(self.algorithm.background(swarm))
 
     async def wait_until_all_done(self) -> None:
         """Serve the others until nobody who is here trains any more, or we are to stop."""

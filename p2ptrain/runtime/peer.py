@@ -10,7 +10,6 @@ The main thread waits for the protocol only where the algorithm says so, inside 
 """
 
 import asyncio
-import difflib
 import os
 import signal
 import socket
@@ -29,6 +28,7 @@ from p2ptrain.compute.torch_replica import TorchReplica
 from p2ptrain.errors import ConfigError, LocalProtocolError
 from p2ptrain.ids import Address, PeerId
 from p2ptrain.net.grpc_transport import GrpcTransport
+from p2ptrain.options import suggestion
 from p2ptrain.runtime.board import Board
 from p2ptrain.runtime.lifecycle import Environment, PeerLifecycle
 from p2ptrain.runtime.metrics import JsonlMetrics, Metrics, TeeMetrics
@@ -334,8 +334,7 @@ def _config_from(settings: dict[str, Any]) -> PeerConfig:  # Any: the fields of 
     known = [f.name for f in fields(PeerConfig)]
     for key in settings:
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-            advice = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+            advice = suggestion(key, known) or f"known: {', '.join(known)}"
             raise ConfigError(f"Peer has no setting {key!r}; {advice}")
     if not isinstance(settings.get("join", ()), str):
         return PeerConfig(**{**settings, "join": tuple(settings.get("join", ()))})

@@ -143,25 +143,25 @@ class PendingGradients:
                 sum_G += load.sum_G
         return sum_G
 
-    def forget_all_but_latest(self) -> None:
-        """Of the results that wait, keep the last one only."""
-        while len(self._results) > 1:
-            self._buffers.give(self._results.popleft().mean_G)
-
     def take_in(
-        self, optimizer_step: Callable[[], None]
+        self, missed: Callable[[Sequence[int]], Sequence[int]], optimizer_step: Callable[[], None]
     ) -> tuple[Sequence[Contribution], int] | None:
-        """The trainer's side, at its boundary: one update per result.
+        """The trainer's side, at its boundary: one update per result that is not `missed` for good.
+
+        Args:
+            missed: of the versions whose results wait, those to take in; see `Algorithm.missed`.
+            optimizer_step: changes the live parameters from the gradients.
 
         Returns:
             What the members of the last one stated, and the samples of all others; None if there
             was none.
         """
         stated = None
-        while self._results:
-            result = self._results.popleft()
+        results = [self._results.popleft() for _ in range(len(self._results))]
+        wanted = missed([result.version for result in results])
+        for result in results:
             stated, self._knows = (result.contributions, result.outside_samples), result.version
-            if any(one.weight for one in result.contributions):
+            if result.version in wanted and any(one.weight for one in result.contributions):
                 mask = union(one.gradient_mask for one in result.contributions)
                 self._replica.import_gradients(result.mean_G, mask)
                 self._replica.update(optimizer_step)

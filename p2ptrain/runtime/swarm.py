@@ -50,27 +50,22 @@ class DriverSwarm:
     def met(self) -> Mapping[PeerId, int]:
         return self._driver.accounts.met
 
-    async def average_models(self, others: Sequence[PeerId]) -> GroupResult:
-        return await self._driver.average_with_any(others, len(others))
+    async def form(self, candidates: Sequence[PeerId], count: int | None = None) -> GroupResult:
+        most = len(candidates) if count is None else count
+        return await self._driver.average_with_any(candidates, most)
 
-    async def average_with_any(self, candidates: Sequence[PeerId], count: int = 1) -> GroupResult:
-        return await self._driver.average_with_any(candidates, count)
-
-    async def average_gradients(self) -> GroupResult:
+    async def form_everyone(self) -> GroupResult:
         return await self._driver.average_gradients()
 
     @property
     def version(self) -> int:
         return self._driver.machine.groups.wait_avoiding.version
 
-    async def average_at(self, version: int) -> GroupResult:
+    async def form_at(self, version: int) -> GroupResult:
         return await self._driver.average_at(version)
 
     def pass_by(self, version: int) -> None:
         self._driver.arrive_at(version, waits=False)
-
-    def forget_all_but_latest(self) -> None:
-        self._driver.averages.pending.forget_all_but_latest()
 
     async def wait_for_update(self, count: int) -> int:
         return await self._driver.wait_for_update(count)

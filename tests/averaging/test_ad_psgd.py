@@ -3,24 +3,26 @@
 from collections.abc import Callable
 from itertools import combinations
 from random import Random
+from typing import get_args
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2ptrain.averaging.ad_psgd import GRAPHS, neighbours
-from p2ptrain.averaging.order import MOST_ASKED, in_turn
+from p2ptrain.averaging.ad_psgd import Graph, neighbours
+from p2ptrain.averaging.base import MOST_ASKED, in_turn
 from p2ptrain.core.events import Outcome
 from p2ptrain.ids import PeerId, Seconds
 from p2ptrain.sim.link import Link
 from p2ptrain.sim.world import World
 from tests.helpers.worlds import Books, build, consensus_distance, models, steps_of, sum_of
 
+GRAPHS = get_args(Graph)
 COUNTS = [1, 2, 3, 4, 5, 7, 8, 13, 16]
 
 
-def asks(graph: str, count: int) -> dict[str, tuple[PeerId, ...]]:
+def asks(graph: Graph, count: int) -> dict[str, tuple[PeerId, ...]]:
     """Whom each of `count` peers may ask."""
     names = [PeerId(f"p{i:02}") for i in range(count)]
     return {me: neighbours(graph, me, [n for n in names if n != me]) for me in names}

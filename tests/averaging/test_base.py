@@ -72,8 +72,8 @@ REFUSED = {
         ({"every_updates": 0}, "every_updates = 0 must be 1 or more"),
     ],
     "eager": [
-        ({"rule": "duo"}, "eager rule = 'duo'; there are: solo, majority, quorum"),
-        ({"missed": "none"}, "eager missed = 'none'; there are: every, latest"),
+        ({"rule": "duo"}, "eager.: rule = 'duo'; there are: solo, majority, quorum"),
+        ({"missed": "none"}, "eager.: missed = 'none'; there are: every, latest"),
         ({"quorum": 0.0}, "eager quorum = 0.0 must be above 0 and at most 1"),
         ({"quorum": 1.5}, "eager quorum = 1.5 must be above 0 and at most 1"),
         ({"limiter": 0}, "eager limiter = 0 must be 1 or more"),
@@ -93,8 +93,8 @@ REFUSED = {
         ({"group_size": -2}, "group_size = -2 must be a power of two from 2 on"),
         ({"tau": 0}, "wagma tau = 0 must be 1 or more"),
         ({"tau": -5}, "wagma tau = -5 must be 1 or more"),
-        ({"sync": "never"}, "wagma sync = 'never'; there are: elastic, step"),
-        ({"late": "drop"}, "wagma late = 'drop'; there are: delta, paper"),
+        ({"sync": "never"}, "wagma.: sync = 'never'; there are: elastic, step"),
+        ({"late": "drop"}, "wagma.: late = 'drop'; there are: delta, paper"),
     ],
 }
 
@@ -196,17 +196,16 @@ def test_a_declaration_follows_an_option_that_decides_it():
     ("declares", "mistake"),
     [
         ({"averages": "momenta"}, "averages = 'momenta'; write 'models' or 'gradients'"),
-        ({"trainer_waits": False}, "trainer_waits = False, so that its after_update never runs"),
         (
-            {"trainer_waits": False, "after_update": Algorithm.after_update, "in_step": True},
+            {"trainer_waits": False, "after_backward": Patient.after_update},
+            "after_backward, for which trainers wait, and trainer_waits = False; write True",
+        ),
+        (
+            {"trainer_waits": False, "in_step": True},
             "in_step = True, for which trainers wait, and trainer_waits = False; write True",
         ),
         (
-            {
-                "trainer_waits": False,
-                "after_update": Algorithm.after_update,
-                "averages": "gradients",
-            },
+            {"trainer_waits": False, "averages": "gradients"},
             "averages = 'gradients', for which trainers wait, and trainer_waits = False",
         ),
     ],

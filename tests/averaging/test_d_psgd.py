@@ -1,19 +1,21 @@
 """D-PSGD: who averages with whom, and what a slow peer costs."""
 
 from itertools import chain
+from typing import get_args
 
 import pytest
 
 from p2ptrain.averaging import ConfigError, PeerId, What
 from p2ptrain.averaging.base import load_algorithm
-from p2ptrain.averaging.d_psgd import GRAPHS, coloured_edges
+from p2ptrain.averaging.d_psgd import Graph, coloured_edges
 from p2ptrain.core.events import Outcome
 from tests.helpers.worlds import build, steps_of
 
+GRAPHS = get_args(Graph)
 COUNTS = range(1, 18)
 
 
-def degrees(graph: str, count: int) -> dict[int, int]:
+def degrees(graph: Graph, count: int) -> dict[int, int]:
     """How many neighbours each rank has."""
     edges = list(chain.from_iterable(coloured_edges(graph, count)))
     assert len(set(edges)) == len(edges), "each edge has one colour"

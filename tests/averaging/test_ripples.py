@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from p2ptrain.averaging.base import load_algorithm
-from p2ptrain.averaging.ripples import SCHEDULES, circle, static_groups
+from p2ptrain.averaging.ripples import circle, static_groups
 from p2ptrain.core.events import Outcome
 from p2ptrain.ids import PeerId
 from p2ptrain.sim.link import Link
@@ -22,7 +22,7 @@ from tests.helpers.worlds import (
     sum_of,
 )
 
-ALL = [*product(SCHEDULES, [False, True])]
+ALL = [*product(("generator", "static", "decentral"), [False, True])]
 COUNTS = [1, 2, 3, 5, 8, 10, 13, 16, 32]
 
 

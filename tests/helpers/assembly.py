@@ -57,7 +57,7 @@ class Seat:
         self.assembly.wire.append((self.me, peer, message))
 
     @coroutine
-    def average_models(self, others: Sequence[PeerId]) -> Generator[Any, Any, GroupResult]:
+    def form(self, others: Sequence[PeerId]) -> Generator[Any, Any, GroupResult]:
         return (yield others)
 
     def start(self, activity: Coroutine[Any, Any, None]) -> None:

@@ -35,7 +35,7 @@ class Mixed(Algorithm):
     async def after_update(self, swarm: Swarm) -> None:
         if swarm.updates % self.config.every_updates == 0:
             self._arrived = max(self._arrived + 1, swarm.version)
-            await swarm.average_at(self._arrived)
+            await swarm.form_at(self._arrived)
 
     async def background(self, swarm: Swarm) -> None:
         updates = 0
@@ -43,7 +43,7 @@ class Mixed(Algorithm):
             updates = await swarm.wait_for_update(updates + 1)
             others = swarm.choosable()
             if others:
-                await swarm.average_with_any(swarm.rng.sample(others, len(others)))
+                await swarm.form(swarm.rng.sample(others, len(others)), 1)
 
     def schedule(self, version: int, peers: Sequence[PeerId], me: PeerId) -> Round:
         rule = Rule(waiting=len(peers)) if self.config.waiting else Rule()

@@ -27,7 +27,7 @@ async def ask_for(duration_s: float, peer: SimPeer) -> list[GroupResult]:
     results: list[GroupResult] = []
     until = virtual_loop().now + duration_s
     while virtual_loop().now < until:
-        results.append(await peer.swarm.average_with_any(peer.swarm.choosable()))
+        results.append(await peer.swarm.form(peer.swarm.choosable(), 1))
     return results
 
 
@@ -36,7 +36,7 @@ async def test_the_first_that_is_free_is_met_and_the_result_says_who():
     world = await gathered(4)
     far = world.peers[P1].address
     world.network.set_link(far, world.peers[P0].address, Link(latency_s=0.01))
-    result = await world.peers[P0].swarm.average_with_any([P1, P2, P3])
+    result = await world.peers[P0].swarm.form([P1, P2, P3], 1)
     assert result == GroupResult(Outcome.DONE, "", (P0, P2))
     assert world.peers[P0].swarm.met() == {P0: 1, P2: 1}
     await world.close()
@@ -44,9 +44,9 @@ async def test_the_first_that_is_free_is_met_and_the_result_says_who():
 
 async def test_particular_members_are_waited_for():
     world = await gathered(3)
-    busy = asyncio.create_task(world.peers[P1].swarm.average_models([P2]))
+    busy = asyncio.create_task(world.peers[P1].swarm.form([P2]))
     await asyncio.sleep(0.0025)
-    result = await world.peers[P0].swarm.average_models([P1, P2])
+    result = await world.peers[P0].swarm.form([P1, P2])
     assert busy.done()
     assert result == GroupResult(Outcome.DONE, "", (P0, P1, P2))
     await world.close()
@@ -54,9 +54,9 @@ async def test_particular_members_are_waited_for():
 
 async def test_a_claim_waits_while_its_own_peer_is_in_somebody_elses_group():
     world = await gathered(3)
-    busy = asyncio.create_task(world.peers[P1].swarm.average_models([P0]))
+    busy = asyncio.create_task(world.peers[P1].swarm.form([P0]))
     await asyncio.sleep(0.0025)
-    result = await world.peers[P0].swarm.average_with_any([P2])
+    result = await world.peers[P0].swarm.form([P2], 1)
     assert busy.done()
     assert result.done
     assert result.members == (P0, P2)
@@ -66,7 +66,7 @@ async def test_a_claim_waits_while_its_own_peer_is_in_somebody_elses_group():
 async def test_two_claims_of_one_peer_take_turns():
     world = await gathered(3)
     swarm = world.peers[P0].swarm
-    both = await asyncio.gather(swarm.average_models([P1]), swarm.average_models([P2]))
+    both = await asyncio.gather(swarm.form([P1]), swarm.form([P2]))
     assert [result.members for result in both] == [(P0, P1), (P0, P2)]
     assert all(result.done for result in both)
     await world.close()
@@ -94,7 +94,7 @@ async def test_who_stops_may_ask_on_without_spinning_and_gets_no_group():
 async def test_who_stops_while_it_waits_is_told_so():
     world = await gathered(2)
     world.network.cut(world.peers[P0].address, world.peers[P1].address)
-    asking = asyncio.create_task(world.peers[P0].swarm.average_with_any([P1]))
+    asking = asyncio.create_task(world.peers[P0].swarm.form([P1], 1))
     await asyncio.sleep(0.3)
     world.peers[P0].driver.withdraw()
     assert (await asking).outcome is Outcome.WITHDRAWN
@@ -105,7 +105,7 @@ async def test_when_no_group_forms_the_record_says_who_was_asked():
     world = await gathered(4)
     for other in (P1, P2):
         world.network.cut(world.peers[P0].address, world.peers[other].address)
-    result = await world.peers[P0].swarm.average_models([P2, P1])
+    result = await world.peers[P0].swarm.form([P2, P1])
     assert result.outcome in (Outcome.LATE, Outcome.LOST)
     (record,) = world.peers[P0].metrics.of("group")
     assert record["members"] == [P0, P1, P2] == list(result.members)

@@ -35,7 +35,7 @@ class Watches(Algorithm):
         updates = 0
         while True:
             updates = await swarm.wait_for_update(updates + 1)
-            await swarm.average_with_any(swarm.choosable())
+            await swarm.form(swarm.choosable(), 1)
 
     async def average(self, group: Group) -> None:
         self.seen.append((group.members, group.what, group.version, group.awaited))
@@ -59,7 +59,7 @@ class Keeps(Watches):
     async def background(self, swarm: Swarm) -> None:
         await swarm.wait_for_update(1)
         if swarm.me == P0:
-            await swarm.average_models([P1])
+            await swarm.form([P1])
         while self.mean is None:
             await swarm.pause(0.01)
         await self.mean.add(0.5)

@@ -55,7 +55,7 @@ async def test_peers_without_a_trainer_are_ready_and_average_when_they_are_told_
     a, b = await fleet.peer("a", 1.0), await fleet.peer("b", 3.0, peers=2)
     await a.join()
     await b.join([a.address])
-    result = await a.swarm.average_models([b.name])
+    result = await a.swarm.form([b.name])
     assert result.done, result.why
     for peer in (a, b):
         await peer.depart(serve=False)
@@ -78,7 +78,7 @@ async def test_a_newcomer_that_keeps_its_model_takes_no_other():
     a, b = await trained(fleet), await fleet.peer("b", 3.0)
     await b.join([a.address], keeps_model=True)
     assert fleet.replicas["b"].live.tolist() == [3.0, 3.0, 3.0]
-    assert (await b.swarm.average_models([a.name])).done
+    assert (await b.swarm.form([a.name])).done
     for peer in (a, b):
         await peer.depart(serve=False)
 

@@ -18,6 +18,7 @@ from p2ptrain.sim.replica import VectorReplica
 
 T = TypeVar("T")
 SIZE = 4
+EVERY = list  # every mean that waits is taken in
 
 
 def buffers() -> Buffers:
@@ -120,7 +121,7 @@ async def test_lateness_counts_the_versions_that_the_oldest_gradient_did_not_kno
     await hand_in(pending, replica, 1.0)  # the mean of version 1 is there and not taken in yet
     await contributed(pending)
     assert deliver(pending, 2) == 1
-    pending.take_in(replica.descend)
+    pending.take_in(EVERY, replica.descend)
     await hand_in(pending, replica, 1.0)
     await contributed(pending)
     assert deliver(pending, 3) == 0
@@ -228,12 +229,12 @@ async def test_every_mean_that_was_missed_is_an_update_of_its_own(
         seen.append(float(replica.gradient[0]))
         replica.descend()
 
-    stated = pending.take_in(step)
+    stated = pending.take_in(EVERY, step)
     assert seen == [1.0, 10.0, 100.0]
     assert replica.updates == 3
     assert stated == ([Contribution(samples=3)], 0)
     assert replica.live.tolist() == [-111.0] * SIZE
-    assert pending.take_in(step) is None
+    assert pending.take_in(EVERY, step) is None
 
 
 async def test_of_several_means_the_latest_may_be_kept_alone(
@@ -241,8 +242,7 @@ async def test_of_several_means_the_latest_may_be_kept_alone(
 ):
     for version, gradient in enumerate([1.0, 10.0, 100.0], 1):
         deliver(pending, version, gradient)
-    pending.forget_all_but_latest()
-    pending.take_in(replica.descend)
+    pending.take_in(lambda versions: versions[-1:], replica.descend)
     assert replica.live.tolist() == [-100.0] * SIZE
 
 
@@ -251,7 +251,7 @@ async def test_a_mean_that_nobody_contributed_to_is_no_update(
 ):
     replica.add_delta(np.ones(SIZE, np.float32))
     deliver(pending, 1, weight=0, wants_to_end=True)
-    stated = pending.take_in(replica.descend)
+    stated = pending.take_in(EVERY, replica.descend)
     assert replica.updates == 0
     assert stated == ([Contribution(weight=0, wants_to_end=True)], 0)
     assert replica.live.tolist() == [1.0] * SIZE, "what is pending is taken in all the same"

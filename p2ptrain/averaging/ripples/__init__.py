@@ -42,6 +42,7 @@ What is different here, and why:
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from p2ptrain.averaging import (
     NOBODY,
@@ -59,8 +60,6 @@ from p2ptrain.averaging import (
 from p2ptrain.averaging.ripples.book import GroupBook, machines
 from p2ptrain.averaging.ripples.generator import RESEND_S, GroupGenerator
 
-SCHEDULES = ("generator", "static", "decentral")
-
 DEFAULT_GROUP = 3
 PUBLISHED_MACHINE = 4
 """Peers on a machine in the published table."""
@@ -74,7 +73,7 @@ class Ripples(Algorithm):
     class Config:
         """How groups are chosen, how large they are, and whether trainers wait for them."""
 
-        schedule: str = "generator"
+        schedule: Literal["generator", "static", "decentral"] = "generator"
         """``generator``, ``static`` or ``decentral``; see above."""
 
         group_size: int = 0
@@ -98,10 +97,6 @@ class Ripples(Algorithm):
         out, too; too large: everybody waits for slow ones."""
 
         def __post_init__(self) -> None:
-            if self.schedule not in SCHEDULES:
-                raise ConfigError(
-                    f"ripples schedule = {self.schedule!r}; there are: {', '.join(SCHEDULES)}"
-                )
             if self.group_size < 0 or self.group_size == 1:
                 raise ConfigError(
                     f"ripples group_size = {self.group_size} must be 2 or more, or 0 for three"
@@ -119,28 +114,17 @@ class Ripples(Algorithm):
     _groups = 0  # that we had been in when the last one ended, in this life
     _generator: GroupGenerator | None = None
 
-    @property
-    def trainer_waits(self) -> bool:
-        """As the option says."""
-        return bool(self.config.waits)
-
-    async def after_update(self, swarm: Swarm) -> None:
-        await self._partial_all_reduce(swarm)
-
     async def background(self, swarm: Swarm) -> None:
         if self.config.schedule == "generator":
             swarm.start(self._generator_of(swarm).run())
-        updates = 0
-        while not self.config.waits:
-            updates = await swarm.wait_for_update(updates + 1)
-            await self._partial_all_reduce(swarm)
+        await super().background(swarm)
 
-    async def _partial_all_reduce(self, swarm: Swarm) -> None:
+    async def after_update(self, swarm: Swarm) -> None:
         """Average in the group of this update, unless somebody else's choice had us in one."""
         self.turns += 1
         if self.config.schedule == "static":
             self.turns = max(self.turns, swarm.version)  # a newcomer falls in with the others
-            await swarm.average_at(self.turns)
+            await swarm.form_at(self.turns)
         elif self.config.waits or swarm.met().get(swarm.me, 0) == self._groups:
             if self.config.schedule == "generator":
                 await self._take_turn(swarm)
@@ -196,7 +180,7 @@ class Ripples(Algorithm):
         order = in_turn(candidates, swarm.met(), swarm.rng)
         if order:
             half = order[: max(count, -(-len(order) // 2))]
-            await swarm.average_with_any(half, count)
+            await swarm.form(half, count)
 
     # --- all --------------------------------------------------------------------------------------
 

@@ -192,7 +192,7 @@ class GroupGenerator:
         """Claim the groups that were proposed, one by one, and say how each ended."""
         while self._leads:
             ticket, others = next(iter(self._leads.items()))
-            done = self._swarm.trains and (await self._swarm.average_models(others)).done
+            done = self._swarm.trains and (await self._swarm.form(others)).done
             self._settled[ticket] = done
             if len(self._settled) > SETTLED_REMEMBERED:
                 del self._settled[next(iter(self._settled))]

@@ -15,13 +15,11 @@ Every random choice follows from the arguments, by a generator of its own (`comp
 """
 
 import dataclasses
-import difflib
 import importlib
 import inspect
 import os
 import pkgutil
 import sys
-import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -31,6 +29,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from p2ptrain.errors import ConfigError
+from p2ptrain.options import check_options, suggestion
 
 Batch = tuple[Tensor, Tensor]
 """Inputs and targets, first dimension samples."""
@@ -130,9 +129,9 @@ def _find(name: str) -> Callable[..., object]:
     module_name, colon, function_name = name.partition(":")
     if not colon:
         if name not in known_tasks():
-            advice = _suggestion(name, known_tasks())
+            advice = f"{suggestion(name, known_tasks())} there are: {', '.join(known_tasks())}"
             raise ConfigError(
-                f"there is no task {name!r}; {advice}there are: {', '.join(known_tasks())}; "
+                f"there is no task {name!r}; {advice.lstrip()}; "
                 "your own is named package.module:function"
             )
         module_name, function_name = f"p2ptrain.compute.tasks.{name}", name
@@ -145,10 +144,9 @@ def _find(name: str) -> Callable[..., object]:
     function = getattr(module, function_name, None)
     if not callable(function):
         own = [key for key, value in vars(module).items() if inspect.isfunction(value)]
-        advice = _suggestion(function_name, own)
+        advice = f"{suggestion(function_name, own)} name it as package.module:function"
         raise ConfigError(
-            f"task {name!r}: {module_name} has no function {function_name!r}; "
-            f"{advice}name it as package.module:function"
+            f"task {name!r}: {module_name} has no function {function_name!r}; {advice.lstrip()}"
         )
     return typing.cast(Callable[..., object], function)
 
@@ -175,15 +173,7 @@ def _options_kind(name: str, function: Callable[..., object]) -> Any:  # Any: a 
 def _configured(name: str, kind: Any, options: dict[str, Any]) -> tuple[object, ...]:
     """The function's arguments: its options, checked, or nothing."""
     fields = {field.name: field for field in dataclasses.fields(kind)} if kind else {}
-    hints = typing.get_type_hints(kind) if kind else {}
-    for key, value in options.items():
-        if key not in fields:
-            known = ", ".join(fields) or "none"
-            advice = _suggestion(key, fields) or f"its options: {known}"
-            raise ConfigError(f"task {name!r} has no option {key!r}; {advice.rstrip()}")
-        if not _fits(value, hints[key]):
-            wanted = getattr(hints[key], "__name__", str(hints[key]))
-            raise ConfigError(f"task {name!r}: {key} = {value!r} must be of type {wanted}")
+    check_options(f"task {name!r}", kind, options)
     for key, field in fields.items():
         if key not in options and field.default is field.default_factory:  # both MISSING
             raise ConfigError(f"task {name!r} needs the option {key!r}; set it in [task_options]")
@@ -193,22 +183,6 @@ def _configured(name: str, kind: Any, options: dict[str, Any]) -> tuple[object, 
         raise ConfigError(f"task {name!r}: {error}") from error
 
 
-def _fits(value: object, hint: Any) -> bool:  # Any: whatever stands behind a field's colon
-    """True if a value out of TOML fits the hint; hints that TOML cannot tell apart are let pass."""
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return any(_fits(value, part) for part in typing.get_args(hint))
-    if hint is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
-    if hint in (int, str, bool, types.NoneType):
-        return type(value) is hint
-    return True
-
-
 def _needs() -> list[str]:
     """The methods of a task, as `Task` lists them."""
     return [key for key, value in vars(Task).items() if inspect.isfunction(value) and key[0] != "_"]
-
-
-def _suggestion(wrong: str, known: typing.Iterable[str]) -> str:
-    near = difflib.get_close_matches(wrong, list(known), n=1, cutoff=0.5)
-    return f"did you mean {near[0]!r}? " if near else ""
