@@ -19,8 +19,8 @@ from pydantic import TypeAdapter, ValidationError
 from p2ptrain.compute.step_timing import StepTiming
 from p2ptrain.compute.training import TrainingConfig
 from p2ptrain.errors import CodecError, ConfigError
+from p2ptrain.named import suggestion
 from p2ptrain.net import wire
-from p2ptrain.options import suggestion
 from p2ptrain.runtime.settings import PeerConfig, StopConfig
 
 T = TypeVar("T")

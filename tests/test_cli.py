@@ -139,7 +139,7 @@ def test_options_override_the_file_one_by_one(monkeypatch, config):
         (["--task", "digts"], "digts"),
         (["--algorithm", "gossip"], "unknown algorithm 'gossip'; there are: "),
         (["--algorithm", "ad-psgd"], "did you mean 'ad_psgd'?"),
-        (["--algorithm", "no.such.module:Class"], "cannot import no.such.module"),
+        (["--algorithm", "no.such.module:Class"], "cannot import 'no.such.module'"),
         (["--peers", "0"], "peers = 0 must be 1 or more"),
         (["--samples", "0"], "stop samples = 0 must be above 0"),
         (["--seconds", "nan"], "stop seconds = nan must be above 0"),

@@ -20,31 +20,10 @@ from p2ptrain.core.wait_avoiding import NOBODY, Round, Rule
 from p2ptrain.errors import ConfigError, RemoteProtocolError, StateError
 from p2ptrain.ids import PeerId, Seconds, Ticket
 
-__all__ = [
-    # what an algorithm is, and what it may ask for
-    "Algorithm",
-    "Swarm",
-    # groups: while they are formed, and how they ended
-    "Group",
-    "Mean",
-    "GroupResult",
-    "Outcome",
-    "What",
-    # schedules
-    "Round",
-    "Rule",
-    "NOBODY",
-    # what algorithms tell each other
-    "AlgorithmMessage",
-    "in_turn",
-    # plain types and mistakes
-    "PeerId",
-    "Seconds",
-    "Ticket",
-    "ConfigError",
-    "RemoteProtocolError",
-    "StateError",
-    # by name
-    "known_algorithms",
-    "load_algorithm",
-]
+__all__ = ["Algorithm", "Swarm"]  # what an algorithm is, and what it may ask for
+__all__ += ["Group", "GroupResult", "Mean", "Outcome", "What"]  # groups
+__all__ += ["NOBODY", "Round", "Rule"]  # schedules
+__all__ += ["AlgorithmMessage", "in_turn"]  # what algorithms tell each other, whom they ask first
+__all__ += ["ConfigError", "RemoteProtocolError", "StateError"]  # mistakes
+__all__ += ["PeerId", "Seconds", "Ticket"]  # plain types
+__all__ += ["known_algorithms", "load_algorithm"]  # by name

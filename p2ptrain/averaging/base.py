@@ -8,7 +8,7 @@ like the paper. It acts at the moments that it defines, and leaves the others al
 * `after_update`    the optimizer has run; the trainer waits, or goes on beside it: `trainer_waits`.
 * `background`      a loop of its own beside the trainer, which never waits for it.
 * `average`         it is in a group that is formed: reduce, commit, or a rule of its own.
-* `missed`          means of gradients wait for its trainer: which of them it takes in.
+* `take_in`         means of gradients wait for its trainer: which of them it takes in.
 * `handle_message`  the same algorithm on another peer has told us something (`Swarm.tell`).
 
 It declares what others must know of it, `averages`, `trainer_waits`, `in_step`, `conserves_mean`:
@@ -22,9 +22,6 @@ Options are the fields of the class's nested frozen dataclass `Config`. All that
 comes by one import, of `p2ptrain.averaging`.
 """
 
-import importlib
-import pkgutil
-import sys
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -36,7 +33,9 @@ from p2ptrain.core.messages import AlgorithmMessage
 from p2ptrain.core.wait_avoiding import Round
 from p2ptrain.errors import ConfigError, RemoteProtocolError, StateError
 from p2ptrain.ids import PeerId, Seconds
-from p2ptrain.options import check_options, suggestion
+from p2ptrain.named import check_options, module_of, modules_of
+
+PACKAGE = "p2ptrain.averaging"
 
 MOST_ASKED = 64
 """A peer has so many candidates for one exchange, at most: one of them will be free soon."""
@@ -237,11 +236,11 @@ class Algorithm:
         await group.reduce()
         await group.commit()
 
-    def missed(self, versions: Sequence[int]) -> Sequence[int]:
+    def take_in(self, versions: Sequence[int]) -> Sequence[int]:
         """Of versions whose means of gradients wait for the trainer, those that it takes in.
 
-        Asked at its boundary and on its side, the oldest first: follow from these alone. Each has
-        an optimizer step of its own; the others are forgotten.
+        Asked at its boundary and on its side, the oldest first: look at these alone. Each has an
+        optimizer step of its own; the others are forgotten.
         """
         return versions
 
@@ -293,63 +292,43 @@ def in_turn(peers: Sequence[PeerId], met: Mapping[PeerId, int], rng: Random) -> 
 
 def known_algorithms() -> tuple[str, ...]:
     """The names of the algorithms that come with p2ptrain, sorted."""
-    package = importlib.import_module("p2ptrain.averaging")
-    names = [module.name for module in pkgutil.iter_modules(package.__path__)]
-    return tuple(sorted(name for name in names if name != "base"))
+    return modules_of(PACKAGE, but=("base",))
 
 
 def load_algorithm(name: str, options: Mapping[str, Any] | None = None) -> Algorithm:
     """Build the algorithm `name` (or ``package.module:Class``) with `options`.
 
     Raises:
-        ConfigError: if there is no such algorithm or option, or an option's value does not fit.
+        ConfigError: if there is no such algorithm or option, an option's value does not fit, or it
+            declares what cannot be.
     """
-    kind = _find(name)
-    options = options or {}
+    kind, options = _find(name), options or {}
     check_options(f"algorithm {name!r}", kind.Config, options)
     algorithm = kind(kind.Config(**options))
-    _check_declarations(name, algorithm)
+    if algorithm.averages not in ("models", "gradients"):
+        mistake = f"averages = {algorithm.averages!r}; write 'models' or 'gradients'"
+        raise ConfigError(f"algorithm {name!r} declares {mistake}")
+    for what, is_so in {
+        "in_step = True": algorithm.in_step,
+        "averages = 'gradients'": algorithm.averages == "gradients",
+        "after_backward": algorithm.acts("after_backward"),
+    }.items():
+        if is_so and not algorithm.trainer_waits:
+            mistake = f"{what}, for which trainers wait, and trainer_waits = False; write True"
+            raise ConfigError(f"algorithm {name!r} declares {mistake}")
     return algorithm
 
 
-def _check_declarations(name: str, algorithm: Algorithm) -> None:
-    """Raise ConfigError if an algorithm declares what cannot be."""
-    mistake = ""
-    if algorithm.averages not in ("models", "gradients"):
-        mistake = f"averages = {algorithm.averages!r}; write 'models' or 'gradients'"
-    elif not algorithm.trainer_waits:
-        needs_it = {
-            "in_step = True, for which trainers wait": algorithm.in_step,
-            "averages = 'gradients', for which trainers wait": algorithm.averages == "gradients",
-            "after_backward, for which trainers wait": algorithm.acts("after_backward"),
-        }
-        for what in (what for what, is_so in needs_it.items() if is_so):
-            mistake = f"{what}, and trainer_waits = False; write True"
-    if mistake:
-        raise ConfigError(f"algorithm {name!r} declares {mistake}")
-
-
 def _find(name: str) -> type[Algorithm]:
-    module_name, colon, class_name = name.partition(":")
-    if not colon:
-        if name not in (known := known_algorithms()):
-            advice = f"{suggestion(name, known)} there are: {', '.join(known)}"
-            raise ConfigError(f"unknown algorithm {name!r}; {advice.lstrip()}")
-        module_name = f"p2ptrain.averaging.{name}"
-    elif "" not in sys.path:
-        sys.path.append("")  # as `python -m` does: a user's file lies beside the user
-    try:
-        module = importlib.import_module(module_name)
-    except (ImportError, ValueError, TypeError) as error:  # the last two: no name of a module
-        raise ConfigError(f"algorithm {name!r}: cannot import {module_name}: {error}") from error
+    module, class_name = module_of("algorithm", name, PACKAGE, known_algorithms())
     found = [
         value
         for key, value in vars(module).items()
         if isinstance(value, type)
         and issubclass(value, Algorithm)
         and value.__module__ == module.__name__
-        and (not class_name or key == class_name)
+        and (":" not in name or class_name in ("", key))
     ]
     if len(found) != 1:
-        raise ConfigError(f"algorithm {name!r}: {module_name} has {len(found)} such classes")
+        raise ConfigError(f"algorithm {name!r}: {module.__name__} has {len(found)} such classes")
     return found[0]

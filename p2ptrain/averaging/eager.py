@@ -115,7 +115,7 @@ class Eager(Algorithm):
             await swarm.form_at(self.seen + 1)
             self.seen += 1
 
-    def missed(self, versions: Sequence[int]) -> Sequence[int]:
+    def take_in(self, versions: Sequence[int]) -> Sequence[int]:
         return versions[-1:] if self.config.missed == "latest" else versions
 
     def schedule(self, version: int, peers: Sequence[PeerId], me: PeerId) -> Round:

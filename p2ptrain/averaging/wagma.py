@@ -37,6 +37,7 @@ Differences to the paper, and why:
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from math import sqrt
 from typing import Literal
 
 from p2ptrain.averaging import (
@@ -92,7 +93,7 @@ class Wagma(Algorithm):
 
     seen = 0
     """The version that our last step ended with."""
-    _missed: tuple[Mean, int] | None = None  # the last one, and of how many
+    _missed: tuple[Mean, int] | None = None  # the last mean, and of how many
 
     @property
     def conserves_mean(self) -> bool:
@@ -100,14 +101,15 @@ class Wagma(Algorithm):
         return bool(self.config.late == "delta")
 
     async def after_update(self, swarm: Swarm) -> None:
-        version = self._next(swarm)
-        is_late = version <= swarm.version
-        if self.config.late == "paper":
-            await swarm.form_at(version)  # a late one waits for what still runs, if anything
-            await self._add_missed()
-        elif not is_late:
-            await swarm.form_at(version)
+        ran, tau, version = swarm.version, self.config.tau, self.seen + 1
         elastic = self.config.sync == "elastic"
+        if elastic or ran // tau > self.seen // tau:  # if not elastic, we are new here
+            version = max(version, ran)
+        if version > swarm.version or self.config.late == "paper":
+            await swarm.form_at(version)  # a late one waits for what still runs, if anything
+        if self._missed:  # by the paper's rule, the model counts as one more in that mean
+            (mean, size), self._missed = self._missed, None
+            await mean.add(size / (size + 1))
         self.seen = max(version, swarm.version) if elastic else version
 
     async def average(self, group: Group) -> None:
@@ -115,20 +117,6 @@ class Wagma(Algorithm):
             self._missed = await group.keep(), len(group.members)
         else:
             await super().average(group)
-
-    async def _add_missed(self) -> None:
-        """By the paper's rule: the model counts as one more in the mean that it missed."""
-        if self._missed:
-            (mean, size), self._missed = self._missed, None
-            await mean.add(size / (size + 1))
-
-    def _next(self, swarm: Swarm) -> int:
-        """The version that this step ends with: one that has begun meanwhile, or a new one."""
-        ran, tau = swarm.version, self.config.tau
-        if self.config.sync == "elastic":
-            return ran if ran > self.seen else self.seen + 1
-        missed_sync = ran // tau > self.seen // tau  # then we are new here
-        return ran if missed_sync else self.seen + 1
 
     def schedule(self, version: int, peers: Sequence[PeerId], me: PeerId) -> Round:
         if version % self.config.tau == 0:
@@ -149,11 +137,7 @@ class Wagma(Algorithm):
 
 def default_group_size(count: int) -> int:
     """The power of two nearest to the square root of `count`, and at least 2."""
-    below = 1
-    while 4 * below * below <= count:
-        below *= 2
-    nearest = 2 * below if 4 * count > 9 * below * below else below
-    return max(2, nearest)
+    return min((1 << k for k in range(1, 32)), key=lambda size: abs(size - sqrt(count)))
 
 
 @lru_cache(maxsize=256)  # every peer of a simulated world asks for the same groups

@@ -111,8 +111,8 @@ class Boundary:
 
     def _take_in_pending(self, optimizer_step: Callable[[], None]) -> None:
         """Update from all means of gradients that have come since the last boundary."""
-        missed = self._driver.algorithm.missed
-        stated = self._driver.averages.pending.take_in(missed, optimizer_step)
+        choose = self._driver.algorithm.take_in
+        stated = self._driver.averages.pending.take_in(choose, optimizer_step)
         if stated is not None:
             self._driver.agreed.take_in(*stated)
 

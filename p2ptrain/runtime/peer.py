@@ -27,8 +27,8 @@ import uvloop
 from p2ptrain.compute.torch_replica import TorchReplica
 from p2ptrain.errors import ConfigError, LocalProtocolError
 from p2ptrain.ids import Address, PeerId
+from p2ptrain.named import suggestion
 from p2ptrain.net.grpc_transport import GrpcTransport
-from p2ptrain.options import suggestion
 from p2ptrain.runtime.board import Board
 from p2ptrain.runtime.lifecycle import Environment, PeerLifecycle
 from p2ptrain.runtime.metrics import JsonlMetrics, Metrics, TeeMetrics

@@ -144,12 +144,12 @@ class PendingGradients:
         return sum_G
 
     def take_in(
-        self, missed: Callable[[Sequence[int]], Sequence[int]], optimizer_step: Callable[[], None]
+        self, choose: Callable[[Sequence[int]], Sequence[int]], optimizer_step: Callable[[], None]
     ) -> tuple[Sequence[Contribution], int] | None:
-        """The trainer's side, at its boundary: one update per result that is not `missed` for good.
+        """The trainer's side, at its boundary: one update per result.
 
         Args:
-            missed: of the versions whose results wait, those to take in; see `Algorithm.missed`.
+            choose: of the versions whose results wait, those to take in: `Algorithm.take_in`.
             optimizer_step: changes the live parameters from the gradients.
 
         Returns:
@@ -158,7 +158,7 @@ class PendingGradients:
         """
         stated = None
         results = [self._results.popleft() for _ in range(len(self._results))]
-        wanted = missed([result.version for result in results])
+        wanted = choose([result.version for result in results])
         for result in results:
             stated, self._knows = (result.contributions, result.outside_samples), result.version
             if result.version in wanted and any(one.weight for one in result.contributions):

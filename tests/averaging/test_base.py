@@ -34,7 +34,8 @@ def test_an_unknown_algorithm_is_told_which_there_are():
     with pytest.raises(ConfigError) as caught:
         load_algorithm("quantum")
     assert str(caught.value) == (
-        f"unknown algorithm 'quantum'; there are: {', '.join(known_algorithms())}"
+        f"unknown algorithm 'quantum'; there are: {', '.join(known_algorithms())}; "
+        "your own algorithm is named package.module:name"
     )
 
 
@@ -158,7 +159,7 @@ def test_a_class_that_is_not_there_or_is_no_algorithm_is_refused(
 
 
 def test_a_module_that_cannot_be_imported_is_refused_in_one_sentence():
-    with pytest.raises(ConfigError, match=r"cannot import no\.such: No module named 'no'"):
+    with pytest.raises(ConfigError, match=r"cannot import 'no\.such': No module named 'no'"):
         load_algorithm("no.such:Thing")
 
 

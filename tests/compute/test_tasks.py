@@ -18,7 +18,7 @@ def digits():
 
 def test_an_unknown_task_is_refused_with_those_there_are():
     with pytest.raises(
-        ConfigError, match=r"no task 'digit'; did you mean 'digits'\? there are: .*digits"
+        ConfigError, match=r"unknown task 'digit'; did you mean 'digits'\? there are: .*digits"
     ):
         load_task("digit")
 

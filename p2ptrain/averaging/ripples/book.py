@@ -44,6 +44,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from random import Random
+from statistics import median_low
 
 from p2ptrain.errors import InvariantViolation
 from p2ptrain.ids import PeerId, Seconds
@@ -130,13 +131,12 @@ class GroupBook:
 
     def over(self, number: int, done: bool, now: Seconds) -> list[Group]:
         """A running group has ended; if `done`, its members have what they asked for."""
-        for group in self.running:
-            if group.number == number:
-                self._unlock(group)
-                for peer in group.members if done else ():
-                    self._asking.pop(peer, None)
-                    if peer in self._home:
-                        self._met[peer], self._met_at[peer] = group.members, now
+        for peer in [peer for peer, group in self._running.items() if group.number == number]:
+            group = self._running.pop(peer)
+            if done:
+                self._asking.pop(peer, None)
+            if done and peer in self._home:
+                self._met[peer], self._met_at[peer] = group.members, now
         return self._serve(now)
 
     def check(self) -> None:
@@ -176,10 +176,6 @@ class GroupBook:
             self._running[peer] = self._buffered.pop(peer)
         return True
 
-    def _unlock(self, group: Group) -> None:
-        for peer in group.members:
-            self._running.pop(peer, None)
-
     def _forget(self, peer: PeerId) -> None:
         """`peer` is not here any more: a group that waits goes without it, one that it leads ends.
 
@@ -187,13 +183,12 @@ class GroupBook:
         """
         for told in (self._asking, self._met, self._met_at, self._step_s):
             told.pop(peer, None)
-        running, buffered = self._running.get(peer), self._buffered.get(peer)
-        if running and running.leader == peer:
-            self._unlock(running)
-        if buffered:
-            left = tuple(other for other in buffered.members if other != peer)
+        running = self._running.items()
+        self._running = {member: group for member, group in running if group.leader != peer}
+        if buffered := self._buffered.get(peer):
             for member in buffered.members:
                 del self._buffered[member]
+            left = tuple(member for member in buffered.members if member != peer)
             if len(left) > 1:
                 group = replace(buffered, members=left, leader=left[0])
                 self._buffered.update(dict.fromkeys(left, group))
@@ -208,45 +203,42 @@ class GroupBook:
         free = [peer for peer in pool if self._waits or peer not in self._running]
         busy = [peer for peer in pool if peer not in free]
         one_machine = not any(self._home.values())
-        crossing = not one_machine and self._asking[asker] % 2 == 1
-        heads = self._heads(free) if crossing else []
-        size = self._size if crossing or one_machine else len(self._home)
-        parts = [*shares(heads, size), *self._by_machine([p for p in free if p not in heads], size)]
-        groups = [part for part in parts if len(part) > 1]
-        if crossing or one_machine:
+        crosses = not one_machine and self._asking[asker] % 2 == 1
+        groups = self._draw(free, crosses, whole_machines=not (crosses or one_machine))
+        if crosses or one_machine:
             last = self._met.get(asker, ())
             others = [peer for peer in busy if peer not in last]
             again = [part for part in groups if asker in part and all(p in last for p in part)]
             if others and again:
                 groups.remove(again[0])
                 groups.append([asker, *self._some(others)])
-        if not any(asker in part for part in groups) and busy:
+        if busy and not any(asker in part for part in groups):
             mates = [peer for peer in busy if self._home[peer] == self._home[asker]]
             groups.append([asker, *self._some(mates or busy)])
         return groups
 
     def _keeps_up(self, peer: PeerId) -> bool:
         """True also if we do not know."""
-        known = sorted(self._step_s.values())
-        slow_s = self._slowdown * known[(len(known) - 1) // 2] if known else 0.0
-        return peer not in self._step_s or self._step_s[peer] <= slow_s
+        own_s = self._step_s.get(peer)
+        return own_s is None or own_s <= self._slowdown * median_low(self._step_s.values())
 
-    def _heads(self, free: Sequence[PeerId]) -> list[PeerId]:
-        """One of each machine that has nobody in a group with other machines already."""
-        crossing = [group for group in (*self.buffered, *self.running) if group.crosses]
-        away = [self._home.get(peer) for group in crossing for peer in group.members]
-        first: dict[int, PeerId] = {}
-        for peer in self._rng.sample(free, len(free)):
-            if self._home[peer] not in away:
-                first.setdefault(self._home[peer], peer)
-        return list(first.values()) if len(first) > 1 else []
+    def _draw(
+        self, free: Sequence[PeerId], crosses: bool, *, whole_machines: bool
+    ) -> list[list[PeerId]]:
+        """Groups inside machines; if it `crosses`, also of one head of each machine.
 
-    def _by_machine(self, free: Sequence[PeerId], size: int) -> list[list[PeerId]]:
-        """Groups of about `size` inside machines."""
+        A machine that has somebody in a group with other machines already has no other head.
+        """
         inside: dict[int, list[PeerId]] = {}
         for peer in self._rng.sample(free, len(free)):
             inside.setdefault(self._home[peer], []).append(peer)
-        return [part for mates in inside.values() for part in shares(mates, size)]
+        crossing = [group for group in (*self.buffered, *self.running) if group.crosses]
+        away = [self._home.get(peer) for group in crossing for peer in group.members]
+        out = [machine for machine in inside if crosses and machine not in away]
+        heads = [inside[machine].pop() for machine in out] if len(out) > 1 else []
+        size = len(free) if whole_machines else self._size
+        parts = [part for peers in (heads, *inside.values()) for part in shares(peers, size)]
+        return [part for part in parts if len(part) > 1]
 
     def _some(self, busy: Sequence[PeerId]) -> list[PeerId]:
         return self._rng.sample(busy, min(self._size - 1, len(busy)))

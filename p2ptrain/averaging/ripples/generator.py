@@ -116,10 +116,11 @@ class GroupGenerator:
         self._look_who_trains()
         if self.asks is not None and self._ask_at <= now:
             self._ask_at = now + RESEND_S
-            self._say_ask(self.asks)
+            self._asked += 1  # each time another one, so that a late duplicate is known
+            self._say(self._view[0], "ask", self._incarnation, self._asked, self.asks)
         for number, proposal in tuple(self._proposals.items()):
             if proposal.lapses_at <= now:
-                self._settled_by(proposal.group.leader, number, False)
+                self._handle_answer(proposal.group.leader, number, False)
             elif proposal.resend_at <= now:
                 proposal.resend_at = now + RESEND_S
                 self._say_propose(proposal.group)
@@ -146,9 +147,9 @@ class GroupGenerator:
             ):
                 self._handle_propose(Ticket(source, incarnation, number), members)
             case AlgorithmMessage("lead", (self._incarnation, number), ()):
-                self._led_by(source, number)
+                self._handle_answer(source, number, None)
             case AlgorithmMessage("settle", (self._incarnation, number, done), ()):
-                self._settled_by(source, number, bool(done))
+                self._handle_answer(source, number, bool(done))
             case AlgorithmMessage("lead", (_, _), ()) | AlgorithmMessage("settle", (_, _, _), ()):
                 pass  # meant for an earlier life of ours
             case _:
@@ -162,16 +163,8 @@ class GroupGenerator:
         if both := self._leads.keys() & self._settled.keys():
             raise InvariantViolation(f"{self._me} leads {sorted(both)}, which it has settled")
 
-    # --- who asks ---------------------------------------------------------------------------------
-
     def _last_group(self) -> int:
         return self._swarm.met().get(self._me, 0)
-
-    def _say_ask(self, updates: int) -> None:
-        """Ask whoever is first; each time under a new ticket, so that a late duplicate is known."""
-        self._asked += 1
-        numbers = self._incarnation, self._asked, updates
-        self._say(self._view[0], AlgorithmMessage("ask", numbers))  # lost: sent again
 
     # --- who leads --------------------------------------------------------------------------------
 
@@ -181,8 +174,7 @@ class GroupGenerator:
         elif ticket in self._settled:
             self._say_settle(ticket)  # the first one was lost
         elif ticket in self._leads:
-            numbers = ticket.incarnation, ticket.number
-            self._say(ticket.initiator, AlgorithmMessage("lead", numbers))
+            self._say(ticket.initiator, "lead", ticket.incarnation, ticket.number)
         elif len(self._leads) < MOST_PROPOSALS:
             self._leads[ticket] = [peer for peer in members if peer != self._me]
             if len(self._leads) == 1:
@@ -200,8 +192,8 @@ class GroupGenerator:
             del self._leads[ticket]  # now: we may have proposed the next one to ourselves
 
     def _say_settle(self, ticket: Ticket) -> None:
-        numbers = ticket.incarnation, ticket.number, int(self._settled[ticket])
-        self._say(ticket.initiator, AlgorithmMessage("settle", numbers))
+        done = int(self._settled[ticket])
+        self._say(ticket.initiator, "settle", ticket.incarnation, ticket.number, done)
 
     # --- the generator ----------------------------------------------------------------------------
 
@@ -210,10 +202,9 @@ class GroupGenerator:
         if (view := self._swarm.trainees()) == self._view:
             return
         self._view, self._ask_at = view, self._swarm.now
-        self._heard = {peer: ticket for peer, ticket in self._heard.items() if peer in view}
-        for number, proposal in tuple(self._proposals.items()):
-            if proposal.group.leader not in view:
-                del self._proposals[number]
+        self._heard = {peer: last for peer, last in self._heard.items() if peer in view}
+        proposals = self._proposals.items()
+        self._proposals = {n: told for n, told in proposals if told.group.leader in view}
         self._propose(self.book.keep(view, self._swarm.now))
 
     def _handle_ask(self, ticket: Ticket, updates: int) -> None:
@@ -224,18 +215,14 @@ class GroupGenerator:
         self._heard[source] = ticket
         self._propose(self.book.ask(source, updates, self._swarm.now))
 
-    def _led_by(self, leader: PeerId, number: int) -> None:
-        if proposal := self._proposal_to(leader, number):
-            proposal.lapses_at = self._swarm.now + LAPSE_S
-
-    def _settled_by(self, leader: PeerId, number: int, done: bool) -> None:
-        if self._proposal_to(leader, number):
-            del self._proposals[number]
-            self._propose(self.book.over(number, done, self._swarm.now))
-
-    def _proposal_to(self, leader: PeerId, number: int) -> Proposal | None:
+    def _handle_answer(self, leader: PeerId, number: int, done: bool | None) -> None:
+        """A leader is still at it (None), or its group is over."""
         proposal = self._proposals.get(number)
-        return proposal if proposal and proposal.group.leader == leader else None
+        if proposal and proposal.group.leader == leader and done is None:
+            proposal.lapses_at = self._swarm.now + LAPSE_S
+        elif proposal and proposal.group.leader == leader:
+            del self._proposals[number]
+            self._propose(self.book.over(number, bool(done), self._swarm.now))
 
     def _propose(self, groups: Sequence[Group]) -> None:
         now = self._swarm.now
@@ -246,10 +233,12 @@ class GroupGenerator:
             self._say_propose(group)  # lost: sent again, or asked for again
 
     def _say_propose(self, group: Group) -> None:
-        numbers = self._incarnation, group.number
-        self._say(group.leader, AlgorithmMessage("propose", numbers, group.members))
+        self._say(group.leader, "propose", self._incarnation, group.number, peers=group.members)
 
-    def _say(self, target: PeerId, message: AlgorithmMessage) -> None:
+    def _say(
+        self, target: PeerId, kind: str, *numbers: int, peers: tuple[PeerId, ...] = ()
+    ) -> None:
+        message = AlgorithmMessage(kind, numbers, peers)
         if target == self._me:
             self.receive(self._me, message)
         else:

@@ -15,11 +15,7 @@ Every random choice follows from the arguments, by a generator of its own (`comp
 """
 
 import dataclasses
-import importlib
 import inspect
-import os
-import pkgutil
-import sys
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -29,12 +25,12 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from p2ptrain.errors import ConfigError
-from p2ptrain.options import check_options, suggestion
+from p2ptrain.named import check_options, module_of, modules_of, suggestion
 
 Batch = tuple[Tensor, Tensor]
 """Inputs and targets, first dimension samples."""
 
-_NOT_TASKS = ("base", "classification")
+PACKAGE = "p2ptrain.compute.tasks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +72,7 @@ class Task(Protocol):
 
 def known_tasks() -> tuple[str, ...]:
     """The names of the tasks that come with p2ptrain, sorted."""
-    package = importlib.import_module("p2ptrain.compute.tasks")
-    names = (module.name for module in pkgutil.iter_modules(package.__path__))
-    return tuple(sorted(name for name in names if name not in _NOT_TASKS))
+    return modules_of(PACKAGE, but=("base", "classification"))
 
 
 def load_task(name: str, options: Mapping[str, Any] | None = None) -> Task:
@@ -126,27 +120,13 @@ def batches_of(data: Batch, size: int) -> Iterator[Batch]:
 
 
 def _find(name: str) -> Callable[..., object]:
-    module_name, colon, function_name = name.partition(":")
-    if not colon:
-        if name not in known_tasks():
-            advice = f"{suggestion(name, known_tasks())} there are: {', '.join(known_tasks())}"
-            raise ConfigError(
-                f"there is no task {name!r}; {advice.lstrip()}; "
-                "your own is named package.module:function"
-            )
-        module_name, function_name = f"p2ptrain.compute.tasks.{name}", name
-    elif os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.append(os.getcwd())  # as `python -m` does: a user's file lies beside the user
-    try:
-        module = importlib.import_module(module_name)
-    except (ImportError, ValueError) as error:
-        raise ConfigError(f"task {name!r}: cannot import {module_name!r}: {error}") from error
+    module, function_name = module_of("task", name, PACKAGE, known_tasks())
     function = getattr(module, function_name, None)
     if not callable(function):
         own = [key for key, value in vars(module).items() if inspect.isfunction(value)]
         advice = f"{suggestion(function_name, own)} name it as package.module:function"
         raise ConfigError(
-            f"task {name!r}: {module_name} has no function {function_name!r}; {advice.lstrip()}"
+            f"task {name!r}: {module.__name__} has no function {function_name!r}; {advice.lstrip()}"
         )
     return typing.cast(Callable[..., object], function)
 

@@ -1,17 +1,52 @@
-"""Options of an algorithm or a task: fields of a dataclass of its own, checked by name and type.
+"""What is found by name, algorithms and tasks: a module of a package, or ``package.module:Thing``.
 
-A name or a value that does not fit is refused in one sentence before anything starts. What goes
-beyond types, a range or a relation, is the business of the dataclass.
+Their options are the fields of a dataclass of their own. A name or a value that does not fit is
+refused in one sentence before anything starts; what goes beyond types, a range or a relation, is
+the business of the dataclass.
 """
 
 import dataclasses
 import difflib
+import importlib
+import pkgutil
+import sys
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from p2ptrain.errors import ConfigError
+
+
+def modules_of(package: str, *, but: Collection[str]) -> tuple[str, ...]:
+    """The names of all modules of a package, sorted, `but` those that help the others."""
+    names = [
+        module.name for module in pkgutil.iter_modules(importlib.import_module(package).__path__)
+    ]
+    return tuple(sorted(name for name in names if name not in but))
+
+
+def module_of(
+    kind: str, name: str, package: str, known: Collection[str]
+) -> tuple[types.ModuleType, str]:
+    """Import the module of a `kind` of thing, ``task``, and say how the thing in it is called.
+
+    Raises:
+        ConfigError: if `name` is none of the `known` ones of our `package`, or of no module.
+    """
+    module_name, colon, thing = name.partition(":")
+    if colon and "" not in sys.path:
+        sys.path.append("")  # as `python -m` does: a user's file lies beside the user
+    elif not colon:
+        if name not in known:
+            advice = f"{suggestion(name, known)} there are: {', '.join(known)}".lstrip()
+            remedy = f"your own {kind} is named package.module:name"
+            raise ConfigError(f"unknown {kind} {name!r}; {advice}; {remedy}")
+        module_name, thing = f"{package}.{name}", name
+    try:
+        return importlib.import_module(module_name), thing
+    except (ImportError, ValueError, TypeError) as error:  # the last two: no name of a module
+        raise ConfigError(f"{kind} {name!r}: cannot import {module_name!r}: {error}") from error
 
 
 def check_options(
