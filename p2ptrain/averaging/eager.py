@@ -36,7 +36,7 @@ Differences to the paper, and why:
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from random import Random
 from typing import Literal
@@ -121,19 +121,13 @@ class Eager(Algorithm):
     def schedule(self, version: int, peers: Sequence[PeerId], me: PeerId) -> Round:
         if self._averages_models_at(version):
             return Round(tuple(peers), What.MODELS, Rule(waiting=len(peers)))
-        return Round(tuple(peers), What.STALE_GRADIENTS, self._rule(version, peers))
+        rule = Rule(limiter=self.config.limiter)
+        if self.config.rule == "majority":
+            rule = replace(rule, initiator=Random(f"{self.config.seed}/{version}").choice(peers))
+        elif self.config.rule == "quorum":
+            rule = replace(rule, waiting=ceil(self.config.quorum * len(peers)))
+        return Round(tuple(peers), What.STALE_GRADIENTS, rule)
 
     def _averages_models_at(self, version: int) -> bool:
         every: int = self.config.average_models_every
         return version % (every + 1) == 0
-
-    def _rule(self, version: int, peers: Sequence[PeerId]) -> Rule:
-        config = self.config
-        match config.rule:
-            case "solo":
-                return Rule(limiter=config.limiter)
-            case "majority":
-                drawn = Random(f"{config.seed}/{version}").choice(peers)
-                return Rule(initiator=drawn, limiter=config.limiter)
-            case _:
-                return Rule(ceil(config.quorum * len(peers)), limiter=config.limiter)

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2ptrain.averaging.ripples.book import Group, GroupBook, machines, shares
+from p2ptrain.averaging.ripples import Ripples
+from p2ptrain.averaging.ripples.book import Group, GroupBook, shares
 from p2ptrain.errors import InvariantViolation
 from p2ptrain.ids import PeerId
 
@@ -23,7 +24,7 @@ def members(groups: list[Group]) -> list[PeerId]:
 
 def book_for(count: int, *, seed: int = 0, **options: Any) -> tuple[GroupBook, tuple[PeerId, ...]]:
     """A book of a generator that sees so many peers, and they."""
-    book, peers = GroupBook(Random(seed), **options), names(count)
+    book, peers = GroupBook(Ripples.Config(**options), Random(seed)), names(count)
     assert book.keep(peers, 0.0) == []
     return book, peers
 
@@ -115,7 +116,7 @@ def test_machines_that_come_in_turns_go_out_to_each_other_all_the_same():
 
 def test_divisions_of_even_updates_stay_inside_machines_and_in_odd_ones_one_of_each_goes_out():
     book, peers = book_for(16, group_size=3, peers_per_machine=4)
-    places = machines(peers, 4)
+    places = [peers[start : start + 4] for start in range(0, 16, 4)]
     for update in range(1, 9):
         groups = book.ask(peers[0], update, 0.0)
         across = [group for group in groups if group.crosses]
@@ -143,7 +144,9 @@ def test_a_machine_whose_head_is_out_sends_no_other_one():
 
 
 def test_the_last_machine_may_have_fewer():
-    assert [len(machine) for machine in machines(names(10), 4)] == [4, 4, 2]
+    book, peers = book_for(10, group_size=4, peers_per_machine=4)
+    groups = book.ask(peers[0], 2, 0.0)
+    assert sorted(group.members for group in groups) == [peers[:4], peers[4:8], peers[8:]]
 
 
 # --- waiting for trainers -------------------------------------------------------------------------

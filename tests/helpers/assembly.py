@@ -7,7 +7,7 @@ from types import coroutine
 from typing import Any
 
 from p2ptrain.averaging import GroupResult
-from p2ptrain.averaging.ripples.book import GroupBook
+from p2ptrain.averaging.ripples import Ripples
 from p2ptrain.averaging.ripples.generator import GroupGenerator
 from p2ptrain.core.effects import Abandon, Average, Effect, GroupEnded, Send
 from p2ptrain.core.events import Outcome
@@ -111,7 +111,7 @@ class Assembly:
         for number, name in enumerate(names):
             rng = Random(seed * 1000 + number)
             seat = self._seat(PeerId(name), names, rng)
-            seat.generator = GroupGenerator(seat, GroupBook(rng, **book))  # type: ignore[arg-type]
+            seat.generator = GroupGenerator(seat, Ripples.Config(**book))  # type: ignore[arg-type]
 
     def __getitem__(self, name: str) -> Seat:
         return self.seats[name]

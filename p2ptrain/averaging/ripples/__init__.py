@@ -57,8 +57,7 @@ from p2ptrain.averaging import (
     What,
     in_turn,
 )
-from p2ptrain.averaging.ripples.book import GroupBook, machines
-from p2ptrain.averaging.ripples.generator import RESEND_S, GroupGenerator
+from p2ptrain.averaging.ripples.generator import GroupGenerator
 
 DEFAULT_GROUP = 3
 PUBLISHED_MACHINE = 4
@@ -109,6 +108,10 @@ class Ripples(Algorithm):
             if not 1 < self.slowdown < math.inf:
                 raise ConfigError(f"ripples slowdown = {self.slowdown} must be above 1")
 
+        @property
+        def size(self) -> int:
+            return self.group_size or DEFAULT_GROUP
+
     turns = 0
     """Averages that we began."""
     _groups = 0  # that we had been in when the last one ended, in this life
@@ -127,7 +130,7 @@ class Ripples(Algorithm):
             await swarm.form_at(self.turns)
         elif self.config.waits or swarm.met().get(swarm.me, 0) == self._groups:
             if self.config.schedule == "generator":
-                await self._take_turn(swarm)
+                await self._generator_of(swarm).take_turn()
             else:
                 await self._take_who_is_free(swarm)
         self._groups = swarm.met().get(swarm.me, 0)
@@ -144,14 +147,6 @@ class Ripples(Algorithm):
 
     # --- generator --------------------------------------------------------------------------------
 
-    async def _take_turn(self, swarm: Swarm) -> None:
-        """Ask the generator for a group, until we have been in one, whoever it was proposed for."""
-        generator = self._generator_of(swarm)
-        generator.ask()
-        while generator.asks is not None:
-            await swarm.wait_for_change(RESEND_S)
-            generator.look()
-
     def handle_message(self, swarm: Swarm, source: PeerId, message: AlgorithmMessage) -> None:
         if self.config.schedule != "generator":
             raise RemoteProtocolError(f"{source} has groups proposed, and we do not")
@@ -160,14 +155,7 @@ class Ripples(Algorithm):
     def _generator_of(self, swarm: Swarm) -> GroupGenerator:
         """This peer's share of the generator, made when it is needed first."""
         if self._generator is None:
-            book = GroupBook(
-                swarm.rng,
-                group_size=self._size,
-                peers_per_machine=self.config.peers_per_machine,
-                slowdown=self.config.slowdown,
-                waits=self.config.waits,
-            )
-            self._generator = GroupGenerator(swarm, book)
+            self._generator = GroupGenerator(swarm, self.config)
         return self._generator
 
     # --- decentral --------------------------------------------------------------------------------
@@ -176,22 +164,15 @@ class Ripples(Algorithm):
         """Claim a group with the first that are free of those that we met longest ago."""
         everyone = sorted((swarm.me, *swarm.choosable()))
         each = self.config.peers_per_machine or len(everyone)
-        candidates, count = circle(self.turns, everyone, swarm.me, each, self._size)
-        order = in_turn(candidates, swarm.met(), swarm.rng)
-        if order:
-            half = order[: max(count, -(-len(order) // 2))]
-            await swarm.form(half, count)
+        candidates, count = circle(self.turns, everyone, swarm.me, each, self.config.size)
+        if order := in_turn(candidates, swarm.met(), swarm.rng):
+            await swarm.form(order[: max(count, -(-len(order) // 2))], count)
 
     # --- all --------------------------------------------------------------------------------------
 
-    @property
-    def _size(self) -> int:
-        return self.config.group_size or DEFAULT_GROUP
-
     def check_swarm(self, peers: int) -> None:
         for name in ("group_size", "peers_per_machine"):
-            value = getattr(self.config, name)
-            if value > peers:
+            if (value := getattr(self.config, name)) > peers:
                 raise ConfigError(
                     f"ripples {name} = {value} is more than the {peers} peers of the swarm; make "
                     "it smaller, or 0"
@@ -227,7 +208,8 @@ def circle(
     Those on its own machine, all at even turns and `size` - 1 at odd ones; but in one odd turn of
     as many as there are peers on its machine, it is its machine's head and takes others' peers.
     """
-    mine = next(machine for machine in machines(everyone, each) if me in machine)
+    first = everyone.index(me) // each * each
+    mine = everyone[first : first + each]
     mates = tuple(peer for peer in mine if peer != me)
     others = tuple(peer for peer in everyone if peer not in mine)
     leads = turn % 2 == 1 and turn // 2 % len(mine) == mine.index(me)

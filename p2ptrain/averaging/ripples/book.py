@@ -45,14 +45,18 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from random import Random
 from statistics import median_low
+from typing import TYPE_CHECKING
 
 from p2ptrain.errors import InvariantViolation
 from p2ptrain.ids import PeerId, Seconds
 
+if TYPE_CHECKING:
+    from p2ptrain.averaging.ripples import Ripples
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, order=True)
 class Group:
-    """One group that the book has made."""
+    """One group that the book has made; the oldest is first."""
 
     number: int
     members: tuple[PeerId, ...]
@@ -66,31 +70,11 @@ class Group:
 
 
 class GroupBook:
-    """One generator's book. Whatever happens, it returns the groups that run from then on.
+    """One generator's book. Whatever happens, it returns the groups that run from then on."""
 
-    Args:
-        group_size: members of a group that is not a whole machine; up to twice as many less one
-            where the peers do not divide.
-        peers_per_machine: consecutive peers by name; 0: machines make no difference.
-        slowdown: a peer that takes so many times as long for a step as the median is not waited
-            for.
-        waits: whether groups wait until all members have asked.
-    """
-
-    def __init__(
-        self,
-        rng: Random,
-        *,
-        group_size: int,
-        peers_per_machine: int = 0,
-        slowdown: float = 1.5,
-        waits: bool = False,
-    ) -> None:
+    def __init__(self, config: "Ripples.Config", rng: Random) -> None:
+        self._config = config
         self._rng = rng
-        self._size = group_size
-        self._per_machine = peers_per_machine
-        self._slowdown = slowdown
-        self._waits = waits
         self._numbers = 0
         self._home: dict[PeerId, int] = {}  # the machine of each that is present, sorted by name
         self._asking: dict[PeerId, int] = {}  # after so many updates; in order
@@ -103,19 +87,20 @@ class GroupBook:
     @property
     def buffered(self) -> tuple[Group, ...]:
         """The groups that wait, the oldest first."""
-        return _distinct(self._buffered)
+        return tuple(sorted(set(self._buffered.values())))
 
     @property
     def running(self) -> tuple[Group, ...]:
         """The groups that run, the oldest first."""
-        return _distinct(self._running)
+        return tuple(sorted(set(self._running.values())))
 
     # --- what happens -----------------------------------------------------------------------------
 
     def keep(self, present: Sequence[PeerId], now: Seconds) -> list[Group]:
         """`present`, sorted, are those who train; all others are forgotten."""
-        places = enumerate(machines(present, self._per_machine or max(1, len(present))))
-        before, self._home = self._home, {peer: place for place, on in places for peer in on}
+        each = self._config.peers_per_machine or max(1, len(present))
+        before = self._home
+        self._home = {peer: place // each for place, peer in enumerate(present)}
         for peer in before:
             if peer not in self._home:
                 self._forget(peer)
@@ -170,7 +155,7 @@ class GroupBook:
     def _maybe_run(self, group: Group) -> bool:
         if any(peer in self._running for peer in group.members):
             return False
-        if self._waits and any(peer not in self._asking for peer in group.members):
+        if self._config.waits and any(peer not in self._asking for peer in group.members):
             return False
         for peer in group.members:
             self._running[peer] = self._buffered.pop(peer)
@@ -198,9 +183,9 @@ class GroupBook:
     def _divide(self, asker: PeerId) -> list[list[PeerId]]:
         """Divide all whose buffers are empty into groups; nobody to meet: none with `asker`."""
         pool = [peer for peer in self._home if peer not in self._buffered]
-        if self._waits:
+        if self._config.waits:
             pool = [peer for peer in pool if peer == asker or self._keeps_up(peer)]
-        free = [peer for peer in pool if self._waits or peer not in self._running]
+        free = [peer for peer in pool if self._config.waits or peer not in self._running]
         busy = [peer for peer in pool if peer not in free]
         one_machine = not any(self._home.values())
         crosses = not one_machine and self._asking[asker] % 2 == 1
@@ -220,7 +205,7 @@ class GroupBook:
     def _keeps_up(self, peer: PeerId) -> bool:
         """True also if we do not know."""
         own_s = self._step_s.get(peer)
-        return own_s is None or own_s <= self._slowdown * median_low(self._step_s.values())
+        return own_s is None or own_s <= self._config.slowdown * median_low(self._step_s.values())
 
     def _draw(
         self, free: Sequence[PeerId], crosses: bool, *, whole_machines: bool
@@ -236,12 +221,12 @@ class GroupBook:
         away = [self._home.get(peer) for group in crossing for peer in group.members]
         out = [machine for machine in inside if crosses and machine not in away]
         heads = [inside[machine].pop() for machine in out] if len(out) > 1 else []
-        size = len(free) if whole_machines else self._size
+        size = len(free) if whole_machines else self._config.size
         parts = [part for peers in (heads, *inside.values()) for part in shares(peers, size)]
         return [part for part in parts if len(part) > 1]
 
     def _some(self, busy: Sequence[PeerId]) -> list[PeerId]:
-        return self._rng.sample(busy, min(self._size - 1, len(busy)))
+        return self._rng.sample(busy, min(self._config.size - 1, len(busy)))
 
     def _group(self, members: Sequence[PeerId]) -> Group:
         self._numbers += 1
@@ -250,18 +235,8 @@ class GroupBook:
         return Group(self._numbers, tuple(sorted(members)), leader, crosses)
 
 
-def machines(peers: Sequence[PeerId], each: int) -> tuple[tuple[PeerId, ...], ...]:
-    """The peers of each machine, `each` consecutive ones; the last one may have fewer."""
-    return tuple(tuple(peers[start : start + each]) for start in range(0, len(peers), each))
-
-
 def shares(peers: Sequence[PeerId], size: int) -> list[list[PeerId]]:
     """Cut into groups of `size`, or a little more where that leaves a rest; fewer are one group."""
     count = max(1, len(peers) // max(1, size))
     cuts = [len(peers) * index // count for index in range(count + 1)]
     return [list(peers[start:stop]) for start, stop in pairwise(cuts)]
-
-
-def _distinct(groups: dict[PeerId, Group]) -> tuple[Group, ...]:
-    by_number = {group.number: group for group in groups.values()}
-    return tuple(by_number[number] for number in sorted(by_number))

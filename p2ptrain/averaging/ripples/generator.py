@@ -40,6 +40,7 @@ its members for `LAPSE_S`; how long an average takes does not matter.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from p2ptrain.averaging import (
     AlgorithmMessage,
@@ -51,6 +52,9 @@ from p2ptrain.averaging import (
 )
 from p2ptrain.averaging.ripples.book import Group, GroupBook
 from p2ptrain.errors import InvariantViolation
+
+if TYPE_CHECKING:
+    from p2ptrain.averaging.ripples import Ripples
 
 RESEND_S: Seconds = 0.25
 """Whatever is not answered is said again after this long. Too short: needless messages beside a
@@ -84,8 +88,8 @@ class GroupGenerator:
     A ticket names a question or a proposal, and has nothing to do with those of groups.
     """
 
-    def __init__(self, swarm: Swarm, book: GroupBook) -> None:
-        self.book = book
+    def __init__(self, swarm: Swarm, config: "Ripples.Config") -> None:
+        self.book = GroupBook(config, swarm.rng)
         self.asks: int | None = None
         """After so many updates this peer wants a group, and has not been in one since."""
         self._swarm = swarm
@@ -103,7 +107,7 @@ class GroupGenerator:
     # --- what happens -----------------------------------------------------------------------------
 
     def ask(self) -> None:
-        """This peer wants a group; it `asks` until it has been in one, or there is none."""
+        """This peer `asks` until it has been in a group, or there is none."""
         self.asks, self._met = self._swarm.updates, self._last_group()
         self._ask_at = self._swarm.now
         self.look()
@@ -129,6 +133,13 @@ class GroupGenerator:
         """When to `look` at the latest."""
         deadlines = [min(p.resend_at, p.lapses_at) for p in self._proposals.values()]
         return min(deadlines if self.asks is None else [*deadlines, self._ask_at], default=None)
+
+    async def take_turn(self) -> None:
+        """Ask for a group, until we have been in one, whoever it was proposed for."""
+        self.ask()
+        while self.asks is not None:
+            await self._swarm.wait_for_change(RESEND_S)
+            self.look()
 
     async def run(self) -> None:
         """Look whenever that may be of use."""
