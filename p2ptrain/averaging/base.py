@@ -190,9 +190,6 @@ class Algorithm:
     state_names: ClassVar[tuple[str, ...]] = ()
     """Attributes that outlive a step: numbers, texts, and lists and dicts of such."""
 
-    variants: ClassVar[Mapping[str, Mapping[str, Any]]] = {}  # Any: as in `load_algorithm`
-    """Named options, beside the default ones, with which it is to be tested."""
-
     def __init__(self, config: Any = None) -> None:  # Any: each algorithm has a Config of its own
         self.config: Any = config if config is not None else self.Config()
 

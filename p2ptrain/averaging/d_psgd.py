@@ -22,7 +22,7 @@ What is different here, and why:
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar, Literal
+from typing import Literal
 
 from p2ptrain.averaging import Algorithm, PeerId, Round, Rule, Swarm, What
 
@@ -35,7 +35,6 @@ class DPsgd(Algorithm):
     averages = "models"
     trainer_waits = True
     state_names = ("arrived",)
-    variants: ClassVar = {"exponential": {"graph": "exponential"}}
 
     @dataclass(frozen=True, slots=True, kw_only=True)
     class Config:

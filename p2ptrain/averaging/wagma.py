@@ -40,18 +40,7 @@ from functools import lru_cache
 from math import sqrt
 from typing import Literal
 
-from p2ptrain.averaging import (
-    NOBODY,
-    Algorithm,
-    ConfigError,
-    Group,
-    Mean,
-    PeerId,
-    Round,
-    Rule,
-    Swarm,
-    What,
-)
+from p2ptrain.averaging import Algorithm, ConfigError, Group, Mean, PeerId, Round, Rule, Swarm, What
 
 
 class Wagma(Algorithm):
@@ -120,12 +109,12 @@ class Wagma(Algorithm):
 
     def schedule(self, version: int, peers: Sequence[PeerId], me: PeerId) -> Round:
         if version % self.config.tau == 0:
-            rule = NOBODY if self.config.sync == "elastic" else Rule(waiting=len(peers))
-            return Round(tuple(peers), What.MODELS, rule)
+            waiting = 1 if self.config.sync == "elastic" else len(peers)
+            return Round(tuple(peers), What.MODELS, Rule(waiting))
         size = self.config.group_size or default_group_size(len(peers))
         rank = peers.index(me)
         group = next(g for g in butterfly(version, len(peers), size) if rank in g)
-        return Round(tuple(peers[p] for p in group), What.MODELS, NOBODY)
+        return Round(tuple(peers[p] for p in group), What.MODELS, Rule())
 
     def check_swarm(self, peers: int) -> None:
         if self.config.group_size > peers:

@@ -22,6 +22,11 @@ def members(groups: list[Group]) -> list[PeerId]:
     return [peer for group in groups for peer in group.members]
 
 
+def crosses(group: Group, each: int) -> bool:
+    """Whether its members are on several machines of so many."""
+    return len({int(peer[1:]) // each for peer in group.members}) > 1
+
+
 def book_for(count: int, *, seed: int = 0, **options: Any) -> tuple[GroupBook, tuple[PeerId, ...]]:
     """A book of a generator that sees so many peers, and they."""
     book, peers = GroupBook(Ripples.Config(**options), Random(seed)), names(count)
@@ -102,12 +107,12 @@ def test_two_groups_that_end_in_turns_do_not_meet_among_themselves_for_ever():
 def test_machines_that_come_in_turns_go_out_to_each_other_all_the_same():
     book, peers = book_for(4, group_size=2, peers_per_machine=2)
     running = book.ask(peers[0], 2, 0.0)
-    assert not any(group.crosses for group in running)
+    assert not any(crosses(group, 2) for group in running)
     ended, other = sorted(running, key=lambda group: group.members)
     book.over(ended.number, True, 0.0)
     assert book.ask(peers[0], 3, 0.0) == []
     (waiting,) = book.buffered
-    assert waiting.crosses
+    assert crosses(waiting, 2)
     assert book.over(other.number, True, 0.0) == [waiting]
 
 
@@ -119,11 +124,11 @@ def test_divisions_of_even_updates_stay_inside_machines_and_in_odd_ones_one_of_e
     places = [peers[start : start + 4] for start in range(0, 16, 4)]
     for update in range(1, 9):
         groups = book.ask(peers[0], update, 0.0)
-        across = [group for group in groups if group.crosses]
+        across = [group for group in groups if crosses(group, 4)]
         if update % 2:
             (heads,) = across
             assert [sum(peer in machine for peer in heads.members) for machine in places] == [1] * 4
-            rest = [len(group.members) for group in groups if not group.crosses]
+            rest = [len(group.members) for group in groups if not crosses(group, 4)]
             assert rest == [3, 3, 3, 3]
         else:
             assert sorted(group.members for group in groups) == list(places)
@@ -134,13 +139,13 @@ def test_divisions_of_even_updates_stay_inside_machines_and_in_odd_ones_one_of_e
 def test_a_machine_whose_head_is_out_sends_no_other_one():
     book, peers = book_for(6, group_size=2, peers_per_machine=3)
     groups = book.ask(peers[0], 1, 0.0)
-    assert [group.crosses for group in groups].count(True) == 1
+    assert [crosses(group, 3) for group in groups].count(True) == 1
     for group in groups:
-        if not group.crosses:
+        if not crosses(group, 3):
             book.over(group.number, True, 0.0)
-    head = next(group for group in groups if group.crosses)
+    head = next(group for group in groups if crosses(group, 3))
     asker = next(peer for peer in peers if peer not in head.members)
-    assert not any(group.crosses for group in book.ask(asker, 3, 0.0))
+    assert not any(crosses(group, 3) for group in book.ask(asker, 3, 0.0))
 
 
 def test_the_last_machine_may_have_fewer():

@@ -14,6 +14,7 @@ MORE: dict[str, dict[str, Options]] = {
         "bipartite": {"graph": "bipartite"},
     },
     "allreduce": {},
+    "d_psgd": {"exponential": {"graph": "exponential"}},
     "eager": {
         "solo": {"rule": "solo", "limiter": 4, "average_models_every": 10},
         "majority": {"rule": "majority", "seed": 7},
@@ -35,13 +36,12 @@ MORE: dict[str, dict[str, Options]] = {
         "as published": {"sync": "step", "late": "paper", "tau": 4},
     },
 }
-"""By algorithm, and by what its options make of it; others name theirs in `Algorithm.variants`."""
+"""By algorithm, and by what its options make of it."""
 
 
 def kinds_of(algorithm: str) -> dict[str, Options]:
     """Named options of an algorithm, beside the default ones."""
-    declared = type(load_algorithm(algorithm)).variants
-    return MORE.get(algorithm) or {kind: dict(options) for kind, options in declared.items()}
+    return MORE.get(algorithm, {})
 
 
 @dataclass(frozen=True, slots=True)

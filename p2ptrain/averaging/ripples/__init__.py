@@ -21,8 +21,7 @@ groups that do not conflict. Three ways to choose, `schedule`:
   So one peer of a machine at a time uses its way to the others, and every second step only.
 * `"generator"`: one peer, the **Group Generator**, keeps a lock for each peer and a **Group
   Buffer**, and where that is empty divides all peers into groups at once, **Group Division**
-  (`book.py`). Here it is elected and only proposes; the members grant through the group lock, and
-  when it dies another takes its place (`generator.py`).
+  (`book.py`). Here it is elected, and when it dies another takes its place (`generator.py`).
 * `"decentral"`: nobody proposes. Whoever has made an update and has not been in a group since takes
   the first of the others that are free, through the group lock.
 
@@ -35,7 +34,7 @@ What is different here, and why:
   divisions; it is known by how long its steps take. Where nobody waits for it, there is nothing to
   be saved, and its model would be older for it.
 * *Any number* of peers, and of peers on a machine, in the table too.
-* *The generator is not trusted with the locking.* Every member is its own lock's keeper, so two
+* *The generator only proposes.* Every member grants for itself, through the group lock, so two
   generators waste time and break nothing.
 """
 
@@ -76,9 +75,10 @@ class Ripples(Algorithm):
         """``generator``, ``static`` or ``decentral``; see above."""
 
         group_size: int = 0
-        """Peers per group that is drawn; 0: three. Too small: models drift apart; too large: more
-        peers must be free at once, and each average moves more. Groups of the table, and of a whole
-        machine, have the size that they have."""
+        """Peers per group that is drawn, up to twice as many less one where peers do not divide; 0:
+        three. Too small: models drift apart; too large: more peers must be free at once, and each
+        average moves more. Groups of the table, and of a whole machine, are of the size they are.
+        """
 
         peers_per_machine: int = 0
         """So many consecutive peers, by name, share one machine's way to the others, so that half

@@ -65,9 +65,6 @@ class Group:
     leader: PeerId
     """Claims it."""
 
-    crosses: bool = False
-    """Its members are on different machines."""
-
 
 class GroupBook:
     """One generator's book. Whatever happens, it returns the groups that run from then on."""
@@ -217,22 +214,23 @@ class GroupBook:
         inside: dict[int, list[PeerId]] = {}
         for peer in self._rng.sample(free, len(free)):
             inside.setdefault(self._home[peer], []).append(peer)
-        crossing = [group for group in (*self.buffered, *self.running) if group.crosses]
-        away = [self._home.get(peer) for group in crossing for peer in group.members]
+        made = [self._machines(group.members) for group in (*self.buffered, *self.running)]
+        away = [machine for machines in made if len(machines) > 1 for machine in machines]
         out = [machine for machine in inside if crosses and machine not in away]
         heads = [inside[machine].pop() for machine in out] if len(out) > 1 else []
         size = len(free) if whole_machines else self._config.size
         parts = [part for peers in (heads, *inside.values()) for part in shares(peers, size)]
         return [part for part in parts if len(part) > 1]
 
+    def _machines(self, members: Sequence[PeerId]) -> set[int]:
+        return {self._home[peer] for peer in members if peer in self._home}
+
     def _some(self, busy: Sequence[PeerId]) -> list[PeerId]:
         return self._rng.sample(busy, min(self._config.size - 1, len(busy)))
 
     def _group(self, members: Sequence[PeerId]) -> Group:
         self._numbers += 1
-        crosses = len(dict.fromkeys(self._home[peer] for peer in members)) > 1
-        leader = self._rng.choice(members)
-        return Group(self._numbers, tuple(sorted(members)), leader, crosses)
+        return Group(self._numbers, tuple(sorted(members)), self._rng.choice(members))
 
 
 def shares(peers: Sequence[PeerId], size: int) -> list[list[PeerId]]:

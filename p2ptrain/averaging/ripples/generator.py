@@ -42,14 +42,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from p2ptrain.averaging import (
-    AlgorithmMessage,
-    PeerId,
-    RemoteProtocolError,
-    Seconds,
-    Swarm,
-    Ticket,
-)
+from p2ptrain.averaging import AlgorithmMessage, PeerId, RemoteProtocolError, Seconds, Swarm, Ticket
 from p2ptrain.averaging.ripples.book import Group, GroupBook
 from p2ptrain.errors import InvariantViolation
 
@@ -93,8 +86,6 @@ class GroupGenerator:
         self.asks: int | None = None
         """After so many updates this peer wants a group, and has not been in one since."""
         self._swarm = swarm
-        self._me = swarm.me
-        self._incarnation = swarm.incarnation
         self._view: Sequence[PeerId] = ()  # who trains, as the book was told last
         self._met = 0  # our last group when we asked
         self._ask_at: Seconds = 0.0  # again
@@ -121,7 +112,7 @@ class GroupGenerator:
         if self.asks is not None and self._ask_at <= now:
             self._ask_at = now + RESEND_S
             self._asked += 1  # each time another one, so that a late duplicate is known
-            self._say(self._view[0], "ask", self._incarnation, self._asked, self.asks)
+            self._say(self._view[0], "ask", self._swarm.incarnation, self._asked, self.asks)
         for number, proposal in tuple(self._proposals.items()):
             if proposal.lapses_at <= now:
                 self._handle_answer(proposal.group.leader, number, False)
@@ -154,12 +145,12 @@ class GroupGenerator:
             case AlgorithmMessage("ask", (incarnation, number, updates), ()):
                 self._handle_ask(Ticket(source, incarnation, number), updates)
             case AlgorithmMessage("propose", (incarnation, number), members) if (
-                self._me in members and list(members) == sorted(dict.fromkeys(members))
+                self._swarm.me in members and list(members) == sorted(dict.fromkeys(members))
             ):
                 self._handle_propose(Ticket(source, incarnation, number), members)
-            case AlgorithmMessage("lead", (self._incarnation, number), ()):
+            case AlgorithmMessage("lead", (self._swarm.incarnation, number), ()):
                 self._handle_answer(source, number, None)
-            case AlgorithmMessage("settle", (self._incarnation, number, done), ()):
+            case AlgorithmMessage("settle", (self._swarm.incarnation, number, done), ()):
                 self._handle_answer(source, number, bool(done))
             case AlgorithmMessage("lead", (_, _), ()) | AlgorithmMessage("settle", (_, _, _), ()):
                 pass  # meant for an earlier life of ours
@@ -170,24 +161,26 @@ class GroupGenerator:
         self.book.check()
         numbers = [group.number for group in self.book.running]
         if sorted(self._proposals) != numbers:
-            raise InvariantViolation(f"{self._me} proposed {list(self._proposals)}, runs {numbers}")
+            raise InvariantViolation(
+                f"{self._swarm.me} proposed {list(self._proposals)}, runs {numbers}"
+            )
         if both := self._leads.keys() & self._settled.keys():
-            raise InvariantViolation(f"{self._me} leads {sorted(both)}, which it has settled")
+            raise InvariantViolation(f"{self._swarm.me} leads {sorted(both)}, which it has settled")
 
     def _last_group(self) -> int:
-        return self._swarm.met().get(self._me, 0)
+        return self._swarm.met().get(self._swarm.me, 0)
 
     # --- who leads --------------------------------------------------------------------------------
 
     def _handle_propose(self, ticket: Ticket, members: tuple[PeerId, ...]) -> None:
-        if members == (self._me,):
+        if members == (self._swarm.me,):
             self.asks = None  # there is nobody to meet
         elif ticket in self._settled:
             self._say_settle(ticket)  # the first one was lost
         elif ticket in self._leads:
             self._say(ticket.initiator, "lead", ticket.incarnation, ticket.number)
         elif len(self._leads) < MOST_PROPOSALS:
-            self._leads[ticket] = [peer for peer in members if peer != self._me]
+            self._leads[ticket] = [peer for peer in members if peer != self._swarm.me]
             if len(self._leads) == 1:
                 self._swarm.start(self._lead())
 
@@ -244,13 +237,13 @@ class GroupGenerator:
             self._say_propose(group)  # lost: sent again, or asked for again
 
     def _say_propose(self, group: Group) -> None:
-        self._say(group.leader, "propose", self._incarnation, group.number, peers=group.members)
+        self._say(
+            group.leader, "propose", self._swarm.incarnation, group.number, peers=group.members
+        )
 
-    def _say(
-        self, target: PeerId, kind: str, *numbers: int, peers: tuple[PeerId, ...] = ()
-    ) -> None:
+    def _say(self, to: PeerId, kind: str, *numbers: int, peers: tuple[PeerId, ...] = ()) -> None:
         message = AlgorithmMessage(kind, numbers, peers)
-        if target == self._me:
-            self.receive(self._me, message)
+        if to == self._swarm.me:
+            self.receive(to, message)
         else:
-            self._swarm.tell(target, message)
+            self._swarm.tell(to, message)
