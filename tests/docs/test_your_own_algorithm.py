@@ -39,6 +39,10 @@ def beside_the_user(tmp_path, monkeypatch):
     sys.modules.pop("ring_gossip", None)
 
 
+def test_an_algorithm_takes_thirty_lines():
+    assert len(code_of("ring_gossip.py").splitlines()) <= 30
+
+
 def test_its_file_imports_the_package_and_nothing_heavy():
     heavy = "('torch', 'numpy', 'grpc', 'asyncio')"
     code = f"import ring_gossip, sys; print([name for name in {heavy} if name in sys.modules])"
