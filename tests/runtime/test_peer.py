@@ -151,7 +151,7 @@ def test_a_misspelt_setting_gets_a_suggestion():
     [
         ({"algorithm": "allreduse"}, "unknown algorithm 'allreduse'; did you mean 'allreduce'"),
         ({"algorithm_options": {"grap": "ring"}}, "has no option 'grap'; did you mean 'graph'"),
-        ({"algorithm_options": {"graph": "star"}}, "ad_psgd graph = 'star'; there are: random"),
+        ({"algorithm_options": {"graph": "star"}}, "graph = 'star'; there are: random"),
         ({"name": "two words"}, "name = 'two words' must be"),
         ({"name": "x" * 129}, "name = 'x+' must be .*128"),
         ({"peers": 0}, "peers = 0 must be 1 or more"),
