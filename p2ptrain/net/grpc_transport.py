@@ -48,6 +48,10 @@ QUEUE = 1024
 IDLE_CALLS = 8
 MAX_IGNORED = 256
 RETRY_S = 0.1
+LARGE_BYTES = 1 << 16
+"""With a larger chunk an opening does not travel: it would come when all of the chunk has, seconds
+later on a slow link, and whoever waits for the stream would think that there is none."""
+
 SOCKETS_RETRY_S: Seconds = 30.0
 """A peer whose sockets could not be reached is asked again after so long."""
 
@@ -493,6 +497,8 @@ class _CallerStream:
         """Nothing: what was received is our own."""
 
     async def _say(self, payload: memoryview | None, last: bool) -> None:
+        if self._opening and payload is not None and len(payload) > LARGE_BYTES:
+            await self._say(None, last=False)
         data = wire.encode_chunk(wire.Chunk(payload, last, self._opening))
         self._opening = None
         await self._use(lambda: self._call.write(data), "sending chunks")
