@@ -7,7 +7,7 @@ RUNS   ?= runs
 SMALL  := $(if $(QUICK),--quick)
 READY  := $(VENV)/.ready
 
-.PHONY: demo test explore worlds paper paper-real bench bench-faults bench-links bench-lock bench-membership protos algorithm-pages wheel clean
+.PHONY: demo test explore worlds paper paper-real bench bench-faults bench-links bench-lock bench-membership bench-slow-links protos algorithm-pages wheel clean
 
 demo: $(READY)  ## train with all-reduce and with gossip beside a straggler; write runs/demo
 	$(BIN)/p2plab run launcher/scenarios/one_slow.toml --out $(RUNS)/demo $(if $(QUICK),--samples 512,--check)
@@ -29,6 +29,9 @@ bench: $(READY)  ## averages beside Gloo and a bare gRPC exchange; runs/bench
 
 bench-links: $(READY)  ## averages over a link of 1 Gbit/s, with each codec; root, runs/bench-links
 	$(BIN)/python -m launcher.bench.links --out $(RUNS)/bench-links $(SMALL)
+
+bench-slow-links: $(READY)  ## groups that succeed where an average takes half a minute; a quarter of an hour, runs/bench-slow-links
+	$(BIN)/python -m launcher.bench.slow_links --out $(RUNS)/bench-slow-links --check $(SMALL)
 
 PAGE ?= $(if $(QUICK),$(RUNS)/paper.md,docs/paper.md)
 

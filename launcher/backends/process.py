@@ -224,7 +224,7 @@ def _with_addresses(configs: Sequence[RunConfig], *, returns: bool) -> list[RunC
     With `returns` everybody has a port of its own for all of its lives, where others can be met by
     whoever comes back.
     """
-    first, *others = _free_ports(len(configs) if returns else 1)
+    first, *others = free_ports(len(configs) if returns else 1)
     others += [0] * (len(configs) - 1 - len(others))
     address = f"127.0.0.1:{first}"
     return [
@@ -257,7 +257,7 @@ def _port(address: str) -> int:
     return int(address.rpartition(":")[2])
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Ports that were free a moment ago; a peer that finds one taken says so and ends the run."""
     with contextlib.ExitStack() as probes:
         found = [probes.enter_context(socket.socket()) for _ in range(count)]

@@ -17,7 +17,9 @@ connections are never cut.
 again what was not acknowledged looks like from above. A connection begun meanwhile is accepted and
 goes nowhere; one whose other end dies is not closed before the healing.
 
-*Narrow*: what leaves a peer waits for its turn, all of its connections together.
+*Narrow*: what leaves a peer waits for its turn, all of its connections together, in pieces of
+`PIECE_S`, so that a small message of one connection passes between the chunks of others as it does
+between packets.
 
 Orders come as lines of JSON on standard input, each answered by an empty line; it ends with it.
 """
@@ -36,6 +38,10 @@ Writer: TypeAlias = asyncio.StreamWriter
 End: TypeAlias = tuple[Reader, Writer]
 
 CHUNK_BYTES = 1 << 16
+PIECE_S = 0.02
+"""Of a narrow way, what one connection may take up at a time."""
+
+LEAST_PIECE_BYTES = 1500
 LOOPBACK = "127.0.0.1"
 TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
 """The kernel's connections; an IPv4 one may be in either."""
@@ -120,7 +126,7 @@ class Relays:
     ) -> None:
         """One way, until its source has closed: the news of that, too, passes only where it may."""
         with contextlib.suppress(OSError):
-            while data := await reader.read(CHUNK_BYTES):
+            while data := await reader.read(self._piece_bytes(source)):
                 await self._take_turn(source, len(data))
                 await self._may_pass(source, target)
                 writer.write(data)
@@ -134,6 +140,13 @@ class Relays:
 
     def _is_cut(self, source: int | None, target: int | None) -> bool:
         return any((source in cut) != (target in cut) for cut in self._cuts)
+
+    def _piece_bytes(self, source: int | None) -> int:
+        """How much may wait for its turn in one piece."""
+        rate = None if source is None else self._rates.get(source)
+        if rate is None:
+            return CHUNK_BYTES
+        return min(CHUNK_BYTES, max(LEAST_PIECE_BYTES, int(rate * 125e3 * PIECE_S)))
 
     async def _take_turn(self, source: int | None, size: int) -> None:
         """Wait until `size` bytes more may have left `source`."""

@@ -10,6 +10,11 @@ from p2ptrain.net.tls import Plain, Tls
 
 DATA_WAYS = ("auto", "memory", "sockets", "grpc")
 
+CONNECT_MS = 3000
+"""For one attempt to connect, greetings included. (gRPC gives this setting another name: a refused
+attempt is repeated by the two others.) Too short: on a slow link the greeting, which waits behind
+chunks, is never in time; too long: a healed link is noticed late."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrpcConfig:
@@ -79,7 +84,7 @@ def channel_arguments(config: GrpcConfig) -> list[tuple[str, int | str]]:
         ("grpc.max_receive_message_length", wire.MAX_CHUNK_BYTES + 1024),
         ("grpc.max_send_message_length", wire.MAX_CHUNK_BYTES + 1024),
         ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.min_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", CONNECT_MS),
         ("grpc.max_reconnect_backoff_ms", 1000),
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.so_reuseport", 0),

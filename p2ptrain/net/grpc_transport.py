@@ -1,7 +1,9 @@
 """Implement the `Transport` port by gRPC over one TCP port.
 
-One server accepts everything; to each other peer goes one channel, with one long `Talk` call for
-control messages and one `Move` call per stream of chunks. Messages are bytes to gRPC: `net/wire.py`
+One server accepts everything. To each other peer go two channels, each a connection of its own: one
+with a long `Talk` call for control messages, one with a `Move` call per stream of chunks. On one
+connection a message would wait behind whatever chunks the kernel has taken, which a slow link takes
+seconds to carry, and peers would think each other silent. Messages are bytes to gRPC: `net/wire.py`
 encodes and decodes, so a chunk is copied once when sent and not at all when received.
 
 * Control messages wait in a bounded queue per peer, the oldest dropped first (best effort). A call
@@ -24,6 +26,7 @@ import urllib.parse
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 import grpc
@@ -45,6 +48,10 @@ QUEUE = 1024
 IDLE_CALLS = 8
 MAX_IGNORED = 256
 RETRY_S = 0.1
+LARGE_BYTES = 1 << 16
+"""With a larger chunk an opening does not travel: it would come when all of the chunk has, seconds
+later on a slow link, and whoever waits for the stream would think that there is none."""
+
 SOCKETS_RETRY_S: Seconds = 30.0
 """A peer whose sockets could not be reached is asked again after so long."""
 
@@ -291,8 +298,8 @@ class GrpcTransport:
             raise TransportError(f"no connection to {address}: this peer has closed its own")
         if address not in self._links:
             assert self._handler, "start the transport first"
-            channel = self._security.channel(address, self._options)
-            self._links[address] = _Link(address, channel, self._handler)
+            make = partial(self._security.channel, address, self._options)
+            self._links[address] = _Link(address, make, self._handler)
         return self._links[address]
 
     async def _ask(self, address: Address, call: Awaitable[T], phase: str) -> T:
@@ -303,12 +310,18 @@ class GrpcTransport:
 
 
 class _Link:
-    """The way to one peer: its channel and the queue of control messages."""
+    """The way to one peer: its channels and the queue of control messages.
 
-    def __init__(self, address: Address, channel: grpc.aio.Channel, handler: Handler) -> None:
+    Channels share no connection (`use_local_subchannel_pool`), and connect when they are used.
+    """
+
+    def __init__(
+        self, address: Address, make_channel: Callable[[], grpc.aio.Channel], handler: Handler
+    ) -> None:
         self._address = address
         self._handler = handler
-        self._channel = channel
+        self._channel = make_channel()
+        self._chunk_channel = make_channel()
         self._queue: deque[bytes] = deque(maxlen=QUEUE)
         self._filled = asyncio.Event()
         self._closing = False
@@ -357,7 +370,7 @@ class _Link:
             call = self._idle.pop()
             if not call.done():
                 return call
-        return self._channel.stream_stream(f"/{SERVICE}/Move")()
+        return self._chunk_channel.stream_stream(f"/{SERVICE}/Move")()
 
     def put_back(self, call: Any) -> None:  # Any: grpc is untyped
         """The stream on `call` is over: another one may use it."""
@@ -381,7 +394,10 @@ class _Link:
         if self._task:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        await self._channel.close()
+        await self._close_channels()
+
+    async def _close_channels(self) -> None:
+        await asyncio.gather(self._channel.close(), self._chunk_channel.close())
 
     def _end_sockets(self) -> None:
         if self._looking:
@@ -396,7 +412,7 @@ class _Link:
         if self._task:
             with suppress(TimeoutError, asyncio.CancelledError):
                 await asyncio.wait_for(self._task, grace_s)
-        await self._channel.close()
+        await self._close_channels()
 
     async def _talk(self) -> None:
         """Carry the queue to the peer, over call after call, until the link closes."""
@@ -481,6 +497,8 @@ class _CallerStream:
         """Nothing: what was received is our own."""
 
     async def _say(self, payload: memoryview | None, last: bool) -> None:
+        if self._opening and payload is not None and len(payload) > LARGE_BYTES:
+            await self._say(None, last=False)
         data = wire.encode_chunk(wire.Chunk(payload, last, self._opening))
         self._opening = None
         await self._use(lambda: self._call.write(data), "sending chunks")

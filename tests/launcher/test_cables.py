@@ -127,13 +127,24 @@ def test_what_leaves_a_throttled_peer_takes_its_time(lay):
     cables.throttle(0, 1.0)
     with call(cables) as connection:
         connection.sendall(bytes(50_000))
-        assert hears(connection) is None, "400 kbit take 0.4 s"
-        left = 50_000
+        threading.Event().wait(SILENCE_S)
+        left = 50_000 - len(connection.recv(50_000))
+        assert left > 10_000, "400 kbit take 0.4 s"
         while left:
             left -= len(connection.recv(left))
         cables.throttle(0, None)
         connection.sendall(b"quick")
         assert hears(connection) == b"quick"
+
+
+def test_a_small_message_passes_between_the_pieces_of_a_large_one(lay):
+    cables = lay({0: os.getpid()})
+    cables.throttle(0, 1.0)
+    with call(cables) as large, call(cables) as small:
+        large.sendall(bytes(200_000))
+        small.sendall(b"hello")
+        assert small.recv(99) == b"hello"
+        assert len(large.recv(200_000)) < 100_000, "1,600 kbit take 1.6 s"
 
 
 def test_a_peer_that_is_not_there_hangs_up(lay):

@@ -23,6 +23,7 @@ SMALLEST = {
     "worlds": ("QUICK=1", ""),
     "bench": ("QUICK=1", "bench/bench.png"),
     "bench-links": ("QUICK=1", "bench-links/bench.json"),
+    "bench-slow-links": ("QUICK=1", "bench-slow-links/bench.png"),
     "bench-lock": ("QUICK=1", "bench-lock/bench-lock.png"),
     "bench-faults": ("QUICK=1", "bench-faults/bench.png"),
     "bench-membership": ("QUICK=1", "bench-membership/bench-membership.png"),

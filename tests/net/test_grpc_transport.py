@@ -4,7 +4,7 @@ import asyncio
 import logging
 import socket
 import threading
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import grpc
@@ -435,3 +435,36 @@ async def test_messages_wait_in_a_bounded_queue(silent):
             for number in range(10 * grpc_transport.QUEUE):
                 transport.send(Address(address), message(number))
             assert len(transport._links[address]._queue) == grpc_transport.QUEUE
+
+
+async def test_messages_and_chunks_have_connections_of_their_own():
+    """On one connection a message waits behind chunks that the kernel has taken: for seconds."""
+    connections = []
+
+    async def carry(reader, writer):
+        with suppress(ConnectionError):
+            while data := await reader.read(1 << 16):
+                writer.write(data)
+        writer.close()
+
+    async with started() as (_, handler, address):
+
+        async def relay(reader, writer):
+            connections.append(writer)
+            host, _, port = address.rpartition(":")
+            there, out = await asyncio.open_connection(host, int(port))
+            await asyncio.gather(carry(reader, out), carry(there, writer))
+
+        server = await asyncio.start_server(relay, "127.0.0.1", 0)
+        near = Address(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        async with started(GrpcConfig(data="grpc")) as (other, _, _):
+            other.send(near, message())
+            await until(lambda: handler.messages)
+            assert len(connections) == 1
+            stream = await other.open(near, OPENING)
+            await stream.send(memoryview(b"abc"), last=True)
+            assert await stream.receive() == b"abc"
+            other.send(near, message(2))
+            await until(lambda: len(handler.messages) == 2)
+            assert len(connections) == 2
+            server.close()
