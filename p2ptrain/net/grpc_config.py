@@ -15,6 +15,11 @@ CONNECT_MS = 3000
 attempt is repeated by the two others.) Too short: on a slow link the greeting, which waits behind
 chunks, is never in time; too long: a healed link is noticed late."""
 
+CHUNKS_KEEPALIVE_MS = 120_000
+"""How long a connection that carries chunks may keep a probe, or the kernel, without an answer. On a
+slow link both wait behind megabytes of chunks. Too short: connections in use are closed; too long:
+what a dead peer left open stays open. (A group notices a silent member by itself.)"""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GrpcConfig:
@@ -71,12 +76,22 @@ class GrpcConfig:
         return Tls.read(self.tls_cert, self.tls_key, self.tls_ca)
 
 
-def channel_arguments(config: GrpcConfig) -> list[tuple[str, int | str]]:
-    """Channel arguments for both sides; clients ping, servers expect twice as many at least."""
+def channel_arguments(
+    config: GrpcConfig, *, carries_chunks: bool = False
+) -> list[tuple[str, int | str]]:
+    """Arguments of a channel, or of a server; clients ping, servers expect twice as many at least.
+
+    Args:
+        carries_chunks: connections are given `CHUNKS_KEEPALIVE_MS` to answer; a server's are, since
+            it does not know what a connection will carry.
+    """
     period_ms = max(1, round(config.keepalive_s * 1000))
+    alive_ms = period_ms, max(1, round(config.keepalive_timeout_s * 1000))
+    if carries_chunks:
+        alive_ms = CHUNKS_KEEPALIVE_MS, CHUNKS_KEEPALIVE_MS
     return [
-        ("grpc.keepalive_time_ms", period_ms),
-        ("grpc.keepalive_timeout_ms", max(1, round(config.keepalive_timeout_s * 1000))),
+        ("grpc.keepalive_time_ms", alive_ms[0]),
+        ("grpc.keepalive_timeout_ms", alive_ms[1]),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", period_ms // 2),

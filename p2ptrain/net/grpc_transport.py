@@ -26,7 +26,6 @@ import urllib.parse
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
-from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 import grpc
@@ -120,6 +119,7 @@ class GrpcTransport:
         self._advertise = advertise
         self._config = config or GrpcConfig()
         self._options = channel_arguments(self._config)
+        self._chunk_options = channel_arguments(self._config, carries_chunks=True)
         self._security = self._config.security()
         self._vectors = SharedVectors()
         self._sockets: SocketServer | None = None
@@ -140,7 +140,7 @@ class GrpcTransport:
         advertised, port_advertised = _split("advertise", self._advertise or f"{host}:0")
         self._handler = handler
         checks = health.aio.HealthServicer()
-        server = grpc.aio.server(options=self._options)
+        server = grpc.aio.server(options=self._chunk_options)
         health_pb2_grpc.add_HealthServicer_to_server(checks, server)
         server.add_generic_rpc_handlers((self._service(),))
         try:
@@ -298,8 +298,12 @@ class GrpcTransport:
             raise TransportError(f"no connection to {address}: this peer has closed its own")
         if address not in self._links:
             assert self._handler, "start the transport first"
-            make = partial(self._security.channel, address, self._options)
-            self._links[address] = _Link(address, make, self._handler)
+            self._links[address] = _Link(
+                address,
+                self._security.channel(address, self._options),
+                self._security.channel(address, self._chunk_options),
+                self._handler,
+            )
         return self._links[address]
 
     async def _ask(self, address: Address, call: Awaitable[T], phase: str) -> T:
@@ -316,12 +320,16 @@ class _Link:
     """
 
     def __init__(
-        self, address: Address, make_channel: Callable[[], grpc.aio.Channel], handler: Handler
+        self,
+        address: Address,
+        channel: grpc.aio.Channel,
+        chunk_channel: grpc.aio.Channel,
+        handler: Handler,
     ) -> None:
         self._address = address
         self._handler = handler
-        self._channel = make_channel()
-        self._chunk_channel = make_channel()
+        self._channel = channel
+        self._chunk_channel = chunk_channel
         self._queue: deque[bytes] = deque(maxlen=QUEUE)
         self._filled = asyncio.Event()
         self._closing = False
