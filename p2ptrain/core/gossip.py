@@ -27,52 +27,49 @@ class Gossip:
     def __init__(self, roster: Roster, budget: int) -> None:
         self._roster = roster
         self._budget = budget
-        self._updates: dict[PeerId, int] = {}  # peer -> how often its record is still to be sent
+        self.updates: dict[PeerId, int] = {}
+        """How often each record is still to be sent; read only."""
         self._updates_by: dict[int, dict[PeerId, None]] = {}  # how often -> these peers, in order
         self._turn = 0  # whose record fills the next message
 
-    @property
-    def updates(self) -> dict[PeerId, int]:
-        """How often each record is still to be sent; read only."""
-        return self._updates
-
     def spread(self, peer: PeerId, *, is_known: bool) -> None:
         """Schedule an update of `peer`; `is_known` if it has sent its record to all itself."""
-        rounds = 1 if is_known else math.ceil(math.log2(len(self._roster.others) + 2))
+        rounds = 1 if is_known else math.ceil(math.log2(len(self._roster.records) + 2))
         self._schedule(peer, RETRANSMITS * rounds)
 
     def forget(self, peer: PeerId) -> None:
         """Drop a pending update of `peer`."""
         self._schedule(peer, 0)
 
-    def records(self, me: Member, *about: PeerId) -> tuple[Member, ...]:
+    def records(self, *about: PeerId) -> tuple[Member, ...]:
         """Our record, those of `about`, pending updates, then the others in turn.
 
         At least one record beside those of `about` is included, however long names are.
         """
-        others = self._roster.others
-        chosen = {peer: others[peer] for peer in about if peer in others}
+        me, known, names = self._roster.me, self._roster.records, self._roster.names
+        chosen = {peer: known[peer] for peer in about if peer in known}
         left = self._budget - size_of(me) - sum(map(size_of, chosen.values()))
         least = len(chosen) + 1
-        for peer in self._first_updates(left // RECORD_BYTES + 1):
-            if peer in chosen:
-                continue
-            left -= size_of(others[peer])
-            if left < 0 and len(chosen) >= least:
-                break
-            chosen[peer] = others[peer]
-        names = self._roster.names.sorted
-        for _ in names:
-            peer = names[self._turn % len(names)]
+
+        def fits(peer: PeerId) -> bool:
+            nonlocal left
             if peer not in chosen:
-                left -= size_of(others[peer])
+                left -= size_of(known[peer])
                 if left < 0 and len(chosen) >= least:
-                    break
-                chosen[peer] = others[peer]
+                    return False
+                chosen[peer] = known[peer]
+            return True
+
+        for peer in self._first_updates(left // RECORD_BYTES + 1):
+            if not fits(peer):
+                break
+        for _ in names:
+            if not fits(names[self._turn % len(names)]):
+                break
             self._turn += 1
         for peer in chosen:
-            if peer in self._updates:
-                self._schedule(peer, self._updates[peer] - 1)
+            if peer in self.updates:
+                self._schedule(peer, self.updates[peer] - 1)
         return (me, *chosen.values())
 
     def _first_updates(self, count: int) -> list[PeerId]:
@@ -84,13 +81,13 @@ class Gossip:
 
     def _schedule(self, peer: PeerId, often: int) -> None:
         """Set how often the record of `peer` is still to be sent."""
-        before = self._updates.pop(peer, 0)
+        before = self.updates.pop(peer, 0)
         if before:
             del self._updates_by[before][peer]
             if not self._updates_by[before]:
                 del self._updates_by[before]
         if often > 0:
-            self._updates[peer] = often
+            self.updates[peer] = often
             self._updates_by.setdefault(often, {})[peer] = None
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
+from p2ptrain.core.adaptive_timeout import MembershipConfig
 from p2ptrain.core.contribution import MODEL, Contribution
 from p2ptrain.core.effects import (
     Abandon,
@@ -36,7 +37,7 @@ from p2ptrain.core.events import (
 from p2ptrain.core.groups import PeerGroups
 from p2ptrain.core.links import LinkMeter, weights_of
 from p2ptrain.core.lock_state import LockConfig
-from p2ptrain.core.membership import Membership, MembershipConfig
+from p2ptrain.core.membership import Membership
 from p2ptrain.core.messages import (
     Ack,
     AttemptStatus,

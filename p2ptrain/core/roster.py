@@ -1,12 +1,13 @@
-"""Hold the record of every other member, and the lists of names that follow from it.
+"""Hold the record of every member, and the lists of names that follow from it.
 
-Invariants: records change in `Roster.keep` and nowhere else, so no list is out of date. `newer` is
-commutative, associative and idempotent, so peers that have heard the same records agree. Whether to
-believe a record is decided in `core/membership.py`.
+Invariants: records change in `Roster.keep` and `Roster.describe`, and nowhere else, so no list is
+out of date. `newer` is commutative, associative and idempotent, so peers that have heard the same
+records agree. Whether to believe a record is decided in `core/membership.py`.
 """
 
 import bisect
 from dataclasses import replace
+from typing import Any
 
 from p2ptrain.core.messages import Member, MemberState, Phase
 from p2ptrain.ids import PeerId
@@ -43,7 +44,6 @@ class Names:
     def __init__(self) -> None:
         self.changes = 0
         """Number of insertions and removals."""
-        self._belong: dict[PeerId, None] = {}
         self._names: list[PeerId] = []
         self._sorted: tuple[PeerId, ...] | None = ()
 
@@ -59,75 +59,113 @@ class Names:
 
     def keep(self, name: PeerId, belongs: bool) -> None:
         """Insert `name`, or remove it."""
-        if (name in self._belong) is belongs:
+        at = bisect.bisect_left(self._names, name)
+        if (self._names[at : at + 1] == [name]) is belongs:
             return
         if belongs:
-            self._belong[name] = None
-            bisect.insort(self._names, name)
+            self._names.insert(at, name)
         else:
-            del self._belong[name]
-            del self._names[bisect.bisect_left(self._names, name)]
+            del self._names[at]
         self._sorted = None
         self.changes += 1
 
 
 class Roster:
-    """Records of everyone but `me`, and the names that are eligible for each kind of group."""
+    """One peer's record of itself and of everyone else, and who is eligible for which groups."""
 
     def __init__(self, me: Member) -> None:
-        self._me = me.peer
-        self.others: dict[PeerId, Member] = {}
-        self.names = Names()
+        self.me = me
+        self.records: dict[PeerId, Member] = {}
         """Of the others."""
-        self.alive = Names()
-        """Of those that may be asked into a group."""
-        self.participants = Names()
-        """Members of scheduled groups."""
-        self.trainees = Names()
-        """Members of wait-avoiding groups."""
-        self.samples = 0
-        """Of the others, including dead ones."""
-        self.begun = 0
-        """How many of them train, or did."""
-        self.sort(me)
+        self._names = Names()  # of the others
+        self._alive = Names()
+        self._participants = Names()
+        self._trainees = Names()
+        self._others_samples = 0  # including dead ones
+        self._sort(me)
 
-    def keep(self, member: Member) -> None:
-        """Replace the record of another peer."""
-        known = self.others.get(member.peer)
-        self.others[member.peer] = member
-        self.samples += member.samples - (known.samples if known else 0)
-        self.begun += _has_begun(member) - (known is not None and _has_begun(known))
-        if known is None or (known.state, known.phase) != (member.state, member.phase):
-            self.sort(member)
+    # --- reading ----------------------------------------------------------------------------------
 
-    def forget(self, peer: PeerId) -> None:
-        """Remove a record; its samples still count."""
-        member = self.others.pop(peer)
-        self.begun -= _has_begun(member)
-        for names in (self.names, self.alive, self.participants, self.trainees):
-            names.keep(peer, belongs=False)
+    @property
+    def names(self) -> tuple[PeerId, ...]:
+        """Of everyone else we have heard of, sorted."""
+        return self._names.sorted
 
-    def sort(self, member: Member) -> None:
-        """Update every list for one member, or for this peer."""
-        is_me = member.peer == self._me
-        here = member.state <= MemberState.SUSPECT
-        self.participants.keep(member.peer, here and member.phase is not Phase.DONE)
-        trains = member.state is MemberState.ALIVE and member.phase is Phase.TRAINING
-        self.trainees.keep(member.peer, is_me or trains)
-        self.names.keep(member.peer, not is_me)
-        self.alive.keep(member.peer, not is_me and member.state is MemberState.ALIVE)
+    @property
+    def others(self) -> tuple[Member, ...]:
+        """Everyone else we have heard of, sorted by name."""
+        return tuple(self.records[peer] for peer in self.names)
+
+    @property
+    def samples(self) -> int:
+        """Samples of the whole swarm, as far as we know."""
+        return self.me.samples + self._others_samples
+
+    @property
+    def anyone_has_begun(self) -> bool:
+        """True if another one trains, or did."""
+        return any(member.phase is not Phase.ARRIVING for member in self.records.values())
+
+    @property
+    def changes(self) -> tuple[int, int]:
+        """How often `participants` has changed, and how often `trainees`."""
+        return self._participants.changes, self._trainees.changes
+
+    def member(self, peer: PeerId) -> Member | None:
+        return self.me if peer == self.me.peer else self.records.get(peer)
+
+    def choosable(self) -> tuple[PeerId, ...]:
+        """Members that may be asked into a group: alive as far as known, without this peer."""
+        return self._alive.sorted
+
+    def participants(self) -> tuple[PeerId, ...]:
+        """Members of scheduled groups: all that are here and not done, including this peer.
+
+        A suspect still counts: a synchronous group waits until the suspicion is settled.
+        """
+        return self._participants.sorted
+
+    def trainees(self) -> tuple[PeerId, ...]:
+        """Members of wait-avoiding groups: this peer, and all that train as far as known.
+
+        A suspect is not among them: these groups do not wait until the suspicion is settled.
+        """
+        return self._trainees.sorted
 
     def reachable(self) -> tuple[PeerId, ...]:
         """Members that are alive or suspect, sorted."""
-        others = self.others
-        here = MemberState.SUSPECT
-        return tuple(peer for peer in self.names.sorted if others[peer].state <= here)
+        return tuple(p for p in self.names if self.records[p].state <= MemberState.SUSPECT)
 
     def dead(self) -> tuple[PeerId, ...]:
         """Dead members, sorted; without those that left."""
-        others, dead = self.others, MemberState.DEAD
-        return tuple(peer for peer in self.names.sorted if others[peer].state is dead)
+        return tuple(p for p in self.names if self.records[p].state is MemberState.DEAD)
 
+    # --- changes ----------------------------------------------------------------------------------
 
-def _has_begun(member: Member) -> bool:
-    return member.phase is not Phase.ARRIVING
+    def describe(self, **facts: Any) -> None:  # Any: fields of `Member`
+        """Update this peer's own record; the next probes carry it to others."""
+        self.me = replace(self.me, beat=self.me.beat + 1, **facts)
+        self._sort(self.me)
+
+    def keep(self, member: Member) -> None:
+        """Replace the record of another peer."""
+        known = self.records.get(member.peer)
+        self.records[member.peer] = member
+        self._others_samples += member.samples - (known.samples if known else 0)
+        if known is None or (known.state, known.phase) != (member.state, member.phase):
+            self._sort(member)
+
+    def forget(self, peer: PeerId) -> None:
+        """Remove a record; its samples still count."""
+        del self.records[peer]
+        for names in (self._names, self._alive, self._participants, self._trainees):
+            names.keep(peer, belongs=False)
+
+    def _sort(self, member: Member) -> None:
+        is_me = member.peer == self.me.peer
+        is_alive = member.state is MemberState.ALIVE
+        here = member.state <= MemberState.SUSPECT
+        self._participants.keep(member.peer, here and member.phase is not Phase.DONE)
+        self._trainees.keep(member.peer, is_me or (is_alive and member.phase is Phase.TRAINING))
+        self._names.keep(member.peer, not is_me)
+        self._alive.keep(member.peer, not is_me and is_alive)

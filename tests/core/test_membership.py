@@ -8,18 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2ptrain.core.adaptive_timeout import MOST_DOUBT
+from p2ptrain.core.adaptive_timeout import LEAST_PROBE_BYTES, MOST_DOUBT, MembershipConfig
 from p2ptrain.core.effects import Effect, MemberChanged, Send
 from p2ptrain.core.gossip import size_of
 from p2ptrain.core.membership import (
     FAREWELLS,
     HIGHEST,
     LEAP,
-    LEAST_PROBE_BYTES,
     MOST_INDIRECT_PROBES,
     MOST_MEMBERS,
     Membership,
-    MembershipConfig,
 )
 from p2ptrain.core.messages import (
     Ack,
