@@ -51,21 +51,20 @@ class Gossip:
         left = self._budget - size_of(me) - sum(map(size_of, chosen.values()))
         least = len(chosen) + 1
 
-        def fits(peer: PeerId) -> bool:
-            nonlocal left
+        for peer in self._first_updates(left // RECORD_BYTES + 1):
+            if peer in chosen:
+                continue
+            left -= size_of(known[peer])
+            if left < 0 and len(chosen) >= least:
+                break
+            chosen[peer] = known[peer]
+        for _ in names:
+            peer = names[self._turn % len(names)]
             if peer not in chosen:
                 left -= size_of(known[peer])
                 if left < 0 and len(chosen) >= least:
-                    return False
+                    break
                 chosen[peer] = known[peer]
-            return True
-
-        for peer in self._first_updates(left // RECORD_BYTES + 1):
-            if not fits(peer):
-                break
-        for _ in names:
-            if not fits(names[self._turn % len(names)]):
-                break
             self._turn += 1
         for peer in chosen:
             if peer in self.updates:

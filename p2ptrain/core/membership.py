@@ -5,12 +5,12 @@ suspect at most. A living peer that can be heard refutes every suspicion. No for
 living peer dead, or raises an incarnation beyond what can be encoded. Merging records is a join of
 a semilattice (`newer`, `core/roster.py`), so order and duplication do not matter.
 
-**Probes.** Every `probe_period_s` a peer pings the next member of a shuffled round. If no ack comes
-in time, it asks `relays` members to ping the target too (*indirect probes*), and pings again. These
-helpers report the outcome, also if there was no answer. If the same time passes again without an
-ack, the member becomes *suspect*: it is not chosen for groups, but it is not dead yet. A broken
-connection is evidence, too: the driver reports it, the member is suspect and helpers are asked at
-once.
+**Probes.** Every `probe_period_s` a peer pings the next member of a shuffled round; each ping and
+ack piggybacks records (`core/gossip.py`). If no ack comes in time, it asks `relays` members to ping
+the target too (*indirect probes*), and pings again. These helpers report the outcome, also if there
+was no answer. If the same time passes again without an ack, the member becomes *suspect*: it is not
+chosen for groups, but it is not dead yet. A broken connection is evidence, too: the driver reports
+it, the member is suspect and helpers are asked at once.
 
 **Suspicion.** Each ping to a suspect says so; it refutes with a higher incarnation. A suspect that
 does not is *dead* after a timeout that shrinks with the number of accusers
@@ -26,9 +26,6 @@ So records that cross a healed partition, and a liar's, meet suspects that can s
                   |                               v  |  a higher incarnation                   |
                   |                             LEFT |  ("I am alive")                         |
                   +---------------------------------+-----------------------------------------+
-
-**Dissemination.** Every ping and ack piggybacks records within `probe_bytes` (`core/gossip.py`), so
-the cost per peer does not grow with the swarm.
 
 **Rejoining.** A peer that starts again has a higher incarnation (for real, milliseconds since 1970)
 and counts as a new member: answers to its former incarnation are ignored. If its clock was set
@@ -84,11 +81,6 @@ LEAP = 1 << 36
 
 HIGHEST = 1 << 61
 """No higher incarnation is believed; it can be encoded, and so can a refutation above it."""
-
-
-def _began_anew(known: Member, heard: Member) -> bool:
-    """True after a restart; a refutation does not reset the beat."""
-    return heard.incarnation > known.incarnation and heard.beat < known.beat
 
 
 @dataclass(slots=True, kw_only=True)
@@ -189,21 +181,20 @@ class Membership(Roster):
             self._probe_at = now + self._rng.uniform(0, self._config.probe_period_s)
 
     def receive(self, source: PeerId, message: MembershipMessage, now: Seconds) -> None:
+        if not isinstance(message, IndirectPing):
+            self.learn(message.members, now, f"heard from {source}", source)
         match message:
-            case Ping(number=number, members=members):
-                self.learn(members, now, f"heard from {source}", source)
+            case Ping(number=number):
                 self._emit(Send(source, Ack(number, self.gossip.records(source))))
             case Ack(number=number, members=members):
-                self.learn(members, now, f"heard from {source}", source)
                 if not self._is_of_former_life(source, members):
                     self._hear_answer(source, number, now)
             case IndirectPing(number=number, target=target):
                 self._probe_for(source, number, target, now)
-            case IndirectAck(members=members):
-                self.learn(members, now, f"heard from {source}", source)
+            case IndirectAck():
                 self._hear_helper(source, message)
-            case MembershipUpdates(members=members):
-                self.learn(members, now, f"heard from {source}", source)
+            case MembershipUpdates():
+                pass
 
     def unreachable(self, peer: PeerId, why: str, now: Seconds) -> None:
         """A connection to `peer` broke: suspect it at once, probe it directly and indirectly."""
@@ -216,16 +207,21 @@ class Membership(Roster):
         was_alive = member.state is MemberState.ALIVE
         self._accuse(peer, (), now, why)
         if was_alive:
-            self._ask_others(peer, self._probe(peer, now), now)
+            self._ask_others(peer, self._probe(peer, now))
 
     def handle_timer(self, now: Seconds) -> None:
         self._excuse_what_fell_due_unseen(now)
         for peer, probe in sorted(self._probes.items()):
+            is_here = self.records[peer].state <= MemberState.SUSPECT  # the dead: once per round
             if probe.deadline <= now:
                 del self._probes[peer]
-                self._handle_silence(peer, probe, now)
+                if is_here:
+                    self._handle_silence(peer, probe, now)
             elif probe.help_at <= now:
-                self._ask_again(peer, probe, now)
+                probe.help_at = math.inf
+                if is_here:
+                    self._ask_others(peer, probe)
+                    self._probe(peer, now)
         for number, indirect in tuple(self._indirect_probes.items()):
             if indirect.deadline <= now:
                 self._report(number, answered=False)
@@ -236,8 +232,7 @@ class Membership(Roster):
                 self._store(dead, now, why)
         if self._probe_at <= now:
             self._probe_at = now + self._config.probe_period_s * (1 + self.timeout.doubt)
-            target = self._next_target()
-            if target is not None:
+            if target := self._next_target():
                 self._probe(target, now)
 
     def next_deadline(self) -> Seconds | None:
@@ -346,7 +341,9 @@ class Membership(Roster):
         here = MemberState.SUSPECT
         if member.state <= here and (known is None or known.state > here):
             self._round.insert(self._rng.randrange(len(self._round) + 1), peer)
-        if known and known.state <= here and _began_anew(known, member):
+        is_later = known and known.incarnation < member.incarnation
+        if known and is_later and known.state <= here and member.beat < known.beat:
+            # A restart: a refutation does not reset the beat.
             self._emit(MemberChanged(peer, MemberState.DEAD, f"{peer} has started again"))
         elif known and known.state is member.state:
             return
@@ -394,15 +391,8 @@ class Membership(Roster):
         self._emit(Send(target, Ping(probe.number, self.gossip.records(target))))
         return probe
 
-    def _ask_again(self, target: PeerId, probe: _Probe, now: Seconds) -> None:
-        self._ask_others(target, probe, now)
-        if self.records[target].state <= MemberState.SUSPECT:  # the dead: once per round
-            self._probe(target, now)
-
-    def _ask_others(self, target: PeerId, probe: _Probe, now: Seconds) -> None:
+    def _ask_others(self, target: PeerId, probe: _Probe) -> None:
         probe.help_at = math.inf
-        if self.records[target].state > MemberState.SUSPECT:
-            return
         alive = self.choosable()
         some = self._rng.sample(alive, min(self._config.relays + 1, len(alive)))
         relays = [peer for peer in some if peer != target][: self._config.relays]
@@ -420,8 +410,6 @@ class Membership(Roster):
 
     def _handle_silence(self, peer: PeerId, probe: _Probe, now: Seconds) -> None:
         """Neither the direct nor an indirect probe was answered."""
-        if self.records[peer].state > MemberState.SUSPECT:
-            return
         if not probe.helpers:
             self.timeout.blame_ourselves()
         by_whom = f" us or {', '.join(probe.helpers)}" if probe.helpers else ""
@@ -447,10 +435,10 @@ class Membership(Roster):
     def _probe_for(self, asker: PeerId, number: int, target: PeerId, now: Seconds) -> None:
         """Ping `target` for `asker`, with only our own record and the target's."""
         member = self.records.get(target)
-        unknown = member is None or asker not in self.records
-        if unknown or target == asker or len(self._indirect_probes) >= MOST_INDIRECT_PROBES:
+        if member is None or asker not in self.records or target == asker:
             return
-        assert member is not None
+        if len(self._indirect_probes) >= MOST_INDIRECT_PROBES:
+            return
         self._number += 1
         due = now + 0.8 * self.timeout.answer_s  # so that the asker hears of it in time
         self._indirect_probes[self._number] = _IndirectProbe(
@@ -466,12 +454,11 @@ class Membership(Roster):
 
     def _hear_helper(self, source: PeerId, said: IndirectAck) -> None:
         probe = self._probes.get(said.target)
-        if probe is None or probe.number != said.number:
-            return
-        if said.answered:
-            del self._probes[said.target]
-        else:
-            probe.helpers = joined(probe.helpers, (source,))
+        if probe and probe.number == said.number:
+            if said.answered:
+                del self._probes[said.target]
+            else:
+                probe.helpers = joined(probe.helpers, (source,))
 
     # --- direct updates ---------------------------------------------------------------------------
 
