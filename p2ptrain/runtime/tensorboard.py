@@ -34,41 +34,39 @@ class TensorBoardMetrics:
 
     def record(self, kind: str, **fields: Any) -> None:  # Any: whatever JSON can hold
         """Write the scalars of one record."""
-        match kind:
-            case "step":
-                self._write_step(fields)
-            case "group" if fields["outcome"] == "done":
-                self._write_group(fields)
-            case _:
-                pass
+        if kind == "step":
+            lasted_s = fields["compute_s"] + fields["wait_s"]
+            self._samples += fields["samples"]
+            rate = fields["samples"] / lasted_s if lasted_s > 0 else None
+            sums = {"samples": self._samples, "samples_per_second": rate}
+            self._write("trainer", {**fields, **sums}, fields["step"])
+        elif kind == "group" and fields["outcome"] == "done":
+            self._write("group", fields, self._groups)
+            self._groups += 1
 
     def close(self) -> None:
         """Write what is buffered and close. Idempotent."""
         self._writer.close()
 
-    def _write_step(self, fields: dict[str, Any]) -> None:
-        step, lasted_s = fields["step"], fields["compute_s"] + fields["wait_s"]
-        self._samples += fields["samples"]
-        self._writer.add_scalar("trainer/samples", self._samples, step)
-        self._writer.add_scalar("trainer/compute_seconds", fields["compute_s"], step)
-        self._writer.add_scalar("trainer/wait_seconds", fields["wait_s"], step)
-        if fields["loss"] is not None:
-            self._writer.add_scalar("trainer/loss", fields["loss"], step)
-        if lasted_s > 0:
-            rate = fields["samples"] / lasted_s
-            self._writer.add_scalar("trainer/samples_per_second", rate, step)
-
-    def _write_group(self, fields: dict[str, Any]) -> None:
-        for field, tag in _GROUP_SCALARS.items():
+    def _write(self, prefix: str, fields: dict[str, Any], at: int) -> None:  # Any: as above
+        for field, tag in _TAGS[prefix].items():
             if fields[field] is not None:
-                self._writer.add_scalar(f"group/{tag}", fields[field], self._groups)
-        self._groups += 1
+                self._writer.add_scalar(f"{prefix}/{tag}", fields[field], at)
 
 
-_GROUP_SCALARS = {
-    "wait_s": "wait_seconds",
-    "exchange_s": "exchange_seconds",
-    "sent_bytes": "sent_bytes",
-    "consensus_distance_l2": "consensus_distance_l2",
-    "staleness_steps": "staleness_steps",
+_TAGS = {
+    "trainer": {
+        "samples": "samples",
+        "compute_s": "compute_seconds",
+        "wait_s": "wait_seconds",
+        "loss": "loss",
+        "samples_per_second": "samples_per_second",
+    },
+    "group": {
+        "wait_s": "wait_seconds",
+        "exchange_s": "exchange_seconds",
+        "sent_bytes": "sent_bytes",
+        "consensus_distance_l2": "consensus_distance_l2",
+        "staleness_steps": "staleness_steps",
+    },
 }
