@@ -42,7 +42,7 @@ class Board:
         """That somebody was busy is no failure."""
         self.warning = ""
         self.silence = ""
-        """What was told of a silence that is not over (`core/silence.py`)."""
+        """What was told of a silence that is not over (`runtime/silence.py`)."""
         self._averaged_at: Seconds | None = None
 
     @property

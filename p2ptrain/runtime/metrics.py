@@ -23,7 +23,7 @@ left), ``why``
 ``snapshot``  row ``row`` of ``<peer>.snapshots`` (float32, little endian, rows of ``model_size``)
               holds the model as of ``t``; ``step``
 ``warning``   ``text``, one sentence; ``silent`` if it says that averages have stopped succeeding
-              (true) or succeed again (false), see `core/silence.py`
+              (true) or succeed again (false), see `runtime/silence.py`
 ``ended``     ``steps``, ``samples``, ``compute_s``, ``wait_s``, ``comm_s``, ``sent_bytes``,
 ``received_bytes``,
               ``groups_formed``, ``groups_failed`` (an object: reason -> count), ``staleness_p50``,
