@@ -1,6 +1,7 @@
 """What peers say to each other. Plain values; `net/wire.py` turns them into protobuf and back.
 
-A message may be lost, duplicated, delayed and reordered. Each class says what its loss costs.
+A message may be lost, duplicated, delayed and reordered. Each class says what its loss costs; the
+unions at the end say whom it is for.
 """
 
 from dataclasses import dataclass
@@ -53,9 +54,6 @@ class Member:
     """Of a suspect: members that could not reach it themselves, sorted, at most `ACCUSERS`."""
 
 
-# --- membership -----------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Ping:
     """Are you there? Lost: looks like a lost `Ack`."""
@@ -97,9 +95,6 @@ class MembershipUpdates:
     members: tuple[Member, ...]
 
 
-# --- every group: the slot ------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Request:
     """Will you be in a group with me? Lost: sent again.
@@ -114,10 +109,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """I will, and promise nobody else until you have said `Begin` or `Release`.
-
-    Sent again until then, so that the loss of any of the three costs little.
-    """
+    """I will, and promise nobody else until you say `Begin` or `Release`. Sent again until then."""
 
     ticket: Ticket
     contribution: Contribution = MODEL
@@ -125,10 +117,9 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Inquire:
-    """An older request wants me: if you are still collecting, let me go.
+    """An older request wants me: if you are still collecting, let me go. Lost: sent again.
 
-    The ticket is the one that was granted, or the one of an offer, which is always let go before
-    its group has begun. Lost: sent again.
+    The ticket was granted, or is of an offer, which is always let go before its group has begun.
     """
 
     ticket: Ticket
@@ -161,25 +152,16 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """I do without you under this ticket, mine or that of your offer.
-
-    Lost: the grant, the inquiry or the offer comes again.
-    """
+    """I do without you under this ticket, mine or your offer's. Lost: what you sent comes again."""
 
     ticket: Ticket
 
 
 @dataclass(frozen=True, slots=True)
 class Relinquish:
-    """I am not in this group with you (any more).
-
-    Lost: the request or `Begin` comes again; in a group, a stream is refused.
-    """
+    """I am not in this group (any more). Lost: what I answer comes again, or a stream is refused."""
 
     ticket: Ticket
-
-
-# --- scheduled groups -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,10 +178,7 @@ class Arrive:
 
 @dataclass(frozen=True, slots=True)
 class CatchUp:
-    """You are behind, or on another lineage: take the state of `version` from `donor`, then arrive.
-
-    Lost: as above.
-    """
+    """You are behind, or of another lineage: take this state from `donor`. Lost: as `Arrive`."""
 
     version: int
     donor: PeerId
@@ -224,9 +203,6 @@ class Past:
     version: int
 
 
-# --- algorithms -----------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class AlgorithmMessage:
     """What an algorithm says to itself on another peer. What its loss costs is said there."""
@@ -248,9 +224,6 @@ class AlgorithmMessage:
             )
         if not all(0 <= number <= 1 << 62 for number in self.numbers):
             raise LocalProtocolError(f"a message with {self.numbers}; write numbers from 0 to 2^62")
-
-
-# --- groups that break ----------------------------------------------------------------------------
 
 
 class AttemptPhase(IntEnum):
@@ -288,10 +261,10 @@ class Resolution:
     """Its members."""
 
 
-SlotMessage = Request | Grant | Inquire | Failed | Begin | Release | Relinquish
+MembershipMessage = Ping | Ack | IndirectPing | IndirectAck | MembershipUpdates
+SlotMessage = Request | Grant | Inquire | Failed | Begin | Release | Relinquish  # of every group
 BarrierMessage = Arrive | CatchUp
 WaitAvoidingMessage = Activate | Past
-RepairMessage = AttemptStatus | Resolution
-MembershipMessage = Ping | Ack | IndirectPing | IndirectAck | MembershipUpdates
 FormationMessage = SlotMessage | BarrierMessage | WaitAvoidingMessage
+RepairMessage = AttemptStatus | Resolution
 Message = MembershipMessage | FormationMessage | RepairMessage
