@@ -109,8 +109,7 @@ from dataclasses import replace
 from typing import assert_never
 
 from p2ptrain.core.contribution import MODEL, Contribution
-from p2ptrain.core.effects import Abandon, Average, GroupEnded, Send
-from p2ptrain.core.events import Outcome
+from p2ptrain.core.effects import Abandon, Average, GroupEnded, Outcome, Send
 from p2ptrain.core.lock_state import (
     NEVER_FORMED,
     Collecting,

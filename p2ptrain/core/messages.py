@@ -159,7 +159,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Relinquish:
-    """I am not in this group (any more). Lost: what I answer comes again, or a stream is refused."""
+    """I am not in this group (any more). Lost: what I answer comes again, or a stream fails."""
 
     ticket: Ticket
 

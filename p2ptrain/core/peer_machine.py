@@ -21,18 +21,16 @@ from p2ptrain.core.contribution import MODEL, Contribution
 from p2ptrain.core.effects import (
     Abandon,
     Average,
-    Effect,
-    MemberChanged,
-    Resolve,
-    What,
-)
-from p2ptrain.core.events import (
     AverageBroke,
     AverageEnded,
+    Effect,
     Ending,
+    MemberChanged,
     Outcome,
+    Resolve,
     StateNotTaken,
     StateTaken,
+    What,
 )
 from p2ptrain.core.groups import PeerGroups
 from p2ptrain.core.links import LinkMeter, weights_of

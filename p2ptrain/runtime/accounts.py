@@ -5,8 +5,7 @@ from dataclasses import asdict, dataclass, field
 
 from p2ptrain.compute.replica import Vector
 from p2ptrain.core.contribution import Contribution
-from p2ptrain.core.effects import What
-from p2ptrain.core.events import AverageEnded, Outcome
+from p2ptrain.core.effects import AverageEnded, Outcome, What
 from p2ptrain.ids import PeerId, Seconds, Ticket
 from p2ptrain.runtime.exchange import Exchange
 from p2ptrain.runtime.metrics import Metrics

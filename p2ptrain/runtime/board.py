@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from p2ptrain.core.events import NO_FAILURE
+from p2ptrain.core.effects import NO_FAILURE
 from p2ptrain.ids import PeerId, Seconds
 
 WINDOW_S: Seconds = 10.0

@@ -16,8 +16,7 @@ from typing import Any, assert_never
 from p2ptrain.averaging.base import Algorithm, GroupResult, Swarm
 from p2ptrain.compute.replica import Replica
 from p2ptrain.core import effects
-from p2ptrain.core.effects import What
-from p2ptrain.core.events import Ending, Outcome
+from p2ptrain.core.effects import Ending, Outcome, What
 from p2ptrain.core.messages import Ack as AckMessage
 from p2ptrain.core.messages import (
     AlgorithmMessage,

@@ -15,7 +15,7 @@ from collections import Counter, deque
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from p2ptrain.core.events import NO_FAILURE
+from p2ptrain.core.effects import NO_FAILURE
 from p2ptrain.core.messages import Phase
 from p2ptrain.ids import PeerId, Seconds
 from p2ptrain.runtime.service import doing

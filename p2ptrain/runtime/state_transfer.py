@@ -17,8 +17,7 @@ from functools import partial
 import numpy as np
 
 from p2ptrain.compute.replica import Replica, State
-from p2ptrain.core.effects import TakeState
-from p2ptrain.core.events import StateNotTaken, StateTaken
+from p2ptrain.core.effects import StateNotTaken, StateTaken, TakeState
 from p2ptrain.core.messages import MemberState
 from p2ptrain.core.shards import Span, chunks
 from p2ptrain.errors import (

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from p2ptrain.averaging.ad_psgd import GRAPHS, neighbours
 from p2ptrain.averaging.order import MOST_ASKED, in_turn
-from p2ptrain.core.events import Outcome
+from p2ptrain.core.effects import Outcome
 from p2ptrain.ids import PeerId, Seconds
 from p2ptrain.sim.link import Link
 from p2ptrain.sim.world import World

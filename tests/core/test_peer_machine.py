@@ -11,15 +11,19 @@ from p2ptrain.core.contribution import MODEL, Contribution
 from p2ptrain.core.effects import (
     Abandon,
     Average,
+    AverageBroke,
+    AverageEnded,
     Break,
     Effect,
     GroupEnded,
+    Outcome,
     Resolve,
     Send,
+    StateNotTaken,
+    StateTaken,
     VersionEnded,
     What,
 )
-from p2ptrain.core.events import AverageBroke, AverageEnded, Outcome, StateNotTaken, StateTaken
 from p2ptrain.core.links import WHOLE
 from p2ptrain.core.messages import (
     Activate,

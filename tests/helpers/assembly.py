@@ -6,8 +6,7 @@ from random import Random
 
 from p2ptrain.averaging.ripples.book import GroupBook
 from p2ptrain.averaging.ripples.generator import GroupGenerator
-from p2ptrain.core.effects import Abandon, Average, Effect, GroupEnded, Send
-from p2ptrain.core.events import Outcome
+from p2ptrain.core.effects import Abandon, Average, Effect, GroupEnded, Outcome, Send
 from p2ptrain.core.group_lock import GroupLock
 from p2ptrain.core.lock_state import InGroup, LockConfig
 from p2ptrain.core.messages import AlgorithmMessage

@@ -43,7 +43,7 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from p2ptrain.averaging.ripples.book import Group, GroupBook
-from p2ptrain.core.events import Outcome
+from p2ptrain.core.effects import Outcome
 from p2ptrain.core.messages import AlgorithmMessage
 from p2ptrain.errors import InvariantViolation, RemoteProtocolError
 from p2ptrain.ids import PeerId, Seconds, Ticket
