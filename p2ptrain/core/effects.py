@@ -166,15 +166,6 @@ class MemberChanged:
     why: str
 
 
-Effect = (
-    Send
-    | Average
-    | Abandon
-    | Break
-    | Resolve
-    | TakeState
-    | GroupEnded
-    | VersionEnded
-    | MemberChanged
-)
+Notice = GroupEnded | VersionEnded | MemberChanged
+Effect = Send | Average | Abandon | Break | Resolve | TakeState | Notice
 Ending = AverageEnded | AverageBroke | StateTaken | StateNotTaken

@@ -11,7 +11,6 @@ After any call that takes `now` the driver must carry out `take_effects()` in or
 timer for `next_deadline()`. Nothing here awaits, so every method runs to completion.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
@@ -37,23 +36,18 @@ from p2ptrain.core.links import LinkMeter, weights_of
 from p2ptrain.core.lock_state import LockConfig
 from p2ptrain.core.membership import Membership
 from p2ptrain.core.messages import (
-    Ack,
-    AttemptStatus,
-    IndirectAck,
-    IndirectPing,
     Member,
-    MembershipUpdates,
+    MembershipMessage,
     MemberState,
     Message,
     Phase,
-    Ping,
-    Resolution,
+    RepairMessage,
 )
 from p2ptrain.core.purpose import Purpose
 from p2ptrain.core.repair import Repair, RepairConfig
 from p2ptrain.core.timeout_policy import ObservedTimeoutPolicy
 from p2ptrain.core.wait_avoiding import Schedule
-from p2ptrain.errors import ConfigError
+from p2ptrain.errors import check_above_0
 from p2ptrain.ids import PeerId, Seconds, Ticket
 
 
@@ -70,8 +64,7 @@ class ProtocolConfig:
     messages beside a straggler; too long: a lost message delays everyone."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.barrier_resend_s < math.inf:
-            raise ConfigError(f"barrier_resend_s = {self.barrier_resend_s} must be above 0")
+        check_above_0("", self, "barrier_resend_s")
 
 
 class PeerMachine:
@@ -98,6 +91,7 @@ class PeerMachine:
         self._now: Seconds = 0.0
         self._unsettled: list[MemberChanged] = []  # of which the groups have not been told
         self.membership = Membership(me, config.membership, rng, self._note)
+        self.participants, self.trainees = self.membership.participants, self.membership.trainees
         self.contribution = state_contribution
         self.groups = PeerGroups(
             me.peer,
@@ -153,14 +147,13 @@ class PeerMachine:
 
     def receive(self, source: PeerId, message: Message, now: Seconds) -> None:
         self._now = now
-        match message:
-            case Ping() | Ack() | IndirectPing() | IndirectAck() | MembershipUpdates():
-                self.membership.receive(source, message, now)
-                self._settle(now)
-            case AttemptStatus() | Resolution():
-                self.repair.receive(source, message, now)
-            case _:
-                self.groups.receive(source, message, now)
+        if isinstance(message, MembershipMessage):
+            self.membership.receive(source, message, now)
+            self._settle(now)
+        elif isinstance(message, RepairMessage):
+            self.repair.receive(source, message, now)
+        else:
+            self.groups.receive(source, message, now)
 
     def unreachable(self, peer: PeerId, why: str, now: Seconds) -> None:
         """A connection to `peer` broke."""
@@ -178,8 +171,10 @@ class PeerMachine:
                 self.repair.broke(ticket, now, complete=complete)
             case AverageEnded(ticket=ticket, outcome=outcome, why=why):
                 self.repair.ended(ticket, now, done=outcome is Outcome.DONE)
-                if outcome is Outcome.DONE:
-                    self._measure_link(ending)
+                if outcome is Outcome.DONE and self._link:
+                    self._link.note(ending.moved_bytes, ending.moving_s)
+                    if self._link.mbit != self.membership.me.link_mbit:
+                        self.membership.describe(link_mbit=self._link.mbit)
                 self.groups.average_ended(ticket, outcome, why, now)
             case StateTaken(version=version):
                 self.groups.state_taken(version, now)
@@ -217,12 +212,8 @@ class PeerMachine:
         return self.groups.lock.is_over(ticket.root) or self.repair.is_over(ticket)
 
     def next_deadline(self) -> Seconds | None:
-        first = self.membership.next_deadline()
-        for part in (self.groups, self.repair):
-            deadline = part.next_deadline()
-            if deadline is not None and (first is None or deadline < first):
-                first = deadline
-        return first
+        parts = self.membership, self.groups, self.repair
+        return min((at for part in parts if (at := part.next_deadline()) is not None), default=None)
 
     def take_effects(self) -> list[Effect]:
         effects, self._effects = self._effects, []
@@ -230,19 +221,10 @@ class PeerMachine:
 
     def check(self) -> None:
         """Raise InvariantViolation if the parts contradict themselves or each other."""
-        self.membership.check()
-        self.groups.check()
-        self.repair.check()
+        for part in (self.membership, self.groups, self.repair):
+            part.check()
 
     # --- what groups ask --------------------------------------------------------------------------
-
-    def participants(self) -> Sequence[PeerId]:
-        """Everyone who meets at a barrier, sorted, with us."""
-        return self.membership.participants()
-
-    def trainees(self) -> Sequence[PeerId]:
-        """Everyone who trains, sorted, with us."""
-        return self.membership.trainees()
 
     def weigh(self, members: Sequence[PeerId]) -> tuple[int, ...]:
         """Weights of the members' shards."""
@@ -255,13 +237,6 @@ class PeerMachine:
         return self.membership.samples - sum(member.samples for member in known if member)
 
     # --- inside -----------------------------------------------------------------------------------
-
-    def _measure_link(self, done: AverageEnded) -> None:
-        """Update the estimate of our link, which our record carries to the others."""
-        if self._link is not None:
-            self._link.note(done.moved_bytes, done.moving_s)
-            if self._link.mbit != self.membership.me.link_mbit:
-                self.membership.describe(link_mbit=self._link.mbit)
 
     def _note(self, effect: Effect) -> None:
         self._effects.append(effect)
