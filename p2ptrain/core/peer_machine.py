@@ -104,7 +104,7 @@ class PeerMachine:
             ObservedTimeoutPolicy(config.lock),
         )
         self.repair = Repair(me.peer, config.repair, self._is_alive, self.expects, self._note)
-        self._views = self.membership.changes
+        self._views = self.participants(), self.trainees()
         self._link = None if me.link_mbit else LinkMeter()
 
     # --- what can happen --------------------------------------------------------------------------
@@ -275,7 +275,9 @@ class PeerMachine:
                     self.groups.peer_left(peer, why, now)
                 case _:
                     pass
-        before, self._views = self._views, self.membership.changes
-        changed = [now_seen != seen for now_seen, seen in zip(self._views, before, strict=True)]
-        if any(changed):
-            self.groups.view_changed(now, participants=changed[0], trainees=changed[1])
+        before, self._views = self._views, (self.participants(), self.trainees())
+        participants, trainees = (
+            view is not old for view, old in zip(self._views, before, strict=True)
+        )
+        if participants or trainees:
+            self.groups.view_changed(now, participants=participants, trainees=trainees)

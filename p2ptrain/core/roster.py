@@ -42,13 +42,8 @@ class Names:
     """A sorted set of names; one change among a thousand does not sort the thousand again."""
 
     def __init__(self) -> None:
-        self.changes = 0
-        """Number of insertions and removals."""
         self._names: list[PeerId] = []
         self._sorted: tuple[PeerId, ...] | None = ()
-
-    def __len__(self) -> int:
-        return len(self._names)
 
     @property
     def sorted(self) -> tuple[PeerId, ...]:
@@ -67,7 +62,6 @@ class Names:
         else:
             del self._names[at]
         self._sorted = None
-        self.changes += 1
 
 
 class Roster:
@@ -105,11 +99,6 @@ class Roster:
     def anyone_has_begun(self) -> bool:
         """True if another one trains, or did."""
         return any(member.phase is not Phase.ARRIVING for member in self.records.values())
-
-    @property
-    def changes(self) -> tuple[int, int]:
-        """How often `participants` has changed, and how often `trainees`."""
-        return self._participants.changes, self._trainees.changes
 
     def member(self, peer: PeerId) -> Member | None:
         return self.me if peer == self.me.peer else self.records.get(peer)

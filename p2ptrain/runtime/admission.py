@@ -120,17 +120,13 @@ def objection(me: PeerId, ours: Hello, theirs: Hello) -> str:
             f"{peer} trains a model of {theirs.model_size:,} numbers ({theirs.model}) "
             f"and this swarm one of {ours.model_size:,} ({ours.model}); use the same model"
         )
-    if theirs.codec != ours.codec:
-        return (
-            f"{peer} sends models as {theirs.codec!r} and this swarm as {ours.codec!r}; "
-            f'start it with codec = "{ours.codec}" under [exchange]'
-        )
-    if theirs.gradient_codec != ours.gradient_codec:
-        return (
-            f"{peer} sends gradients as {theirs.gradient_codec!r} and this swarm as "
-            f"{ours.gradient_codec!r}; start it with gradient_codec = "
-            f'"{ours.gradient_codec}" under [exchange]'
-        )
+    for what, key in (("models", "codec"), ("gradients", "gradient_codec")):
+        its, swarms = getattr(theirs, key), getattr(ours, key)
+        if its != swarms:
+            return (
+                f"{peer} sends {what} as {its!r} and this swarm as {swarms!r}; "
+                f'start it with {key} = "{swarms}" under [exchange]'
+            )
     return ""
 
 

@@ -7,27 +7,25 @@ clock that governs the peer (monotonic for real, virtual in the simulator):
 ``started``   ``unix_s`` (what a wall clock showed at ``t``), ``peer``, ``rank``, ``address``,
               ``algorithm``, ``device``, ``model_size``, ``fingerprint``
 ``ready``     all expected peers are here; the first step begins now. ``members``
-``step``      one step ended at ``t``: ``step`` (from 0), ``samples``, ``loss`` (of this step's
-batch),
+``step``      one step ended at ``t``: ``step`` (from 0), ``samples``, ``loss`` (of this batch),
               ``compute_s``, ``wait_s``: it computed during [t - wait_s - compute_s, t - wait_s],
               then waited for the protocol until ``t``
 ``group``     one group attempt ended at ``t``, a wide record: ``ticket``, ``incarnation`` (of the
               ticket's initiator), ``members``, ``what`` (models or gradients), ``outcome`` (done,
-              or why not), ``reason`` (a sentence),
-              ``wait_s`` (asking until formed), ``exchange_s`` (formed until ended; of that,
-              ``snapshot_s`` before the first chunk and ``apply_s`` after the last), ``sent_bytes``,
-              ``received_bytes``, ``consensus_distance_l2`` (norm of mean - own; null unless done),
-              ``staleness_steps`` (own updates between snapshot and result; null unless done)
-``member``    what is known of another peer changed: ``member``, ``state`` (alive, suspect, dead,
-left), ``why``
+              or why not), ``reason`` (a sentence), ``wait_s`` (asking until formed), ``exchange_s``
+              (formed until ended; of that, ``snapshot_s`` before the first chunk and ``apply_s``
+              after the last), ``sent_bytes``, ``received_bytes``, ``consensus_distance_l2`` (norm
+              of mean - own; null unless done), ``staleness_steps`` (own updates between snapshot
+              and result; null unless done)
+``member``    what is known of another peer changed: ``member``, ``why``, ``state`` (alive, suspect,
+              dead, left)
 ``snapshot``  row ``row`` of ``<peer>.snapshots`` (float32, little endian, rows of ``model_size``)
               holds the model as of ``t``; ``step``
 ``warning``   ``text``, one sentence; ``silent`` if it says that averages have stopped succeeding
               (true) or succeed again (false), see `runtime/silence.py`
 ``ended``     ``steps``, ``samples``, ``compute_s``, ``wait_s``, ``comm_s``, ``sent_bytes``,
-``received_bytes``,
-              ``groups_formed``, ``groups_failed`` (an object: reason -> count), ``staleness_p50``,
-              ``staleness_p99``, ``why`` (a sentence: what ended the run)
+              ``received_bytes``, ``groups_formed``, ``groups_failed`` (an object: reason -> count),
+              ``staleness_p50``, ``staleness_p99``, ``why`` (a sentence: what ended the run)
 """
 
 import json

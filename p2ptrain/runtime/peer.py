@@ -229,9 +229,7 @@ class Peer:
         transport = GrpcTransport(config.listen, config.advertise, config.network)
         life.assemble(transport, self._metrics)
         self.address = await life.listen()
-        transport.service = PeerService(
-            life.driver, self._board, transport, time.time, time.monotonic
-        )
+        transport.service = PeerService(life.driver, self._board, transport, time.time)
         await life.join()
 
     def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
