@@ -18,19 +18,10 @@ of a slow link has to be configured (`link_mbit`).
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from statistics import median_low
 
 from p2ptrain.ids import PeerId, Seconds
-
-Weigh = Callable[[Sequence[PeerId]], tuple[int, ...]]
-"""Weights of the members' shards, in their order; empty: equal shards."""
-
-
-def equally(members: Sequence[PeerId]) -> tuple[int, ...]:
-    """Equal shards for any members."""
-    return ()
-
 
 ALIKE = 2.0
 """Links within this factor count as equally fast."""

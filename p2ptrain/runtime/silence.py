@@ -44,12 +44,8 @@ class Silence:
         self._succeeded_at: Seconds | None = None  # None if it was not watched since
         self._intervals: deque[Seconds] = deque(maxlen=INTERVALS)
         self._failures: deque[tuple[str, bool]] = deque(maxlen=ATTEMPTS)
-        self._silent_since: Seconds | None = None
-
-    @property
-    def is_silent(self) -> bool:
+        self.is_silent = False
         """True from the report of a silence to that of its end."""
-        return self._silent_since is not None
 
     @property
     def deadline(self) -> Seconds | None:
@@ -61,20 +57,22 @@ class Silence:
 
     def watch(self, now: Seconds, *, counts: bool) -> str:
         """Start or stop counting time; returns the report of a silence that this ends."""
-        if not counts:
-            self._since = self._succeeded_at = None
-            return self._end(now, "stops averaging")
-        self._since = now if self._since is None else self._since
-        return ""
+        if counts:
+            self._since = now if self._since is None else self._since
+            return ""
+        ended = self._end(now, "stops averaging")
+        self._since = self._succeeded_at = None
+        return ended
 
     def succeeded(self, now: Seconds) -> str:
         """An average succeeded; returns the report of a silence that this ends."""
+        ended = self._end(now, "averages again")
         if self._since is not None:
             if self._succeeded_at is not None:
                 self._intervals.append(now - self._succeeded_at)
             self._since = self._succeeded_at = now
         self._failures.clear()
-        return self._end(now, "averages again")
+        return ended
 
     def failed(self, why: str, *, is_usual: bool) -> None:
         """An attempt failed; usual reasons (a busy partner) rank behind all others."""
@@ -82,11 +80,9 @@ class Silence:
 
     def ask(self, now: Seconds, doing: str) -> str:
         """The report of a silence, or nothing; `doing` is what the peer does (``trains``)."""
-        deadline = self.deadline
-        if deadline is None or now < deadline:
+        if self._since is None or self.deadline is None or now < self.deadline:
             return ""
-        assert self._since is not None
-        self._silent_since = self._since
+        self.is_silent = True
         usually = "never yet" if self._succeeded_at is None else "once so far"
         if self._intervals:
             usually = f"usually every {median(self._intervals):.2g} s"
@@ -103,8 +99,10 @@ class Silence:
         return f"{self._failures[latest][0]}, {of}"
 
     def _end(self, now: Seconds, how: str) -> str:
-        since, self._silent_since = self._silent_since, None
-        return "" if since is None else f"{self._me} {how} after {now - since:.0f} s"
+        was_silent, self.is_silent = self.is_silent, False
+        if self._since is None or not was_silent:
+            return ""
+        return f"{self._me} {how} after {now - self._since:.0f} s"
 
 
 class Watch:
