@@ -67,10 +67,8 @@ class MembershipConfig:
                 f"membership probe_bytes = {self.probe_bytes} must be {LEAST_PROBE_BYTES} or more: "
                 "the sender's record, the receiver's, and one to spread"
             )
-        for least, most in (
-            ("ack_timeout_s", "ack_timeout_most_s"),
-            ("suspicion_s", "suspicion_most_s"),
-        ):
+        for kind in ("ack_timeout", "suspicion"):
+            least, most = f"{kind}_s", f"{kind}_most_s"
             low, high = getattr(self, least), getattr(self, most)
             if low > high:
                 raise ConfigError(

@@ -10,7 +10,7 @@
     Break         -> AverageBroke, unless the average ends first: another member cannot finish it
     Resolve       -> nothing: a group whose attempt broke here adopts the result, tries again (with
                      `members`), or ends
-    TakeState     -> StateTaken | StateNotTaken, and then nothing was changed
+    TakeState     -> StateTransferred; if it was not taken, nothing was changed
     GroupEnded    -> nothing: for the algorithm that waits for this ticket: a claim that we made is
                      over, formed or not
     VersionEnded  -> nothing: for the trainer, which waits for this version: its scheduled average
@@ -133,14 +133,9 @@ class TakeState:
 
 
 @dataclass(frozen=True, slots=True)
-class StateTaken:
+class StateTransferred:
     version: int
-
-
-@dataclass(frozen=True, slots=True)
-class StateNotTaken:
-    version: int
-    why: str
+    taken: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,4 +163,4 @@ class MemberChanged:
 
 Notice = GroupEnded | VersionEnded | MemberChanged
 Effect = Send | Average | Abandon | Break | Resolve | TakeState | Notice
-Ending = AverageEnded | AverageBroke | StateTaken | StateNotTaken
+Ending = AverageEnded | AverageBroke | StateTransferred

@@ -27,8 +27,7 @@ from p2ptrain.core.effects import (
     MemberChanged,
     Outcome,
     Resolve,
-    StateNotTaken,
-    StateTaken,
+    StateTransferred,
     What,
 )
 from p2ptrain.core.groups import PeerGroups
@@ -176,9 +175,9 @@ class PeerMachine:
                     if self._link.mbit != self.membership.me.link_mbit:
                         self.membership.describe(link_mbit=self._link.mbit)
                 self.groups.average_ended(ticket, outcome, why, now)
-            case StateTaken(version=version):
+            case StateTransferred(version=version, taken=True):
                 self.groups.state_taken(version, now)
-            case StateNotTaken(version=version):
+            case StateTransferred(version=version):
                 self.groups.state_not_taken(version, now)
 
     def withdraw(self, now: Seconds) -> None:

@@ -31,37 +31,35 @@ class _Series(NamedTuple):
     name: str
     text: str
     field: str = ""
-    """Where its value is; null changes nothing. Empty: 1 for each record."""
+    """Where its value is, if not under its name; null changes nothing."""
     labels: tuple[str, ...] = ()
     """Fields that label it, beside the peer."""
 
 
+_ONE = "1"  # in place of a field: counts records
+
+
 SERIES = {
     "started": (
-        _Series(Gauge, "info", "What this peer is", labels=("algorithm", "device", "address")),
+        _Series(Gauge, "info", "What this peer is", _ONE, ("algorithm", "device", "address")),
     ),
     "step": (
-        _Series(Counter, "steps", "Steps of the trainer"),
-        _Series(Counter, "samples", "Samples that the trainer trained", "samples"),
+        _Series(Counter, "steps", "Steps of the trainer", _ONE),
+        _Series(Counter, "samples", "Samples that the trainer trained"),
         _Series(Counter, "compute_seconds", "Forward, backward, the loop's own work", "compute_s"),
         _Series(Counter, "wait_seconds", "The trainer waiting for the protocol", "wait_s"),
-        _Series(Gauge, "loss", "Loss of the last step that told it", "loss"),
+        _Series(Gauge, "loss", "Loss of the last step that told it"),
     ),
     "group": (
-        _Series(Counter, "groups", "Group attempts", labels=("outcome",)),
-        _Series(Counter, "sent_bytes", "Chunks sent in groups", "sent_bytes"),
-        _Series(Counter, "received_bytes", "Chunks received in groups", "received_bytes"),
+        _Series(Counter, "groups", "Group attempts", _ONE, ("outcome",)),
+        _Series(Counter, "sent_bytes", "Chunks sent in groups"),
+        _Series(Counter, "received_bytes", "Chunks received in groups"),
         _Series(_Seconds, "group_wait_seconds", "Asking until formed", "wait_s"),
         _Series(_Seconds, "exchange_seconds", "Formed until ended", "exchange_s"),
-        _Series(
-            Gauge,
-            "consensus_distance_l2",
-            "Norm of mean - own in the last group",
-            "consensus_distance_l2",
-        ),
-        _Series(_Steps, "staleness_steps", "Own updates meanwhile", "staleness_steps"),
+        _Series(Gauge, "consensus_distance_l2", "Norm of mean - own in the last group"),
+        _Series(_Steps, "staleness_steps", "Own updates meanwhile"),
     ),
-    "warning": (_Series(Counter, "warnings", "Warnings recorded"),),
+    "warning": (_Series(Counter, "warnings", "Warnings recorded", _ONE),),
 }
 
 
@@ -107,7 +105,7 @@ class PrometheusMetrics:
     def record(self, kind: str, **fields: Any) -> None:  # Any: whatever JSON can hold
         """Count one record; kinds without a metric are passed over."""
         for series in SERIES.get(kind, ()):
-            value = fields[series.field] if series.field else 1
+            value = 1 if series.field is _ONE else fields[series.field or series.name]
             if value is not None:
                 labels = (fields[label] for label in series.labels)
                 _write(self._metrics[series.name].labels(self._peer, *labels), value)

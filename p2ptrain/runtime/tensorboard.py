@@ -5,6 +5,7 @@ over wall time as TensorBoard does for every event. Start it with ``tensorboard 
 peer is a run of its own.
 """
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -49,24 +50,13 @@ class TensorBoardMetrics:
         self._writer.close()
 
     def _write(self, prefix: str, fields: dict[str, Any], at: int) -> None:  # Any: as above
-        for field, tag in _TAGS[prefix].items():
+        for field in _SCALARS[prefix]:
             if fields[field] is not None:
+                tag = re.sub("_s$", "_seconds", field)
                 self._writer.add_scalar(f"{prefix}/{tag}", fields[field], at)
 
 
-_TAGS = {
-    "trainer": {
-        "samples": "samples",
-        "compute_s": "compute_seconds",
-        "wait_s": "wait_seconds",
-        "loss": "loss",
-        "samples_per_second": "samples_per_second",
-    },
-    "group": {
-        "wait_s": "wait_seconds",
-        "exchange_s": "exchange_seconds",
-        "sent_bytes": "sent_bytes",
-        "consensus_distance_l2": "consensus_distance_l2",
-        "staleness_steps": "staleness_steps",
-    },
+_SCALARS = {
+    "trainer": ("samples", "compute_s", "wait_s", "loss", "samples_per_second"),
+    "group": ("wait_s", "exchange_s", "sent_bytes", "consensus_distance_l2", "staleness_steps"),
 }
