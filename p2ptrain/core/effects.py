@@ -22,8 +22,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from p2ptrain.core.contribution import Contribution
-from p2ptrain.core.messages import MemberState, Message
+from p2ptrain.core.messages import Formed, MemberState, Message
 from p2ptrain.core.purpose import GOSSIP, Purpose
 from p2ptrain.core.purpose import What as What
 from p2ptrain.ids import PeerId, Seconds, Ticket
@@ -60,18 +59,9 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
-class Average:
-    ticket: Ticket
-    members: tuple[PeerId, ...]
-    purpose: Purpose = GOSSIP
-    weights: tuple[int, ...] = ()
-    """Of the members' shards, in their order; empty: equal shards."""
+class Average(Formed):
     awaited: bool = False
     """Our trainer stands still until this is over."""
-    contributions: tuple[Contribution, ...] = ()
-    """The members' scalars, in their order; empty: `MODEL` of all of them."""
-    outside_samples: int = 0
-    """Samples of everyone who is not in the group, as its initiator knew them."""
 
     @property
     def what(self) -> What:

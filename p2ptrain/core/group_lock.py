@@ -474,10 +474,10 @@ class GroupLock(Slot):
             Average(
                 begin.ticket,
                 begin.members,
-                begin.purpose,
                 begin.weights,
-                contributions=begin.contributions,
-                outside_samples=begin.outside_samples,
+                begin.purpose,
+                begin.contributions,
+                begin.outside_samples,
             )
         )
 

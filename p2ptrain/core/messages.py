@@ -134,18 +134,24 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class Begin:
-    """Enough have granted: these are the group. Lost: the grant, or the offer, comes again."""
+class Formed:
+    """A group, as all its members know it from its initiator."""
 
     ticket: Ticket
     members: tuple[PeerId, ...]
     weights: tuple[int, ...] = ()
-    """Of their shares of the vectors, in their order; empty: all alike."""
+    """Of the members' shards, in their order; empty: equal shards."""
     purpose: Purpose = GOSSIP
     contributions: tuple[Contribution, ...] = ()
-    """Of the members, in their order; empty: `MODEL` of all."""
+    """The members' scalars, in their order; empty: `MODEL` of all of them."""
     outside_samples: int = 0
-    """Of all who are not in the group, as its initiator knows them."""
+    """Samples of everyone who is not in the group, as its initiator knows them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begin(Formed):
+    """Enough have granted: these are the group. Lost: the grant, or the offer, comes again."""
+
     offer: Ticket | None = None
     """The receiver's offer that this takes; None: it has granted."""
 
