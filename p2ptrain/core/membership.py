@@ -142,14 +142,15 @@ class Membership(Roster):
             self.born = max(incarnation, self.me.incarnation) + 1
             self.describe(incarnation=self.born)
 
-    def announce(self) -> None:
-        """Send our record to everyone now (joined, training, done)."""
-        self._say_to(self.reachable())
+    def announce(self, to: Sequence[PeerId] | None = None) -> None:
+        """Send our record to everyone now, or only to these."""
+        for peer in self.reachable() if to is None else to:
+            self._emit(Send(peer, MembershipUpdates((self.me,))))
 
     def leave(self) -> None:
         """Say goodbye; peers that receive it do not choose this peer any more."""
         self.describe(state=MemberState.LEFT)
-        self._say_to(self._some())
+        self.announce(self._some())
         self._probe_at = math.inf
         self._probes.clear()
         self._indirect_probes.clear()
@@ -297,9 +298,9 @@ class Membership(Roster):
             self.timeout.blame_ourselves()
         if now >= self._may_announce_at:
             self._may_announce_at = now + self._config.probe_period_s
-            self._say_to(self._some())
+            self.announce(self._some())
         elif sender in self.records:
-            self._say_to((sender,))
+            self.announce((sender,))
 
     def _is_of_former_life(self, source: PeerId, members: Sequence[Member]) -> bool:
         """True if `source` sent this before it restarted."""
@@ -459,12 +460,6 @@ class Membership(Roster):
                 del self._probes[said.target]
             else:
                 probe.helpers = joined(probe.helpers, (source,))
-
-    # --- direct updates ---------------------------------------------------------------------------
-
-    def _say_to(self, peers: Sequence[PeerId]) -> None:
-        for peer in peers:
-            self._emit(Send(peer, MembershipUpdates((self.me,))))
 
     def _some(self) -> Sequence[PeerId]:
         """All reachable members, or a random `FAREWELLS` of them."""

@@ -15,21 +15,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
+from p2ptrain.core import effects
 from p2ptrain.core.adaptive_timeout import MembershipConfig
 from p2ptrain.core.contribution import MODEL, Contribution
-from p2ptrain.core.effects import (
-    Abandon,
-    Average,
-    AverageBroke,
-    AverageEnded,
-    Effect,
-    Ending,
-    MemberChanged,
-    Outcome,
-    Resolve,
-    StateTransferred,
-    What,
-)
+from p2ptrain.core.effects import Effect, Ending, Outcome, What
 from p2ptrain.core.groups import PeerGroups
 from p2ptrain.core.links import LinkMeter, weights_of
 from p2ptrain.core.lock_state import LockConfig
@@ -88,7 +77,7 @@ class PeerMachine:
         groups, since what it has may be noise."""
         self._effects: list[Effect] = []
         self._now: Seconds = 0.0
-        self._unsettled: list[MemberChanged] = []  # of which the groups have not been told
+        self._unsettled: list[effects.MemberChanged] = []  # of which the groups have not been told
         self.membership = Membership(me, config.membership, rng, self._note)
         self.participants, self.trainees = self.membership.participants, self.membership.trainees
         self.contribution = state_contribution
@@ -166,18 +155,18 @@ class PeerMachine:
     def ended(self, ending: Ending, now: Seconds) -> None:
         self._now = now
         match ending:
-            case AverageBroke(ticket=ticket, complete=complete):
+            case effects.AverageBroke(ticket=ticket, complete=complete):
                 self.repair.broke(ticket, now, complete=complete)
-            case AverageEnded(ticket=ticket, outcome=outcome, why=why):
+            case effects.AverageEnded(ticket=ticket, outcome=outcome, why=why):
                 self.repair.ended(ticket, now, done=outcome is Outcome.DONE)
                 if outcome is Outcome.DONE and self._link:
                     self._link.note(ending.moved_bytes, ending.moving_s)
                     if self._link.mbit != self.membership.me.link_mbit:
                         self.membership.describe(link_mbit=self._link.mbit)
                 self.groups.average_ended(ticket, outcome, why, now)
-            case StateTransferred(version=version, taken=True):
+            case effects.StateTransferred(version=version, taken=True):
                 self.groups.state_taken(version, now)
-            case StateTransferred(version=version):
+            case effects.StateTransferred(version=version):
                 self.groups.state_not_taken(version, now)
 
     def withdraw(self, now: Seconds) -> None:
@@ -215,8 +204,8 @@ class PeerMachine:
         return min((at for part in parts if (at := part.next_deadline()) is not None), default=None)
 
     def take_effects(self) -> list[Effect]:
-        effects, self._effects = self._effects, []
-        return effects
+        taken, self._effects = self._effects, []
+        return taken
 
     def check(self) -> None:
         """Raise InvariantViolation if the parts contradict themselves or each other."""
@@ -240,14 +229,14 @@ class PeerMachine:
     def _note(self, effect: Effect) -> None:
         self._effects.append(effect)
         match effect:
-            case MemberChanged():
+            case effects.MemberChanged():
                 self._unsettled.append(effect)
-            case Average(ticket=ticket, members=members, what=what):
+            case effects.Average(ticket=ticket, members=members, what=what):
                 whole = what is What.GRADIENTS
                 self.repair.formed(ticket, members, self._now, whole=whole)
-            case Abandon(ticket=ticket):
+            case effects.Abandon(ticket=ticket):
                 self.repair.ended(ticket, self._now, done=False)
-            case Resolve(again=Ticket() as again, members=members):
+            case effects.Resolve(again=Ticket() as again, members=members):
                 self.groups.lock.regroup(again.root, members)
             case _:
                 pass
@@ -262,21 +251,18 @@ class PeerMachine:
         self.groups.lock.rejoin(self.membership.born)
         unsettled, self._unsettled = self._unsettled, []
         for change in unsettled:
-            match change:
-                case MemberChanged(peer=peer, state=MemberState.SUSPECT):
-                    self.repair.doubted(peer, now)
-                case MemberChanged(peer=peer, state=MemberState.DEAD, why=why):
-                    if left := self.repair.peer_dead(peer, why):
-                        self.groups.lock.regroup(*left)
-                    self.groups.peer_dead(peer, why, now)
-                case MemberChanged(peer=peer, state=MemberState.LEFT, why=why):
-                    # It has finished its groups; our side of them ends by itself.
-                    self.groups.peer_left(peer, why, now)
-                case _:
-                    pass
-        before, self._views = self._views, (self.participants(), self.trainees())
-        participants, trainees = (
-            view is not old for view, old in zip(self._views, before, strict=True)
-        )
-        if participants or trainees:
-            self.groups.view_changed(now, participants=participants, trainees=trainees)
+            peer, why = change.peer, change.why
+            if change.state is MemberState.SUSPECT:
+                self.repair.doubted(peer, now)
+            elif change.state is MemberState.DEAD:
+                if left := self.repair.peer_dead(peer, why):
+                    self.groups.lock.regroup(*left)
+                self.groups.peer_dead(peer, why, now)
+            elif change.state is MemberState.LEFT:
+                # It has finished its groups; our side of them ends by itself.
+                self.groups.peer_left(peer, why, now)
+        views = self.participants(), self.trainees()
+        changed = [view is not seen for view, seen in zip(views, self._views, strict=True)]
+        self._views = views
+        if any(changed):
+            self.groups.view_changed(now, participants=changed[0], trainees=changed[1])
