@@ -6,7 +6,7 @@ living peer dead, or raises an incarnation beyond what can be encoded. Merging r
 a semilattice (`newer`, `core/roster.py`), so order and duplication do not matter.
 
 **Probes.** Every `probe_period_s` a peer pings the next member of a shuffled round; each ping and
-ack piggybacks records (`core/gossip.py`). If no ack comes in time, it asks `relays` members to ping
+ack piggybacks records (`core/roster.py`). If no ack comes in time, it asks `relays` members to ping
 the target too (*indirect probes*), and pings again. These helpers report the outcome, also if there
 was no answer. If the same time passes again without an ack, the member becomes *suspect*: it is not
 chosen for groups, but it is not dead yet. A broken connection is evidence, too: the driver reports
@@ -51,7 +51,6 @@ from random import Random
 
 from p2ptrain.core.adaptive_timeout import AdaptiveTimeout, MembershipConfig
 from p2ptrain.core.effects import Effect, MemberChanged, Send
-from p2ptrain.core.gossip import Gossip
 from p2ptrain.core.messages import (
     Ack,
     IndirectAck,
@@ -118,11 +117,10 @@ class Membership(Roster):
     def __init__(
         self, me: Member, config: MembershipConfig, rng: Random, emit: Callable[[Effect], None]
     ) -> None:
-        super().__init__(me)
+        super().__init__(me, config.probe_bytes)
         self._config = config
         self._rng = rng
         self._emit = emit
-        self.gossip = Gossip(self, config.probe_bytes)
         self.timeout = AdaptiveTimeout(config)
         self.born = me.incarnation
         """The incarnation in this process's tickets, above any former one that others remember."""
@@ -186,7 +184,7 @@ class Membership(Roster):
             self.learn(message.members, now, f"heard from {source}", source)
         match message:
             case Ping(number=number):
-                self._emit(Send(source, Ack(number, self.gossip.records(source))))
+                self._emit(Send(source, Ack(number, self.piggyback(source))))
             case Ack(number=number, members=members):
                 if not self._is_of_former_life(source, members):
                     self._hear_answer(source, number, now)
@@ -316,7 +314,6 @@ class Membership(Roster):
         dead = (p for p, member in self.records.items() if member.state >= MemberState.DEAD)
         if peer := next(dead, None):
             self.forget(peer)
-            self.gossip.forget(peer)
             self._probes.pop(peer, None)
         return peer is not None
 
@@ -328,7 +325,7 @@ class Membership(Roster):
         is_same = known and (known.incarnation, known.state) == (member.incarnation, member.state)
         if known and is_same and (known.phase, known.accusers) == (member.phase, member.accusers):
             return
-        self.gossip.spread(peer, is_known=is_known)
+        self.spread(peer, is_known=is_known)
         if is_same:
             if suspicion := self._suspicions.get(peer):  # more accusers than before
                 due = suspicion.since + self._suspicion_s(member)
@@ -389,7 +386,7 @@ class Membership(Roster):
             )
             self._probes[target] = probe
         # Lost: looks like silence, so others are asked.
-        self._emit(Send(target, Ping(probe.number, self.gossip.records(target))))
+        self._emit(Send(target, Ping(probe.number, self.piggyback(target))))
         return probe
 
     def _ask_others(self, target: PeerId, probe: _Probe) -> None:
@@ -449,7 +446,7 @@ class Membership(Roster):
 
     def _report(self, number: int, *, answered: bool) -> None:
         indirect = self._indirect_probes.pop(number)
-        members = self.gossip.records(indirect.asker, indirect.target)
+        members = self.piggyback(indirect.asker, indirect.target)
         message = IndirectAck(indirect.number, indirect.target, answered, members)
         self._emit(Send(indirect.asker, message))
 
