@@ -13,8 +13,9 @@ probability. So the cost of a message does not grow with the swarm, and a record
 
 import bisect
 import math
+from collections import defaultdict
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from p2ptrain.core.messages import Member, MemberState, Phase
@@ -93,11 +94,9 @@ class Roster:
         self._budget = budget
         self.updates: dict[PeerId, int] = {}
         """How often each record is still to be sent; read only."""
-        self._updates_by: dict[int, dict[PeerId, None]] = {}  # how often -> these peers, in order
+        self._updates_by: defaultdict[int, dict[PeerId, None]] = defaultdict(dict)  # in order
         self._turn = 0  # whose record fills the next message
         self._sort(me)
-
-    # --- reading ----------------------------------------------------------------------------------
 
     @property
     def names(self) -> tuple[PeerId, ...]:
@@ -148,8 +147,6 @@ class Roster:
         """Dead members, sorted; without those that left."""
         return tuple(p for p in self.names if self.records[p].state is MemberState.DEAD)
 
-    # --- changes ----------------------------------------------------------------------------------
-
     def describe(self, **facts: Any) -> None:  # Any: fields of `Member`
         """Update this peer's own record; the next probes carry it to others."""
         self.me = replace(self.me, beat=self.me.beat + 1, **facts)
@@ -195,8 +192,9 @@ class Roster:
         chosen = {peer: known[peer] for peer in about if peer in known}
         left = self._budget - size_of(self.me) - sum(map(size_of, chosen.values()))
         least = len(chosen) + 1
-
-        for peer in self._first_updates(left // RECORD_BYTES + 1):
+        often_first = (self._updates_by[often] for often in sorted(self._updates_by, reverse=True))
+        updates = islice(chain.from_iterable(often_first), max(0, left // RECORD_BYTES + 1))
+        for peer in updates:
             if peer in chosen:
                 continue
             left -= size_of(known[peer])
@@ -216,23 +214,13 @@ class Roster:
                 self._schedule(peer, self.updates[peer] - 1)
         return (self.me, *chosen.values())
 
-    def _first_updates(self, count: int) -> list[PeerId]:
-        """Up to `count` peers with pending updates, least sent first."""
-        first: list[PeerId] = []
-        for often in sorted(self._updates_by, reverse=True):
-            first += islice(self._updates_by[often], max(0, count - len(first)))
-        return first
-
     def _schedule(self, peer: PeerId, often: int) -> None:
         """Set how often the record of `peer` is still to be sent."""
-        before = self.updates.pop(peer, 0)
-        if before:
+        if before := self.updates.pop(peer, 0):
             del self._updates_by[before][peer]
-            if not self._updates_by[before]:
-                del self._updates_by[before]
         if often > 0:
             self.updates[peer] = often
-            self._updates_by.setdefault(often, {})[peer] = None
+            self._updates_by[often][peer] = None
 
 
 def size_of(member: Member) -> int:

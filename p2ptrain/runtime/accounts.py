@@ -29,8 +29,14 @@ class TrainerTotals:
         metrics: Metrics,
     ) -> None:
         """One step is over: add it up and write its record."""
-        said = {"samples": samples, "loss": loss, "compute_s": compute_s, "wait_s": wait_s}
-        metrics.record("step", step=self.steps, **said)
+        metrics.record(
+            "step",
+            step=self.steps,
+            samples=samples,
+            loss=loss,
+            compute_s=compute_s,
+            wait_s=wait_s,
+        )
         self.steps += 1
         self.samples += samples
         self.compute_s += compute_s
