@@ -379,10 +379,7 @@ class Membership(Roster):
             answer_s = self.timeout.answer_s
             self._number += 1
             probe = _Probe(
-                number=self._number,
-                since=now,
-                help_at=now + answer_s,
-                deadline=now + 2 * answer_s,
+                number=self._number, since=now, help_at=now + answer_s, deadline=now + 2 * answer_s
             )
             self._probes[target] = probe
         # Lost: looks like silence, so others are asked.

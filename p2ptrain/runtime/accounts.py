@@ -30,12 +30,7 @@ class TrainerTotals:
     ) -> None:
         """One step is over: add it up and write its record."""
         metrics.record(
-            "step",
-            step=self.steps,
-            samples=samples,
-            loss=loss,
-            compute_s=compute_s,
-            wait_s=wait_s,
+            "step", step=self.steps, samples=samples, loss=loss, compute_s=compute_s, wait_s=wait_s
         )
         self.steps += 1
         self.samples += samples
