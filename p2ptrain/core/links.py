@@ -47,7 +47,9 @@ class LinkMeter:
     @property
     def mbit(self) -> int:
         """Mbit/s in one direction, to two digits; 0 while nothing is known."""
-        return _rounded(median_low(self._seen)) if self._seen else 0
+        mbit = median_low(self._seen) if self._seen else 0
+        unit: int = 10 ** max(0, len(str(mbit)) - 2)
+        return mbit // unit * unit
 
     def note(self, moved_bytes: int, seconds: Seconds) -> None:
         """A group has ended, in which `moved_bytes` went one way."""
@@ -94,8 +96,3 @@ def _least_time(links: Sequence[int]) -> float:
         together += link
         time = (len(links) - 2 + owners) / together
     return time
-
-
-def _rounded(mbit: int) -> int:
-    unit: int = 10 ** max(0, len(str(mbit)) - 2)
-    return mbit // unit * unit

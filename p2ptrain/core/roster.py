@@ -54,15 +54,14 @@ def joined(some: tuple[PeerId, ...], others: tuple[PeerId, ...]) -> tuple[PeerId
 
 
 class Names:
-    """A sorted set of names; one change among a thousand does not sort the thousand again."""
+    """A set of names; one change among a thousand does not sort the thousand again."""
 
     def __init__(self) -> None:
         self._names: list[PeerId] = []
         self._sorted: tuple[PeerId, ...] | None = ()
 
-    @property
-    def sorted(self) -> tuple[PeerId, ...]:
-        """The same object until something changes."""
+    def __call__(self) -> tuple[PeerId, ...]:
+        """All of them, sorted; the same object until something changes."""
         if self._sorted is None:
             self._sorted = tuple(self._names)
         return self._sorted
@@ -86,10 +85,16 @@ class Roster:
         self.me = me
         self.records: dict[PeerId, Member] = {}
         """Of the others."""
-        self._names = Names()  # of the others
-        self._alive = Names()
-        self._participants = Names()
-        self._trainees = Names()
+        self.names = Names()
+        """Of everyone else we have heard of."""
+        self.choosable = Names()
+        """Members that may be asked into a group: alive as far as known, without this peer."""
+        self.participants = Names()
+        """Members of scheduled groups: all that are here and not done, including this peer. A
+        suspect still counts: a synchronous group waits until the suspicion is settled."""
+        self.trainees = Names()
+        """Members of wait-avoiding groups: this peer, and all that train as far as known; no
+        suspect, since these groups do not wait until the suspicion is settled."""
         self._others_samples = 0  # including dead ones
         self._budget = budget
         self.updates: dict[PeerId, int] = {}
@@ -99,14 +104,9 @@ class Roster:
         self._sort(me)
 
     @property
-    def names(self) -> tuple[PeerId, ...]:
-        """Of everyone else we have heard of, sorted."""
-        return self._names.sorted
-
-    @property
     def others(self) -> tuple[Member, ...]:
         """Everyone else we have heard of, sorted by name."""
-        return tuple(self.records[peer] for peer in self.names)
+        return tuple(self.records[peer] for peer in self.names())
 
     @property
     def samples(self) -> int:
@@ -121,31 +121,13 @@ class Roster:
     def member(self, peer: PeerId) -> Member | None:
         return self.me if peer == self.me.peer else self.records.get(peer)
 
-    def choosable(self) -> tuple[PeerId, ...]:
-        """Members that may be asked into a group: alive as far as known, without this peer."""
-        return self._alive.sorted
-
-    def participants(self) -> tuple[PeerId, ...]:
-        """Members of scheduled groups: all that are here and not done, including this peer.
-
-        A suspect still counts: a synchronous group waits until the suspicion is settled.
-        """
-        return self._participants.sorted
-
-    def trainees(self) -> tuple[PeerId, ...]:
-        """Members of wait-avoiding groups: this peer, and all that train as far as known.
-
-        A suspect is not among them: these groups do not wait until the suspicion is settled.
-        """
-        return self._trainees.sorted
-
     def reachable(self) -> tuple[PeerId, ...]:
         """Members that are alive or suspect, sorted."""
-        return tuple(p for p in self.names if self.records[p].state <= MemberState.SUSPECT)
+        return tuple(p for p in self.names() if self.records[p].state <= MemberState.SUSPECT)
 
     def dead(self) -> tuple[PeerId, ...]:
         """Dead members, sorted; without those that left."""
-        return tuple(p for p in self.names if self.records[p].state is MemberState.DEAD)
+        return tuple(p for p in self.names() if self.records[p].state is MemberState.DEAD)
 
     def describe(self, **facts: Any) -> None:  # Any: fields of `Member`
         """Update this peer's own record; the next probes carry it to others."""
@@ -164,17 +146,17 @@ class Roster:
         """Remove a record; its samples still count."""
         del self.records[peer]
         self._schedule(peer, 0)
-        for names in (self._names, self._alive, self._participants, self._trainees):
+        for names in (self.names, self.choosable, self.participants, self.trainees):
             names.keep(peer, belongs=False)
 
     def _sort(self, member: Member) -> None:
         is_me = member.peer == self.me.peer
         is_alive = member.state is MemberState.ALIVE
         here = member.state <= MemberState.SUSPECT
-        self._participants.keep(member.peer, here and member.phase is not Phase.DONE)
-        self._trainees.keep(member.peer, is_me or (is_alive and member.phase is Phase.TRAINING))
-        self._names.keep(member.peer, not is_me)
-        self._alive.keep(member.peer, not is_me and is_alive)
+        self.participants.keep(member.peer, here and member.phase is not Phase.DONE)
+        self.trainees.keep(member.peer, is_me or (is_alive and member.phase is Phase.TRAINING))
+        self.names.keep(member.peer, not is_me)
+        self.choosable.keep(member.peer, not is_me and is_alive)
 
     # --- gossip -----------------------------------------------------------------------------------
 
@@ -188,7 +170,7 @@ class Roster:
 
         At least one record beside those of `about` is included, however long names are.
         """
-        known, names = self.records, self.names
+        known, names = self.records, self.names()
         chosen = {peer: known[peer] for peer in about if peer in known}
         left = self._budget - size_of(self.me) - sum(map(size_of, chosen.values()))
         least = len(chosen) + 1
