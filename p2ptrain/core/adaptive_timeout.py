@@ -83,8 +83,6 @@ class MembershipConfig:
 
 
 class AdaptiveTimeout:
-    """The timeouts of one peer."""
-
     def __init__(self, config: MembershipConfig) -> None:
         self.doubt = 0
         """0: no sign that this peer is at fault."""
@@ -105,11 +103,9 @@ class AdaptiveTimeout:
         return (longest - share * (longest - least)) * scale
 
     def answered(self, after_s: Seconds, *, in_time: bool) -> None:
-        """An answer took so long."""
         self._answers.took(after_s)
         if in_time:
             self.doubt = max(0, self.doubt - 1)
 
     def blame_ourselves(self) -> None:
-        """Count a sign that this peer is at fault."""
         self.doubt = min(MOST_DOUBT, self.doubt + 1)

@@ -132,8 +132,6 @@ class Membership(Roster):
         self._suspicions: dict[PeerId, _Waiting] = {}
         self._may_announce_at: Seconds = -math.inf
 
-    # --- this peer's own record -------------------------------------------------------------------
-
     def outlive(self, incarnation: int) -> None:
         """The peer that we join remembers us under `incarnation`; take a higher one if needed."""
         if incarnation > self.born:
@@ -347,8 +345,6 @@ class Membership(Roster):
             return
         self._emit(MemberChanged(peer, member.state, why))
 
-    # --- suspicion --------------------------------------------------------------------------------
-
     def _accuse(self, peer: PeerId, helpers: tuple[PeerId, ...], now: Seconds, why: str) -> None:
         """Neither we nor `helpers` could reach `peer`."""
         member = self.records[peer]
@@ -424,8 +420,6 @@ class Membership(Roster):
             self._round = [*self.reachable(), *self._rng.sample(dead, min(1, len(dead)))]
             self._rng.shuffle(self._round)
         return None
-
-    # --- for others -------------------------------------------------------------------------------
 
     def _probe_for(self, asker: PeerId, number: int, target: PeerId, now: Seconds) -> None:
         """Ping `target` for `asker`, with only our own record and the target's."""

@@ -79,6 +79,7 @@ class PeerMachine:
         self._now: Seconds = 0.0
         self._unsettled: list[effects.MemberChanged] = []  # of which the groups have not been told
         self.membership = Membership(me, config.membership, rng, self._note)
+        self.outlive = self.membership.outlive
         self.participants, self.trainees = self.membership.participants, self.membership.trainees
         self.contribution = state_contribution
         self.groups = PeerGroups(
@@ -91,7 +92,9 @@ class PeerMachine:
             self._note,
             ObservedTimeoutPolicy(config.lock),
         )
+        self.expects = self.groups.lock.expects
         self.repair = Repair(me.peer, config.repair, self._is_alive, self.expects, self._note)
+        self.heard = self.repair.heard
         self._views = self.participants(), self.trainees()
         self._link = None if me.link_mbit else LinkMeter()
 
@@ -123,11 +126,6 @@ class PeerMachine:
             self.membership.announce()
         self._settle(now)
 
-    def outlive(self, incarnation: int) -> None:
-        """Take an incarnation above `incarnation`, if others remember us under that."""
-        self.membership.outlive(incarnation)
-        self.groups.lock.rejoin(self.membership.born)
-
     def learn(self, members: Sequence[Member], now: Seconds, why: str) -> None:
         """Merge the records of a peer that joined, or that we joined."""
         self.membership.learn(members, now, why)
@@ -144,13 +142,8 @@ class PeerMachine:
             self.groups.receive(source, message, now)
 
     def unreachable(self, peer: PeerId, why: str, now: Seconds) -> None:
-        """A connection to `peer` broke."""
         self.membership.unreachable(peer, why, now)
         self._settle(now)
-
-    def heard(self, ticket: Ticket, peer: PeerId) -> None:
-        """A chunk of this attempt has come from `peer`; without effects, and cheap."""
-        self.repair.heard(ticket, peer)
 
     def ended(self, ending: Ending, now: Seconds) -> None:
         self._now = now
@@ -191,10 +184,6 @@ class PeerMachine:
         """The fence: chunks and results under any other ticket are refused."""
         return self.repair.holds(ticket) and self.groups.lock.holds(ticket.root)
 
-    def expects(self, ticket: Ticket) -> bool:
-        """True if this peer may still enter the group of `ticket`."""
-        return self.groups.lock.expects(ticket)
-
     def is_over(self, ticket: Ticket) -> bool:
         """True if no chunks can come under `ticket` any more, here."""
         return self.groups.lock.is_over(ticket.root) or self.repair.is_over(ticket)
@@ -212,10 +201,7 @@ class PeerMachine:
         for part in (self.membership, self.groups, self.repair):
             part.check()
 
-    # --- what groups ask --------------------------------------------------------------------------
-
     def weigh(self, members: Sequence[PeerId]) -> tuple[int, ...]:
-        """Weights of the members' shards."""
         known = [self.membership.member(peer) for peer in members]
         return weights_of([member.link_mbit if member else 0 for member in known])
 

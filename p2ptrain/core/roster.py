@@ -67,7 +67,6 @@ class Names:
         return self._sorted
 
     def keep(self, name: PeerId, belongs: bool) -> None:
-        """Insert `name`, or remove it."""
         at = bisect.bisect_left(self._names, name)
         if (self._names[at : at + 1] == [name]) is belongs:
             return

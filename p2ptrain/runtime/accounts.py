@@ -69,7 +69,6 @@ class Attempt:
 
     @property
     def ending(self) -> AverageEnded:
-        """What the machine is told."""
         moved_bytes = self.exchange.moved_bytes if self.exchange else 0
         return AverageEnded(self.ticket.root, self.outcome, self.why, moved_bytes, self.moving_s)
 

@@ -53,7 +53,6 @@ class MemoryMetrics:
         self.records: list[dict[str, Any]] = []
 
     def record(self, kind: str, **fields: Any) -> None:
-        """Append one record."""
         self.records.append({"kind": kind, "t": self._clock(), **fields})
 
     def of(self, kind: str) -> list[dict[str, Any]]:
@@ -77,7 +76,6 @@ class JsonlMetrics:
             raise ConfigError(f"cannot write records to {path}: {error.strerror}") from error
 
     def record(self, kind: str, **fields: Any) -> None:
-        """Append one line."""
         if not self._file.closed:
             self._file.write(json.dumps({"kind": kind, "t": self._clock(), **fields}) + "\n")
 
@@ -93,6 +91,5 @@ class TeeMetrics:
         self._sinks = sinks
 
     def record(self, kind: str, **fields: Any) -> None:
-        """Write one record everywhere."""
         for sink in self._sinks:
             sink.record(kind, **fields)

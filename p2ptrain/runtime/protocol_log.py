@@ -45,7 +45,6 @@ class ProtocolLog:
             self._write(logging.INFO, decision(effect))
 
     def record(self, kind: str, **fields: Any) -> None:  # Any: whatever JSON can hold
-        """A record was written."""
         if LOG.isEnabledFor(logging.INFO) and (line := recorded(self._me, kind, fields)):
             self._write(logging.INFO, line)
 

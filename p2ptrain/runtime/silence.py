@@ -114,7 +114,6 @@ class Watch:
         self._timer: asyncio.TimerHandle | None = None
 
     def record(self, kind: str, **fields: Any) -> None:  # Any: whatever JSON can hold
-        """Hear how an attempt has ended."""
         if kind == "group" and fields["outcome"] == "done":
             self._tell(self._silence.succeeded(self._driver.now))
         elif kind == "group":
@@ -132,7 +131,6 @@ class Watch:
             self._timer = asyncio.get_running_loop().call_at(deadline, self._ask, deadline)
 
     def stop(self) -> None:
-        """End with the peer."""
         if self._timer:
             self._timer.cancel()
 

@@ -34,7 +34,6 @@ class TensorBoardMetrics:
         self._groups = 0
 
     def record(self, kind: str, **fields: Any) -> None:  # Any: whatever JSON can hold
-        """Write the scalars of one record."""
         if kind == "step":
             lasted_s = fields["compute_s"] + fields["wait_s"]
             self._samples += fields["samples"]
