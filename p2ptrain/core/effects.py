@@ -3,14 +3,16 @@
 ::
 
     Send          -> nothing: best effort, the machine must survive its loss
-    Average       -> AverageEnded, exactly once, unless `Abandon` came first; before that it may
-                     break, any number of times: AverageBroke, and wait for its `Resolve`
+    Average       -> AverageEnded (`DONE` and applied, or not and nothing was changed), exactly
+                     once, unless `Abandon` came first; before that it may break, any number of
+                     times: AverageBroke, and wait for its `Resolve`
     Abandon       -> nothing: the group is over for this peer; whatever still runs under the ticket
                      must not change anything any more
     Break         -> AverageBroke, unless the average ends first: another member cannot finish it
     Resolve       -> nothing: a group whose attempt broke here adopts the result, tries again (with
                      `members`), or ends
-    TakeState     -> StateTransferred; if it was not taken, nothing was changed
+    TakeState     -> StateTransferred: take parameters and optimizer state of this version and
+                     lineage from another peer; if that fails, nothing is changed
     GroupEnded    -> nothing: for the algorithm that waits for this ticket: a claim that we made is
                      over, formed or not
     VersionEnded  -> nothing: for the trainer, which waits for this version: its scheduled average
@@ -70,8 +72,6 @@ class Average(Formed):
 
 @dataclass(frozen=True, slots=True)
 class AverageEnded:
-    """`DONE` and applied, or not and nothing was changed."""
-
     ticket: Ticket
     outcome: Outcome
     why: str
@@ -106,7 +106,6 @@ class Resolve:
     adopt: bool = False
     """We hold the whole result: it counts."""
     again: Ticket | None = None
-    """The next attempt, with `members`."""
     members: tuple[PeerId, ...] = ()
     why: str = ""
     """Of its end, if it is over."""
@@ -114,12 +113,9 @@ class Resolve:
 
 @dataclass(frozen=True, slots=True)
 class TakeState:
-    """Take parameters and optimizer state at one boundary from another peer."""
-
     version: int
     donor: PeerId
     lineage: int
-    """Of what is taken."""
 
 
 @dataclass(frozen=True, slots=True)

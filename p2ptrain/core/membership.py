@@ -49,18 +49,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
+from p2ptrain.core import messages as m
 from p2ptrain.core.adaptive_timeout import AdaptiveTimeout, MembershipConfig
 from p2ptrain.core.effects import Effect, MemberChanged, Send
-from p2ptrain.core.messages import (
-    Ack,
-    IndirectAck,
-    IndirectPing,
-    Member,
-    MembershipMessage,
-    MembershipUpdates,
-    MemberState,
-    Ping,
-)
+from p2ptrain.core.messages import Member, MembershipMessage, MemberState
 from p2ptrain.core.roster import ACCUSERS, Roster, joined, newer
 from p2ptrain.errors import InvariantViolation
 from p2ptrain.ids import PeerId, Seconds
@@ -141,7 +133,7 @@ class Membership(Roster):
     def announce(self, to: Sequence[PeerId] | None = None) -> None:
         """Send our record to everyone now, or only to these."""
         for peer in self.reachable() if to is None else to:
-            self._emit(Send(peer, MembershipUpdates((self.me,))))
+            self._emit(Send(peer, m.MembershipUpdates((self.me,))))
 
     def leave(self) -> None:
         """Say goodbye; peers that receive it do not choose this peer any more."""
@@ -178,19 +170,19 @@ class Membership(Roster):
             self._probe_at = now + self._rng.uniform(0, self._config.probe_period_s)
 
     def receive(self, source: PeerId, message: MembershipMessage, now: Seconds) -> None:
-        if not isinstance(message, IndirectPing):
+        if not isinstance(message, m.IndirectPing):
             self.learn(message.members, now, f"heard from {source}", source)
         match message:
-            case Ping(number=number):
-                self._emit(Send(source, Ack(number, self.piggyback(source))))
-            case Ack(number=number, members=members):
+            case m.Ping(number=number):
+                self._emit(Send(source, m.Ack(number, self.piggyback(source))))
+            case m.Ack(number=number, members=members):
                 if not self._is_of_former_life(source, members):
                     self._hear_answer(source, number, now)
-            case IndirectPing(number=number, target=target):
+            case m.IndirectPing(number=number, target=target):
                 self._probe_for(source, number, target, now)
-            case IndirectAck():
+            case m.IndirectAck():
                 self._hear_helper(source, message)
-            case MembershipUpdates():
+            case m.MembershipUpdates():
                 pass
 
     def unreachable(self, peer: PeerId, why: str, now: Seconds) -> None:
@@ -245,7 +237,7 @@ class Membership(Roster):
     def check(self) -> None:
         if self.me.peer in self.records:
             raise InvariantViolation(f"{self.me.peer} counts itself among the others")
-        suspects = [p for p, m in self.records.items() if m.state is MemberState.SUSPECT]
+        suspects = [p for p, other in self.records.items() if other.state is MemberState.SUSPECT]
         if self.me.state is MemberState.ALIVE and sorted(suspects) != sorted(self._suspicions):
             raise InvariantViolation(f"suspects {suspects}, but doubts {list(self._suspicions)}")
 
@@ -379,7 +371,7 @@ class Membership(Roster):
             )
             self._probes[target] = probe
         # Lost: looks like silence, so others are asked.
-        self._emit(Send(target, Ping(probe.number, self.piggyback(target))))
+        self._emit(Send(target, m.Ping(probe.number, self.piggyback(target))))
         return probe
 
     def _ask_others(self, target: PeerId, probe: _Probe) -> None:
@@ -388,7 +380,7 @@ class Membership(Roster):
         some = self._rng.sample(alive, min(self._config.relays + 1, len(alive)))
         relays = [peer for peer in some if peer != target][: self._config.relays]
         for relay in relays:
-            self._emit(Send(relay, IndirectPing(probe.number, target)))
+            self._emit(Send(relay, m.IndirectPing(probe.number, target)))
 
     def _hear_answer(self, source: PeerId, number: int, now: Seconds) -> None:
         probe = self._probes.get(source)
@@ -433,15 +425,15 @@ class Membership(Roster):
         self._indirect_probes[self._number] = _IndirectProbe(
             since=now, deadline=due, asker=asker, number=number, target=target
         )
-        self._emit(Send(target, Ping(self._number, (self.me, member))))
+        self._emit(Send(target, m.Ping(self._number, (self.me, member))))
 
     def _report(self, number: int, *, answered: bool) -> None:
         indirect = self._indirect_probes.pop(number)
         members = self.piggyback(indirect.asker, indirect.target)
-        message = IndirectAck(indirect.number, indirect.target, answered, members)
+        message = m.IndirectAck(indirect.number, indirect.target, answered, members)
         self._emit(Send(indirect.asker, message))
 
-    def _hear_helper(self, source: PeerId, said: IndirectAck) -> None:
+    def _hear_helper(self, source: PeerId, said: m.IndirectAck) -> None:
         probe = self._probes.get(said.target)
         if probe and probe.number == said.number:
             if said.answered:

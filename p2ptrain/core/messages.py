@@ -193,12 +193,11 @@ class CatchUp:
 
 @dataclass(frozen=True, slots=True)
 class Activate:
-    """My trainer is at this version, and waits for it or not. Lost: sent again until it begins."""
+    """My trainer is at this version, and waits or not; else as `Arrive`. Lost: sent again."""
 
     version: int
     waits: bool
     offer: Ticket | None = None
-    """As in `Arrive`."""
     contribution: Contribution = MODEL
 
 
@@ -211,17 +210,18 @@ class Past:
 
 @dataclass(frozen=True, slots=True)
 class AlgorithmMessage:
-    """What an algorithm says to itself on another peer. What its loss costs is said there."""
+    """What an algorithm says to itself on another peer. What its loss costs is said there.
+
+    Raises:
+        LocalProtocolError: for a kind of more than 32 characters, more than 64 numbers, one that is
+            not from 0 to 2^62, or more than 4,096 names; the other side would not take them.
+    """
 
     kind: str
-    """At most 32 characters."""
     numbers: tuple[int, ...] = ()
-    """At most 64, from 0 to 2^62."""
     peers: tuple[PeerId, ...] = ()
-    """At most 4,096."""
 
     def __post_init__(self) -> None:
-        """Raise LocalProtocolError for what the other side would not take."""
         sizes = len(self.kind), len(self.numbers), len(self.peers)
         if any(size > most for size, most in zip(sizes, (32, 64, 4096), strict=True)):
             raise LocalProtocolError(
@@ -262,9 +262,8 @@ class Resolution:
     ticket: Ticket
     adopt: bool = False
     again: int = 0
-    """The number of the next attempt, if there is one."""
+    """The number of the next attempt, with `members`, if there is one."""
     members: tuple[PeerId, ...] = ()
-    """Its members."""
 
 
 MembershipMessage = Ping | Ack | IndirectPing | IndirectAck | MembershipUpdates

@@ -105,7 +105,7 @@ class PrometheusMetrics:
     def record(self, kind: str, **fields: Any) -> None:  # Any: whatever JSON can hold
         """Count one record; kinds without a metric are passed over."""
         for series in SERIES.get(kind, ()):
-            value = 1 if series.field is _ONE else fields[series.field or series.name]
+            value = 1 if series.field == _ONE else fields[series.field or series.name]
             if value is not None:
                 labels = (fields[label] for label in series.labels)
                 _write(self._metrics[series.name].labels(self._peer, *labels), value)
