@@ -124,6 +124,11 @@ class PeerGroups:
 
     # --- what happens -----------------------------------------------------------------------------
 
+    @property
+    def now(self) -> Seconds:
+        """When something happened last; effects are of this moment."""
+        return self._now
+
     def request(
         self, candidates: Sequence[PeerId], needed: int, now: Seconds, purpose: Purpose = GOSSIP
     ) -> Ticket:

@@ -58,6 +58,8 @@ class ProtocolConfig:
 class PeerMachine:
     """One peer's decisions; the module's docstring states the duties of its driver.
 
+    What concerns one part alone is that part's own method, under the name that it has there.
+
     Args:
         me: this peer's first record; a link whose speed is given is not measured.
         schedule: the algorithm's, if it has one.
@@ -76,7 +78,6 @@ class PeerMachine:
         """False until this peer has the model that it goes on with: until then it refuses to join
         groups, since what it has may be noise."""
         self._effects: list[Effect] = []
-        self._now: Seconds = 0.0
         self._unsettled: list[effects.MemberChanged] = []  # of which the groups have not been told
         self.membership = Membership(me, config.membership, rng, self._note)
         self.outlive = self.membership.outlive
@@ -92,31 +93,14 @@ class PeerMachine:
             self._note,
             ObservedTimeoutPolicy(config.lock),
         )
-        self.expects = self.groups.lock.expects
+        self.request, self.expects = self.groups.request, self.groups.lock.expects
+        self.arrive, self.arrive_at = self.groups.arrive, self.groups.arrive_at
         self.repair = Repair(me.peer, config.repair, self._is_alive, self.expects, self._note)
         self.heard = self.repair.heard
         self._views = self.participants(), self.trainees()
         self._link = None if me.link_mbit else LinkMeter()
 
     # --- what can happen --------------------------------------------------------------------------
-
-    def request(self, candidates: Sequence[PeerId], needed: int, now: Seconds) -> Ticket:
-        """The algorithm claims a group with `needed` of `candidates`, which it prefers in order.
-
-        Ends in a `GroupEnded` with this ticket.
-        """
-        self._now = now
-        return self.groups.request(candidates, needed, now)
-
-    def arrive(self, version: int, lineage: int, now: Seconds) -> None:
-        """The trainer waits to average `version` with everyone; ends in `VersionEnded`."""
-        self._now = now
-        self.groups.arrive(version, lineage, now)
-
-    def arrive_at(self, version: int, now: Seconds, *, waits: bool) -> None:
-        """The trainer is at a version of the schedule; if it waits, that ends in `VersionEnded`."""
-        self._now = now
-        self.groups.arrive_at(version, now, waits=waits)
 
     def describe(self, now: Seconds, *, phase: Phase, steps: int, samples: int) -> None:
         """Update our own record; a new phase is announced to everyone at once."""
@@ -132,7 +116,6 @@ class PeerMachine:
         self._settle(now)
 
     def receive(self, source: PeerId, message: Message, now: Seconds) -> None:
-        self._now = now
         if isinstance(message, MembershipMessage):
             self.membership.receive(source, message, now)
             self._settle(now)
@@ -146,7 +129,6 @@ class PeerMachine:
         self._settle(now)
 
     def ended(self, ending: Ending, now: Seconds) -> None:
-        self._now = now
         match ending:
             case effects.AverageBroke(ticket=ticket, complete=complete):
                 self.repair.broke(ticket, now, complete=complete)
@@ -164,7 +146,6 @@ class PeerMachine:
 
     def withdraw(self, now: Seconds) -> None:
         """The trainer stops: no new groups, except those that others claim."""
-        self._now = now
         self.groups.withdraw("stopping", now)
 
     def leave(self, now: Seconds) -> None:
@@ -219,9 +200,9 @@ class PeerMachine:
                 self._unsettled.append(effect)
             case effects.Average(ticket=ticket, members=members, what=what):
                 whole = what is What.GRADIENTS
-                self.repair.formed(ticket, members, self._now, whole=whole)
+                self.repair.formed(ticket, members, self.groups.now, whole=whole)
             case effects.Abandon(ticket=ticket):
-                self.repair.ended(ticket, self._now, done=False)
+                self.repair.ended(ticket, self.groups.now, done=False)
             case effects.Resolve(again=Ticket() as again, members=members):
                 self.groups.lock.regroup(again.root, members)
             case _:
@@ -233,7 +214,6 @@ class PeerMachine:
 
     def _settle(self, now: Seconds) -> None:
         """Tell the groups what membership has just decided."""
-        self._now = now
         self.groups.lock.rejoin(self.membership.born)
         unsettled, self._unsettled = self._unsettled, []
         for change in unsettled:
