@@ -176,12 +176,18 @@ class Membership(Roster):
             case m.Ping(number=number):
                 self._emit(Send(source, m.Ack(number, self.piggyback(source))))
             case m.Ack(number=number, members=members):
-                if not self._is_of_former_life(source, members):
-                    self._hear_answer(source, number, now)
+                known = self.records.get(source)
+                own = (one.incarnation for one in members if one.peer == source)
+                if known is None or all(known.incarnation <= incarnation for incarnation in own):
+                    self._hear_answer(source, number, now)  # not one of its former life
             case m.IndirectPing(number=number, target=target):
                 self._probe_for(source, number, target, now)
-            case m.IndirectAck():
-                self._hear_helper(source, message)
+            case m.IndirectAck(number=number, target=target, answered=answered):
+                probe = self._probes.get(target)
+                if probe and probe.number == number and answered:
+                    del self._probes[target]
+                elif probe and probe.number == number:
+                    probe.helpers = joined(probe.helpers, (source,))
             case m.MembershipUpdates():
                 pass
 
@@ -289,13 +295,6 @@ class Membership(Roster):
             self.announce(self._some())
         elif sender in self.records:
             self.announce((sender,))
-
-    def _is_of_former_life(self, source: PeerId, members: Sequence[Member]) -> bool:
-        """True if `source` sent this before it restarted."""
-        known = self.records.get(source)
-        return known is not None and any(
-            own.peer == source and own.incarnation < known.incarnation for own in members
-        )
 
     def _make_room(self) -> bool:
         """True if there is room for one more record; forgets a dead member if needed."""
@@ -432,14 +431,6 @@ class Membership(Roster):
         members = self.piggyback(indirect.asker, indirect.target)
         message = m.IndirectAck(indirect.number, indirect.target, answered, members)
         self._emit(Send(indirect.asker, message))
-
-    def _hear_helper(self, source: PeerId, said: m.IndirectAck) -> None:
-        probe = self._probes.get(said.target)
-        if probe and probe.number == said.number:
-            if said.answered:
-                del self._probes[said.target]
-            else:
-                probe.helpers = joined(probe.helpers, (source,))
 
     def _some(self) -> Sequence[PeerId]:
         """All reachable members, or a random `FAREWELLS` of them."""

@@ -31,11 +31,10 @@ from p2ptrain.ids import Address, PeerId
 from p2ptrain.net.grpc_transport import GrpcTransport
 from p2ptrain.runtime.board import Board
 from p2ptrain.runtime.lifecycle import Environment, PeerLifecycle
-from p2ptrain.runtime.metrics import JsonlMetrics, Metrics, TeeMetrics
+from p2ptrain.runtime.metrics import JsonlMetrics, Metrics, TeeMetrics, TensorBoardMetrics
 from p2ptrain.runtime.prometheus import PrometheusMetrics
 from p2ptrain.runtime.service import PeerService
 from p2ptrain.runtime.settings import PeerConfig
-from p2ptrain.runtime.tensorboard import TensorBoardMetrics
 
 if TYPE_CHECKING:
     from torch import nn
