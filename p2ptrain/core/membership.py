@@ -47,6 +47,7 @@ Lifeguard (Dadgar, Phillips, Currey, DSN 2018).
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from random import Random
 
 from p2ptrain.core import messages as m
@@ -231,13 +232,11 @@ class Membership(Roster):
                 self._probe(target, now)
 
     def next_deadline(self) -> Seconds | None:
-        open_ = (
-            *self._probes.values(),
-            *self._indirect_probes.values(),
-            *self._suspicions.values(),
-        )
-        helped = (probe.help_at for probe in self._probes.values())
-        first = min([self._probe_at, *helped, *(waiting.deadline for waiting in open_)])
+        first = self._probe_at
+        for probe in self._probes.values():
+            first = min(first, probe.help_at, probe.deadline)
+        for waiting in chain(self._indirect_probes.values(), self._suspicions.values()):
+            first = min(first, waiting.deadline)
         return None if first == math.inf else first
 
     def check(self) -> None:
@@ -325,11 +324,11 @@ class Membership(Roster):
         else:
             self._suspicions.pop(peer, None)
             self._probes.pop(peer, None)  # its word is younger than our question
-        here = MemberState.SUSPECT
-        if member.state <= here and (known is None or known.state > here):
+        was_here = known is not None and known.state <= MemberState.SUSPECT
+        if member.state <= MemberState.SUSPECT and not was_here:
             self._round.insert(self._rng.randrange(len(self._round) + 1), peer)
         is_later = known and known.incarnation < member.incarnation
-        if known and is_later and known.state <= here and member.beat < known.beat:
+        if known and is_later and was_here and member.beat < known.beat:
             # A restart: a refutation does not reset the beat.
             self._emit(MemberChanged(peer, MemberState.DEAD, f"{peer} has started again"))
         elif known and known.state is member.state:
@@ -353,7 +352,7 @@ class Membership(Roster):
         if due is None or now - due <= self._config.ack_timeout_s / 2:
             return
         self.timeout.blame_ourselves()
-        for waiting in (*self._probes.values(), *self._suspicions.values()):
+        for waiting in chain(self._probes.values(), self._suspicions.values()):
             if waiting.deadline <= now and not waiting.is_excused:
                 waiting.is_excused = True
                 waiting.deadline = now + self.timeout.answer_s

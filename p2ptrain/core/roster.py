@@ -199,6 +199,8 @@ class Roster:
         """Set how often the record of `peer` is still to be sent."""
         if before := self.updates.pop(peer, 0):
             del self._updates_by[before][peer]
+            if not self._updates_by[before]:
+                del self._updates_by[before]
         if often > 0:
             self.updates[peer] = often
             self._updates_by[often][peer] = None
