@@ -30,7 +30,7 @@ from typing import Any
 from launcher.backends.base import PeerStatus
 from launcher.consensus import ConsensusCurve
 from launcher.records import PeerHistory
-from p2ptrain.core.events import NO_FAILURE
+from p2ptrain.core.effects import NO_FAILURE
 from p2ptrain.ids import Seconds
 
 MOST_SILENCES = 8

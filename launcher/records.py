@@ -99,7 +99,7 @@ class PeerHistory:
         self.snapshots: list[Snapshot] = []
         self.warnings: list[str] = []
         self.silences: list[str] = []
-        """What it said each time its averages had stopped succeeding (`p2ptrain.core.silence`)."""
+        """What it said when its averages had stopped succeeding (`p2ptrain.runtime.silence`)."""
         self.is_silent = False
         self.events: list[Event] = []
         self.ended: Record | None = None

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from p2ptrain.compute.step_timing import StepTiming, Straggler
 from p2ptrain.compute.training import TrainingConfig
 from p2ptrain.config import RunConfig, from_mapping, load_toml, read_toml, to_toml
+from p2ptrain.core.adaptive_timeout import MembershipConfig
 from p2ptrain.core.lock_state import LockConfig
-from p2ptrain.core.membership import MembershipConfig
 from p2ptrain.core.peer_machine import ProtocolConfig
 from p2ptrain.errors import ConfigError
 from p2ptrain.net.grpc_config import GrpcConfig

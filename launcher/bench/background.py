@@ -39,7 +39,7 @@ from launcher.bench.systems import LIMIT_S, Worker, in_processes
 from launcher.collect import Json
 from launcher.plot import FAINT, INK
 from p2ptrain.compute.tasks.chargpt import Config, chargpt
-from p2ptrain.core.events import Outcome
+from p2ptrain.core.effects import Outcome
 from p2ptrain.ids import Seconds
 from p2ptrain.net.grpc_config import GrpcConfig
 from p2ptrain.runtime.metrics import MemoryMetrics

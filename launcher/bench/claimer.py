@@ -10,7 +10,7 @@ import torch
 
 from launcher.collect import Json
 from p2ptrain.compute.torch_replica import TorchReplica
-from p2ptrain.core.events import Outcome
+from p2ptrain.core.effects import Outcome
 from p2ptrain.ids import Address, PeerId, Seconds
 from p2ptrain.net.grpc_config import GrpcConfig
 from p2ptrain.net.grpc_transport import GrpcTransport

@@ -44,7 +44,7 @@ from launcher.bench.claims import (
 from launcher.collect import Json
 from launcher.plot import FAINT, INK
 from p2ptrain.averaging.base import known_algorithms
-from p2ptrain.core.events import Outcome
+from p2ptrain.core.effects import Outcome
 from p2ptrain.errors import ConfigError
 from p2ptrain.ids import Seconds
 from p2ptrain.net.grpc_config import GrpcConfig

@@ -13,8 +13,7 @@ from p2ptrain.averaging.base import (
     known_algorithms,
     load_algorithm,
 )
-from p2ptrain.core.effects import What
-from p2ptrain.core.events import Outcome
+from p2ptrain.core.effects import Outcome, What
 from p2ptrain.core.messages import AlgorithmMessage
 from p2ptrain.core.wait_avoiding import NOBODY, Round, Rule
 from p2ptrain.errors import ConfigError, RemoteProtocolError, StateError

@@ -27,8 +27,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, ClassVar, Protocol
 
-from p2ptrain.core.effects import What
-from p2ptrain.core.events import Outcome
+from p2ptrain.core.effects import Outcome, What
 from p2ptrain.core.messages import AlgorithmMessage
 from p2ptrain.core.wait_avoiding import Round
 from p2ptrain.errors import ConfigError, RemoteProtocolError, StateError

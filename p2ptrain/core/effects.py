@@ -1,27 +1,57 @@
-"""The effects of a peer's machine, and how each can end (`core/events.py`).
+"""The effects of a peer's machine, and how each can end.
 
 ::
 
     Send          -> nothing: best effort, the machine must survive its loss
-    Average       -> AverageEnded, exactly once, unless `Abandon` came first; before that it may
-                     break, any number of times: AverageBroke, and wait for its `Resolve`
-    Abandon       -> nothing: whatever still runs under the ticket must not change anything any more
-    Break         -> AverageBroke, unless the average ends first
-    Resolve       -> nothing: it goes on as it says
-    TakeState     -> StateTaken | StateNotTaken
-    GroupEnded    -> nothing: for the algorithm that waits for this ticket
-    VersionEnded  -> nothing: for the trainer, which waits for this version
-    MemberChanged -> nothing: for the record
+    Average       -> AverageEnded (`DONE` and applied, or not and nothing was changed), exactly
+                     once, unless `Abandon` came first; before that it may break, any number of
+                     times: AverageBroke, and wait for its `Resolve`
+    Abandon       -> nothing: the group is over for this peer; whatever still runs under the ticket
+                     must not change anything any more
+    Break         -> AverageBroke, unless the average ends first: another member cannot finish it
+    Resolve       -> nothing: a group whose attempt broke here adopts the result, tries again (with
+                     `members`), or ends
+    TakeState     -> StateTransferred: take parameters and optimizer state of this version and
+                     lineage from another peer; if that fails, nothing is changed
+    GroupEnded    -> nothing: for the algorithm that waits for this ticket: a claim that we made is
+                     over, formed or not
+    VersionEnded  -> nothing: for the trainer, which waits for this version: its scheduled average
+                     is done, or we withdrew from it; where versions run without their trainers
+                     also: it ran without ours (`LATE`), or broke
+    MemberChanged -> nothing: for the record: we think differently of a member than before
 """
 
 from dataclasses import dataclass
+from enum import StrEnum
 
-from p2ptrain.core.contribution import Contribution
-from p2ptrain.core.events import Outcome
-from p2ptrain.core.messages import MemberState, Message
+from p2ptrain.core.messages import Formed, MemberState, Message
 from p2ptrain.core.purpose import GOSSIP, Purpose
 from p2ptrain.core.purpose import What as What
-from p2ptrain.ids import PeerId, Ticket
+from p2ptrain.ids import PeerId, Seconds, Ticket
+
+
+class Outcome(StrEnum):
+    """How an attempt to average in a group ended. Only `DONE` changed anybody's parameters."""
+
+    DONE = "done"
+    BUSY = "busy"
+    """Another claim of ours was under way, or there was nobody to ask."""
+    YIELDED = "yielded"
+    """We gave way to an older claim that includes us."""
+    REFUSED = "refused"
+    """A member says that it is not in this group."""
+    LOST = "lost"
+    """A member vanished, or its connection broke."""
+    LATE = "late"
+    """A deadline passed, or a version had run before its trainer arrived."""
+    BROKEN = "broken"
+    """A member sent what cannot be averaged: non-finite numbers, a wrong size."""
+    WITHDRAWN = "withdrawn"
+    """We left before it was over."""
+
+
+NO_FAILURE = (Outcome.BUSY, Outcome.YIELDED, Outcome.WITHDRAWN)
+"""How an attempt ends every day, without anybody's fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,20 +61,9 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
-class Average:
-    """The group is formed: move its payload."""
-
-    ticket: Ticket
-    members: tuple[PeerId, ...]
-    purpose: Purpose = GOSSIP
-    weights: tuple[int, ...] = ()
-    """Of the members' shards, in their order; empty: equal shards."""
+class Average(Formed):
     awaited: bool = False
     """Our trainer stands still until this is over."""
-    contributions: tuple[Contribution, ...] = ()
-    """The members' scalars, in their order; empty: `MODEL` of all of them."""
-    outside_samples: int = 0
-    """Samples of everyone who is not in the group, as its initiator knew them."""
 
     @property
     def what(self) -> What:
@@ -52,9 +71,24 @@ class Average:
 
 
 @dataclass(frozen=True, slots=True)
-class Abandon:
-    """The group is over for this peer, whatever still moves."""
+class AverageEnded:
+    ticket: Ticket
+    outcome: Outcome
+    why: str
+    moved_bytes: int = 0
+    """Over a link, in the direction in which more did: what stays on one machine does not count."""
+    moving_s: Seconds = 0.0
 
+
+@dataclass(frozen=True, slots=True)
+class AverageBroke:
+    ticket: Ticket
+    complete: bool
+    """All of the result is here, but perhaps not at all members."""
+
+
+@dataclass(frozen=True, slots=True)
+class Abandon:
     ticket: Ticket
     outcome: Outcome
     why: str
@@ -62,21 +96,16 @@ class Abandon:
 
 @dataclass(frozen=True, slots=True)
 class Break:
-    """Stop this attempt: another member cannot finish it."""
-
     ticket: Ticket
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Resolve:
-    """How a group whose attempt broke here goes on: adopt the result, try again, or end."""
-
     ticket: Ticket
     adopt: bool = False
     """We hold the whole result: it counts."""
     again: Ticket | None = None
-    """The next attempt, with `members`."""
     members: tuple[PeerId, ...] = ()
     why: str = ""
     """Of its end, if it is over."""
@@ -84,18 +113,19 @@ class Resolve:
 
 @dataclass(frozen=True, slots=True)
 class TakeState:
-    """Take parameters and optimizer state at one boundary from another peer."""
-
     version: int
     donor: PeerId
     lineage: int
-    """Of what is taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateTransferred:
+    version: int
+    taken: bool
 
 
 @dataclass(frozen=True, slots=True)
 class GroupEnded:
-    """A claim that we made is over, formed or not."""
-
     ticket: Ticket
     outcome: Outcome
     why: str
@@ -106,19 +136,12 @@ class GroupEnded:
 
 @dataclass(frozen=True, slots=True)
 class VersionEnded:
-    """The scheduled average of this version is done, or we withdrew from it.
-
-    Where versions run without their trainers also: it ran without ours (`LATE`), or broke.
-    """
-
     version: int
     outcome: Outcome
 
 
 @dataclass(frozen=True, slots=True)
 class MemberChanged:
-    """We think differently of a member than before."""
-
     peer: PeerId
     state: MemberState
     why: str
@@ -126,3 +149,4 @@ class MemberChanged:
 
 Notice = GroupEnded | VersionEnded | MemberChanged
 Effect = Send | Average | Abandon | Break | Resolve | TakeState | Notice
+Ending = AverageEnded | AverageBroke | StateTransferred

@@ -109,8 +109,7 @@ from dataclasses import replace
 from typing import assert_never
 
 from p2ptrain.core.contribution import MODEL, Contribution
-from p2ptrain.core.effects import Abandon, Average, GroupEnded, Send
-from p2ptrain.core.events import Outcome
+from p2ptrain.core.effects import Abandon, Average, GroupEnded, Outcome, Send
 from p2ptrain.core.lock_state import (
     NEVER_FORMED,
     Collecting,
@@ -475,10 +474,10 @@ class GroupLock(Slot):
             Average(
                 begin.ticket,
                 begin.members,
-                begin.purpose,
                 begin.weights,
-                contributions=begin.contributions,
-                outside_samples=begin.outside_samples,
+                begin.purpose,
+                begin.contributions,
+                begin.outside_samples,
             )
         )
 

@@ -19,8 +19,7 @@ from typing import Protocol, Self
 
 from p2ptrain.core.barrier import Barrier
 from p2ptrain.core.contribution import Contribution
-from p2ptrain.core.effects import Abandon, Average, Effect, GroupEnded
-from p2ptrain.core.events import Outcome
+from p2ptrain.core.effects import Abandon, Average, Effect, GroupEnded, Outcome
 from p2ptrain.core.group_lock import GroupLock
 from p2ptrain.core.lock_state import LockConfig
 from p2ptrain.core.messages import Activate, Arrive, CatchUp, FormationMessage, Past, Request
@@ -124,6 +123,11 @@ class PeerGroups:
         return twin
 
     # --- what happens -----------------------------------------------------------------------------
+
+    @property
+    def now(self) -> Seconds:
+        """When something happened last; effects are of this moment."""
+        return self._now
 
     def request(
         self, candidates: Sequence[PeerId], needed: int, now: Seconds, purpose: Purpose = GOSSIP

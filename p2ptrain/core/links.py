@@ -18,19 +18,10 @@ of a slow link has to be configured (`link_mbit`).
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from statistics import median_low
 
 from p2ptrain.ids import PeerId, Seconds
-
-Weigh = Callable[[Sequence[PeerId]], tuple[int, ...]]
-"""Weights of the members' shards, in their order; empty: equal shards."""
-
-
-def equally(members: Sequence[PeerId]) -> tuple[int, ...]:
-    """Equal shards for any members."""
-    return ()
-
 
 ALIKE = 2.0
 """Links within this factor count as equally fast."""
@@ -56,7 +47,9 @@ class LinkMeter:
     @property
     def mbit(self) -> int:
         """Mbit/s in one direction, to two digits; 0 while nothing is known."""
-        return _rounded(median_low(self._seen)) if self._seen else 0
+        mbit = median_low(self._seen) if self._seen else 0
+        unit: int = 10 ** max(0, len(str(mbit)) - 2)
+        return mbit // unit * unit
 
     def note(self, moved_bytes: int, seconds: Seconds) -> None:
         """A group has ended, in which `moved_bytes` went one way."""
@@ -103,8 +96,3 @@ def _least_time(links: Sequence[int]) -> float:
         together += link
         time = (len(links) - 2 + owners) / together
     return time
-
-
-def _rounded(mbit: int) -> int:
-    unit: int = 10 ** max(0, len(str(mbit)) - 2)
-    return mbit // unit * unit

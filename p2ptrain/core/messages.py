@@ -1,6 +1,7 @@
 """What peers say to each other. Plain values; `net/wire.py` turns them into protobuf and back.
 
-A message may be lost, duplicated, delayed and reordered. Each class says what its loss costs.
+A message may be lost, duplicated, delayed and reordered. Each class says what its loss costs; the
+unions at the end say whom it is for.
 """
 
 from dataclasses import dataclass
@@ -53,9 +54,6 @@ class Member:
     """Of a suspect: members that could not reach it themselves, sorted, at most `ACCUSERS`."""
 
 
-# --- membership -----------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Ping:
     """Are you there? Lost: looks like a lost `Ack`."""
@@ -97,9 +95,6 @@ class MembershipUpdates:
     members: tuple[Member, ...]
 
 
-# --- every group: the slot ------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Request:
     """Will you be in a group with me? Lost: sent again.
@@ -114,10 +109,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """I will, and promise nobody else until you have said `Begin` or `Release`.
-
-    Sent again until then, so that the loss of any of the three costs little.
-    """
+    """I will, and promise nobody else until you say `Begin` or `Release`. Sent again until then."""
 
     ticket: Ticket
     contribution: Contribution = MODEL
@@ -125,10 +117,9 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Inquire:
-    """An older request wants me: if you are still collecting, let me go.
+    """An older request wants me: if you are still collecting, let me go. Lost: sent again.
 
-    The ticket is the one that was granted, or the one of an offer, which is always let go before
-    its group has begun. Lost: sent again.
+    The ticket was granted, or is of an offer, which is always let go before its group has begun.
     """
 
     ticket: Ticket
@@ -143,43 +134,40 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class Begin:
-    """Enough have granted: these are the group. Lost: the grant, or the offer, comes again."""
+class Formed:
+    """A group, as all its members know it from its initiator."""
 
     ticket: Ticket
     members: tuple[PeerId, ...]
     weights: tuple[int, ...] = ()
-    """Of their shares of the vectors, in their order; empty: all alike."""
+    """Of the members' shards, in their order; empty: equal shards."""
     purpose: Purpose = GOSSIP
     contributions: tuple[Contribution, ...] = ()
-    """Of the members, in their order; empty: `MODEL` of all."""
+    """The members' scalars, in their order; empty: `MODEL` of all of them."""
     outside_samples: int = 0
-    """Of all who are not in the group, as its initiator knows them."""
+    """Samples of everyone who is not in the group, as its initiator knows them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begin(Formed):
+    """Enough have granted: these are the group. Lost: the grant, or the offer, comes again."""
+
     offer: Ticket | None = None
     """The receiver's offer that this takes; None: it has granted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """I do without you under this ticket, mine or that of your offer.
-
-    Lost: the grant, the inquiry or the offer comes again.
-    """
+    """I do without you under this ticket, mine or your offer's. Lost: what you sent comes again."""
 
     ticket: Ticket
 
 
 @dataclass(frozen=True, slots=True)
 class Relinquish:
-    """I am not in this group with you (any more).
-
-    Lost: the request or `Begin` comes again; in a group, a stream is refused.
-    """
+    """I am not in this group (any more). Lost: what I answer comes again, or a stream fails."""
 
     ticket: Ticket
-
-
-# --- scheduled groups -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,10 +184,7 @@ class Arrive:
 
 @dataclass(frozen=True, slots=True)
 class CatchUp:
-    """You are behind, or on another lineage: take the state of `version` from `donor`, then arrive.
-
-    Lost: as above.
-    """
+    """You are behind, or of another lineage: take this state from `donor`. Lost: as `Arrive`."""
 
     version: int
     donor: PeerId
@@ -208,12 +193,11 @@ class CatchUp:
 
 @dataclass(frozen=True, slots=True)
 class Activate:
-    """My trainer is at this version, and waits for it or not. Lost: sent again until it begins."""
+    """My trainer is at this version, and waits or not; else as `Arrive`. Lost: sent again."""
 
     version: int
     waits: bool
     offer: Ticket | None = None
-    """As in `Arrive`."""
     contribution: Contribution = MODEL
 
 
@@ -224,22 +208,20 @@ class Past:
     version: int
 
 
-# --- algorithms -----------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class AlgorithmMessage:
-    """What an algorithm says to itself on another peer. What its loss costs is said there."""
+    """What an algorithm says to itself on another peer. What its loss costs is said there.
+
+    Raises:
+        LocalProtocolError: for a kind of more than 32 characters, more than 64 numbers, one that is
+            not from 0 to 2^62, or more than 4,096 names; the other side would not take them.
+    """
 
     kind: str
-    """At most 32 characters."""
     numbers: tuple[int, ...] = ()
-    """At most 64, from 0 to 2^62."""
     peers: tuple[PeerId, ...] = ()
-    """At most 4,096."""
 
     def __post_init__(self) -> None:
-        """Raise LocalProtocolError for what the other side would not take."""
         sizes = len(self.kind), len(self.numbers), len(self.peers)
         if any(size > most for size, most in zip(sizes, (32, 64, 4096), strict=True)):
             raise LocalProtocolError(
@@ -248,9 +230,6 @@ class AlgorithmMessage:
             )
         if not all(0 <= number <= 1 << 62 for number in self.numbers):
             raise LocalProtocolError(f"a message with {self.numbers}; write numbers from 0 to 2^62")
-
-
-# --- groups that break ----------------------------------------------------------------------------
 
 
 class AttemptPhase(IntEnum):
@@ -283,15 +262,14 @@ class Resolution:
     ticket: Ticket
     adopt: bool = False
     again: int = 0
-    """The number of the next attempt, if there is one."""
+    """The number of the next attempt, with `members`, if there is one."""
     members: tuple[PeerId, ...] = ()
-    """Its members."""
 
 
-SlotMessage = Request | Grant | Inquire | Failed | Begin | Release | Relinquish
+MembershipMessage = Ping | Ack | IndirectPing | IndirectAck | MembershipUpdates
+SlotMessage = Request | Grant | Inquire | Failed | Begin | Release | Relinquish  # of every group
 BarrierMessage = Arrive | CatchUp
 WaitAvoidingMessage = Activate | Past
-RepairMessage = AttemptStatus | Resolution
-MembershipMessage = Ping | Ack | IndirectPing | IndirectAck | MembershipUpdates
 FormationMessage = SlotMessage | BarrierMessage | WaitAvoidingMessage
+RepairMessage = AttemptStatus | Resolution
 Message = MembershipMessage | FormationMessage | RepairMessage

@@ -1,18 +1,34 @@
-"""Hold the record of every other member, and the lists of names that follow from it.
+"""Hold the record of every member, the lists of names that follow, and which records to tell next.
 
-Invariants: records change in `Roster.keep` and nowhere else, so no list is out of date. `newer` is
-commutative, associative and idempotent, so peers that have heard the same records agree. Whether to
-believe a record is decided in `core/membership.py`.
+Invariants: records change in `Roster.keep` and `Roster.describe`, and nowhere else, so no list is
+out of date. `newer` is commutative, associative and idempotent, so peers that have heard the same
+records agree. Whether to believe a record is decided in `core/membership.py`.
+
+**Gossip.** A message to another member carries the sender's own record, the receiver's, then the
+pending updates, least sent first, then all other records in turn, within a byte budget. An update
+is sent `RETRANSMITS` times for each doubling of the swarm, which reaches everyone with high
+probability. So the cost of a message does not grow with the swarm, and a record that was missed
+(during a partition, say) arrives with a later turn. Source: SWIM, section 4.1.
 """
 
 import bisect
+import math
+from collections import defaultdict
 from dataclasses import replace
+from itertools import chain, islice
+from typing import Any
 
 from p2ptrain.core.messages import Member, MemberState, Phase
 from p2ptrain.ids import PeerId
 
 ACCUSERS = 4
 """More accusers than this do not shorten a suspicion further."""
+
+RETRANSMITS = 3
+"""An update is sent so often, times the logarithm of the swarm's size."""
+
+RECORD_BYTES = 59
+"""Of a record on the wire, beside its texts, at most (`net/wire.py`; a test compares)."""
 
 
 def newer(known: Member, heard: Member) -> Member:
@@ -38,96 +54,163 @@ def joined(some: tuple[PeerId, ...], others: tuple[PeerId, ...]) -> tuple[PeerId
 
 
 class Names:
-    """A sorted set of names; one change among a thousand does not sort the thousand again."""
+    """A set of names; one change among a thousand does not sort the thousand again."""
 
     def __init__(self) -> None:
-        self.changes = 0
-        """Number of insertions and removals."""
-        self._belong: dict[PeerId, None] = {}
         self._names: list[PeerId] = []
         self._sorted: tuple[PeerId, ...] | None = ()
 
-    def __len__(self) -> int:
-        return len(self._names)
-
-    @property
-    def sorted(self) -> tuple[PeerId, ...]:
-        """The same object until something changes."""
+    def __call__(self) -> tuple[PeerId, ...]:
+        """All of them, sorted; the same object until something changes."""
         if self._sorted is None:
             self._sorted = tuple(self._names)
         return self._sorted
 
     def keep(self, name: PeerId, belongs: bool) -> None:
-        """Insert `name`, or remove it."""
-        if (name in self._belong) is belongs:
+        at = bisect.bisect_left(self._names, name)
+        if (self._names[at : at + 1] == [name]) is belongs:
             return
         if belongs:
-            self._belong[name] = None
-            bisect.insort(self._names, name)
+            self._names.insert(at, name)
         else:
-            del self._belong[name]
-            del self._names[bisect.bisect_left(self._names, name)]
+            del self._names[at]
         self._sorted = None
-        self.changes += 1
 
 
 class Roster:
-    """Records of everyone but `me`, and the names that are eligible for each kind of group."""
+    """One peer's record of itself and of everyone else; it tells them `budget` bytes at a time."""
 
-    def __init__(self, me: Member) -> None:
-        self._me = me.peer
-        self.others: dict[PeerId, Member] = {}
-        self.names = Names()
+    def __init__(self, me: Member, budget: int) -> None:
+        self.me = me
+        self.records: dict[PeerId, Member] = {}
         """Of the others."""
-        self.alive = Names()
-        """Of those that may be asked into a group."""
+        self.names = Names()
+        """Of everyone else we have heard of."""
+        self.choosable = Names()
+        """Members that may be asked into a group: alive as far as known, without this peer."""
         self.participants = Names()
-        """Members of scheduled groups."""
+        """Members of scheduled groups: all that are here and not done, including this peer. A
+        suspect still counts: a synchronous group waits until the suspicion is settled."""
         self.trainees = Names()
-        """Members of wait-avoiding groups."""
-        self.samples = 0
-        """Of the others, including dead ones."""
-        self.begun = 0
-        """How many of them train, or did."""
-        self.sort(me)
+        """Members of wait-avoiding groups: this peer, and all that train as far as known; no
+        suspect, since these groups do not wait until the suspicion is settled."""
+        self._others_samples = 0  # including dead ones
+        self._budget = budget
+        self.updates: dict[PeerId, int] = {}
+        """How often each record is still to be sent; read only."""
+        self._updates_by: defaultdict[int, dict[PeerId, None]] = defaultdict(dict)  # in order
+        self._turn = 0  # whose record fills the next message
+        self._sort(me)
 
-    def keep(self, member: Member) -> None:
-        """Replace the record of another peer."""
-        known = self.others.get(member.peer)
-        self.others[member.peer] = member
-        self.samples += member.samples - (known.samples if known else 0)
-        self.begun += _has_begun(member) - (known is not None and _has_begun(known))
-        if known is None or (known.state, known.phase) != (member.state, member.phase):
-            self.sort(member)
+    @property
+    def others(self) -> tuple[Member, ...]:
+        """Everyone else we have heard of, sorted by name."""
+        return tuple(self.records[peer] for peer in self.names())
 
-    def forget(self, peer: PeerId) -> None:
-        """Remove a record; its samples still count."""
-        member = self.others.pop(peer)
-        self.begun -= _has_begun(member)
-        for names in (self.names, self.alive, self.participants, self.trainees):
-            names.keep(peer, belongs=False)
+    @property
+    def samples(self) -> int:
+        """Samples of the whole swarm, as far as we know."""
+        return self.me.samples + self._others_samples
 
-    def sort(self, member: Member) -> None:
-        """Update every list for one member, or for this peer."""
-        is_me = member.peer == self._me
-        here = member.state <= MemberState.SUSPECT
-        self.participants.keep(member.peer, here and member.phase is not Phase.DONE)
-        trains = member.state is MemberState.ALIVE and member.phase is Phase.TRAINING
-        self.trainees.keep(member.peer, is_me or trains)
-        self.names.keep(member.peer, not is_me)
-        self.alive.keep(member.peer, not is_me and member.state is MemberState.ALIVE)
+    @property
+    def anyone_has_begun(self) -> bool:
+        """True if another one trains, or did."""
+        return any(member.phase is not Phase.ARRIVING for member in self.records.values())
+
+    def member(self, peer: PeerId) -> Member | None:
+        return self.me if peer == self.me.peer else self.records.get(peer)
 
     def reachable(self) -> tuple[PeerId, ...]:
         """Members that are alive or suspect, sorted."""
-        others = self.others
-        here = MemberState.SUSPECT
-        return tuple(peer for peer in self.names.sorted if others[peer].state <= here)
+        return tuple(p for p in self.names() if self.records[p].state <= MemberState.SUSPECT)
 
     def dead(self) -> tuple[PeerId, ...]:
         """Dead members, sorted; without those that left."""
-        others, dead = self.others, MemberState.DEAD
-        return tuple(peer for peer in self.names.sorted if others[peer].state is dead)
+        return tuple(p for p in self.names() if self.records[p].state is MemberState.DEAD)
+
+    def describe(self, **facts: Any) -> None:  # Any: fields of `Member`
+        """Update this peer's own record; the next probes carry it to others."""
+        self.me = replace(self.me, beat=self.me.beat + 1, **facts)
+        self._sort(self.me)
+
+    def keep(self, member: Member) -> None:
+        """Replace the record of another peer."""
+        known = self.records.get(member.peer)
+        self.records[member.peer] = member
+        self._others_samples += member.samples - (known.samples if known else 0)
+        if known is None or (known.state, known.phase) != (member.state, member.phase):
+            self._sort(member)
+
+    def forget(self, peer: PeerId) -> None:
+        """Remove a record; its samples still count."""
+        del self.records[peer]
+        self._schedule(peer, 0)
+        for names in (self.names, self.choosable, self.participants, self.trainees):
+            names.keep(peer, belongs=False)
+
+    def _sort(self, member: Member) -> None:
+        is_me = member.peer == self.me.peer
+        is_alive = member.state is MemberState.ALIVE
+        here = member.state <= MemberState.SUSPECT
+        self.participants.keep(member.peer, here and member.phase is not Phase.DONE)
+        self.trainees.keep(member.peer, is_me or (is_alive and member.phase is Phase.TRAINING))
+        self.names.keep(member.peer, not is_me)
+        self.choosable.keep(member.peer, not is_me and is_alive)
+
+    # --- gossip -----------------------------------------------------------------------------------
+
+    def spread(self, peer: PeerId, *, is_known: bool) -> None:
+        """Schedule an update of `peer`; `is_known` if it has sent its record to all itself."""
+        rounds = 1 if is_known else math.ceil(math.log2(len(self.records) + 2))
+        self._schedule(peer, RETRANSMITS * rounds)
+
+    def piggyback(self, *about: PeerId) -> tuple[Member, ...]:
+        """Our record, those of `about`, pending updates, then the others in turn.
+
+        At least one record beside those of `about` is included, however long names are.
+        """
+        known, names = self.records, self.names()
+        chosen = {peer: known[peer] for peer in about if peer in known}
+        left = self._budget - size_of(self.me) - sum(map(size_of, chosen.values()))
+        least = len(chosen) + 1
+        often_first = (self._updates_by[often] for often in sorted(self._updates_by, reverse=True))
+        updates = islice(chain.from_iterable(often_first), max(0, left // RECORD_BYTES + 1))
+        for peer in updates:
+            if peer in chosen:
+                continue
+            left -= size_of(known[peer])
+            if left < 0 and len(chosen) >= least:
+                break
+            chosen[peer] = known[peer]
+        for _ in names:
+            peer = names[self._turn % len(names)]
+            if peer not in chosen:
+                left -= size_of(known[peer])
+                if left < 0 and len(chosen) >= least:
+                    break
+                chosen[peer] = known[peer]
+            self._turn += 1
+        for peer in chosen:
+            if peer in self.updates:
+                self._schedule(peer, self.updates[peer] - 1)
+        return (self.me, *chosen.values())
+
+    def _schedule(self, peer: PeerId, often: int) -> None:
+        """Set how often the record of `peer` is still to be sent."""
+        if before := self.updates.pop(peer, 0):
+            del self._updates_by[before][peer]
+            if not self._updates_by[before]:
+                del self._updates_by[before]
+        if often > 0:
+            self.updates[peer] = often
+            self._updates_by[often][peer] = None
 
 
-def _has_begun(member: Member) -> bool:
-    return member.phase is not Phase.ARRIVING
+def size_of(member: Member) -> int:
+    """Bytes of a record on the wire, at most."""
+    size = RECORD_BYTES + _bytes(member.peer) + _bytes(member.address)
+    return size + sum(2 + _bytes(accuser) for accuser in member.accusers)
+
+
+def _bytes(text: str) -> int:
+    return len(text) if text.isascii() else 4 * len(text)

@@ -9,8 +9,7 @@ from dataclasses import replace
 from typing import Protocol, Self
 
 from p2ptrain.core.contribution import Contribution
-from p2ptrain.core.effects import Effect, GroupEnded, Send
-from p2ptrain.core.events import Outcome
+from p2ptrain.core.effects import Effect, GroupEnded, Outcome, Send
 from p2ptrain.core.lock_state import (
     NEVER_FORMED,
     Collecting,

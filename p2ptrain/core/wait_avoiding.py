@@ -60,8 +60,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Self, assert_never
 
-from p2ptrain.core.effects import Effect, Send, VersionEnded
-from p2ptrain.core.events import Outcome
+from p2ptrain.core.effects import Effect, Outcome, Send, VersionEnded
 from p2ptrain.core.group_lock import GroupLock
 from p2ptrain.core.lock_state import Offered
 from p2ptrain.core.messages import Activate, Past, WaitAvoidingMessage

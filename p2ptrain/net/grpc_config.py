@@ -16,9 +16,9 @@ attempt is repeated by the two others.) Too short: on a slow link the greeting, 
 chunks, is never in time; too long: a healed link is noticed late."""
 
 CHUNKS_KEEPALIVE_MS = 120_000
-"""How long a connection that carries chunks may keep a probe, or the kernel, without an answer. On a
-slow link both wait behind megabytes of chunks. Too short: connections in use are closed; too long:
-what a dead peer left open stays open. (A group notices a silent member by itself.)"""
+"""How long a connection that carries chunks may leave a probe, or the kernel, without an answer: on
+a slow link both wait behind megabytes of chunks. Too short: connections in use are closed; too
+long: what a dead peer left open stays open. (A group notices a silent member by itself.)"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +82,7 @@ def channel_arguments(
     """Arguments of a channel, or of a server; clients ping, servers expect twice as many at least.
 
     Args:
+        config: what was set.
         carries_chunks: connections are given `CHUNKS_KEEPALIVE_MS` to answer; a server's are, since
             it does not know what a connection will carry.
     """

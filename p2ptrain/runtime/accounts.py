@@ -1,13 +1,11 @@
 """One record per step, a wide one per group attempt, and the sums of a peer's summary."""
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 
 from p2ptrain.compute.replica import Vector
 from p2ptrain.core.contribution import Contribution
-from p2ptrain.core.effects import What
-from p2ptrain.core.events import NO_FAILURE, AverageEnded, Outcome
-from p2ptrain.core.silence import Silence
+from p2ptrain.core.effects import AverageEnded, Outcome, What
 from p2ptrain.ids import PeerId, Seconds, Ticket
 from p2ptrain.runtime.exchange import Exchange
 from p2ptrain.runtime.metrics import Metrics
@@ -32,12 +30,7 @@ class TrainerTotals:
     ) -> None:
         """One step is over: add it up and write its record."""
         metrics.record(
-            "step",
-            step=self.steps,
-            samples=samples,
-            loss=loss,
-            compute_s=compute_s,
-            wait_s=wait_s,
+            "step", step=self.steps, samples=samples, loss=loss, compute_s=compute_s, wait_s=wait_s
         )
         self.steps += 1
         self.samples += samples
@@ -76,11 +69,8 @@ class Attempt:
 
     @property
     def ending(self) -> AverageEnded:
-        """What the machine is told."""
-        ended = AverageEnded(self.ticket.root, self.outcome, self.why)
-        if self.exchange is None:
-            return ended
-        return replace(ended, moved_bytes=self.exchange.moved_bytes, moving_s=self.moving_s)
+        moved_bytes = self.exchange.moved_bytes if self.exchange else 0
+        return AverageEnded(self.ticket.root, self.outcome, self.why, moved_bytes, self.moving_s)
 
 
 @dataclass(slots=True)
@@ -98,7 +88,6 @@ class Accounts:
     """Of whom the algorithm got so many that it would never send."""
     met: dict[PeerId, int] = field(default_factory=dict)
     """In which of the groups that were done, by number, we were with whom last."""
-    silence: Silence = field(default_factory=Silence)
 
     def close(self, attempt: Attempt, now: Seconds, metrics: Metrics) -> None:
         """The attempt is over: add it up and write its record."""
@@ -111,11 +100,8 @@ class Accounts:
             self.groups_formed += 1
             self.staleness[attempt.staleness_steps or 0] += 1
             self.met.update(dict.fromkeys(attempt.members, self.groups_formed))
-            self.tell(self.silence.succeeded(now), metrics)
         else:
             self.groups_failed[attempt.outcome.value] += 1
-            why = attempt.why or attempt.outcome.value
-            self.silence.failed(why, is_usual=attempt.outcome in NO_FAILURE)
         metrics.record(
             "group",
             ticket=str(attempt.ticket),
@@ -134,29 +120,17 @@ class Accounts:
             staleness_steps=attempt.staleness_steps,
         )
 
-    def tell(self, said: str, metrics: Metrics) -> None:
-        """Record what `silence` says, if anything."""
-        if said:
-            metrics.record("warning", text=said, silent=self.silence.is_silent)
-
     def staleness_percentile(self, percent: int) -> int:
         """Updates that `percent` of all results were late, or fewer; 0 without results."""
-        rank = (self.staleness.total() - 1) * percent // 100
-        for updates in sorted(self.staleness):
-            rank -= self.staleness[updates]
-            if rank < 0:
-                return updates
-        return 0
+        late = sorted(self.staleness.elements())
+        return late[(len(late) - 1) * percent // 100] if late else 0
 
 
 def record_end(metrics: Metrics, trainer: TrainerTotals, protocol: Accounts, why: str) -> None:
     """The last record: totals, and a sentence."""
     metrics.record(
         "ended",
-        steps=trainer.steps,
-        samples=trainer.samples,
-        compute_s=trainer.compute_s,
-        wait_s=trainer.wait_s,
+        **asdict(trainer),
         comm_s=protocol.comm_s,
         sent_bytes=protocol.sent_bytes,
         received_bytes=protocol.received_bytes,

@@ -12,6 +12,7 @@ import asyncio
 import functools
 import hashlib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from p2ptrain.core.membership import HIGHEST, LEAP, Membership
@@ -50,7 +51,8 @@ async def request_join(
 ) -> tuple[Address, tuple[Member, ...], Member]:
     """Send a join request to `hosts` in turn until one answers; they share the time.
 
-    Returns that host, the members in its reply, and its record of the asker.
+    Returns that host, the members in its reply, and its record of us, perhaps of a former
+    incarnation.
 
     Raises:
         RefusedError: if one refuses, or its record of us leaves no room for a higher incarnation.
@@ -68,7 +70,14 @@ async def request_join(
                 continue
             if reply.refusal:
                 raise RefusedError(reply.refusal)
-            return host, reply.members, _remembered(hello.me, host, reply.members)
+            ours = [member for member in reply.members if member.peer == hello.me.peer]
+            known = max(ours, key=lambda member: member.incarnation, default=hello.me)
+            if known.incarnation > HIGHEST - LEAP:  # no room to refute suspicions: it is forged
+                raise RefusedError(
+                    f"{host} remembers a {known.peer} of incarnation {known.incarnation}, above "
+                    "which there is no room; choose another name"
+                )
+            return host, reply.members, known
         await asyncio.sleep(0.1)
     raise TransportError(
         f"no peer answered at {', '.join(hosts)} within {timeout_s:g} s ({why}); "
@@ -83,22 +92,6 @@ def successor(newcomer: Member, before: Member | None) -> Member:
     above, most = before.incarnation + 1, before.incarnation + LEAP  # others believe no higher one
     incarnation = min(max(newcomer.incarnation, above), most)
     return replace(newcomer, samples=before.samples, incarnation=incarnation)
-
-
-def _remembered(me: Member, host: Address, told: Sequence[Member]) -> Member:
-    """Our record in the reply `told` of a `host`, perhaps of a former incarnation; else `me`.
-
-    Raises:
-        RefusedError: if it leaves no room to refute suspicions; then it is forged.
-    """
-    ours = [member for member in told if member.peer == me.peer]
-    known = max(ours, key=lambda member: member.incarnation, default=me)
-    if known.incarnation > HIGHEST - LEAP:
-        raise RefusedError(
-            f"{host} remembers a {me.peer} of incarnation {known.incarnation}, above which there "
-            "is no room; choose another name"
-        )
-    return known
 
 
 def objection(me: PeerId, ours: Hello, theirs: Hello) -> str:
@@ -120,17 +113,13 @@ def objection(me: PeerId, ours: Hello, theirs: Hello) -> str:
             f"{peer} trains a model of {theirs.model_size:,} numbers ({theirs.model}) "
             f"and this swarm one of {ours.model_size:,} ({ours.model}); use the same model"
         )
-    if theirs.codec != ours.codec:
-        return (
-            f"{peer} sends models as {theirs.codec!r} and this swarm as {ours.codec!r}; "
-            f'start it with codec = "{ours.codec}" under [exchange]'
-        )
-    if theirs.gradient_codec != ours.gradient_codec:
-        return (
-            f"{peer} sends gradients as {theirs.gradient_codec!r} and this swarm as "
-            f"{ours.gradient_codec!r}; start it with gradient_codec = "
-            f'"{ours.gradient_codec}" under [exchange]'
-        )
+    for what, key in (("models", "codec"), ("gradients", "gradient_codec")):
+        its, swarms = getattr(theirs, key), getattr(ours, key)
+        if its != swarms:
+            return (
+                f"{peer} sends {what} as {its!r} and this swarm as {swarms!r}; "
+                f'start it with {key} = "{swarms}" under [exchange]'
+            )
     return ""
 
 
@@ -155,8 +144,8 @@ async def cannot_reach(transport: Transport, membership: Membership, newcomer: M
 
 async def _dial(transport: Transport, address: Address) -> Hello:
     """The peer at `address`, asked repeatedly for a moment longer than one call may take."""
-    why: TransportError | None = None
-    try:
+    why = TransportError(f"{address} did not answer")
+    with suppress(TimeoutError):
         async with asyncio.timeout(DIAL_BACK_S + DIALS * DIAL_AGAIN_S):
             for _ in range(DIALS):
                 try:
@@ -164,14 +153,11 @@ async def _dial(transport: Transport, address: Address) -> Hello:
                 except TransportError as error:
                     why = error
                 await asyncio.sleep(DIAL_AGAIN_S)
-    except TimeoutError:
-        pass
-    raise why or TransportError(f"{address} did not answer")
+    raise why
 
 
 async def _answers(transport: Transport, member: Member) -> bool:
-    try:
+    with suppress(TransportError, CodecError):
         there = await transport.identify(member.address, DIAL_BACK_S)
-    except (TransportError, CodecError):
-        return False
-    return there.me.peer == member.peer
+        return there.me.peer == member.peer
+    return False

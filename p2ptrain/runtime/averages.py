@@ -23,8 +23,7 @@ import numpy as np
 from p2ptrain.compute.codec import load_codec
 from p2ptrain.compute.replica import Replica, Vector
 from p2ptrain.core.contribution import MODEL, Contribution
-from p2ptrain.core.effects import Abandon, Average, Break, Resolve, What
-from p2ptrain.core.events import AverageBroke, Outcome
+from p2ptrain.core.effects import Abandon, Average, AverageBroke, Break, Outcome, Resolve, What
 from p2ptrain.core.links import weights_left
 from p2ptrain.core.purpose import Purpose
 from p2ptrain.core.shards import chunk_size_of

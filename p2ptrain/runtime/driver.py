@@ -16,8 +16,7 @@ from typing import Any, assert_never
 from p2ptrain.averaging.base import Algorithm, GroupResult, Swarm
 from p2ptrain.compute.replica import Replica
 from p2ptrain.core import effects
-from p2ptrain.core.effects import What
-from p2ptrain.core.events import Ending, Outcome
+from p2ptrain.core.effects import Ending, Outcome, What
 from p2ptrain.core.messages import Ack as AckMessage
 from p2ptrain.core.messages import (
     AlgorithmMessage,
@@ -29,7 +28,6 @@ from p2ptrain.core.messages import (
     Ping,
 )
 from p2ptrain.core.peer_machine import PeerMachine, ProtocolConfig
-from p2ptrain.core.silence import Silence
 from p2ptrain.core.transfers import ARRIVAL_S
 from p2ptrain.errors import RefusedError, RemoteProtocolError, TransportError
 from p2ptrain.ids import Address, PeerId, Seconds, Ticket
@@ -61,8 +59,8 @@ from p2ptrain.runtime.exchange import (
 )
 from p2ptrain.runtime.metrics import Metrics, TeeMetrics
 from p2ptrain.runtime.protocol_log import ProtocolLog
+from p2ptrain.runtime.silence import Watch
 from p2ptrain.runtime.state_transfer import StateTransfer
-from p2ptrain.runtime.watch import Watch
 
 
 def _or_fail(method: Callable[..., None]) -> Callable[..., None]:
@@ -102,8 +100,9 @@ class Driver:
         self.replica = replica
         self.algorithm = algorithm
         self._log = ProtocolLog(name, clock)
-        self.metrics: Metrics = TeeMetrics(metrics, self._log)
-        self.accounts = Accounts(silence=Silence(name))
+        self._watch = Watch(self)
+        self.metrics: Metrics = TeeMetrics(self._watch, metrics, self._log)
+        self.accounts = Accounts()
         self.agreed = AgreedState()
         self.stopping = False
         self.failure: BaseException | None = None  # the trainer is told where it waits, or next
@@ -120,7 +119,6 @@ class Driver:
         self._deadline: Seconds = 0.0
         self._tasks: list[asyncio.Task[Any]] = []  # Any: results are not used
         self._claiming = asyncio.Lock()  # one claim at a time; the next one waits
-        self._watch = Watch(self)
         self.averages = Averages(
             self,
             replica,

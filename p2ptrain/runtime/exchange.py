@@ -32,7 +32,7 @@ import numpy as np
 
 from p2ptrain.compute.codec import Codec, load_codec
 from p2ptrain.compute.replica import Vector
-from p2ptrain.core.events import Outcome
+from p2ptrain.core.effects import Outcome
 from p2ptrain.core.links import MAX_MBIT
 from p2ptrain.core.shards import Span, chunks, is_direct, shard
 from p2ptrain.errors import ConfigError

@@ -5,7 +5,7 @@ from collections.abc import Coroutine
 from typing import Any, Protocol
 
 from p2ptrain.averaging.base import Algorithm
-from p2ptrain.core.events import Ending
+from p2ptrain.core.effects import Ending
 from p2ptrain.core.peer_machine import PeerMachine
 from p2ptrain.ids import PeerId, Seconds, Ticket
 from p2ptrain.net.transport import ChunkStream

@@ -7,30 +7,29 @@ clock that governs the peer (monotonic for real, virtual in the simulator):
 ``started``   ``unix_s`` (what a wall clock showed at ``t``), ``peer``, ``rank``, ``address``,
               ``algorithm``, ``device``, ``model_size``, ``fingerprint``
 ``ready``     all expected peers are here; the first step begins now. ``members``
-``step``      one step ended at ``t``: ``step`` (from 0), ``samples``, ``loss`` (of this step's
-batch),
+``step``      one step ended at ``t``: ``step`` (from 0), ``samples``, ``loss`` (of this batch),
               ``compute_s``, ``wait_s``: it computed during [t - wait_s - compute_s, t - wait_s],
               then waited for the protocol until ``t``
 ``group``     one group attempt ended at ``t``, a wide record: ``ticket``, ``incarnation`` (of the
               ticket's initiator), ``members``, ``what`` (models or gradients), ``outcome`` (done,
-              or why not), ``reason`` (a sentence),
-              ``wait_s`` (asking until formed), ``exchange_s`` (formed until ended; of that,
-              ``snapshot_s`` before the first chunk and ``apply_s`` after the last), ``sent_bytes``,
-              ``received_bytes``, ``consensus_distance_l2`` (norm of mean - own; null unless done),
-              ``staleness_steps`` (own updates between snapshot and result; null unless done)
-``member``    what is known of another peer changed: ``member``, ``state`` (alive, suspect, dead,
-left), ``why``
+              or why not), ``reason`` (a sentence), ``wait_s`` (asking until formed), ``exchange_s``
+              (formed until ended; of that, ``snapshot_s`` before the first chunk and ``apply_s``
+              after the last), ``sent_bytes``, ``received_bytes``, ``consensus_distance_l2`` (norm
+              of mean - own; null unless done), ``staleness_steps`` (own updates between snapshot
+              and result; null unless done)
+``member``    what is known of another peer changed: ``member``, ``why``, ``state`` (alive, suspect,
+              dead, left)
 ``snapshot``  row ``row`` of ``<peer>.snapshots`` (float32, little endian, rows of ``model_size``)
               holds the model as of ``t``; ``step``
 ``warning``   ``text``, one sentence; ``silent`` if it says that averages have stopped succeeding
-              (true) or succeed again (false), see `core/silence.py`
+              (true) or succeed again (false), see `runtime/silence.py`
 ``ended``     ``steps``, ``samples``, ``compute_s``, ``wait_s``, ``comm_s``, ``sent_bytes``,
-``received_bytes``,
-              ``groups_formed``, ``groups_failed`` (an object: reason -> count), ``staleness_p50``,
-              ``staleness_p99``, ``why`` (a sentence: what ended the run)
+              ``received_bytes``, ``groups_formed``, ``groups_failed`` (an object: reason -> count),
+              ``staleness_p50``, ``staleness_p99``, ``why`` (a sentence: what ended the run)
 """
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -55,7 +54,6 @@ class MemoryMetrics:
         self.records: list[dict[str, Any]] = []
 
     def record(self, kind: str, **fields: Any) -> None:
-        """Append one record."""
         self.records.append({"kind": kind, "t": self._clock(), **fields})
 
     def of(self, kind: str) -> list[dict[str, Any]]:
@@ -79,7 +77,6 @@ class JsonlMetrics:
             raise ConfigError(f"cannot write records to {path}: {error.strerror}") from error
 
     def record(self, kind: str, **fields: Any) -> None:
-        """Append one line."""
         if not self._file.closed:
             self._file.write(json.dumps({"kind": kind, "t": self._clock(), **fields}) + "\n")
 
@@ -95,6 +92,58 @@ class TeeMetrics:
         self._sinks = sinks
 
     def record(self, kind: str, **fields: Any) -> None:
-        """Write one record everywhere."""
         for sink in self._sinks:
             sink.record(kind, **fields)
+
+
+class TensorBoardMetrics:
+    """Writes scalars into a folder: the extra ``p2ptrain[tensorboard]``.
+
+    Those of the trainer stand over its own steps, those of groups over groups done, and all of them
+    over wall time as TensorBoard does for every event. Start it with ``tensorboard --logdir DIR``:
+    each peer is a run of its own.
+
+    Raises:
+        ConfigError: if tensorboard is not installed, or the folder cannot be written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise ConfigError(
+                "tensorboard is not installed; pip install 'p2ptrain[tensorboard]'"
+            ) from error
+        try:
+            self._writer: Any = SummaryWriter(str(folder))  # Any: an optional library
+        except OSError as error:
+            raise ConfigError(f"cannot write to {folder}: {error.strerror}") from error
+        self._samples = 0
+        self._groups = 0
+
+    def record(self, kind: str, **fields: Any) -> None:  # Any: whatever JSON can hold
+        if kind == "step":
+            lasted_s = fields["compute_s"] + fields["wait_s"]
+            self._samples += fields["samples"]
+            rate = fields["samples"] / lasted_s if lasted_s > 0 else None
+            sums = {"samples": self._samples, "samples_per_second": rate}
+            self._write("trainer", {**fields, **sums}, fields["step"])
+        elif kind == "group" and fields["outcome"] == "done":
+            self._write("group", fields, self._groups)
+            self._groups += 1
+
+    def close(self) -> None:
+        """Write what is buffered and close. Idempotent."""
+        self._writer.close()
+
+    def _write(self, prefix: str, fields: dict[str, Any], at: int) -> None:  # Any: as above
+        for field in _SCALARS[prefix]:
+            if fields[field] is not None:
+                tag = re.sub("_s$", "_seconds", field)
+                self._writer.add_scalar(f"{prefix}/{tag}", fields[field], at)
+
+
+_SCALARS = {
+    "trainer": ("samples", "compute_s", "wait_s", "loss", "samples_per_second"),
+    "group": ("wait_s", "exchange_s", "sent_bytes", "consensus_distance_l2", "staleness_steps"),
+}

@@ -31,11 +31,10 @@ from p2ptrain.named import suggestion
 from p2ptrain.net.grpc_transport import GrpcTransport
 from p2ptrain.runtime.board import Board
 from p2ptrain.runtime.lifecycle import Environment, PeerLifecycle
-from p2ptrain.runtime.metrics import JsonlMetrics, Metrics, TeeMetrics
+from p2ptrain.runtime.metrics import JsonlMetrics, Metrics, TeeMetrics, TensorBoardMetrics
 from p2ptrain.runtime.prometheus import PrometheusMetrics
 from p2ptrain.runtime.service import PeerService
 from p2ptrain.runtime.settings import PeerConfig
-from p2ptrain.runtime.tensorboard import TensorBoardMetrics
 
 if TYPE_CHECKING:
     from torch import nn
@@ -229,9 +228,7 @@ class Peer:
         transport = GrpcTransport(config.listen, config.advertise, config.network)
         life.assemble(transport, self._metrics)
         self.address = await life.listen()
-        transport.service = PeerService(
-            life.driver, self._board, transport, time.time, time.monotonic
-        )
+        transport.service = PeerService(life.driver, self._board, transport, time.time)
         await life.join()
 
     def _on_sigterm(self, number: int, frame: FrameType | None) -> None:

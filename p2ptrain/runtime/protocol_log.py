@@ -1,16 +1,8 @@
 """Log what a peer sends, receives and decides, one line each: clock, peer, ticket, event.
 
-::
-
-    t=12.041s p03 -> p05 Request p03#17
-    t=12.042s p03 <- p05 Grant p03#17
-    t=12.042s p03 p03#17 Average with p03,p05
-    t=12.046s p03 p03#17 done with p05 after 0.004000s
-    t=12.500s p03 thinks p01 suspect
-
-The words are those of the simulator's trace (`sim/trace.py`), and `t` is the clock that governs the
-peer. The logger `p2ptrain.protocol` is off until its level is set: INFO shows groups, DEBUG shows
-the probes of membership as well. While it is off, nothing is formatted.
+The words are those of the simulator's trace, which shows some (`sim/trace.py`), and `t` is the
+clock that governs the peer. The logger `p2ptrain.protocol` is off until its level is set: INFO
+shows groups, DEBUG the probes of membership as well. While it is off, nothing is formatted.
 """
 
 import logging
@@ -53,7 +45,6 @@ class ProtocolLog:
             self._write(logging.INFO, decision(effect))
 
     def record(self, kind: str, **fields: Any) -> None:  # Any: whatever JSON can hold
-        """A record was written."""
         if LOG.isEnabledFor(logging.INFO) and (line := recorded(self._me, kind, fields)):
             self._write(logging.INFO, line)
 

@@ -12,6 +12,7 @@ stranger, so it must not turn this peer into a port scanner:
 import asyncio
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from p2ptrain.core import barrier, lock_state
@@ -31,44 +32,34 @@ PAUSE_S: Seconds = 0.5
 MAX_WAITING = 4
 
 
+@dataclass
 class PeerService:
-    """Implements `Service` for one driver.
+    """Implements `Service` for one driver."""
 
-    Args:
-        board: fed with the records of the same peer.
-        transport: the driver's.
-        unix_clock: the wall clock, for the reader to compare with its own.
-        clock: any monotonic clock.
-    """
+    driver: "Driver"
+    board: Board
+    """Fed with the records of the same peer; its clock is ours."""
+    transport: Transport
+    """The driver's."""
+    unix_clock: Callable[[], Seconds]
+    """The wall clock, for the reader to compare with its own."""
 
-    def __init__(
-        self,
-        driver: "Driver",
-        board: Board,
-        transport: Transport,
-        unix_clock: Callable[[], Seconds],
-        clock: Callable[[], Seconds],
-    ) -> None:
-        self._driver = driver
-        self._board = board
-        self._transport = transport
-        self._unix_clock = unix_clock
-        self._clock = clock
+    def __post_init__(self) -> None:
         self._free_at: Seconds = -math.inf
         self._one_at_a_time = asyncio.Lock()
         self._waiting = 0
 
     def report(self) -> Report:
-        driver, board = self._driver, self._board
-        recently = board.recently()
+        driver, board = self.driver, self.board
+        samples_per_s, wait_share = board.recently()
         finite = board.loss is not None and math.isfinite(board.loss)
         return Report(
             hello=driver.handle_identify(),
             members=driver.machine.membership.others,
-            unix_s=self._unix_clock(),
+            unix_s=self.unix_clock(),
             running_s=board.running_s,
-            samples_per_s=recently.samples_per_s,
-            wait_share=recently.wait_share,
+            samples_per_s=samples_per_s,
+            wait_share=wait_share,
             progress=driver.agreed.progress,
             doing=doing(driver.machine),
             loss=board.loss if finite else None,
@@ -88,27 +79,27 @@ class PeerService:
             RefusedError: if too many others wait for the same.
         """
         if self._waiting >= MAX_WAITING:
-            raise RefusedError(f"{self._driver.name} has many to call back; ask again soon")
+            raise RefusedError(f"{self.driver.name} has many to call back; ask again soon")
         self._waiting += 1
         try:
             async with self._one_at_a_time:
-                await asyncio.sleep(max(0.0, self._free_at - self._clock()))
+                await asyncio.sleep(max(0.0, self._free_at - self.board.clock()))
                 try:
                     return DialedBack(caller_ip, await self._why_not(caller_ip, request))
                 finally:
-                    self._free_at = self._clock() + PAUSE_S
+                    self._free_at = self.board.clock() + PAUSE_S
         finally:
             self._waiting -= 1
 
     async def _why_not(self, ip: str, request: DialBackRequest) -> str:
         address = Address(f"[{ip}]:{request.port}" if ":" in ip else f"{ip}:{request.port}")
         try:
-            there = await self._transport.identify(address, DIAL_BACK_S)
+            there = await self.transport.identify(address, DIAL_BACK_S)
         except (TransportError, RefusedError, CodecError) as error:
             return str(error)
         finally:
-            if all(m.address != address for m in self._driver.machine.membership.others):
-                self._transport.forget(address)  # strangers leave no connections behind
+            if all(m.address != address for m in self.driver.machine.membership.others):
+                self.transport.forget(address)  # strangers leave no connections behind
         if there.me.incarnation != request.number:
             return f"at {address} is somebody else"
         return ""

@@ -17,8 +17,7 @@ from functools import partial
 import numpy as np
 
 from p2ptrain.compute.replica import Replica, State
-from p2ptrain.core.effects import TakeState
-from p2ptrain.core.events import StateNotTaken, StateTaken
+from p2ptrain.core.effects import StateTransferred, TakeState
 from p2ptrain.core.messages import MemberState
 from p2ptrain.core.shards import Span, chunks
 from p2ptrain.errors import (
@@ -109,10 +108,9 @@ class StateTransfer:
             text = f"could not catch up with {effect.donor} at version {effect.version}: {why}"
             self._host.metrics.record("warning", text=text)
             await asyncio.sleep(0.1)
-            self._host.over(StateNotTaken(effect.version, why))
         else:
             self._agreed.contributes, self._agreed.lineage = False, effect.lineage
-            self._host.over(StateTaken(effect.version))
+        self._host.over(StateTransferred(effect.version, taken=not why))
 
     async def download(self, donor: PeerId, version: int | None = None, lineage: int = 0) -> State:
         """The model of `donor` (M float32), or all of its state if a version is given.

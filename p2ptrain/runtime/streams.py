@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
-from p2ptrain.core.events import Outcome
+from p2ptrain.core.effects import Outcome
 from p2ptrain.core.transfers import ARRIVAL_S
 from p2ptrain.errors import CodecError, RefusedError, TransportError
 from p2ptrain.ids import PeerId, Seconds, Ticket

@@ -34,8 +34,7 @@ from numpy.typing import NDArray
 
 from p2ptrain.compute.replica import State, Vector
 from p2ptrain.core.contribution import Contribution
-from p2ptrain.core.effects import What
-from p2ptrain.core.events import Outcome
+from p2ptrain.core.effects import Outcome, What
 from p2ptrain.core.messages import MemberState, Phase
 from p2ptrain.errors import InvariantViolation
 from p2ptrain.ids import PeerId, Seconds

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from p2ptrain.averaging.ad_psgd import Graph, neighbours
 from p2ptrain.averaging.base import MOST_ASKED, in_turn
-from p2ptrain.core.events import Outcome
+from p2ptrain.core.effects import Outcome
 from p2ptrain.ids import PeerId, Seconds
 from p2ptrain.sim.link import Link
 from p2ptrain.sim.world import World

@@ -8,7 +8,7 @@ import pytest
 from p2ptrain.averaging import ConfigError, PeerId, What
 from p2ptrain.averaging.base import load_algorithm
 from p2ptrain.averaging.d_psgd import Graph, coloured_edges
-from p2ptrain.core.events import Outcome
+from p2ptrain.core.effects import Outcome
 from tests.helpers.worlds import build, steps_of
 
 GRAPHS = get_args(Graph)

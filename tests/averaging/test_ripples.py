@@ -8,7 +8,7 @@ import pytest
 
 from p2ptrain.averaging.base import load_algorithm
 from p2ptrain.averaging.ripples import circle, static_groups
-from p2ptrain.core.events import Outcome
+from p2ptrain.core.effects import Outcome
 from p2ptrain.ids import PeerId
 from p2ptrain.sim.link import Link
 from p2ptrain.sim.world import SimPeer, World

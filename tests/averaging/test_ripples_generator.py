@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from p2ptrain.averaging.ripples.generator import LAPSE_S, RESEND_S
-from p2ptrain.core.events import Outcome
+from p2ptrain.core.effects import Outcome
 from p2ptrain.core.lock_state import Free
 from p2ptrain.core.messages import AlgorithmMessage
 from p2ptrain.errors import RemoteProtocolError

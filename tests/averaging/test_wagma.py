@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from p2ptrain.averaging.base import load_algorithm
 from p2ptrain.averaging.wagma import butterfly, default_group_size
-from p2ptrain.core.effects import What
-from p2ptrain.core.events import Outcome
+from p2ptrain.core.effects import Outcome, What
 from p2ptrain.core.wait_avoiding import NOBODY, Rule
 from p2ptrain.ids import PeerId
 from p2ptrain.sim.link import Link

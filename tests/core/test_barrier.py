@@ -11,8 +11,7 @@ import pytest
 
 from p2ptrain.core.barrier import DEPUTY_S, Idle, InGroup, Waiting
 from p2ptrain.core.contribution import Contribution
-from p2ptrain.core.effects import TakeState
-from p2ptrain.core.events import Outcome
+from p2ptrain.core.effects import Outcome, TakeState
 from p2ptrain.core.lock_state import Offered
 from p2ptrain.core.messages import Arrive, Begin, CatchUp, Inquire, Relinquish, Request
 from p2ptrain.core.purpose import Formation, Purpose, What

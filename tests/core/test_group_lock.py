@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from p2ptrain.core.effects import Average, Effect, GroupEnded, Send
-from p2ptrain.core.events import Outcome
+from p2ptrain.core.effects import Average, Effect, GroupEnded, Outcome, Send
 from p2ptrain.core.group_lock import MOST_TICKS
 from p2ptrain.core.lock_state import Collecting, InGroup, LockConfig
 from p2ptrain.core.messages import Begin, Failed, Grant, Inquire, Release, Request

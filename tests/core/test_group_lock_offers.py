@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 
 from p2ptrain.core.contribution import MODEL, Contribution
-from p2ptrain.core.effects import Effect
-from p2ptrain.core.events import Outcome
+from p2ptrain.core.effects import Effect, Outcome
 from p2ptrain.core.lock_state import Collecting, LockConfig, Offered
 from p2ptrain.core.messages import Arrive, Begin, Grant, Inquire, Relinquish, Request
 from p2ptrain.core.purpose import GOSSIP, Formation, Purpose, What

@@ -3,8 +3,7 @@
 `make explore` finds such stories (`docs/locks.md`); here each stays told, as short as it was found.
 """
 
-from p2ptrain.core.effects import Average, Effect, GroupEnded, Send, VersionEnded
-from p2ptrain.core.events import Outcome
+from p2ptrain.core.effects import Average, Effect, GroupEnded, Outcome, Send, VersionEnded
 from p2ptrain.core.groups import PeerGroups
 from p2ptrain.core.lock_state import LockConfig
 from p2ptrain.core.messages import (

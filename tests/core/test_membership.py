@@ -8,18 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2ptrain.core.adaptive_timeout import MOST_DOUBT
+from p2ptrain.core.adaptive_timeout import LEAST_PROBE_BYTES, MOST_DOUBT, MembershipConfig
 from p2ptrain.core.effects import Effect, MemberChanged, Send
-from p2ptrain.core.gossip import size_of
 from p2ptrain.core.membership import (
     FAREWELLS,
     HIGHEST,
     LEAP,
-    LEAST_PROBE_BYTES,
     MOST_INDIRECT_PROBES,
     MOST_MEMBERS,
     Membership,
-    MembershipConfig,
 )
 from p2ptrain.core.messages import (
     Ack,
@@ -31,7 +28,7 @@ from p2ptrain.core.messages import (
     Phase,
     Ping,
 )
-from p2ptrain.core.roster import ACCUSERS, newer
+from p2ptrain.core.roster import ACCUSERS, newer, size_of
 from p2ptrain.errors import ConfigError
 from p2ptrain.ids import Address, PeerId
 from tests.helpers.circle import Circle, member
@@ -679,7 +676,7 @@ def test_every_record_has_its_turn(budget: int):
 def test_news_stops_being_told_after_a_while():
     circle = Circle(4)
     circle.advance(60)
-    assert all(not peer.gossip.updates for peer in circle.peers.values())
+    assert all(not peer.updates for peer in circle.peers.values())
 
 
 def test_what_a_member_has_told_everyone_itself_is_told_on_less_than_an_update_of_it():
@@ -687,12 +684,12 @@ def test_what_a_member_has_told_everyone_itself_is_told_on_less_than_an_update_o
     circle.advance(60)
     listener, again = circle.peers["p00"], member("p01", incarnation=2)
     listener.receive(PeerId("p01"), MembershipUpdates((again,)), circle.time)
-    told_itself = listener.gossip.updates[PeerId("p01")]
+    told_itself = listener.updates[PeerId("p01")]
     listener.receive(
         PeerId("p01"), MembershipUpdates((replace(again, state=SUSPECT),)), circle.time
     )
     listener.receive(PeerId("p02"), MembershipUpdates((member("p01", incarnation=3),)), circle.time)
-    assert 0 < told_itself < listener.gossip.updates[PeerId("p01")]
+    assert 0 < told_itself < listener.updates[PeerId("p01")]
 
 
 def test_who_leaves_a_large_swarm_tells_some_and_the_others_hear_it_from_them():

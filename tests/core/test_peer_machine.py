@@ -11,15 +11,18 @@ from p2ptrain.core.contribution import MODEL, Contribution
 from p2ptrain.core.effects import (
     Abandon,
     Average,
+    AverageBroke,
+    AverageEnded,
     Break,
     Effect,
     GroupEnded,
+    Outcome,
     Resolve,
     Send,
+    StateTransferred,
     VersionEnded,
     What,
 )
-from p2ptrain.core.events import AverageBroke, AverageEnded, Outcome, StateNotTaken, StateTaken
 from p2ptrain.core.links import WHOLE
 from p2ptrain.core.messages import (
     Activate,
@@ -319,7 +322,7 @@ def test_who_caught_up_waits_with_the_new_version_and_who_could_not_with_the_old
     machine.arrive(3, 0, 0.0)
     machine.receive(A, CatchUp(5, A), 0.1)
     machine.take_effects()
-    machine.ended(StateTaken(5) if taken else StateNotTaken(5, "no"), 0.2)
+    machine.ended(StateTransferred(5, taken), 0.2)
     (said,) = messages(machine.take_effects(), "a")
     assert isinstance(said, Arrive)
     assert said.version == (5 if taken else 3)

@@ -5,8 +5,7 @@ from typing import TypeVar
 import pytest
 
 from p2ptrain.core.deadlines import FEWEST
-from p2ptrain.core.effects import Effect, Send
-from p2ptrain.core.events import Outcome
+from p2ptrain.core.effects import Effect, Outcome, Send
 from p2ptrain.core.group_lock import GroupLock
 from p2ptrain.core.lock_state import LockConfig
 from p2ptrain.core.messages import Begin, Failed, Grant, Request

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2ptrain.core.contribution import Contribution
-from p2ptrain.core.events import Outcome
+from p2ptrain.core.effects import Outcome
 from p2ptrain.core.lock_state import Offered
 from p2ptrain.core.messages import Activate, Begin, Failed, Past, Release, Relinquish, Request
 from p2ptrain.core.purpose import Formation, Purpose, What

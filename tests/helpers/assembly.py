@@ -9,8 +9,7 @@ from typing import Any
 from p2ptrain.averaging import GroupResult
 from p2ptrain.averaging.ripples import Ripples
 from p2ptrain.averaging.ripples.generator import GroupGenerator
-from p2ptrain.core.effects import Abandon, Average, Effect, GroupEnded, Send
-from p2ptrain.core.events import Outcome
+from p2ptrain.core.effects import Abandon, Average, Effect, GroupEnded, Outcome, Send
 from p2ptrain.core.group_lock import GroupLock
 from p2ptrain.core.lock_state import InGroup, LockConfig
 from p2ptrain.core.messages import AlgorithmMessage

@@ -2,8 +2,9 @@
 
 from random import Random
 
+from p2ptrain.core.adaptive_timeout import MembershipConfig
 from p2ptrain.core.effects import Effect, MemberChanged, Send
-from p2ptrain.core.membership import Membership, MembershipConfig
+from p2ptrain.core.membership import Membership
 from p2ptrain.core.messages import Member, MembershipMessage, MemberState
 from p2ptrain.ids import Address, PeerId, Seconds
 

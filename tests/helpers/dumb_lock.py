@@ -8,7 +8,7 @@ to the last digit. Whatever the real locks do is reported here, and refused if i
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from p2ptrain.core.events import Outcome
+from p2ptrain.core.effects import Outcome
 from p2ptrain.ids import PeerId, Ticket
 
 

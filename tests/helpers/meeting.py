@@ -16,11 +16,11 @@ from p2ptrain.core.effects import (
     Average,
     Effect,
     GroupEnded,
+    Outcome,
     Send,
     TakeState,
     VersionEnded,
 )
-from p2ptrain.core.events import Outcome
 from p2ptrain.core.groups import PeerGroups
 from p2ptrain.core.lock_state import InGroup, LockConfig
 from p2ptrain.core.messages import FormationMessage

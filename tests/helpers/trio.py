@@ -10,8 +10,7 @@ again when the test lets it.
 from dataclasses import dataclass
 
 from p2ptrain.core.contribution import MODEL, Contribution
-from p2ptrain.core.effects import Abandon, Average, Effect, GroupEnded, Send
-from p2ptrain.core.events import Outcome
+from p2ptrain.core.effects import Abandon, Average, Effect, GroupEnded, Outcome, Send
 from p2ptrain.core.group_lock import GroupLock
 from p2ptrain.core.lock_state import Granted, InGroup, LockConfig, Offered
 from p2ptrain.core.messages import Activate, Arrive, Begin, Grant, Request, SlotMessage

@@ -6,7 +6,7 @@ import pytest
 
 from launcher.bench import membership
 from launcher.bench.membership import Figures, claims_of, measure
-from p2ptrain.core.membership import MembershipConfig
+from p2ptrain.core.adaptive_timeout import MembershipConfig
 from p2ptrain.sim.loop import run
 
 ROW = Figures(

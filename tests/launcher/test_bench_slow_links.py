@@ -6,7 +6,7 @@ import pytest
 
 from launcher.bench import slow_links
 from launcher.bench.slow_links import Attempt, Case, claims_of, plot, row_of
-from p2ptrain.core.events import Outcome
+from p2ptrain.core.effects import Outcome
 from p2ptrain.errors import ConfigError
 
 CASE = Case(megabytes=4, mbit=1, seconds=10, step_s=1)

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from p2ptrain.core import messages as m
 from p2ptrain.core.contribution import MODEL, Contribution
-from p2ptrain.core.gossip import size_of
 from p2ptrain.core.links import MAX_MBIT, WHOLE
 from p2ptrain.core.purpose import Formation, Purpose, What
-from p2ptrain.core.roster import ACCUSERS
+from p2ptrain.core.roster import ACCUSERS, size_of
 from p2ptrain.errors import CodecError
 from p2ptrain.ids import Address, PeerId, Ticket
 from p2ptrain.net import wire

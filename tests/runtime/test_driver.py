@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from p2ptrain.core import messages as m
 from p2ptrain.core.contribution import Contribution
-from p2ptrain.core.events import Outcome
+from p2ptrain.core.effects import Outcome
 from p2ptrain.core.links import MAX_MBIT
 from p2ptrain.core.messages import Member, MemberState, Phase
 from p2ptrain.core.purpose import Formation, Purpose, What

@@ -3,7 +3,7 @@
 import asyncio
 
 from p2ptrain.averaging.base import GroupResult
-from p2ptrain.core.events import Outcome
+from p2ptrain.core.effects import Outcome
 from p2ptrain.core.lock_state import LockConfig
 from p2ptrain.ids import PeerId
 from p2ptrain.sim.link import Link

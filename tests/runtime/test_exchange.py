@@ -9,7 +9,7 @@ import pytest
 
 from p2ptrain.compute.codec import load_codec
 from p2ptrain.core import shards as shards_module
-from p2ptrain.core.events import Outcome
+from p2ptrain.core.effects import Outcome
 from p2ptrain.core.shards import shard
 from p2ptrain.core.transfers import ARRIVAL_S
 from p2ptrain.errors import ConfigError, RefusedError

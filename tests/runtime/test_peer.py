@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import p2ptrain
-from p2ptrain.core.membership import MembershipConfig
+from p2ptrain.core.adaptive_timeout import MembershipConfig
 from p2ptrain.core.peer_machine import ProtocolConfig
 from p2ptrain.errors import (
     ConfigError,

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from p2ptrain.core.effects import Abandon, GroupEnded, TakeState, VersionEnded
-from p2ptrain.core.events import Outcome
+from p2ptrain.core.effects import Abandon, GroupEnded, Outcome, TakeState, VersionEnded
 from p2ptrain.ids import PeerId, Ticket
 from p2ptrain.runtime import protocol_log
 from p2ptrain.runtime.protocol_log import LOG, decision, show

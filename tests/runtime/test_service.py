@@ -52,7 +52,7 @@ async def world():
 def service(world):
     def of(line: Line, name: str = "p01") -> PeerService:
         driver = world.peers[name].driver
-        return PeerService(driver, Board(lambda: driver.now), line, lambda: 1e9, lambda: driver.now)
+        return PeerService(driver, Board(lambda: driver.now), line, lambda: 1e9)
 
     return of
 

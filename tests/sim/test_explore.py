@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from p2ptrain.core import group_lock
 from p2ptrain.core.barrier import Barrier
-from p2ptrain.core.events import Outcome
+from p2ptrain.core.effects import Outcome
 from p2ptrain.core.group_lock import GroupLock
 from p2ptrain.core.groups import PeerGroups
 from p2ptrain.core.lock_state import Collecting, Granted, InGroup, Offered

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from p2ptrain.core.events import Outcome
+from p2ptrain.core.effects import Outcome
 from p2ptrain.errors import ConfigError
 from p2ptrain.ids import PeerId, Seconds
 from p2ptrain.runtime.exchange import ExchangeConfig

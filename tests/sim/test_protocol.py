@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from p2ptrain.core.events import Outcome
+from p2ptrain.core.effects import Outcome
 from p2ptrain.errors import ConfigError, RefusedError, TransportError
 from p2ptrain.ids import Address, PeerId
 from p2ptrain.net.transport import Handler

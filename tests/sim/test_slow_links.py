@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from p2ptrain.averaging.base import known_algorithms
-from p2ptrain.core.events import Outcome
+from p2ptrain.core.effects import Outcome
 from p2ptrain.runtime.exchange import ExchangeConfig
 from p2ptrain.sim.link import Link
 from tests.helpers.worlds import Books, build, steps_of

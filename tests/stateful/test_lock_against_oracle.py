@@ -14,8 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from p2ptrain.core.effects import Abandon, Average, Effect
-from p2ptrain.core.events import Outcome
+from p2ptrain.core.effects import Abandon, Average, Effect, Outcome
 from p2ptrain.core.group_lock import GroupLock
 from p2ptrain.core.lock_state import LockConfig, Offered
 from p2ptrain.core.purpose import GOSSIP, Purpose

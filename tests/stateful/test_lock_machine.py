@@ -25,7 +25,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from p2ptrain.core.events import Outcome
+from p2ptrain.core.effects import Outcome
 from p2ptrain.core.lock_state import InGroup, LockConfig, Offered
 from p2ptrain.core.purpose import GOSSIP, Formation, Purpose
 from p2ptrain.ids import PeerId, Ticket

@@ -47,8 +47,7 @@ from itertools import product
 from typing import NamedTuple
 
 from p2ptrain.core.barrier import CatchingUp, Waiting
-from p2ptrain.core.effects import Average, VersionEnded
-from p2ptrain.core.events import Outcome
+from p2ptrain.core.effects import Average, Outcome, VersionEnded
 from p2ptrain.core.groups import PeerGroups
 from p2ptrain.core.lock_state import InGroup
 from p2ptrain.core.messages import Begin

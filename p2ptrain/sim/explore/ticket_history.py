@@ -24,8 +24,7 @@ from dataclasses import replace
 from enum import IntEnum
 from typing import NamedTuple, TypeVar
 
-from p2ptrain.core.effects import Average
-from p2ptrain.core.events import Outcome
+from p2ptrain.core.effects import Average, Outcome
 from p2ptrain.errors import P2PTrainError
 from p2ptrain.ids import PeerId, Ticket
 

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 
-from p2ptrain.core.events import Outcome
+from p2ptrain.core.effects import Outcome
 from p2ptrain.sim.explore.peers import (
     Asks,
     CatchesUp,

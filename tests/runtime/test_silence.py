@@ -2,7 +2,7 @@
 
 import pytest
 
-from p2ptrain.core.silence import ATTEMPTS, LEAST_S, Silence
+from p2ptrain.runtime.silence import ATTEMPTS, LEAST_S, Silence
 
 
 @pytest.fixture
