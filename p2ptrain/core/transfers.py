@@ -37,35 +37,21 @@ class Transfers:
 
     def __init__(self, most_s: Seconds) -> None:
         self._most_s = most_s
-        self._arrivals = Deadline(min(ARRIVAL_S, most_s), most_s, min(ARRIVAL_S, most_s))
         self._kinds: dict[tuple[What, int], Deadline] = {}
-
-    @property
-    def arrival_s(self) -> Seconds:
+        self.arrivals = Deadline(min(ARRIVAL_S, most_s), most_s, min(ARRIVAL_S, most_s))
         """How long after a group's beginning a member's stream may come."""
-        return self._arrivals.seconds
 
-    def arrived(self, after_s: Seconds) -> None:
-        self._arrivals.took(after_s)
-
-    def stall_s(self, what: What, size: int) -> Seconds:
-        """How long nothing may move in a group of `size` members."""
-        return self._of(what, size).seconds
-
-    def done(self, what: What, size: int, after_s: Seconds) -> None:
-        """A group has ended well after `after_s`."""
-        self._of(what, size).took(after_s)
-
-    def broke(self, what: What, size: int, silent_s: Seconds, missing_s: Seconds) -> None:
-        """A group broke after a silence of `silent_s`, and after `missing_s` without a stream."""
-        stall = self._of(what, size)
-        late = self._arrivals.broke(missing_s)
-        if stall.broke(silent_s) or late:  # slow chunks mean slow messages, too
-            stall.missed()
-            self._arrivals.missed()
-
-    def _of(self, what: What, size: int) -> Deadline:
+    def stall(self, what: What, size: int) -> Deadline:
+        """How long nothing may move in a group of `size` members, since whole ones take so long."""
         kind = what, size.bit_length()
         if kind not in self._kinds:
             self._kinds[kind] = Deadline(min(STALL_S, self._most_s), self._most_s, self._most_s)
         return self._kinds[kind]
+
+    def broke(self, what: What, size: int, silent_s: Seconds, missing_s: Seconds) -> None:
+        """A group broke after a silence of `silent_s`, and after `missing_s` without a stream."""
+        stall = self.stall(what, size)
+        late = self.arrivals.broke(missing_s)
+        if stall.broke(silent_s) or late:  # slow chunks mean slow messages, too
+            stall.missed()
+            self.arrivals.missed()

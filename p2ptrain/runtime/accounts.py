@@ -3,8 +3,6 @@
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
-from p2ptrain.compute.replica import Vector
-from p2ptrain.core.contribution import Contribution
 from p2ptrain.core.effects import What
 from p2ptrain.core.events import NO_FAILURE, AverageEnded, Outcome
 from p2ptrain.core.silence import Silence
@@ -54,24 +52,13 @@ class Attempt:
     what: What
     asked_at: Seconds
     formed_at: Seconds
-    contributions: tuple[Contribution, ...] = ()
-    """What the members stated, in their order."""
-    vector_V: Vector | None = None
-    """What this member contributes, all buckets in one."""
     exchange: Exchange | None = None
-    keeps_mean: bool = False
-    """Its result is the mean of models and no delta, for an algorithm that keeps it."""
-    adopted: bool = False
-    """It broke, and all members go on with its result."""
-    updates: int = 0
-    """Of the model that was contributed."""
     snapshot_s: Seconds = 0.0
     apply_s: Seconds = 0.0
     outcome: Outcome = Outcome.DONE
     why: str = ""
     consensus_distance_l2: float | None = None
     staleness_steps: int | None = None
-    moving_since: Seconds = 0.0
     moving_s: Seconds = 0.0
 
     @property

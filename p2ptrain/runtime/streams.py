@@ -91,14 +91,10 @@ class Streams:
         return len(self._met) == len(self.members) - 1
 
     @property
-    def missing(self) -> tuple[PeerId, ...]:
-        """Who has not opened its stream yet."""
-        callers = dict.fromkeys(peer for _, peer in self._incoming)
-        return tuple(peer for peer in callers if peer not in self.arrivals)
-
-    def has_bucket(self, name: str) -> bool:
-        """True if a bucket of this name is part of the payload."""
-        return name in self._openings
+    def missing_s(self) -> Seconds:
+        """For how long a member's stream has been waited for in vain."""
+        is_missing = any(peer not in self.arrivals for _, peer in self._incoming)
+        return self.clock() - self._started if is_missing else 0.0
 
     # --- openings ---------------------------------------------------------------------------------
 

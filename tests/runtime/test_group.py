@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from p2ptrain.averaging import Algorithm, Group, Mean, Outcome, PeerId, Swarm, What
+from p2ptrain.runtime.averages import PendingMean
 from p2ptrain.runtime.buffers import Buffers
-from p2ptrain.runtime.group import PendingMean
 from p2ptrain.sim.link import Link
 from p2ptrain.sim.replica import VectorReplica
 from p2ptrain.sim.world import World
