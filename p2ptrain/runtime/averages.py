@@ -38,8 +38,9 @@ from p2ptrain.runtime.accounts import Attempt
 from p2ptrain.runtime.agreed_state import AgreedState, union, usual_samples
 from p2ptrain.runtime.buffers import Buffers
 from p2ptrain.runtime.copy_executor import CopyExecutor
-from p2ptrain.runtime.exchange import Bucket, Exchange, ExchangeConfig
+from p2ptrain.runtime.exchange import Exchange, ExchangeConfig
 from p2ptrain.runtime.host import Host
+from p2ptrain.runtime.mix import Bucket
 from p2ptrain.runtime.pending_gradients import PendingGradients
 from p2ptrain.runtime.streams import GroupBroken
 
@@ -285,7 +286,7 @@ class FormedGroup(Attempt):
             if broken.outcome is Outcome.BROKEN:
                 raise AttemptOver from broken  # who sends such numbers would send them again
             self._adopts = asyncio.get_running_loop().create_future()
-            self._averages.host.over(AverageBroke(self.ticket, exchange.is_complete))
+            self._averages.host.over(AverageBroke(self.ticket, exchange.has_all.is_set()))
             if not await self._adopts:
                 self._reuse(self.vector_V)
                 raise AttemptOver from broken
@@ -321,6 +322,7 @@ class FormedGroup(Attempt):
             lend_slot=averages.slots.take,
             executor=averages.on_copy_thread,
             swarm=host.digest,
+            open_stream=host.open_stream,
             clock=lambda: host.now,
             heard=partial(host.heard, self.ticket),
             arrival_s=averages.transfers.arrivals.seconds,
@@ -382,7 +384,7 @@ class FormedGroup(Attempt):
         if self._called_off:
             raise self._called_off
         began = host.now
-        self._moving = loop.create_task(exchange.run(host.open_stream))
+        self._moving = loop.create_task(exchange.run())
         watching = loop.create_task(self._watch(exchange))
         try:
             await self._moving
@@ -405,7 +407,9 @@ class FormedGroup(Attempt):
         stall_s = averages.transfers.stall(self.what, len(self.members)).seconds
         while True:
             allowed_s = 0.0 if exchange.is_met else exchange.arrival_s
-            allowed_s = averages.config.average_timeout_s if exchange.is_complete else allowed_s
+            allowed_s = (
+                averages.config.average_timeout_s if exchange.has_all.is_set() else allowed_s
+            )
             left_s = max(stall_s, allowed_s) - exchange.silent_s
             if left_s <= 0:
                 self.call_off(Outcome.LATE, f"nothing has moved for {exchange.silent_s:.1f} s")

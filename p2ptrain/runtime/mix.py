@@ -23,6 +23,7 @@ Legend of shapes: ``V`` numbers of the vector, ``S`` of one chunk, ``B`` of one 
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -41,41 +42,54 @@ class NotFinite(Exception):
     """A result would be infinite or not a number."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bucket:
+    """One named vector of a payload; the group computes sum(vectors) / divisor of it."""
+
+    name: str
+    vector_V: Vector
+    """What this member contributes, float32. It becomes the result: the mean, or with `delta` the
+    mean minus what this member contributed. Worthless after a break."""
+    codec: Codec
+    chunk_size: int
+    """Numbers that travel at a time."""
+    divisor: float
+    """The sum of the members' weights; with 0 nobody contributes, and the result is the sum."""
+    delta: bool = False
+    """The group averages models, each of which weighs 1."""
+    keeps_mean: bool = False
+    """This member wants the mean, even with `delta`."""
+
+
 class Mix:
     """One member's vector on its way from contribution to result.
 
     Methods for different chunks may run on different threads.
 
     Args:
-        vector_V: what this member contributes; becomes its result.
+        bucket: what this member contributes; becomes its result.
         count: members of the group; parts come in their order, ours at `own_at`.
         mine: the shard that this member reduces.
         is_direct: whether members send each other whole vectors.
-        delta: whether models are averaged: the result is the mean minus what was contributed.
-        keeps_mean: in a group that averages models, the result of this member is the mean.
-        divisor: of the sum of all parts; the sum of the members' weights.
         lend: gives memory for so many numbers, from where chunks travel best.
     """
 
     def __init__(
         self,
-        vector_V: Vector,
+        bucket: Bucket,
         count: int,
         own_at: int,
         mine: Span,
         *,
         is_direct: bool,
-        delta: bool,
-        keeps_mean: bool,
-        codec: Codec,
-        divisor: float,
         lend: Callable[[int], Vector],
     ) -> None:
+        vector_V, delta, codec = bucket.vector_V, bucket.delta, bucket.codec
         self.vector_V = vector_V
         self._codec = codec
-        self._divisor = np.float32(divisor or 1)  # nobody has a say: the sum is nothing
+        self._divisor = np.float32(bucket.divisor or 1)  # nobody has a say: the sum is nothing
         self._own_at = own_at
-        self._delta = delta and not keeps_mean
+        self._delta = delta and not bucket.keeps_mean
         self._rounds_mean = not is_direct and not codec.is_exact
         self._opposes = delta and count == 2 and not is_direct and codec.is_exact
         self._parts_V = vector_V  # what others read of us

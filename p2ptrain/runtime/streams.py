@@ -1,9 +1,9 @@
 """Manage all streams of one ticket: openings, progress, and their common end.
 
 **A member ends when all have the result**: a member that serves a stream ends it only when it has
-all of the result itself, of all buckets, and so does the caller where one stream serves both
-directions. So a member that has committed knows that every other member could, and after a break
-all can adopt what one of them has committed (`core/repair.py`).
+all of the result itself, of all buckets, and so does the caller where nobody calls it. So a member
+that has committed knows that every other member could, and after a break all can adopt what one of
+them has committed (`core/repair.py`).
 """
 
 import asyncio
@@ -47,6 +47,8 @@ class Streams:
     """For the times that messages of failure state."""
     heard: Callable[[PeerId], None] = lambda _: None
     """Is told whenever anything has come from a member."""
+    open_stream: OpenStream
+    """Opens one to another member."""
     arrival_s: Seconds = ARRIVAL_S
     """How long to wait for a member's stream; it may still be in another group."""
 
@@ -55,25 +57,24 @@ class Streams:
         self.received_bytes = 0
         self.arrivals: dict[PeerId, Seconds] = {}
         """How long after the group's beginning each one's stream came, of those that open one."""
-        self.has_all: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.has_all = asyncio.Event()
+        """Set: all of the result is here, whether or not all others have it."""
         self.means_may_leave = asyncio.Event()
         """Set: what this member has reduced goes out to the others."""
         self.due = 0
         """Parts of the result that are yet to come."""
+        self.scope = Scope()
+        """Of all that moves."""
         self._started = self._moved_at = self.clock()
         self._link_sent_bytes = self._link_received_bytes = 0  # what left the machine, or may have
         self._openings: dict[str, AverageOpening] = {}
-        self._incoming: dict[tuple[str, PeerId], asyncio.Future[ChunkStream]] = {}
-        self._served: dict[tuple[str, PeerId], asyncio.Future[None]] = {}
+        self._incoming: dict[
+            tuple[str, PeerId], tuple[asyncio.Future[ChunkStream], asyncio.Event]
+        ] = {}  # each has come, and has been served
         self._met: dict[PeerId, None] = {}
         self._streams: list[ChunkStream] = []
 
     # --- what can be seen -------------------------------------------------------------------------
-
-    @property
-    def is_complete(self) -> bool:
-        """True once all of the result is here, whether or not all others have it."""
-        return self.has_all.done() and not self.has_all.cancelled()
 
     @property
     def moved_bytes(self) -> int:
@@ -106,8 +107,8 @@ class Streams:
             self.swarm, self.me, self.ticket, size, chunk_size, codec, bucket
         )
         for peer in callers:
-            self._incoming[bucket, peer] = asyncio.get_running_loop().create_future()
-            self._served[bucket, peer] = asyncio.get_running_loop().create_future()
+            came = asyncio.get_running_loop().create_future()
+            self._incoming[bucket, peer] = came, asyncio.Event()
 
     async def accept(self, opening: AverageOpening, stream: ChunkStream) -> None:
         """A member's stream has come; returns when it has been served, or all is over.
@@ -115,8 +116,7 @@ class Streams:
         Raises:
             RefusedError: if the opening does not fit this group.
         """
-        theirs, key = opening, (opening.bucket, opening.sender)
-        mine = self._openings.get(opening.bucket)
+        theirs, mine = opening, self._openings.get(opening.bucket)
         if mine is None:
             raise RefusedError(f"{self.ticket} has no bucket {opening.bucket!r} at {self.me}")
         if theirs.codec != mine.codec:
@@ -124,8 +124,8 @@ class Streams:
                 f"{opening.sender} sends {theirs.codec} and {self.me} {mine.codec}; "
                 f"give all peers the same codec"
             )
-        waiting = self._incoming.get(key)
-        if waiting is None or waiting.done():
+        came, served = self._incoming.get((opening.bucket, opening.sender), (None, None))
+        if came is None or served is None or came.done():
             raise RefusedError(f"{self.ticket} does not wait for a stream of {opening.sender}")
         if (theirs.vector_size, theirs.chunk_size) != (mine.vector_size, mine.chunk_size):
             raise RefusedError(
@@ -135,44 +135,52 @@ class Streams:
         self._streams.append(stream)
         self.arrivals.setdefault(opening.sender, self.clock() - self._started)
         self._hear(opening.sender)
-        waiting.set_result(stream)
-        await asyncio.shield(self._served[key])
+        came.set_result(stream)
+        await served.wait()
 
-    async def call(self, bucket: str, peer: PeerId, open_stream: OpenStream) -> ChunkStream:
-        """Open a stream to `peer`."""
+    async def exchange(
+        self, bucket: str, peer: PeerId, send: Move, take: Move, *, calls: bool, ends: bool = True
+    ) -> None:
+        """Send and take on one stream, from its beginning to its end.
+
+        Args:
+            bucket: what travels.
+            peer: the other side.
+            send: sends all that `peer` gets on this stream.
+            take: takes all that `peer` sends, until its memory is not needed any more.
+            calls: whether this side opens the stream, or waits until `peer` does.
+            ends: whether a caller still has to end its side, which says that it has all.
+        """
+        stream = await (self._call(bucket, peer) if calls else self._called_by(bucket, peer))
+        sending = self.scope.start(send(peer, stream))
+        await take(peer, stream)
+        await sending
+        if calls and ends:
+            await self.has_all.wait()
+        with self.while_it_is(peer, "ending its stream"):
+            if calls and ends:
+                await stream.finish()
+            await stream.release()
+            extra = await stream.receive()
+        if extra is not None:
+            raise GroupBroken(Outcome.BROKEN, f"{peer} sent more chunks than its share has")
+        if not calls:
+            await self.has_all.wait()
+            self._incoming[bucket, peer][1].set()
+
+    async def _call(self, bucket: str, peer: PeerId) -> ChunkStream:
         with self.while_it_is(peer, "opening its stream"):
-            stream = await open_stream(peer, self._openings[bucket])
+            stream = await self.open_stream(peer, self._openings[bucket])
         self._streams.append(stream)
         return stream
 
-    async def called_by(self, bucket: str, peer: PeerId) -> ChunkStream:
-        """Wait for the stream that `peer` opens."""
+    async def _called_by(self, bucket: str, peer: PeerId) -> ChunkStream:
         try:
             async with asyncio.timeout(self.arrival_s):
-                return await self._incoming[bucket, peer]
+                return await self._incoming[bucket, peer][0]
         except TimeoutError as error:
             why = f"{peer} opened no stream within {self.arrival_s:g} s"
             raise GroupBroken(Outcome.LATE, why) from error
-
-    def mark_served(self, bucket: str, peer: PeerId) -> None:
-        """The stream that `peer` opened has done its work."""
-        self._served[bucket, peer].set_result(None)
-
-    async def exchange(
-        self, scope: Scope, bucket: str, peer: PeerId, opens: OpenStream, send: Move, take: Move
-    ) -> None:
-        """One stream for both directions, opened by the later by name."""
-        waits = (bucket, peer) in self._incoming
-        calling = self.called_by(bucket, peer) if waits else self.call(bucket, peer, opens)
-        stream = await calling
-        sending = scope.start(send(peer, stream))
-        await take(peer, stream)
-        await asyncio.gather(sending, self.has_all)
-        if not waits:
-            await self.say_all(peer, stream)
-        await self.end(peer, stream)
-        if waits:
-            self.mark_served(bucket, peer)
 
     # --- messages of a stream ---------------------------------------------------------------------
 
@@ -215,24 +223,11 @@ class Streams:
         self._hear(peer)
         return payload
 
-    async def say_all(self, peer: PeerId, stream: ChunkStream) -> None:
-        """This side, which opened the stream, has sent all."""
-        with self.while_it_is(peer, "ending its stream"):
-            await stream.finish()
-
-    async def end(self, peer: PeerId, stream: ChunkStream) -> None:
-        """Both sides have said and read all: only then is the average complete for this pair."""
-        with self.while_it_is(peer, "ending its stream"):
-            await stream.release()
-            extra = await stream.receive()
-        if extra is not None:
-            raise GroupBroken(Outcome.BROKEN, f"{peer} sent more chunks than its share has")
-
     def arrived(self) -> None:
         """One more part of the result is here."""
         self.due -= 1
         if not self.due:
-            self.has_all.set_result(None)
+            self.has_all.set()
 
     @contextmanager
     def while_it_is(self, peer: PeerId, phase: str) -> Iterator[None]:
@@ -250,9 +245,8 @@ class Streams:
         if broken:
             for stream in self._streams:
                 stream.abort(broken)
-        for served in self._served.values():
-            if not served.done():
-                served.set_result(None)
+        for _, served in self._incoming.values():
+            served.set()
 
     def _hear(self, peer: PeerId) -> None:
         self._met[peer] = None

@@ -16,8 +16,8 @@ from p2ptrain.errors import ConfigError, RefusedError
 from p2ptrain.ids import PeerId, Ticket
 from p2ptrain.net.transport import ChunkStream
 from p2ptrain.net.wire import AverageOpening
-from p2ptrain.runtime.exchange import WINDOW, Bucket, ByteString, Exchange, ExchangeConfig
-from p2ptrain.runtime.mix import BLOCK
+from p2ptrain.runtime.exchange import WINDOW, ByteString, Exchange, ExchangeConfig
+from p2ptrain.runtime.mix import BLOCK, Bucket
 from p2ptrain.runtime.streams import GroupBroken
 from p2ptrain.sim.network import SimNetwork
 
@@ -68,6 +68,7 @@ class Member:
             lend_slot=lambda size: np.full(size, 321, np.float32),
             executor=inline,
             swarm="swarm",
+            open_stream=self.open,
             clock=asyncio.get_running_loop().time,
             shards=group.weights,
         )
@@ -86,7 +87,7 @@ class Member:
         return await self.transport.open(self.group.members[peer].transport.address, opening)
 
     async def run(self) -> np.ndarray:
-        await self.exchange.run(self.open)
+        await self.exchange.run()
         return self.vector_V
 
 
@@ -283,7 +284,7 @@ async def test_buckets_under_one_ticket_have_codecs_sizes_and_divisors_of_their_
 async def test_a_payload_of_empty_buckets_is_complete_at_once():
     group = Group(vectors(0, 3))
     await group.run()
-    assert all(member.exchange.is_complete for member in group.members.values())
+    assert all(member.exchange.has_all.is_set() for member in group.members.values())
 
 
 async def test_a_ticket_is_complete_when_all_of_its_buckets_are():
@@ -300,7 +301,7 @@ async def test_a_ticket_is_complete_when_all_of_its_buckets_are():
     p0.accept = accept_models_only
     results = await asyncio.gather(p0.run(), p1.run(), p2.run(), return_exceptions=True)
     assert all(isinstance(result, GroupBroken) for result in results)
-    assert not any(member.exchange.is_complete for member in (p0, p1, p2))
+    assert not any(member.exchange.has_all.is_set() for member in (p0, p1, p2))
 
 
 async def test_an_unknown_bucket_is_refused_and_the_group_goes_on():
@@ -321,13 +322,15 @@ async def test_reduce_scatter_leaves_each_member_with_its_shard_and_all_gather_w
     expected_V = (await Group(vectors(600, 3), chunk_size=10).run())[0]
     await group.start()
     members = list(group.members.values())
-    await asyncio.gather(*(member.exchange.reduce_scatter(member.open) for member in members))
+    await asyncio.gather(*(member.exchange.reduce_scatter() for member in members))
     await asyncio.sleep(1.0)
     for index, member in enumerate(members):
         at = shard(600, 3, index)
         own = slice(at.start, at.stop)
         assert member.vector_V[own].tobytes() == expected_V[own].tobytes()
-        assert member.exchange.is_complete == (way == "direct"), "means wait for the second verb"
+        assert member.exchange.has_all.is_set() == (way == "direct"), (
+            "means wait for the second verb"
+        )
     await asyncio.gather(*(member.exchange.all_gather() for member in members))
     assert all(member.vector_V.tobytes() == expected_V.tobytes() for member in members)
 
@@ -338,7 +341,7 @@ async def test_members_may_use_the_verbs_or_both_in_one():
     p0, p1, p2 = group.members.values()
 
     async def in_two() -> None:
-        await p0.exchange.reduce_scatter(p0.open)
+        await p0.exchange.reduce_scatter()
         await asyncio.sleep(0.5)
         await p0.exchange.all_gather()
 
@@ -352,14 +355,14 @@ async def test_a_group_that_breaks_breaks_the_verb_that_waits():
     p0, p1 = group.members.values()
     p1.accept = lambda *_: asyncio.sleep(100.0)
     with pytest.raises(GroupBroken, match="p1 opened no stream"):
-        await p0.exchange.reduce_scatter(p0.open)
+        await p0.exchange.reduce_scatter()
 
 
 async def test_cancelling_a_verb_breaks_the_group_for_the_others():
     group = Group(vectors(600, 2), chunk_size=10)
     await group.start()
     p0, p1 = group.members.values()
-    first = asyncio.create_task(p0.exchange.reduce_scatter(p0.open))
+    first = asyncio.create_task(p0.exchange.reduce_scatter())
     await asyncio.sleep(0.1)
     first.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -635,8 +638,8 @@ async def test_an_average_that_is_called_off_while_it_waits_for_the_rest_is_not_
     for run in runs:
         run.cancel()
     await asyncio.gather(*runs, return_exceptions=True)
-    assert not p0.exchange.is_complete
-    assert not p1.exchange.is_complete
+    assert not p0.exchange.has_all.is_set()
+    assert not p1.exchange.has_all.is_set()
 
 
 async def test_a_fast_member_is_never_more_than_a_window_ahead_of_a_slow_one():
