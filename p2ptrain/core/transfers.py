@@ -36,9 +36,9 @@ class Transfers:
     """One peer's observations of its groups; `most_s` is the ceiling of all deadlines."""
 
     def __init__(self, most_s: Seconds) -> None:
-        self._most_s = most_s
+        self._most_s, least_s = most_s, min(ARRIVAL_S, most_s)
         self._kinds: dict[tuple[What, int], Deadline] = {}
-        self.arrivals = Deadline(min(ARRIVAL_S, most_s), most_s, min(ARRIVAL_S, most_s))
+        self.arrivals = Deadline(least_s, most_s, least_s)
         """How long after a group's beginning a member's stream may come."""
 
     def stall(self, what: What, size: int) -> Deadline:

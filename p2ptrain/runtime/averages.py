@@ -14,7 +14,7 @@ or G.
 import asyncio
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import TypeVar
 
@@ -66,28 +66,22 @@ PLAIN = "fp32"
 T = TypeVar("T")
 
 
+@dataclass(eq=False)
 class Averages:
     """All averages of one peer, those that run and those that wind down, and what they share."""
 
-    def __init__(
-        self,
-        host: Host,
-        replica: Replica,
-        agreed: AgreedState,
-        *,
-        config: ExchangeConfig,
-        buffers: Buffers,
-        executor: CopyExecutor,
-    ) -> None:
-        self.host = host
-        self.replica = replica
-        self.agreed = agreed
-        self.config = config
-        self.buffers = buffers
+    host: Host
+    replica: Replica
+    agreed: AgreedState
+    _: KW_ONLY
+    config: ExchangeConfig
+    buffers: Buffers
+    executor: CopyExecutor
+
+    def __post_init__(self) -> None:
         self.slots = Buffers(lambda size: np.empty(size, np.float32), SLOTS)
-        self.on_copy_thread = executor
-        self.pending = PendingGradients(replica, buffers, self.copy)
-        self.transfers = Transfers(config.average_timeout_s)
+        self.pending = PendingGradients(self.replica, self.buffers, self.copy)
+        self.transfers = Transfers(self.config.average_timeout_s)
         self.asked_at: dict[Ticket, Seconds] = {}
         """When we asked for the groups that we hope for."""
         self._groups: dict[Ticket, FormedGroup] = {}  # by first ticket, the present attempt
@@ -190,7 +184,7 @@ class Averages:
     async def copy(self, function: Callable[[], T]) -> T:
         """Copy gradients: nobody else wants them now, so a short copy is made here and at once."""
         short = self.replica.gradient_size <= SHORT
-        return function() if short else await self.on_copy_thread(function)
+        return function() if short else await self.executor(function)
 
 
 class AttemptOver(Exception):
@@ -301,9 +295,7 @@ class FormedGroup(Attempt):
         self._count()
         self._reuse(None)
         averages = self._averages
-        return PendingMean(
-            self.vector_V, averages.replica, averages.buffers, averages.on_copy_thread
-        )
+        return PendingMean(self.vector_V, averages.replica, averages.buffers, averages.executor)
 
     # --- inside -----------------------------------------------------------------------------------
 
@@ -320,7 +312,7 @@ class FormedGroup(Attempt):
             self._payload(),
             lend=averages.buffers.take,
             lend_slot=averages.slots.take,
-            executor=averages.on_copy_thread,
+            executor=averages.executor,
             swarm=host.digest,
             open_stream=host.open_stream,
             clock=lambda: host.now,
@@ -338,7 +330,7 @@ class FormedGroup(Attempt):
             vector_M = self.vector_V = averages.buffers.take(replica.model_size)
             for _ in range(LEAVES_FIRST):
                 await asyncio.sleep(0)
-            self._updates = await averages.on_copy_thread(lambda: replica.snapshot(vector_M))
+            self._updates = await averages.executor(lambda: replica.snapshot(vector_M))
             return
         vector_G = self.vector_V = averages.buffers.take(replica.gradient_size)
         weight = self._contributions[self.members.index(averages.host.name)].weight
@@ -456,7 +448,7 @@ class FormedGroup(Attempt):
                     version, vector_V, stated, outside
                 )
             case What.MODELS:
-                free_V = await averages.on_copy_thread(lambda: replica.add_delta(vector_V))
+                free_V = await averages.executor(lambda: replica.add_delta(vector_V))
                 assert self.exchange is not None
                 self.consensus_distance_l2 = math.sqrt(self.exchange.square_sum)
                 self.staleness_steps = replica.updates - self._updates
@@ -480,7 +472,7 @@ class FormedGroup(Attempt):
         Looked for when that may be so: results are checked anyway, and contributions cost as much.
         """
         averages, replica = self._averages, self._averages.replica
-        if self.what is What.MODELS and not await averages.on_copy_thread(replica.is_finite):
+        if self.what is What.MODELS and not await averages.executor(replica.is_finite):
             raise StateError(
                 f"the model of {averages.host.name} is not finite any more after "
                 f"{replica.updates} updates; lower the learning rate or clip gradients"

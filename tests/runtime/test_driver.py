@@ -326,8 +326,8 @@ async def test_while_a_model_is_taken_over_the_event_loop_goes_on(monkeypatch):
 
     honest = b.replica.add_delta
     monkeypatch.setattr(state_transfer.tempfile, "SpooledTemporaryFile", File)
-    monkeypatch.setattr(b.driver.state_transfer, "_on_copy_thread", executor)
-    monkeypatch.setattr(a.driver.state_transfer, "_on_copy_thread", executor)
+    monkeypatch.setattr(b.driver.state_transfer, "executor", executor)
+    monkeypatch.setattr(a.driver.state_transfer, "executor", executor)
     monkeypatch.setattr(b.replica, "add_delta", add_delta)
     assert await b.driver.take_model() == "a"
     np.testing.assert_array_equal(b.model(), a.model())
