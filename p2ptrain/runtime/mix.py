@@ -85,8 +85,7 @@ class Mix:
         lend: Callable[[int], Vector],
     ) -> None:
         vector_V, delta, codec = bucket.vector_V, bucket.delta, bucket.codec
-        self.vector_V = vector_V
-        self._codec = codec
+        self.vector_V, self._codec = vector_V, codec
         self._divisor = np.float32(bucket.divisor or 1)  # nobody has a say: the sum is nothing
         self._own_at = own_at
         self._delta = delta and not bucket.keeps_mean
@@ -96,17 +95,15 @@ class Mix:
         if is_direct and codec.is_exact:
             self._parts_V = lend(len(vector_V))
             self._parts_V[:] = vector_V
-        self._handed_V: Vector | None = None  # what others get of our shard, if not our result
+        self._handed_V, self._handed_at = vector_V, 0  # what others get of our shard, from where
         if delta and not is_direct and codec.is_exact and not (self._opposes and self._delta):
-            self._handed_V = lend(mine.size)
-        self._handed_at = mine.start
+            self._handed_V, self._handed_at = lend(mine.size), mine.start
         self._encoded: dict[int, memoryview] = {}  # the same with a lossy codec, chunk by chunk
 
     @property
     def lent(self) -> list[Vector]:
         """What was borrowed; nobody needs it once the exchange is complete."""
-        copied = [] if self._parts_V is self.vector_V else [self._parts_V]
-        return copied if self._handed_V is None else [*copied, self._handed_V]
+        return [one_V for one_V in (self._parts_V, self._handed_V) if one_V is not self.vector_V]
 
     # --- what travels -----------------------------------------------------------------------------
 
@@ -124,10 +121,7 @@ class Mix:
 
     def handed_out(self, span: Span) -> memoryview:
         """What the others get for a reduced chunk of our shard."""
-        if self._rounds_mean:
-            return self._encoded[span.start]
-        handed_S = self._of_shard(span)
-        return (self._own(span) if handed_S is None else handed_S).data.cast("B")
+        return self._encoded[span.start] if self._rounds_mean else self._handed(span).data.cast("B")
 
     # --- arithmetic -------------------------------------------------------------------------------
 
@@ -140,17 +134,20 @@ class Mix:
         with np.errstate(all="ignore"):
             if self._rounds_mean:
                 return self._reduce_rounded(span, parts)
-            own_S, handed_S = self._own(span), self._of_shard(span)
+            own_S, handed_S, square_sum = self._own(span), self._handed(span), 0.0
+            hands_result = self._handed_V is self.vector_V
             scratch_B = np.empty(min(BLOCK, span.size), np.float32)
-            square_sum = 0.0
             for at in blocks(span.size):
-                own_B, parts_B = own_S[at], [part_S[at] for part_S in parts]
-                handed_B = scratch_B[: len(own_B)] if handed_S is None else handed_S[at]
-                if self._opposes:
-                    self._oppose(own_B, parts_B, None if handed_S is None else handed_B)
+                own_B, handed_B, parts_B = own_S[at], handed_S[at], [part_S[at] for part_S in parts]
+                if self._opposes:  # half of the way to the other one, to add here, subtract there
+                    np.subtract(parts_B[1 - self._own_at], own_B, out=handed_B)
+                    np.multiply(handed_B, HALF, out=handed_B)
+                    if not hands_result:
+                        np.add(own_B, handed_B, out=own_B)
                 else:
-                    self._average(parts_B, handed_B)
-                    self._put(handed_B, own_B)
+                    mean_B = scratch_B[: len(own_B)] if hands_result else handed_B
+                    self._average(parts_B, mean_B)
+                    self._put(mean_B, own_B)
                 square_sum += squares(own_B)
         return square_sum
 
@@ -168,15 +165,6 @@ class Mix:
                     np.subtract(own_B, handed_B, out=own_B)
                 square_sum += squares(own_B)
         return square_sum
-
-    def _oppose(self, own_B: Vector, parts_B: Sequence[Vector], handed_B: Vector | None) -> None:
-        """Half of the way to the other one, to add here and to subtract there."""
-        delta_B = own_B if handed_B is None else handed_B
-        theirs_B = parts_B[1 - self._own_at]
-        np.subtract(theirs_B, own_B, out=delta_B)
-        np.multiply(delta_B, HALF, out=delta_B)
-        if handed_B is not None:
-            np.add(own_B, delta_B, out=own_B)
 
     def _average(self, parts_B: Sequence[Vector], into_B: Vector) -> None:
         if len(parts_B) == 1:
@@ -211,9 +199,7 @@ class Mix:
     def _own(self, span: Span) -> Vector:
         return self.vector_V[span.start : span.stop]
 
-    def _of_shard(self, span: Span) -> Vector | None:
-        if self._handed_V is None:
-            return None
+    def _handed(self, span: Span) -> Vector:
         return self._handed_V[span.start - self._handed_at : span.stop - self._handed_at]
 
     def _encode(self, numbers_S: Vector, into_S: Vector) -> memoryview:
