@@ -282,18 +282,21 @@ class FormedGroup(Attempt):
             self._adopts = asyncio.get_running_loop().create_future()
             self._averages.host.over(AverageBroke(self.ticket, exchange.has_all.is_set()))
             if not await self._adopts:
-                self._reuse(self.vector_V)
+                exchange.give_back(self.vector_V, done=False)
                 raise AttemptOver from broken
 
     async def commit(self) -> None:
-        self._count()
-        self._reuse(await self._take_in())
+        exchange = self._count()
+        free = await self._take_in(exchange)
+        if not self._adopts:  # or streams may still use our memory
+            exchange.give_back(*free, done=True)
 
     async def keep(self) -> Mean:
         self._keeps_mean = True
         await self.reduce()
-        self._count()
-        self._reuse(None)
+        exchange = self._count()
+        if not self._adopts:
+            exchange.give_back(done=True)
         averages = self._averages
         return PendingMean(self.vector_V, averages.replica, averages.buffers, averages.executor)
 
@@ -310,8 +313,8 @@ class FormedGroup(Attempt):
             self.ticket,
             self.members,
             self._payload(),
-            lend=averages.buffers.take,
-            lend_slot=averages.slots.take,
+            buffers=averages.buffers,
+            slots=averages.slots,
             executor=averages.executor,
             swarm=host.digest,
             open_stream=host.open_stream,
@@ -419,52 +422,41 @@ class FormedGroup(Attempt):
         else:
             transfers.broke(*kind, exchange.silent_s, exchange.missing_s)
 
-    def _count(self) -> None:
+    def _count(self) -> Exchange:
         """From here on the result counts. Raises AttemptOver if the group is over meanwhile."""
+        assert self.exchange is not None
         if not self._averages.host.machine.holds(self.ticket):
             self.outcome = Outcome.LATE
             self.why = f"{self.ticket} was over before its result was there"
             raise AttemptOver
         self.outcome, self.why = Outcome.DONE, self.why and f"adopted: {self.why}"
         self.is_committing = True
+        return self.exchange
 
-    async def _take_in(self) -> Vector | None:
+    async def _take_in(self, exchange: Exchange) -> list[Vector]:
         """Take the result in; returns memory that nobody needs any more."""
         averages, vector_V, stated = self._averages, self.vector_V, self._contributions
         replica, agreed, outside = averages.replica, averages.agreed, self._effect.outside_samples
-        began = averages.host.now
-        free_V: Vector | None = None
+        began, free = averages.host.now, [vector_V]
         match self.what:
             case What.GRADIENTS:
-                free_V, mask = vector_V, union(one.gradient_mask for one in stated)
+                mask = union(one.gradient_mask for one in stated)
                 if any(one.weight for one in stated):
                     await averages.copy(lambda: replica.import_gradients(vector_V, mask))
                 agreed.take_in(stated, outside)
                 agreed.follow(self.ticket, vector_V)
                 agreed.contributes = True
             case What.STALE_GRADIENTS:
-                version = self._effect.purpose.version
+                version, free = self._effect.purpose.version, []
                 self.staleness_steps = averages.pending.delivered(
                     version, vector_V, stated, outside
                 )
             case What.MODELS:
-                free_V = await averages.executor(lambda: replica.add_delta(vector_V))
-                assert self.exchange is not None
-                self.consensus_distance_l2 = math.sqrt(self.exchange.square_sum)
+                free = [await averages.executor(lambda: replica.add_delta(vector_V))]
+                self.consensus_distance_l2 = math.sqrt(exchange.square_sum)
                 self.staleness_steps = replica.updates - self._updates
         self.apply_s = averages.host.now - began
-        return free_V
-
-    def _reuse(self, vector_V: Vector | None) -> None:
-        """No stream reads our vectors any more, or what it reads counts for nobody."""
-        exchange, done = self.exchange, self.outcome is Outcome.DONE
-        if exchange is None or (done and self._adopts):
-            return  # after a break that ended well streams may still use our memory
-        if done or exchange.may_reuse:
-            for vector in (*exchange.lent, *(() if vector_V is None else (vector_V,))):
-                self._averages.buffers.give(vector)  # it is mapped already, and by all
-        for slot in exchange.slots:
-            self._averages.slots.give(slot)
+        return free
 
     async def _check_model(self) -> None:
         """Raise StateError if an average failed by our own model.

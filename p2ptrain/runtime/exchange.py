@@ -40,6 +40,7 @@ from p2ptrain.errors import ConfigError
 from p2ptrain.ids import PeerId, Seconds
 from p2ptrain.net.transport import ChunkStream
 from p2ptrain.net.wire import MAX_CHUNK_BYTES
+from p2ptrain.runtime.buffers import Buffers
 from p2ptrain.runtime.copy_executor import CopyExecutor
 from p2ptrain.runtime.mix import Bucket, Mix, NotFinite
 from p2ptrain.runtime.streams import GroupBroken, Streams
@@ -118,10 +119,10 @@ class Exchange(Streams):
     payload: Sequence[Bucket | ByteString]
     """In the same order at all members; empty vectors are skipped."""
     _: KW_ONLY
-    lend: Callable[[int], Vector]
-    """Gives memory for so many numbers, from where chunks travel best."""
-    lend_slot: Callable[[int], Vector]
-    """Gives memory for chunks to arrive in."""
+    buffers: Buffers
+    """Of memory from where chunks travel best."""
+    slots: Buffers
+    """For chunks to arrive in."""
     executor: CopyExecutor
     """Runs what takes long on a worker thread."""
     shards: Sequence[int] = ()
@@ -145,26 +146,25 @@ class Exchange(Streams):
         """Of the results' numbers: with `delta`, how far this member was from the mean, squared."""
         return sum(bucket.square_sum for bucket in self.buckets)
 
-    @property
-    def lent(self) -> list[Vector]:
-        """What was borrowed; nobody needs it once the exchange is complete."""
-        return [vector for bucket in self.buckets for vector in bucket.mix.lent]
+    def give_back(self, *vectors: Vector, done: bool) -> None:
+        """All is over: memory that nobody needs is used again, what was contributed from, too.
 
-    @property
-    def may_reuse(self) -> bool:
-        """After a break that all drop: whether memory that we lent or read may be used again.
-
-        Others may still read it, in an attempt that they do not know is over. They read what they
-        read: as long as we have not said that we have all, nobody commits that. A member that
-        decodes does it on threads that cannot be cancelled; that memory is left alone.
+        After a break that all drop others may still read it, in an attempt that they do not know is
+        over. They read what they read: as long as we have not said that we have all, nobody commits
+        that. A member that decodes does it on threads that cannot be cancelled; that memory is left
+        alone, and so are slots that such a thread may still fill.
         """
-        return not self.has_all.is_set() and all(bucket.codec.is_exact for bucket in self.buckets)
-
-    @property
-    def slots(self) -> list[Vector]:
-        """Where chunks arrived; once the exchange is over nothing does, but a thread may decode."""
-        idle = [b for b in self.buckets if self.has_all.is_set() or b.codec.is_exact]
-        return [slot_S for bucket in idle for slot_S in bucket.slots.values()]
+        is_exact = all(bucket.codec.is_exact for bucket in self.buckets)
+        if done or (is_exact and not self.has_all.is_set()):
+            for vector in (
+                *(lent for bucket in self.buckets for lent in bucket.mix.lent),
+                *vectors,
+            ):
+                self.buffers.give(vector)
+        for bucket in self.buckets:
+            if bucket.codec.is_exact or self.has_all.is_set():
+                for slot_S in bucket.slots.values():
+                    self.slots.give(slot_S)
 
     async def run(self) -> None:
         """All-reduce: both verbs below, pipelined; the result is complete when this returns.
@@ -225,10 +225,8 @@ class StringExchange:
     def __init__(self, streams: Streams, own: ByteString) -> None:
         self._streams, self._own = streams, own
         self._gathered = {streams.me: own.content}
-        self._others = [peer for peer in streams.members if peer != streams.me]
-        callers = [peer for peer in self._others if peer > streams.me]
-        streams.due += len(self._others)
-        streams.expect(own.name, 0, own.most_bytes, "bytes", callers)
+        streams.due += len(streams.others)
+        streams.expect(own.name, 0, own.most_bytes, "bytes", streams.later)
 
     @property
     def gathered(self) -> tuple[bytes, ...]:
@@ -237,10 +235,7 @@ class StringExchange:
 
     def start(self) -> None:
         """Begin to move."""
-        streams, name = self._streams, self._own.name
-        for peer in self._others:
-            calls = peer < streams.me
-            streams.scope.start(streams.exchange(name, peer, self._send, self._take, calls=calls))
+        self._streams.exchange_directly(self._own.name, self._send, self._take)
 
     async def _send(self, peer: PeerId, stream: ChunkStream) -> None:
         content = memoryview(self._own.content)
@@ -266,9 +261,8 @@ class BucketExchange:
     """One member's side of one bucket's reduction."""
 
     def __init__(self, exchange: Exchange, bucket: Bucket) -> None:
-        self._exchange = exchange
-        self._bucket = bucket
-        self._me, self._members = me, members = exchange.me, exchange.members
+        me, members = exchange.me, exchange.members
+        self._exchange, self._bucket, self._members = exchange, bucket, members
         self.codec = bucket.codec
         self.square_sum = 0.0
         """Of the result's numbers."""
@@ -283,7 +277,7 @@ class BucketExchange:
             members.index(me),
             self._shard(me),
             is_direct=self._is_direct,
-            lend=exchange.lend,
+            lend=exchange.buffers.take,
         )
         self._parts: list[dict[PeerId, Vector]] = [{} for _ in self._mine]
         loop = asyncio.get_running_loop()
@@ -291,24 +285,21 @@ class BucketExchange:
         """One for each chunk of this member's shard."""
         self._writing = asyncio.Lock()
         self._written: dict[int, memoryview] = {}
-        self._others = [peer for peer in members if peer != me]
-        owners = () if self._is_direct else [p for p in self._others if self._shard(p).size]
-        callers = [peer for peer in self._others if not (self._is_direct and peer < me)]
+        owners = () if self._is_direct else [p for p in exchange.others if self._shard(p).size]
+        callers = exchange.later if self._is_direct else exchange.others
         exchange.due += len(owners) + len(self._mine)
         exchange.expect(bucket.name, size, chunk_size, codec.name, callers)
 
     async def start(self) -> None:
         """Begin to move."""
-        exchange = partial(self._exchange.exchange, self._bucket.name)
-        start = self._exchange.scope.start
-        if not self._is_direct or not self._others:
-            for index in range(len(self._mine)):
-                await self._contribute_own(index)
-        for peer in self._others:
-            if self._is_direct:
-                calls = peer < self._me
-                start(exchange(peer, self._send_whole, self._take_parts, calls=calls))
-                continue
+        streams, name = self._exchange, self._bucket.name
+        if self._is_direct and streams.others:
+            streams.exchange_directly(name, self._send_whole, self._take_parts)
+            return
+        for index in range(len(self._mine)):
+            await self._contribute_own(index)
+        exchange, start = partial(streams.exchange, name), streams.scope.start
+        for peer in streams.others:
             if self._shard(peer).size:  # nobody calls who has none, and hears that it has all
                 ends = not self._mine
                 start(exchange(peer, self._send_parts, self._take_means, calls=True, ends=ends))
@@ -325,7 +316,7 @@ class BucketExchange:
                     self._written[index] = await self._part(span)
                     await self._contribute_own(index)
             await self._exchange.send(peer, stream, self._written[index])
-            if len(self._others) == 1:
+            if len(self._members) == 2:
                 del self._written[index]  # only in a pair is a vector of many chunks sent whole
 
     async def _send_parts(self, owner: PeerId, stream: ChunkStream) -> None:
@@ -370,7 +361,7 @@ class BucketExchange:
 
     async def _contribute_own(self, index: int) -> None:
         span = self._mine[index]
-        await self._contribute(index, self._me, self.mix.vector_V[span.start : span.stop])
+        await self._contribute(index, self._exchange.me, self.mix.vector_V[span.start : span.stop])
 
     async def _contribute(self, index: int, member: PeerId, chunk_S: Vector) -> None:
         """Take one member's chunk in; the last one reduces it."""
@@ -404,7 +395,7 @@ class BucketExchange:
     def _slot(self, peer: PeerId, slot: int) -> Vector:
         key = peer, slot
         if key not in self.slots:
-            self.slots[key] = self._exchange.lend_slot(self._bucket.chunk_size)
+            self.slots[key] = self._exchange.slots.take(self._bucket.chunk_size)
         return self.slots[key]
 
     async def _compute(self, function: Callable[[], T], given: Mapping[PeerId, Vector]) -> T:
@@ -416,9 +407,10 @@ class BucketExchange:
         try:
             return function() if self.codec.is_exact else await self._exchange.executor(function)
         except NotFinite as error:
-            why = f"{self._me} got an overflow, or its own numbers are not finite"
+            me = self._exchange.me
+            why = f"{me} got an overflow, or its own numbers are not finite"
             for peer, part_S in given.items():
-                if peer != self._me and not np.isfinite(part_S).all():
+                if peer != me and not np.isfinite(part_S).all():
                     why = f"{peer} sent numbers that are not finite"
             raise GroupBroken(Outcome.BROKEN, why) from error
 

@@ -53,8 +53,9 @@ class Streams:
     """How long to wait for a member's stream; it may still be in another group."""
 
     def __post_init__(self) -> None:
-        self.sent_bytes = 0
-        self.received_bytes = 0
+        self.others = tuple(peer for peer in self.members if peer != self.me)
+        self.later = tuple(peer for peer in self.others if peer > self.me)
+        self.sent_bytes = self.received_bytes = 0
         self.arrivals: dict[PeerId, Seconds] = {}
         """How long after the group's beginning each one's stream came, of those that open one."""
         self.has_all = asyncio.Event()
@@ -89,7 +90,7 @@ class Streams:
     @property
     def is_met(self) -> bool:
         """True once something of every other member has come."""
-        return len(self._met) == len(self.members) - 1
+        return len(self._met) == len(self.others)
 
     @property
     def missing_s(self) -> Seconds:
@@ -167,6 +168,11 @@ class Streams:
         if not calls:
             await self.has_all.wait()
             self._incoming[bucket, peer][1].set()
+
+    def exchange_directly(self, bucket: str, send: Move, take: Move) -> None:
+        """Send to all what they all get, on one stream per pair that the later one opens."""
+        for peer in self.others:
+            self.scope.start(self.exchange(bucket, peer, send, take, calls=peer not in self.later))
 
     async def _call(self, bucket: str, peer: PeerId) -> ChunkStream:
         with self.while_it_is(peer, "opening its stream"):

@@ -27,6 +27,7 @@ from p2ptrain.net.wire import (
     Opening,
     StateOpening,
 )
+from p2ptrain.runtime.buffers import Buffers
 from p2ptrain.runtime.exchange import ByteString, Exchange
 from p2ptrain.runtime.mix import Bucket
 from p2ptrain.runtime.streams import GroupBroken
@@ -236,8 +237,8 @@ class Averager:
                 ),
                 ByteString(name="indices", content=content, most_bytes=MAX_STRING),
             ],
-            lend=self._transport.vector,
-            lend_slot=lambda size: np.empty(size, np.float32),
+            buffers=Buffers(self._transport.vector),
+            slots=Buffers(lambda size: np.empty(size, np.float32)),
             executor=inline,
             swarm="swarm",
             open_stream=open_stream,

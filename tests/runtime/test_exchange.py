@@ -16,6 +16,7 @@ from p2ptrain.errors import ConfigError, RefusedError
 from p2ptrain.ids import PeerId, Ticket
 from p2ptrain.net.transport import ChunkStream
 from p2ptrain.net.wire import AverageOpening
+from p2ptrain.runtime.buffers import Buffers
 from p2ptrain.runtime.exchange import WINDOW, ByteString, Exchange, ExchangeConfig
 from p2ptrain.runtime.mix import BLOCK, Bucket
 from p2ptrain.runtime.streams import GroupBroken
@@ -49,6 +50,8 @@ class Member:
         self.before_V = vector_V.copy()
         self.transport = group.network.transport(f"sim:{name[1:]}9")
         self.group = group
+        self.buffers = Buffers(lambda size: np.full(size, 123, np.float32))
+        self.slots = Buffers(lambda size: np.full(size, 321, np.float32))
         self.exchange = Exchange(
             self.name,
             TICKET,
@@ -64,8 +67,8 @@ class Member:
                 ),
                 *self.more(),
             ],
-            lend=lambda size: np.full(size, 123, np.float32),
-            lend_slot=lambda size: np.full(size, 321, np.float32),
+            buffers=self.buffers,
+            slots=self.slots,
             executor=inline,
             swarm="swarm",
             open_stream=self.open,
@@ -132,6 +135,13 @@ class Group:
 def vectors(size: int, members: int) -> list[np.ndarray]:
     rng = np.random.default_rng(size * 31 + members)
     return [rng.normal(size=size).astype(np.float32) for _ in range(members)]
+
+
+def reused(member: Member, *, done: bool) -> tuple[bool, bool]:
+    """Whether what a member contributed from, and where chunks arrived, is given back."""
+    own_V = member.buffers.take(len(member.vector_V))
+    member.exchange.give_back(own_V, done=done)
+    return any(own_V is idle_V for idle_V in member.buffers._idle), bool(member.slots._idle)
 
 
 def outcome_of(result: np.ndarray | BaseException) -> Outcome:
@@ -454,8 +464,7 @@ async def test_a_member_that_dies_in_the_middle_breaks_the_group_for_all():
             await survivor
         assert "after 0." in str(caught.value), "says how long it went well"
     for survivor in (group.members[PeerId("p0")], group.members[PeerId("p2")]):
-        assert survivor.exchange.may_reuse, "for the next attempt"
-        assert survivor.exchange.slots, "too"
+        assert reused(survivor, done=False) == (True, True), "for the next attempt"
     runs[1].cancel()
     await asyncio.gather(*runs, return_exceptions=True)
 
@@ -563,7 +572,9 @@ async def test_an_abort_after_the_last_chunk_is_no_end(way):
 async def test_memory_of_which_others_may_commit_what_they_read_is_not_used_again():
     group = Group(vectors(12, 3))
     await group.run()
-    assert not any(member.exchange.may_reuse for member in group.members.values())
+    for member in group.members.values():
+        assert not reused(member, done=False)[0]
+        assert reused(member, done=True) == (True, True)
 
 
 @pytest.mark.parametrize("codec", ["bf16", "int8"])
@@ -571,8 +582,7 @@ async def test_memory_that_a_thread_may_still_work_on_is_not_used_again(codec: s
     group = Group(vectors(12, 3), delta=True, codec=codec)
     for member in group.members.values():
         member.exchange.buckets[0]._slot(PeerId("p1"), 0)
-        assert not member.exchange.may_reuse
-        assert not member.exchange.slots
+        assert reused(member, done=False) == (False, False)
 
 
 # --- openings -------------------------------------------------------------------------------------
