@@ -1,9 +1,8 @@
 """Move a formed group's payload: named buckets, all in flight under one ticket.
 
 A *bucket* is a vector of its own codec and divisor, or a string of bytes. A vector is reduced by
-reduce-scatter and all-gather over streams, pipelined. Every member opens one stream to every other
-member, the *owner* of a shard (`core/shards.py`). Up the stream go the caller's chunks of that
-shard, down it come their means:
+reduce-scatter and all-gather, pipelined. Every member opens one stream to every other member, the
+*owner* of a shard (`core/shards.py`):
 
     caller i  ── chunks of shard j, one by one ──►  owner j   waits for chunk k of all members,
               ◄── means of the same chunks ───────            reduces it, sends the mean to all
@@ -16,14 +15,14 @@ chunks stops reading, so memory is bounded and only this group waits.
 
 Only a complete result of all buckets counts: a broken group changes no model. All members hold
 bitwise the same mean, since each chunk is reduced in the order of the members' names wherever it
-is. The arithmetic, and that of codecs, is in `runtime/mix.py`; streams, and why a member ends only
-when all have the result, in `runtime/streams.py`.
+is (`runtime/mix.py`).
 
 Legend of shapes: ``V`` numbers of a bucket's vector, ``S`` of one chunk.
 """
 
 import asyncio
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
@@ -139,8 +138,6 @@ class Exchange(Streams):
             elif len(one.vector_V):
                 self.buckets.append(BucketExchange(self, one))
 
-    # --- for the driver ---------------------------------------------------------------------------
-
     @property
     def square_sum(self) -> float:
         """Of the results' numbers: with `delta`, how far this member was from the mean, squared."""
@@ -207,8 +204,8 @@ class Exchange(Streams):
             async with self.scope:
                 if not self.due:
                     self.has_all.set()
-                for string in self.strings.values():
-                    string.start()
+                for name, string in self.strings.items():
+                    self.exchange_directly(name, string.send, string.take)
                 for bucket in self.buckets:
                     await bucket.start()
             broken = ""
@@ -233,18 +230,14 @@ class StringExchange:
         """All members' strings in their order, once the exchange is complete."""
         return tuple(self._gathered[peer] for peer in self._streams.members)
 
-    def start(self) -> None:
-        """Begin to move."""
-        self._streams.exchange_directly(self._own.name, self._send, self._take)
-
-    async def _send(self, peer: PeerId, stream: ChunkStream) -> None:
+    async def send(self, peer: PeerId, stream: ChunkStream) -> None:
         content = memoryview(self._own.content)
         header = memoryview(len(content).to_bytes(HEADER_BYTES, "little"))
         await self._streams.send(peer, stream, header)
         for span in chunks(Span(0, len(content)), MAX_CHUNK_BYTES):
             await self._streams.send(peer, stream, content[span.start : span.stop])
 
-    async def _take(self, peer: PeerId, stream: ChunkStream) -> None:
+    async def take(self, peer: PeerId, stream: ChunkStream) -> None:
         phase, content = "sending its string", bytearray()
         header = await self._streams.receive(peer, stream, phase, HEADER_BYTES)
         due = int.from_bytes(header, "little")
@@ -266,29 +259,24 @@ class BucketExchange:
         self.codec = bucket.codec
         self.square_sum = 0.0
         """Of the result's numbers."""
-        self.slots: dict[tuple[PeerId, int], Vector] = {}
+        size, count, chunk_size = len(bucket.vector_V), len(members), bucket.chunk_size
+        direct = self._is_direct = is_direct(size, count, chunk_size, lossy=not self.codec.is_exact)
+        self.slots: dict[tuple[PeerId, int], Vector]
         """Where chunks arrive."""
-        size, chunk_size, codec = len(bucket.vector_V), bucket.chunk_size, bucket.codec
-        self._is_direct = is_direct(size, len(members), chunk_size, lossy=not codec.is_exact)
-        self._mine = chunks(self._shard(me), chunk_size)
-        self.mix = Mix(
-            bucket,
-            len(members),
-            members.index(me),
-            self._shard(me),
-            is_direct=self._is_direct,
-            lend=exchange.buffers.take,
-        )
+        self.slots = defaultdict(partial(exchange.slots.take, chunk_size))
+        own_at, mine, lend = members.index(me), self._shard(me), exchange.buffers.take
+        self._mine = chunks(mine, chunk_size)
+        self.mix = Mix(bucket, count, own_at, mine, is_direct=direct, lend=lend)
         self._parts: list[dict[PeerId, Vector]] = [{} for _ in self._mine]
         loop = asyncio.get_running_loop()
         self.reduced = [loop.create_future() for _ in self._mine]
         """One for each chunk of this member's shard."""
         self._writing = asyncio.Lock()
         self._written: dict[int, memoryview] = {}
-        owners = () if self._is_direct else [p for p in exchange.others if self._shard(p).size]
-        callers = exchange.later if self._is_direct else exchange.others
+        owners = () if direct else [peer for peer in exchange.others if self._shard(peer).size]
+        callers = exchange.later if direct else exchange.others
         exchange.due += len(owners) + len(self._mine)
-        exchange.expect(bucket.name, size, chunk_size, codec.name, callers)
+        exchange.expect(bucket.name, size, chunk_size, self.codec.name, callers)
 
     async def start(self) -> None:
         """Begin to move."""
@@ -385,18 +373,12 @@ class BucketExchange:
     ) -> Vector:
         """One chunk of the right size; it may alias the transport's memory, or this `slot`'s."""
         due = self.codec.encoded_size(span.size)
-        slot_S = self._slot(peer, slot)[: span.size]
-        into_S = slot_S if self.codec.is_exact else self._slot(peer, RAW)
+        slot_S = self.slots[peer, slot][: span.size]
+        into_S = slot_S if self.codec.is_exact else self.slots[peer, RAW]
         into = into_S.data.cast("B")[:due]
         payload = await self._exchange.receive(peer, stream, phase, due, into)
         with self._exchange.while_it_is(peer, phase):
             return await self._compute(partial(self.mix.read, payload, slot_S), {})
-
-    def _slot(self, peer: PeerId, slot: int) -> Vector:
-        key = peer, slot
-        if key not in self.slots:
-            self.slots[key] = self._exchange.slots.take(self._bucket.chunk_size)
-        return self.slots[key]
 
     async def _compute(self, function: Callable[[], T], given: Mapping[PeerId, Vector]) -> T:
         """Where a chunk as it is takes less than the way to a worker thread and back.

@@ -581,7 +581,7 @@ async def test_memory_of_which_others_may_commit_what_they_read_is_not_used_agai
 async def test_memory_that_a_thread_may_still_work_on_is_not_used_again(codec: str):
     group = Group(vectors(12, 3), delta=True, codec=codec)
     for member in group.members.values():
-        member.exchange.buckets[0]._slot(PeerId("p1"), 0)
+        member.exchange.buckets[0].slots[PeerId("p1"), 0]
         assert reused(member, done=False) == (False, False)
 
 
