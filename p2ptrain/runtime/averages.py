@@ -58,9 +58,6 @@ LEAVES_FIRST = 4
 """Turns of the loop before a model is copied, so that what was just said leaves: the others wait
 for the word that forms the group, and the copy may have the only core."""
 
-SHORTEST_S: Seconds = 0.01
-"""Less is not worth a timer, and may be too little for the clock to show."""
-
 PLAIN = "fp32"
 
 T = TypeVar("T")
@@ -114,7 +111,7 @@ class Averages:
             case Abandon():
                 group.task.cancel(effect)
             case Break(ticket=group.ticket, why=why):
-                group.call_off(Outcome.LOST, why)
+                group.call_off(why)
             case Resolve(ticket=group.ticket):
                 group.resolve(effect)
                 self._groups[effect.ticket.root] = group.next or group
@@ -222,16 +219,15 @@ class FormedGroup(Attempt):
         self._keeps_mean = False
         self._updates = 0  # of the model that was contributed
         self._called_off: GroupBroken | None = None
-        self._moving: asyncio.Task[None] | None = None
         self._adopts: asyncio.Future[bool] | None = None  # it broke, and waits for this
 
     # --- for the machine --------------------------------------------------------------------------
 
-    def call_off(self, outcome: Outcome, why: str) -> None:
-        """This attempt breaks: it cannot be finished, by us or by another member."""
-        self._called_off = GroupBroken(outcome, why)
-        if self._moving:
-            self._moving.cancel()
+    def call_off(self, why: str) -> None:
+        """This attempt breaks: another member cannot finish it."""
+        self._called_off = GroupBroken(Outcome.LOST, why)
+        if self.exchange:
+            self.exchange.scope.fail(self._called_off)
 
     def resolve(self, effect: Resolve) -> None:
         """If this attempt broke, it goes on as this says."""
@@ -321,6 +317,8 @@ class FormedGroup(Attempt):
             clock=lambda: host.now,
             heard=partial(host.heard, self.ticket),
             arrival_s=averages.transfers.arrivals.seconds,
+            stall_s=averages.transfers.stall(self.what, len(self.members)).seconds,
+            most_s=averages.config.average_timeout_s,
             shards=weights_left(effect.members, effect.weights, self.members),
         )
         host.notify_change()
@@ -375,42 +373,14 @@ class FormedGroup(Attempt):
         Raises:
             GroupBroken: if that did not work, or it was called off.
         """
-        loop, host = asyncio.get_running_loop(), self._averages.host
-        if self._called_off:
-            raise self._called_off
-        began = host.now
-        self._moving = loop.create_task(exchange.run())
-        watching = loop.create_task(self._watch(exchange))
+        began = self._averages.host.now
         try:
-            await self._moving
-            self.moving_s = host.now - began
-        except asyncio.CancelledError as cancelled:
-            if self._called_off and not self.task.cancelling():
-                raise self._called_off from cancelled
-            raise
+            if self._called_off:
+                raise self._called_off
+            await exchange.run()
+            self.moving_s = self._averages.host.now - began
         finally:
-            watching.cancel()
             self._learn(exchange)
-            await asyncio.gather(self._moving, watching, return_exceptions=True)
-
-    async def _watch(self, exchange: Exchange) -> None:
-        """Call it off when nothing has moved for too long.
-
-        Who has all of the result waits for those who have not: they see whether anything moves.
-        """
-        averages = self._averages
-        stall_s = averages.transfers.stall(self.what, len(self.members)).seconds
-        while True:
-            allowed_s = 0.0 if exchange.is_met else exchange.arrival_s
-            allowed_s = (
-                averages.config.average_timeout_s if exchange.has_all.is_set() else allowed_s
-            )
-            left_s = max(stall_s, allowed_s) - exchange.silent_s
-            if left_s <= 0:
-                self.call_off(Outcome.LATE, f"nothing has moved for {exchange.silent_s:.1f} s")
-                return
-            # Not for longer: meanwhile all may have come, and it is the shorter one that holds.
-            await asyncio.sleep(min(max(left_s, SHORTEST_S), stall_s))
 
     def _learn(self, exchange: Exchange) -> None:
         """What this attempt tells of how long to wait in others."""

@@ -200,6 +200,7 @@ class Exchange(Streams):
 
     async def _move(self) -> None:
         broken = "the average was abandoned"
+        watching = asyncio.get_running_loop().create_task(self.watch())
         try:
             async with self.scope:
                 if not self.due:
@@ -213,6 +214,7 @@ class Exchange(Streams):
             broken = error.why
             raise
         finally:
+            watching.cancel()
             self.close(broken)
 
 

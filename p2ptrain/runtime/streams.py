@@ -13,12 +13,15 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from p2ptrain.core.events import Outcome
-from p2ptrain.core.transfers import ARRIVAL_S
+from p2ptrain.core.transfers import ARRIVAL_S, STALL_S
 from p2ptrain.errors import CodecError, RefusedError, TransportError
 from p2ptrain.ids import PeerId, Seconds, Ticket
 from p2ptrain.net.transport import ChunkStream
 from p2ptrain.net.wire import AverageOpening
 from p2ptrain.runtime.scope import Scope
+
+SHORTEST_S: Seconds = 0.01
+"""Less is not worth a timer, and may be too little for the clock to show."""
 
 OpenStream = Callable[[PeerId, AverageOpening], Awaitable[ChunkStream]]
 Move = Callable[[PeerId, ChunkStream], Coroutine[Any, Any, None]]  # Any: asyncio's own types
@@ -51,6 +54,10 @@ class Streams:
     """Opens one to another member."""
     arrival_s: Seconds = ARRIVAL_S
     """How long to wait for a member's stream; it may still be in another group."""
+    stall_s: Seconds = STALL_S
+    """A group in which nothing has moved for so long is broken."""
+    most_s: Seconds = STALL_S
+    """The same for who has all: it waits for those who have not, and who see whether it moves."""
 
     def __post_init__(self) -> None:
         self.others = tuple(peer for peer in self.members if peer != self.me)
@@ -88,15 +95,24 @@ class Streams:
         return self.clock() - self._moved_at
 
     @property
-    def is_met(self) -> bool:
-        """True once something of every other member has come."""
-        return len(self._met) == len(self.others)
-
-    @property
     def missing_s(self) -> Seconds:
         """For how long a member's stream has been waited for in vain."""
         is_missing = any(peer not in self.arrivals for _, peer in self._incoming)
         return self.clock() - self._started if is_missing else 0.0
+
+    async def watch(self) -> None:
+        """Break the group when nothing has moved for too long."""
+        while True:
+            is_met = len(self._met) == len(self.others)
+            allowed_s = self.stall_s if is_met else max(self.stall_s, self.arrival_s)
+            allowed_s = max(allowed_s, self.most_s if self.has_all.is_set() else 0.0)
+            if self.silent_s >= allowed_s:
+                why = f"nothing has moved for {self.silent_s:.1f} s"
+                self.scope.fail(GroupBroken(Outcome.LATE, why))
+                return
+            # Not for longer: meanwhile all may have come, and it is the shorter one that holds.
+            left_s = max(allowed_s - self.silent_s, SHORTEST_S)
+            await asyncio.sleep(min(left_s, self.stall_s))
 
     # --- openings ---------------------------------------------------------------------------------
 

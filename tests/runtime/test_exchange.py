@@ -679,3 +679,20 @@ async def test_a_fast_member_is_never_more_than_a_window_ahead_of_a_slow_one():
 def test_a_setting_that_cannot_work_is_refused(name, value):
     with pytest.raises(ConfigError, match=f"{name} = {value} must be"):
         ExchangeConfig(**{name: value})
+
+
+async def test_a_group_in_which_nothing_moves_any_more_breaks_and_says_so():
+    group = Group(vectors(12, 2))
+    await group.start()
+    p0, p1 = group.members.values()
+
+    async def sleep(opening: AverageOpening, stream: ChunkStream) -> None:
+        await asyncio.sleep(100.0)
+
+    p0.accept = sleep
+    p1.exchange.arrival_s = 20.0
+    began = asyncio.get_running_loop().time()
+    with pytest.raises(GroupBroken, match=r"nothing has moved for 20\.0 s") as caught:
+        await p1.run()
+    assert caught.value.outcome is Outcome.LATE
+    assert asyncio.get_running_loop().time() - began == pytest.approx(20.0, abs=0.1)
