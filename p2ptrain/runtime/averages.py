@@ -197,11 +197,7 @@ class FormedGroup(Attempt):
     """What this member contributes, all buckets in one."""
 
     def __init__(
-        self,
-        averages: Averages,
-        effect: Average,
-        ticket: Ticket,
-        members: tuple[PeerId, ...],
+        self, averages: Averages, effect: Average, ticket: Ticket, members: tuple[PeerId, ...]
     ) -> None:
         now = averages.host.now
         super().__init__(ticket, members, effect.what, averages.asked_at.get(ticket, now), now)
@@ -272,27 +268,23 @@ class FormedGroup(Attempt):
         try:
             await self._exchange(exchange)
         except GroupBroken as broken:
-            self.outcome, self.why = broken.outcome, broken.why
+            self.outcome, self.why = broken.outcome, str(broken)
             if broken.outcome is Outcome.BROKEN:
                 raise AttemptOver from broken  # who sends such numbers would send them again
             self._adopts = asyncio.get_running_loop().create_future()
             self._averages.host.over(AverageBroke(self.ticket, exchange.has_all.is_set()))
             if not await self._adopts:
-                exchange.give_back(self.vector_V, done=False)
+                exchange.give_back(self.vector_V)
                 raise AttemptOver from broken
 
     async def commit(self) -> None:
         exchange = self._count()
-        free = await self._take_in(exchange)
-        if not self._adopts:  # or streams may still use our memory
-            exchange.give_back(*free, done=True)
+        exchange.give_back(*await self._take_in(exchange))
 
     async def keep(self) -> Mean:
         self._keeps_mean = True
         await self.reduce()
-        exchange = self._count()
-        if not self._adopts:
-            exchange.give_back(done=True)
+        self._count().give_back()
         averages = self._averages
         return PendingMean(self.vector_V, averages.replica, averages.buffers, averages.executor)
 

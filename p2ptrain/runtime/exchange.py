@@ -143,16 +143,16 @@ class Exchange(Streams):
         """Of the results' numbers: with `delta`, how far this member was from the mean, squared."""
         return sum(bucket.square_sum for bucket in self.buckets)
 
-    def give_back(self, *vectors: Vector, done: bool) -> None:
+    def give_back(self, *vectors: Vector) -> None:
         """All is over: memory that nobody needs is used again, what was contributed from, too.
 
-        After a break that all drop others may still read it, in an attempt that they do not know is
-        over. They read what they read: as long as we have not said that we have all, nobody commits
-        that. A member that decodes does it on threads that cannot be cancelled; that memory is left
-        alone, and so are slots that such a thread may still fill.
+        After a break others may still read it, in an attempt that they do not know is over. They
+        read what they read: as long as we have not said that we have all, nobody commits that. A
+        member that decodes does it on threads that cannot be cancelled; that memory is left alone,
+        and so are slots that such a thread may still fill.
         """
         is_exact = all(bucket.codec.is_exact for bucket in self.buckets)
-        if done or (is_exact and not self.has_all.is_set()):
+        if self.ended_well or (is_exact and not self.has_all.is_set()):
             for vector in (
                 *(lent for bucket in self.buckets for lent in bucket.mix.lent),
                 *vectors,
@@ -211,7 +211,7 @@ class Exchange(Streams):
                     await bucket.start()
             broken = ""
         except GroupBroken as error:
-            broken = error.why
+            broken = str(error)
             raise
         finally:
             watching.cancel()

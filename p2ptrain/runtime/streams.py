@@ -33,7 +33,6 @@ class GroupBroken(Exception):
     def __init__(self, outcome: Outcome, why: str) -> None:
         super().__init__(why)
         self.outcome = outcome
-        self.why = why
 
 
 @dataclass(eq=False)
@@ -67,6 +66,8 @@ class Streams:
         """How long after the group's beginning each one's stream came, of those that open one."""
         self.has_all = asyncio.Event()
         """Set: all of the result is here, whether or not all others have it."""
+        self.ended_well = False
+        """All streams have, and so all members have the result."""
         self.means_may_leave = asyncio.Event()
         """Set: what this member has reduced goes out to the others."""
         self.due = 0
@@ -104,8 +105,8 @@ class Streams:
         """Break the group when nothing has moved for too long."""
         while True:
             is_met = len(self._met) == len(self.others)
-            allowed_s = self.stall_s if is_met else max(self.stall_s, self.arrival_s)
-            allowed_s = max(allowed_s, self.most_s if self.has_all.is_set() else 0.0)
+            waits_s = self.stall_s if is_met else self.arrival_s
+            allowed_s = max(self.stall_s, self.most_s if self.has_all.is_set() else waits_s)
             if self.silent_s >= allowed_s:
                 why = f"nothing has moved for {self.silent_s:.1f} s"
                 self.scope.fail(GroupBroken(Outcome.LATE, why))
@@ -264,6 +265,7 @@ class Streams:
 
     def close(self, broken: str) -> None:
         """Everything is over; if something `broken` it, the streams are aborted."""
+        self.ended_well = not broken
         if broken:
             for stream in self._streams:
                 stream.abort(broken)

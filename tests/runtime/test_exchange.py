@@ -137,10 +137,10 @@ def vectors(size: int, members: int) -> list[np.ndarray]:
     return [rng.normal(size=size).astype(np.float32) for _ in range(members)]
 
 
-def reused(member: Member, *, done: bool) -> tuple[bool, bool]:
+def reused(member: Member) -> tuple[bool, bool]:
     """Whether what a member contributed from, and where chunks arrived, is given back."""
     own_V = member.buffers.take(len(member.vector_V))
-    member.exchange.give_back(own_V, done=done)
+    member.exchange.give_back(own_V)
     return any(own_V is idle_V for idle_V in member.buffers._idle), bool(member.slots._idle)
 
 
@@ -464,7 +464,7 @@ async def test_a_member_that_dies_in_the_middle_breaks_the_group_for_all():
             await survivor
         assert "after 0." in str(caught.value), "says how long it went well"
     for survivor in (group.members[PeerId("p0")], group.members[PeerId("p2")]):
-        assert reused(survivor, done=False) == (True, True), "for the next attempt"
+        assert reused(survivor) == (True, True), "for the next attempt"
     runs[1].cancel()
     await asyncio.gather(*runs, return_exceptions=True)
 
@@ -571,10 +571,12 @@ async def test_an_abort_after_the_last_chunk_is_no_end(way):
 
 async def test_memory_of_which_others_may_commit_what_they_read_is_not_used_again():
     group = Group(vectors(12, 3))
-    await group.run()
     for member in group.members.values():
-        assert not reused(member, done=False)[0]
-        assert reused(member, done=True) == (True, True)
+        member.exchange.has_all.set()  # and the others may know
+        assert not reused(member)[0]
+    group = Group(vectors(12, 3))
+    await group.run()
+    assert all(reused(member) == (True, True) for member in group.members.values())
 
 
 @pytest.mark.parametrize("codec", ["bf16", "int8"])
@@ -582,7 +584,7 @@ async def test_memory_that_a_thread_may_still_work_on_is_not_used_again(codec: s
     group = Group(vectors(12, 3), delta=True, codec=codec)
     for member in group.members.values():
         member.exchange.buckets[0].slots[PeerId("p1"), 0]
-        assert reused(member, done=False) == (False, False)
+        assert reused(member) == (False, False)
 
 
 # --- openings -------------------------------------------------------------------------------------
