@@ -1,11 +1,10 @@
 """Repair a broken group: its surviving members agree in one round how it goes on.
 
-If one member's stream fails, the attempt fails at all members sooner or later. The first attempt of
-a group has the ticket that formed it, each later one the same ticket with a higher `attempt`.
-Whatever holds the group together (the slot, the version) stays held, so nobody joins again.
+The first attempt of a group has the ticket that formed it, each later one the same ticket with a
+higher `attempt`. What holds the group together (the slot, the version) stays held meanwhile.
 
 **Rule.** A member commits an attempt only when all members have all of its result
-(`runtime/exchange.py`). So if any member has committed it, all hold the result, and *all adopt it*.
+(`runtime/streams.py`). So if any member has committed it, all hold the result, and *all adopt it*.
 If no surviving member has, none may: all drop it, and the survivors *try again* without the others.
 A member that has reported an attempt as broken commits it only if told to adopt.
 
@@ -28,10 +27,8 @@ suffices, at once), or if it has not answered for `silence_s`. A chunk of the at
 answer: a peer that is busy moving chunks may answer late. A member that was declared lost by
 mistake learns so and gives up. If it had committed, or if two repair leaders cannot hear each other
 and disagree, some members have a result that others lack. That is recorded; in delta form it moves
-the mean of all models by a little, and nothing else.
-
-Where all members must end with equal models even that is too much: such a group tries again only
-with more than half of its first members, so no two parts can.
+the mean of all models by a little, and nothing else. Where all members must end with equal models
+even that is too much: such a group tries again only with more than half of its first members.
 
 **No member waits for one that left.** After `ask_s` each member polls the others, a few at a time.
 One that left, or never entered, answers that it is out: its earlier message was lost.
@@ -286,7 +283,7 @@ class Repair:
     # --- when it is broken ------------------------------------------------------------------------
 
     def _report(self, group: _Group, now: Seconds) -> None:
-        """Report to all that it is broken; lost: said again until it is repaired."""
+        """Tell all that it is broken; lost: said again until it is repaired."""
         group.wake_at = now + self.config.resend_s
         self._send(group.members, AttemptStatus(group.ticket, AttemptPhase.BROKEN, asks=True))
 
@@ -339,8 +336,6 @@ class Repair:
         else:
             self._end(AttemptPhase.OUT)
             self.emit(Resolve(group.ticket, why="too few are left of the group"))
-
-    # --- the end ----------------------------------------------------------------------------------
 
     def _end(self, phase: AttemptPhase) -> None:
         """Tell those who would wait: all, if we leave in the middle, or who has reported."""

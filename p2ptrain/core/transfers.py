@@ -1,16 +1,13 @@
 """Derive how long a group waits for its members' streams, and for any progress.
 
-An average has no deadline of its own: its chunks move as fast as its links allow, and while they
-move it is waited for. Deadlines apply to *silence*, and follow observations (`core/deadlines.py`),
-so nobody has to configure how fast links are:
+An average has no deadline of its own: while its chunks move it is waited for. Deadlines apply to
+*silence*, and follow observations (`core/deadlines.py`), so nobody configures how fast links are:
 
-* `arrival_s`: how long members, which learn of their group one after the other, wait for each
+* `arrivals`: how long members, which learn of their group one after the other, wait for each
   other's streams. At first, and at least, `ARRIVAL_S`; more where messages take longer.
-* `stall_s`: a group breaks if nothing has moved for as long as whole groups of its kind (the same
+* `stall`: a group breaks if nothing has moved for as long as whole groups of its kind (the same
   payload, about as many members) usually take. At least `STALL_S`; until enough were observed, the
-  ceiling.
-
-The ceiling of both is `average_timeout_s`.
+  ceiling, which is `average_timeout_s` for both.
 
 **Slow is not broken.** A member that lets its chunks drip slows its group down to its own speed, as
 a trainer that computes for long does. Breaking a group that moves would free nobody: its members

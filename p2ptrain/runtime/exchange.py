@@ -63,13 +63,12 @@ class ExchangeConfig:
     codec: str = "fp32"
     """How models travel: ``fp32`` as they are, ``bf16`` or ``fp16`` in half of the bytes, ``int8``
     in a quarter. Nothing of what training does is lost, but peers differ by a little rounding, and
-    it costs computing: worth it on links below some 10 Gbit/s. All peers of a swarm must use the
-    same."""
+    it costs computing: worth it on links below some 10 Gbit/s. The same at all peers."""
 
     gradient_codec: str = "fp32"
     """How gradients travel, as above; all members get the same bits with every codec. What rounding
     takes from a gradient is lost: too coarse a codec trains worse. Statistics (buffers) always
-    travel as they are. All peers of a swarm must use the same."""
+    travel as they are. The same at all peers."""
 
     average_timeout_s: Seconds = 60.0
     """A group in which nothing moves for so long is broken, or sooner where less was seen to be
@@ -296,8 +295,6 @@ class BucketExchange:
             if self._mine:
                 start(exchange(peer, self._return_means, self._take_parts, calls=False))
 
-    # --- what a stream carries --------------------------------------------------------------------
-
     async def _send_whole(self, peer: PeerId, stream: ChunkStream) -> None:
         """Direct exchange: our vector, encoded once for all."""
         for index, span in enumerate(self._mine):
@@ -346,8 +343,6 @@ class BucketExchange:
             await self.reduced[index]
             await self._exchange.means_may_leave.wait()
             await self._exchange.send(caller, stream, self.mix.handed_out(span))
-
-    # --- one chunk --------------------------------------------------------------------------------
 
     async def _contribute_own(self, index: int) -> None:
         span = self._mine[index]

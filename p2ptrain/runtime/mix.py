@@ -1,9 +1,9 @@
 """Do the arithmetic of an exchange: parts become means, and means become this member's deltas.
 
-Memory is what bounds an average, so each number is touched as rarely as possible. All work is done
-*in place*: the vector that a member contributes becomes its result, chunk by chunk, in blocks that
-stay in the processor's cache while they are reduced, turned into a delta (mean - own) and checked.
-A part of ours may be overwritten once its owner's answer is there, since the owner has read it.
+Memory is what bounds an average. All work is done *in place*: the vector that a member contributes
+becomes its result, chunk by chunk, in blocks that stay in the processor's cache while they are
+reduced, turned into a delta (mean - own) and checked. A part of ours may be overwritten once its
+owner's answer is there, since the owner has read it.
 
 What an owner hands out for its shard:
 
@@ -64,14 +64,9 @@ class Bucket:
 class Mix:
     """One member's vector on its way from contribution to result.
 
-    Methods for different chunks may run on different threads.
-
-    Args:
-        bucket: what this member contributes; becomes its result.
-        count: members of the group; parts come in their order, ours at `own_at`.
-        mine: the shard that this member reduces.
-        is_direct: whether members send each other whole vectors.
-        lend: gives memory for so many numbers, from where chunks travel best.
+    Methods for different chunks may run on different threads. Parts of the `count` members come in
+    their order, ours at `own_at`; `mine` is the shard that we reduce; `lend` gives memory for so
+    many numbers, from where chunks travel best.
     """
 
     def __init__(
@@ -105,8 +100,6 @@ class Mix:
         """What was borrowed; nobody needs it once the exchange is complete."""
         return [one_V for one_V in (self._parts_V, self._handed_V) if one_V is not self.vector_V]
 
-    # --- what travels -----------------------------------------------------------------------------
-
     def part(self, span: Span) -> memoryview:
         """Our part of a chunk, as it travels; with a lossy codec we contribute what that says."""
         part_S = self._parts_V[span.start : span.stop]
@@ -123,14 +116,8 @@ class Mix:
         """What the others get for a reduced chunk of our shard."""
         return self._encoded[span.start] if self._rounds_mean else self._handed(span).data.cast("B")
 
-    # --- arithmetic -------------------------------------------------------------------------------
-
     def reduce(self, span: Span, parts: Sequence[Vector]) -> float:
-        """Average one chunk of all members, in their order; returns the sum of its squares.
-
-        Raises:
-            NotFinite: if the result is not finite.
-        """
+        """Average one chunk of all members; returns the sum of its squares. Raises NotFinite."""
         with np.errstate(all="ignore"):
             if self._rounds_mean:
                 return self._reduce_rounded(span, parts)
@@ -193,8 +180,6 @@ class Mix:
             np.multiply(mean_S, self._divisor, out=mean_S)
             np.add(own_S, mean_S, out=own_S)
         return squares(own_S)
-
-    # --- small things -----------------------------------------------------------------------------
 
     def _own(self, span: Span) -> Vector:
         return self.vector_V[span.start : span.stop]

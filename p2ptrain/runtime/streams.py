@@ -83,8 +83,6 @@ class Streams:
         self._met: dict[PeerId, None] = {}
         self._streams: list[ChunkStream] = []
 
-    # --- what can be seen -------------------------------------------------------------------------
-
     @property
     def moved_bytes(self) -> int:
         """What went over a link, in the direction in which more did."""
@@ -114,8 +112,6 @@ class Streams:
             # Not for longer: meanwhile all may have come, and it is the shorter one that holds.
             left_s = max(allowed_s - self.silent_s, SHORTEST_S)
             await asyncio.sleep(min(left_s, self.stall_s))
-
-    # --- openings ---------------------------------------------------------------------------------
 
     def expect(
         self, bucket: str, size: int, chunk_size: int, codec: str, callers: Iterable[PeerId]
@@ -161,13 +157,8 @@ class Streams:
     ) -> None:
         """Send and take on one stream, from its beginning to its end.
 
-        Args:
-            bucket: what travels.
-            peer: the other side.
-            send: sends all that `peer` gets on this stream.
-            take: takes all that `peer` sends, until its memory is not needed any more.
-            calls: whether this side opens the stream, or waits until `peer` does.
-            ends: whether a caller still has to end its side, which says that it has all.
+        The side that `calls` opens it; if it `ends` its own direction, it does so when it has all.
+        `take` returns when the memory of what came is not needed any more.
         """
         stream = await (self._call(bucket, peer) if calls else self._called_by(bucket, peer))
         sending = self.scope.start(send(peer, stream))
