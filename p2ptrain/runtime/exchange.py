@@ -122,7 +122,6 @@ class Exchange(Streams):
     slots: Buffers
     """For chunks to arrive in."""
     executor: CopyExecutor
-    """Runs what takes long on a worker thread."""
     shards: Sequence[int] = ()
     """The weights of the members' shards, in their order; none: equal shards."""
 
@@ -182,10 +181,8 @@ class Exchange(Streams):
         try:
             await reduced
         except asyncio.CancelledError:
-            if moving.done():
-                moving.result()  # it broke, and that is why
             moving.cancel()
-            await asyncio.gather(moving, return_exceptions=True)
+            await moving  # if it broke, that is why
             raise
 
     async def all_gather(self) -> None:
@@ -259,13 +256,11 @@ class BucketExchange:
         self._exchange, self._bucket, self._members = exchange, bucket, members
         self.codec = bucket.codec
         self.square_sum = 0.0
-        """Of the result's numbers."""
         size, count, chunk_size = len(bucket.vector_V), len(members), bucket.chunk_size
         direct = self._is_direct = is_direct(size, count, chunk_size, lossy=not self.codec.is_exact)
-        self.slots: dict[tuple[PeerId, int], Vector]
-        """Where chunks arrive."""
-        self.slots = defaultdict(partial(exchange.slots.take, chunk_size))
-        own_at, mine, lend = members.index(me), self._shard(me), exchange.buffers.take
+        lend, lend_slot = exchange.buffers.take, partial(exchange.slots.take, chunk_size)
+        self.slots: dict[tuple[PeerId, int], Vector] = defaultdict(lend_slot)
+        own_at, mine = members.index(me), self._shard(me)
         self._mine = chunks(mine, chunk_size)
         self.mix = Mix(bucket, count, own_at, mine, is_direct=direct, lend=lend)
         self._parts: list[dict[PeerId, Vector]] = [{} for _ in self._mine]
@@ -280,7 +275,6 @@ class BucketExchange:
         exchange.expect(bucket.name, size, chunk_size, self.codec.name, callers)
 
     async def start(self) -> None:
-        """Begin to move."""
         streams, name = self._exchange, self._bucket.name
         if self._is_direct and streams.others:
             streams.exchange_directly(name, self._send_whole, self._take_parts)
@@ -318,7 +312,6 @@ class BucketExchange:
             await self._exchange.send(owner, stream, await self._part(span), last=last)
 
     async def _take_means(self, owner: PeerId, stream: ChunkStream) -> None:
-        """Of the owner's shard."""
         for span in chunks(self._shard(owner), self._bucket.chunk_size):
             mean_S = await self._receive(owner, stream, span, MEANS, "sending means")
             take = partial(self.mix.take, span, mean_S)
@@ -338,7 +331,6 @@ class BucketExchange:
             await reduced
 
     async def _return_means(self, caller: PeerId, stream: ChunkStream) -> None:
-        """Of our shard."""
         for index, span in enumerate(self._mine):
             await self.reduced[index]
             await self._exchange.means_may_leave.wait()
@@ -362,7 +354,6 @@ class BucketExchange:
         self._exchange.arrived()
 
     async def _part(self, span: Span) -> memoryview:
-        """Our part of a chunk, as it travels."""
         return await self._compute(partial(self.mix.part, span), {})
 
     async def _receive(

@@ -199,7 +199,6 @@ class Mix:
 
 
 def blocks(size: int) -> Iterator[slice]:
-    """Cut `size` numbers into blocks."""
     return (slice(start, min(start + BLOCK, size)) for start in range(0, size, BLOCK))
 
 

@@ -32,7 +32,6 @@ class SnapshotWriter:
         self._row = size // (4 * self.replica.saved_size)
 
     async def repeat(self, period_s: Seconds) -> None:
-        """Write a row every `period_s`, for ever."""
         while True:
             await self.write()
             await asyncio.sleep(period_s)

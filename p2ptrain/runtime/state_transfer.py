@@ -79,22 +79,20 @@ class StateTransfer:
 
     async def catch_up(self, effect: TakeState) -> None:
         """Take the state of a peer that waits at a later version, or on another lineage."""
-        why = ""
+        donor, version = effect.donor, effect.version
         try:
-            state = await self.download(effect.donor, effect.version, effect.lineage)
-            await self.executor(lambda: self.replica.import_state(state))
+            state = await self.download(donor, version, effect.lineage)
+            await self.executor(partial(self.replica.import_state, state))
+            if self.replica.updates != version:
+                raise StateError(f"{donor} gave the state of version {self.replica.updates}")
         except P2PTrainError as error:
-            why = str(error)
-        if not why and self.replica.updates != effect.version:
-            why = f"{effect.donor} gave the state of version {self.replica.updates}"
-        if why:
-            text = f"could not catch up with {effect.donor} at version {effect.version}: {why}"
+            text = f"could not catch up with {donor} at version {version}: {error}"
             self.host.metrics.record("warning", text=text)
             await asyncio.sleep(0.1)
-            self.host.over(StateNotTaken(effect.version, why))
+            self.host.over(StateNotTaken(version, str(error)))
         else:
             self.agreed.contributes, self.agreed.lineage = False, effect.lineage
-            self.host.over(StateTaken(effect.version))
+            self.host.over(StateTaken(version))
 
     async def download(self, donor: PeerId, version: int | None = None, lineage: int = 0) -> State:
         """The model of `donor` (M float32), or all of its state if a version is given.

@@ -24,6 +24,7 @@ SHORTEST_S: Seconds = 0.01
 """Less is not worth a timer, and may be too little for the clock to show."""
 
 OpenStream = Callable[[PeerId, AverageOpening], Awaitable[ChunkStream]]
+Incoming = tuple[asyncio.Future[ChunkStream], asyncio.Event]  # it has come, and has been served
 Move = Callable[[PeerId, ChunkStream], Coroutine[Any, Any, None]]  # Any: asyncio's own types
 
 
@@ -50,7 +51,6 @@ class Streams:
     heard: Callable[[PeerId], None] = lambda _: None
     """Is told whenever anything has come from a member."""
     open_stream: OpenStream
-    """Opens one to another member."""
     arrival_s: Seconds = ARRIVAL_S
     """How long to wait for a member's stream; it may still be in another group."""
     stall_s: Seconds = STALL_S
@@ -73,13 +73,10 @@ class Streams:
         self.due = 0
         """Parts of the result that are yet to come."""
         self.scope = Scope()
-        """Of all that moves."""
         self._started = self._moved_at = self.clock()
         self._link_sent_bytes = self._link_received_bytes = 0  # what left the machine, or may have
         self._openings: dict[str, AverageOpening] = {}
-        self._incoming: dict[
-            tuple[str, PeerId], tuple[asyncio.Future[ChunkStream], asyncio.Event]
-        ] = {}  # each has come, and has been served
+        self._incoming: dict[tuple[str, PeerId], Incoming] = {}
         self._met: dict[PeerId, None] = {}
         self._streams: list[ChunkStream] = []
 
@@ -201,7 +198,6 @@ class Streams:
     async def send(
         self, peer: PeerId, stream: ChunkStream, payload: memoryview, *, last: bool = False
     ) -> None:
-        """Send one message."""
         with self.while_it_is(peer, "taking chunks"):
             await stream.send(payload, last)
         self.sent_bytes += payload.nbytes
