@@ -59,7 +59,6 @@ class Attempt:
     why: str = ""
     consensus_distance_l2: float | None = None
     staleness_steps: int | None = None
-    moving_s: Seconds = 0.0
 
     @property
     def ending(self) -> AverageEnded:
@@ -67,7 +66,8 @@ class Attempt:
         ended = AverageEnded(self.ticket.root, self.outcome, self.why)
         if self.exchange is None:
             return ended
-        return replace(ended, moved_bytes=self.exchange.moved_bytes, moving_s=self.moving_s)
+        moved_bytes, moving_s = self.exchange.moved_bytes, self.exchange.moving_s
+        return replace(ended, moved_bytes=moved_bytes, moving_s=moving_s)
 
 
 @dataclass(slots=True)

@@ -103,20 +103,10 @@ class Averages:
         group.task.add_done_callback(over)
 
     def handle(self, effect: Abandon | Break | Resolve) -> None:
-        """Something that the machine has decided about an average that runs."""
+        """The machine has decided something about an average that may still run."""
         group = self._groups.get(effect.ticket.root)
-        if group is None or group.is_committing:
-            return  # there is no way back
-        match effect:
-            case Abandon():
-                group.task.cancel(effect)
-            case Break(ticket=group.ticket, why=why):
-                group.call_off(why)
-            case Resolve(ticket=group.ticket):
-                group.resolve(effect)
-                self._groups[effect.ticket.root] = group.next or group
-            case _:
-                pass  # of an attempt that is over
+        if group and not group.is_committing:  # then there is no way back
+            self._groups[effect.ticket.root] = group.handle(effect)
 
     async def accept(self, opening: AverageOpening, stream: ChunkStream) -> None:
         """A member's stream has come, perhaps before the word that forms its group.
@@ -217,22 +207,26 @@ class FormedGroup(Attempt):
         self._called_off: GroupBroken | None = None
         self._adopts: asyncio.Future[bool] | None = None  # it broke, and waits for this
 
-    # --- for the machine --------------------------------------------------------------------------
+    # --- for `Averages` ---------------------------------------------------------------------------
 
-    def call_off(self, why: str) -> None:
-        """This attempt breaks: another member cannot finish it."""
-        self._called_off = GroupBroken(Outcome.LOST, why)
-        if self.exchange:
-            self.exchange.scope.fail(self._called_off)
-
-    def resolve(self, effect: Resolve) -> None:
-        """If this attempt broke, it goes on as this says."""
-        if self._adopts and not self._adopts.done():
-            if effect.again:
-                averages, members = self._averages, effect.members
-                self.next = FormedGroup(averages, self._effect, effect.again, members)
-                self.next.task = self.task
-            self._adopts.set_result(effect.adopt)
+    def handle(self, effect: Abandon | Break | Resolve) -> "FormedGroup":
+        """Do what the machine has decided; returns the attempt that is the present one then."""
+        match effect:
+            case Abandon():
+                self.task.cancel(effect)
+            case Break(ticket=self.ticket, why=why):
+                self._called_off = GroupBroken(Outcome.LOST, why)
+                if self.exchange:
+                    self.exchange.scope.fail(self._called_off)
+            case Resolve(ticket=self.ticket) if self._adopts and not self._adopts.done():
+                if effect.again:
+                    averages, members = self._averages, effect.members
+                    self.next = FormedGroup(averages, self._effect, effect.again, members)
+                    self.next.task = self.task
+                self._adopts.set_result(effect.adopt)
+            case _:
+                pass  # of an attempt that is over
+        return self.next or self
 
     async def run(self) -> "FormedGroup | None":
         """Do what the algorithm does in a group; returns the attempt that follows, if any does."""
@@ -266,7 +260,12 @@ class FormedGroup(Attempt):
     async def reduce(self) -> None:
         exchange = await self._contribute()
         try:
-            await self._exchange(exchange)
+            try:
+                if self._called_off:
+                    raise self._called_off
+                await exchange.run()
+            finally:
+                self._learn(exchange)
         except GroupBroken as broken:
             self.outcome, self.why = broken.outcome, str(broken)
             if broken.outcome is Outcome.BROKEN:
@@ -359,28 +358,13 @@ class FormedGroup(Attempt):
             for name, part_V, codec, divisor in parts
         ]
 
-    async def _exchange(self, exchange: Exchange) -> None:
-        """Move the chunks.
-
-        Raises:
-            GroupBroken: if that did not work, or it was called off.
-        """
-        began = self._averages.host.now
-        try:
-            if self._called_off:
-                raise self._called_off
-            await exchange.run()
-            self.moving_s = self._averages.host.now - began
-        finally:
-            self._learn(exchange)
-
     def _learn(self, exchange: Exchange) -> None:
         """What this attempt tells of how long to wait in others."""
         transfers, kind = self._averages.transfers, (self.what, len(self.members))
         for after_s in exchange.arrivals.values():
             transfers.arrivals.took(after_s)
-        if self.moving_s:
-            transfers.stall(*kind).took(self.moving_s)
+        if exchange.ended_well:
+            transfers.stall(*kind).took(exchange.moving_s)
         else:
             transfers.broke(*kind, exchange.silent_s, exchange.missing_s)
 

@@ -66,8 +66,8 @@ class Streams:
         """How long after the group's beginning each one's stream came, of those that open one."""
         self.has_all = asyncio.Event()
         """Set: all of the result is here, whether or not all others have it."""
-        self.ended_well = False
-        """All streams have, and so all members have the result."""
+        self.ended_well, self.moving_s = False, 0.0
+        """All streams have, and so all members have the result; how long it took."""
         self.means_may_leave = asyncio.Event()
         """Set: what this member has reduced goes out to the others."""
         self.due = 0
@@ -157,7 +157,12 @@ class Streams:
         The side that `calls` opens it; if it `ends` its own direction, it does so when it has all.
         `take` returns when the memory of what came is not needed any more.
         """
-        stream = await (self._call(bucket, peer) if calls else self._called_by(bucket, peer))
+        if calls:
+            with self.while_it_is(peer, "opening its stream"):
+                stream = await self.open_stream(peer, self._openings[bucket])
+            self._streams.append(stream)
+        else:
+            stream = await self._called_by(bucket, peer)
         sending = self.scope.start(send(peer, stream))
         await take(peer, stream)
         await sending
@@ -178,12 +183,6 @@ class Streams:
         """Send to all what they all get, on one stream per pair that the later one opens."""
         for peer in self.others:
             self.scope.start(self.exchange(bucket, peer, send, take, calls=peer not in self.later))
-
-    async def _call(self, bucket: str, peer: PeerId) -> ChunkStream:
-        with self.while_it_is(peer, "opening its stream"):
-            stream = await self.open_stream(peer, self._openings[bucket])
-        self._streams.append(stream)
-        return stream
 
     async def _called_by(self, bucket: str, peer: PeerId) -> ChunkStream:
         try:
@@ -252,10 +251,10 @@ class Streams:
 
     def close(self, broken: str) -> None:
         """Everything is over; if something `broken` it, the streams are aborted."""
-        self.ended_well = not broken
-        if broken:
-            for stream in self._streams:
-                stream.abort(broken)
+        if not broken:
+            self.ended_well, self.moving_s = True, self.clock() - self._started
+        for stream in self._streams if broken else ():
+            stream.abort(broken)
         for _, served in self._incoming.values():
             served.set()
 
