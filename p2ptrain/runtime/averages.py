@@ -159,14 +159,14 @@ class Averages:
             return MODEL
         agreed, membership = self.agreed, self.host.machine.membership
         if purpose.what is What.STALE_GRADIENTS:
-            own, samples = self.pending.promise(), agreed.samples_before + self.pending.samples
+            own, before = self.pending.promise(), agreed.samples_before
         else:
             of_step = agreed.samples_of_step
             weight = of_step if agreed.contributes else 0
             mask = self.replica.gradient_mask() if weight else b""
-            own = Contribution(weight=weight, usual=of_step, gradient_mask=mask)
-            samples = membership.me.samples + of_step
-        return replace(own, samples=samples, wants_to_end=agreed.wants_to_end)
+            own = Contribution(weight=weight, usual=of_step, samples=of_step, gradient_mask=mask)
+            before = membership.me.samples
+        return replace(own, samples=before + own.samples, wants_to_end=agreed.wants_to_end)
 
     async def copy(self, function: Callable[[], T]) -> T:
         """Copy gradients: nobody else wants them now, so a short copy is made here and at once."""
@@ -261,8 +261,6 @@ class FormedGroup(Attempt):
         exchange = await self._contribute()
         try:
             try:
-                if self._called_off:
-                    raise self._called_off
                 await exchange.run()
             finally:
                 self._learn(exchange)
@@ -312,6 +310,8 @@ class FormedGroup(Attempt):
             most_s=averages.config.average_timeout_s,
             shards=weights_left(effect.members, effect.weights, self.members),
         )
+        if self._called_off:
+            self.exchange.scope.fail(self._called_off)  # before anything moves
         host.notify_change()
         return self.exchange
 
