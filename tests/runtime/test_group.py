@@ -126,7 +126,8 @@ async def test_what_is_being_applied_is_not_abandoned_in_a_second_attempt_either
     while not world.peers[PeerId("c")].driver.averages.running:  # noqa: ASYNC110 - virtual time
         await asyncio.sleep(0.001)
     world.crash("c")
-    assert (await asking).done
+    async with asyncio.timeout(30):
+        assert (await asking).done
     assert applied
     assert {group.outcome for group in applied} == {Outcome.DONE}
     await world.close()
