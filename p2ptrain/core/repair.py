@@ -1,11 +1,10 @@
 """Repair a broken group: its surviving members agree in one round how it goes on.
 
-If one member's stream fails, the attempt fails at all members sooner or later. The first attempt of
-a group has the ticket that formed it, each later one the same ticket with a higher `attempt`.
-Whatever holds the group together (the slot, the version) stays held, so nobody joins again.
+The first attempt of a group has the ticket that formed it, each later one the same ticket with a
+higher `attempt`. What holds the group together (the slot, the version) stays held meanwhile.
 
 **Rule.** A member commits an attempt only when all members have all of its result
-(`runtime/exchange.py`). So if any member has committed it, all hold the result, and *all adopt it*.
+(`runtime/streams.py`). So if any member has committed it, all hold the result, and *all adopt it*.
 If no surviving member has, none may: all drop it, and the survivors *try again* without the others.
 A member that has reported an attempt as broken commits it only if told to adopt.
 
@@ -28,10 +27,8 @@ suffices, at once), or if it has not answered for `silence_s`. A chunk of the at
 answer: a peer that is busy moving chunks may answer late. A member that was declared lost by
 mistake learns so and gives up. If it had committed, or if two repair leaders cannot hear each other
 and disagree, some members have a result that others lack. That is recorded; in delta form it moves
-the mean of all models by a little, and nothing else.
-
-Where all members must end with equal models even that is too much: such a group tries again only
-with more than half of its first members, so no two parts can.
+the mean of all models by a little, and nothing else. Where all members must end with equal models
+even that is too much: such a group tries again only with more than half of its first members.
 
 **No member waits for one that left.** After `ask_s` each member polls the others, a few at a time.
 One that left, or never entered, answers that it is out: its earlier message was lost.
@@ -41,7 +38,7 @@ new one may form.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -124,25 +121,18 @@ class _Group:
     turn: int = 0
 
 
+@dataclass(eq=False)
 class Repair:
     """One peer's part in repairing its groups; `is_alive` is membership's view."""
 
-    def __init__(
-        self,
-        me: PeerId,
-        config: RepairConfig,
-        is_alive: Callable[[PeerId], bool],
-        expects: Callable[[Ticket], bool],
-        emit: Callable[[Effect], None],
-    ) -> None:
-        self._me = me
-        self._config = config
-        self._is_alive = is_alive
-        self._expects = expects
-        self._emit = emit
-        self._group: _Group | None = None
-        self._past: dict[Ticket, AttemptPhase] = {}
-        self._resolutions: dict[Ticket, Resolution] = {}  # ours, as the repair leader
+    me: PeerId
+    config: RepairConfig
+    is_alive: Callable[[PeerId], bool]
+    expects: Callable[[Ticket], bool]
+    emit: Callable[[Effect], None]
+    _group: _Group | None = None
+    _past: dict[Ticket, AttemptPhase] = field(default_factory=dict)
+    _resolutions: dict[Ticket, Resolution] = field(default_factory=dict)  # ours, as the leader
 
     def holds(self, ticket: Ticket) -> bool:
         """True while `ticket` is the present attempt of our group."""
@@ -160,19 +150,18 @@ class Repair:
         """A group begins its first attempt; a `whole` one is tried again only by a majority."""
         if self._group:
             self._end(AttemptPhase.OUT)
-        least = len(members) // 2 + 1 if whole else 2
-        self._group = _Group(ticket, members, len(members), max(2, least), now + self._config.ask_s)
+        least = max(2, len(members) // 2 + 1 if whole else 2)
+        self._group = _Group(ticket, members, len(members), least, now + self.config.ask_s)
 
     def broke(self, ticket: Ticket, now: Seconds, *, complete: bool) -> None:
         """Our attempt broke; it ends in a `Resolve`. `complete`: we hold all of its result."""
         group = self._group
         if group is None or group.ticket != ticket:
-            self._emit(Resolve(ticket, why="the group is over"))
+            self.emit(Resolve(ticket, why="the group is over"))
             return
         group.broken_at, group.complete = now, complete
-        group.wake_at = now + self._config.resend_s
-        self._tell(group)
-        self._maybe_resolve(now)
+        self._report(group, now)
+        self._maybe_resolve(group, now)
 
     def ended(self, root: Ticket, now: Seconds, *, done: bool) -> None:
         """The average of this group is over, for good."""
@@ -189,8 +178,7 @@ class Repair:
             if group.broken_at is None:
                 group.wake_at = now  # ask it
                 group.asked.setdefault(peer, now)
-            else:
-                self._maybe_resolve(now)
+            self._maybe_resolve(group, now)
 
     def heard(self, ticket: Ticket, peer: PeerId) -> None:
         """A chunk of this attempt has come from `peer`, which counts as an answer."""
@@ -205,194 +193,163 @@ class Repair:
         group = self._group
         if group is None or peer not in group.members or len(group.members) < 3:
             return None
-        if group.broken_at is None:
-            self._stop(group, why)
+        self._stop(group, why)
         return group.ticket.root, tuple(other for other in group.members if other != peer)
 
     def receive(self, source: PeerId, message: RepairMessage, now: Seconds) -> None:
-        match message:
-            case AttemptStatus():
-                self._handle_status(source, message, now)
-            case Resolution():
-                self._handle_resolution(source, message, now)
+        """A member, or a peer that believes to be one, has a status or a resolution for us."""
+        group = self._group
+        if group is None or group.ticket != message.ticket:
+            if isinstance(message, AttemptStatus) and message.asks:
+                self._answer(source, message.ticket)
+        elif source in group.members and source != self.me:
+            match message:
+                case AttemptStatus():
+                    self._handle_status(group, source, message, now)
+                case Resolution() if group.broken_at is None:  # we say so, and are told again
+                    self._stop(group, "it was repaired without us")
+                case Resolution():
+                    self._resolve(group, message, now)
 
     def handle_timer(self, now: Seconds) -> None:
         group = self._group
         if group is None:
             return
+        is_due = group.wake_at <= now
         if group.broken_at is None:
-            if group.wake_at <= now:
+            if is_due:
                 self._ask(group, now)
-            return
-        if now >= group.broken_at + self._config.give_up_s:
+        elif now >= group.broken_at + self.config.give_up_s:
             self._resolve(group, Resolution(group.ticket), now)
-            return
-        if group.wake_at <= now:
-            group.wake_at = now + self._config.resend_s
-            self._tell(group)
-        self._maybe_resolve(now)
+        else:
+            if is_due:
+                self._report(group, now)
+            self._maybe_resolve(group, now)
 
     def next_deadline(self) -> Seconds | None:
         return self._group.wake_at if self._group else None
 
     def check(self) -> None:
         group = self._group
-        if group and self._me not in group.members:
-            raise InvariantViolation(f"{self._me} repairs a group without itself: {group}")
+        if group and self.me not in group.members:
+            raise InvariantViolation(f"{self.me} repairs a group without itself: {group}")
 
     # --- while it runs ----------------------------------------------------------------------------
 
     def _ask(self, group: _Group, now: Seconds) -> None:
         """Poll some members; stop the attempt if one has been silent for too long."""
-        group.wake_at = now + self._config.ask_s
+        group.wake_at = now + self.config.ask_s
         if group.stopped:
             return
         for peer, since in group.asked.items():
-            if since + self._config.silence_s <= now:
+            if since + self.config.silence_s <= now:
                 self._stop(group, f"{peer} has not answered for {now - since:.1f} s")
                 return
-        others = [peer for peer in group.members if peer != self._me]
+        others = [peer for peer in group.members if peer != self.me]
         count = min(ASKED_AT_ONCE, len(others))
-        chosen = [others[(group.turn + k) % len(others)] for k in range(count)]
+        for turn in range(group.turn, group.turn + count):
+            group.asked.setdefault(others[turn % len(others)], now)
         group.turn += count
-        for peer in chosen if len(others) > count else others:
-            group.asked.setdefault(peer, now)
-        for peer in group.asked:
-            # Lost: asked again, until it has been silent for too long.
-            self._emit(Send(peer, AttemptStatus(group.ticket, AttemptPhase.RUNNING, asks=True)))
+        # Lost: asked again, until it has been silent for too long.
+        self._send(group.asked, AttemptStatus(group.ticket, AttemptPhase.RUNNING, asks=True))
 
     def _stop(self, group: _Group, why: str) -> None:
-        if not group.stopped:
+        """Break the attempt, unless it is broken or can break no more."""
+        if group.broken_at is None and not group.stopped:
             group.stopped = True
-            self._emit(Break(group.ticket, why))
+            self.emit(Break(group.ticket, why))
 
-    def _handle_status(self, source: PeerId, message: AttemptStatus, now: Seconds) -> None:
-        group, ticket, phase = self._group, message.ticket, message.phase
-        if group is None or group.ticket != ticket:
-            if message.asks:
-                self._answer(source, ticket)
-            return
-        if source not in group.members or source == self._me:
-            return
+    def _handle_status(
+        self, group: _Group, source: PeerId, message: AttemptStatus, now: Seconds
+    ) -> None:
         group.asked.pop(source, None)
-        if phase is AttemptPhase.RUNNING:
-            if message.asks and group.broken_at is None:
-                self._emit(
-                    Send(source, AttemptStatus(ticket, AttemptPhase.RUNNING))
-                )  # lost: it asks again
-            return
-        group.reports[source] = phase
-        if group.broken_at is None:
-            self._stop(group, f"{source} is {phase.name.lower()}")
-        else:
-            self._maybe_resolve(now)
+        if message.phase is not AttemptPhase.RUNNING:
+            group.reports[source] = message.phase
+            if group.broken_at is None:
+                self._stop(group, f"{source} is {message.phase.name.lower()}")
+            else:
+                self._maybe_resolve(group, now)
+        elif message.asks and group.broken_at is None:
+            self._send([source], AttemptStatus(group.ticket, message.phase))  # lost: it asks again
 
     def _answer(self, source: PeerId, ticket: Ticket) -> None:
-        """Report our status in an attempt that we are not in."""
-        if ticket in self._resolutions:
-            self._emit(
-                Send(source, self._resolutions[ticket])
-            )  # lost: it says again that it is broken
-            return
-        phase = self._past.get(ticket, AttemptPhase.OUT)
-        if ticket not in self._past and self._expects(ticket.root):
-            phase = AttemptPhase.RUNNING
-        self._emit(Send(source, AttemptStatus(ticket, phase)))  # lost: it asks again
+        """Report our status in an attempt that we are not in; lost: it asks again."""
+        phase = self._past.get(ticket)
+        if phase is None:
+            is_coming = self.expects(ticket.root)
+            phase = AttemptPhase.RUNNING if is_coming else AttemptPhase.OUT
+        self._send([source], self._resolutions.get(ticket, AttemptStatus(ticket, phase)))
 
     # --- when it is broken ------------------------------------------------------------------------
 
-    def _tell(self, group: _Group) -> None:
-        for peer in group.members:
-            if peer != self._me:  # lost: said again until it is repaired
-                self._emit(Send(peer, AttemptStatus(group.ticket, AttemptPhase.BROKEN, asks=True)))
+    def _report(self, group: _Group, now: Seconds) -> None:
+        """Tell all that it is broken; lost: said again until it is repaired."""
+        group.wake_at = now + self.config.resend_s
+        self._send(group.members, AttemptStatus(group.ticket, AttemptPhase.BROKEN, asks=True))
 
-    def _maybe_resolve(self, now: Seconds) -> None:
-        """If this peer leads and all survivors have reported: announce the resolution."""
-        group = self._group
-        if group is None or group.broken_at is None:
+    def _maybe_resolve(self, group: _Group, now: Seconds) -> None:
+        """If it is broken, this peer leads and all survivors have reported: say how it goes on."""
+        if group.broken_at is None:
             return
-        order = sorted(group.members, key=lambda peer: (peer != group.ticket.initiator, peer))
-        left = [peer for peer in order if peer == self._me or not self._is_past(group, peer, now)]
-        if left[0] != self._me or any(p != self._me and p not in group.reports for p in left):
+        reports = {self.me: AttemptPhase.BROKEN, **group.reports}
+        waits = now < group.broken_at + self.config.report_s
+        # Without those that are lost, or past the attempt: they take no part in the repair.
+        left = [
+            peer
+            for peer in sorted(group.members, key=lambda p: (p != group.ticket.initiator, p))
+            if reports.get(peer) is AttemptPhase.BROKEN
+            or (peer not in reports and waits and self.is_alive(peer))
+        ]
+        if left[0] != self.me or any(peer not in reports for peer in left):
             return
-        resolution = self._resolution(group)
+        rounds = group.ticket.attempt // group.size + 1
+        if AttemptPhase.COMMITTED in reports.values():
+            resolution = Resolution(group.ticket, adopt=True)
+        elif len(left) < group.least or rounds >= MOST_ATTEMPTS:
+            resolution = Resolution(group.ticket)
+        else:  # by a number that is no other leader's
+            again = rounds * group.size + group.members.index(self.me)
+            members = tuple(peer for peer in group.members if peer in left)
+            resolution = Resolution(group.ticket, again=again, members=members)
         _keep(self._resolutions, group.ticket, resolution)
-        for peer in group.members:
-            if peer != self._me:
-                self._emit(Send(peer, resolution))  # lost: it says again that it is broken
+        self._send(group.members, resolution)  # lost: they say again that it is broken
         self._resolve(group, resolution, now)
 
-    def _is_past(self, group: _Group, peer: PeerId, now: Seconds) -> bool:
-        """True for a member that is lost, or past the attempt: it takes no part in the repair."""
-        assert group.broken_at is not None
-        if peer in group.reports:
-            return group.reports[peer] is not AttemptPhase.BROKEN
-        waited = now >= group.broken_at + self._config.report_s
-        return waited or not self._is_alive(peer)
-
-    def _resolution(self, group: _Group) -> Resolution:
-        if AttemptPhase.COMMITTED in group.reports.values():
-            return Resolution(group.ticket, adopt=True)
-        left = [
-            p for p in group.members if group.reports.get(p) is AttemptPhase.BROKEN or p == self._me
-        ]
-        rounds = group.ticket.attempt // group.size + 1
-        if len(left) < group.least or rounds >= MOST_ATTEMPTS:
-            return Resolution(group.ticket)
-        attempt = rounds * group.size + group.members.index(
-            self._me
-        )  # no other repair leader's number
-        return Resolution(group.ticket, again=attempt, members=tuple(left))
-
-    def _handle_resolution(self, source: PeerId, message: Resolution, now: Seconds) -> None:
-        group = self._group
-        if group is None or group.ticket != message.ticket or source not in group.members:
-            return
-        if group.broken_at is None:
-            self._stop(group, "it was repaired without us")  # and we say so, and are told again
-        else:
-            self._resolve(group, message, now)
-
     def _resolve(self, group: _Group, resolution: Resolution, now: Seconds) -> None:
-        adopts = resolution.adopt and group.complete
-        most = MOST_ATTEMPTS * group.size
         left = {*resolution.members}
         goes_on = (
-            group.ticket.attempt < resolution.again <= most
-            and self._me in left
+            group.ticket.attempt < resolution.again <= MOST_ATTEMPTS * group.size
+            and self.me in left
             and len(left) >= group.least
             and left <= {*group.members}
         )
-        if adopts:
-            group.broken_at = None
+        wake_at = now + self.config.ask_s
+        if resolution.adopt and group.complete:
+            group.broken_at, group.wake_at = None, wake_at
             group.stopped = True  # it cannot break any more
-            group.wake_at = now + self._config.ask_s
-            self._emit(Resolve(group.ticket, adopt=True))
+            self.emit(Resolve(group.ticket, adopt=True))
         elif goes_on:
-            ticket = replace(group.ticket, attempt=resolution.again)
+            ticket, members = replace(group.ticket, attempt=resolution.again), tuple(sorted(left))
             _keep(self._past, group.ticket, AttemptPhase.OUT)
-            members = tuple(sorted(left))
-            wake_at = now + self._config.ask_s
             self._group = _Group(ticket, members, group.size, group.least, wake_at)
-            self._emit(Resolve(group.ticket, again=ticket, members=members))
+            self.emit(Resolve(group.ticket, again=ticket, members=members))
         else:
             self._end(AttemptPhase.OUT)
-            self._emit(Resolve(group.ticket, why="too few are left of the group"))
-
-    # --- the end ----------------------------------------------------------------------------------
+            self.emit(Resolve(group.ticket, why="too few are left of the group"))
 
     def _end(self, phase: AttemptPhase) -> None:
+        """Tell those who would wait: all, if we leave in the middle, or who has reported."""
         group, self._group = self._group, None
         assert group is not None
         _keep(self._past, group.ticket, phase)
-        asking = (
-            group.members
-            if phase is AttemptPhase.OUT and group.broken_at is None
-            else group.reports
-        )
-        for peer in asking:
-            if peer != self._me:
-                self._emit(Send(peer, AttemptStatus(group.ticket, phase)))  # lost: it asks
+        leaves = phase is AttemptPhase.OUT and group.broken_at is None
+        told = group.members if leaves else group.reports
+        self._send(told, AttemptStatus(group.ticket, phase))  # lost: they ask
+
+    def _send(self, targets: Iterable[PeerId], message: RepairMessage) -> None:
+        for peer in targets:
+            if peer != self.me:
+                self.emit(Send(peer, message))
 
 
 def _keep(memory: dict[Ticket, T], ticket: Ticket, what: T) -> None:

@@ -1,16 +1,13 @@
 """Derive how long a group waits for its members' streams, and for any progress.
 
-An average has no deadline of its own: its chunks move as fast as its links allow, and while they
-move it is waited for. Deadlines apply to *silence*, and follow observations (`core/deadlines.py`),
-so nobody has to configure how fast links are:
+An average has no deadline of its own: while its chunks move it is waited for. Deadlines apply to
+*silence*, and follow observations (`core/deadlines.py`), so nobody configures how fast links are:
 
-* `arrival_s`: how long members, which learn of their group one after the other, wait for each
+* `arrivals`: how long members, which learn of their group one after the other, wait for each
   other's streams. At first, and at least, `ARRIVAL_S`; more where messages take longer.
-* `stall_s`: a group breaks if nothing has moved for as long as whole groups of its kind (the same
+* `stall`: a group breaks if nothing has moved for as long as whole groups of its kind (the same
   payload, about as many members) usually take. At least `STALL_S`; until enough were observed, the
-  ceiling.
-
-The ceiling of both is `average_timeout_s`.
+  ceiling, which is `average_timeout_s` for both.
 
 **Slow is not broken.** A member that lets its chunks drip slows its group down to its own speed, as
 a trainer that computes for long does. Breaking a group that moves would free nobody: its members
@@ -36,36 +33,22 @@ class Transfers:
     """One peer's observations of its groups; `most_s` is the ceiling of all deadlines."""
 
     def __init__(self, most_s: Seconds) -> None:
-        self._most_s = most_s
-        self._arrivals = Deadline(min(ARRIVAL_S, most_s), most_s, min(ARRIVAL_S, most_s))
+        self._most_s, least_s = most_s, min(ARRIVAL_S, most_s)
         self._kinds: dict[tuple[What, int], Deadline] = {}
-
-    @property
-    def arrival_s(self) -> Seconds:
+        self.arrivals = Deadline(least_s, most_s, least_s)
         """How long after a group's beginning a member's stream may come."""
-        return self._arrivals.seconds
 
-    def arrived(self, after_s: Seconds) -> None:
-        self._arrivals.took(after_s)
-
-    def stall_s(self, what: What, size: int) -> Seconds:
-        """How long nothing may move in a group of `size` members."""
-        return self._of(what, size).seconds
-
-    def done(self, what: What, size: int, after_s: Seconds) -> None:
-        """A group has ended well after `after_s`."""
-        self._of(what, size).took(after_s)
-
-    def broke(self, what: What, size: int, silent_s: Seconds, missing_s: Seconds) -> None:
-        """A group broke after a silence of `silent_s`, and after `missing_s` without a stream."""
-        stall = self._of(what, size)
-        late = self._arrivals.broke(missing_s)
-        if stall.broke(silent_s) or late:  # slow chunks mean slow messages, too
-            stall.missed()
-            self._arrivals.missed()
-
-    def _of(self, what: What, size: int) -> Deadline:
+    def stall(self, what: What, size: int) -> Deadline:
+        """How long nothing may move in a group of `size` members, since whole ones take so long."""
         kind = what, size.bit_length()
         if kind not in self._kinds:
             self._kinds[kind] = Deadline(min(STALL_S, self._most_s), self._most_s, self._most_s)
         return self._kinds[kind]
+
+    def broke(self, what: What, size: int, silent_s: Seconds, missing_s: Seconds) -> None:
+        """A group broke after a silence of `silent_s`, and after `missing_s` without a stream."""
+        stall = self.stall(what, size)
+        late = self.arrivals.broke(missing_s)
+        if stall.broke(silent_s) or late:  # slow chunks mean slow messages, too
+            stall.missed()
+            self.arrivals.missed()

@@ -1,10 +1,8 @@
 """One record per step, a wide one per group attempt, and the sums of a peer's summary."""
 
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
-from p2ptrain.compute.replica import Vector
-from p2ptrain.core.contribution import Contribution
 from p2ptrain.core.effects import AverageEnded, Outcome, What
 from p2ptrain.ids import PeerId, Seconds, Ticket
 from p2ptrain.runtime.exchange import Exchange
@@ -47,30 +45,21 @@ class Attempt:
     what: What
     asked_at: Seconds
     formed_at: Seconds
-    contributions: tuple[Contribution, ...] = ()
-    """What the members stated, in their order."""
-    vector_V: Vector | None = None
-    """What this member contributes, all buckets in one."""
     exchange: Exchange | None = None
-    keeps_mean: bool = False
-    """Its result is the mean of models and no delta, for an algorithm that keeps it."""
-    adopted: bool = False
-    """It broke, and all members go on with its result."""
-    updates: int = 0
-    """Of the model that was contributed."""
     snapshot_s: Seconds = 0.0
     apply_s: Seconds = 0.0
     outcome: Outcome = Outcome.DONE
     why: str = ""
     consensus_distance_l2: float | None = None
     staleness_steps: int | None = None
-    moving_since: Seconds = 0.0
-    moving_s: Seconds = 0.0
 
     @property
     def ending(self) -> AverageEnded:
-        moved_bytes = self.exchange.moved_bytes if self.exchange else 0
-        return AverageEnded(self.ticket.root, self.outcome, self.why, moved_bytes, self.moving_s)
+        ended = AverageEnded(self.ticket.root, self.outcome, self.why)
+        if self.exchange is None:
+            return ended
+        moved_bytes, moving_s = self.exchange.moved_bytes, self.exchange.moving_s
+        return replace(ended, moved_bytes=moved_bytes, moving_s=moving_s)
 
 
 @dataclass(slots=True)

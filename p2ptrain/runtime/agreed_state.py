@@ -1,8 +1,7 @@
-"""Compute what all members of a synchronous group agree on, from their contributions.
+"""Compute what all members of a synchronous group agree on, each from the same `Contribution`s.
 
-Every member computes the same from the same `Contribution`s: whether any wants to end, so that all
-end after the same version; progress, so that all follow the same schedule; whether any had
-gradients, so that all make the update or none does.
+Whether any wants to end, so that all end after the same version; progress, so that all follow the
+same schedule; whether any had gradients, so that all make the update or none does.
 
 **Lineage.** Equal models that take in the same mean stay equal. So a model's *lineage* is a digest
 of some numbers of the model that it began with, then of each average that went into it: its ticket

@@ -18,9 +18,8 @@ class Buffers:
 
     def __init__(self, make: Callable[[int], Vector], kept: int = KEPT) -> None:
         self._make = make
-        self._kept = kept
         self._lock = threading.Lock()
-        self._idle: list[Vector] = []
+        self._idle: deque[Vector] = deque(maxlen=kept)
         self._made: deque[int] = deque(maxlen=MADE * kept)  # where they stand
 
     def take(self, size: int) -> Vector:
@@ -28,16 +27,14 @@ class Buffers:
         with self._lock:
             for index, vector in enumerate(self._idle):
                 if len(vector) == size:
-                    return self._idle.pop(index)
+                    del self._idle[index]
+                    return vector
             made = self._make(size)
             self._made.append(made.ctypes.data)
             return made
 
     def give(self, vector: Vector) -> None:
-        """Take a vector back, or one that stands in its place if it is as good: one of ours.
-
-        Nobody else may use it any more.
-        """
+        """Take a vector back that nobody uses any more, or one in its place if that is ours."""
         with self._lock:
             if vector.ctypes.data in self._made:
-                self._idle = [*self._idle, vector][-self._kept :]
+                self._idle.append(vector)

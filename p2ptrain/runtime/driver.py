@@ -412,12 +412,8 @@ class Driver:
                     self.send(target, message)
                 case effects.Average():
                     self.averages.start(effect)
-                case effects.Abandon():
-                    self.averages.abandon(effect)
-                case effects.Break():
-                    self.averages.call_off(effect)
-                case effects.Resolve():
-                    self.averages.resolve(effect)
+                case effects.Abandon() | effects.Break() | effects.Resolve():
+                    self.averages.handle(effect)
                 case effects.TakeState():
                     self.start_activity(self.state_transfer.catch_up(effect))
                 case effects.GroupEnded():

@@ -1,9 +1,8 @@
 """Move a formed group's payload: named buckets, all in flight under one ticket.
 
 A *bucket* is a vector of its own codec and divisor, or a string of bytes. A vector is reduced by
-reduce-scatter and all-gather over streams, pipelined. Every member opens one stream to every other
-member, the *owner* of a shard (`core/shards.py`). Up the stream go the caller's chunks of that
-shard, down it come their means:
+reduce-scatter and all-gather, pipelined. Every member opens one stream to every other member, the
+*owner* of a shard (`core/shards.py`):
 
     caller i  ── chunks of shard j, one by one ──►  owner j   waits for chunk k of all members,
               ◄── means of the same chunks ───────            reduces it, sends the mean to all
@@ -16,21 +15,22 @@ chunks stops reading, so memory is bounded and only this group waits.
 
 Only a complete result of all buckets counts: a broken group changes no model. All members hold
 bitwise the same mean, since each chunk is reduced in the order of the members' names wherever it
-is. The arithmetic, and that of codecs, is in `runtime/mix.py`; streams, and why a member ends only
-when all have the result, in `runtime/streams.py`.
+is (`runtime/mix.py`).
 
 Legend of shapes: ``V`` numbers of a bucket's vector, ``S`` of one chunk.
 """
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
 
-from p2ptrain.compute.codec import Codec, load_codec
+from p2ptrain.compute.codec import load_codec
 from p2ptrain.compute.replica import Vector
 from p2ptrain.core.effects import Outcome
 from p2ptrain.core.links import MAX_MBIT
@@ -39,10 +39,10 @@ from p2ptrain.errors import ConfigError
 from p2ptrain.ids import PeerId, Seconds
 from p2ptrain.net.transport import ChunkStream
 from p2ptrain.net.wire import MAX_CHUNK_BYTES
+from p2ptrain.runtime.buffers import Buffers
 from p2ptrain.runtime.copy_executor import CopyExecutor
-from p2ptrain.runtime.mix import Mix, NotFinite
-from p2ptrain.runtime.scope import Scope
-from p2ptrain.runtime.streams import GroupBroken, OpenStream, Streams
+from p2ptrain.runtime.mix import Bucket, Mix, NotFinite
+from p2ptrain.runtime.streams import GroupBroken, Streams
 
 WINDOW = 4
 """Chunks of one member that wait to be reduced, at most."""
@@ -63,13 +63,12 @@ class ExchangeConfig:
     codec: str = "fp32"
     """How models travel: ``fp32`` as they are, ``bf16`` or ``fp16`` in half of the bytes, ``int8``
     in a quarter. Nothing of what training does is lost, but peers differ by a little rounding, and
-    it costs computing: worth it on links below some 10 Gbit/s. All peers of a swarm must use the
-    same."""
+    it costs computing: worth it on links below some 10 Gbit/s. The same at all peers."""
 
     gradient_codec: str = "fp32"
     """How gradients travel, as above; all members get the same bits with every codec. What rounding
     takes from a gradient is lost: too coarse a codec trains worse. Statistics (buffers) always
-    travel as they are. All peers of a swarm must use the same."""
+    travel as they are. The same at all peers."""
 
     average_timeout_s: Seconds = 60.0
     """A group in which nothing moves for so long is broken, or sooner where less was seen to be
@@ -102,25 +101,6 @@ HEADER_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bucket:
-    """One named vector of a payload; the group computes sum(vectors) / divisor of it."""
-
-    name: str
-    vector_V: Vector
-    """What this member contributes, float32. It becomes the result: the mean, or with `delta` the
-    mean minus what this member contributed. Worthless after a break."""
-    codec: Codec
-    chunk_size: int
-    """Numbers that travel at a time."""
-    divisor: float
-    """The sum of the members' weights; with 0 nobody contributes, and the result is the sum."""
-    delta: bool = False
-    """The group averages models, each of which weighs 1."""
-    keeps_mean: bool = False
-    """This member wants the mean, even with `delta`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ByteString:
     """One named string of a payload; every member gets those of all, whatever their lengths."""
 
@@ -137,12 +117,11 @@ class Exchange(Streams):
     payload: Sequence[Bucket | ByteString]
     """In the same order at all members; empty vectors are skipped."""
     _: KW_ONLY
-    lend: Callable[[int], Vector]
-    """Gives memory for so many numbers, from where chunks travel best."""
-    lend_slot: Callable[[int], Vector]
-    """Gives memory for chunks to arrive in."""
+    buffers: Buffers
+    """Of memory from where chunks travel best."""
+    slots: Buffers
+    """For chunks to arrive in."""
     executor: CopyExecutor
-    """Runs what takes long on a worker thread."""
     shards: Sequence[int] = ()
     """The weights of the members' shards, in their order; none: equal shards."""
 
@@ -156,61 +135,54 @@ class Exchange(Streams):
                 self.strings[one.name] = StringExchange(self, one)
             elif len(one.vector_V):
                 self.buckets.append(BucketExchange(self, one))
-        self._parts: list[BucketExchange | StringExchange]
-        self._parts = [*self.buckets, *self.strings.values()]
-
-    # --- for the driver ---------------------------------------------------------------------------
 
     @property
     def square_sum(self) -> float:
         """Of the results' numbers: with `delta`, how far this member was from the mean, squared."""
         return sum(bucket.square_sum for bucket in self.buckets)
 
-    @property
-    def lent(self) -> list[Vector]:
-        """What was borrowed; nobody needs it once the exchange is complete."""
-        return [vector for bucket in self.buckets for vector in bucket.mix.lent]
+    def give_back(self, *vectors: Vector) -> None:
+        """All is over: memory that nobody needs is used again, what was contributed from, too.
 
-    @property
-    def may_reuse(self) -> bool:
-        """After a break that all drop: whether memory that we lent or read may be used again.
-
-        Others may still read it, in an attempt that they do not know is over. They read what they
-        read: as long as we have not said that we have all, nobody commits that. A member that
-        decodes does it on threads that cannot be cancelled; that memory is left alone.
+        After a break others may still read it, in an attempt that they do not know is over. They
+        read what they read: as long as we have not said that we have all, nobody commits that. A
+        member that decodes does it on threads that cannot be cancelled; that memory is left alone,
+        and so are slots that such a thread may still fill.
         """
-        return not self.is_complete and all(bucket.codec.is_exact for bucket in self.buckets)
+        is_exact = all(bucket.codec.is_exact for bucket in self.buckets)
+        if self.ended_well or (is_exact and not self.has_all.is_set()):
+            for vector in (
+                *(lent for bucket in self.buckets for lent in bucket.mix.lent),
+                *vectors,
+            ):
+                self.buffers.give(vector)
+        for bucket in self.buckets:
+            if bucket.codec.is_exact or self.has_all.is_set():
+                for slot_S in bucket.slots.values():
+                    self.slots.give(slot_S)
 
-    @property
-    def slots(self) -> list[Vector]:
-        """Where chunks arrived; once the exchange is over nothing does, but a thread may decode."""
-        idle = [b for b in self.buckets if self.is_complete or b.codec.is_exact]
-        return [slot_S for bucket in idle for slot_S in bucket.slots.values()]
-
-    async def run(self, open_stream: OpenStream) -> None:
+    async def run(self) -> None:
         """All-reduce: both verbs below, pipelined; the result is complete when this returns.
 
         Raises:
             GroupBroken: if any member vanished, refused, or sent what cannot be averaged.
         """
         self.means_may_leave.set()
-        await self._move(open_stream)
+        await self._move()
 
-    async def reduce_scatter(self, open_stream: OpenStream) -> None:
+    async def reduce_scatter(self) -> None:
         """Returns when this member's shard of each bucket is reduced, in place.
 
         The others get it with `all_gather`, which must follow. Raises GroupBroken, as `run`.
         """
-        moving = self._moving = asyncio.get_running_loop().create_task(self._move(open_stream))
+        moving = self._moving = asyncio.get_running_loop().create_task(self._move())
         reduced = asyncio.gather(*(f for bucket in self.buckets for f in bucket.reduced))
         moving.add_done_callback(lambda _: reduced.cancel())
         try:
             await reduced
         except asyncio.CancelledError:
-            if moving.done():
-                moving.result()  # it broke, and that is why
             moving.cancel()
-            await asyncio.gather(moving, return_exceptions=True)
+            await moving  # if it broke, that is why
             raise
 
     async def all_gather(self) -> None:
@@ -222,19 +194,23 @@ class Exchange(Streams):
         self.means_may_leave.set()
         await self._moving
 
-    async def _move(self, open_stream: OpenStream) -> None:
+    async def _move(self) -> None:
         broken = "the average was abandoned"
+        watching = asyncio.get_running_loop().create_task(self.watch())
         try:
-            async with Scope() as scope:
+            async with self.scope:
                 if not self.due:
-                    self.has_all.set_result(None)
-                for part in self._parts:
-                    await part.start(scope, open_stream)
+                    self.has_all.set()
+                for name, string in self.strings.items():
+                    self.exchange_directly(name, string.send, string.take)
+                for bucket in self.buckets:
+                    await bucket.start()
             broken = ""
         except GroupBroken as error:
-            broken = error.why
+            broken = str(error)
             raise
         finally:
+            watching.cancel()
             self.close(broken)
 
 
@@ -242,33 +218,24 @@ class StringExchange:
     """All-gather of byte strings whose lengths differ: the direct exchange of one bucket."""
 
     def __init__(self, streams: Streams, own: ByteString) -> None:
-        self._streams, self._own, self._me = streams, own, streams.me
-        self._gathered = {self._me: own.content}
-        others = [peer for peer in streams.members if peer != self._me]
-        streams.due += len(others)
-        callers = (peer for peer in others if peer > self._me)
-        streams.expect(own.name, 0, own.most_bytes, "bytes", callers)
+        self._streams, self._own = streams, own
+        self._gathered = {streams.me: own.content}
+        streams.due += len(streams.others)
+        streams.expect(own.name, 0, own.most_bytes, "bytes", streams.later)
 
     @property
     def gathered(self) -> tuple[bytes, ...]:
         """All members' strings in their order, once the exchange is complete."""
         return tuple(self._gathered[peer] for peer in self._streams.members)
 
-    async def start(self, scope: Scope, open_stream: OpenStream) -> None:
-        """Begin to move, in tasks of `scope`."""
-        for peer in self._streams.members:
-            if peer != self._me:
-                name, send, take = self._own.name, self._send, self._take
-                scope.start(self._streams.exchange(scope, name, peer, open_stream, send, take))
-
-    async def _send(self, peer: PeerId, stream: ChunkStream) -> None:
+    async def send(self, peer: PeerId, stream: ChunkStream) -> None:
         content = memoryview(self._own.content)
         header = memoryview(len(content).to_bytes(HEADER_BYTES, "little"))
         await self._streams.send(peer, stream, header)
         for span in chunks(Span(0, len(content)), MAX_CHUNK_BYTES):
             await self._streams.send(peer, stream, content[span.start : span.stop])
 
-    async def _take(self, peer: PeerId, stream: ChunkStream) -> None:
+    async def take(self, peer: PeerId, stream: ChunkStream) -> None:
         phase, content = "sending its string", bytearray()
         header = await self._streams.receive(peer, stream, phase, HEADER_BYTES)
         due = int.from_bytes(header, "little")
@@ -285,140 +252,74 @@ class BucketExchange:
     """One member's side of one bucket's reduction."""
 
     def __init__(self, exchange: Exchange, bucket: Bucket) -> None:
-        self._streams = exchange
-        self._me, self._members = exchange.me, exchange.members
-        self._name = bucket.name
-        self._weights = exchange.shards
-        self._size = len(bucket.vector_V)
+        me, members = exchange.me, exchange.members
+        self._exchange, self._bucket, self._members = exchange, bucket, members
         self.codec = bucket.codec
-        self._chunk_size = bucket.chunk_size
-        self._on_copy_thread = exchange.executor
-        self._lend_slot = exchange.lend_slot
         self.square_sum = 0.0
-        """Of the result's numbers."""
-        loop, members, lossy = asyncio.get_running_loop(), self._members, not self.codec.is_exact
-        self._is_direct = is_direct(self._size, len(members), self._chunk_size, lossy=lossy)
-        self._mine = chunks(self._shard(self._me), self._chunk_size)
-        self.mix = Mix(
-            bucket.vector_V,
-            len(members),
-            members.index(self._me),
-            self._shard(self._me),
-            is_direct=self._is_direct,
-            delta=bucket.delta,
-            keeps_mean=bucket.keeps_mean,
-            codec=self.codec,
-            divisor=bucket.divisor,
-            lend=exchange.lend,
-        )
+        size, count, chunk_size = len(bucket.vector_V), len(members), bucket.chunk_size
+        direct = self._is_direct = is_direct(size, count, chunk_size, lossy=not self.codec.is_exact)
+        lend, lend_slot = exchange.buffers.take, partial(exchange.slots.take, chunk_size)
+        self.slots: dict[tuple[PeerId, int], Vector] = defaultdict(lend_slot)
+        own_at, mine = members.index(me), self._shard(me)
+        self._mine = chunks(mine, chunk_size)
+        self.mix = Mix(bucket, count, own_at, mine, is_direct=direct, lend=lend)
         self._parts: list[dict[PeerId, Vector]] = [{} for _ in self._mine]
+        loop = asyncio.get_running_loop()
         self.reduced = [loop.create_future() for _ in self._mine]
         """One for each chunk of this member's shard."""
         self._writing = asyncio.Lock()
-        self._written: dict[
-            int, tuple[memoryview, int]
-        ] = {}  # direct exchange: and how many wait for it
-        self.slots: dict[tuple[PeerId, int], Vector] = {}
-        """Where chunks arrive."""
-        others = [peer for peer in members if peer != self._me]
-        owners = () if self._is_direct else [peer for peer in others if self._shard(peer).size]
+        self._written: dict[int, memoryview] = {}
+        owners = () if direct else [peer for peer in exchange.others if self._shard(peer).size]
+        callers = exchange.later if direct else exchange.others
         exchange.due += len(owners) + len(self._mine)
-        callers = (peer for peer in others if not (self._is_direct and peer < self._me))
-        exchange.expect(self._name, self._size, self._chunk_size, self.codec.name, callers)
+        exchange.expect(bucket.name, size, chunk_size, self.codec.name, callers)
 
-    async def start(self, scope: Scope, open_stream: OpenStream) -> None:
-        """Begin to move, in tasks of `scope`."""
-        if not self._is_direct or len(self._members) == 1:
-            for index in range(len(self._mine)):
-                await self._contribute_own(index)
-        for peer in self._members:
-            if peer != self._me and self._is_direct:
-                send, take = self._send_whole, self._take_parts
-                moving = self._streams.exchange(scope, self._name, peer, open_stream, send, take)
-                scope.start(moving)
-            elif peer != self._me:
-                self._reduce_scatter(scope, peer, open_stream)
-
-    # --- whole vectors ----------------------------------------------------------------------------
+    async def start(self) -> None:
+        streams, name = self._exchange, self._bucket.name
+        if self._is_direct and streams.others:
+            streams.exchange_directly(name, self._send_whole, self._take_parts)
+            return
+        for index in range(len(self._mine)):
+            await self._contribute_own(index)
+        exchange, start = partial(streams.exchange, name), streams.scope.start
+        for peer in streams.others:
+            if self._shard(peer).size:  # nobody calls who has none, and hears that it has all
+                ends = not self._mine
+                start(exchange(peer, self._send_parts, self._take_means, calls=True, ends=ends))
+            if self._mine:
+                start(exchange(peer, self._return_means, self._take_parts, calls=False))
 
     async def _send_whole(self, peer: PeerId, stream: ChunkStream) -> None:
-        for index in range(len(self._mine)):
-            payload = await self._encoded_own(index)
-            await self._streams.send(peer, stream, payload)
+        """Direct exchange: our vector, encoded once for all."""
+        for index, span in enumerate(self._mine):
+            async with self._writing:
+                if index not in self._written:
+                    self._written[index] = await self._part(span)
+                    await self._contribute_own(index)
+            await self._exchange.send(peer, stream, self._written[index])
+            if len(self._members) == 2:
+                del self._written[index]  # only in a pair is a vector of many chunks sent whole
 
-    async def _encoded_own(self, index: int) -> memoryview:
-        """Our chunk as everyone gets it; kept until the last one has."""
-        async with self._writing:
-            if index not in self._written:
-                span = self._mine[index]
-                payload = await self._part(span)
-                self._written[index] = payload, len(self._members) - 1
-                await self._contribute_own(index)
-            payload, waiting = self._written[index]
-            self._written[index] = payload, waiting - 1
-            if waiting == 1:
-                del self._written[index]
-            return payload
-
-    # --- our part of others' shares ---------------------------------------------------------------
-
-    def _reduce_scatter(self, scope: Scope, peer: PeerId, open_stream: OpenStream) -> None:
-        if self._shard(peer).size:
-            scope.start(self._ask_owner(scope, peer, open_stream))
-        if self._mine:
-            scope.start(self._serve_caller(scope, peer))
-
-    async def _ask_owner(self, scope: Scope, owner: PeerId, open_stream: OpenStream) -> None:
-        spans = chunks(self._shard(owner), self._chunk_size)
-        stream = await self._streams.call(self._name, owner, open_stream)
-        sending = scope.start(self._send_parts(owner, stream, spans))
-        for span in spans:
-            mean_S = await self._receive(owner, stream, span, MEANS, "sending means")
-            await self._take_mean(owner, span, mean_S)
-        self._streams.arrived()
-        await sending
-        if not self._mine:  # nobody asks us, so nobody would hear that we have all
-            await self._streams.has_all
-            await self._streams.say_all(owner, stream)
-        await self._streams.end(owner, stream)
-
-    async def _send_parts(
-        self, owner: PeerId, stream: ChunkStream, spans: tuple[Span, ...]
-    ) -> None:
-        last = bool(self._mine)
-        whole = self.mix.part(self._shard(owner)) if self.codec.is_exact else None
-        if whole is not None and await self._streams.refer(owner, stream, whole, last=last):
+    async def _send_parts(self, owner: PeerId, stream: ChunkStream) -> None:
+        """Our part of the owner's shard; who is called itself ends its side with the last chunk."""
+        shard, ends = self._shard(owner), bool(self._mine)
+        if self.codec.is_exact and await self._exchange.refer(
+            owner, stream, self.mix.part(shard), last=ends
+        ):
             return
-        for span in spans:
-            payload = await self._part(span)
-            await self._streams.send(owner, stream, payload, last=last and span is spans[-1])
+        for span in chunks(shard, self._bucket.chunk_size):
+            last = ends and span.stop == shard.stop
+            await self._exchange.send(owner, stream, await self._part(span), last=last)
 
-    async def _part(self, span: Span) -> memoryview:
-        """Our part of a chunk, as it travels."""
-        try:
-            return await self._compute(lambda: self.mix.part(span))
-        except NotFinite as error:
-            raise self._own_fault() from error
-
-    async def _take_mean(self, owner: PeerId, span: Span, mean_S: Vector) -> None:
-        try:
-            self.square_sum += await self._compute(lambda: self.mix.take(span, mean_S))
-        except NotFinite as error:
-            why = f"{owner} sent numbers that are not finite"
-            raise GroupBroken(Outcome.BROKEN, why) from error
-
-    # --- our own shard ----------------------------------------------------------------------------
-
-    async def _serve_caller(self, scope: Scope, caller: PeerId) -> None:
-        stream = await self._streams.called_by(self._name, caller)
-        returning = scope.start(self._return_means(caller, stream))
-        await self._take_parts(caller, stream)
-        await returning
-        await self._streams.end(caller, stream)
-        await self._streams.has_all
-        self._streams.mark_served(self._name, caller)
+    async def _take_means(self, owner: PeerId, stream: ChunkStream) -> None:
+        for span in chunks(self._shard(owner), self._bucket.chunk_size):
+            mean_S = await self._receive(owner, stream, span, MEANS, "sending means")
+            take = partial(self.mix.take, span, mean_S)
+            self.square_sum += await self._compute(take, {owner: mean_S})
+        self._exchange.arrived()
 
     async def _take_parts(self, peer: PeerId, stream: ChunkStream) -> None:
+        """Of our shard, or, in the direct exchange, of the whole vector."""
         # In a pair a chunk is reduced when it comes, in memory that is still in the core's cache.
         slots = 1 if len(self._members) == 2 and not self._is_direct else WINDOW
         for index, span in enumerate(self._mine):
@@ -426,10 +327,18 @@ class BucketExchange:
                 await self.reduced[index - slots]
             chunk_S = await self._receive(peer, stream, span, index % slots, "sending its part")
             await self._contribute(index, peer, chunk_S)
+        for reduced in self.reduced[-slots:]:
+            await reduced
+
+    async def _return_means(self, caller: PeerId, stream: ChunkStream) -> None:
+        for index, span in enumerate(self._mine):
+            await self.reduced[index]
+            await self._exchange.means_may_leave.wait()
+            await self._exchange.send(caller, stream, self.mix.handed_out(span))
 
     async def _contribute_own(self, index: int) -> None:
         span = self._mine[index]
-        await self._contribute(index, self._me, self.mix.vector_V[span.start : span.stop])
+        await self._contribute(index, self._exchange.me, self.mix.vector_V[span.start : span.stop])
 
     async def _contribute(self, index: int, member: PeerId, chunk_S: Vector) -> None:
         """Take one member's chunk in; the last one reduces it."""
@@ -438,60 +347,46 @@ class BucketExchange:
         if len(parts) < len(self._members):
             return
         in_order = [parts[peer] for peer in self._members]
-        try:
-            reduced = await self._compute(lambda: self.mix.reduce(self._mine[index], in_order))
-        except NotFinite as error:
-            raise self._not_finite(in_order) from error
-        self.square_sum += reduced
+        reduce = partial(self.mix.reduce, self._mine[index], in_order)
+        self.square_sum += await self._compute(reduce, parts)
         parts.clear()
         self.reduced[index].set_result(None)
-        self._streams.arrived()
+        self._exchange.arrived()
 
-    def _not_finite(self, parts: Sequence[Vector]) -> GroupBroken:
-        for member, part in zip(self._members, parts, strict=True):
-            if member != self._me and not np.isfinite(part).all():
-                return GroupBroken(Outcome.BROKEN, f"{member} sent numbers that are not finite")
-        return self._own_fault()
-
-    def _own_fault(self) -> GroupBroken:
-        why = f"{self._me} got an overflow, or its own numbers are not finite"
-        return GroupBroken(Outcome.BROKEN, why)
-
-    async def _return_means(self, caller: PeerId, stream: ChunkStream) -> None:
-        for index, span in enumerate(self._mine):
-            await self.reduced[index]
-            await self._streams.means_may_leave.wait()
-            await self._streams.send(caller, stream, self.mix.handed_out(span))
-
-    # --- one chunk --------------------------------------------------------------------------------
+    async def _part(self, span: Span) -> memoryview:
+        return await self._compute(partial(self.mix.part, span), {})
 
     async def _receive(
         self, peer: PeerId, stream: ChunkStream, span: Span, slot: int, phase: str
     ) -> Vector:
         """One chunk of the right size; it may alias the transport's memory, or this `slot`'s."""
         due = self.codec.encoded_size(span.size)
-        slot_S = self._slot(peer, slot)[: span.size]
-        into_S = slot_S if self.codec.is_exact else self._slot(peer, RAW)
+        slot_S = self.slots[peer, slot][: span.size]
+        into_S = slot_S if self.codec.is_exact else self.slots[peer, RAW]
         into = into_S.data.cast("B")[:due]
-        payload = await self._streams.receive(peer, stream, phase, due, into)
-        with self._streams.while_it_is(peer, phase):
-            return await self._compute(lambda: self.mix.read(payload, slot_S))
+        payload = await self._exchange.receive(peer, stream, phase, due, into)
+        with self._exchange.while_it_is(peer, phase):
+            return await self._compute(partial(self.mix.read, payload, slot_S), {})
 
-    def _slot(self, peer: PeerId, slot: int) -> Vector:
-        key = peer, slot
-        if key not in self.slots:
-            self.slots[key] = self._lend_slot(self._chunk_size)
-        return self.slots[key]
+    async def _compute(self, function: Callable[[], T], given: Mapping[PeerId, Vector]) -> T:
+        """Where a chunk as it is takes less than the way to a worker thread and back.
 
-    async def _compute(self, function: Callable[[], T]) -> T:
-        """Where a chunk as it is takes less than the way to a worker thread and back."""
-        return function() if self.codec.is_exact else await self._on_copy_thread(function)
-
-    # --- small things -----------------------------------------------------------------------------
+        Raises:
+            GroupBroken: if a result is not finite; names who of the others has `given` it.
+        """
+        try:
+            return function() if self.codec.is_exact else await self._exchange.executor(function)
+        except NotFinite as error:
+            me = self._exchange.me
+            why = f"{me} got an overflow, or its own numbers are not finite"
+            for peer, part_S in given.items():
+                if peer != me and not np.isfinite(part_S).all():
+                    why = f"{peer} sent numbers that are not finite"
+            raise GroupBroken(Outcome.BROKEN, why) from error
 
     def _shard(self, peer: PeerId) -> Span:
         """What `peer` reduces."""
+        size, members = len(self._bucket.vector_V), self._members
         if self._is_direct:
-            return Span(0, self._size)
-        rank, count = self._members.index(peer), len(self._members)
-        return shard(self._size, count, rank, self._weights)
+            return Span(0, size)
+        return shard(size, len(members), members.index(peer), self._exchange.shards)

@@ -1,9 +1,9 @@
 """Do the arithmetic of an exchange: parts become means, and means become this member's deltas.
 
-Memory is what bounds an average, so each number is touched as rarely as possible. All work is done
-*in place*: the vector that a member contributes becomes its result, chunk by chunk, in blocks that
-stay in the processor's cache while they are reduced, turned into a delta (mean - own) and checked.
-A part of ours may be overwritten once its owner's answer is there, since the owner has read it.
+Memory is what bounds an average. All work is done *in place*: the vector that a member contributes
+becomes its result, chunk by chunk, in blocks that stay in the processor's cache while they are
+reduced, turned into a delta (mean - own) and checked. A part of ours may be overwritten once its
+owner's answer is there, since the owner has read it.
 
 What an owner hands out for its shard:
 
@@ -23,6 +23,7 @@ Legend of shapes: ``V`` numbers of the vector, ``S`` of one chunk, ``B`` of one 
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -41,60 +42,63 @@ class NotFinite(Exception):
     """A result would be infinite or not a number."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bucket:
+    """One named vector of a payload; the group computes sum(vectors) / divisor of it."""
+
+    name: str
+    vector_V: Vector
+    """What this member contributes, float32. It becomes the result: the mean, or with `delta` the
+    mean minus what this member contributed. Worthless after a break."""
+    codec: Codec
+    chunk_size: int
+    """Numbers that travel at a time."""
+    divisor: float
+    """The sum of the members' weights; with 0 nobody contributes, and the result is the sum."""
+    delta: bool = False
+    """The group averages models, each of which weighs 1."""
+    keeps_mean: bool = False
+    """This member wants the mean, even with `delta`."""
+
+
 class Mix:
     """One member's vector on its way from contribution to result.
 
-    Methods for different chunks may run on different threads.
-
-    Args:
-        vector_V: what this member contributes; becomes its result.
-        count: members of the group; parts come in their order, ours at `own_at`.
-        mine: the shard that this member reduces.
-        is_direct: whether members send each other whole vectors.
-        delta: whether models are averaged: the result is the mean minus what was contributed.
-        keeps_mean: in a group that averages models, the result of this member is the mean.
-        divisor: of the sum of all parts; the sum of the members' weights.
-        lend: gives memory for so many numbers, from where chunks travel best.
+    Methods for different chunks may run on different threads. Parts of the `count` members come in
+    their order, ours at `own_at`; `mine` is the shard that we reduce; `lend` gives memory for so
+    many numbers, from where chunks travel best.
     """
 
     def __init__(
         self,
-        vector_V: Vector,
+        bucket: Bucket,
         count: int,
         own_at: int,
         mine: Span,
         *,
         is_direct: bool,
-        delta: bool,
-        keeps_mean: bool,
-        codec: Codec,
-        divisor: float,
         lend: Callable[[int], Vector],
     ) -> None:
-        self.vector_V = vector_V
-        self._codec = codec
-        self._divisor = np.float32(divisor or 1)  # nobody has a say: the sum is nothing
+        vector_V, delta, codec = bucket.vector_V, bucket.delta, bucket.codec
+        self.vector_V, self._codec = vector_V, codec
+        self._divisor = np.float32(bucket.divisor or 1)  # nobody has a say: the sum is nothing
         self._own_at = own_at
-        self._delta = delta and not keeps_mean
+        self._delta = delta and not bucket.keeps_mean
         self._rounds_mean = not is_direct and not codec.is_exact
         self._opposes = delta and count == 2 and not is_direct and codec.is_exact
         self._parts_V = vector_V  # what others read of us
         if is_direct and codec.is_exact:
             self._parts_V = lend(len(vector_V))
             self._parts_V[:] = vector_V
-        self._handed_V: Vector | None = None  # what others get of our shard, if not our result
+        self._handed_V, self._handed_at = vector_V, 0  # what others get of our shard, from where
         if delta and not is_direct and codec.is_exact and not (self._opposes and self._delta):
-            self._handed_V = lend(mine.size)
-        self._handed_at = mine.start
+            self._handed_V, self._handed_at = lend(mine.size), mine.start
         self._encoded: dict[int, memoryview] = {}  # the same with a lossy codec, chunk by chunk
 
     @property
     def lent(self) -> list[Vector]:
         """What was borrowed; nobody needs it once the exchange is complete."""
-        copied = [] if self._parts_V is self.vector_V else [self._parts_V]
-        return copied if self._handed_V is None else [*copied, self._handed_V]
-
-    # --- what travels -----------------------------------------------------------------------------
+        return [one_V for one_V in (self._parts_V, self._handed_V) if one_V is not self.vector_V]
 
     def part(self, span: Span) -> memoryview:
         """Our part of a chunk, as it travels; with a lossy codec we contribute what that says."""
@@ -110,33 +114,27 @@ class Mix:
 
     def handed_out(self, span: Span) -> memoryview:
         """What the others get for a reduced chunk of our shard."""
-        if self._rounds_mean:
-            return self._encoded[span.start]
-        handed_S = self._of_shard(span)
-        return (self._own(span) if handed_S is None else handed_S).data.cast("B")
-
-    # --- arithmetic -------------------------------------------------------------------------------
+        return self._encoded[span.start] if self._rounds_mean else self._handed(span).data.cast("B")
 
     def reduce(self, span: Span, parts: Sequence[Vector]) -> float:
-        """Average one chunk of all members, in their order; returns the sum of its squares.
-
-        Raises:
-            NotFinite: if the result is not finite.
-        """
+        """Average one chunk of all members; returns the sum of its squares. Raises NotFinite."""
         with np.errstate(all="ignore"):
             if self._rounds_mean:
                 return self._reduce_rounded(span, parts)
-            own_S, handed_S = self._own(span), self._of_shard(span)
+            own_S, handed_S, square_sum = self._own(span), self._handed(span), 0.0
+            hands_result = self._handed_V is self.vector_V
             scratch_B = np.empty(min(BLOCK, span.size), np.float32)
-            square_sum = 0.0
             for at in blocks(span.size):
-                own_B, parts_B = own_S[at], [part_S[at] for part_S in parts]
-                handed_B = scratch_B[: len(own_B)] if handed_S is None else handed_S[at]
-                if self._opposes:
-                    self._oppose(own_B, parts_B, None if handed_S is None else handed_B)
+                own_B, handed_B, parts_B = own_S[at], handed_S[at], [part_S[at] for part_S in parts]
+                if self._opposes:  # half of the way to the other one, to add here, subtract there
+                    np.subtract(parts_B[1 - self._own_at], own_B, out=handed_B)
+                    np.multiply(handed_B, HALF, out=handed_B)
+                    if not hands_result:
+                        np.add(own_B, handed_B, out=own_B)
                 else:
-                    self._average(parts_B, handed_B)
-                    self._put(handed_B, own_B)
+                    mean_B = scratch_B[: len(own_B)] if hands_result else handed_B
+                    self._average(parts_B, mean_B)
+                    self._put(mean_B, own_B)
                 square_sum += squares(own_B)
         return square_sum
 
@@ -154,15 +152,6 @@ class Mix:
                     np.subtract(own_B, handed_B, out=own_B)
                 square_sum += squares(own_B)
         return square_sum
-
-    def _oppose(self, own_B: Vector, parts_B: Sequence[Vector], handed_B: Vector | None) -> None:
-        """Half of the way to the other one, to add here and to subtract there."""
-        delta_B = own_B if handed_B is None else handed_B
-        theirs_B = parts_B[1 - self._own_at]
-        np.subtract(theirs_B, own_B, out=delta_B)
-        np.multiply(delta_B, HALF, out=delta_B)
-        if handed_B is not None:
-            np.add(own_B, delta_B, out=own_B)
 
     def _average(self, parts_B: Sequence[Vector], into_B: Vector) -> None:
         if len(parts_B) == 1:
@@ -192,14 +181,10 @@ class Mix:
             np.add(own_S, mean_S, out=own_S)
         return squares(own_S)
 
-    # --- small things -----------------------------------------------------------------------------
-
     def _own(self, span: Span) -> Vector:
         return self.vector_V[span.start : span.stop]
 
-    def _of_shard(self, span: Span) -> Vector | None:
-        if self._handed_V is None:
-            return None
+    def _handed(self, span: Span) -> Vector:
         return self._handed_V[span.start - self._handed_at : span.stop - self._handed_at]
 
     def _encode(self, numbers_S: Vector, into_S: Vector) -> memoryview:
@@ -214,7 +199,6 @@ class Mix:
 
 
 def blocks(size: int) -> Iterator[slice]:
-    """Cut `size` numbers into blocks."""
     return (slice(start, min(start + BLOCK, size)) for start in range(0, size, BLOCK))
 
 

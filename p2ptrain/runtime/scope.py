@@ -39,10 +39,13 @@ class Scope:
         for task in self._tasks:
             task.cancel()
 
-    def _note(self, task: asyncio.Task[Any]) -> None:
-        error = self._error_of(task)
+    def fail(self, error: BaseException | None) -> None:
+        """End all, as if a task had failed with `error`, if that is one and the first."""
         self._error = self._error or error
         self._stirred.set()
+
+    def _note(self, task: asyncio.Task[Any]) -> None:
+        self.fail(self._error_of(task))
 
     async def __aenter__(self) -> Self:
         return self

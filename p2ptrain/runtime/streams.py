@@ -1,9 +1,9 @@
 """Manage all streams of one ticket: openings, progress, and their common end.
 
 **A member ends when all have the result**: a member that serves a stream ends it only when it has
-all of the result itself, of all buckets, and so does the caller where one stream serves both
-directions. So a member that has committed knows that every other member could, and after a break
-all can adopt what one of them has committed (`core/repair.py`).
+all of the result itself, of all buckets, and so does the caller where nobody calls it. So a member
+that has committed knows that every other member could, and after a break all can adopt what one of
+them has committed (`core/repair.py`).
 """
 
 import asyncio
@@ -13,14 +13,18 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from p2ptrain.core.effects import Outcome
-from p2ptrain.core.transfers import ARRIVAL_S
+from p2ptrain.core.transfers import ARRIVAL_S, STALL_S
 from p2ptrain.errors import CodecError, RefusedError, TransportError
 from p2ptrain.ids import PeerId, Seconds, Ticket
 from p2ptrain.net.transport import ChunkStream
 from p2ptrain.net.wire import AverageOpening
 from p2ptrain.runtime.scope import Scope
 
+SHORTEST_S: Seconds = 0.01
+"""Less is not worth a timer, and may be too little for the clock to show."""
+
 OpenStream = Callable[[PeerId, AverageOpening], Awaitable[ChunkStream]]
+Incoming = tuple[asyncio.Future[ChunkStream], asyncio.Event]  # it has come, and has been served
 Move = Callable[[PeerId, ChunkStream], Coroutine[Any, Any, None]]  # Any: asyncio's own types
 
 
@@ -30,7 +34,6 @@ class GroupBroken(Exception):
     def __init__(self, outcome: Outcome, why: str) -> None:
         super().__init__(why)
         self.outcome = outcome
-        self.why = why
 
 
 @dataclass(eq=False)
@@ -47,33 +50,35 @@ class Streams:
     """For the times that messages of failure state."""
     heard: Callable[[PeerId], None] = lambda _: None
     """Is told whenever anything has come from a member."""
+    open_stream: OpenStream
     arrival_s: Seconds = ARRIVAL_S
     """How long to wait for a member's stream; it may still be in another group."""
+    stall_s: Seconds = STALL_S
+    """A group in which nothing has moved for so long is broken."""
+    most_s: Seconds = STALL_S
+    """The same for who has all: it waits for those who have not, and who see whether it moves."""
 
     def __post_init__(self) -> None:
-        self.sent_bytes = 0
-        self.received_bytes = 0
+        self.others = tuple(peer for peer in self.members if peer != self.me)
+        self.later = tuple(peer for peer in self.others if peer > self.me)
+        self.sent_bytes = self.received_bytes = 0
         self.arrivals: dict[PeerId, Seconds] = {}
         """How long after the group's beginning each one's stream came, of those that open one."""
-        self.has_all: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.has_all = asyncio.Event()
+        """Set: all of the result is here, whether or not all others have it."""
+        self.ended_well, self.moving_s = False, 0.0
+        """All streams have, and so all members have the result; how long it took."""
         self.means_may_leave = asyncio.Event()
         """Set: what this member has reduced goes out to the others."""
         self.due = 0
         """Parts of the result that are yet to come."""
+        self.scope = Scope()
         self._started = self._moved_at = self.clock()
         self._link_sent_bytes = self._link_received_bytes = 0  # what left the machine, or may have
         self._openings: dict[str, AverageOpening] = {}
-        self._incoming: dict[tuple[str, PeerId], asyncio.Future[ChunkStream]] = {}
-        self._served: dict[tuple[str, PeerId], asyncio.Future[None]] = {}
+        self._incoming: dict[tuple[str, PeerId], Incoming] = {}
         self._met: dict[PeerId, None] = {}
         self._streams: list[ChunkStream] = []
-
-    # --- what can be seen -------------------------------------------------------------------------
-
-    @property
-    def is_complete(self) -> bool:
-        """True once all of the result is here, whether or not all others have it."""
-        return self.has_all.done() and not self.has_all.cancelled()
 
     @property
     def moved_bytes(self) -> int:
@@ -86,21 +91,24 @@ class Streams:
         return self.clock() - self._moved_at
 
     @property
-    def is_met(self) -> bool:
-        """True once something of every other member has come."""
-        return len(self._met) == len(self.members) - 1
+    def missing_s(self) -> Seconds:
+        """For how long a member's stream has been waited for in vain."""
+        is_missing = any(peer not in self.arrivals for _, peer in self._incoming)
+        return self.clock() - self._started if is_missing else 0.0
 
-    @property
-    def missing(self) -> tuple[PeerId, ...]:
-        """Who has not opened its stream yet."""
-        callers = dict.fromkeys(peer for _, peer in self._incoming)
-        return tuple(peer for peer in callers if peer not in self.arrivals)
-
-    def has_bucket(self, name: str) -> bool:
-        """True if a bucket of this name is part of the payload."""
-        return name in self._openings
-
-    # --- openings ---------------------------------------------------------------------------------
+    async def watch(self) -> None:
+        """Break the group when nothing has moved for too long."""
+        while True:
+            is_met = len(self._met) == len(self.others)
+            waits_s = self.stall_s if is_met else self.arrival_s
+            allowed_s = max(self.stall_s, self.most_s if self.has_all.is_set() else waits_s)
+            if self.silent_s >= allowed_s:
+                why = f"nothing has moved for {self.silent_s:.1f} s"
+                self.scope.fail(GroupBroken(Outcome.LATE, why))
+                return
+            # Not for longer: meanwhile all may have come, and it is the shorter one that holds.
+            left_s = max(allowed_s - self.silent_s, SHORTEST_S)
+            await asyncio.sleep(min(left_s, self.stall_s))
 
     def expect(
         self, bucket: str, size: int, chunk_size: int, codec: str, callers: Iterable[PeerId]
@@ -110,8 +118,8 @@ class Streams:
             self.swarm, self.me, self.ticket, size, chunk_size, codec, bucket
         )
         for peer in callers:
-            self._incoming[bucket, peer] = asyncio.get_running_loop().create_future()
-            self._served[bucket, peer] = asyncio.get_running_loop().create_future()
+            came = asyncio.get_running_loop().create_future()
+            self._incoming[bucket, peer] = came, asyncio.Event()
 
     async def accept(self, opening: AverageOpening, stream: ChunkStream) -> None:
         """A member's stream has come; returns when it has been served, or all is over.
@@ -119,8 +127,7 @@ class Streams:
         Raises:
             RefusedError: if the opening does not fit this group.
         """
-        theirs, key = opening, (opening.bucket, opening.sender)
-        mine = self._openings.get(opening.bucket)
+        theirs, mine = opening, self._openings.get(opening.bucket)
         if mine is None:
             raise RefusedError(f"{self.ticket} has no bucket {opening.bucket!r} at {self.me}")
         if theirs.codec != mine.codec:
@@ -128,8 +135,8 @@ class Streams:
                 f"{opening.sender} sends {theirs.codec} and {self.me} {mine.codec}; "
                 f"give all peers the same codec"
             )
-        waiting = self._incoming.get(key)
-        if waiting is None or waiting.done():
+        came, served = self._incoming.get((opening.bucket, opening.sender), (None, None))
+        if came is None or served is None or came.done():
             raise RefusedError(f"{self.ticket} does not wait for a stream of {opening.sender}")
         if (theirs.vector_size, theirs.chunk_size) != (mine.vector_size, mine.chunk_size):
             raise RefusedError(
@@ -139,51 +146,57 @@ class Streams:
         self._streams.append(stream)
         self.arrivals.setdefault(opening.sender, self.clock() - self._started)
         self._hear(opening.sender)
-        waiting.set_result(stream)
-        await asyncio.shield(self._served[key])
+        came.set_result(stream)
+        await served.wait()
 
-    async def call(self, bucket: str, peer: PeerId, open_stream: OpenStream) -> ChunkStream:
-        """Open a stream to `peer`."""
-        with self.while_it_is(peer, "opening its stream"):
-            stream = await open_stream(peer, self._openings[bucket])
-        self._streams.append(stream)
-        return stream
+    async def exchange(
+        self, bucket: str, peer: PeerId, send: Move, take: Move, *, calls: bool, ends: bool = True
+    ) -> None:
+        """Send and take on one stream, from its beginning to its end.
 
-    async def called_by(self, bucket: str, peer: PeerId) -> ChunkStream:
-        """Wait for the stream that `peer` opens."""
+        The side that `calls` opens it; if it `ends` its own direction, it does so when it has all.
+        `take` returns when the memory of what came is not needed any more.
+        """
+        if calls:
+            with self.while_it_is(peer, "opening its stream"):
+                stream = await self.open_stream(peer, self._openings[bucket])
+            self._streams.append(stream)
+        else:
+            stream = await self._called_by(bucket, peer)
+        sending = self.scope.start(send(peer, stream))
+        await take(peer, stream)
+        await sending
+        if calls and ends:
+            await self.has_all.wait()
+        with self.while_it_is(peer, "ending its stream"):
+            if calls and ends:
+                await stream.finish()
+            await stream.release()
+            extra = await stream.receive()
+        if extra is not None:
+            raise GroupBroken(Outcome.BROKEN, f"{peer} sent more chunks than its share has")
+        if not calls:
+            await self.has_all.wait()
+            self._incoming[bucket, peer][1].set()
+
+    def exchange_directly(self, bucket: str, send: Move, take: Move) -> None:
+        """Send to all what they all get, on one stream per pair that the later one opens."""
+        for peer in self.others:
+            self.scope.start(self.exchange(bucket, peer, send, take, calls=peer not in self.later))
+
+    async def _called_by(self, bucket: str, peer: PeerId) -> ChunkStream:
         try:
             async with asyncio.timeout(self.arrival_s):
-                return await self._incoming[bucket, peer]
+                return await self._incoming[bucket, peer][0]
         except TimeoutError as error:
             why = f"{peer} opened no stream within {self.arrival_s:g} s"
             raise GroupBroken(Outcome.LATE, why) from error
-
-    def mark_served(self, bucket: str, peer: PeerId) -> None:
-        """The stream that `peer` opened has done its work."""
-        self._served[bucket, peer].set_result(None)
-
-    async def exchange(
-        self, scope: Scope, bucket: str, peer: PeerId, opens: OpenStream, send: Move, take: Move
-    ) -> None:
-        """One stream for both directions, opened by the later by name."""
-        waits = (bucket, peer) in self._incoming
-        calling = self.called_by(bucket, peer) if waits else self.call(bucket, peer, opens)
-        stream = await calling
-        sending = scope.start(send(peer, stream))
-        await take(peer, stream)
-        await asyncio.gather(sending, self.has_all)
-        if not waits:
-            await self.say_all(peer, stream)
-        await self.end(peer, stream)
-        if waits:
-            self.mark_served(bucket, peer)
 
     # --- messages of a stream ---------------------------------------------------------------------
 
     async def send(
         self, peer: PeerId, stream: ChunkStream, payload: memoryview, *, last: bool = False
     ) -> None:
-        """Send one message."""
         with self.while_it_is(peer, "taking chunks"):
             await stream.send(payload, last)
         self.sent_bytes += payload.nbytes
@@ -219,24 +232,11 @@ class Streams:
         self._hear(peer)
         return payload
 
-    async def say_all(self, peer: PeerId, stream: ChunkStream) -> None:
-        """This side, which opened the stream, has sent all."""
-        with self.while_it_is(peer, "ending its stream"):
-            await stream.finish()
-
-    async def end(self, peer: PeerId, stream: ChunkStream) -> None:
-        """Both sides have said and read all: only then is the average complete for this pair."""
-        with self.while_it_is(peer, "ending its stream"):
-            await stream.release()
-            extra = await stream.receive()
-        if extra is not None:
-            raise GroupBroken(Outcome.BROKEN, f"{peer} sent more chunks than its share has")
-
     def arrived(self) -> None:
         """One more part of the result is here."""
         self.due -= 1
         if not self.due:
-            self.has_all.set_result(None)
+            self.has_all.set()
 
     @contextmanager
     def while_it_is(self, peer: PeerId, phase: str) -> Iterator[None]:
@@ -251,12 +251,12 @@ class Streams:
 
     def close(self, broken: str) -> None:
         """Everything is over; if something `broken` it, the streams are aborted."""
-        if broken:
-            for stream in self._streams:
-                stream.abort(broken)
-        for served in self._served.values():
-            if not served.done():
-                served.set_result(None)
+        if not broken:
+            self.ended_well, self.moving_s = True, self.clock() - self._started
+        for stream in self._streams if broken else ():
+            stream.abort(broken)
+        for _, served in self._incoming.values():
+            served.set()
 
     def _hear(self, peer: PeerId) -> None:
         self._met[peer] = None

@@ -27,7 +27,9 @@ from p2ptrain.net.wire import (
     Opening,
     StateOpening,
 )
-from p2ptrain.runtime.exchange import Bucket, ByteString, Exchange
+from p2ptrain.runtime.buffers import Buffers
+from p2ptrain.runtime.exchange import ByteString, Exchange
+from p2ptrain.runtime.mix import Bucket
 from p2ptrain.runtime.streams import GroupBroken
 from p2ptrain.sim.network import SimNetwork
 from p2ptrain.vectors import Vector
@@ -216,6 +218,11 @@ class Averager:
         """Start to average with `other`; both call it."""
         vector_V = self._transport.vector(len(contributed_V))
         vector_V[:] = contributed_V
+
+        async def open_stream(peer: PeerId, opening: Opening) -> ChunkStream:
+            stream = await self._transport.open(other.address, opening)
+            return Stalled(stream, self.may_read)
+
         self.exchanges[number] = Exchange(
             self.name,
             Ticket(PeerId("a"), 1, number),
@@ -230,20 +237,17 @@ class Averager:
                 ),
                 ByteString(name="indices", content=content, most_bytes=MAX_STRING),
             ],
-            lend=self._transport.vector,
-            lend_slot=lambda size: np.empty(size, np.float32),
+            buffers=Buffers(self._transport.vector),
+            slots=Buffers(lambda size: np.empty(size, np.float32)),
             executor=inline,
             swarm="swarm",
+            open_stream=open_stream,
             clock=asyncio.get_running_loop().time,
         )
-        return asyncio.create_task(self._run(self.exchanges[number], other))
+        return asyncio.create_task(self._run(self.exchanges[number]))
 
-    async def _run(self, exchange: Exchange, other: "Averager") -> Vector:
-        async def open_stream(peer: PeerId, opening: Opening) -> ChunkStream:
-            stream = await self._transport.open(other.address, opening)
-            return Stalled(stream, self.may_read)
-
-        await exchange.run(open_stream)
+    async def _run(self, exchange: Exchange) -> Vector:
+        await exchange.run()
         return exchange.buckets[0].mix.vector_V
 
     async def _serve(self, opening: Opening, stream: ChunkStream) -> None:

@@ -12,31 +12,31 @@ def seen(after_s: Seconds, size: int = 4) -> Transfers:
     """Enough groups of so many that lasted so long."""
     transfers = Transfers(60.0)
     for _ in range(FEWEST):
-        transfers.done(What.MODELS, size, after_s)
+        transfers.stall(What.MODELS, size).took(after_s)
     return transfers
 
 
 def test_a_group_is_given_twice_what_its_kind_takes():
-    assert seen(10.0).stall_s(What.MODELS, 4) == pytest.approx(20.0)
+    assert seen(10.0).stall(What.MODELS, 4).seconds == pytest.approx(20.0)
 
 
 def test_nobody_is_hurried_more_than_a_busy_peer_can_bear():
-    assert seen(0.01).stall_s(What.MODELS, 4) == STALL_S
+    assert seen(0.01).stall(What.MODELS, 4).seconds == STALL_S
 
 
 def test_of_groups_that_average_something_else_or_are_much_larger_nothing_is_known():
     transfers = seen(10.0)
-    assert transfers.stall_s(What.MODELS, 7) == pytest.approx(20.0), "about as large"
-    assert transfers.stall_s(What.MODELS, 8) == 60.0
-    assert transfers.stall_s(What.GRADIENTS, 4) == 60.0
+    assert transfers.stall(What.MODELS, 7).seconds == pytest.approx(20.0), "about as large"
+    assert transfers.stall(What.MODELS, 8).seconds == 60.0
+    assert transfers.stall(What.GRADIENTS, 4).seconds == 60.0
 
 
 def test_streams_may_come_later_where_they_were_seen_to():
     transfers = Transfers(60.0)
-    assert transfers.arrival_s == ARRIVAL_S
+    assert transfers.arrivals.seconds == ARRIVAL_S
     for _ in range(FEWEST):
-        transfers.arrived(1.5)
-    assert transfers.arrival_s == pytest.approx(3.0)
+        transfers.arrivals.took(1.5)
+    assert transfers.arrivals.seconds == pytest.approx(3.0)
 
 
 @pytest.mark.parametrize(
@@ -48,10 +48,10 @@ def test_where_chunks_or_words_have_become_slow_nothing_that_was_seen_counts(
 ):
     transfers = seen(10.0)
     transfers.broke(What.MODELS, 4, silent_s, missing_s)
-    waits = (transfers.stall_s(What.MODELS, 4), transfers.arrival_s)
+    waits = (transfers.stall(What.MODELS, 4).seconds, transfers.arrivals.seconds)
     assert waits == pytest.approx((60.0, 60.0) if forgets else (20.0, ARRIVAL_S))
 
 
 def test_a_ceiling_below_the_floors_holds():
     transfers = Transfers(1.0)
-    assert transfers.arrival_s == transfers.stall_s(What.MODELS, 4) == 1.0
+    assert transfers.arrivals.seconds == transfers.stall(What.MODELS, 4).seconds == 1.0

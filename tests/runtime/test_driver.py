@@ -23,7 +23,7 @@ from p2ptrain.ids import Address, PeerId, Ticket
 from p2ptrain.net.transport import ChunkStream
 from p2ptrain.net.wire import AverageOpening, Envelope, Hello, Opening, StateOpening
 from p2ptrain.runtime import state_transfer
-from p2ptrain.runtime.averages import MAX_PARKED
+from p2ptrain.runtime.averages import MAX_PARKED, FormedGroup
 from p2ptrain.sim.link import Link
 from p2ptrain.sim.loop import run
 from p2ptrain.sim.network import SimTransport
@@ -199,13 +199,14 @@ async def test_a_stream_under_a_stale_ticket_is_refused_after_a_bounded_wait():
 
 async def test_a_stream_that_comes_before_its_group_is_formed_waits_for_it(monkeypatch):
     world, a, b = await pair()
-    slow = a.driver.averages._fill
+    fill = FormedGroup._fill
 
-    async def contribute_late(attempt):
-        await asyncio.sleep(ARRIVAL_S / 2)
-        return await slow(attempt)
+    async def contribute_late(group):
+        if group.task in a.driver.averages.running:
+            await asyncio.sleep(ARRIVAL_S / 2)
+        await fill(group)
 
-    monkeypatch.setattr(a.driver.averages, "_fill", contribute_late)
+    monkeypatch.setattr(FormedGroup, "_fill", contribute_late)
     result = await b.driver.average_with_any([PeerId("a")], 1)
     assert result.done, result
     b.replica.settle()
@@ -325,8 +326,8 @@ async def test_while_a_model_is_taken_over_the_event_loop_goes_on(monkeypatch):
 
     honest = b.replica.add_delta
     monkeypatch.setattr(state_transfer.tempfile, "SpooledTemporaryFile", File)
-    monkeypatch.setattr(b.driver.state_transfer, "_on_copy_thread", executor)
-    monkeypatch.setattr(a.driver.state_transfer, "_on_copy_thread", executor)
+    monkeypatch.setattr(b.driver.state_transfer, "executor", executor)
+    monkeypatch.setattr(a.driver.state_transfer, "executor", executor)
     monkeypatch.setattr(b.replica, "add_delta", add_delta)
     assert await b.driver.take_model() == "a"
     np.testing.assert_array_equal(b.model(), a.model())
@@ -538,10 +539,14 @@ async def test_a_member_whose_chunks_come_is_not_missed_though_its_words_are_lat
 async def test_an_average_that_takes_too_long_is_late_and_changes_nothing(monkeypatch):
     world, a, b = await pair()
 
-    async def never(what):
-        await asyncio.sleep(1e6)
+    fill = FormedGroup._fill
 
-    monkeypatch.setattr(b.driver.averages, "_fill", never)
+    async def never(group):
+        if group.task in b.driver.averages.running:
+            await asyncio.sleep(1e6)
+        await fill(group)
+
+    monkeypatch.setattr(FormedGroup, "_fill", never)
     result = await a.driver.average_with_any([PeerId("b")], 1)
     assert not result.done
     await asyncio.sleep(100.0)

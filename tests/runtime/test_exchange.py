@@ -16,8 +16,9 @@ from p2ptrain.errors import ConfigError, RefusedError
 from p2ptrain.ids import PeerId, Ticket
 from p2ptrain.net.transport import ChunkStream
 from p2ptrain.net.wire import AverageOpening
-from p2ptrain.runtime.exchange import WINDOW, Bucket, ByteString, Exchange, ExchangeConfig
-from p2ptrain.runtime.mix import BLOCK
+from p2ptrain.runtime.buffers import Buffers
+from p2ptrain.runtime.exchange import WINDOW, ByteString, Exchange, ExchangeConfig
+from p2ptrain.runtime.mix import BLOCK, Bucket
 from p2ptrain.runtime.streams import GroupBroken
 from p2ptrain.sim.network import SimNetwork
 
@@ -49,6 +50,8 @@ class Member:
         self.before_V = vector_V.copy()
         self.transport = group.network.transport(f"sim:{name[1:]}9")
         self.group = group
+        self.buffers = Buffers(lambda size: np.full(size, 123, np.float32))
+        self.slots = Buffers(lambda size: np.full(size, 321, np.float32))
         self.exchange = Exchange(
             self.name,
             TICKET,
@@ -64,10 +67,11 @@ class Member:
                 ),
                 *self.more(),
             ],
-            lend=lambda size: np.full(size, 123, np.float32),
-            lend_slot=lambda size: np.full(size, 321, np.float32),
+            buffers=self.buffers,
+            slots=self.slots,
             executor=inline,
             swarm="swarm",
+            open_stream=self.open,
             clock=asyncio.get_running_loop().time,
             shards=group.weights,
         )
@@ -86,7 +90,7 @@ class Member:
         return await self.transport.open(self.group.members[peer].transport.address, opening)
 
     async def run(self) -> np.ndarray:
-        await self.exchange.run(self.open)
+        await self.exchange.run()
         return self.vector_V
 
 
@@ -131,6 +135,13 @@ class Group:
 def vectors(size: int, members: int) -> list[np.ndarray]:
     rng = np.random.default_rng(size * 31 + members)
     return [rng.normal(size=size).astype(np.float32) for _ in range(members)]
+
+
+def reused(member: Member) -> tuple[bool, bool]:
+    """Whether what a member contributed from, and where chunks arrived, is given back."""
+    own_V = member.buffers.take(len(member.vector_V))
+    member.exchange.give_back(own_V)
+    return any(own_V is idle_V for idle_V in member.buffers._idle), bool(member.slots._idle)
 
 
 def outcome_of(result: np.ndarray | BaseException) -> Outcome:
@@ -283,7 +294,7 @@ async def test_buckets_under_one_ticket_have_codecs_sizes_and_divisors_of_their_
 async def test_a_payload_of_empty_buckets_is_complete_at_once():
     group = Group(vectors(0, 3))
     await group.run()
-    assert all(member.exchange.is_complete for member in group.members.values())
+    assert all(member.exchange.has_all.is_set() for member in group.members.values())
 
 
 async def test_a_ticket_is_complete_when_all_of_its_buckets_are():
@@ -300,7 +311,7 @@ async def test_a_ticket_is_complete_when_all_of_its_buckets_are():
     p0.accept = accept_models_only
     results = await asyncio.gather(p0.run(), p1.run(), p2.run(), return_exceptions=True)
     assert all(isinstance(result, GroupBroken) for result in results)
-    assert not any(member.exchange.is_complete for member in (p0, p1, p2))
+    assert not any(member.exchange.has_all.is_set() for member in (p0, p1, p2))
 
 
 async def test_an_unknown_bucket_is_refused_and_the_group_goes_on():
@@ -321,13 +332,15 @@ async def test_reduce_scatter_leaves_each_member_with_its_shard_and_all_gather_w
     expected_V = (await Group(vectors(600, 3), chunk_size=10).run())[0]
     await group.start()
     members = list(group.members.values())
-    await asyncio.gather(*(member.exchange.reduce_scatter(member.open) for member in members))
+    await asyncio.gather(*(member.exchange.reduce_scatter() for member in members))
     await asyncio.sleep(1.0)
     for index, member in enumerate(members):
         at = shard(600, 3, index)
         own = slice(at.start, at.stop)
         assert member.vector_V[own].tobytes() == expected_V[own].tobytes()
-        assert member.exchange.is_complete == (way == "direct"), "means wait for the second verb"
+        assert member.exchange.has_all.is_set() == (way == "direct"), (
+            "means wait for the second verb"
+        )
     await asyncio.gather(*(member.exchange.all_gather() for member in members))
     assert all(member.vector_V.tobytes() == expected_V.tobytes() for member in members)
 
@@ -338,7 +351,7 @@ async def test_members_may_use_the_verbs_or_both_in_one():
     p0, p1, p2 = group.members.values()
 
     async def in_two() -> None:
-        await p0.exchange.reduce_scatter(p0.open)
+        await p0.exchange.reduce_scatter()
         await asyncio.sleep(0.5)
         await p0.exchange.all_gather()
 
@@ -352,14 +365,14 @@ async def test_a_group_that_breaks_breaks_the_verb_that_waits():
     p0, p1 = group.members.values()
     p1.accept = lambda *_: asyncio.sleep(100.0)
     with pytest.raises(GroupBroken, match="p1 opened no stream"):
-        await p0.exchange.reduce_scatter(p0.open)
+        await p0.exchange.reduce_scatter()
 
 
 async def test_cancelling_a_verb_breaks_the_group_for_the_others():
     group = Group(vectors(600, 2), chunk_size=10)
     await group.start()
     p0, p1 = group.members.values()
-    first = asyncio.create_task(p0.exchange.reduce_scatter(p0.open))
+    first = asyncio.create_task(p0.exchange.reduce_scatter())
     await asyncio.sleep(0.1)
     first.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -451,8 +464,7 @@ async def test_a_member_that_dies_in_the_middle_breaks_the_group_for_all():
             await survivor
         assert "after 0." in str(caught.value), "says how long it went well"
     for survivor in (group.members[PeerId("p0")], group.members[PeerId("p2")]):
-        assert survivor.exchange.may_reuse, "for the next attempt"
-        assert survivor.exchange.slots, "too"
+        assert reused(survivor) == (True, True), "for the next attempt"
     runs[1].cancel()
     await asyncio.gather(*runs, return_exceptions=True)
 
@@ -559,17 +571,20 @@ async def test_an_abort_after_the_last_chunk_is_no_end(way):
 
 async def test_memory_of_which_others_may_commit_what_they_read_is_not_used_again():
     group = Group(vectors(12, 3))
+    for member in group.members.values():
+        member.exchange.has_all.set()  # and the others may know
+        assert not reused(member)[0]
+    group = Group(vectors(12, 3))
     await group.run()
-    assert not any(member.exchange.may_reuse for member in group.members.values())
+    assert all(reused(member) == (True, True) for member in group.members.values())
 
 
 @pytest.mark.parametrize("codec", ["bf16", "int8"])
 async def test_memory_that_a_thread_may_still_work_on_is_not_used_again(codec: str):
     group = Group(vectors(12, 3), delta=True, codec=codec)
     for member in group.members.values():
-        member.exchange.buckets[0]._slot(PeerId("p1"), 0)
-        assert not member.exchange.may_reuse
-        assert not member.exchange.slots
+        member.exchange.buckets[0].slots[PeerId("p1"), 0]
+        assert reused(member) == (False, False)
 
 
 # --- openings -------------------------------------------------------------------------------------
@@ -635,8 +650,8 @@ async def test_an_average_that_is_called_off_while_it_waits_for_the_rest_is_not_
     for run in runs:
         run.cancel()
     await asyncio.gather(*runs, return_exceptions=True)
-    assert not p0.exchange.is_complete
-    assert not p1.exchange.is_complete
+    assert not p0.exchange.has_all.is_set()
+    assert not p1.exchange.has_all.is_set()
 
 
 async def test_a_fast_member_is_never_more_than_a_window_ahead_of_a_slow_one():
@@ -666,3 +681,20 @@ async def test_a_fast_member_is_never_more_than_a_window_ahead_of_a_slow_one():
 def test_a_setting_that_cannot_work_is_refused(name, value):
     with pytest.raises(ConfigError, match=f"{name} = {value} must be"):
         ExchangeConfig(**{name: value})
+
+
+async def test_a_group_in_which_nothing_moves_any_more_breaks_and_says_so():
+    group = Group(vectors(12, 2))
+    await group.start()
+    p0, p1 = group.members.values()
+
+    async def sleep(opening: AverageOpening, stream: ChunkStream) -> None:
+        await asyncio.sleep(100.0)
+
+    p0.accept = sleep
+    p1.exchange.arrival_s = 20.0
+    began = asyncio.get_running_loop().time()
+    with pytest.raises(GroupBroken, match=r"nothing has moved for 20\.0 s") as caught:
+        await p1.run()
+    assert caught.value.outcome is Outcome.LATE
+    assert asyncio.get_running_loop().time() - began == pytest.approx(20.0, abs=0.1)

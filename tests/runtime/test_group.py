@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 from p2ptrain.averaging import Algorithm, Group, Mean, Outcome, PeerId, Swarm, What
+from p2ptrain.core.effects import Abandon
+from p2ptrain.runtime.averages import FormedGroup, PendingMean
 from p2ptrain.runtime.buffers import Buffers
-from p2ptrain.runtime.group import PendingMean
+from p2ptrain.runtime.exchange import Exchange
 from p2ptrain.sim.link import Link
 from p2ptrain.sim.replica import VectorReplica
 from p2ptrain.sim.world import World
@@ -100,6 +102,34 @@ async def test_a_group_that_breaks_is_begun_again_with_those_who_are_left():
     await world.train(30, steps_of(0.1))
     assert all(peer.boundary.totals.steps == 30 for peer in world.peers.values())
     assert world.peers[P0].metrics.of("group")[-1]["outcome"] == Outcome.DONE
+    await world.close()
+
+
+async def test_what_is_being_applied_is_not_abandoned_in_a_second_attempt_either(monkeypatch):
+    """A group is abandoned by its first ticket, whichever attempt is under way."""
+    take_in, applied = FormedGroup._take_in, []
+
+    async def slowly(group: FormedGroup, exchange: Exchange) -> list[np.ndarray]:
+        if group.ticket.attempt:
+            group._averages.handle(Abandon(group.ticket.root, Outcome.LATE, "too late"))
+            await asyncio.sleep(0.01)
+            applied.append(group)
+        return await take_in(group, exchange)
+
+    monkeypatch.setattr(FormedGroup, "_take_in", slowly)
+    world = World(link=Link(latency_s=0.05))
+    for name in "abc":
+        await world.add(PeerId(name), VectorReplica(np.zeros(SIZE, np.float32)), "ad_psgd")
+    a, *others = (PeerId(name) for name in "abc")
+    await asyncio.sleep(1.0)
+    asking = asyncio.create_task(world.peers[a].driver.average_with_any(others, 2))
+    while not world.peers[PeerId("c")].driver.averages.running:  # noqa: ASYNC110 - virtual time
+        await asyncio.sleep(0.001)
+    world.crash("c")
+    async with asyncio.timeout(30):
+        assert (await asking).done
+    assert applied
+    assert {group.outcome for group in applied} == {Outcome.DONE}
     await world.close()
 
 

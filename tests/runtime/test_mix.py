@@ -7,7 +7,7 @@ import pytest
 
 from p2ptrain.compute.codec import Codec, load_codec
 from p2ptrain.core.shards import chunks, shard
-from p2ptrain.runtime.mix import BLOCK, Mix, NotFinite
+from p2ptrain.runtime.mix import BLOCK, Bucket, Mix, NotFinite
 
 LOSSY = ("bf16", "fp16", "int8")
 ALL = ("fp32", *LOSSY)
@@ -34,15 +34,19 @@ def average(
         shards = [shard(size, 1, 0)] * count
     mixes = [
         Mix(
-            model.copy(),
+            Bucket(
+                name="models",
+                vector_V=model.copy(),
+                codec=codec,
+                chunk_size=chunk_size,
+                divisor=count if divisor is None else divisor,
+                delta=delta,
+                keeps_mean=at == keeps_mean,
+            ),
             count,
             at,
             shards[at],
             is_direct=is_direct,
-            delta=delta,
-            keeps_mean=at == keeps_mean,
-            codec=codec,
-            divisor=count if divisor is None else divisor,
             lend=memory,
         )
         for at, model in enumerate(models)
@@ -207,17 +211,14 @@ def test_numbers_that_are_not_finite_are_refused_with_every_codec(name, is_direc
 @pytest.mark.parametrize("delta", [False, True])
 def test_a_mean_from_outside_that_is_not_finite_is_refused(delta):
     span = shard(10, 2, 1)
-    mix = Mix(
-        np.ones(10, np.float32),
-        2,
-        0,
-        shard(10, 2, 0),
-        is_direct=False,
-        delta=delta,
-        keeps_mean=False,
+    bucket = Bucket(
+        name="models",
+        vector_V=np.ones(10, np.float32),
         codec=load_codec("fp32"),
+        chunk_size=300,
         divisor=2,
-        lend=memory,
+        delta=delta,
     )
+    mix = Mix(bucket, 2, 0, shard(10, 2, 0), is_direct=False, lend=memory)
     with pytest.raises(NotFinite):
         mix.take(span, np.full(5, np.nan, np.float32))

@@ -122,3 +122,26 @@ async def test_a_task_that_somebody_else_cancelled_has_not_done_its_work():
 
     with pytest.raises(InvariantViolation, match="cancelled"):
         await run()
+
+
+async def test_a_scope_fails_when_it_is_told_to_with_that_error_and_the_first_one():
+    stopped = asyncio.Event()
+
+    async def work() -> None:
+        try:
+            await asyncio.sleep(1000.0)
+        finally:
+            stopped.set()
+
+    async def run(scope: Scope) -> None:
+        async with scope:
+            scope.start(work())
+
+    scope = Scope()
+    running = asyncio.create_task(run(scope))
+    await asyncio.sleep(1.0)
+    scope.fail(ValueError("first"))
+    scope.fail(ValueError("second"))
+    with pytest.raises(ValueError, match="first"):
+        await running
+    assert stopped.is_set()

@@ -55,7 +55,7 @@ def late(world: World) -> int:
 def stalls(world: World) -> list[Seconds]:
     """How long each of them waits for something to move in a group of three."""
     peers = world.peers.values()
-    return [peer.driver.averages.transfers.stall_s(What.MODELS, 3) for peer in peers]
+    return [peer.driver.averages.transfers.stall(What.MODELS, 3).seconds for peer in peers]
 
 
 async def slow_down(world: World) -> None:

@@ -9,14 +9,14 @@ import pytest
 
 from p2ptrain.averaging.wagma import Wagma
 from p2ptrain.compute.replica import Vector
-from p2ptrain.core.effects import Average, What
+from p2ptrain.core.effects import What
 from p2ptrain.core.group_lock import GroupLock
 from p2ptrain.core.lock_state import InGroup
 from p2ptrain.core.membership import Membership
 from p2ptrain.core.messages import Begin
 from p2ptrain.core.wait_avoiding import WaitAvoiding
 from p2ptrain.ids import PeerId, Ticket
-from p2ptrain.runtime.averages import Averages
+from p2ptrain.runtime.averages import Averages, FormedGroup
 from p2ptrain.runtime.mix import Mix
 from p2ptrain.runtime.pending_gradients import PendingGradients
 from p2ptrain.sim.checkers import WatchedReplica
@@ -86,11 +86,11 @@ def test_a_late_gradient_that_is_forgotten_is_a_lost_update(monkeypatch):
 def test_a_result_that_is_applied_twice_is_found(monkeypatch):
     average = Averages._average
 
-    async def again(self: Averages, effect: Average) -> None:
-        await average(self, effect)
-        fields = {"members": effect.members, "what": What.MODELS, "outcome": "done"}
-        ticket = {"ticket": str(effect.ticket), "incarnation": effect.ticket.incarnation}
-        self._host.metrics.record("group", exchange_s=0.0, **ticket, **fields)
+    async def again(self: Averages, group: FormedGroup) -> None:
+        await average(self, group)
+        fields = {"members": group.members, "what": What.MODELS, "outcome": "done"}
+        ticket = {"ticket": str(group.ticket), "incarnation": group.ticket.incarnation}
+        self.host.metrics.record("group", exchange_s=0.0, **ticket, **fields)
 
     monkeypatch.setattr(Averages, "_average", again)
     assert broken(plain("ad_psgd")) == "once"
@@ -132,20 +132,19 @@ def test_a_machine_in_two_groups_is_found(monkeypatch):
 def test_a_result_between_contribution_and_result_is_found(monkeypatch):
     average = Averages._average
 
-    async def forgetful(self: Averages, effect: Average) -> None:
+    async def forgetful(self: Averages, group: FormedGroup) -> None:
         """As if two groups had shared this peer."""
-        self._replica.book.results += 1
-        await average(self, effect)
+        self.replica.book.results += 1
+        await average(self, group)
 
-    contribution = Averages._fill
+    contribution = FormedGroup._fill
 
-    async def slowly(self: Averages, *args: Any) -> Any:
-        found = await contribution(self, *args)
-        self._replica.book.results += 1
-        return found
+    async def slowly(self: FormedGroup) -> None:
+        await contribution(self)
+        self._averages.replica.book.results += 1
 
     monkeypatch.setattr(Averages, "_average", forgetful)
-    monkeypatch.setattr(Averages, "_fill", slowly)
+    monkeypatch.setattr(FormedGroup, "_fill", slowly)
     assert broken(plain("ad_psgd")) == "one group at a time"
 
 
