@@ -43,10 +43,9 @@ participant by name as well, and that one requests the group when it has heard o
 lost.
 """
 
-import copy
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Self, assert_never
+from typing import assert_never
 
 from p2ptrain.core.effects import Effect, Send, TakeState, VersionEnded
 from p2ptrain.core.events import Outcome
@@ -131,28 +130,6 @@ class Barrier:
     def admits(self, purpose: Purpose) -> bool:
         """True if we wait for just this."""
         return self.waits_with(purpose.version, purpose.lineage)
-
-    # --- for explorers ----------------------------------------------------------------------------
-
-    def frozen(self, now: Seconds) -> Hashable:
-        """All that decides what this barrier will do, with times relative to `now`."""
-        state = self._state
-        if isinstance(state, Waiting):
-            since = max(state.since - now, -DEPUTY_S)
-            state = replace(state, since=since, resend_at=state.resend_at - now)
-        return state, tuple(sorted(self._arrivals.items())), self._request, self._withdrawn
-
-    def clone(
-        self,
-        lock: GroupLock,
-        emit: Callable[[Effect], None],
-        participants: Callable[[], Sequence[PeerId]],
-    ) -> Self:
-        """An independent barrier in the same state, on another slot."""
-        twin = copy.copy(self)
-        twin._lock, twin._emit, twin._participants = lock, emit, participants
-        twin._arrivals = dict(self._arrivals)
-        return twin
 
     # --- what happens -----------------------------------------------------------------------------
 

@@ -156,8 +156,6 @@ class GroupLock(Slot):
         timeouts: says how long to wait for what, and is told how long it took; none: as configured.
     """
 
-    # --- for explorers ----------------------------------------------------------------------------
-
     # --- what happens -----------------------------------------------------------------------------
 
     def request(

@@ -12,10 +12,9 @@ A formation hears of a group's end before the slot goes on to the next group, an
 came to nothing when the slot has.
 """
 
-import copy
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Protocol, Self
+from typing import Protocol
 
 from p2ptrain.core.barrier import Barrier
 from p2ptrain.core.contribution import Contribution
@@ -106,22 +105,6 @@ class PeerGroups:
 
     def outside_samples(self, members: Sequence[PeerId]) -> int:
         return self._environment.outside_samples(members)
-
-    # --- for explorers ----------------------------------------------------------------------------
-
-    def frozen(self, now: Seconds) -> Hashable:
-        """All that decides what these groups will do, with times relative to `now`."""
-        parts = self.lock, self.barrier, self.wait_avoiding
-        return tuple(part.frozen(now) for part in parts)
-
-    def clone(self, emit: Callable[[Effect], None], environment: GroupEnvironment) -> Self:
-        """Independent groups in the same state, in surroundings of their own."""
-        twin = copy.copy(self)
-        twin._emit, twin._environment, twin._ended = emit, environment, []
-        twin.lock = self.lock.clone(twin._note, twin)
-        twin.barrier = self.barrier.clone(twin.lock, emit, environment.participants)
-        twin.wait_avoiding = self.wait_avoiding.clone(twin.lock, emit, environment.trainees)
-        return twin
 
     # --- what happens -----------------------------------------------------------------------------
 

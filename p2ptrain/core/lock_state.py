@@ -214,24 +214,3 @@ NEVER_FORMED = Ended()
 def age(request: Request) -> tuple[int, Ticket]:
     """Of two requests the one with the smaller age is the older."""
     return (request.born, request.ticket)
-
-
-def relative(state: LockState, now: Seconds) -> LockState:
-    """The same state, with times counted from `now`."""
-    match state:
-        case Collecting(asked_at=asked_at, give_up_at=give_up_at, resend_at=resend_at):
-            return replace(
-                state,
-                asked_at=asked_at - now,
-                give_up_at=give_up_at - now,
-                resend_at=resend_at - now,
-            )
-        case Granted(granted_at=granted_at, resend_at=resend_at):
-            return replace(state, granted_at=granted_at - now, resend_at=resend_at - now)
-        case Offered(resend_at=resend_at, lapses_at=lapses_at):
-            resend_at, lapses_at = max(0.0, resend_at - now), max(0.0, lapses_at - now)
-            return replace(state, resend_at=resend_at, lapses_at=lapses_at)
-        case InGroup():
-            return replace(state, since=0.0)
-        case Free():
-            return state

@@ -3,10 +3,9 @@
 `core/group_lock.py` is the protocol on it and says why it holds; nothing else changes a slot.
 """
 
-import copy
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Protocol, Self
+from typing import Protocol
 
 from p2ptrain.core.contribution import Contribution
 from p2ptrain.core.effects import Effect, GroupEnded, Send
@@ -24,7 +23,6 @@ from p2ptrain.core.lock_state import (
     Promise,
     Wish,
     age,
-    relative,
 )
 from p2ptrain.core.messages import Inquire, Release, Relinquish, Request
 from p2ptrain.core.purpose import Formation, Purpose
@@ -114,34 +112,6 @@ class Slot:
     def rejoin(self, incarnation: int) -> None:
         """New tickets are of this incarnation, above that of a former life that others remember."""
         self._incarnation = incarnation
-
-    @property
-    def wanted(self) -> tuple[Ticket, ...]:
-        """Our own requests that wait for their turn."""
-        return tuple(wish.ticket for wish in self._wishes)
-
-    def frozen(self, now: Seconds) -> Hashable:
-        """All that decides what this lock will do, as one value, with times relative to `now`."""
-        return (
-            relative(self._state, now),
-            self._queue,
-            self._wishes,
-            self._offering,
-            tuple(sorted(self._offers.items(), key=lambda item: item[0])),
-            tuple(sorted(self._let_go.items())),
-            tuple(sorted(self._born.items())),
-            self._clock,
-            self._tickets,
-            tuple(self._ended.items()),
-        )
-
-    def clone(self, emit: Callable[[Effect], None], groups: Groups) -> Self:
-        """An independent lock in the same state."""
-        twin = copy.copy(self)
-        twin._emit, twin._groups = emit, groups
-        twin._ended, twin._born = dict(self._ended), dict(self._born)
-        twin._offers, twin._let_go = dict(self._offers), dict(self._let_go)
-        return twin
 
     def note_offer(
         self, source: PeerId, offer: Ticket, purpose: Purpose, contribution: Contribution

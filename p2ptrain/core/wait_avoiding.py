@@ -55,10 +55,9 @@ A lost `Past` comes again with the next `Activate`.
 runs no version that would be more than so many later. It counts from when it first heard of a peer.
 """
 
-import copy
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Self, assert_never
+from typing import assert_never
 
 from p2ptrain.core.effects import Effect, Send, VersionEnded
 from p2ptrain.core.events import Outcome
@@ -190,37 +189,6 @@ class WaitAvoiding:
                 self._emit(Send(source, Past(self._begun)))
             return False
         return True
-
-    # --- for explorers ----------------------------------------------------------------------------
-
-    def frozen(self, now: Seconds) -> Hashable:
-        """All that decides what this part will do, with times relative to `now`."""
-        arrival = self._arrival
-        if arrival:
-            arrival = replace(arrival, resend_at=arrival.resend_at - now)
-        tables = (self._arrivals, self._beyond, self._last)
-        return (
-            self._begun,
-            self._heard,
-            self._group,
-            self._requested,
-            arrival,
-            *(tuple(sorted(table.items())) for table in tables),
-            self._withdrawn,
-        )
-
-    def clone(
-        self,
-        lock: GroupLock,
-        emit: Callable[[Effect], None],
-        view: Callable[[], Sequence[PeerId]],
-    ) -> Self:
-        """An independent one in the same state, on another slot."""
-        twin = copy.copy(self)
-        twin._lock, twin._emit, twin._view = lock, emit, view
-        twin._arrivals, twin._beyond = dict(self._arrivals), dict(self._beyond)
-        twin._last = dict(self._last)
-        return twin
 
     # --- what happens -----------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from p2ptrain.core.wait_avoiding import WaitAvoiding
 from p2ptrain.errors import ConfigError
 from p2ptrain.ids import PeerId, Seconds, Ticket
 from p2ptrain.sim.explore.__main__ import main
+from p2ptrain.sim.explore.copies import frozen
 from p2ptrain.sim.explore.scenario import Ask, Fault, Meets, Scenario, Visits
 from p2ptrain.sim.explore.scenarios import A_TRIO, SHORT, small
 from p2ptrain.sim.explore.search import Findings, Search
@@ -111,12 +112,11 @@ def test_what_groups_remember_is_all_in_their_frozen_state():
         groups.barrier: {"_me", "_resend_s", "_participants", "_lock", "_emit"},
         groups.wait_avoiding: {"_me", "_resend_s", "_schedule", "_view", "_lock", "_emit"},
     }
-    for part, names in fixed.items():
-        frozen = part.frozen(0.0)
-        assert isinstance(frozen, tuple)
+    states = frozen(groups, 0.0)
+    assert isinstance(states, tuple)
+    for (part, names), state in zip(fixed.items(), states, strict=True):
         assert names <= vars(part).keys()
-        assert len(frozen) == len(vars(part)) - len(names)
-    assert len(groups.frozen(0.0)) == len(fixed)
+        assert len(state) == len(vars(part)) - len(names)
     assert vars(groups).keys() == {
         *("lock", "barrier", "wait_avoiding"),
         *("_me", "_environment", "_emit", "_ended", "_now"),  # the last two: only within a call
@@ -138,7 +138,7 @@ def test_messages_that_do_nothing_any_more_can_be_left_out(scenario: Scenario):
     assert some.situations < more.situations
     assert (some.waits, some.stuck, some.unsafe) == (more.waits, more.stuck, more.unsafe)
     states = [
-        {(at.peer, at.groups and at.groups.frozen(at.now)) for at in it.peers.locals}
+        {(at.peer, at.groups and frozen(at.groups, at.now)) for at in it.peers.locals}
         for it in (few, all_)
     ]
     assert states[0] == states[1]

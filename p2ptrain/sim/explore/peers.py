@@ -1,8 +1,8 @@
 """The real groups of each peer, asked once: what do they do in this state at this event?
 
 Nothing of the protocol is written down here a second time. What a peer's `PeerGroups` do at an
-event is a function of their `frozen` state; so a clone of them is asked once, and the answer is
-looked up from then on. States of peers and events are numbered.
+event is a function of their `frozen` state (`copies.py`); so a clone of them is asked once, and the
+answer is looked up from then on. States of peers and events are numbered.
 """
 
 from collections.abc import Hashable, Sequence
@@ -36,6 +36,7 @@ from p2ptrain.core.purpose import Purpose
 from p2ptrain.core.wait_avoiding import Round, Schedule
 from p2ptrain.ids import PeerId, Seconds, Ticket
 from p2ptrain.sim.explore import scenario as plans
+from p2ptrain.sim.explore.copies import clone, frozen
 from p2ptrain.sim.explore.scenario import Plan, Scenario
 from p2ptrain.sim.explore.ticket_history import UnsafeError
 
@@ -300,7 +301,7 @@ class Peers:
         effects: list[Effect] = []
         event = self.events.values[number]
         view = self._see(before.view, event)
-        groups = before.groups.clone(effects.append, view)
+        groups = clone(before.groups, effects.append, view)
         try:
             asked = self._happen(groups, event, before.now)
             groups.check()
@@ -390,7 +391,7 @@ class Peers:
         taking: TakeState | None,
         now: Seconds,
     ) -> int:
-        state = (groups.frozen(now), view, taking) if groups else None
+        state = (frozen(groups, now), view, taking) if groups else None
         number = self._numbers.setdefault((peer, state), len(self.locals))
         if number == len(self.locals):
             self.locals.append(_look(peer, groups, view, taking, now, self._lease_s))
@@ -432,7 +433,7 @@ def _look(
         None if isinstance(state, Free | Offered) else state.ticket,
         state.ticket if isinstance(state, InGroup) and groups.lock.holds(state.ticket) else None,
         (state.ticket, state.to) if isinstance(state, Offered) else None,
-        groups.lock.wanted,
+        tuple(wish.ticket for wish in groups.lock._wishes),
         isinstance(state, Granted) and state.granted_at + lease_s <= now,
     )
 

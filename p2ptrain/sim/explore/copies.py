@@ -1,0 +1,92 @@
+"""Copy a peer's groups, and say their state as one value: `Peers` asks a copy what they do.
+
+Both walk all that the slot, the barrier and the schedule remember; none of them knows of it.
+"""
+
+import copy
+from collections.abc import Callable, Hashable
+from dataclasses import replace
+from typing import TypeVar
+
+from p2ptrain.core.barrier import DEPUTY_S, Barrier, Waiting
+from p2ptrain.core.effects import Effect
+from p2ptrain.core.group_lock import GroupLock
+from p2ptrain.core.groups import GroupEnvironment, PeerGroups
+from p2ptrain.core.lock_state import Collecting, Granted, InGroup, Offered
+from p2ptrain.core.wait_avoiding import Arrival, WaitAvoiding
+from p2ptrain.ids import Seconds
+
+Part = TypeVar("Part", GroupLock, Barrier, WaitAvoiding)
+
+FIXED = frozenset(
+    (
+        *("_me", "_incarnation", "_config", "timeouts", "_resend_s", "_schedule"),
+        *("_emit", "_groups", "_lock", "_participants", "_view"),
+    )
+)
+"""Attributes of a part that are no state of it."""
+
+
+def frozen(groups: PeerGroups, now: Seconds) -> Hashable:
+    """All that decides what these groups will do, as one value, with times relative to `now`."""
+    return tuple(
+        tuple(_value(value, now) for name, value in vars(part).items() if name not in FIXED)
+        for part in (groups.lock, groups.barrier, groups.wait_avoiding)
+    )
+
+
+def clone(
+    groups: PeerGroups, emit: Callable[[Effect], None], environment: GroupEnvironment
+) -> PeerGroups:
+    """Independent groups in the same state, in surroundings of their own."""
+    twin = copy.copy(groups)
+    twin._emit, twin._environment, twin._ended = emit, environment, []
+    twin.lock = lock = _twin(groups.lock)
+    lock._emit, lock._groups = twin._note, twin
+    twin.barrier, twin.wait_avoiding = _twin(groups.barrier), _twin(groups.wait_avoiding)
+    for part in (twin.barrier, twin.wait_avoiding):
+        part._lock, part._emit = lock, emit
+    twin.barrier._participants = environment.participants
+    twin.wait_avoiding._view = environment.trainees
+    return twin
+
+
+def _twin(part: Part) -> Part:
+    twin = copy.copy(part)
+    for name, value in vars(part).items():
+        if isinstance(value, dict):
+            setattr(twin, name, value.copy())
+    return twin
+
+
+def _value(value: object, now: Seconds) -> Hashable:
+    """One attribute.
+
+    The order of a table does not matter: that of `_ended` would if ever as many tickets ended as
+    are remembered.
+    """
+    match value:
+        case dict():
+            return tuple(sorted(value.items(), key=lambda item: item[0]))
+        case Collecting(asked_at=asked_at, give_up_at=give_up_at, resend_at=resend_at):
+            return replace(
+                value,
+                asked_at=asked_at - now,
+                give_up_at=give_up_at - now,
+                resend_at=resend_at - now,
+            )
+        case Granted(granted_at=granted_at, resend_at=resend_at):
+            return replace(value, granted_at=granted_at - now, resend_at=resend_at - now)
+        case Offered(resend_at=resend_at, lapses_at=lapses_at):
+            resend_at, lapses_at = max(0.0, resend_at - now), max(0.0, lapses_at - now)
+            return replace(value, resend_at=resend_at, lapses_at=lapses_at)
+        case InGroup():
+            return replace(value, since=0.0)  # only a matter of adaptive timeouts
+        case Waiting(since=since, resend_at=resend_at):
+            return replace(value, since=max(since - now, -DEPUTY_S), resend_at=resend_at - now)
+        case Arrival(resend_at=resend_at):
+            return replace(value, resend_at=resend_at - now)
+        case Hashable():
+            return value
+        case _:
+            raise TypeError(f"{value!r} is no value: say in `copies.py` how to freeze it")
