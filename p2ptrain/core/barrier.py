@@ -205,13 +205,11 @@ class Barrier:
         if slot.purpose == state.purpose and slot.ticket != state.said:
             self._say(now)
 
-    def state_taken(self, version: int, now: Seconds) -> None:
-        if isinstance(self._state, CatchingUp) and self._state.version == version:
-            self._wait(version, self._state.lineage, now)
-
-    def state_not_taken(self, version: int, now: Seconds) -> None:
-        if isinstance(self._state, CatchingUp) and self._state.version == version:
-            self._wait(*self._state.behind, now)
+    def state_transferred(self, version: int, now: Seconds, *, taken: bool) -> None:
+        """We hold the state that we were sent for, or it cannot be had."""
+        state = self._state
+        if isinstance(state, CatchingUp) and state.version == version:
+            self._wait(*((version, state.lineage) if taken else state.behind), now)
 
     def peer_out(self, peer: PeerId) -> None:
         """A participant is dead or has left; if it comes back, it arrives anew."""

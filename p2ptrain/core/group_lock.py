@@ -135,7 +135,6 @@ from p2ptrain.core.messages import (
 )
 from p2ptrain.core.purpose import GOSSIP, Formation, Purpose
 from p2ptrain.core.slot import Slot
-from p2ptrain.core.timeout_policy import Wait
 from p2ptrain.errors import LocalProtocolError
 from p2ptrain.ids import PeerId, Seconds, Ticket
 
@@ -152,7 +151,8 @@ class GroupLock(Slot):
     """One peer's slot. Effects are handed to `emit`.
 
     Args:
-        groups: decides what this peer takes part in.
+        admits: true if this peer can be in such a group that another one, or it, requests; asked
+            again when its slot would be granted.
         timeouts: says how long to wait for what, and is told how long it took; none: as configured.
     """
 
@@ -234,19 +234,24 @@ class GroupLock(Slot):
         if isinstance(self._state, InGroup) and self._state.ticket == ticket:
             self._state = replace(self._state, members=members)
 
-    def peer_dead(self, peer: PeerId, why: str, now: Seconds) -> None:
-        """A peer crashed or is cut off: whatever waits for it does not."""
+    def peer_out(self, peer: PeerId, why: str, now: Seconds, *, crashed: bool) -> None:
+        """Nothing waits any more for a peer that crashed, is cut off, or said goodbye.
+
+        One that said goodbye has ended its part in its group, and ours ends by itself.
+        """
         self._forget(peer, why)
         match self._state:
-            case InGroup(members=members) if peer in members:
+            case InGroup(members=members) if crashed and peer in members:
                 self._abandon(Outcome.LOST, why, now)
+            case Collecting():
+                self._drop(peer, Outcome.LOST, why, now)
+            case Granted(request=request) if request.ticket.initiator == peer:
+                self._free(request.ticket)
+                self._next_turn(now)
+            case Offered(to=coordinator) if coordinator == peer:
+                self._take_offer_back(now)
             case _:
-                self._do_without(peer, why, now)
-
-    def peer_left(self, peer: PeerId, why: str, now: Seconds) -> None:
-        """A peer said goodbye: no request of it or with it comes to anything, its group does."""
-        self._forget(peer, why)
-        self._do_without(peer, why, now)
+                pass
 
     def withdraw(self, why: str, now: Seconds) -> None:
         """We stop: give up our requests, offers and promises. A formed group is left to end.
@@ -277,7 +282,7 @@ class GroupLock(Slot):
         match self._state:
             case Collecting() as state if state.resend_at <= now:
                 if state.asked:
-                    self.timeouts.missed(Wait.ANSWER)
+                    self.timeouts.answers.missed()
                 silent = (*state.queued, *state.asked)
                 for peer in silent:
                     self._emit(Send(peer, state.request))
@@ -340,7 +345,7 @@ class GroupLock(Slot):
     def _make_offer(self, now: Seconds) -> None:
         if self._offering:
             coordinator, purpose = self._offering
-            ticket, stated = self._next_ticket(), self._groups.contribution(purpose)
+            ticket, stated = self._next_ticket(), self._environment.contribution(purpose)
             self._state = Offered(ticket, coordinator, purpose, stated, now)
 
     def _take_offer_back(self, now: Seconds) -> None:
@@ -359,7 +364,7 @@ class GroupLock(Slot):
 
     def _start(self, own: Request, now: Seconds) -> None:
         wish, self._wishes = self._wishes[0], self._wishes[1:]
-        if self._groups.admits(self._me, own):
+        if self._admits(self._me, own.purpose):
             self._collect(wish, own, now)
         else:
             self._end_wish(wish, Outcome.REFUSED, f"{self._me} has gone on meanwhile")
@@ -437,24 +442,24 @@ class GroupLock(Slot):
 
     def _take(self, state: Collecting, now: Seconds) -> None:
         if len(state.granted) == state.needed:
-            self.timeouts.note(Wait.GRANTS, now - state.asked_at)
+            self.timeouts.grants.took(now - state.asked_at)
             self._begin(state)
         else:
             self._state = state
 
     def _begin(self, state: Collecting) -> None:
         ticket, purpose = state.ticket, state.request.purpose
-        mine = Promise(self._me, self._groups.contribution(purpose))
+        mine = Promise(self._me, self._environment.contribution(purpose))
         promises = sorted((mine, *state.granted), key=lambda promise: promise.peer)
         members = tuple(promise.peer for promise in promises)
         stated = tuple(promise.contribution for promise in promises)
         begin = Begin(
             ticket,
             members,
-            self._groups.weigh(members),
+            self._environment.weigh(members),
             purpose,
             () if all(one == MODEL for one in stated) else stated,
-            min(self._groups.outside_samples(members), MOST_SAMPLES),
+            min(self._environment.outside_samples(members), MOST_SAMPLES),
         )
         offers = tuple(promise for promise in state.granted if promise.offer)
         for promise in state.granted:
@@ -540,7 +545,7 @@ class GroupLock(Slot):
                 self._disown(source, ticket)  # an even later one
             case _ if self._is_past(ticket):
                 pass  # a late one, of which we need not even say so
-            case _ if not self._groups.admits(source, request):
+            case _ if not self._admits(source, request.purpose):
                 self._refuse(source, ticket)
             case _:
                 self._enqueue(request)
@@ -570,10 +575,10 @@ class GroupLock(Slot):
 
     def _grant(self, request: Request, now: Seconds) -> None:
         ticket, initiator = request.ticket, request.ticket.initiator
-        if not self._groups.admits(initiator, request):
+        if not self._admits(initiator, request.purpose):
             self._refuse(initiator, ticket)  # what it is for has gone on meanwhile
             return
-        stated = self._groups.contribution(request.purpose)
+        stated = self._environment.contribution(request.purpose)
         self._state = Granted(request, stated, now, now + self._config.resend_s)
         self._emit(Send(initiator, Grant(ticket, stated)))  # lost: sent again
 
@@ -644,18 +649,6 @@ class GroupLock(Slot):
             else:
                 self._wishes = (*self._wishes, replace(wish, candidates=candidates))
 
-    def _do_without(self, peer: PeerId, why: str, now: Seconds) -> None:
-        match self._state:
-            case Collecting():
-                self._drop(peer, Outcome.LOST, why, now)
-            case Granted(request=request) if request.ticket.initiator == peer:
-                self._free(request.ticket)
-                self._next_turn(now)
-            case Offered(to=coordinator) if coordinator == peer:
-                self._take_offer_back(now)
-            case _:
-                pass
-
     def _lapse(self, now: Seconds) -> None:
         """Carry out the deadlines that have passed, before anything else happens."""
         match self._state:
@@ -665,7 +658,7 @@ class GroupLock(Slot):
                 if {*missing} <= {*state.busy}:
                     self._fail(Outcome.BUSY, f"{whom} stayed busy for {waited_s:g} s", now)
                 else:
-                    self.timeouts.missed(Wait.GRANTS)
+                    self.timeouts.grants.missed()
                     self._fail(Outcome.LATE, f"no grant from {whom} in {waited_s:g} s", now)
             case Granted() as state if state.granted_at + self._config.lease_s <= now:
                 self._free(state.ticket)
@@ -687,9 +680,9 @@ class GroupLock(Slot):
         self._born.pop(state.begin.purpose.formation, None)
         lasted_s = now - state.since
         if outcome is Outcome.DONE:
-            self.timeouts.note(Wait.AVERAGE, lasted_s)
+            self.timeouts.averages.took(lasted_s)
         else:
-            self.timeouts.broke(Wait.AVERAGE, lasted_s)
+            self.timeouts.averages.broke(lasted_s)
         self._free(state.ticket, Ended(state.members, outcome is Outcome.DONE))
         if state.ticket.initiator == self._me:
             purpose = state.begin.purpose

@@ -52,7 +52,7 @@ from p2ptrain.core.messages import (
 )
 from p2ptrain.core.purpose import Purpose
 from p2ptrain.core.repair import Repair, RepairConfig
-from p2ptrain.core.timeout_policy import ObservedTimeoutPolicy
+from p2ptrain.core.timeout_policy import TimeoutPolicy
 from p2ptrain.core.wait_avoiding import Schedule
 from p2ptrain.errors import ConfigError
 from p2ptrain.ids import PeerId, Seconds, Ticket
@@ -108,7 +108,7 @@ class PeerMachine:
             schedule,
             self,
             self._note,
-            ObservedTimeoutPolicy(config.lock),
+            TimeoutPolicy(config.lock),
         )
         self.repair = Repair(me.peer, config.repair, self._is_alive, self.expects, self._note)
         self._views = self.membership.changes
@@ -183,9 +183,9 @@ class PeerMachine:
                     self._measure_link(ending)
                 self.groups.average_ended(ticket, outcome, why, now)
             case StateTaken(version=version):
-                self.groups.state_taken(version, now)
+                self.groups.state_transferred(version, now, taken=True)
             case StateNotTaken(version=version):
-                self.groups.state_not_taken(version, now)
+                self.groups.state_transferred(version, now, taken=False)
 
     def withdraw(self, now: Seconds) -> None:
         """The trainer stops: no new groups, except those that others claim."""
@@ -295,10 +295,10 @@ class PeerMachine:
                 case MemberChanged(peer=peer, state=MemberState.DEAD, why=why):
                     if left := self.repair.peer_dead(peer, why):
                         self.groups.lock.regroup(*left)
-                    self.groups.peer_dead(peer, why, now)
+                    self.groups.peer_out(peer, why, now, crashed=True)
                 case MemberChanged(peer=peer, state=MemberState.LEFT, why=why):
                     # It has finished its groups; our side of them ends by itself.
-                    self.groups.peer_left(peer, why, now)
+                    self.groups.peer_out(peer, why, now, crashed=False)
                 case _:
                     pass
         before, self._views = self._views, self.membership.changes

@@ -26,7 +26,7 @@ from p2ptrain.core.lock_state import (
 )
 from p2ptrain.core.messages import Inquire, Release, Relinquish, Request
 from p2ptrain.core.purpose import Formation, Purpose
-from p2ptrain.core.timeout_policy import TimeoutPolicy, Wait
+from p2ptrain.core.timeout_policy import TimeoutPolicy
 from p2ptrain.errors import InvariantViolation
 from p2ptrain.ids import PeerId, Seconds, Ticket
 
@@ -38,11 +38,20 @@ MOST_BEHIND = 1024
 the other was made up. It must not void all that the peer will ever offer."""
 
 
-class Groups(Protocol):
-    """What a slot asks of those who decide which groups there should be."""
+class GroupEnvironment(Protocol):
+    """What groups need to know about their peer."""
 
-    def admits(self, source: PeerId, request: Request) -> bool:
-        """True if this peer can be in such a group; asked again when it would be granted."""
+    @property
+    def has_model(self) -> bool:
+        """False until this peer has the model that it goes on with."""
+        ...
+
+    def participants(self) -> Sequence[PeerId]:
+        """Everyone who meets at a barrier, sorted, with us."""
+        ...
+
+    def trainees(self) -> Sequence[PeerId]:
+        """Everyone who trains, sorted, with us."""
         ...
 
     def contribution(self, purpose: Purpose) -> Contribution:
@@ -67,15 +76,17 @@ class Slot:
         incarnation: int,
         config: LockConfig,
         emit: Callable[[Effect], None],
-        groups: Groups,
+        environment: GroupEnvironment,
+        admits: Callable[[PeerId, Purpose], bool],
         timeouts: TimeoutPolicy | None = None,
     ) -> None:
         self._me = me
         self._incarnation = incarnation
         self._config = config
         self._emit = emit
-        self._groups = groups
-        self.timeouts = timeouts or TimeoutPolicy(config)
+        self._environment = environment
+        self._admits = admits
+        self.timeouts = timeouts or TimeoutPolicy(config, least_share=1.0)
         self._state: LockState = Free()
         self._queue: tuple[Request, ...] = ()  # others', the oldest first, one of each peer
         self._wishes: tuple[Wish, ...] = ()  # our own, in order
@@ -257,7 +268,7 @@ class Slot:
 
     def _answered(self, state: Collecting, source: PeerId, now: Seconds) -> None:
         if source in state.asked:  # else it was asked twice: no telling which one it answers
-            self.timeouts.note(Wait.ANSWER, now - state.asked_at)
+            self.timeouts.answers.took(now - state.asked_at)
 
     def _free(self, ticket: Ticket, ended: Ended = NEVER_FORMED) -> None:
         """Our part in `ticket` is over, for good; somebody's turn is next."""

@@ -13,7 +13,7 @@ from p2ptrain.core.messages import Begin, Failed, Grant, Inquire, Release, Reque
 from p2ptrain.core.slot import ENDED_REMEMBERED
 from p2ptrain.errors import ConfigError, LocalProtocolError
 from p2ptrain.ids import PeerId, Ticket
-from tests.helpers.everyone import AnyGroup
+from p2ptrain.sim.explore.copies import clone_part, frozen_part
 from tests.helpers.trio import InFlight, Trio
 
 LEASE_S, ACQUIRE_S, RESEND_S = 6.0, 2.0, 0.25
@@ -289,9 +289,7 @@ def test_when_it_ends_a_request_says_who_was_in_its_group_or_who_was_asked():
     quintet = crowd("abcde", spare_claims=1)
     ended: list[GroupEnded] = []
     lock = quintet.locks["a"]
-    quintet.locks["a"] = lock.clone(
-        lambda e: ended.append(e) if isinstance(e, GroupEnded) else None, quintet.choices["a"]
-    )
+    lock._emit = lambda e: ended.append(e) if isinstance(e, GroupEnded) else None
     quintet.request("a", "dcbe", 1)
     quintet.withdraw("a")
     second = quintet.request("a", "cb", 1)
@@ -1173,7 +1171,8 @@ def test_when_a_group_breaks_nobody_grants_the_one_who_is_gone(trio: Trio):
 def test_a_clone_goes_its_own_way(trio: Trio):
     ticket = trio.request("a", "b")
     effects: list[Effect] = []
-    twin = trio.locks["a"].clone(effects.append, AnyGroup())
+    twin = clone_part(trio.locks["a"])
+    twin._emit = effects.append
     twin.receive(PeerId("b"), Grant(ticket), 0.0)
     twin.average_ended(ticket, Outcome.DONE, "", 0.0)
     assert [type(effect) for effect in effects] == [Send, Average, GroupEnded]
@@ -1190,11 +1189,12 @@ def test_two_locks_that_will_do_the_same_are_frozen_alike_at_whatever_time(trio:
         trio.request("a", "bc", 1)
         lock.receive(PeerId("b"), Request(Ticket(PeerId("b"), 1, 1), 7), trio.clock("a"))
         lock.receive(PeerId("b"), Failed(Ticket(PeerId("a"), 1, 1), "b"), trio.clock("a"))
-        frozen.append(lock.frozen(trio.clock("a")))
+        frozen.append(frozen_part(lock, trio.clock("a")))
         trio.time += 64.0
     assert frozen[0] == frozen[1]
     assert hash(frozen[0]) == hash(frozen[1])
-    assert frozen[1] != lock.frozen(trio.clock("a"))  # it is later, and the lock is still there
+    later = frozen_part(lock, trio.clock("a"))
+    assert frozen[1] != later, "the lock is still where it was"
 
 
 def test_a_made_up_age_does_not_drive_our_own_requests_out_of_range(trio: Trio):
@@ -1203,7 +1203,7 @@ def test_a_made_up_age_does_not_drive_our_own_requests_out_of_range(trio: Trio):
         hostile = Request(Ticket(PeerId("b"), 1, number), 1 << 62)
         lock.receive(PeerId("b"), hostile, trio.clock("a"))
     assert lock._clock == 3 * MOST_TICKS
-    lock.peer_dead(PeerId("b"), "b is gone", trio.clock("a"))
+    lock.peer_out(PeerId("b"), "b is gone", trio.clock("a"), crashed=True)
 
 
 # --- configuration --------------------------------------------------------------------------------

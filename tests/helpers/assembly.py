@@ -121,7 +121,7 @@ class Assembly:
         for seat in self.seats.values():
             if PeerId(name) in seat.view:
                 seat.view.remove(PeerId(name))
-            seat.lock.peer_dead(PeerId(name), f"{name} is gone", self.time)
+            seat.lock.peer_out(PeerId(name), f"{name} is gone", self.time, crashed=True)
             seat.generator.view_changed(self.time)
             self._follow(seat)
 
@@ -151,7 +151,7 @@ class Assembly:
         def claim(proposal: Ticket, others: Sequence[PeerId]) -> None:
             claims[lock.request(others, len(others), self.time, GOSSIP)] = proposal
 
-        lock = GroupLock(name, 1, LockConfig(), note, AnyGroup())
+        lock = GroupLock(name, 1, LockConfig(), note, AnyGroup(), AnyGroup().admits)
         generator = WatchedGenerator(
             name,
             1,

@@ -154,11 +154,11 @@ class Meeting:
 
     def take_state(self, name: str, version: int) -> None:
         """It holds the state that it was told to take over."""
-        self[name].groups.state_taken(version, self.clock(name))
+        self[name].groups.state_transferred(version, self.clock(name), taken=True)
 
     def miss_state(self, name: str, version: int) -> None:
         """The state cannot be had."""
-        self[name].groups.state_not_taken(version, self.clock(name))
+        self[name].groups.state_transferred(version, self.clock(name), taken=False)
 
     def withdraw(self, name: str) -> None:
         self[name].groups.withdraw("stopping", self.clock(name))
@@ -182,7 +182,7 @@ class Meeting:
         guest = self[name]
         view = "".join(guest.view).replace(gone, "")
         guest.view[:] = view
-        guest.groups.peer_dead(PeerId(gone), f"{gone} is gone", self.clock(name))
+        guest.groups.peer_out(PeerId(gone), f"{gone} is gone", self.clock(name), crashed=True)
         self.see(name, view)
 
     def hear_left(self, name: str, left: str) -> None:
@@ -190,7 +190,7 @@ class Meeting:
         guest = self[name]
         view = "".join(guest.view).replace(left, "")
         guest.view[:] = view
-        guest.groups.peer_left(PeerId(left), f"{left} left", self.clock(name))
+        guest.groups.peer_out(PeerId(left), f"{left} left", self.clock(name), crashed=False)
         self.see(name, view)
 
     def join(self, name: str) -> None:

@@ -108,7 +108,15 @@ def test_what_groups_remember_is_all_in_their_frozen_state():
     around = FixedEnvironment([PeerId("a"), PeerId("b")])
     groups = PeerGroups(PeerId("a"), 1, SHORT, 1.0, None, around, print)
     fixed = {
-        groups.lock: {"_me", "_incarnation", "_config", "_emit", "_groups", "timeouts"},
+        groups.lock: {
+            "_me",
+            "_incarnation",
+            "_config",
+            "_emit",
+            "_environment",
+            "_admits",
+            "timeouts",
+        },
         groups.barrier: {"_me", "_resend_s", "_participants", "_lock", "_emit"},
         groups.wait_avoiding: {"_me", "_resend_s", "_schedule", "_view", "_lock", "_emit"},
     }

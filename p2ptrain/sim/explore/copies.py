@@ -11,8 +11,9 @@ from typing import TypeVar
 from p2ptrain.core.barrier import DEPUTY_S, Barrier, Waiting
 from p2ptrain.core.effects import Effect
 from p2ptrain.core.group_lock import GroupLock
-from p2ptrain.core.groups import GroupEnvironment, PeerGroups
+from p2ptrain.core.groups import PeerGroups
 from p2ptrain.core.lock_state import Collecting, Granted, InGroup, Offered
+from p2ptrain.core.slot import GroupEnvironment
 from p2ptrain.core.wait_avoiding import Arrival, WaitAvoiding
 from p2ptrain.ids import Seconds
 
@@ -21,7 +22,7 @@ Part = TypeVar("Part", GroupLock, Barrier, WaitAvoiding)
 FIXED = frozenset(
     (
         *("_me", "_incarnation", "_config", "timeouts", "_resend_s", "_schedule"),
-        *("_emit", "_groups", "_lock", "_participants", "_view"),
+        *("_emit", "_environment", "_admits", "_lock", "_participants", "_view"),
     )
 )
 """Attributes of a part that are no state of it."""
@@ -29,10 +30,13 @@ FIXED = frozenset(
 
 def frozen(groups: PeerGroups, now: Seconds) -> Hashable:
     """All that decides what these groups will do, as one value, with times relative to `now`."""
-    return tuple(
-        tuple(_value(value, now) for name, value in vars(part).items() if name not in FIXED)
-        for part in (groups.lock, groups.barrier, groups.wait_avoiding)
-    )
+    parts = groups.lock, groups.barrier, groups.wait_avoiding
+    return tuple(frozen_part(part, now) for part in parts)
+
+
+def frozen_part(part: GroupLock | Barrier | WaitAvoiding, now: Seconds) -> Hashable:
+    """The same of one of them."""
+    return tuple(_value(value, now) for name, value in vars(part).items() if name not in FIXED)
 
 
 def clone(
@@ -41,9 +45,9 @@ def clone(
     """Independent groups in the same state, in surroundings of their own."""
     twin = copy.copy(groups)
     twin._emit, twin._environment, twin._ended = emit, environment, []
-    twin.lock = lock = _twin(groups.lock)
-    lock._emit, lock._groups = twin._note, twin
-    twin.barrier, twin.wait_avoiding = _twin(groups.barrier), _twin(groups.wait_avoiding)
+    twin.lock = lock = clone_part(groups.lock)
+    lock._emit, lock._environment, lock._admits = twin._note, environment, twin._admits
+    twin.barrier, twin.wait_avoiding = clone_part(groups.barrier), clone_part(groups.wait_avoiding)
     for part in (twin.barrier, twin.wait_avoiding):
         part._lock, part._emit = lock, emit
     twin.barrier._participants = environment.participants
@@ -51,7 +55,8 @@ def clone(
     return twin
 
 
-def _twin(part: Part) -> Part:
+def clone_part(part: Part) -> Part:
+    """One of them, with tables of its own; still in the old surroundings."""
     twin = copy.copy(part)
     for name, value in vars(part).items():
         if isinstance(value, dict):

@@ -363,12 +363,10 @@ class Peers:
                 groups.arrive_at(version, now, waits=waits)
             case Ends(ticket=ticket, outcome=outcome):
                 groups.average_ended(ticket, outcome, outcome.value, now)
-            case CatchesUp(version=version, taken=True):
-                groups.state_taken(version, now)
-            case CatchesUp(version=version):
-                groups.state_not_taken(version, now)
+            case CatchesUp(version=version, taken=taken):
+                groups.state_transferred(version, now, taken=taken)
             case HearsDead(other=other):
-                groups.peer_dead(self.names[other], "it crashed", now)
+                groups.peer_out(self.names[other], "it crashed", now, crashed=True)
                 if self._has_views:
                     groups.view_changed(now, participants=True, trainees=True)
             case HearsDone():
