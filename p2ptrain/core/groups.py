@@ -53,7 +53,7 @@ class PeerGroups:
         )
         self.barrier = Barrier(me, resend_s, environment.participants, self.lock, emit)
         self.wait_avoiding = WaitAvoiding(
-            me, resend_s, schedule, environment.trainees, self.lock, emit
+            me, resend_s, environment.trainees, self.lock, emit, schedule
         )
 
     # --- what happens -----------------------------------------------------------------------------
@@ -117,7 +117,7 @@ class PeerGroups:
     def withdraw(self, why: str, now: Seconds) -> None:
         """The trainer stops: no new groups, except those that others request."""
         with self._at(now):
-            self.barrier.withdraw()
+            self.barrier.withdraw(now)
             self.wait_avoiding.withdraw(now)
             self.lock.withdraw(why, now)
 
@@ -164,7 +164,7 @@ class PeerGroups:
         match effect:
             case Average(ticket=ticket, members=members, purpose=purpose):
                 if purpose.formation is Formation.BARRIER:
-                    self.barrier.formed(ticket, purpose)
+                    self.barrier.formed(ticket, purpose, members)
                     effect = replace(effect, awaited=True)
                 elif purpose.formation is Formation.WAIT_AVOIDING:
                     awaited = self.wait_avoiding.formed(ticket, purpose, members)

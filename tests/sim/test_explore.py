@@ -117,7 +117,7 @@ def test_what_groups_remember_is_all_in_their_frozen_state():
             "_admits",
             "timeouts",
         },
-        groups.barrier: {"_me", "_resend_s", "_participants", "_lock", "_emit"},
+        groups.barrier: {"_me", "_resend_s", "_view", "_lock", "_emit"},
         groups.wait_avoiding: {"_me", "_resend_s", "_schedule", "_view", "_lock", "_emit"},
     }
     states = frozen(groups, 0.0)
@@ -439,10 +439,10 @@ class TellsTheTrainerTwice(WaitAvoiding):
     """A version that breaks ends, and then ends as it would have."""
 
     def group_over(self, ticket: Ticket, outcome: Outcome, now: Seconds) -> None:
-        group = self._group
+        group = self.group
         super().group_over(ticket, outcome, now)
         if group and outcome is not Outcome.DONE:
-            self._group = group
+            self.group = group
             super().group_over(ticket, Outcome.LOST, now)
 
 

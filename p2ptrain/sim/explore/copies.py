@@ -8,13 +8,14 @@ from collections.abc import Callable, Hashable
 from dataclasses import replace
 from typing import TypeVar
 
-from p2ptrain.core.barrier import DEPUTY_S, Barrier, Waiting
+from p2ptrain.core.barrier import Barrier
 from p2ptrain.core.effects import Effect
 from p2ptrain.core.group_lock import GroupLock
 from p2ptrain.core.groups import PeerGroups
 from p2ptrain.core.lock_state import Collecting, Granted, InGroup, Offered
+from p2ptrain.core.scheduled import Arrival
 from p2ptrain.core.slot import GroupEnvironment
-from p2ptrain.core.wait_avoiding import Arrival, WaitAvoiding
+from p2ptrain.core.wait_avoiding import WaitAvoiding
 from p2ptrain.ids import Seconds
 
 Part = TypeVar("Part", GroupLock, Barrier, WaitAvoiding)
@@ -22,7 +23,7 @@ Part = TypeVar("Part", GroupLock, Barrier, WaitAvoiding)
 FIXED = frozenset(
     (
         *("_me", "_incarnation", "_config", "timeouts", "_resend_s", "_schedule"),
-        *("_emit", "_environment", "_admits", "_lock", "_participants", "_view"),
+        *("_emit", "_environment", "_admits", "_lock", "_view"),
     )
 )
 """Attributes of a part that are no state of it."""
@@ -50,7 +51,7 @@ def clone(
     twin.barrier, twin.wait_avoiding = clone_part(groups.barrier), clone_part(groups.wait_avoiding)
     for part in (twin.barrier, twin.wait_avoiding):
         part._lock, part._emit = lock, emit
-    twin.barrier._participants = environment.participants
+    twin.barrier._view = environment.participants
     twin.wait_avoiding._view = environment.trainees
     return twin
 
@@ -87,10 +88,9 @@ def _value(value: object, now: Seconds) -> Hashable:
             return replace(value, resend_at=resend_at, lapses_at=lapses_at)
         case InGroup():
             return replace(value, since=0.0)  # only a matter of adaptive timeouts
-        case Waiting(since=since, resend_at=resend_at):
-            return replace(value, since=max(since - now, -DEPUTY_S), resend_at=resend_at - now)
-        case Arrival(resend_at=resend_at):
-            return replace(value, resend_at=resend_at - now)
+        case Arrival(resend_at=resend_at, deputy_at=deputy_at):
+            deputy_at = max(0.0, deputy_at - now)
+            return replace(value, resend_at=resend_at - now, deputy_at=deputy_at)
         case Hashable():
             return value
         case _:

@@ -9,7 +9,6 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, NamedTuple, TypeVar, assert_never
 
-from p2ptrain.core.barrier import Idle
 from p2ptrain.core.contribution import Contribution
 from p2ptrain.core.effects import (
     Abandon,
@@ -276,11 +275,11 @@ class Peers:
         groups = self.locals[number].groups
         if groups is None:
             return ""
-        slot, at_barrier = groups.lock.state, groups.barrier.state
+        slot = groups.lock.state
         if not isinstance(slot, Free):
             return f"is {slot}"
-        if not isinstance(at_barrier, Idle):
-            return f"is at the barrier: {at_barrier}"
+        if groups.barrier.state:
+            return f"is at the barrier: {groups.barrier.state}"
         arrival = groups.wait_avoiding.arrival
         return f"is at {arrival}" if arrival and arrival.waits else ""
 

@@ -46,13 +46,14 @@ from enum import IntEnum
 from itertools import product
 from typing import NamedTuple
 
-from p2ptrain.core.barrier import CatchingUp, Waiting
+from p2ptrain.core.barrier import CatchingUp
 from p2ptrain.core.effects import Average, VersionEnded
 from p2ptrain.core.events import Outcome
 from p2ptrain.core.groups import PeerGroups
 from p2ptrain.core.lock_state import InGroup
 from p2ptrain.core.messages import Begin
 from p2ptrain.core.purpose import Formation
+from p2ptrain.core.scheduled import Arrival
 from p2ptrain.ids import PeerId, Ticket
 from p2ptrain.sim.explore import scenario as plans
 from p2ptrain.sim.explore import ticket_history
@@ -653,7 +654,7 @@ def _words(groups: PeerGroups | None) -> str:
         return "has crashed"
     words = [str(groups.lock.state)]
     match groups.barrier.state:
-        case Waiting(version=version):
+        case Arrival(version=version):
             words.append(f"waiting at {version}")
         case CatchingUp(version=version):
             words.append(f"catching up with {version}")
