@@ -175,21 +175,22 @@ class GroupLock(Slot):
                 `needed`, or nobody is needed.
         """
         alone = not candidates and not needed and purpose.formation is not Formation.CLAIMED
-        if len({self._me, *candidates}) != len(candidates) + 1:
-            raise LocalProtocolError(f"{self._me} cannot claim a group with {list(candidates)}")
-        if not alone and not 1 <= needed <= len(candidates):
+        once = len({self._me, *candidates}) == len(candidates) + 1
+        if not once or not (alone or 1 <= needed <= len(candidates)):
             raise LocalProtocolError(
                 f"{self._me} cannot claim a group with {needed} of {list(candidates)}"
             )
         self._lapse(now)
-        ticket = self._next_ticket()
-        if self._is_under_way(purpose.formation):
-            why = f"{self._me} has another request under way"
-            self._emit(GroupEnded(ticket, Outcome.BUSY, why, (self._me,), purpose))
-            return ticket
-        self._wishes = (*self._wishes, Wish(ticket, tuple(candidates), needed, purpose))
-        self._slot_is_wanted(now)
-        return ticket
+        wish = Wish(self._next_ticket(), tuple(candidates), needed, purpose)
+        asked = [other.purpose.formation for other in self._wishes]
+        if isinstance(self._state, Collecting):
+            asked.append(self._state.request.purpose.formation)
+        if purpose.formation in asked:
+            self._end_wish(wish, Outcome.BUSY, f"{self._me} has another request under way")
+        else:
+            self._wishes = (*self._wishes, wish)
+            self._slot_is_wanted(now)
+        return wish.ticket
 
     def offer(self, coordinator: PeerId, purpose: Purpose, now: Seconds) -> None:
         """Let `coordinator` begin such a group with us, whenever nobody else wants our slot."""
@@ -245,9 +246,8 @@ class GroupLock(Slot):
                 self._abandon(Outcome.LOST, why, now)
             case Collecting():
                 self._drop(peer, Outcome.LOST, why, now)
-            case Granted(request=request) if request.ticket.initiator == peer:
-                self._free(request.ticket)
-                self._next_turn(now)
+            case Granted(ticket=ticket) if ticket.initiator == peer:
+                self._free(ticket, now)
             case Offered(to=coordinator) if coordinator == peer:
                 self._take_offer_back(now)
             case _:
@@ -260,18 +260,17 @@ class GroupLock(Slot):
         """
         self._born.clear()
         self._offering = None
-        self._offers.clear()
+        self._offers = {peer: last for peer, last in self._offers.items() if last[1] is None}
         wishes, self._wishes = self._wishes, ()
         for wish in wishes:
             self._end_wish(wish, Outcome.WITHDRAWN, why)
         match self._state:
             case Collecting():
                 self._fail(Outcome.WITHDRAWN, why, now)
-            case Granted(request=request):
-                self._free(request.ticket)
+            case Granted(ticket=ticket):
                 # Lost: `Begin` or an unanswered request shows it, or the initiator's time-out.
-                self._emit(Send(request.ticket.initiator, Relinquish(request.ticket)))
-                self._next_turn(now)
+                self._emit(Send(ticket.initiator, Relinquish(ticket)))
+                self._free(ticket, now)
             case Offered():
                 self._take_offer_back(now)
             case _:
@@ -288,7 +287,7 @@ class GroupLock(Slot):
                     self._emit(Send(peer, state.request))
                 resend_at = now + self._config.resend_s
                 # A peer that is dead, or cut off, keeps us from asking others no longer.
-                self._ask_more(replace(state, resend_at=resend_at, asked=(), queued=silent))
+                self._proceed(replace(state, resend_at=resend_at, asked=(), queued=silent))
             case Granted() as state if state.resend_at <= now:
                 self._state = replace(state, resend_at=now + self._config.resend_s)
                 if not self._maybe_inquire(state):
@@ -315,18 +314,25 @@ class GroupLock(Slot):
 
     def _next_turn(self, now: Seconds) -> None:
         """We are free: grant the oldest request that waits for us, or start our own."""
-        assert isinstance(self._state, Free)
         while isinstance(self._state, Free):
-            oldest = self._queue[0] if self._queue else None
-            own = self._own_request()
+            oldest, own = self._oldest(), self._own_request()
             if own and (oldest is None or age(own) < age(oldest)):
                 self._start(own, now)
             elif oldest:
-                self._queue = self._queue[1:]
+                self._dequeue(oldest.ticket)
                 self._grant(oldest, now)
+            elif self._offering:
+                coordinator, purpose = self._offering
+                ticket, stated = self._next_ticket(), self._environment.contribution(purpose)
+                self._state = Offered(ticket, coordinator, purpose, stated, now)
             else:
-                self._make_offer(now)
                 return
+
+    def _free(self, ticket: Ticket, now: Seconds, ended: Ended = NEVER_FORMED) -> None:
+        """Our part in `ticket` is over, for good; somebody's turn is next."""
+        self._state = Free()
+        self._remember(ticket, ended)
+        self._next_turn(now)
 
     def _slot_is_wanted(self, now: Seconds) -> None:
         """A request of ours, or somebody else's, has come to wait: does it change what we do?"""
@@ -342,18 +348,11 @@ class GroupLock(Slot):
 
     # --- our offer --------------------------------------------------------------------------------
 
-    def _make_offer(self, now: Seconds) -> None:
-        if self._offering:
-            coordinator, purpose = self._offering
-            ticket, stated = self._next_ticket(), self._environment.contribution(purpose)
-            self._state = Offered(ticket, coordinator, purpose, stated, now)
-
     def _take_offer_back(self, now: Seconds) -> None:
         """What we offered is not to be had any more: should a group begin with it, we refuse."""
         if isinstance(self._state, Offered):
             self._state = Free()
-        if isinstance(self._state, Free):
-            self._next_turn(now)
+        self._next_turn(now)
 
     def _ask_offer_back(self, state: Offered, now: Seconds) -> None:
         lapses_at = min(state.lapses_at, now + self._config.lease_s)
@@ -364,28 +363,25 @@ class GroupLock(Slot):
 
     def _start(self, own: Request, now: Seconds) -> None:
         wish, self._wishes = self._wishes[0], self._wishes[1:]
-        if self._admits(self._me, own.purpose):
-            self._collect(wish, own, now)
-        else:
+        if not self._admits(self._me, own.purpose):
             self._end_wish(wish, Outcome.REFUSED, f"{self._me} has gone on meanwhile")
-
-    def _collect(self, wish: Wish, own: Request, now: Seconds) -> None:
+            return
         # A peer that waits for us will yield to us: it is younger.
-        waiting = {request.ticket.initiator for request in self._queue}
-        candidates = sorted(wish.candidates, key=lambda peer: peer not in waiting)
-        granted = [self._offers[peer] for peer in candidates if self._would_begin(peer, own)]
-        granted = granted[: wish.needed]
-        unasked = tuple(p for p in candidates if all(p != promise.peer for promise in granted))
+        candidates = sorted(wish.candidates, key=lambda peer: peer not in self._queue)
+        offered = [self._offers[peer][1] for peer in candidates if peer in self._offers]
+        granted = tuple(p for p in offered if p and own.purpose.fulfils(p.purpose))[: wish.needed]
+        granters = [promise.peer for promise in granted]
+        unasked = tuple(peer for peer in candidates if peer not in granters)
         give_up_at, resend_at = now + self.timeouts.acquire_s, now + self.timeouts.resend_s
-        state = Collecting(own, wish.needed, unasked, now, give_up_at, resend_at)
-        state = replace(state, granted=tuple(granted))
+        self._proceed(
+            Collecting(own, wish.needed, unasked, now, give_up_at, resend_at, granted=granted)
+        )
+
+    def _proceed(self, state: Collecting) -> None:
+        """Begin, or ask as many as are needed and some to spare, and more where they are busy."""
         if len(state.granted) == state.needed:
             self._begin(state)
-        else:
-            self._ask_more(state)
-
-    def _ask_more(self, state: Collecting) -> None:
-        """Ask as many as are needed and some to spare, and wait for more where they are busy."""
+            return
         spare = len(state.granted) + len(state.asked) - state.needed
         count = min(
             self._config.spare_claims - spare,
@@ -403,15 +399,22 @@ class GroupLock(Slot):
         match self._state:
             case Collecting() as state if state.ticket == ticket and source in state.told:
                 if source not in state.granters:
-                    self._answered(state, source, now)
-                    state = state.without(source)
-                    promise = Promise(source, contribution)
-                    self._take(replace(state, granted=(*state.granted, promise)), now)
-            case InGroup() as state if state.ticket == ticket and source in state.members:
-                self._emit(Send(source, state.begin))  # the first one was lost
+                    if source in state.asked:  # else it was asked twice: which one does it answer?
+                        self.timeouts.answers.took(now - state.asked_at)
+                    granted = (*state.granted, Promise(source, contribution))
+                    if len(granted) == state.needed:
+                        self.timeouts.grants.took(now - state.asked_at)
+                    self._proceed(replace(state.without(source), granted=granted))
             case _:
-                # Too late, or we can do without it. Lost: it grants again.
-                self._emit(Send(source, Release(ticket)))
+                self._tell_begun(source, ticket)
+
+    def _tell_begun(self, source: PeerId, ticket: Ticket) -> None:
+        """To a grant, or a wish to be let go, that comes too late, or again."""
+        state = self._state
+        if isinstance(state, InGroup) and state.ticket == ticket and source in state.members:
+            self._emit(Send(source, state.begin))  # the first one was lost
+        else:  # lost: it grants, or inquires, again
+            self._emit(Send(source, Release(ticket)))
 
     def _handle_inquire(self, source: PeerId, ticket: Ticket, now: Seconds) -> None:
         """`source` would rather be let go."""
@@ -422,30 +425,20 @@ class GroupLock(Slot):
                 self._emit(Send(source, Release(ticket)))  # lost: it inquires again
                 why = f"{source} was wanted by an older request"
                 self._drop(source, Outcome.YIELDED, why, now)
-            case InGroup() as state if state.ticket == ticket and source in state.members:
-                self._emit(Send(source, state.begin))  # the first one was lost
             case _:
-                self._emit(Send(source, Release(ticket)))  # lost: it inquires again
+                self._tell_begun(source, ticket)
 
     def _let_offer_go(self, source: PeerId, offer: Ticket) -> None:
         """Any request may take an offer back until its group has begun."""
-        state = self._state
-        if self._has_taken(offer):
-            self._tell_taken(source, offer)
+        if self._tell_taken(offer):
             return
-        self._void(source, offer)
+        self._void(offer)
         self._emit(Send(source, Release(offer)))  # lost: it inquires again
+        state = self._state
         if isinstance(state, Collecting) and any(p.offer == offer for p in state.granted):
             state = state.without(source)
             self._state = replace(state, asked=(*state.asked, source))
             self._emit(Send(source, state.request))  # lost: sent again at `resend_at`
-
-    def _take(self, state: Collecting, now: Seconds) -> None:
-        if len(state.granted) == state.needed:
-            self.timeouts.grants.took(now - state.asked_at)
-            self._begin(state)
-        else:
-            self._state = state
 
     def _begin(self, state: Collecting) -> None:
         ticket, purpose = state.ticket, state.request.purpose
@@ -461,17 +454,17 @@ class GroupLock(Slot):
             () if all(one == MODEL for one in stated) else stated,
             min(self._environment.outside_samples(members), MOST_SAMPLES),
         )
-        offers = tuple(promise for promise in state.granted if promise.offer)
+        offers = tuple(promise.offer for promise in state.granted if promise.offer)
+        for offer in offers:
+            self._void(offer)
         for promise in state.granted:
-            if promise.offer:
-                self._void(promise.peer, promise.offer)
             # Lost: it grants, or offers, again.
             self._emit(Send(promise.peer, replace(begin, offer=promise.offer)))
         for peer in (*state.queued, *state.asked):
             self._emit(Send(peer, Release(ticket)))  # lost: it will grant, and be told again
         self._enter(begin, state.asked_at, offers)
 
-    def _enter(self, begin: Begin, since: Seconds, offers: tuple[Promise, ...] = ()) -> None:
+    def _enter(self, begin: Begin, since: Seconds, offers: tuple[Ticket, ...] = ()) -> None:
         begin = replace(begin, offer=None)
         self._state = InGroup(begin, begin.members, since, offers)
         self._emit(
@@ -488,13 +481,12 @@ class GroupLock(Slot):
     def _handle_failed(self, source: PeerId, ticket: Ticket, now: Seconds) -> None:
         match self._state:
             case Collecting() as state if state.ticket == ticket and source in state.told:
-                asked = source in state.asked
                 if source not in state.busy:
-                    state = self._state = replace(state, busy=(*state.busy, source))
-                if asked:
-                    self._answered(state, source, now)
-                    state = state.without(source)
-                    self._ask_more(replace(state, queued=(*state.queued, source)))
+                    self._state = replace(state, busy=(*state.busy, source))
+                if source in state.asked:
+                    self.timeouts.answers.took(now - state.asked_at)
+                    state = self._state.without(source)
+                    self._proceed(replace(state, queued=(*state.queued, source)))
             case _:
                 pass  # we do without it
 
@@ -504,13 +496,11 @@ class GroupLock(Slot):
         assert isinstance(state, Collecting)
         if peer not in state.told and peer not in state.unasked:
             return
-        state = state.without(peer)
-        state = replace(state, dropped=(*state.dropped, peer))
+        self._state = state = replace(state.without(peer), dropped=(*state.dropped, peer))
         if len(state.told) + len(state.unasked) < state.needed:
-            self._state = state
             self._fail(outcome, why, now)
         else:
-            self._ask_more(state)
+            self._proceed(state)
 
     def _fail(self, outcome: Outcome, why: str, now: Seconds) -> None:
         """Give up our request: everyone asked is released, also who has not answered yet.
@@ -519,15 +509,14 @@ class GroupLock(Slot):
         """
         state = self._state
         assert isinstance(state, Collecting)
-        self._free(state.ticket)
-        offered = {promise.peer for promise in state.granted if promise.offer}
+        offered = [promise.peer for promise in state.granted if promise.offer]
         for peer in state.told:
             if peer not in offered:
                 # Lost: it grants, and is told again.
                 self._emit(Send(peer, Release(state.ticket)))
         asked = tuple(sorted((self._me, *state.told, *state.dropped)))
         self._emit(GroupEnded(state.ticket, outcome, why, asked, state.request.purpose))
-        self._next_turn(now)
+        self._free(state.ticket, now)
 
     # --- the member's side ------------------------------------------------------------------------
 
@@ -548,9 +537,9 @@ class GroupLock(Slot):
             case _ if not self._admits(source, request.purpose):
                 self._refuse(source, ticket)
             case _:
-                self._enqueue(request)
+                self._queue[source] = request
                 self._consider(request, now)
-                if request in self._queue:
+                if self._queue.get(source) == request:
                     self._emit(Send(source, Failed(ticket, str(self._state))))
 
     def _consider(self, request: Request, now: Seconds) -> None:
@@ -559,9 +548,8 @@ class GroupLock(Slot):
         match self._state:
             case Granted(request=granted) if granted.ticket.initiator == initiator:
                 # Its initiator is past it: a `Release` was lost, or comes later.
-                self._free(granted.ticket)
-                self._next_turn(now)
-            case Granted() if request != self._queue[0]:
+                self._free(granted.ticket, now)
+            case Granted() if request != self._oldest():
                 pass
             case Collecting() as state if age(request) < age(state.request):
                 why = f"{state.ticket} gave way to the older request {request.ticket}"
@@ -584,7 +572,7 @@ class GroupLock(Slot):
 
     def _refuse(self, source: PeerId, ticket: Ticket) -> None:
         """For good: our word may arrive when a later `Grant` has, and no chunks wait for us."""
-        self._queue = tuple(other for other in self._queue if other.ticket != ticket)
+        self._dequeue(ticket)
         if ticket not in self._ended:
             self._remember(ticket, NEVER_FORMED)
         self._disown(source, ticket)
@@ -614,11 +602,10 @@ class GroupLock(Slot):
     def _handle_release(self, source: PeerId, ticket: Ticket, now: Seconds) -> None:
         """`source` lets us go."""
         if source == ticket.initiator:
-            self._queue = tuple(request for request in self._queue if request.ticket != ticket)
+            self._dequeue(ticket)
         match self._state:
             case Granted() as state if state.ticket == ticket and source == ticket.initiator:
-                self._free(ticket)
-                self._next_turn(now)
+                self._free(ticket, now)
             case Offered() as state if (state.ticket, state.to) == (ticket, source):
                 self._take_offer_back(now)
             case _:
@@ -636,9 +623,8 @@ class GroupLock(Slot):
 
     def _forget(self, peer: PeerId, why: str) -> None:
         """Neither a request of `peer` nor `peer` for our own one waits for its turn any more."""
-        self._queue = tuple(other for other in self._queue if other.ticket.initiator != peer)
+        self._queue.pop(peer, None)
         self._offers.pop(peer, None)
-        self._let_go.pop(peer, None)
         if self._offering and self._offering[0] == peer:
             self._offering = None  # our next one goes to somebody else
         wishes, self._wishes = self._wishes, ()
@@ -661,8 +647,7 @@ class GroupLock(Slot):
                     self.timeouts.grants.missed()
                     self._fail(Outcome.LATE, f"no grant from {whom} in {waited_s:g} s", now)
             case Granted() as state if state.granted_at + self._config.lease_s <= now:
-                self._free(state.ticket)
-                self._next_turn(now)
+                self._free(state.ticket, now)
             case Offered() as state if self._is_wanted and state.lapses_at <= now:
                 self._take_offer_back(now)
             case _:
@@ -683,8 +668,7 @@ class GroupLock(Slot):
             self.timeouts.averages.took(lasted_s)
         else:
             self.timeouts.averages.broke(lasted_s)
-        self._free(state.ticket, Ended(state.members, outcome is Outcome.DONE))
         if state.ticket.initiator == self._me:
             purpose = state.begin.purpose
             self._emit(GroupEnded(state.ticket, outcome, why, state.members, purpose))
-        self._next_turn(now)
+        self._free(state.ticket, now, Ended(state.members, outcome is Outcome.DONE))

@@ -176,8 +176,8 @@ class InGroup:
     members: tuple[PeerId, ...]
     since: Seconds
     """When we were promised to it."""
-    offers: tuple[Promise, ...] = ()
-    """At the initiator: those who had offered their slots."""
+    offers: tuple[Ticket, ...] = ()
+    """At the initiator: those that it took."""
 
     @property
     def ticket(self) -> Ticket:

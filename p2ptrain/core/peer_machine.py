@@ -145,7 +145,7 @@ class PeerMachine:
     def outlive(self, incarnation: int) -> None:
         """Take an incarnation above `incarnation`, if others remember us under that."""
         self.membership.outlive(incarnation)
-        self.groups.lock.rejoin(self.membership.born)
+        self.groups.lock.incarnation = self.membership.born
 
     def learn(self, members: Sequence[Member], now: Seconds, why: str) -> None:
         """Merge the records of a peer that joined, or that we joined."""
@@ -286,7 +286,7 @@ class PeerMachine:
     def _settle(self, now: Seconds) -> None:
         """Tell the groups what membership has just decided."""
         self._now = now
-        self.groups.lock.rejoin(self.membership.born)
+        self.groups.lock.incarnation = self.membership.born
         unsettled, self._unsettled = self._unsettled, []
         for change in unsettled:
             match change:

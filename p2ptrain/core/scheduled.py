@@ -153,11 +153,12 @@ class Scheduled(ABC):
             self._lock.offer(coordinator, purpose, now)
         if self.arrival is not arrival:
             return  # our slot was free for its group at once
-        slot = self._lock.state
         said = words = self._words(arrival)
-        if arrival.waits and isinstance(slot, Offered):
-            if (slot.to, slot.purpose) == (coordinator, purpose):
+        match self._lock.state:
+            case Offered() as slot if arrival.waits and slot.to == coordinator:
                 said = replace(words, offer=slot.ticket, contribution=slot.contribution)
+            case _:
+                pass
         self.arrival = replace(arrival, resend_at=now + self._resend_s, said=said.offer)
         if coordinator != self._me:
             self._emit(Send(coordinator, said))  # lost: sent again at `resend_at`

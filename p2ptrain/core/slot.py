@@ -11,7 +11,6 @@ from p2ptrain.core.contribution import Contribution
 from p2ptrain.core.effects import Effect, GroupEnded, Send
 from p2ptrain.core.events import Outcome
 from p2ptrain.core.lock_state import (
-    NEVER_FORMED,
     Collecting,
     Ended,
     Free,
@@ -28,7 +27,7 @@ from p2ptrain.core.messages import Inquire, Release, Relinquish, Request
 from p2ptrain.core.purpose import Formation, Purpose
 from p2ptrain.core.timeout_policy import TimeoutPolicy
 from p2ptrain.errors import InvariantViolation
-from p2ptrain.ids import PeerId, Seconds, Ticket
+from p2ptrain.ids import PeerId, Ticket
 
 ENDED_REMEMBERED = 64
 """Tickets whose end we remember, far more than can be under way at once."""
@@ -81,18 +80,17 @@ class Slot:
         timeouts: TimeoutPolicy | None = None,
     ) -> None:
         self._me = me
-        self._incarnation = incarnation
+        self.incarnation = incarnation  # of new tickets
         self._config = config
         self._emit = emit
         self._environment = environment
         self._admits = admits
         self.timeouts = timeouts or TimeoutPolicy(config, least_share=1.0)
         self._state: LockState = Free()
-        self._queue: tuple[Request, ...] = ()  # others', the oldest first, one of each peer
+        self._queue: dict[PeerId, Request] = {}  # of others
         self._wishes: tuple[Wish, ...] = ()  # our own, in order
         self._offering: tuple[PeerId, Purpose] | None = None  # whenever nobody wants us
-        self._offers: dict[PeerId, Promise] = {}  # to us
-        self._let_go: dict[PeerId, Ticket] = {}  # of each peer, the last offer that is void
+        self._offers: dict[PeerId, tuple[Ticket, Promise | None]] = {}  # to us; None: void
         self._born: dict[Formation, int] = {}  # since when we want a group and have formed none
         self._clock = 0  # Lamport's
         self._tickets = 0
@@ -114,15 +112,11 @@ class Slot:
             case Granted(request=request) if request.ticket == ticket:
                 return True
             case _:
-                return any(request.ticket == ticket for request in self._queue)
+                return any(request.ticket == ticket for request in self._queue.values())
 
     def is_over(self, ticket: Ticket) -> bool:
         """True if we were part of `ticket`, and are not any more."""
         return ticket in self._ended
-
-    def rejoin(self, incarnation: int) -> None:
-        """New tickets are of this incarnation, above that of a former life that others remember."""
-        self._incarnation = incarnation
 
     def note_offer(
         self, source: PeerId, offer: Ticket, purpose: Purpose, contribution: Contribution
@@ -134,39 +128,43 @@ class Slot:
         """
         if offer.initiator != source:
             return False  # not an offer that it could make
-        let_go, standing = self._let_go.get(source), self._offers.get(source)
-        known = (let_go, standing.offer if standing else None)
-        overtaken = any(offer != newer and _is_behind(offer, newer) for newer in known)
-        if self._has_taken(offer):
-            self._tell_taken(source, offer)  # the first one was lost
-        elif _is_behind(offer, let_go):
+        last, standing = self._offers.get(source, (None, None))
+        overtaken = offer != last and _is_behind(offer, last)
+        if self._tell_taken(offer):
+            pass
+        elif standing is None and _is_behind(offer, last):
             self._emit(Send(source, Release(offer)))  # lost: the offer comes again
         elif not overtaken:
-            self._offers[source] = Promise(source, contribution, offer, purpose)
+            self._offers[source] = offer, Promise(source, contribution, offer, purpose)
         return not overtaken
 
     def forget_offer(self, source: PeerId) -> None:
         """`source` is told that what it offers its slot for does not come: it takes it back."""
-        if source in self._offers and (offer := self._offers[source].offer):
-            self._void(source, offer)
+        if source in self._offers:
+            self._void(self._offers[source][0])
 
-    def _has_taken(self, offer: Ticket) -> bool:
+    def stop_offering(self) -> None:
+        """The group that we waited for is formed: once it is over, our slot is not offered."""
+        self._offering = None
+
+    def _tell_taken(self, offer: Ticket) -> bool:
+        """If our group has taken this offer, say so again: the first `Begin` was lost."""
         state = self._state
-        return isinstance(state, InGroup) and any(taken.offer == offer for taken in state.offers)
+        if isinstance(state, InGroup) and offer in state.offers:
+            # Lost: its offer, or its inquiry, comes again.
+            self._emit(Send(offer.initiator, replace(state.begin, offer=offer)))
+            return True
+        return False
 
-    def _tell_taken(self, source: PeerId, offer: Ticket) -> None:
-        assert isinstance(self._state, InGroup)
-        # Lost: its offer, or its inquiry, comes again.
-        self._emit(Send(source, replace(self._state.begin, offer=offer)))
-
-    def _void(self, source: PeerId, offer: Ticket) -> None:
-        if not _is_behind(offer, self._let_go.get(source)):
-            self._let_go[source] = offer
-        if source in self._offers and self._offers[source].offer == offer:
-            del self._offers[source]
+    def _void(self, offer: Ticket) -> None:
+        last, _ = self._offers.get(offer.initiator, (None, None))
+        if offer == last or not _is_behind(offer, last):
+            self._offers[offer.initiator] = offer, None
 
     def check(self) -> None:
-        if not (self._is_sound() and self._is_queue_sound()):
+        formations = [wish.purpose.formation for wish in self._wishes]
+        once = len(set(formations)) == len(formations)
+        if not (self._is_sound() and once and self._me not in self._queue):
             raise InvariantViolation(
                 f"{self._me}: unsound lock state {self._state!r}, {self._queue}, {self._wishes}"
             )
@@ -179,26 +177,22 @@ class Slot:
                 enough = len(state.told) + len(state.unasked) >= state.needed
                 mine = state.ticket.initiator == self._me
                 return mine and once and enough and len(state.granted) < state.needed
-            case Granted(request=request):
-                ticket = request.ticket
+            case Granted(ticket=ticket):
                 return ticket.initiator != self._me and ticket not in self._ended
             case InGroup() as state:
                 return self._me in state.members and state.ticket not in self._ended
             case Offered(to=coordinator, purpose=purpose):
                 return self._offering == (coordinator, purpose) and coordinator != self._me
             case Free():
-                return not self._queue and not self._wishes and self._offering is None
-
-    def _is_queue_sound(self) -> bool:
-        initiators = {self._me, *(request.ticket.initiator for request in self._queue)}
-        in_order = list(self._queue) == sorted(self._queue, key=age)
-        formations = [wish.purpose.formation for wish in self._wishes]
-        once = len(set(formations)) == len(formations)
-        return in_order and once and len(initiators) == len(self._queue) + 1
+                return not self._is_wanted and self._offering is None
 
     @property
     def _is_wanted(self) -> bool:
         return bool(self._queue or self._wishes)
+
+    def _oldest(self) -> Request | None:
+        """Of the requests of others."""
+        return min(self._queue.values(), key=age, default=None)
 
     def _own_request(self) -> Request | None:
         """Our first wish as a request; it is as old as our wish for such a group."""
@@ -210,29 +204,18 @@ class Slot:
             self._born[wish.purpose.formation] = self._clock
         return Request(wish.ticket, self._born[wish.purpose.formation], wish.purpose)
 
-    def _is_under_way(self, formation: Formation) -> bool:
-        """True if we already ask for such a group."""
-        state = self._state
-        asked = [wish.purpose.formation for wish in self._wishes]
-        if isinstance(state, Collecting):
-            asked.append(state.request.purpose.formation)
-        return formation in asked
-
-    def _enqueue(self, request: Request) -> None:
-        initiator = request.ticket.initiator
-        others = [waiting for waiting in self._queue if waiting.ticket.initiator != initiator]
-        self._queue = tuple(sorted([*others, request], key=age))
-
     def _is_past(self, ticket: Ticket) -> bool:
         """True if we know a newer request of the same initiator."""
-        known = [request.ticket for request in self._queue]
+        known = [request.ticket for request in self._queue.values()]
         if isinstance(self._state, Granted | InGroup):
             known.append(self._state.ticket)
         return any(other.initiator == ticket.initiator and ticket < other for other in known)
 
-    def _would_begin(self, peer: PeerId, own: Request) -> bool:
-        """True if `peer` has offered its slot for what we request."""
-        return peer in self._offers and own.purpose.fulfils(self._offers[peer].purpose)
+    def _dequeue(self, ticket: Ticket) -> None:
+        """This request waits for us no longer, if it does."""
+        waiting = self._queue.get(ticket.initiator)
+        if waiting and waiting.ticket == ticket:
+            del self._queue[ticket.initiator]
 
     def _disown(self, source: PeerId, ticket: Ticket) -> None:
         """Tell `source` that we are not in `ticket` with it, unless we have applied its average."""
@@ -251,29 +234,15 @@ class Slot:
 
     def _next_ticket(self) -> Ticket:
         self._tickets += 1
-        return Ticket(self._me, self._incarnation, self._tickets)
-
-    def stop_offering(self) -> None:
-        """The group that we waited for is formed: once it is over, our slot is not offered."""
-        self._offering = None
+        return Ticket(self._me, self.incarnation, self._tickets)
 
     def _maybe_inquire(self, granted: Granted) -> bool:
         """If an older request than the one that we are promised to waits: ask to be let go."""
-        own = self._own_request()
-        waiting = [*self._queue[:1], *([own] if own else [])]
-        wanted = any(age(request) < age(granted.request) for request in waiting)
+        waiting = (self._oldest(), self._own_request())
+        wanted = any(request and age(request) < age(granted.request) for request in waiting)
         if wanted:  # lost: sent again in place of the grant
             self._emit(Send(granted.ticket.initiator, Inquire(granted.ticket)))
         return wanted
-
-    def _answered(self, state: Collecting, source: PeerId, now: Seconds) -> None:
-        if source in state.asked:  # else it was asked twice: no telling which one it answers
-            self.timeouts.answers.took(now - state.asked_at)
-
-    def _free(self, ticket: Ticket, ended: Ended = NEVER_FORMED) -> None:
-        """Our part in `ticket` is over, for good; somebody's turn is next."""
-        self._state = Free()
-        self._remember(ticket, ended)
 
 
 def _is_behind(offer: Ticket, other: Ticket | None) -> bool:

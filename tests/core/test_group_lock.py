@@ -1185,7 +1185,7 @@ def test_two_locks_that_will_do_the_same_are_frozen_alike_at_whatever_time(trio:
     for _ in range(2):
         trio.start("a")
         lock = trio.locks["a"]
-        lock._incarnation = 1
+        lock.incarnation = 1
         trio.request("a", "bc", 1)
         lock.receive(PeerId("b"), Request(Ticket(PeerId("b"), 1, 1), 7), trio.clock("a"))
         lock.receive(PeerId("b"), Failed(Ticket(PeerId("a"), 1, 1), "b"), trio.clock("a"))

@@ -110,7 +110,7 @@ def test_what_groups_remember_is_all_in_their_frozen_state():
     fixed = {
         groups.lock: {
             "_me",
-            "_incarnation",
+            "incarnation",
             "_config",
             "_emit",
             "_environment",
@@ -210,8 +210,8 @@ def test_a_begin_that_is_accepted_when_the_lease_has_lapsed_is_found():
 class ForgetsWhatHasEnded(GroupLock):
     """A ticket that is over can begin again."""
 
-    def _free(self, ticket: Ticket, *ended: group_lock.Ended) -> None:
-        super()._free(ticket, *ended)
+    def _free(self, ticket: Ticket, now: Seconds, *ended: group_lock.Ended) -> None:
+        super()._free(ticket, now, *ended)
         self._ended.clear()
 
 
@@ -382,7 +382,7 @@ def test_an_offer_that_is_not_taken_back_for_a_request_is_found():
 class ForgetsThatItsOfferWasTaken(GroupLock):
     """A lost `Begin` is not said again to those who have offered."""
 
-    def _has_taken(self, offer: Ticket) -> bool:
+    def _tell_taken(self, offer: Ticket) -> bool:
         return False
 
 

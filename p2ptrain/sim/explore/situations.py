@@ -645,7 +645,7 @@ def _offered(local: Local, names: Sequence[PeerId]) -> tuple[int, ...]:
     assert local.groups
     state = local.groups.lock.state
     offers = state.offers if isinstance(state, InGroup) else ()
-    return tuple(names.index(promise.peer) for promise in offers)
+    return tuple(names.index(offer.initiator) for offer in offers)
 
 
 def _words(groups: PeerGroups | None) -> str:
