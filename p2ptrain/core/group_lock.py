@@ -75,7 +75,7 @@ candidates are busy for longer than `acquire_timeout_s` stays in their order whe
 
 **What each timer protects.** None of them is needed for the arguments above; they bound the damage
 of lost messages and dead peers. Each is at most as long as configured, and shorter where less was
-seen to be enough (`core/timeout_policy.py`).
+seen to be enough (`core/lock_state.py`).
 
 * `resend_s`: requests without a grant, and grants without an answer, are sent again. That repairs
   every loss: a request that comes again is answered again; a grant that comes again is answered
@@ -120,6 +120,7 @@ from p2ptrain.core.lock_state import (
     InGroup,
     Offered,
     Promise,
+    Slot,
     Wish,
     age,
 )
@@ -134,7 +135,6 @@ from p2ptrain.core.messages import (
     SlotMessage,
 )
 from p2ptrain.core.purpose import GOSSIP, Formation, Purpose
-from p2ptrain.core.slot import Slot
 from p2ptrain.errors import LocalProtocolError
 from p2ptrain.ids import PeerId, Seconds, Ticket
 

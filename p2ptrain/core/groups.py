@@ -20,11 +20,9 @@ from p2ptrain.core.barrier import Barrier
 from p2ptrain.core.effects import Abandon, Average, Effect, GroupEnded
 from p2ptrain.core.events import Outcome
 from p2ptrain.core.group_lock import GroupLock
-from p2ptrain.core.lock_state import LockConfig
+from p2ptrain.core.lock_state import GroupEnvironment, LockConfig, TimeoutPolicy
 from p2ptrain.core.messages import Activate, Arrive, CatchUp, FormationMessage, Past
 from p2ptrain.core.purpose import GOSSIP, Formation, Purpose
-from p2ptrain.core.slot import GroupEnvironment
-from p2ptrain.core.timeout_policy import TimeoutPolicy
 from p2ptrain.core.wait_avoiding import Schedule, WaitAvoiding
 from p2ptrain.ids import PeerId, Seconds, Ticket
 

@@ -35,7 +35,7 @@ from p2ptrain.core.events import (
 )
 from p2ptrain.core.groups import PeerGroups
 from p2ptrain.core.links import LinkMeter, weights_of
-from p2ptrain.core.lock_state import LockConfig
+from p2ptrain.core.lock_state import LockConfig, TimeoutPolicy
 from p2ptrain.core.membership import Membership, MembershipConfig
 from p2ptrain.core.messages import (
     Ack,
@@ -52,7 +52,6 @@ from p2ptrain.core.messages import (
 )
 from p2ptrain.core.purpose import Purpose
 from p2ptrain.core.repair import Repair, RepairConfig
-from p2ptrain.core.timeout_policy import TimeoutPolicy
 from p2ptrain.core.wait_avoiding import Schedule
 from p2ptrain.errors import ConfigError
 from p2ptrain.ids import PeerId, Seconds, Ticket

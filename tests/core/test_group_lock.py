@@ -8,9 +8,8 @@ import pytest
 from p2ptrain.core.effects import Average, Effect, GroupEnded, Send
 from p2ptrain.core.events import Outcome
 from p2ptrain.core.group_lock import MOST_TICKS
-from p2ptrain.core.lock_state import Collecting, InGroup, LockConfig
+from p2ptrain.core.lock_state import ENDED_REMEMBERED, Collecting, InGroup, LockConfig
 from p2ptrain.core.messages import Begin, Failed, Grant, Inquire, Release, Request
-from p2ptrain.core.slot import ENDED_REMEMBERED
 from p2ptrain.errors import ConfigError, LocalProtocolError
 from p2ptrain.ids import PeerId, Ticket
 from p2ptrain.sim.explore.copies import clone_part, frozen_part

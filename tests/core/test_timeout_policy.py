@@ -8,9 +8,8 @@ from p2ptrain.core.deadlines import FEWEST
 from p2ptrain.core.effects import Effect, Send
 from p2ptrain.core.events import Outcome
 from p2ptrain.core.group_lock import GroupLock
-from p2ptrain.core.lock_state import LockConfig
+from p2ptrain.core.lock_state import LEAST_SHARE, LockConfig, TimeoutPolicy
 from p2ptrain.core.messages import Begin, Failed, Grant, Request
-from p2ptrain.core.timeout_policy import LEAST_SHARE, TimeoutPolicy
 from p2ptrain.ids import PeerId, Seconds, Ticket
 from tests.helpers.everyone import AnyGroup
 

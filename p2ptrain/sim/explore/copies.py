@@ -12,9 +12,8 @@ from p2ptrain.core.barrier import Barrier
 from p2ptrain.core.effects import Effect
 from p2ptrain.core.group_lock import GroupLock
 from p2ptrain.core.groups import PeerGroups
-from p2ptrain.core.lock_state import Collecting, Granted, InGroup, Offered
+from p2ptrain.core.lock_state import Collecting, Granted, GroupEnvironment, InGroup, Offered
 from p2ptrain.core.scheduled import Arrival
-from p2ptrain.core.slot import GroupEnvironment
 from p2ptrain.core.wait_avoiding import WaitAvoiding
 from p2ptrain.ids import Seconds
 
