@@ -68,8 +68,6 @@ class Barrier(Scheduled):
     """One peer's share of the barriers; `_view()` is who meets."""
 
     catching_up: CatchingUp | None = field(default=None, init=False)
-    _arrivals: dict[PeerId, tuple[int, int]] = field(default_factory=dict, init=False)
-    """Of others: version, lineage."""
 
     @property
     def state(self) -> Arrival | CatchingUp | InGroup | None:
@@ -81,8 +79,7 @@ class Barrier(Scheduled):
         arrival = self.arrival
         return arrival is not None and (arrival.version, arrival.lineage) == (version, lineage)
 
-    def admits(self, purpose: Purpose) -> bool:
-        """True if we wait for just this."""
+    def admits(self, source: PeerId, purpose: Purpose) -> bool:
         return self.waits_with(purpose.version, purpose.lineage)
 
     # --- what happens -----------------------------------------------------------------------------
@@ -114,13 +111,13 @@ class Barrier(Scheduled):
             case _:
                 assert_never(message)
 
-    def formed(self, ticket: Ticket, purpose: Purpose, members: tuple[PeerId, ...]) -> None:
-        """A group is formed, and we are in it."""
+    def formed(self, ticket: Ticket, purpose: Purpose, members: tuple[PeerId, ...]) -> bool:
         arrival = self.arrival
         if arrival and purpose == barrier_of(arrival.version, arrival.lineage):
             self.arrival, self.group = None, InGroup(ticket, purpose, members)
             self._arrivals.clear()
             self._lock.stop_offering()
+        return True
 
     def state_transferred(self, version: int, now: Seconds, *, taken: bool) -> None:
         """We hold the state that we were sent for, or it cannot be had."""
@@ -128,10 +125,6 @@ class Barrier(Scheduled):
         if state and state.version == version:
             self.catching_up = None
             self._wait(*((version, state.lineage) if taken else state.behind), now)
-
-    def peer_out(self, peer: PeerId) -> None:
-        """A participant is dead or has left; if it comes back, it arrives anew."""
-        self._arrivals.pop(peer, None)
 
     def check(self) -> None:
         super().check()

@@ -12,7 +12,7 @@ A formation hears of a group's end before the slot goes on to the next group, an
 came to nothing when the slot has.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -22,7 +22,8 @@ from p2ptrain.core.events import Outcome
 from p2ptrain.core.group_lock import GroupLock
 from p2ptrain.core.lock_state import GroupEnvironment, LockConfig, TimeoutPolicy
 from p2ptrain.core.messages import Activate, Arrive, CatchUp, FormationMessage, Past
-from p2ptrain.core.purpose import GOSSIP, Formation, Purpose
+from p2ptrain.core.purpose import Formation, Purpose
+from p2ptrain.core.scheduled import Scheduled
 from p2ptrain.core.wait_avoiding import Schedule, WaitAvoiding
 from p2ptrain.ids import PeerId, Seconds, Ticket
 
@@ -41,7 +42,6 @@ class PeerGroups:
         emit: Callable[[Effect], None],
         timeouts: TimeoutPolicy | None = None,
     ) -> None:
-        self._me = me
         self._environment = environment
         self._emit = emit
         self._ended: list[GroupEnded] = []  # requests whose formations do not know
@@ -56,25 +56,24 @@ class PeerGroups:
 
     # --- what happens -----------------------------------------------------------------------------
 
-    def request(
-        self, candidates: Sequence[PeerId], needed: int, now: Seconds, purpose: Purpose = GOSSIP
-    ) -> Ticket:
-        """Claim a group; see `GroupLock.request`."""
-        with self._at(now):
-            return self.lock.request(candidates, needed, now, purpose)
+    @contextmanager
+    def at(self, now: Seconds) -> Iterator[None]:
+        """Whatever is asked of a part must be asked within this, as the methods below do.
 
-    def arrive(self, version: int, lineage: int, now: Seconds) -> None:
-        """The trainer waits at the barrier."""
-        with self._at(now):
-            self.barrier.arrive(version, lineage, now)
-
-    def arrive_at(self, version: int, now: Seconds, *, waits: bool) -> None:
-        """The trainer is at a version of the schedule."""
-        with self._at(now):
-            self.wait_avoiding.arrive(version, now, waits=waits)
+        Afterwards the formations hear what has become of their requests, and of the slot.
+        """
+        self._now = now
+        yield
+        formations = self._formations.values()
+        while self._ended:
+            ended = self._ended.pop(0)
+            for part in formations:
+                part.request_ended(ended.ticket, ended.outcome, now)
+        for part in formations:
+            part.follow(now)
 
     def receive(self, source: PeerId, message: FormationMessage, now: Seconds) -> None:
-        with self._at(now):
+        with self.at(now):
             match message:
                 case Arrive() | CatchUp():
                     self.barrier.receive(source, message, now)
@@ -87,26 +86,21 @@ class PeerGroups:
 
     def average_ended(self, ticket: Ticket, outcome: Outcome, why: str, now: Seconds) -> None:
         """Our own average under `ticket` is over."""
-        with self._at(now):
+        with self.at(now):
             if self.lock.holds(ticket):
                 self._group_over(ticket, outcome)
             self.lock.average_ended(ticket, outcome, why, now)
 
     def peer_out(self, peer: PeerId, why: str, now: Seconds, *, crashed: bool) -> None:
         """A peer crashed or is cut off, or said goodbye."""
-        with self._at(now):
-            self.barrier.peer_out(peer)
-            self.wait_avoiding.peer_out(peer)
+        with self.at(now):
+            for part in self._formations.values():
+                part.peer_out(peer)
             self.lock.peer_out(peer, why, now, crashed=crashed)
-
-    def state_transferred(self, version: int, now: Seconds, *, taken: bool) -> None:
-        """The state of `version` that `TakeState` was for is here, or cannot be had."""
-        with self._at(now):
-            self.barrier.state_transferred(version, now, taken=taken)
 
     def view_changed(self, now: Seconds, *, participants: bool, trainees: bool) -> None:
         """Membership has changed."""
-        with self._at(now):
+        with self.at(now):
             if participants:
                 self.barrier.view_changed(now)
             if trainees:
@@ -114,13 +108,13 @@ class PeerGroups:
 
     def withdraw(self, why: str, now: Seconds) -> None:
         """The trainer stops: no new groups, except those that others request."""
-        with self._at(now):
-            self.barrier.withdraw(now)
-            self.wait_avoiding.withdraw(now)
+        with self.at(now):
+            for part in self._formations.values():
+                part.withdraw(now)
             self.lock.withdraw(why, now)
 
     def handle_timer(self, now: Seconds) -> None:
-        with self._at(now):
+        with self.at(now):
             for part in (self.lock, self.barrier, self.wait_avoiding):
                 part.handle_timer(now)
 
@@ -135,38 +129,21 @@ class PeerGroups:
 
     # --- inside -----------------------------------------------------------------------------------
 
-    @contextmanager
-    def _at(self, now: Seconds) -> Iterator[None]:
-        """Afterwards the formations hear what has become of their requests, and of the slot."""
-        self._now = now
-        yield
-        while self._ended:
-            ended = self._ended.pop(0)
-            self.barrier.request_ended(ended.ticket, ended.outcome, now)
-            self.wait_avoiding.request_ended(ended.ticket, ended.outcome, now)
-        self.barrier.follow(now)
-        self.wait_avoiding.follow(now)
+    @property
+    def _formations(self) -> dict[Formation, Scheduled]:
+        return {Formation.BARRIER: self.barrier, Formation.WAIT_AVOIDING: self.wait_avoiding}
 
     def _admits(self, source: PeerId, purpose: Purpose) -> bool:
-        match purpose.formation:
-            case _ if not self._environment.has_model:
-                return False  # our model is not what they want to average with
-            case Formation.CLAIMED:
-                return True
-            case Formation.BARRIER:
-                return self.barrier.admits(purpose)
-            case Formation.WAIT_AVOIDING:
-                return self.wait_avoiding.admits(source, purpose)
+        if not self._environment.has_model:
+            return False  # our model is not what they want to average with
+        part = self._formations.get(purpose.formation)
+        return part is None or part.admits(source, purpose)
 
     def _note(self, effect: Effect) -> None:
         match effect:
             case Average(ticket=ticket, members=members, purpose=purpose):
-                if purpose.formation is Formation.BARRIER:
-                    self.barrier.formed(ticket, purpose, members)
-                    effect = replace(effect, awaited=True)
-                elif purpose.formation is Formation.WAIT_AVOIDING:
-                    awaited = self.wait_avoiding.formed(ticket, purpose, members)
-                    effect = replace(effect, awaited=awaited)
+                if part := self._formations.get(purpose.formation):
+                    effect = replace(effect, awaited=part.formed(ticket, purpose, members))
             case GroupEnded():
                 self._ended.append(effect)
             case Abandon(ticket=ticket, outcome=outcome):
@@ -176,5 +153,5 @@ class PeerGroups:
         self._emit(effect)
 
     def _group_over(self, ticket: Ticket, outcome: Outcome) -> None:
-        self.barrier.group_over(ticket, outcome, self._now)
-        self.wait_avoiding.group_over(ticket, outcome, self._now)
+        for part in self._formations.values():
+            part.group_over(ticket, outcome, self._now)

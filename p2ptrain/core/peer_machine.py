@@ -121,17 +121,20 @@ class PeerMachine:
         Ends in a `GroupEnded` with this ticket.
         """
         self._now = now
-        return self.groups.request(candidates, needed, now)
+        with self.groups.at(now):
+            return self.groups.lock.request(candidates, needed, now)
 
     def arrive(self, version: int, lineage: int, now: Seconds) -> None:
         """The trainer waits to average `version` with everyone; ends in `VersionEnded`."""
         self._now = now
-        self.groups.arrive(version, lineage, now)
+        with self.groups.at(now):
+            self.groups.barrier.arrive(version, lineage, now)
 
     def arrive_at(self, version: int, now: Seconds, *, waits: bool) -> None:
         """The trainer is at a version of the schedule; if it waits, that ends in `VersionEnded`."""
         self._now = now
-        self.groups.arrive_at(version, now, waits=waits)
+        with self.groups.at(now):
+            self.groups.wait_avoiding.arrive(version, now, waits=waits)
 
     def describe(self, now: Seconds, *, phase: Phase, steps: int, samples: int) -> None:
         """Update our own record; a new phase is announced to everyone at once."""
@@ -181,10 +184,10 @@ class PeerMachine:
                 if outcome is Outcome.DONE:
                     self._measure_link(ending)
                 self.groups.average_ended(ticket, outcome, why, now)
-            case StateTaken(version=version):
-                self.groups.state_transferred(version, now, taken=True)
-            case StateNotTaken(version=version):
-                self.groups.state_transferred(version, now, taken=False)
+            case StateTaken(version=version) | StateNotTaken(version=version):
+                taken = isinstance(ending, StateTaken)
+                with self.groups.at(now):
+                    self.groups.barrier.state_transferred(version, now, taken=taken)
 
     def withdraw(self, now: Seconds) -> None:
         """The trainer stops: no new groups, except those that others claim."""

@@ -65,13 +65,16 @@ class Scheduled(ABC):
     _emit: Callable[[Effect], None]
     arrival: Arrival | None = field(default=None, init=False)
     group: InGroup | None = field(default=None, init=False)
+    _arrivals: dict[PeerId, tuple[int, int]] = field(default_factory=dict, init=False)
+    """As the coordinator: the version at which a trainer is; and its lineage, or if it waits."""
     _requested: tuple[Ticket, int] | None = field(default=None, init=False)
-    """As the coordinator: the group of this version is being formed, or runs."""
+    """As that: the group of this version is being formed, or runs."""
     _withdrawn: bool = field(default=False, init=False)
 
     def withdraw(self, now: Seconds) -> None:
         """The trainer stops: no more waiting. A group that is formed is left to end."""
         self._withdrawn = True
+        self._arrivals.clear()
         self._end_arrival(Outcome.WITHDRAWN, now)
 
     def group_over(self, ticket: Ticket, outcome: Outcome, now: Seconds) -> None:
@@ -98,6 +101,10 @@ class Scheduled(ABC):
             if slot.purpose.formation is purpose.formation:
                 self._tell(now)
 
+    def peer_out(self, peer: PeerId) -> None:
+        """A peer is dead or has left; if it comes back, it arrives anew."""
+        self._arrivals.pop(peer, None)
+
     def view_changed(self, now: Seconds) -> None:
         """Membership has changed: the coordinator may have changed, or enough may be here now."""
         if self.arrival:
@@ -118,6 +125,14 @@ class Scheduled(ABC):
             raise InvariantViolation(f"{self._me} is in {group}, its slot is {self._lock.state}")
 
     # --- what differs -----------------------------------------------------------------------------
+
+    @abstractmethod
+    def admits(self, source: PeerId, purpose: Purpose) -> bool:
+        """True if we can be in such a group, which `source` requests."""
+
+    @abstractmethod
+    def formed(self, ticket: Ticket, purpose: Purpose, members: tuple[PeerId, ...]) -> bool:
+        """We are in such a group; true if our trainer waits for its end."""
 
     @abstractmethod
     def _meets(self, arrival: Arrival) -> tuple[Sequence[PeerId], Purpose]:

@@ -104,8 +104,6 @@ class WaitAvoiding(Scheduled):
     """The last version that began here."""
     _heard: int = field(default=0, init=False)
     """The last version that began anywhere, as far as we were told."""
-    _arrivals: dict[PeerId, tuple[int, bool]] = field(default_factory=dict, init=False)
-    """To us: version, and if it waits."""
     _beyond: dict[PeerId, int] = field(default_factory=dict, init=False)
     """As the coordinator: a version that has begun there."""
     _last: dict[PeerId, int] = field(default_factory=dict, init=False)
@@ -117,11 +115,10 @@ class WaitAvoiding(Scheduled):
         return max(self.begun, self._heard)
 
     def admits(self, source: PeerId, purpose: Purpose) -> bool:
-        """True if such a version can begin here; otherwise `source` hears how far we are."""
         if self._schedule is None or self._withdrawn:
             return False
         if purpose.version <= self.begun:
-            if source != self._me:  # lost: its request is refused all the same
+            if source != self._me:  # it hears how far we are; lost: its request is refused too
                 self._emit(Send(source, Past(self.begun)))
             return False
         return True
@@ -145,10 +142,6 @@ class WaitAvoiding(Scheduled):
             self.arrival = Arrival(version, now + self._resend_s, waits=waits)
             self._tell(now)
 
-    def withdraw(self, now: Seconds) -> None:
-        super().withdraw(now)
-        self._arrivals.clear()
-
     def receive(self, source: PeerId, message: WaitAvoidingMessage, now: Seconds) -> None:
         if self._schedule is None:
             return  # its sender runs another algorithm
@@ -162,7 +155,6 @@ class WaitAvoiding(Scheduled):
                 assert_never(message)
 
     def formed(self, ticket: Ticket, purpose: Purpose, members: tuple[PeerId, ...]) -> bool:
-        """A version begins, and we are in its group; true if our trainer waits for it."""
         version, arrival = purpose.version, self.arrival
         self.begun = max(self.begun, version)
         awaited = False
@@ -174,9 +166,9 @@ class WaitAvoiding(Scheduled):
         return awaited
 
     def peer_out(self, peer: PeerId) -> None:
-        """A peer is dead or has left."""
-        for table in (self._arrivals, self._beyond, self._last):
-            table.pop(peer, None)
+        super().peer_out(peer)
+        self._beyond.pop(peer, None)
+        self._last.pop(peer, None)
 
     def handle_timer(self, now: Seconds) -> None:
         arrival = self.arrival
@@ -268,20 +260,18 @@ class WaitAvoiding(Scheduled):
             return
         for version in sorted({version for version, waits in self._arrivals.values() if waits}):
             here = self._round(version)
-            if version > self.begun and self._is_met(version, here):
-                self._request(version, here, now)
+            if version <= self.begun or not self._is_met(version, here):
+                continue
+            if here.members == (self._me,) and here.what is What.MODELS:
+                self.begun = version  # its own mean
+                self._arrivals.pop(self._me, None)
+                self._end_arrival(Outcome.DONE, now)
                 return
-
-    def _request(self, version: int, here: Round, now: Seconds) -> None:
-        if here.members == (self._me,) and here.what is What.MODELS:
-            self.begun = version  # its own mean
-            self._arrivals.pop(self._me, None)
-            self._end_arrival(Outcome.DONE, now)
+            others = [peer for peer in here.members if peer != self._me]
+            # Formed or not, it ends in `request_ended`, which comes later.
+            ticket = self._lock.request(others, len(others), now, version_of(version, here))
+            self._requested = ticket, version
             return
-        others = [peer for peer in here.members if peer != self._me]
-        # Formed or not, it ends in `request_ended`, which comes later.
-        ticket = self._lock.request(others, len(others), now, version_of(version, here))
-        self._requested = ticket, version
 
     def _refused(self, version: int, now: Seconds) -> None:
         """A member is past this version, or not ready for it: it will not run in its group."""

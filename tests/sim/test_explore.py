@@ -127,7 +127,7 @@ def test_what_groups_remember_is_all_in_their_frozen_state():
         assert len(state) == len(vars(part)) - len(names)
     assert vars(groups).keys() == {
         *("lock", "barrier", "wait_avoiding"),
-        *("_me", "_environment", "_emit", "_ended", "_now"),  # the last two: only within a call
+        *("_environment", "_emit", "_ended", "_now"),  # the last two: only within a call
     }
 
 
@@ -425,7 +425,7 @@ def test_an_arrival_that_is_lost_and_not_repeated_is_found():
 class MeetsAnyVersion(Barrier):
     """A trainer takes whichever version is averaged for its own."""
 
-    def admits(self, purpose: Purpose) -> bool:
+    def admits(self, source: PeerId, purpose: Purpose) -> bool:
         return True
 
 

@@ -302,7 +302,8 @@ class Peers:
         view = self._see(before.view, event)
         groups = clone(before.groups, effects.append, view)
         try:
-            asked = self._happen(groups, event, before.now)
+            with groups.at(before.now):
+                asked = self._happen(groups, event, before.now)
             groups.check()
         except Exception as error:
             raise UnsafeError(f"{type(error).__name__}: {error}") from error
@@ -355,15 +356,16 @@ class Peers:
                 groups.receive(self.names[source], message, now)
             case Asks(number=number):
                 ask = self._asks[number]
-                return (groups.request([PeerId(c) for c in ask.candidates], ask.needed, now),)
+                candidates = [PeerId(candidate) for candidate in ask.candidates]
+                return (groups.lock.request(candidates, ask.needed, now),)
             case Meets(version=version, lineage=lineage):
-                groups.arrive(version, lineage, now)
+                groups.barrier.arrive(version, lineage, now)
             case Visits(version=version, waits=waits):
-                groups.arrive_at(version, now, waits=waits)
+                groups.wait_avoiding.arrive(version, now, waits=waits)
             case Ends(ticket=ticket, outcome=outcome):
                 groups.average_ended(ticket, outcome, outcome.value, now)
             case CatchesUp(version=version, taken=taken):
-                groups.state_transferred(version, now, taken=taken)
+                groups.barrier.state_transferred(version, now, taken=taken)
             case HearsDead(other=other):
                 groups.peer_out(self.names[other], "it crashed", now, crashed=True)
                 if self._has_views:
