@@ -18,6 +18,8 @@ with code 2; nobody who made a mistake ever sees a traceback. Expected trouble b
 late, lost) is no exception at all: it is an ending, a value (`core/effects.py`).
 """
 
+import math
+
 
 class P2PTrainError(Exception):
     """Anything that this project raises on purpose."""
@@ -57,3 +59,11 @@ class StateError(P2PTrainError):
 
 class InvariantViolation(AssertionError):
     """The program is wrong about the world; carries the state that shows it."""
+
+
+def check_above_0(section: str, config: object, *names: str) -> None:
+    """Raise ConfigError for the first of these fields that is not a finite number above 0."""
+    for name in names:
+        value = getattr(config, name)
+        if not 0 < value < math.inf:
+            raise ConfigError(f"{section} {name} = {value} must be above 0".lstrip())

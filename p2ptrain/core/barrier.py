@@ -142,11 +142,9 @@ class Barrier(Scheduled):
         self._tell(now)
         self._maybe_run(now)
 
-    def _meets(self, arrival: Arrival) -> tuple[Sequence[PeerId], Purpose]:
-        return self._view(), barrier_of(arrival.version, arrival.lineage)
-
-    def _words(self, arrival: Arrival) -> Arrive:
-        return Arrive(arrival.version, arrival.lineage)
+    def _meets(self, arrival: Arrival) -> tuple[Sequence[PeerId], Purpose, Arrive]:
+        model = arrival.version, arrival.lineage
+        return self._view(), barrier_of(*model), Arrive(*model)
 
     def _left(self, group: InGroup, outcome: Outcome, now: Seconds) -> None:
         if outcome is Outcome.DONE:

@@ -159,11 +159,7 @@ class GroupLock(Slot):
     # --- what happens -----------------------------------------------------------------------------
 
     def request(
-        self,
-        candidates: Sequence[PeerId],
-        needed: int,
-        now: Seconds,
-        purpose: Purpose = GOSSIP,
+        self, candidates: Sequence[PeerId], needed: int, now: Seconds, purpose: Purpose = GOSSIP
     ) -> Ticket:
         """Request a group of ourselves and `needed` of `candidates`, preferred in this order.
 
@@ -225,10 +221,20 @@ class GroupLock(Slot):
 
     def average_ended(self, ticket: Ticket, outcome: Outcome, why: str, now: Seconds) -> None:
         """Our own average under `ticket` is over; it is the next one's turn."""
-        if self.holds(ticket):
-            self._leave_group(outcome, why, now)
-        elif ticket in self._ended:  # abandoned too late: it was applied
-            self._ended[ticket] = replace(self._ended[ticket], done=outcome is Outcome.DONE)
+        state, done = self._state, outcome is Outcome.DONE
+        if not isinstance(state, InGroup) or state.ticket != ticket:
+            if ticket in self._ended:  # abandoned too late: it was applied
+                self._ended[ticket] = replace(self._ended[ticket], done=done)
+            return
+        purpose, lasted_s = state.begin.purpose, now - state.since
+        self._born.pop(purpose.formation, None)
+        if done:
+            self.timeouts.averages.took(lasted_s)
+        else:
+            self.timeouts.averages.broke(lasted_s)
+        if ticket.initiator == self._me:
+            self._emit(GroupEnded(ticket, outcome, why, state.members, purpose))
+        self._free(ticket, now, Ended(state.members, done))
 
     def regroup(self, ticket: Ticket, members: tuple[PeerId, ...]) -> None:
         """Our group goes on without some of its members (`core/repair.py`)."""
@@ -242,10 +248,10 @@ class GroupLock(Slot):
         """
         self._forget(peer, why)
         match self._state:
-            case InGroup(members=members) if crashed and peer in members:
-                self._abandon(Outcome.LOST, why, now)
-            case Collecting():
-                self._drop(peer, Outcome.LOST, why, now)
+            case InGroup() as state if crashed and peer in state.members:
+                self._abandon(state.ticket, Outcome.LOST, why, now)
+            case Collecting() as state:
+                self._drop(state, peer, Outcome.LOST, why, now)
             case Granted(ticket=ticket) if ticket.initiator == peer:
                 self._free(ticket, now)
             case Offered(to=coordinator) if coordinator == peer:
@@ -265,8 +271,8 @@ class GroupLock(Slot):
         for wish in wishes:
             self._end_wish(wish, Outcome.WITHDRAWN, why)
         match self._state:
-            case Collecting():
-                self._fail(Outcome.WITHDRAWN, why, now)
+            case Collecting() as state:
+                self._fail(state, Outcome.WITHDRAWN, why, now)
             case Granted(ticket=ticket):
                 # Lost: `Begin` or an unanswered request shows it, or the initiator's time-out.
                 self._emit(Send(ticket.initiator, Relinquish(ticket)))
@@ -282,18 +288,15 @@ class GroupLock(Slot):
             case Collecting() as state if state.resend_at <= now:
                 if state.asked:
                     self.timeouts.answers.missed()
-                silent = (*state.queued, *state.asked)
-                for peer in silent:
+                for peer in state.waiting:
                     self._emit(Send(peer, state.request))
-                resend_at = now + self._config.resend_s
+                resend_at, silent = now + self._config.resend_s, (*state.silent, *state.asked)
                 # A peer that is dead, or cut off, keeps us from asking others no longer.
-                self._proceed(replace(state, resend_at=resend_at, asked=(), queued=silent))
-            case Granted() as state if state.resend_at <= now:
+                self._proceed(replace(state, resend_at=resend_at, asked=(), silent=silent))
+            case Granted(ticket=ticket, contribution=stated) as state if state.resend_at <= now:
                 self._state = replace(state, resend_at=now + self._config.resend_s)
                 if not self._maybe_inquire(state):
-                    self._emit(
-                        Send(state.ticket.initiator, Grant(state.ticket, state.contribution))
-                    )
+                    self._emit(Send(ticket.initiator, Grant(ticket, stated)))
             case Offered() as state if self._is_wanted and state.resend_at <= now:
                 self._ask_offer_back(state, now)
             case _:
@@ -385,7 +388,7 @@ class GroupLock(Slot):
         spare = len(state.granted) + len(state.asked) - state.needed
         count = min(
             self._config.spare_claims - spare,
-            self._config.spare_places - spare - len(state.queued),
+            self._config.spare_places - spare - len(state.busy) - len(state.silent),
         )
         now, later = state.unasked[: max(0, count)], state.unasked[max(0, count) :]
         self._state = replace(state, unasked=later, asked=(*state.asked, *now))
@@ -424,7 +427,7 @@ class GroupLock(Slot):
             case Collecting() as state if state.ticket == ticket and source in state.told:
                 self._emit(Send(source, Release(ticket)))  # lost: it inquires again
                 why = f"{source} was wanted by an older request"
-                self._drop(source, Outcome.YIELDED, why, now)
+                self._drop(state, source, Outcome.YIELDED, why, now)
             case _:
                 self._tell_begun(source, ticket)
 
@@ -460,7 +463,7 @@ class GroupLock(Slot):
         for promise in state.granted:
             # Lost: it grants, or offers, again.
             self._emit(Send(promise.peer, replace(begin, offer=promise.offer)))
-        for peer in (*state.queued, *state.asked):
+        for peer in state.waiting:
             self._emit(Send(peer, Release(ticket)))  # lost: it will grant, and be told again
         self._enter(begin, state.asked_at, offers)
 
@@ -480,35 +483,31 @@ class GroupLock(Slot):
 
     def _handle_failed(self, source: PeerId, ticket: Ticket, now: Seconds) -> None:
         match self._state:
-            case Collecting() as state if state.ticket == ticket and source in state.told:
-                if source not in state.busy:
-                    self._state = replace(state, busy=(*state.busy, source))
+            case Collecting() as state if state.ticket == ticket and source in state.waiting:
                 if source in state.asked:
                     self.timeouts.answers.took(now - state.asked_at)
-                    state = self._state.without(source)
-                    self._proceed(replace(state, queued=(*state.queued, source)))
+                if source not in state.busy:
+                    self._proceed(replace(state.without(source), busy=(*state.busy, source)))
             case _:
                 pass  # we do without it
 
-    def _drop(self, peer: PeerId, outcome: Outcome, why: str, now: Seconds) -> None:
+    def _drop(
+        self, state: Collecting, peer: PeerId, outcome: Outcome, why: str, now: Seconds
+    ) -> None:
         """Do without one candidate; if too few are left, our request has failed, and says why."""
-        state = self._state
-        assert isinstance(state, Collecting)
         if peer not in state.told and peer not in state.unasked:
             return
-        self._state = state = replace(state.without(peer), dropped=(*state.dropped, peer))
+        state = replace(state.without(peer), dropped=(*state.dropped, peer))
         if len(state.told) + len(state.unasked) < state.needed:
-            self._fail(outcome, why, now)
+            self._fail(state, outcome, why, now)
         else:
             self._proceed(state)
 
-    def _fail(self, outcome: Outcome, why: str, now: Seconds) -> None:
+    def _fail(self, state: Collecting, outcome: Outcome, why: str, now: Seconds) -> None:
         """Give up our request: everyone asked is released, also who has not answered yet.
 
         Those who have offered their slots have not been asked: their offers stand.
         """
-        state = self._state
-        assert isinstance(state, Collecting)
         offered = [promise.peer for promise in state.granted if promise.offer]
         for peer in state.told:
             if peer not in offered:
@@ -528,12 +527,10 @@ class GroupLock(Slot):
         match self._state:
             case Granted(request=granted, contribution=stated) if granted.ticket == ticket:
                 self._emit(Send(source, Grant(ticket, stated)))  # our first grant was lost
-            case InGroup() as state if state.ticket == ticket:
-                pass  # a late duplicate
             case _ if ticket in self._ended:
-                self._disown(source, ticket)  # an even later one
-            case _ if self._is_past(ticket):
-                pass  # a late one, of which we need not even say so
+                self._disown(source, ticket)  # a late duplicate
+            case _ if self.holds(ticket) or self._is_past(ticket):
+                pass  # another one, of which we need not even say so
             case _ if not self._admits(source, request.purpose):
                 self._refuse(source, ticket)
             case _:
@@ -553,7 +550,7 @@ class GroupLock(Slot):
                 pass
             case Collecting() as state if age(request) < age(state.request):
                 why = f"{state.ticket} gave way to the older request {request.ticket}"
-                self._fail(Outcome.YIELDED, why, now)
+                self._fail(state, Outcome.YIELDED, why, now)
             case Collecting() as state if initiator in state.unasked:
                 # It wants a group, and will yield to us.
                 self._state = replace(state.without(initiator), asked=(*state.asked, initiator))
@@ -615,9 +612,11 @@ class GroupLock(Slot):
         """`source` is not in this group."""
         match self._state:
             case Collecting() as state if state.ticket == ticket:
-                self._drop(source, Outcome.REFUSED, f"{source} is not to be had", now)
+                self._drop(state, source, Outcome.REFUSED, f"{source} is not to be had", now)
             case InGroup() as state if state.ticket == ticket and source in state.members:
-                self._abandon(Outcome.REFUSED, f"{source} is not in the group any more", now)
+                self._abandon(
+                    ticket, Outcome.REFUSED, f"{source} is not in the group any more", now
+                )
             case _:
                 pass
 
@@ -639,13 +638,12 @@ class GroupLock(Slot):
         """Carry out the deadlines that have passed, before anything else happens."""
         match self._state:
             case Collecting() as state if state.give_up_at <= now:
-                missing = (*state.queued, *state.asked)
-                whom, waited_s = ", ".join(missing), state.give_up_at - state.asked_at
-                if {*missing} <= {*state.busy}:
-                    self._fail(Outcome.BUSY, f"{whom} stayed busy for {waited_s:g} s", now)
+                whom, waited_s = ", ".join(state.waiting), state.give_up_at - state.asked_at
+                if state.waiting == state.busy:
+                    self._fail(state, Outcome.BUSY, f"{whom} stayed busy for {waited_s:g} s", now)
                 else:
                     self.timeouts.grants.missed()
-                    self._fail(Outcome.LATE, f"no grant from {whom} in {waited_s:g} s", now)
+                    self._fail(state, Outcome.LATE, f"no grant from {whom} in {waited_s:g} s", now)
             case Granted() as state if state.granted_at + self._config.lease_s <= now:
                 self._free(state.ticket, now)
             case Offered() as state if self._is_wanted and state.lapses_at <= now:
@@ -653,22 +651,6 @@ class GroupLock(Slot):
             case _:
                 pass
 
-    def _abandon(self, outcome: Outcome, why: str, now: Seconds) -> None:
-        state = self._state
-        assert isinstance(state, InGroup)
-        self._emit(Abandon(state.ticket, outcome, why))
-        self._leave_group(outcome, why, now)
-
-    def _leave_group(self, outcome: Outcome, why: str, now: Seconds) -> None:
-        state = self._state
-        assert isinstance(state, InGroup)
-        self._born.pop(state.begin.purpose.formation, None)
-        lasted_s = now - state.since
-        if outcome is Outcome.DONE:
-            self.timeouts.averages.took(lasted_s)
-        else:
-            self.timeouts.averages.broke(lasted_s)
-        if state.ticket.initiator == self._me:
-            purpose = state.begin.purpose
-            self._emit(GroupEnded(state.ticket, outcome, why, state.members, purpose))
-        self._free(state.ticket, now, Ended(state.members, outcome is Outcome.DONE))
+    def _abandon(self, ticket: Ticket, outcome: Outcome, why: str, now: Seconds) -> None:
+        self._emit(Abandon(ticket, outcome, why))
+        self.average_ended(ticket, outcome, why, now)

@@ -14,7 +14,7 @@ from p2ptrain.core.effects import Effect, GroupEnded, Send
 from p2ptrain.core.events import Outcome
 from p2ptrain.core.messages import Begin, Inquire, Release, Relinquish, Request
 from p2ptrain.core.purpose import GOSSIP, Formation, Purpose
-from p2ptrain.errors import ConfigError, InvariantViolation
+from p2ptrain.errors import ConfigError, InvariantViolation, check_above_0
 from p2ptrain.ids import PeerId, Seconds, Ticket
 
 ENDED_REMEMBERED = 64
@@ -54,10 +54,7 @@ class LockConfig:
     first one that becomes free comes late; too many: needless messages."""
 
     def __post_init__(self) -> None:
-        for name in ("lease_s", "acquire_timeout_s", "resend_s"):
-            value = getattr(self, name)
-            if not 0 < value < math.inf:
-                raise ConfigError(f"lock {name} = {value} must be above 0")
+        check_above_0("lock", self, "lease_s", "acquire_timeout_s", "resend_s")
         for name in ("spare_claims", "spare_places"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"lock {name} = {getattr(self, name)} must be 0 or more")
@@ -168,7 +165,7 @@ class Promise:
 
 @dataclass(frozen=True, slots=True)
 class Collecting:
-    """Our own request; each candidate is in one of the five lists."""
+    """Our own request; each candidate is in one of the six lists."""
 
     request: Request
     needed: int
@@ -179,13 +176,13 @@ class Collecting:
     resend_at: Seconds
     asked: tuple[PeerId, ...] = ()
     """Should answer any moment."""
-    queued: tuple[PeerId, ...] = ()
-    """Are busy, and will grant us in our turn; or have not answered for a while."""
+    busy: tuple[PeerId, ...] = ()
+    """Have said that they are in another group, or promised to one; will grant us in our turn."""
+    silent: tuple[PeerId, ...] = ()
+    """Have not answered for a while."""
     granted: tuple[Promise, ...] = ()
     dropped: tuple[PeerId, ...] = ()
     """Will not be in this group any more."""
-    busy: tuple[PeerId, ...] = ()
-    """Have said that they are in another group, or promised to one."""
 
     @property
     def ticket(self) -> Ticket:
@@ -196,9 +193,14 @@ class Collecting:
         return tuple(promise.peer for promise in self.granted)
 
     @property
+    def waiting(self) -> tuple[PeerId, ...]:
+        """Who may still grant it."""
+        return (*self.busy, *self.silent, *self.asked)
+
+    @property
     def told(self) -> tuple[PeerId, ...]:
         """Who knows of the request, as far as we know."""
-        return (*self.granters, *self.queued, *self.asked)
+        return (*self.granters, *self.waiting)
 
     def without(self, peer: PeerId) -> "Collecting":
         """The same request, with `peer` in none of the lists."""
@@ -210,7 +212,8 @@ class Collecting:
             self,
             unasked=others(self.unasked),
             asked=others(self.asked),
-            queued=others(self.queued),
+            busy=others(self.busy),
+            silent=others(self.silent),
             granted=tuple(promise for promise in self.granted if promise.peer != peer),
         )
 

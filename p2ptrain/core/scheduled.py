@@ -97,7 +97,7 @@ class Scheduled(ABC):
         """Call it after whatever has happened to the slot: its offer may have changed."""
         arrival, slot = self.arrival, self._lock.state
         if arrival and isinstance(slot, Offered) and slot.ticket != arrival.said:
-            _, purpose = self._meets(arrival)
+            _, purpose, _ = self._meets(arrival)
             if slot.purpose.formation is purpose.formation:
                 self._tell(now)
 
@@ -135,12 +135,8 @@ class Scheduled(ABC):
         """We are in such a group; true if our trainer waits for its end."""
 
     @abstractmethod
-    def _meets(self, arrival: Arrival) -> tuple[Sequence[PeerId], Purpose]:
-        """Who meets, the coordinator first, and for what."""
-
-    @abstractmethod
-    def _words(self, arrival: Arrival) -> Arrive | Activate:
-        """What we tell the coordinator, without our offer."""
+    def _meets(self, arrival: Arrival) -> tuple[Sequence[PeerId], Purpose, Arrive | Activate]:
+        """Who meets, the coordinator first, for what, and what to tell it beside our offer."""
 
     @abstractmethod
     def _maybe_run(self, now: Seconds) -> None:
@@ -160,7 +156,7 @@ class Scheduled(ABC):
         """Offer our slot to the coordinator, unless it is us, and say that our trainer is here."""
         arrival = self.arrival
         assert arrival is not None
-        members, purpose = self._meets(arrival)
+        members, purpose, words = self._meets(arrival)
         coordinator = members[0]
         if coordinator == self._me:
             self._lock.withdraw_offer(now)
@@ -168,7 +164,7 @@ class Scheduled(ABC):
             self._lock.offer(coordinator, purpose, now)
         if self.arrival is not arrival:
             return  # our slot was free for its group at once
-        said = words = self._words(arrival)
+        said = words
         match self._lock.state:
             case Offered() as slot if arrival.waits and slot.to == coordinator:
                 said = replace(words, offer=slot.ticket, contribution=slot.contribution)

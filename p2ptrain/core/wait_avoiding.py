@@ -183,12 +183,9 @@ class WaitAvoiding(Scheduled):
 
     # --- the trainer's side -----------------------------------------------------------------------
 
-    def _meets(self, arrival: Arrival) -> tuple[Sequence[PeerId], Purpose]:
-        here = self._round(arrival.version)
-        return here.members, version_of(arrival.version, here)
-
-    def _words(self, arrival: Arrival) -> Activate:
-        return Activate(arrival.version, arrival.waits)
+    def _meets(self, arrival: Arrival) -> tuple[Sequence[PeerId], Purpose, Activate]:
+        version, here = arrival.version, self._round(arrival.version)
+        return here.members, version_of(version, here), Activate(version, arrival.waits)
 
     def _tell(self, now: Seconds) -> None:
         super()._tell(now)

@@ -255,7 +255,7 @@ def test_nobody_waits_in_more_queues_than_it_may():
     quintet.settle()
     state = quintet.locks["a"].state
     assert isinstance(state, Collecting)
-    assert (state.queued, state.unasked) == (("b", "c"), ("d", "e"))
+    assert (state.busy, state.unasked) == (("b", "c"), ("d", "e"))
 
 
 def formed_beside(trio: Trio, name: str, other: str) -> None:
