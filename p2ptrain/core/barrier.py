@@ -38,16 +38,16 @@ participant by name as well, and that one requests the group when it has heard o
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import assert_never
 
-from p2ptrain.core.effects import Send, TakeState, VersionEnded
+from p2ptrain.core.effects import Average, Send, TakeState, VersionEnded
 from p2ptrain.core.events import Outcome
 from p2ptrain.core.messages import Arrive, BarrierMessage, CatchUp
 from p2ptrain.core.purpose import Formation, Purpose, What
-from p2ptrain.core.scheduled import Arrival, InGroup, Scheduled
+from p2ptrain.core.scheduled import Arrival, Scheduled
 from p2ptrain.errors import InvariantViolation, LocalProtocolError
-from p2ptrain.ids import PeerId, Seconds, Ticket
+from p2ptrain.ids import PeerId, Seconds
 
 DEPUTY_S: Seconds = 2.0
 """A peer that has waited for so long tells the deputy too."""
@@ -70,7 +70,7 @@ class Barrier(Scheduled):
     catching_up: CatchingUp | None = field(default=None, init=False)
 
     @property
-    def state(self) -> Arrival | CatchingUp | InGroup | None:
+    def state(self) -> Arrival | CatchingUp | Average | None:
         """What our trainer waits for; None: it computes."""
         return self.arrival or self.catching_up or self.group
 
@@ -81,8 +81,6 @@ class Barrier(Scheduled):
 
     def admits(self, source: PeerId, purpose: Purpose) -> bool:
         return self.waits_with(purpose.version, purpose.lineage)
-
-    # --- what happens -----------------------------------------------------------------------------
 
     def arrive(self, version: int, lineage: int, now: Seconds) -> None:
         """The trainer waits with `version` of `lineage`; it ends in `VersionEnded`."""
@@ -111,13 +109,13 @@ class Barrier(Scheduled):
             case _:
                 assert_never(message)
 
-    def formed(self, ticket: Ticket, purpose: Purpose, members: tuple[PeerId, ...]) -> bool:
-        arrival = self.arrival
-        if arrival and purpose == barrier_of(arrival.version, arrival.lineage):
-            self.arrival, self.group = None, InGroup(ticket, purpose, members)
+    def formed(self, average: Average) -> Average:
+        average, arrival = replace(average, awaited=True), self.arrival
+        if arrival and average.purpose == barrier_of(arrival.version, arrival.lineage):
+            self.arrival, self.group = None, average
             self._arrivals.clear()
             self._lock.stop_offering()
-        return True
+        return average
 
     def state_transferred(self, version: int, now: Seconds, *, taken: bool) -> None:
         """We hold the state that we were sent for, or it cannot be had."""
@@ -146,7 +144,7 @@ class Barrier(Scheduled):
         model = arrival.version, arrival.lineage
         return self._view(), barrier_of(*model), Arrive(*model)
 
-    def _left(self, group: InGroup, outcome: Outcome, now: Seconds) -> None:
+    def _left(self, group: Average, outcome: Outcome, now: Seconds) -> None:
         if outcome is Outcome.DONE:
             self._emit(VersionEnded(group.purpose.version, outcome))
         else:

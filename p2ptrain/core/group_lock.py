@@ -156,8 +156,6 @@ class GroupLock(Slot):
         timeouts: says how long to wait for what, and is told how long it took; none: as configured.
     """
 
-    # --- what happens -----------------------------------------------------------------------------
-
     def request(
         self, candidates: Sequence[PeerId], needed: int, now: Seconds, purpose: Purpose = GOSSIP
     ) -> Ticket:
@@ -482,14 +480,12 @@ class GroupLock(Slot):
         )
 
     def _handle_failed(self, source: PeerId, ticket: Ticket, now: Seconds) -> None:
-        match self._state:
-            case Collecting() as state if state.ticket == ticket and source in state.waiting:
-                if source in state.asked:
-                    self.timeouts.answers.took(now - state.asked_at)
-                if source not in state.busy:
-                    self._proceed(replace(state.without(source), busy=(*state.busy, source)))
-            case _:
-                pass  # we do without it
+        state = self._state
+        if isinstance(state, Collecting) and state.ticket == ticket and source in state.waiting:
+            if source in state.asked:
+                self.timeouts.answers.took(now - state.asked_at)
+            if source not in state.busy:
+                self._proceed(replace(state.without(source), busy=(*state.busy, source)))
 
     def _drop(
         self, state: Collecting, peer: PeerId, outcome: Outcome, why: str, now: Seconds
@@ -598,15 +594,13 @@ class GroupLock(Slot):
 
     def _handle_release(self, source: PeerId, ticket: Ticket, now: Seconds) -> None:
         """`source` lets us go."""
+        state = self._state
         if source == ticket.initiator:
             self._dequeue(ticket)
-        match self._state:
-            case Granted() as state if state.ticket == ticket and source == ticket.initiator:
+            if isinstance(state, Granted) and state.ticket == ticket:
                 self._free(ticket, now)
-            case Offered() as state if (state.ticket, state.to) == (ticket, source):
-                self._take_offer_back(now)
-            case _:
-                pass
+        elif isinstance(state, Offered) and (state.ticket, state.to) == (ticket, source):
+            self._take_offer_back(now)
 
     def _handle_relinquish(self, source: PeerId, ticket: Ticket, now: Seconds) -> None:
         """`source` is not in this group."""
@@ -614,9 +608,8 @@ class GroupLock(Slot):
             case Collecting() as state if state.ticket == ticket:
                 self._drop(state, source, Outcome.REFUSED, f"{source} is not to be had", now)
             case InGroup() as state if state.ticket == ticket and source in state.members:
-                self._abandon(
-                    ticket, Outcome.REFUSED, f"{source} is not in the group any more", now
-                )
+                why = f"{source} is not in the group any more"
+                self._abandon(ticket, Outcome.REFUSED, why, now)
             case _:
                 pass
 

@@ -14,7 +14,6 @@ came to nothing when the slot has.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
 from p2ptrain.core.barrier import Barrier
 from p2ptrain.core.effects import Abandon, Average, Effect, GroupEnded
@@ -53,8 +52,6 @@ class PeerGroups:
         self.wait_avoiding = WaitAvoiding(
             me, resend_s, environment.trainees, self.lock, emit, schedule
         )
-
-    # --- what happens -----------------------------------------------------------------------------
 
     @contextmanager
     def at(self, now: Seconds) -> Iterator[None]:
@@ -127,8 +124,6 @@ class PeerGroups:
         for part in (self.lock, self.barrier, self.wait_avoiding):
             part.check()
 
-    # --- inside -----------------------------------------------------------------------------------
-
     @property
     def _formations(self) -> dict[Formation, Scheduled]:
         return {Formation.BARRIER: self.barrier, Formation.WAIT_AVOIDING: self.wait_avoiding}
@@ -141,9 +136,9 @@ class PeerGroups:
 
     def _note(self, effect: Effect) -> None:
         match effect:
-            case Average(ticket=ticket, members=members, purpose=purpose):
+            case Average(purpose=purpose):
                 if part := self._formations.get(purpose.formation):
-                    effect = replace(effect, awaited=part.formed(ticket, purpose, members))
+                    effect = part.formed(effect)
             case GroupEnded():
                 self._ended.append(effect)
             case Abandon(ticket=ticket, outcome=outcome):

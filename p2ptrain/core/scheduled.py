@@ -18,7 +18,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from p2ptrain.core.effects import Effect, Send, VersionEnded
+from p2ptrain.core.effects import Average, Effect, Send, VersionEnded
 from p2ptrain.core.events import Outcome
 from p2ptrain.core.group_lock import GroupLock
 from p2ptrain.core.lock_state import Offered
@@ -43,17 +43,6 @@ class Arrival:
     """The offer that the coordinator knows of."""
 
 
-@dataclass(frozen=True, slots=True)
-class InGroup:
-    """The group of a version runs, and we are in it."""
-
-    ticket: Ticket
-    purpose: Purpose
-    members: tuple[PeerId, ...]
-    awaited: bool = True
-    """Our trainer waits for its end."""
-
-
 @dataclass(eq=False)
 class Scheduled(ABC):
     """One peer's share of the versions; `_view()` is who trains, sorted, with us."""
@@ -64,7 +53,7 @@ class Scheduled(ABC):
     _lock: GroupLock
     _emit: Callable[[Effect], None]
     arrival: Arrival | None = field(default=None, init=False)
-    group: InGroup | None = field(default=None, init=False)
+    group: Average | None = field(default=None, init=False)
     _arrivals: dict[PeerId, tuple[int, int]] = field(default_factory=dict, init=False)
     """As the coordinator: the version at which a trainer is; and its lineage, or if it waits."""
     _requested: tuple[Ticket, int] | None = field(default=None, init=False)
@@ -124,15 +113,13 @@ class Scheduled(ABC):
         if group and (self._me not in group.members or not self._lock.holds(group.ticket)):
             raise InvariantViolation(f"{self._me} is in {group}, its slot is {self._lock.state}")
 
-    # --- what differs -----------------------------------------------------------------------------
-
     @abstractmethod
     def admits(self, source: PeerId, purpose: Purpose) -> bool:
         """True if we can be in such a group, which `source` requests."""
 
     @abstractmethod
-    def formed(self, ticket: Ticket, purpose: Purpose, members: tuple[PeerId, ...]) -> bool:
-        """We are in such a group; true if our trainer waits for its end."""
+    def formed(self, average: Average) -> Average:
+        """We are in this group. Returns the same, and says if our trainer waits for its end."""
 
     @abstractmethod
     def _meets(self, arrival: Arrival) -> tuple[Sequence[PeerId], Purpose, Arrive | Activate]:
@@ -147,10 +134,8 @@ class Scheduled(ABC):
         """Our request for the group of `version` was refused by a member."""
 
     @abstractmethod
-    def _left(self, group: InGroup, outcome: Outcome, now: Seconds) -> None:
+    def _left(self, group: Average, outcome: Outcome, now: Seconds) -> None:
         """We are not in `group` any more."""
-
-    # --- the trainer's side -----------------------------------------------------------------------
 
     def _tell(self, now: Seconds) -> None:
         """Offer our slot to the coordinator, unless it is us, and say that our trainer is here."""

@@ -50,13 +50,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import assert_never
 
-from p2ptrain.core.effects import Send, VersionEnded
+from p2ptrain.core.effects import Average, Send, VersionEnded
 from p2ptrain.core.events import Outcome
 from p2ptrain.core.messages import Activate, Past, WaitAvoidingMessage
 from p2ptrain.core.purpose import Formation, Purpose, What
-from p2ptrain.core.scheduled import Arrival, InGroup, Scheduled
+from p2ptrain.core.scheduled import Arrival, Scheduled
 from p2ptrain.errors import InvariantViolation
-from p2ptrain.ids import PeerId, Seconds, Ticket
+from p2ptrain.ids import PeerId, Seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +123,6 @@ class WaitAvoiding(Scheduled):
             return False
         return True
 
-    # --- what happens -----------------------------------------------------------------------------
-
     def arrive(self, version: int, now: Seconds, *, waits: bool = True) -> None:
         """The trainer is at `version`; if it waits, that ends in one `VersionEnded`.
 
@@ -154,16 +152,15 @@ class WaitAvoiding(Scheduled):
             case _:
                 assert_never(message)
 
-    def formed(self, ticket: Ticket, purpose: Purpose, members: tuple[PeerId, ...]) -> bool:
-        version, arrival = purpose.version, self.arrival
+    def formed(self, average: Average) -> Average:
+        version, arrival = average.purpose.version, self.arrival
         self.begun = max(self.begun, version)
-        awaited = False
         if arrival and arrival.version <= version:
-            awaited, self.arrival = arrival.waits, None
+            average, self.arrival = replace(average, awaited=arrival.waits), None
             self._lock.stop_offering()
         self._arrivals = {p: known for p, known in self._arrivals.items() if known[0] > version}
-        self.group = InGroup(ticket, purpose, members, awaited)
-        return awaited
+        self.group = average
+        return average
 
     def peer_out(self, peer: PeerId) -> None:
         super().peer_out(peer)
@@ -181,8 +178,6 @@ class WaitAvoiding(Scheduled):
         if self.arrival and self.arrival.version <= self.begun:
             raise InvariantViolation(f"{self._me} waits at {self.arrival}, begun {self.begun}")
 
-    # --- the trainer's side -----------------------------------------------------------------------
-
     def _meets(self, arrival: Arrival) -> tuple[Sequence[PeerId], Purpose, Activate]:
         version, here = arrival.version, self._round(arrival.version)
         return here.members, version_of(version, here), Activate(version, arrival.waits)
@@ -193,7 +188,7 @@ class WaitAvoiding(Scheduled):
         if arrival and self._round(arrival.version).members[0] == self._me:
             self._count(self._me, arrival.version, arrival.waits, now)
 
-    def _left(self, group: InGroup, outcome: Outcome, now: Seconds) -> None:
+    def _left(self, group: Average, outcome: Outcome, now: Seconds) -> None:
         if group.awaited:
             self._emit(VersionEnded(group.purpose.version, outcome))
         self._maybe_run(now)

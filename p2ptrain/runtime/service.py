@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from p2ptrain.core import barrier, lock_state, scheduled
+from p2ptrain.core.effects import Average
 from p2ptrain.core.messages import Phase
 from p2ptrain.core.peer_machine import PeerMachine
 from p2ptrain.errors import CodecError, RefusedError, TransportError
@@ -122,7 +123,7 @@ def doing(machine: PeerMachine) -> str:
             return f"waits for the others at version {version}"
         case barrier.CatchingUp(version=version):
             return f"takes the state of version {version}"
-        case scheduled.InGroup(purpose=purpose):
+        case Average(purpose=purpose):
             return f"averages version {purpose.version}"
         case None:
             pass

@@ -11,12 +11,12 @@ import pytest
 
 from p2ptrain.core.barrier import DEPUTY_S
 from p2ptrain.core.contribution import Contribution
-from p2ptrain.core.effects import TakeState
+from p2ptrain.core.effects import Average, TakeState
 from p2ptrain.core.events import Outcome
 from p2ptrain.core.lock_state import Offered
 from p2ptrain.core.messages import Arrive, Begin, CatchUp, Inquire, Relinquish, Request
 from p2ptrain.core.purpose import Formation, Purpose, What
-from p2ptrain.core.scheduled import Arrival, InGroup
+from p2ptrain.core.scheduled import Arrival
 from p2ptrain.errors import LocalProtocolError
 from p2ptrain.ids import PeerId, Ticket
 from p2ptrain.net import wire
@@ -955,4 +955,4 @@ def test_a_refusal_makes_the_coordinator_ask_everyone_anew(meeting: Meeting):
     meeting.arrive("c", 0)
     meeting.settle()
     meeting.together("abc")
-    assert isinstance(meeting["a"].groups.barrier.state, InGroup)
+    assert isinstance(meeting["a"].groups.barrier.state, Average)

@@ -39,7 +39,6 @@ from p2ptrain.core.messages import (
 )
 from p2ptrain.core.peer_machine import PeerMachine, ProtocolConfig
 from p2ptrain.core.purpose import GOSSIP, Formation, Purpose
-from p2ptrain.core.scheduled import InGroup
 from p2ptrain.core.wait_avoiding import Schedule
 from p2ptrain.errors import ConfigError, InvariantViolation
 from p2ptrain.ids import PeerId, Ticket
@@ -153,7 +152,7 @@ def test_all_groups_of_a_peer_have_tickets_of_one_counter(machine: PeerMachine):
 def test_a_part_that_believes_in_a_group_that_its_slot_does_not_hold_is_found_out(
     machine: PeerMachine,
 ):
-    machine.groups.barrier.group = InGroup(TICKET, MEETING, ABC)
+    machine.groups.barrier.group = Average(TICKET, ABC, MEETING)
     with pytest.raises(InvariantViolation, match=r"b is in .* its slot is free"):
         machine.check()
     machine.groups.barrier.group = None
