@@ -39,7 +39,6 @@ participant by name as well, and that one requests the group when it has heard o
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import assert_never
 
 from p2ptrain.core.effects import Average, Send, TakeState, VersionEnded
 from p2ptrain.core.events import Outcome
@@ -53,26 +52,17 @@ DEPUTY_S: Seconds = 2.0
 """A peer that has waited for so long tells the deputy too."""
 
 
-@dataclass(frozen=True, slots=True)
-class CatchingUp:
-    """We wait for the state of another version or lineage."""
-
-    version: int
-    lineage: int
-    behind: tuple[int, int]
-    """The version and lineage we wait with again if the state cannot be had."""
-
-
 @dataclass(eq=False)
 class Barrier(Scheduled):
     """One peer's share of the barriers; `_view()` is who meets."""
 
-    catching_up: CatchingUp | None = field(default=None, init=False)
+    _taking: tuple[TakeState, tuple[int, int]] | None = field(default=None, init=False)
+    """We catch up; the version and lineage we wait with again if the state cannot be had."""
 
     @property
-    def state(self) -> Arrival | CatchingUp | Average | None:
+    def state(self) -> Arrival | TakeState | Average | None:
         """What our trainer waits for; None: it computes."""
-        return self.arrival or self.catching_up or self.group
+        return self._taking[0] if self._taking else self.arrival or self.group
 
     def waits_with(self, version: int, lineage: int) -> bool:
         """True while our trainer stands at that boundary: others may take its state."""
@@ -90,9 +80,8 @@ class Barrier(Scheduled):
 
     def withdraw(self, now: Seconds) -> None:
         super().withdraw(now)
-        if self.catching_up:
-            version, _ = self.catching_up.behind
-            self.catching_up = None
+        if self._taking:
+            (version, _), self._taking = self._taking[1], None
             self._emit(VersionEnded(version, Outcome.WITHDRAWN))
 
     def receive(self, source: PeerId, message: BarrierMessage, now: Seconds) -> None:
@@ -106,8 +95,6 @@ class Barrier(Scheduled):
                 ours = self.arrival
                 if ours and version >= ours.version and not self.waits_with(version, lineage):
                     self._catch_up(version, donor, lineage, now)
-            case _:
-                assert_never(message)
 
     def formed(self, average: Average) -> Average:
         average, arrival = replace(average, awaited=True), self.arrival
@@ -119,14 +106,14 @@ class Barrier(Scheduled):
 
     def state_transferred(self, version: int, now: Seconds, *, taken: bool) -> None:
         """We hold the state that we were sent for, or it cannot be had."""
-        state = self.catching_up
-        if state and state.version == version:
-            self.catching_up = None
-            self._wait(*((version, state.lineage) if taken else state.behind), now)
+        if self._taking and self._taking[0].version == version:
+            state, behind = self._taking
+            self._taking = None
+            self._wait(*((version, state.lineage) if taken else behind), now)
 
     def check(self) -> None:
         super().check()
-        if sum(map(bool, (self.arrival, self.catching_up, self.group))) > 1:
+        if sum(map(bool, (self.arrival, self._taking, self.group))) > 1:
             raise InvariantViolation(f"{self._me} waits for several things: {vars(self)}")
 
     # --- the participant's side -------------------------------------------------------------------
@@ -153,9 +140,10 @@ class Barrier(Scheduled):
     def _catch_up(self, version: int, donor: PeerId, lineage: int, now: Seconds) -> None:
         arrival, self.arrival = self.arrival, None
         assert arrival is not None
-        self.catching_up = CatchingUp(version, lineage, (arrival.version, arrival.lineage))
+        state = TakeState(version, donor, lineage)
+        self._taking = state, (arrival.version, arrival.lineage)
         self._lock.withdraw_offer(now)
-        self._emit(TakeState(version, donor, lineage))
+        self._emit(state)
 
     # --- the coordinator's side -------------------------------------------------------------------
 

@@ -4,19 +4,17 @@ Rule 1: all state of a peer's slot changes here, in handlers that run to complet
 Rule 2: this file does not know what a group is for, nor who decided that it should be formed.
 
 Every group is formed by a *request* of one peer, its initiator, for itself and any `needed` of some
-`candidates`; particular members are the case in which all of them are needed. Gossip, barriers,
-wait-avoiding and proposed groups differ in who makes the request, and when. It follows Maekawa
-(1985), with Sanders' way out of its deadlocks (1987): a peer that is promised to a younger request
-asks to be let go.
+`candidates`, after Maekawa (1985), with Sanders' way out of deadlocks (1987): a peer that is
+promised to a younger request asks to be let go.
 
 **The protocol in six lines.** The *initiator* sends `Request` to as many candidates as it needs and
 some to spare. One that is free answers `Grant` and promises its slot to nobody else; any other
 keeps the request in its queue, answers `Failed`, at once, and the next candidate is asked. As soon
 as enough have granted, the initiator sends `Begin` to those, with the list of them, and `Release`
 to all others that it had asked: the group is formed, and each member moves its chunks under the
-ticket. A group needs no message to end: each member is free when its own average has ended. A peer
-that becomes free grants the oldest request in its queue, or starts its own if that is older. (One
-that cannot be in the group says `Relinquish`.)
+ticket. A group needs no message to end: each member is free when its own average has ended, and
+grants the oldest request in its queue, or starts its own if that is older. (A peer that cannot be
+in the group says `Relinquish`.)
 
 **Offers.** A trainer that waits for a group offers its slot to the group's *coordinator*, with the
 message that says it waits: a grant in advance, of the lowest priority. When the coordinator makes
@@ -73,21 +71,17 @@ hears of), and each of those forms, is given up, or dies with its initiator; so 
 asking is the oldest one day, and in a group soon after. A request that is given up because its
 candidates are busy for longer than `acquire_timeout_s` stays in their order when it comes again.
 
-**What each timer protects.** None of them is needed for the arguments above; they bound the damage
-of lost messages and dead peers. Each is at most as long as configured, and shorter where less was
-seen to be enough (`core/lock_state.py`).
+**What each timer protects.** The arguments above need none; they bound the damage of lost messages
+and dead peers. Each is shorter than configured where less was seen to be enough (`TimeoutPolicy`).
 
 * `resend_s`: requests without a grant, and grants without an answer, are sent again. That repairs
   every loss: a request that comes again is answered again; a grant that comes again is answered
   with `Begin` or `Release`, whichever was lost. No lost message idles anybody for a lease.
-* `acquire_timeout_s`: an initiator stops collecting (candidates died, are cut off, or average for
-  too long).
-* `lease_s`: a granter is free again by itself so long after its grant (the initiator is silent: it
-  died). Should its group form all the same, it refuses it, and the group ends or goes on without
-  it. So long after it has first asked for its offer back, a peer has it back, answered or not: a
-  group that begins with it is refused. A *formed* group has no lease: a member's slot is that
-  group's while its average runs, and an average in which nothing moves is broken
-  (`core/repair.py`, `core/transfers.py`).
+* `acquire_timeout_s`: an initiator stops collecting (candidates died, or average for too long).
+* `lease_s`: so long after its grant a granter is free again (the initiator is silent: it died), and
+  so long after it has first asked for its offer back, a peer has it back. Should the group form all
+  the same, it refuses it, and the group ends or goes on without it. A *formed* group has no lease:
+  an average in which nothing moves is broken (`core/repair.py`, `core/transfers.py`).
 * Deadlines bind before anything else happens: a peer that was paused takes no late `Begin` or
   `Grant` for a timely one.
 * The *ticket* fences the rest: chunks under a ticket that is not `holds` are refused, and a result
@@ -100,13 +94,12 @@ nothing about the ticket to other members: one of them may still be taking the l
 a `Relinquish` would make it throw away what we have applied. A request under a newer ticket of the
 same initiator shows that the older one is over; a coordinator takes no offer that it has let go.
 
-**What happens when each message is lost** stands beside each in `core/messages.py`;
-`tests/core/test_group_lock.py` and `test_group_lock_offers.py` show every line of it.
+**What happens when each message is lost** stands in `core/messages.py`, and is shown by
+`tests/core/test_group_lock.py` and `test_group_lock_offers.py`.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import assert_never
 
 from p2ptrain.core.contribution import MODEL, Contribution
 from p2ptrain.core.effects import Abandon, Average, GroupEnded, Send
@@ -214,8 +207,6 @@ class GroupLock(Slot):
                 self._handle_release(source, ticket, now)
             case Relinquish(ticket=ticket):
                 self._handle_relinquish(source, ticket, now)
-            case _:
-                assert_never(message)
 
     def average_ended(self, ticket: Ticket, outcome: Outcome, why: str, now: Seconds) -> None:
         """Our own average under `ticket` is over; it is the next one's turn."""
@@ -373,7 +364,7 @@ class GroupLock(Slot):
         granted = tuple(p for p in offered if p and own.purpose.fulfils(p.purpose))[: wish.needed]
         granters = [promise.peer for promise in granted]
         unasked = tuple(peer for peer in candidates if peer not in granters)
-        give_up_at, resend_at = now + self.timeouts.acquire_s, now + self.timeouts.resend_s
+        give_up_at, resend_at = now + self.timeouts.acquire_s, now + self.timeouts.answers.seconds
         self._proceed(
             Collecting(own, wish.needed, unasked, now, give_up_at, resend_at, granted=granted)
         )

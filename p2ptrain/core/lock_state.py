@@ -84,16 +84,11 @@ class TimeoutPolicy:
         most_s, resend_s = config.acquire_timeout_s, config.resend_s
         least_s = min(most_s, max(least_share * most_s, 2 * resend_s))
         self.answers = Deadline(least_share * resend_s, resend_s, resend_s)
-        """From a request to the first word of somebody who was asked."""
+        """From a request to the first word of somebody who was asked; then it is sent again."""
         self.grants = Deadline(least_s, most_s, most_s)
         """From a request to its last grant."""
         self.averages = Deadline(least_s, most_s, most_s)
         """From a request, or the grant, to the end of our time in the group."""
-
-    @property
-    def resend_s(self) -> Seconds:
-        """When a message that is sent for the first time now is sent again."""
-        return self.answers.seconds
 
     @property
     def acquire_s(self) -> Seconds:
@@ -104,9 +99,6 @@ class TimeoutPolicy:
         its members is free.
         """
         return max(self.grants.seconds, self.averages.seconds)
-
-
-# --- states, all of them values -------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,9 +260,6 @@ NEVER_FORMED = Ended()
 def age(request: Request) -> tuple[int, Ticket]:
     """Of two requests the one with the smaller age is the older."""
     return (request.born, request.ticket)
-
-
-# --- the slot -----------------------------------------------------------------------------------
 
 
 class GroupEnvironment(Protocol):

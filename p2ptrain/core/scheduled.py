@@ -3,14 +3,13 @@
 A trainer *arrives* at a version. Its peer tells the *coordinator*, the first of those who meet by
 name, with the offer of its slot if the trainer waits (`core/group_lock.py`). The coordinator counts
 arrivals, and requests the group when enough have come: those who have offered have granted, so that
-`Begin` follows at once; those whose slot is in another group grant when that has ended.
+`Begin` follows at once; those whose slot is in another group grant when that has ended. An arrival
+is said again every `resend_s`, and whenever it comes with another offer, so any message about it
+may be lost.
 
-Waiting holds no slot, and the request is one like any other: the lock's argument covers it among
-all others. If views differ, two coordinators may request two groups of one version that share a
-peer; it enters the first that it has granted, and refuses the other.
-
-An arrival is said again every `resend_s` until its version begins, and whenever it comes with
-another offer, so any message about it may be lost.
+Waiting holds no slot, and the request is one like any other: the lock's argument covers it. If
+views differ, two coordinators may request groups of one version that share a peer; it enters the
+first that it has granted, and refuses the other.
 """
 
 import math

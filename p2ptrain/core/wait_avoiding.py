@@ -37,10 +37,9 @@ with the next `Activate`.
 **A late peer** loses nothing: what it has goes with the version that finds it, and its own result
 is in its pending numbers, or kept for it (`Group.keep`). Several versions may pass meanwhile.
 
-**When a member dies** inside, membership says so and the group goes on without it, or is over for
-the others. The version is not run again: what was not delivered goes with the next one. A
-coordinator that dies is replaced by the next by name: those who wait tell that one. A joiner is in
-no view before it trains, and its first arrival is answered with how far the others are.
+**When a member dies** inside, the group goes on without it, or is over for the others. The version
+is not run again: what was not delivered goes with the next one. A joiner is in no view before it
+trains, and its first arrival is answered with how far the others are.
 
 **Bounded staleness** (`Rule.limiter`): the coordinator knows when each trainer arrived last, and
 runs no version that would be more than so many later. It counts from when it first heard of a peer.
@@ -48,7 +47,6 @@ runs no version that would be more than so many later. It counts from when it fi
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import assert_never
 
 from p2ptrain.core.effects import Average, Send, VersionEnded
 from p2ptrain.core.events import Outcome
@@ -149,8 +147,6 @@ class WaitAvoiding(Scheduled):
             case Past(version=version):
                 self._heard = max(self._heard, version)
                 self._handle_past(source, version, now)
-            case _:
-                assert_never(message)
 
     def formed(self, average: Average) -> Average:
         version, arrival = average.purpose.version, self.arrival

@@ -14,8 +14,8 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from p2ptrain.core import barrier, lock_state, scheduled
-from p2ptrain.core.effects import Average
+from p2ptrain.core import lock_state, scheduled
+from p2ptrain.core.effects import Average, TakeState
 from p2ptrain.core.messages import Phase
 from p2ptrain.core.peer_machine import PeerMachine
 from p2ptrain.errors import CodecError, RefusedError, TransportError
@@ -121,7 +121,7 @@ def doing(machine: PeerMachine) -> str:
     match groups.barrier.state:
         case scheduled.Arrival(version=version):
             return f"waits for the others at version {version}"
-        case barrier.CatchingUp(version=version):
+        case TakeState(version=version):
             return f"takes the state of version {version}"
         case Average(purpose=purpose):
             return f"averages version {purpose.version}"

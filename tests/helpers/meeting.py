@@ -9,7 +9,6 @@ crosses the wire by mistake is found out.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from p2ptrain.core.barrier import CatchingUp
 from p2ptrain.core.contribution import MODEL, Contribution
 from p2ptrain.core.effects import (
     Abandon,
@@ -318,7 +317,7 @@ class Meeting:
         return [p.version for p in averages if p.formation is Formation.WAIT_AVOIDING]
 
     def is_catching_up(self, name: str) -> bool:
-        return isinstance(self[name].groups.barrier.state, CatchingUp)
+        return isinstance(self[name].groups.barrier.state, TakeState)
 
     def check(self) -> None:
         """What must hold whatever happened."""

@@ -46,8 +46,7 @@ from enum import IntEnum
 from itertools import product
 from typing import NamedTuple
 
-from p2ptrain.core.barrier import CatchingUp
-from p2ptrain.core.effects import Average, VersionEnded
+from p2ptrain.core.effects import Average, TakeState, VersionEnded
 from p2ptrain.core.events import Outcome
 from p2ptrain.core.groups import PeerGroups
 from p2ptrain.core.lock_state import InGroup
@@ -656,7 +655,7 @@ def _words(groups: PeerGroups | None) -> str:
     match groups.barrier.state:
         case Arrival(version=version):
             words.append(f"waiting at {version}")
-        case CatchingUp(version=version):
+        case TakeState(version=version):
             words.append(f"catching up with {version}")
         case _:
             pass
