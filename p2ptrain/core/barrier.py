@@ -19,8 +19,7 @@ and a dead one is taken off the list by membership.
 arrive with v + 1, those who have not with v, and the coordinator, which waits for all, sees both:
 it sends the ones behind to take the state (parameters *and* optimizer) of one that is ahead,
 which stands still at its boundary because it waits at this very barrier. A newcomer is the same
-case, only further behind. So there is one mechanism for both, and peers that average together are
-equal.
+case, only further behind. So peers that average together are equal.
 
 **Two models.** Two parts of a swarm that cannot hear each other go on apart, each with its own
 averages, and may come to the same version with two models. So each arrival states its *lineage*: 64
@@ -159,7 +158,10 @@ class Barrier(Scheduled):
         arrivals = {**self._arrivals, self._me: (arrival.version, arrival.lineage)}
         if any(peer not in arrivals for peer in participants):
             return
-        version, lineage = goal = _goal([arrivals[peer] for peer in participants])
+        newest = max(arrivals[peer] for peer in participants)[0]
+        models = [arrivals[peer] for peer in participants if arrivals[peer][0] == newest]
+        # The lineage that most have; of equals the first one's.
+        version, lineage = goal = max(models, key=models.count)
         donors = [peer for peer in participants if arrivals[peer] == goal]
         others = [peer for peer in participants if arrivals[peer] != goal]
         for peer in others:
@@ -175,13 +177,6 @@ class Barrier(Scheduled):
 
     def _refused(self, version: int, now: Seconds) -> None:
         self._arrivals.clear()  # somebody waits for something else: all will say so again
-
-
-def _goal(arrivals: Sequence[tuple[int, int]]) -> tuple[int, int]:
-    """The newest version and the line that most have of it, of equals the first one's."""
-    newest = max(version for version, _ in arrivals)
-    lineages = [lineage for version, lineage in arrivals if version == newest]
-    return newest, max(lineages, key=lineages.count)
 
 
 def barrier_of(version: int, lineage: int) -> Purpose:

@@ -31,13 +31,7 @@ DEVIATIONS = 8
 
 
 class Deadline:
-    """The deadline for one kind of operation.
-
-    Args:
-        floor_s: never less.
-        ceiling_s: never more.
-        first_s: while there are too few observations.
-    """
+    """The deadline for one kind of operation; `first_s` while there are too few observations."""
 
     def __init__(self, floor_s: Seconds, ceiling_s: Seconds, first_s: Seconds) -> None:
         self._floor_s = floor_s

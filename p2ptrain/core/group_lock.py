@@ -17,12 +17,11 @@ grants the oldest request in its queue, or starts its own if that is older. (A p
 in the group says `Relinquish`.)
 
 **Offers.** A trainer that waits for a group offers its slot to the group's *coordinator*, with the
-message that says it waits: a grant in advance, of the lowest priority. When the coordinator makes
-its request, those who have offered have granted; so a barrier costs one message each way. An offer
-holds nothing: if any request, or a wish of its own, wants the slot before the group has begun, the
-peer sends `Inquire`, and the coordinator lets it go at once, whatever it is doing, and asks for it
-by `Request` like for anybody, if it is collecting. Each offer has a ticket of the offering peer;
-`Begin` names the offer that it takes, so a stale one is refused.
+message that says it waits: a grant in advance, of the lowest priority, so that a barrier costs one
+message each way. An offer holds nothing: if any request, or a wish of its own, wants the slot
+before the group has begun, the peer sends `Inquire`, and the coordinator lets it go at once,
+whatever it is doing, and asks for it by `Request` like for anybody, if it is collecting. Each offer
+has a ticket of the offering peer; `Begin` names the offer that it takes: a stale one is refused.
 
 ::
 
@@ -43,13 +42,11 @@ to break ties. Look at what a peer can wait for.
 
 1. COLLECTING waits for answers to its request, which a peer that receives it gives in the handler
    that receives it; and for those candidates that have answered `Failed`. Such a candidate is
-
    * IN_GROUP (case 3), GRANTED to a request whose group has formed, which `Begin` will tell it, or
      OFFERED (case 4); or
    * COLLECTING or GRANTED for an *older* request. For a younger one it does not stay: if it is its
      own, it yields at once; if not, it sends `Inquire` to that request's initiator, which lets it
      go if it is still collecting, for good under this ticket.
-
 2. GRANTED waits for the word of one initiator, which is COLLECTING for that ticket (case 1), or in
    the group, or does not know the ticket any more; then it says `Begin` or `Release` when told of
    the grant again.
@@ -91,8 +88,8 @@ and dead peers. Each is shorter than configured where less was seen to be enough
 **What a late duplicate can do.** Nothing. Each peer remembers the last tickets that it was part of.
 It never promises itself to one twice, nor enters it twice; and once its average is *done*, it says
 nothing about the ticket to other members: one of them may still be taking the last chunks in, and
-a `Relinquish` would make it throw away what we have applied. A request under a newer ticket of the
-same initiator shows that the older one is over; a coordinator takes no offer that it has let go.
+a `Relinquish` would make it throw away what we have applied. A newer ticket of the same initiator
+shows that the older one is over; a coordinator takes no offer that it has let go.
 
 **What happens when each message is lost** stands in `core/messages.py`, and is shown by
 `tests/core/test_group_lock.py` and `test_group_lock_offers.py`.
@@ -144,9 +141,9 @@ class GroupLock(Slot):
     """One peer's slot. Effects are handed to `emit`.
 
     Args:
-        admits: true if this peer can be in such a group that another one, or it, requests; asked
-            again when its slot would be granted.
-        timeouts: says how long to wait for what, and is told how long it took; none: as configured.
+        admits: true if we can be in such a group of this initiator; asked when it is requested, and
+            again when our slot would be granted.
+        timeouts: none: as configured.
     """
 
     def request(
@@ -235,7 +232,17 @@ class GroupLock(Slot):
 
         One that said goodbye has ended its part in its group, and ours ends by itself.
         """
-        self._forget(peer, why)
+        self._queue.pop(peer, None)
+        self._offers.pop(peer, None)
+        if self._offering and self._offering[0] == peer:
+            self._offering = None  # our next one goes to somebody else
+        wishes, self._wishes = self._wishes, ()
+        for wish in wishes:
+            candidates = tuple(other for other in wish.candidates if other != peer)
+            if len(candidates) < wish.needed:
+                self._end_wish(wish, Outcome.LOST, why)
+            else:
+                self._wishes = (*self._wishes, replace(wish, candidates=candidates))
         match self._state:
             case InGroup() as state if crashed and peer in state.members:
                 self._abandon(state.ticket, Outcome.LOST, why, now)
@@ -557,8 +564,7 @@ class GroupLock(Slot):
     def _refuse(self, source: PeerId, ticket: Ticket) -> None:
         """For good: our word may arrive when a later `Grant` has, and no chunks wait for us."""
         self._dequeue(ticket)
-        if ticket not in self._ended:
-            self._remember(ticket, NEVER_FORMED)
+        self._remember(ticket, NEVER_FORMED)
         self._disown(source, ticket)
 
     def _handle_begin(self, source: PeerId, begin: Begin, now: Seconds) -> None:
@@ -603,20 +609,6 @@ class GroupLock(Slot):
                 self._abandon(ticket, Outcome.REFUSED, why, now)
             case _:
                 pass
-
-    def _forget(self, peer: PeerId, why: str) -> None:
-        """Neither a request of `peer` nor `peer` for our own one waits for its turn any more."""
-        self._queue.pop(peer, None)
-        self._offers.pop(peer, None)
-        if self._offering and self._offering[0] == peer:
-            self._offering = None  # our next one goes to somebody else
-        wishes, self._wishes = self._wishes, ()
-        for wish in wishes:
-            candidates = tuple(other for other in wish.candidates if other != peer)
-            if len(candidates) < wish.needed:
-                self._end_wish(wish, Outcome.LOST, why)
-            else:
-                self._wishes = (*self._wishes, replace(wish, candidates=candidates))
 
     def _lapse(self, now: Seconds) -> None:
         """Carry out the deadlines that have passed, before anything else happens."""

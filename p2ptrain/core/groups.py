@@ -6,10 +6,9 @@
     barrier ──── offer ────► │   slot   │ ──► Average: formed
     wait-avoiding ─ request ─►└──────────┘ ──► GroupEnded: over, formed or not
 
-The slot (`core/group_lock.py`) arbitrates; a formation (`core/barrier.py`,
-`core/wait_avoiding.py`) decides when to offer and when to request, and says what this peer admits.
-A formation hears of a group's end before the slot goes on to the next group, and of a request that
-came to nothing when the slot has.
+The slot (`core/group_lock.py`) arbitrates; a formation (`core/scheduled.py`) decides when to offer
+and when to request, and says what this peer admits. It hears of a group's end before the slot goes
+on to the next group, and of a request that came to nothing when the slot has.
 """
 
 from collections.abc import Callable, Iterator

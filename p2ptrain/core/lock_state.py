@@ -73,11 +73,8 @@ class LockConfig:
 class TimeoutPolicy:
     """The timeouts of one lock, by its own observations (`core/deadlines.py`).
 
-    Each is between a quarter of what is configured and all of it. Where answers are quick a lost
-    message costs less; from the third repetition on it is as configured.
-
-    Args:
-        least_share: 1.0: all timeouts stay as configured.
+    Each is between `least_share` of what is configured and all of it. Where answers are quick a
+    lost message costs less; from the third repetition on it is as configured.
     """
 
     def __init__(self, config: LockConfig, least_share: float = LEAST_SHARE) -> None:
@@ -94,9 +91,8 @@ class TimeoutPolicy:
     def acquire_s(self) -> Seconds:
         """When a request that begins now is given up.
 
-        That covers the usual time to be granted and the usual duration of an average, since
-        candidates may be in one: or a large group might be given up each time before the last of
-        its members is free.
+        Candidates may be in an average: were its usual duration not covered, a large group might be
+        given up each time before the last of its members is free.
         """
         return max(self.grants.seconds, self.averages.seconds)
 
@@ -196,17 +192,11 @@ class Collecting:
 
     def without(self, peer: PeerId) -> "Collecting":
         """The same request, with `peer` in none of the lists."""
-
-        def others(peers: tuple[PeerId, ...]) -> tuple[PeerId, ...]:
-            return tuple(p for p in peers if p != peer) if peer in peers else peers
-
+        granted = tuple(promise for promise in self.granted if promise.peer != peer)
+        lists = (self.unasked, self.asked, self.busy, self.silent)
+        unasked, asked, busy, silent = (tuple(p for p in peers if p != peer) for peers in lists)
         return replace(
-            self,
-            unasked=others(self.unasked),
-            asked=others(self.asked),
-            busy=others(self.busy),
-            silent=others(self.silent),
-            granted=tuple(promise for promise in self.granted if promise.peer != peer),
+            self, unasked=unasked, asked=asked, busy=busy, silent=silent, granted=granted
         )
 
     def __str__(self) -> str:
@@ -325,13 +315,11 @@ class Slot:
 
     def expects(self, ticket: Ticket) -> bool:
         """True if we may yet be in the group of `ticket`."""
-        match self._state:
-            case Offered(to=coordinator) if coordinator == ticket.initiator:
-                return ticket not in self._ended
-            case Granted(request=request) if request.ticket == ticket:
-                return True
-            case _:
-                return any(request.ticket == ticket for request in self._queue.values())
+        state, waiting = self._state, self._queue.get(ticket.initiator)
+        if isinstance(state, Offered) and state.to == ticket.initiator:
+            return ticket not in self._ended
+        is_promised = isinstance(state, Granted) and state.ticket == ticket
+        return is_promised or (waiting is not None and waiting.ticket == ticket)
 
     def is_over(self, ticket: Ticket) -> bool:
         """True if we were part of `ticket`, and are not any more."""
@@ -340,11 +328,7 @@ class Slot:
     def note_offer(
         self, source: PeerId, offer: Ticket, purpose: Purpose, contribution: Contribution
     ) -> bool:
-        """`source` waits for such a group of ours, and offers us its slot.
-
-        Returns:
-            False if its own later word has overtaken this one.
-        """
+        """`source` offers us its slot for such a group; false: its own later word overtook it."""
         if offer.initiator != source:
             return False  # not an offer that it could make
         last, standing = self._offers.get(source, (None, None))
@@ -447,7 +431,7 @@ class Slot:
         self._emit(GroupEnded(wish.ticket, outcome, why, (self._me,), wish.purpose))
 
     def _remember(self, ticket: Ticket, ended: Ended) -> None:
-        self._ended[ticket] = ended
+        self._ended.setdefault(ticket, ended)
         if len(self._ended) > ENDED_REMEMBERED:
             del self._ended[next(iter(self._ended))]
 

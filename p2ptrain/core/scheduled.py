@@ -95,8 +95,7 @@ class Scheduled(ABC):
 
     def view_changed(self, now: Seconds) -> None:
         """Membership has changed: the coordinator may have changed, or enough may be here now."""
-        if self.arrival:
-            self._tell(now)
+        self._tell(now)
         self._maybe_run(now)
 
     def handle_timer(self, now: Seconds) -> None:
@@ -137,9 +136,10 @@ class Scheduled(ABC):
         """We are not in `group` any more."""
 
     def _tell(self, now: Seconds) -> None:
-        """Offer our slot to the coordinator, unless it is us, and say that our trainer is here."""
+        """If our trainer is here: tell the coordinator, and offer it our slot, unless it is us."""
         arrival = self.arrival
-        assert arrival is not None
+        if arrival is None:
+            return
         members, purpose, words = self._meets(arrival)
         coordinator = members[0]
         if coordinator == self._me:
@@ -157,10 +157,9 @@ class Scheduled(ABC):
         self.arrival = replace(arrival, resend_at=now + self._resend_s, said=said.offer)
         if coordinator != self._me:
             self._emit(Send(coordinator, said))  # lost: sent again at `resend_at`
-        deputies = members[1:2] if now >= arrival.deputy_at else ()
-        for peer in deputies:
-            if peer != self._me:
-                self._emit(Send(peer, words))  # lost: as above
+        for deputy in members[1:2]:
+            if now >= arrival.deputy_at and deputy != self._me:
+                self._emit(Send(deputy, words))  # lost: as above
 
     def _end_arrival(self, outcome: Outcome, now: Seconds) -> None:
         arrival, self.arrival = self.arrival, None

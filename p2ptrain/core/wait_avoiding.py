@@ -88,6 +88,10 @@ class Round:
     what: What
     rule: Rule = NOBODY
 
+    def purpose(self, version: int) -> Purpose:
+        """What a trainer waits for that waits for this round."""
+        return Purpose(Formation.WAIT_AVOIDING, self.what, version)
+
 
 Schedule = Callable[[int, Sequence[PeerId], PeerId], Round]
 """Version, who trains (sorted), and one of them: its round. Pure, so that all find the same."""
@@ -131,8 +135,8 @@ class WaitAvoiding(Scheduled):
         if group and group.purpose.version == version and not self._withdrawn:
             self.group = replace(group, awaited=group.awaited or waits)
         elif self._withdrawn or version <= self.begun:
-            outcome = Outcome.WITHDRAWN if self._withdrawn else Outcome.LATE
             if waits:
+                outcome = Outcome.WITHDRAWN if self._withdrawn else Outcome.LATE
                 self._emit(VersionEnded(version, outcome))
         else:
             self.arrival = Arrival(version, now + self._resend_s, waits=waits)
@@ -176,7 +180,7 @@ class WaitAvoiding(Scheduled):
 
     def _meets(self, arrival: Arrival) -> tuple[Sequence[PeerId], Purpose, Activate]:
         version, here = arrival.version, self._round(arrival.version)
-        return here.members, version_of(version, here), Activate(version, arrival.waits)
+        return here.members, here.purpose(version), Activate(version, arrival.waits)
 
     def _tell(self, now: Seconds) -> None:
         super()._tell(now)
@@ -197,7 +201,7 @@ class WaitAvoiding(Scheduled):
             return  # we are about to leave; then somebody else is asked
         self._note_last(source, version, waits)
         if message.offer:
-            purpose = version_of(version, self._round(version))
+            purpose = self._round(version).purpose(version)
             self._lock.note_offer(source, message.offer, purpose, message.contribution)
         group = self.group
         if version > self.begun:
@@ -257,7 +261,7 @@ class WaitAvoiding(Scheduled):
                 return
             others = [peer for peer in here.members if peer != self._me]
             # Formed or not, it ends in `request_ended`, which comes later.
-            ticket = self._lock.request(others, len(others), now, version_of(version, here))
+            ticket = self._lock.request(others, len(others), now, here.purpose(version))
             self._requested = ticket, version
             return
 
@@ -294,8 +298,3 @@ class WaitAvoiding(Scheduled):
     def _round(self, version: int) -> Round:
         assert self._schedule is not None
         return self._schedule(version, self._view(), self._me)
-
-
-def version_of(version: int, here: Round) -> Purpose:
-    """What a trainer waits for that waits for this round."""
-    return Purpose(Formation.WAIT_AVOIDING, here.what, version)
