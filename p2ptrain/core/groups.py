@@ -83,8 +83,7 @@ class PeerGroups:
     def average_ended(self, ticket: Ticket, outcome: Outcome, why: str, now: Seconds) -> None:
         """Our own average under `ticket` is over."""
         with self.at(now):
-            if self.lock.holds(ticket):
-                self._group_over(ticket, outcome)
+            self._group_over(ticket, outcome)
             self.lock.average_ended(ticket, outcome, why, now)
 
     def peer_out(self, peer: PeerId, why: str, now: Seconds, *, crashed: bool) -> None:
