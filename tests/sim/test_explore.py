@@ -255,7 +255,7 @@ class YieldsToItsEqual(GroupLock):
     def _consider(self, request: Request, now: Seconds) -> None:
         state = self._state
         if isinstance(state, Collecting) and request.born == state.request.born:
-            self._fail(Outcome.YIELDED, f"{request.ticket} is as old as we are", now)
+            self._fail(state, Outcome.YIELDED, f"{request.ticket} is as old as we are", now)
         else:
             super()._consider(request, now)
 
