@@ -17,7 +17,7 @@ from p2ptrain.core.lock_state import Offered
 from p2ptrain.core.messages import Arrive, Begin, CatchUp, Inquire, Relinquish, Request
 from p2ptrain.core.purpose import Formation, Purpose, What
 from p2ptrain.core.scheduled import Arrival
-from p2ptrain.errors import LocalProtocolError
+from p2ptrain.errors import InvariantViolation, LocalProtocolError
 from p2ptrain.ids import PeerId, Ticket
 from p2ptrain.net import wire
 from p2ptrain.net.wire import Envelope
@@ -956,3 +956,12 @@ def test_a_refusal_makes_the_coordinator_ask_everyone_anew(meeting: Meeting):
     meeting.settle()
     meeting.together("abc")
     assert isinstance(meeting["a"].groups.barrier.state, Average)
+
+
+def test_a_trainer_that_waits_for_two_things_is_found_out(meeting: Meeting):
+    meeting.arrive("a", 0)
+    barrier = meeting["a"].groups.barrier
+    barrier._taking = TakeState(1, PeerId("b"), 0), (0, 0)
+    with pytest.raises(InvariantViolation, match="a waits for several things"):
+        meeting.check()
+    barrier._taking = None

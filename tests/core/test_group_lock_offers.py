@@ -485,6 +485,15 @@ def test_nobody_offers_the_slot_of_another(quartet: Trio):
     assert quartet.on_wire() == ["a -> b Request", "a -> c Request"]
 
 
+def test_a_newer_offer_that_is_taken_back_voids_an_older_one(quartet: Trio):
+    waiting(quartet, "b")
+    older = offer_of(quartet, "b")
+    newer = replace(older, number=older.number + 1)  # its `Arrive` is late
+    quartet.locks["a"].receive(B, Inquire(newer), quartet.clock("a"))
+    quartet.request("a", "b", purpose=BARRIER)
+    assert quartet.on_wire() == ["a -> b Release", "a -> b Request"]
+
+
 def test_a_third_peer_cannot_let_go_of_an_offer_nor_begin_with_it(quartet: Trio):
     waiting(quartet, "b")
     offer = offer_of(quartet, "b")
