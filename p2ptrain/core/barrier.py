@@ -1,11 +1,9 @@
 """Barriers: everyone who trains meets once per version.
 
 Who meets follows from the view, and when, from the version; what peers need is agreement on both
-while others come and go. The *coordinator*, the first participant by name, collects an `Arrive`
-from every participant; each carries the offer of its slot (`core/group_lock.py`). When all have
-arrived it requests the group: those who have offered have granted, so that `Begin` follows at once;
-those whose slot is in another group grant when that has ended. A slow peer may compute for long: no
-peer is promised while it does, and a dead one is taken off the list by membership.
+while others come and go. The coordinator (`core/scheduled.py`) requests the group when it has an
+`Arrive` of every participant. A slow peer may compute for long: no peer is promised while it does,
+and a dead one is taken off the list by membership.
 
 ::
 
@@ -21,8 +19,7 @@ peer is promised while it does, and a dead one is taken off the list by membersh
 arrive with v + 1, those who have not with v, and the coordinator, which waits for all, sees both:
 it sends the ones behind to take the state (parameters *and* optimizer) of one that is ahead,
 which stands still at its boundary because it waits at this very barrier. A newcomer is the same
-case, only further behind. So there is one mechanism for both, and peers that average together are
-equal.
+case, only further behind. So peers that average together are equal.
 
 **Two models.** Two parts of a swarm that cannot hear each other go on apart, each with its own
 averages, and may come to the same version with two models. So each arrival states its *lineage*: 64
@@ -32,147 +29,58 @@ several, members of another lineage than most take the state of one of those, as
 
 **No cycle of waits**: participants wait for the coordinator's word, the coordinator for arrivals,
 and an arrival needs nothing but the trainer's own step (or, catching up, the state of a peer that
-is waiting). Waiting holds no slot. The request is one like any other: the lock's argument covers it
-among all others. Two coordinators (their views differ) cannot form two groups that share a peer.
+is waiting).
 
 **A coordinator that forms nothing** though all have arrived (it hangs, or refuses for a reason that
 no other peer knows of) stops nobody: a peer that has waited for `DEPUTY_S` tells the next
 participant by name as well, and that one requests the group when it has heard of all.
-
-`Arrive` is repeated every `resend_s` until something happens, so any message of this file may be
-lost.
 """
 
-import copy
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
-from typing import Self, assert_never
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
-from p2ptrain.core.effects import Effect, Outcome, Send, TakeState, VersionEnded
-from p2ptrain.core.group_lock import GroupLock
-from p2ptrain.core.lock_state import Offered
+from p2ptrain.core.effects import Average, Outcome, Send, TakeState, VersionEnded
 from p2ptrain.core.messages import Arrive, BarrierMessage, CatchUp
 from p2ptrain.core.purpose import Formation, Purpose, What
+from p2ptrain.core.scheduled import Arrival, Scheduled
 from p2ptrain.errors import InvariantViolation, LocalProtocolError
-from p2ptrain.ids import PeerId, Seconds, Ticket
+from p2ptrain.ids import PeerId, Seconds
 
 DEPUTY_S: Seconds = 2.0
 """A peer that has waited for so long tells the deputy too."""
 
 
-@dataclass(frozen=True, slots=True)
-class Idle:
-    """The trainer computes."""
+@dataclass(eq=False)
+class Barrier(Scheduled):
+    """One peer's share of the barriers; `_view()` is who meets."""
 
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    version: int
-    lineage: int
-    since: Seconds
-    resend_at: Seconds
-    said: Ticket | None = None
-    """The offer that the others know of."""
+    _taking: tuple[TakeState, tuple[int, int]] | None = field(default=None, init=False)
+    """We catch up; the version and lineage we wait with again if the state cannot be had."""
 
     @property
-    def purpose(self) -> Purpose:
-        return barrier_of(self.version, self.lineage)
-
-
-@dataclass(frozen=True, slots=True)
-class CatchingUp:
-    version: int
-    lineage: int
-    behind: tuple[int, int]
-    """The version and lineage we wait with again if the state cannot be had."""
-
-
-@dataclass(frozen=True, slots=True)
-class InGroup:
-    ticket: Ticket
-    version: int
-    lineage: int
-
-
-BarrierState = Idle | Waiting | CatchingUp | InGroup
-
-
-class Barrier:
-    """One peer's share of the barriers; `participants()` is membership's word, sorted."""
-
-    def __init__(
-        self,
-        me: PeerId,
-        resend_s: Seconds,
-        participants: Callable[[], Sequence[PeerId]],
-        lock: GroupLock,
-        emit: Callable[[Effect], None],
-    ) -> None:
-        self._me = me
-        self._resend_s = resend_s
-        self._participants = participants
-        self._lock = lock
-        self._emit = emit
-        self._state: BarrierState = Idle()
-        self._arrivals: dict[PeerId, tuple[int, int]] = {}  # of others: version, line
-        self._request: Ticket | None = None  # as the coordinator
-        self._withdrawn = False
-
-    @property
-    def state(self) -> BarrierState:
-        return self._state
+    def state(self) -> Arrival | TakeState | Average | None:
+        """What our trainer waits for; None: it computes."""
+        return self._taking[0] if self._taking else self.arrival or self.group
 
     def waits_with(self, version: int, lineage: int) -> bool:
         """True while our trainer stands at that boundary: others may take its state."""
-        state = self._state
-        return isinstance(state, Waiting) and (state.version, state.lineage) == (version, lineage)
+        arrival = self.arrival
+        return arrival is not None and (arrival.version, arrival.lineage) == (version, lineage)
 
-    def admits(self, purpose: Purpose) -> bool:
-        """True if we wait for just this."""
+    def admits(self, source: PeerId, purpose: Purpose) -> bool:
         return self.waits_with(purpose.version, purpose.lineage)
-
-    # --- for explorers ----------------------------------------------------------------------------
-
-    def frozen(self, now: Seconds) -> Hashable:
-        """All that decides what this barrier will do, with times relative to `now`."""
-        state = self._state
-        if isinstance(state, Waiting):
-            since = max(state.since - now, -DEPUTY_S)
-            state = replace(state, since=since, resend_at=state.resend_at - now)
-        return state, tuple(sorted(self._arrivals.items())), self._request, self._withdrawn
-
-    def clone(
-        self,
-        lock: GroupLock,
-        emit: Callable[[Effect], None],
-        participants: Callable[[], Sequence[PeerId]],
-    ) -> Self:
-        """An independent barrier in the same state, on another slot."""
-        twin = copy.copy(self)
-        twin._lock, twin._emit, twin._participants = lock, emit, participants
-        twin._arrivals = dict(self._arrivals)
-        return twin
-
-    # --- what happens -----------------------------------------------------------------------------
 
     def arrive(self, version: int, lineage: int, now: Seconds) -> None:
         """The trainer waits with `version` of `lineage`; it ends in `VersionEnded`."""
-        if not isinstance(self._state, Idle):
-            raise LocalProtocolError(f"{self._me} arrives with {version} but is {self._state}")
+        if self.state:
+            raise LocalProtocolError(f"{self._me} arrives with {version} but is {self.state}")
         self._wait(version, lineage, now)
 
-    def withdraw(self) -> None:
-        """The trainer stops: no more waiting. A group that is formed is left to end.
-
-        The slot's own `withdraw` takes offer and request back.
-        """
-        self._withdrawn = True
-        match self._state:
-            case Waiting(version=version) | CatchingUp(behind=(version, _)):
-                self._state = Idle()
-                self._emit(VersionEnded(version, Outcome.WITHDRAWN))
-            case _:
-                pass
+    def withdraw(self, now: Seconds) -> None:
+        super().withdraw(now)
+        if self._taking:
+            (version, _), self._taking = self._taking[1], None
+            self._emit(VersionEnded(version, Outcome.WITHDRAWN))
 
     def receive(self, source: PeerId, message: BarrierMessage, now: Seconds) -> None:
         match message:
@@ -180,147 +88,81 @@ class Barrier:
                 purpose = barrier_of(version, lineage)
                 if not offer or self._lock.note_offer(source, offer, purpose, contribution):
                     self._arrivals[source] = version, lineage
-                    self._maybe_request(now)
+                    self._maybe_run(now)
             case CatchUp(version=version, donor=donor, lineage=lineage):
-                state = self._state
-                if isinstance(state, Waiting) and (
-                    state.version < version
-                    or (state.version == version and state.lineage != lineage)
-                ):
+                ours = self.arrival
+                if ours and version >= ours.version and not self.waits_with(version, lineage):
                     self._catch_up(version, donor, lineage, now)
-            case _:
-                assert_never(message)
 
-    def formed(self, ticket: Ticket, purpose: Purpose) -> None:
-        """A group is formed, and we are in it."""
-        state = self._state
-        if isinstance(state, Waiting) and purpose == state.purpose:
-            self._state = InGroup(ticket, state.version, state.lineage)
+    def formed(self, average: Average) -> Average:
+        average, arrival = replace(average, awaited=True), self.arrival
+        if arrival and average.purpose == barrier_of(arrival.version, arrival.lineage):
+            self.arrival, self.group = None, average
             self._arrivals.clear()
             self._lock.stop_offering()
+        return average
 
-    def group_over(self, ticket: Ticket, outcome: Outcome, now: Seconds) -> None:
-        """A group that we were in is over."""
-        state = self._state
-        if not isinstance(state, InGroup) or state.ticket != ticket:
-            return
-        if outcome is Outcome.DONE:
-            self._state = Idle()
-            self._emit(VersionEnded(state.version, outcome))
-        else:
-            self._wait(state.version, state.lineage, now)
-
-    def request_ended(self, ticket: Ticket, outcome: Outcome, now: Seconds) -> None:
-        """Our request as the coordinator has come to nothing, or its group is over."""
-        if ticket != self._request:
-            return
-        self._request = None
-        if outcome is Outcome.REFUSED:
-            self._arrivals.clear()  # somebody waits for something else: all will say so again
-        self._maybe_request(now)
-
-    def follow(self, now: Seconds) -> None:
-        """Call it after whatever has happened to the slot: its offer may have changed."""
-        state, slot = self._state, self._lock.state
-        if not isinstance(state, Waiting) or not isinstance(slot, Offered):
-            return
-        if slot.purpose == state.purpose and slot.ticket != state.said:
-            self._say(now)
-
-    def state_taken(self, version: int, now: Seconds) -> None:
-        if isinstance(self._state, CatchingUp) and self._state.version == version:
-            self._wait(version, self._state.lineage, now)
-
-    def state_not_taken(self, version: int, now: Seconds) -> None:
-        if isinstance(self._state, CatchingUp) and self._state.version == version:
-            self._wait(*self._state.behind, now)
-
-    def peer_out(self, peer: PeerId) -> None:
-        """A participant is dead or has left; if it comes back, it arrives anew."""
-        self._arrivals.pop(peer, None)
-
-    def view_changed(self, now: Seconds) -> None:
-        """Membership has changed: the coordinator may have changed, or everyone may be here now."""
-        if isinstance(self._state, Waiting):
-            self._offer(self._state, now)
-            self._maybe_request(now)
-
-    def handle_timer(self, now: Seconds) -> None:
-        state = self._state
-        if isinstance(state, Waiting) and state.resend_at <= now:
-            self._offer(state, now)
-            self._say(now)
-            self._maybe_request(now)
-
-    def next_deadline(self) -> Seconds | None:
-        return self._state.resend_at if isinstance(self._state, Waiting) else None
+    def state_transferred(self, version: int, now: Seconds, *, taken: bool) -> None:
+        """We hold the state that we were sent for, or it cannot be had."""
+        if self._taking and self._taking[0].version == version:
+            state, behind = self._taking
+            self._taking = None
+            self._wait(*((version, state.lineage) if taken else behind), now)
 
     def check(self) -> None:
-        state = self._state
-        if isinstance(state, InGroup) and not self._lock.holds(state.ticket):
-            raise InvariantViolation(f"{self._me} meets in {state}, its slot is {self._lock.state}")
+        super().check()
+        if sum(map(bool, (self.arrival, self._taking, self.group))) > 1:
+            raise InvariantViolation(f"{self._me} waits for several things: {vars(self)}")
 
     # --- the participant's side -------------------------------------------------------------------
 
     def _wait(self, version: int, lineage: int, now: Seconds) -> None:
         if self._withdrawn:
-            self._state = Idle()
             self._emit(VersionEnded(version, Outcome.WITHDRAWN))
             return
-        self._state = Waiting(version, lineage, now, now + self._resend_s)
-        self._offer(self._state, now)
-        self._say(now)
-        self._maybe_request(now)
+        resend_at, deputy_at = now + self._resend_s, now + DEPUTY_S
+        self.arrival = Arrival(version, resend_at, lineage, deputy_at=deputy_at)
+        self._tell(now)
+        self._maybe_run(now)
 
-    def _offer(self, state: Waiting, now: Seconds) -> None:
-        """Our slot is the coordinator's, unless somebody else wants it."""
-        coordinator = self._participants()[0]
-        if coordinator == self._me:
-            self._lock.withdraw_offer(now)
+    def _meets(self, arrival: Arrival) -> tuple[Sequence[PeerId], Purpose, Arrive]:
+        model = arrival.version, arrival.lineage
+        return self._view(), barrier_of(*model), Arrive(*model)
+
+    def _left(self, group: Average, outcome: Outcome, now: Seconds) -> None:
+        if outcome is Outcome.DONE:
+            self._emit(VersionEnded(group.purpose.version, outcome))
         else:
-            self._lock.offer(coordinator, state.purpose, now)
-
-    def _say(self, now: Seconds) -> None:
-        """Tell the coordinator that we wait; after a while, the deputy too."""
-        state, slot = self._state, self._lock.state
-        if not isinstance(state, Waiting):
-            return
-        participants = self._participants()
-        message = Arrive(state.version, state.lineage)
-        if isinstance(slot, Offered) and slot.purpose == state.purpose:
-            message = replace(message, offer=slot.ticket, contribution=slot.contribution)
-        self._state = replace(state, resend_at=now + self._resend_s, said=message.offer)
-        if participants[0] != self._me:
-            self._emit(Send(participants[0], message))  # lost: sent again at `resend_at`
-        is_late = now >= state.since + DEPUTY_S and len(participants) > 1
-        if is_late and participants[1] != self._me:
-            self._emit(
-                Send(participants[1], Arrive(state.version, state.lineage))
-            )  # lost: as above
+            self._wait(group.purpose.version, group.purpose.lineage, now)
 
     def _catch_up(self, version: int, donor: PeerId, lineage: int, now: Seconds) -> None:
-        assert isinstance(self._state, Waiting)
-        self._state = CatchingUp(version, lineage, (self._state.version, self._state.lineage))
+        arrival, self.arrival = self.arrival, None
+        assert arrival is not None
+        state = TakeState(version, donor, lineage)
+        self._taking = state, (arrival.version, arrival.lineage)
         self._lock.withdraw_offer(now)
-        self._emit(TakeState(version, donor, lineage))
+        self._emit(state)
 
     # --- the coordinator's side -------------------------------------------------------------------
 
-    def _maybe_request(self, now: Seconds) -> None:
+    def _maybe_run(self, now: Seconds) -> None:
         """If we coordinate and everyone waits: let those behind catch up, or form the group."""
-        state = self._state
-        if not isinstance(state, Waiting) or self._request:
+        arrival = self.arrival
+        if not arrival or self._requested:
             return
-        participants = tuple(self._participants())
-        is_deputy = now >= state.since + DEPUTY_S and self._me in participants[:2]
+        participants = tuple(self._view())
+        is_deputy = now >= arrival.deputy_at and self._me in participants[:2]
         if participants[0] != self._me and not is_deputy:
             return
-        arrivals = {**self._arrivals, self._me: (state.version, state.lineage)}
+        arrivals = {**self._arrivals, self._me: (arrival.version, arrival.lineage)}
         if any(peer not in arrivals for peer in participants):
             return
-        version, lineage = self._goal([arrivals[peer] for peer in participants])
-        donors = [peer for peer in participants if arrivals[peer] == (version, lineage)]
-        others = [peer for peer in participants if arrivals[peer] != (version, lineage)]
+        newest = max(arrivals[peer] for peer in participants)[0]
+        models = [arrivals[peer] for peer in participants if arrivals[peer][0] == newest]
+        # The lineage that most have; of equals the first one's.
+        version, lineage = goal = max(models, key=models.count)
+        donors = [peer for peer in participants if arrivals[peer] == goal]
+        others = [peer for peer in participants if arrivals[peer] != goal]
         for peer in others:
             if peer == self._me:
                 self._catch_up(version, donors[0], lineage, now)
@@ -329,13 +171,11 @@ class Barrier:
                 self._emit(Send(peer, CatchUp(version, donors[0], lineage)))
         if not others:
             members = [peer for peer in participants if peer != self._me]
-            self._request = self._lock.request(members, len(members), now, state.purpose)
+            ticket = self._lock.request(members, len(members), now, barrier_of(version, lineage))
+            self._requested = ticket, version
 
-    def _goal(self, arrivals: Sequence[tuple[int, int]]) -> tuple[int, int]:
-        """The newest version and the line that most have of it, of equals the first one's."""
-        newest = max(version for version, _ in arrivals)
-        lineages = [lineage for version, lineage in arrivals if version == newest]
-        return newest, max(lineages, key=lineages.count)
+    def _refused(self, version: int, now: Seconds) -> None:
+        self._arrivals.clear()  # somebody waits for something else: all will say so again
 
 
 def barrier_of(version: int, lineage: int) -> Purpose:

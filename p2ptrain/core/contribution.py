@@ -1,8 +1,7 @@
 """What a member states beside the vectors that it puts into a group.
 
-These are scalars of the group's control messages, each of its own type, and never numbers inside a
-vector: so they are exact whatever codec the vectors travel with, and every member computes the same
-from them. A member states them with the grant of its slot; `Begin` tells all members those of all.
+A member states these scalars with the grant of its slot; `Begin` tells all members those of all.
+They are never numbers inside a vector: so they are exact whatever codec the vectors travel with.
 """
 
 from dataclasses import dataclass

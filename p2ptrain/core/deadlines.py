@@ -5,16 +5,14 @@
     deadline = median + DEVIATIONS * max(median absolute deviation, median / 8)
 
 of the last `WINDOW` durations, between a floor and a ceiling that the owner states and explains.
-Median and median absolute deviation are robust: one straggler among many does not make everybody
-wait, and one lucky transfer hurries nobody. An eighth of the median replaces a deviation near zero,
-so the deadline is at least twice the median.
+Both medians are robust: one straggler among many does not make everybody wait, and one lucky
+transfer hurries nobody. An eighth of the median replaces a deviation near zero, so the deadline is
+at least twice the median.
 
-**Slower.** A duration that misses its deadline is never observed in full, so observations cannot
-say how long to wait. A miss therefore clears the window, and the ceiling applies until enough new
-durations are known: a link that becomes ten times slower breaks one average, not one after the
-other. **Faster.** The window is short, so deadlines shrink once most of it is new.
-
-Pure arithmetic: nothing here reads a clock or knows what is timed.
+A duration that misses its deadline is never observed in full. So a miss clears the window, and the
+ceiling applies until enough new durations are known: a link that becomes ten times slower breaks
+one average, not one after the other. The window is short, so deadlines shrink soon where it is
+faster.
 """
 
 from collections import deque
@@ -33,13 +31,7 @@ DEVIATIONS = 8
 
 
 class Deadline:
-    """The deadline for one kind of operation.
-
-    Args:
-        floor_s: never less.
-        ceiling_s: never more.
-        first_s: while there are too few observations.
-    """
+    """The deadline for one kind of operation; `first_s` while there are too few observations."""
 
     def __init__(self, floor_s: Seconds, ceiling_s: Seconds, first_s: Seconds) -> None:
         self._floor_s = floor_s

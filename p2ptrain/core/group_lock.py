@@ -4,27 +4,24 @@ Rule 1: all state of a peer's slot changes here, in handlers that run to complet
 Rule 2: this file does not know what a group is for, nor who decided that it should be formed.
 
 Every group is formed by a *request* of one peer, its initiator, for itself and any `needed` of some
-`candidates`; particular members are the case in which all of them are needed. Gossip, barriers,
-wait-avoiding and proposed groups differ in who makes the request, and when. It follows Maekawa
-(1985), with Sanders' way out of its deadlocks (1987): a peer that is promised to a younger request
-asks to be let go.
+`candidates`, after Maekawa (1985), with Sanders' way out of deadlocks (1987): a peer that is
+promised to a younger request asks to be let go.
 
 **The protocol in six lines.** The *initiator* sends `Request` to as many candidates as it needs and
 some to spare. One that is free answers `Grant` and promises its slot to nobody else; any other
 keeps the request in its queue, answers `Failed`, at once, and the next candidate is asked. As soon
 as enough have granted, the initiator sends `Begin` to those, with the list of them, and `Release`
 to all others that it had asked: the group is formed, and each member moves its chunks under the
-ticket. A group needs no message to end: each member is free when its own average has ended. A peer
-that becomes free grants the oldest request in its queue, or starts its own if that is older. (One
-that cannot be in the group says `Relinquish`.)
+ticket. A group needs no message to end: each member is free when its own average has ended, and
+grants the oldest request in its queue, or starts its own if that is older. (A peer that cannot be
+in the group says `Relinquish`.)
 
 **Offers.** A trainer that waits for a group offers its slot to the group's *coordinator*, with the
-message that says it waits: a grant in advance, of the lowest priority. When the coordinator makes
-its request, those who have offered have granted; so a barrier costs one message each way. An offer
-holds nothing: if any request, or a wish of its own, wants the slot before the group has begun, the
-peer sends `Inquire`, and the coordinator lets it go at once, whatever it is doing, and asks for it
-by `Request` like for anybody, if it is collecting. Each offer has a ticket of the offering peer;
-`Begin` names the offer that it takes, so a stale one is refused.
+message that says it waits: a grant in advance, of the lowest priority, so that a barrier costs one
+message each way. An offer holds nothing: if any request, or a wish of its own, wants the slot
+before the group has begun, the peer sends `Inquire`, and the coordinator lets it go at once,
+whatever it is doing, and asks for it by `Request` like for anybody, if it is collecting. Each offer
+has a ticket of the offering peer; `Begin` names the offer that it takes: a stale one is refused.
 
 ::
 
@@ -45,13 +42,11 @@ to break ties. Look at what a peer can wait for.
 
 1. COLLECTING waits for answers to its request, which a peer that receives it gives in the handler
    that receives it; and for those candidates that have answered `Failed`. Such a candidate is
-
    * IN_GROUP (case 3), GRANTED to a request whose group has formed, which `Begin` will tell it, or
      OFFERED (case 4); or
    * COLLECTING or GRANTED for an *older* request. For a younger one it does not stay: if it is its
      own, it yields at once; if not, it sends `Inquire` to that request's initiator, which lets it
      go if it is still collecting, for good under this ticket.
-
 2. GRANTED waits for the word of one initiator, which is COLLECTING for that ticket (case 1), or in
    the group, or does not know the ticket any more; then it says `Begin` or `Release` when told of
    the grant again.
@@ -73,21 +68,17 @@ hears of), and each of those forms, is given up, or dies with its initiator; so 
 asking is the oldest one day, and in a group soon after. A request that is given up because its
 candidates are busy for longer than `acquire_timeout_s` stays in their order when it comes again.
 
-**What each timer protects.** None of them is needed for the arguments above; they bound the damage
-of lost messages and dead peers. Each is at most as long as configured, and shorter where less was
-seen to be enough (`core/timeout_policy.py`).
+**What each timer protects.** The arguments above need none; they bound the damage of lost messages
+and dead peers. Each is shorter than configured where less was seen to be enough (`TimeoutPolicy`).
 
 * `resend_s`: requests without a grant, and grants without an answer, are sent again. That repairs
   every loss: a request that comes again is answered again; a grant that comes again is answered
   with `Begin` or `Release`, whichever was lost. No lost message idles anybody for a lease.
-* `acquire_timeout_s`: an initiator stops collecting (candidates died, are cut off, or average for
-  too long).
-* `lease_s`: a granter is free again by itself so long after its grant (the initiator is silent: it
-  died). Should its group form all the same, it refuses it, and the group ends or goes on without
-  it. So long after it has first asked for its offer back, a peer has it back, answered or not: a
-  group that begins with it is refused. A *formed* group has no lease: a member's slot is that
-  group's while its average runs, and an average in which nothing moves is broken
-  (`core/repair.py`, `core/transfers.py`).
+* `acquire_timeout_s`: an initiator stops collecting (candidates died, or average for too long).
+* `lease_s`: so long after its grant a granter is free again (the initiator is silent: it died), and
+  so long after it has first asked for its offer back, a peer has it back. Should the group form all
+  the same, it refuses it, and the group ends or goes on without it. A *formed* group has no lease:
+  an average in which nothing moves is broken (`core/repair.py`, `core/transfers.py`).
 * Deadlines bind before anything else happens: a peer that was paused takes no late `Begin` or
   `Grant` for a timely one.
 * The *ticket* fences the rest: chunks under a ticket that is not `holds` are refused, and a result
@@ -97,16 +88,15 @@ seen to be enough (`core/timeout_policy.py`).
 **What a late duplicate can do.** Nothing. Each peer remembers the last tickets that it was part of.
 It never promises itself to one twice, nor enters it twice; and once its average is *done*, it says
 nothing about the ticket to other members: one of them may still be taking the last chunks in, and
-a `Relinquish` would make it throw away what we have applied. A request under a newer ticket of the
-same initiator shows that the older one is over; a coordinator takes no offer that it has let go.
+a `Relinquish` would make it throw away what we have applied. A newer ticket of the same initiator
+shows that the older one is over; a coordinator takes no offer that it has let go.
 
-**What happens when each message is lost** stands beside each in `core/messages.py`;
-`tests/core/test_group_lock.py` and `test_group_lock_offers.py` show every line of it.
+**What happens when each message is lost** stands in `core/messages.py`, and is shown by
+`tests/core/test_group_lock.py` and `test_group_lock_offers.py`.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import assert_never
 
 from p2ptrain.core.contribution import MODEL, Contribution
 from p2ptrain.core.effects import Abandon, Average, GroupEnded, Outcome, Send
@@ -119,6 +109,7 @@ from p2ptrain.core.lock_state import (
     InGroup,
     Offered,
     Promise,
+    Slot,
     Wish,
     age,
 )
@@ -133,8 +124,6 @@ from p2ptrain.core.messages import (
     SlotMessage,
 )
 from p2ptrain.core.purpose import GOSSIP, Formation, Purpose
-from p2ptrain.core.slot import Slot
-from p2ptrain.core.timeout_policy import Wait
 from p2ptrain.errors import LocalProtocolError
 from p2ptrain.ids import PeerId, Seconds, Ticket
 
@@ -151,20 +140,13 @@ class GroupLock(Slot):
     """One peer's slot. Effects are handed to `emit`.
 
     Args:
-        groups: decides what this peer takes part in.
-        timeouts: says how long to wait for what, and is told how long it took; none: as configured.
+        admits: true if we can be in such a group of this initiator; asked when it is requested, and
+            again when our slot would be granted.
+        timeouts: none: as configured.
     """
 
-    # --- for explorers ----------------------------------------------------------------------------
-
-    # --- what happens -----------------------------------------------------------------------------
-
     def request(
-        self,
-        candidates: Sequence[PeerId],
-        needed: int,
-        now: Seconds,
-        purpose: Purpose = GOSSIP,
+        self, candidates: Sequence[PeerId], needed: int, now: Seconds, purpose: Purpose = GOSSIP
     ) -> Ticket:
         """Request a group of ourselves and `needed` of `candidates`, preferred in this order.
 
@@ -176,21 +158,22 @@ class GroupLock(Slot):
                 `needed`, or nobody is needed.
         """
         alone = not candidates and not needed and purpose.formation is not Formation.CLAIMED
-        if len({self._me, *candidates}) != len(candidates) + 1:
-            raise LocalProtocolError(f"{self._me} cannot claim a group with {list(candidates)}")
-        if not alone and not 1 <= needed <= len(candidates):
+        once = len({self._me, *candidates}) == len(candidates) + 1
+        if not once or not (alone or 1 <= needed <= len(candidates)):
             raise LocalProtocolError(
                 f"{self._me} cannot claim a group with {needed} of {list(candidates)}"
             )
         self._lapse(now)
-        ticket = self._next_ticket()
-        if self._is_under_way(purpose.formation):
-            why = f"{self._me} has another request under way"
-            self._emit(GroupEnded(ticket, Outcome.BUSY, why, (self._me,), purpose))
-            return ticket
-        self._wishes = (*self._wishes, Wish(ticket, tuple(candidates), needed, purpose))
-        self._slot_is_wanted(now)
-        return ticket
+        wish = Wish(self._next_ticket(), tuple(candidates), needed, purpose)
+        asked = [other.purpose.formation for other in self._wishes]
+        if isinstance(self._state, Collecting):
+            asked.append(self._state.request.purpose.formation)
+        if purpose.formation in asked:
+            self._end_wish(wish, Outcome.BUSY, f"{self._me} has another request under way")
+        else:
+            self._wishes = (*self._wishes, wish)
+            self._slot_is_wanted(now)
+        return wish.ticket
 
     def offer(self, coordinator: PeerId, purpose: Purpose, now: Seconds) -> None:
         """Let `coordinator` begin such a group with us, whenever nobody else wants our slot."""
@@ -220,34 +203,56 @@ class GroupLock(Slot):
                 self._handle_release(source, ticket, now)
             case Relinquish(ticket=ticket):
                 self._handle_relinquish(source, ticket, now)
-            case _:
-                assert_never(message)
 
     def average_ended(self, ticket: Ticket, outcome: Outcome, why: str, now: Seconds) -> None:
         """Our own average under `ticket` is over; it is the next one's turn."""
-        if self.holds(ticket):
-            self._leave_group(outcome, why, now)
-        elif ticket in self._ended:  # abandoned too late: it was applied
-            self._ended[ticket] = replace(self._ended[ticket], done=outcome is Outcome.DONE)
+        state, done = self._state, outcome is Outcome.DONE
+        if not isinstance(state, InGroup) or state.ticket != ticket:
+            if ticket in self._ended:  # abandoned too late: it was applied
+                self._ended[ticket] = replace(self._ended[ticket], done=done)
+            return
+        purpose, lasted_s = state.begin.purpose, now - state.since
+        self._born.pop(purpose.formation, None)
+        if done:
+            self.timeouts.averages.took(lasted_s)
+        else:
+            self.timeouts.averages.broke(lasted_s)
+        if ticket.initiator == self._me:
+            self._emit(GroupEnded(ticket, outcome, why, state.members, purpose))
+        self._free(ticket, now, Ended(state.members, done))
 
     def regroup(self, ticket: Ticket, members: tuple[PeerId, ...]) -> None:
         """Our group goes on without some of its members (`core/repair.py`)."""
         if isinstance(self._state, InGroup) and self._state.ticket == ticket:
             self._state = replace(self._state, members=members)
 
-    def peer_dead(self, peer: PeerId, why: str, now: Seconds) -> None:
-        """A peer crashed or is cut off: whatever waits for it does not."""
-        self._forget(peer, why)
-        match self._state:
-            case InGroup(members=members) if peer in members:
-                self._abandon(Outcome.LOST, why, now)
-            case _:
-                self._do_without(peer, why, now)
+    def peer_out(self, peer: PeerId, why: str, now: Seconds, *, crashed: bool) -> None:
+        """Nothing waits any more for a peer that crashed, is cut off, or said goodbye.
 
-    def peer_left(self, peer: PeerId, why: str, now: Seconds) -> None:
-        """A peer said goodbye: no request of it or with it comes to anything, its group does."""
-        self._forget(peer, why)
-        self._do_without(peer, why, now)
+        One that said goodbye has ended its part in its group, and ours ends by itself.
+        """
+        self._queue.pop(peer, None)
+        self._offers.pop(peer, None)
+        if self._offering and self._offering[0] == peer:
+            self._offering = None  # our next one goes to somebody else
+        wishes, self._wishes = self._wishes, ()
+        for wish in wishes:
+            candidates = tuple(other for other in wish.candidates if other != peer)
+            if len(candidates) < wish.needed:
+                self._end_wish(wish, Outcome.LOST, why)
+            else:
+                self._wishes = (*self._wishes, replace(wish, candidates=candidates))
+        match self._state:
+            case InGroup() as state if crashed and peer in state.members:
+                self._abandon(state.ticket, Outcome.LOST, why, now)
+            case Collecting() as state:
+                self._drop(state, peer, Outcome.LOST, why, now)
+            case Granted(ticket=ticket) if ticket.initiator == peer:
+                self._free(ticket, now)
+            case Offered(to=coordinator) if coordinator == peer:
+                self._take_offer_back(now)
+            case _:
+                pass
 
     def withdraw(self, why: str, now: Seconds) -> None:
         """We stop: give up our requests, offers and promises. A formed group is left to end.
@@ -256,18 +261,17 @@ class GroupLock(Slot):
         """
         self._born.clear()
         self._offering = None
-        self._offers.clear()
+        self._offers = {peer: last for peer, last in self._offers.items() if last[1] is None}
         wishes, self._wishes = self._wishes, ()
         for wish in wishes:
             self._end_wish(wish, Outcome.WITHDRAWN, why)
         match self._state:
-            case Collecting():
-                self._fail(Outcome.WITHDRAWN, why, now)
-            case Granted(request=request):
-                self._free(request.ticket)
+            case Collecting() as state:
+                self._fail(state, Outcome.WITHDRAWN, why, now)
+            case Granted(ticket=ticket):
                 # Lost: `Begin` or an unanswered request shows it, or the initiator's time-out.
-                self._emit(Send(request.ticket.initiator, Relinquish(request.ticket)))
-                self._next_turn(now)
+                self._emit(Send(ticket.initiator, Relinquish(ticket)))
+                self._free(ticket, now)
             case Offered():
                 self._take_offer_back(now)
             case _:
@@ -278,19 +282,16 @@ class GroupLock(Slot):
         match self._state:
             case Collecting() as state if state.resend_at <= now:
                 if state.asked:
-                    self.timeouts.missed(Wait.ANSWER)
-                silent = (*state.queued, *state.asked)
-                for peer in silent:
+                    self.timeouts.answers.missed()
+                for peer in state.waiting:
                     self._emit(Send(peer, state.request))
-                resend_at = now + self._config.resend_s
+                resend_at, silent = now + self._config.resend_s, (*state.silent, *state.asked)
                 # A peer that is dead, or cut off, keeps us from asking others no longer.
-                self._ask_more(replace(state, resend_at=resend_at, asked=(), queued=silent))
-            case Granted() as state if state.resend_at <= now:
+                self._proceed(replace(state, resend_at=resend_at, asked=(), silent=silent))
+            case Granted(ticket=ticket, contribution=stated) as state if state.resend_at <= now:
                 self._state = replace(state, resend_at=now + self._config.resend_s)
                 if not self._maybe_inquire(state):
-                    self._emit(
-                        Send(state.ticket.initiator, Grant(state.ticket, state.contribution))
-                    )
+                    self._emit(Send(ticket.initiator, Grant(ticket, stated)))
             case Offered() as state if self._is_wanted and state.resend_at <= now:
                 self._ask_offer_back(state, now)
             case _:
@@ -311,18 +312,25 @@ class GroupLock(Slot):
 
     def _next_turn(self, now: Seconds) -> None:
         """We are free: grant the oldest request that waits for us, or start our own."""
-        assert isinstance(self._state, Free)
         while isinstance(self._state, Free):
-            oldest = self._queue[0] if self._queue else None
-            own = self._own_request()
+            oldest, own = self._oldest(), self._own_request()
             if own and (oldest is None or age(own) < age(oldest)):
                 self._start(own, now)
             elif oldest:
-                self._queue = self._queue[1:]
+                self._dequeue(oldest.ticket)
                 self._grant(oldest, now)
+            elif self._offering:
+                coordinator, purpose = self._offering
+                ticket, stated = self._next_ticket(), self._environment.contribution(purpose)
+                self._state = Offered(ticket, coordinator, purpose, stated, now)
             else:
-                self._make_offer(now)
                 return
+
+    def _free(self, ticket: Ticket, now: Seconds, ended: Ended = NEVER_FORMED) -> None:
+        """Our part in `ticket` is over, for good; somebody's turn is next."""
+        self._state = Free()
+        self._remember(ticket, ended)
+        self._next_turn(now)
 
     def _slot_is_wanted(self, now: Seconds) -> None:
         """A request of ours, or somebody else's, has come to wait: does it change what we do?"""
@@ -338,18 +346,11 @@ class GroupLock(Slot):
 
     # --- our offer --------------------------------------------------------------------------------
 
-    def _make_offer(self, now: Seconds) -> None:
-        if self._offering:
-            coordinator, purpose = self._offering
-            ticket, stated = self._next_ticket(), self._groups.contribution(purpose)
-            self._state = Offered(ticket, coordinator, purpose, stated, now)
-
     def _take_offer_back(self, now: Seconds) -> None:
         """What we offered is not to be had any more: should a group begin with it, we refuse."""
         if isinstance(self._state, Offered):
             self._state = Free()
-        if isinstance(self._state, Free):
-            self._next_turn(now)
+        self._next_turn(now)
 
     def _ask_offer_back(self, state: Offered, now: Seconds) -> None:
         lapses_at = min(state.lapses_at, now + self._config.lease_s)
@@ -360,32 +361,29 @@ class GroupLock(Slot):
 
     def _start(self, own: Request, now: Seconds) -> None:
         wish, self._wishes = self._wishes[0], self._wishes[1:]
-        if self._groups.admits(self._me, own):
-            self._collect(wish, own, now)
-        else:
+        if not self._admits(self._me, own.purpose):
             self._end_wish(wish, Outcome.REFUSED, f"{self._me} has gone on meanwhile")
-
-    def _collect(self, wish: Wish, own: Request, now: Seconds) -> None:
+            return
         # A peer that waits for us will yield to us: it is younger.
-        waiting = {request.ticket.initiator for request in self._queue}
-        candidates = sorted(wish.candidates, key=lambda peer: peer not in waiting)
-        granted = [self._offers[peer] for peer in candidates if self._would_begin(peer, own)]
-        granted = granted[: wish.needed]
-        unasked = tuple(p for p in candidates if all(p != promise.peer for promise in granted))
-        give_up_at, resend_at = now + self.timeouts.acquire_s, now + self.timeouts.resend_s
-        state = Collecting(own, wish.needed, unasked, now, give_up_at, resend_at)
-        state = replace(state, granted=tuple(granted))
+        candidates = sorted(wish.candidates, key=lambda peer: peer not in self._queue)
+        offered = [self._offers[peer][1] for peer in candidates if peer in self._offers]
+        granted = tuple(p for p in offered if p and own.purpose.fulfils(p.purpose))[: wish.needed]
+        granters = [promise.peer for promise in granted]
+        unasked = tuple(peer for peer in candidates if peer not in granters)
+        give_up_at, resend_at = now + self.timeouts.acquire_s, now + self.timeouts.answers.seconds
+        self._proceed(
+            Collecting(own, wish.needed, unasked, now, give_up_at, resend_at, granted=granted)
+        )
+
+    def _proceed(self, state: Collecting) -> None:
+        """Begin, or ask as many as are needed and some to spare, and more where they are busy."""
         if len(state.granted) == state.needed:
             self._begin(state)
-        else:
-            self._ask_more(state)
-
-    def _ask_more(self, state: Collecting) -> None:
-        """Ask as many as are needed and some to spare, and wait for more where they are busy."""
+            return
         spare = len(state.granted) + len(state.asked) - state.needed
         count = min(
             self._config.spare_claims - spare,
-            self._config.spare_places - spare - len(state.queued),
+            self._config.spare_places - spare - len(state.busy) - len(state.silent),
         )
         now, later = state.unasked[: max(0, count)], state.unasked[max(0, count) :]
         self._state = replace(state, unasked=later, asked=(*state.asked, *now))
@@ -399,15 +397,22 @@ class GroupLock(Slot):
         match self._state:
             case Collecting() as state if state.ticket == ticket and source in state.told:
                 if source not in state.granters:
-                    self._answered(state, source, now)
-                    state = state.without(source)
-                    promise = Promise(source, contribution)
-                    self._take(replace(state, granted=(*state.granted, promise)), now)
-            case InGroup() as state if state.ticket == ticket and source in state.members:
-                self._emit(Send(source, state.begin))  # the first one was lost
+                    if source in state.asked:  # else it was asked twice: which one does it answer?
+                        self.timeouts.answers.took(now - state.asked_at)
+                    granted = (*state.granted, Promise(source, contribution))
+                    if len(granted) == state.needed:
+                        self.timeouts.grants.took(now - state.asked_at)
+                    self._proceed(replace(state.without(source), granted=granted))
             case _:
-                # Too late, or we can do without it. Lost: it grants again.
-                self._emit(Send(source, Release(ticket)))
+                self._tell_begun(source, ticket)
+
+    def _tell_begun(self, source: PeerId, ticket: Ticket) -> None:
+        """To a grant, or a wish to be let go, that comes too late, or again."""
+        state = self._state
+        if isinstance(state, InGroup) and state.ticket == ticket and source in state.members:
+            self._emit(Send(source, state.begin))  # the first one was lost
+        else:  # lost: it grants, or inquires, again
+            self._emit(Send(source, Release(ticket)))
 
     def _handle_inquire(self, source: PeerId, ticket: Ticket, now: Seconds) -> None:
         """`source` would rather be let go."""
@@ -417,57 +422,47 @@ class GroupLock(Slot):
             case Collecting() as state if state.ticket == ticket and source in state.told:
                 self._emit(Send(source, Release(ticket)))  # lost: it inquires again
                 why = f"{source} was wanted by an older request"
-                self._drop(source, Outcome.YIELDED, why, now)
-            case InGroup() as state if state.ticket == ticket and source in state.members:
-                self._emit(Send(source, state.begin))  # the first one was lost
+                self._drop(state, source, Outcome.YIELDED, why, now)
             case _:
-                self._emit(Send(source, Release(ticket)))  # lost: it inquires again
+                self._tell_begun(source, ticket)
 
     def _let_offer_go(self, source: PeerId, offer: Ticket) -> None:
         """Any request may take an offer back until its group has begun."""
-        state = self._state
-        if self._has_taken(offer):
-            self._tell_taken(source, offer)
+        if self._tell_taken(offer):
             return
-        self._void(source, offer)
+        self._void(offer)
         self._emit(Send(source, Release(offer)))  # lost: it inquires again
+        state = self._state
         if isinstance(state, Collecting) and any(p.offer == offer for p in state.granted):
             state = state.without(source)
             self._state = replace(state, asked=(*state.asked, source))
             self._emit(Send(source, state.request))  # lost: sent again at `resend_at`
 
-    def _take(self, state: Collecting, now: Seconds) -> None:
-        if len(state.granted) == state.needed:
-            self.timeouts.note(Wait.GRANTS, now - state.asked_at)
-            self._begin(state)
-        else:
-            self._state = state
-
     def _begin(self, state: Collecting) -> None:
         ticket, purpose = state.ticket, state.request.purpose
-        mine = Promise(self._me, self._groups.contribution(purpose))
+        mine = Promise(self._me, self._environment.contribution(purpose))
         promises = sorted((mine, *state.granted), key=lambda promise: promise.peer)
         members = tuple(promise.peer for promise in promises)
         stated = tuple(promise.contribution for promise in promises)
         begin = Begin(
             ticket,
             members,
-            self._groups.weigh(members),
+            self._environment.weigh(members),
             purpose,
             () if all(one == MODEL for one in stated) else stated,
-            min(self._groups.outside_samples(members), MOST_SAMPLES),
+            min(self._environment.outside_samples(members), MOST_SAMPLES),
         )
-        offers = tuple(promise for promise in state.granted if promise.offer)
+        offers = tuple(promise.offer for promise in state.granted if promise.offer)
+        for offer in offers:
+            self._void(offer)
         for promise in state.granted:
-            if promise.offer:
-                self._void(promise.peer, promise.offer)
             # Lost: it grants, or offers, again.
             self._emit(Send(promise.peer, replace(begin, offer=promise.offer)))
-        for peer in (*state.queued, *state.asked):
+        for peer in state.waiting:
             self._emit(Send(peer, Release(ticket)))  # lost: it will grant, and be told again
         self._enter(begin, state.asked_at, offers)
 
-    def _enter(self, begin: Begin, since: Seconds, offers: tuple[Promise, ...] = ()) -> None:
+    def _enter(self, begin: Begin, since: Seconds, offers: tuple[Ticket, ...] = ()) -> None:
         begin = replace(begin, offer=None)
         self._state = InGroup(begin, begin.members, since, offers)
         self._emit(
@@ -482,48 +477,38 @@ class GroupLock(Slot):
         )
 
     def _handle_failed(self, source: PeerId, ticket: Ticket, now: Seconds) -> None:
-        match self._state:
-            case Collecting() as state if state.ticket == ticket and source in state.told:
-                asked = source in state.asked
-                if source not in state.busy:
-                    state = self._state = replace(state, busy=(*state.busy, source))
-                if asked:
-                    self._answered(state, source, now)
-                    state = state.without(source)
-                    self._ask_more(replace(state, queued=(*state.queued, source)))
-            case _:
-                pass  # we do without it
-
-    def _drop(self, peer: PeerId, outcome: Outcome, why: str, now: Seconds) -> None:
-        """Do without one candidate; if too few are left, our request has failed, and says why."""
         state = self._state
-        assert isinstance(state, Collecting)
+        if isinstance(state, Collecting) and state.ticket == ticket and source in state.waiting:
+            if source in state.asked:
+                self.timeouts.answers.took(now - state.asked_at)
+            if source not in state.busy:
+                self._proceed(replace(state.without(source), busy=(*state.busy, source)))
+
+    def _drop(
+        self, state: Collecting, peer: PeerId, outcome: Outcome, why: str, now: Seconds
+    ) -> None:
+        """Do without one candidate; if too few are left, our request has failed, and says why."""
         if peer not in state.told and peer not in state.unasked:
             return
-        state = state.without(peer)
-        state = replace(state, dropped=(*state.dropped, peer))
+        state = replace(state.without(peer), dropped=(*state.dropped, peer))
         if len(state.told) + len(state.unasked) < state.needed:
-            self._state = state
-            self._fail(outcome, why, now)
+            self._fail(state, outcome, why, now)
         else:
-            self._ask_more(state)
+            self._proceed(state)
 
-    def _fail(self, outcome: Outcome, why: str, now: Seconds) -> None:
+    def _fail(self, state: Collecting, outcome: Outcome, why: str, now: Seconds) -> None:
         """Give up our request: everyone asked is released, also who has not answered yet.
 
         Those who have offered their slots have not been asked: their offers stand.
         """
-        state = self._state
-        assert isinstance(state, Collecting)
-        self._free(state.ticket)
-        offered = {promise.peer for promise in state.granted if promise.offer}
+        offered = [promise.peer for promise in state.granted if promise.offer]
         for peer in state.told:
             if peer not in offered:
                 # Lost: it grants, and is told again.
                 self._emit(Send(peer, Release(state.ticket)))
         asked = tuple(sorted((self._me, *state.told, *state.dropped)))
         self._emit(GroupEnded(state.ticket, outcome, why, asked, state.request.purpose))
-        self._next_turn(now)
+        self._free(state.ticket, now)
 
     # --- the member's side ------------------------------------------------------------------------
 
@@ -535,18 +520,16 @@ class GroupLock(Slot):
         match self._state:
             case Granted(request=granted, contribution=stated) if granted.ticket == ticket:
                 self._emit(Send(source, Grant(ticket, stated)))  # our first grant was lost
-            case InGroup() as state if state.ticket == ticket:
-                pass  # a late duplicate
             case _ if ticket in self._ended:
-                self._disown(source, ticket)  # an even later one
-            case _ if self._is_past(ticket):
-                pass  # a late one, of which we need not even say so
-            case _ if not self._groups.admits(source, request):
+                self._disown(source, ticket)  # a late duplicate
+            case _ if self.holds(ticket) or self._is_past(ticket):
+                pass  # another one, of which we need not even say so
+            case _ if not self._admits(source, request.purpose):
                 self._refuse(source, ticket)
             case _:
-                self._enqueue(request)
+                self._queue[source] = request
                 self._consider(request, now)
-                if request in self._queue:
+                if self._queue.get(source) == request:
                     self._emit(Send(source, Failed(ticket, str(self._state))))
 
     def _consider(self, request: Request, now: Seconds) -> None:
@@ -555,13 +538,12 @@ class GroupLock(Slot):
         match self._state:
             case Granted(request=granted) if granted.ticket.initiator == initiator:
                 # Its initiator is past it: a `Release` was lost, or comes later.
-                self._free(granted.ticket)
-                self._next_turn(now)
-            case Granted() if request != self._queue[0]:
+                self._free(granted.ticket, now)
+            case Granted() if request != self._oldest():
                 pass
             case Collecting() as state if age(request) < age(state.request):
                 why = f"{state.ticket} gave way to the older request {request.ticket}"
-                self._fail(Outcome.YIELDED, why, now)
+                self._fail(state, Outcome.YIELDED, why, now)
             case Collecting() as state if initiator in state.unasked:
                 # It wants a group, and will yield to us.
                 self._state = replace(state.without(initiator), asked=(*state.asked, initiator))
@@ -571,18 +553,17 @@ class GroupLock(Slot):
 
     def _grant(self, request: Request, now: Seconds) -> None:
         ticket, initiator = request.ticket, request.ticket.initiator
-        if not self._groups.admits(initiator, request):
+        if not self._admits(initiator, request.purpose):
             self._refuse(initiator, ticket)  # what it is for has gone on meanwhile
             return
-        stated = self._groups.contribution(request.purpose)
+        stated = self._environment.contribution(request.purpose)
         self._state = Granted(request, stated, now, now + self._config.resend_s)
         self._emit(Send(initiator, Grant(ticket, stated)))  # lost: sent again
 
     def _refuse(self, source: PeerId, ticket: Ticket) -> None:
         """For good: our word may arrive when a later `Grant` has, and no chunks wait for us."""
-        self._queue = tuple(other for other in self._queue if other.ticket != ticket)
-        if ticket not in self._ended:
-            self._remember(ticket, NEVER_FORMED)
+        self._dequeue(ticket)
+        self._remember(ticket, NEVER_FORMED)
         self._disown(source, ticket)
 
     def _handle_begin(self, source: PeerId, begin: Begin, now: Seconds) -> None:
@@ -609,51 +590,22 @@ class GroupLock(Slot):
 
     def _handle_release(self, source: PeerId, ticket: Ticket, now: Seconds) -> None:
         """`source` lets us go."""
+        state = self._state
         if source == ticket.initiator:
-            self._queue = tuple(request for request in self._queue if request.ticket != ticket)
-        match self._state:
-            case Granted() as state if state.ticket == ticket and source == ticket.initiator:
-                self._free(ticket)
-                self._next_turn(now)
-            case Offered() as state if (state.ticket, state.to) == (ticket, source):
-                self._take_offer_back(now)
-            case _:
-                pass
+            self._dequeue(ticket)
+            if isinstance(state, Granted) and state.ticket == ticket:
+                self._free(ticket, now)
+        elif isinstance(state, Offered) and (state.ticket, state.to) == (ticket, source):
+            self._take_offer_back(now)
 
     def _handle_relinquish(self, source: PeerId, ticket: Ticket, now: Seconds) -> None:
         """`source` is not in this group."""
         match self._state:
             case Collecting() as state if state.ticket == ticket:
-                self._drop(source, Outcome.REFUSED, f"{source} is not to be had", now)
+                self._drop(state, source, Outcome.REFUSED, f"{source} is not to be had", now)
             case InGroup() as state if state.ticket == ticket and source in state.members:
-                self._abandon(Outcome.REFUSED, f"{source} is not in the group any more", now)
-            case _:
-                pass
-
-    def _forget(self, peer: PeerId, why: str) -> None:
-        """Neither a request of `peer` nor `peer` for our own one waits for its turn any more."""
-        self._queue = tuple(other for other in self._queue if other.ticket.initiator != peer)
-        self._offers.pop(peer, None)
-        self._let_go.pop(peer, None)
-        if self._offering and self._offering[0] == peer:
-            self._offering = None  # our next one goes to somebody else
-        wishes, self._wishes = self._wishes, ()
-        for wish in wishes:
-            candidates = tuple(other for other in wish.candidates if other != peer)
-            if len(candidates) < wish.needed:
-                self._end_wish(wish, Outcome.LOST, why)
-            else:
-                self._wishes = (*self._wishes, replace(wish, candidates=candidates))
-
-    def _do_without(self, peer: PeerId, why: str, now: Seconds) -> None:
-        match self._state:
-            case Collecting():
-                self._drop(peer, Outcome.LOST, why, now)
-            case Granted(request=request) if request.ticket.initiator == peer:
-                self._free(request.ticket)
-                self._next_turn(now)
-            case Offered(to=coordinator) if coordinator == peer:
-                self._take_offer_back(now)
+                why = f"{source} is not in the group any more"
+                self._abandon(ticket, Outcome.REFUSED, why, now)
             case _:
                 pass
 
@@ -661,38 +613,19 @@ class GroupLock(Slot):
         """Carry out the deadlines that have passed, before anything else happens."""
         match self._state:
             case Collecting() as state if state.give_up_at <= now:
-                missing = (*state.queued, *state.asked)
-                whom, waited_s = ", ".join(missing), state.give_up_at - state.asked_at
-                if {*missing} <= {*state.busy}:
-                    self._fail(Outcome.BUSY, f"{whom} stayed busy for {waited_s:g} s", now)
+                whom, waited_s = ", ".join(state.waiting), state.give_up_at - state.asked_at
+                if state.waiting == state.busy:
+                    self._fail(state, Outcome.BUSY, f"{whom} stayed busy for {waited_s:g} s", now)
                 else:
-                    self.timeouts.missed(Wait.GRANTS)
-                    self._fail(Outcome.LATE, f"no grant from {whom} in {waited_s:g} s", now)
+                    self.timeouts.grants.missed()
+                    self._fail(state, Outcome.LATE, f"no grant from {whom} in {waited_s:g} s", now)
             case Granted() as state if state.granted_at + self._config.lease_s <= now:
-                self._free(state.ticket)
-                self._next_turn(now)
+                self._free(state.ticket, now)
             case Offered() as state if self._is_wanted and state.lapses_at <= now:
                 self._take_offer_back(now)
             case _:
                 pass
 
-    def _abandon(self, outcome: Outcome, why: str, now: Seconds) -> None:
-        state = self._state
-        assert isinstance(state, InGroup)
-        self._emit(Abandon(state.ticket, outcome, why))
-        self._leave_group(outcome, why, now)
-
-    def _leave_group(self, outcome: Outcome, why: str, now: Seconds) -> None:
-        state = self._state
-        assert isinstance(state, InGroup)
-        self._born.pop(state.begin.purpose.formation, None)
-        lasted_s = now - state.since
-        if outcome is Outcome.DONE:
-            self.timeouts.note(Wait.AVERAGE, lasted_s)
-        else:
-            self.timeouts.broke(Wait.AVERAGE, lasted_s)
-        self._free(state.ticket, Ended(state.members, outcome is Outcome.DONE))
-        if state.ticket.initiator == self._me:
-            purpose = state.begin.purpose
-            self._emit(GroupEnded(state.ticket, outcome, why, state.members, purpose))
-        self._next_turn(now)
+    def _abandon(self, ticket: Ticket, outcome: Outcome, why: str, now: Seconds) -> None:
+        self._emit(Abandon(ticket, outcome, why))
+        self.average_ended(ticket, outcome, why, now)

@@ -6,60 +6,27 @@
     barrier ──── offer ────► │   slot   │ ──► Average: formed
     wait-avoiding ─ request ─►└──────────┘ ──► GroupEnded: over, formed or not
 
-The slot (`core/group_lock.py`) arbitrates; a formation (`core/barrier.py`,
-`core/wait_avoiding.py`) decides when to offer and when to request, and says what this peer admits.
-A formation hears of a group's end before the slot goes on to the next group, and of a request that
-came to nothing when the slot has.
+The slot (`core/group_lock.py`) arbitrates; a formation (`core/scheduled.py`) decides when to offer
+and when to request, and says what this peer admits. It hears of a group's end before the slot goes
+on to the next group, and of a request that came to nothing when the slot has.
 """
 
-import copy
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import replace
-from typing import Protocol, Self
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from p2ptrain.core.barrier import Barrier
-from p2ptrain.core.contribution import Contribution
 from p2ptrain.core.effects import Abandon, Average, Effect, GroupEnded, Outcome
 from p2ptrain.core.group_lock import GroupLock
-from p2ptrain.core.lock_state import LockConfig
-from p2ptrain.core.messages import Activate, Arrive, CatchUp, FormationMessage, Past, Request
-from p2ptrain.core.purpose import GOSSIP, Formation, Purpose
-from p2ptrain.core.timeout_policy import TimeoutPolicy
+from p2ptrain.core.lock_state import GroupEnvironment, LockConfig, TimeoutPolicy
+from p2ptrain.core.messages import Activate, Arrive, CatchUp, FormationMessage, Past
+from p2ptrain.core.purpose import Formation, Purpose
+from p2ptrain.core.scheduled import Scheduled
 from p2ptrain.core.wait_avoiding import Schedule, WaitAvoiding
 from p2ptrain.ids import PeerId, Seconds, Ticket
 
 
-class GroupEnvironment(Protocol):
-    """What groups need to know about their peer."""
-
-    @property
-    def has_model(self) -> bool:
-        """False until this peer has the model that it goes on with."""
-        ...
-
-    def participants(self) -> Sequence[PeerId]:
-        """Everyone who meets at a barrier, sorted, with us."""
-        ...
-
-    def trainees(self) -> Sequence[PeerId]:
-        """Everyone who trains, sorted, with us."""
-        ...
-
-    def contribution(self, purpose: Purpose) -> Contribution:
-        """Our scalars for such a group."""
-        ...
-
-    def weigh(self, members: Sequence[PeerId]) -> tuple[int, ...]:
-        """Weights of the members' shards; empty: equal shards."""
-        ...
-
-    def outside_samples(self, members: Sequence[PeerId]) -> int:
-        """Samples of all others."""
-        ...
-
-
 class PeerGroups:
-    """One peer's groups; implements `Groups` for its slot. Effects are handed to `emit`."""
+    """One peer's groups. Effects are handed to `emit`."""
 
     def __init__(
         self,
@@ -72,154 +39,83 @@ class PeerGroups:
         emit: Callable[[Effect], None],
         timeouts: TimeoutPolicy | None = None,
     ) -> None:
-        self._me = me
         self._environment = environment
         self._emit = emit
         self._ended: list[GroupEnded] = []  # requests whose formations do not know
         self._now: Seconds = 0.0
-        self.lock = GroupLock(me, incarnation, config, self._note, self, timeouts)
+        self.lock = GroupLock(
+            me, incarnation, config, self._note, environment, self._admits, timeouts
+        )
         self.barrier = Barrier(me, resend_s, environment.participants, self.lock, emit)
         self.wait_avoiding = WaitAvoiding(
-            me, resend_s, schedule, environment.trainees, self.lock, emit
+            me, resend_s, environment.trainees, self.lock, emit, schedule
         )
 
-    # --- what a slot asks -------------------------------------------------------------------------
+    @contextmanager
+    def at(self, now: Seconds) -> Iterator[None]:
+        """Whatever is asked of a part must be asked within this, as the methods below do.
 
-    def admits(self, source: PeerId, request: Request) -> bool:
-        purpose = request.purpose
-        match purpose.formation:
-            case _ if not self._environment.has_model:
-                return False  # our model is not what they want to average with
-            case Formation.CLAIMED:
-                return True
-            case Formation.BARRIER:
-                return self.barrier.admits(purpose)
-            case Formation.WAIT_AVOIDING:
-                return self.wait_avoiding.admits(source, purpose)
-
-    def contribution(self, purpose: Purpose) -> Contribution:
-        return self._environment.contribution(purpose)
-
-    def weigh(self, members: Sequence[PeerId]) -> tuple[int, ...]:
-        return self._environment.weigh(members)
-
-    def outside_samples(self, members: Sequence[PeerId]) -> int:
-        return self._environment.outside_samples(members)
-
-    # --- for explorers ----------------------------------------------------------------------------
-
-    def frozen(self, now: Seconds) -> Hashable:
-        """All that decides what these groups will do, with times relative to `now`."""
-        parts = self.lock, self.barrier, self.wait_avoiding
-        return tuple(part.frozen(now) for part in parts)
-
-    def clone(self, emit: Callable[[Effect], None], environment: GroupEnvironment) -> Self:
-        """Independent groups in the same state, in surroundings of their own."""
-        twin = copy.copy(self)
-        twin._emit, twin._environment, twin._ended = emit, environment, []
-        twin.lock = self.lock.clone(twin._note, twin)
-        twin.barrier = self.barrier.clone(twin.lock, emit, environment.participants)
-        twin.wait_avoiding = self.wait_avoiding.clone(twin.lock, emit, environment.trainees)
-        return twin
-
-    # --- what happens -----------------------------------------------------------------------------
+        Afterwards the formations hear what has become of their requests, and of the slot.
+        """
+        self._now = now
+        yield
+        formations = self._formations.values()
+        while self._ended:
+            ended = self._ended.pop(0)
+            for part in formations:
+                part.request_ended(ended.ticket, ended.outcome, now)
+        for part in formations:
+            part.follow(now)
 
     @property
     def now(self) -> Seconds:
         """When something happened last; effects are of this moment."""
         return self._now
 
-    def request(
-        self, candidates: Sequence[PeerId], needed: int, now: Seconds, purpose: Purpose = GOSSIP
-    ) -> Ticket:
-        """Claim a group; see `GroupLock.request`."""
-        self._now = now
-        ticket = self.lock.request(candidates, needed, now, purpose)
-        self._follow(now)
-        return ticket
-
-    def arrive(self, version: int, lineage: int, now: Seconds) -> None:
-        """The trainer waits at the barrier."""
-        self._now = now
-        self.barrier.arrive(version, lineage, now)
-        self._follow(now)
-
-    def arrive_at(self, version: int, now: Seconds, *, waits: bool) -> None:
-        """The trainer is at a version of the schedule."""
-        self._now = now
-        self.wait_avoiding.arrive(version, now, waits=waits)
-        self._follow(now)
-
     def receive(self, source: PeerId, message: FormationMessage, now: Seconds) -> None:
-        self._now = now
-        match message:
-            case Arrive() | CatchUp():
-                self.barrier.receive(source, message, now)
-            case Activate() if not self._environment.has_model:
-                pass  # we are about to begin; then somebody is asked again
-            case Activate() | Past():
-                self.wait_avoiding.receive(source, message, now)
-            case _:
-                self.lock.receive(source, message, now)
-        self._follow(now)
+        with self.at(now):
+            match message:
+                case Arrive() | CatchUp():
+                    self.barrier.receive(source, message, now)
+                case Activate() if not self._environment.has_model:
+                    pass  # we are about to begin; then somebody is asked again
+                case Activate() | Past():
+                    self.wait_avoiding.receive(source, message, now)
+                case _:
+                    self.lock.receive(source, message, now)
 
     def average_ended(self, ticket: Ticket, outcome: Outcome, why: str, now: Seconds) -> None:
         """Our own average under `ticket` is over."""
-        self._now = now
-        if self.lock.holds(ticket):
+        with self.at(now):
             self._group_over(ticket, outcome)
-        self.lock.average_ended(ticket, outcome, why, now)
-        self._follow(now)
+            self.lock.average_ended(ticket, outcome, why, now)
 
-    def peer_dead(self, peer: PeerId, why: str, now: Seconds) -> None:
-        """A peer crashed or is cut off."""
-        self._now = now
-        self.barrier.peer_out(peer)
-        self.wait_avoiding.peer_out(peer)
-        self.lock.peer_dead(peer, why, now)
-        self._follow(now)
-
-    def peer_left(self, peer: PeerId, why: str, now: Seconds) -> None:
-        """A peer said goodbye."""
-        self._now = now
-        self.barrier.peer_out(peer)
-        self.wait_avoiding.peer_out(peer)
-        self.lock.peer_left(peer, why, now)
-        self._follow(now)
-
-    def state_taken(self, version: int, now: Seconds) -> None:
-        self._now = now
-        self.barrier.state_taken(version, now)
-        self._follow(now)
-
-    def state_not_taken(self, version: int, now: Seconds) -> None:
-        self._now = now
-        self.barrier.state_not_taken(version, now)
-        self._follow(now)
+    def peer_out(self, peer: PeerId, why: str, now: Seconds, *, crashed: bool) -> None:
+        """A peer crashed or is cut off, or said goodbye."""
+        with self.at(now):
+            for part in self._formations.values():
+                part.peer_out(peer)
+            self.lock.peer_out(peer, why, now, crashed=crashed)
 
     def view_changed(self, now: Seconds, *, participants: bool, trainees: bool) -> None:
         """Membership has changed."""
-        self._now = now
-        if participants:
-            self.barrier.view_changed(now)
-        if trainees:
-            self.wait_avoiding.view_changed(now)
-        self._follow(now)
+        with self.at(now):
+            if participants:
+                self.barrier.view_changed(now)
+            if trainees:
+                self.wait_avoiding.view_changed(now)
 
     def withdraw(self, why: str, now: Seconds) -> None:
         """The trainer stops: no new groups, except those that others request."""
-        self._now = now
-        self.barrier.withdraw()
-        self.wait_avoiding.withdraw(now)
-        self.lock.withdraw(why, now)
-        self._follow(now)
+        with self.at(now):
+            for part in self._formations.values():
+                part.withdraw(now)
+            self.lock.withdraw(why, now)
 
     def handle_timer(self, now: Seconds) -> None:
-        self._now = now
-        self.lock.handle_timer(now)
-        self.barrier.handle_timer(now)
-        self.wait_avoiding.handle_timer(now)
-        self._follow(now)
+        with self.at(now):
+            for part in (self.lock, self.barrier, self.wait_avoiding):
+                part.handle_timer(now)
 
     def next_deadline(self) -> Seconds | None:
         parts = self.lock, self.barrier, self.wait_avoiding
@@ -230,17 +126,21 @@ class PeerGroups:
         for part in (self.lock, self.barrier, self.wait_avoiding):
             part.check()
 
-    # --- inside -----------------------------------------------------------------------------------
+    @property
+    def _formations(self) -> dict[Formation, Scheduled]:
+        return {Formation.BARRIER: self.barrier, Formation.WAIT_AVOIDING: self.wait_avoiding}
+
+    def _admits(self, source: PeerId, purpose: Purpose) -> bool:
+        if not self._environment.has_model:
+            return False  # our model is not what they want to average with
+        part = self._formations.get(purpose.formation)
+        return part is None or part.admits(source, purpose)
 
     def _note(self, effect: Effect) -> None:
         match effect:
-            case Average(ticket=ticket, members=members, purpose=purpose):
-                if purpose.formation is Formation.BARRIER:
-                    self.barrier.formed(ticket, purpose)
-                    effect = replace(effect, awaited=True)
-                elif purpose.formation is Formation.WAIT_AVOIDING:
-                    awaited = self.wait_avoiding.formed(ticket, purpose, members)
-                    effect = replace(effect, awaited=awaited)
+            case Average(purpose=purpose):
+                if part := self._formations.get(purpose.formation):
+                    effect = part.formed(effect)
             case GroupEnded():
                 self._ended.append(effect)
             case Abandon(ticket=ticket, outcome=outcome):
@@ -250,14 +150,5 @@ class PeerGroups:
         self._emit(effect)
 
     def _group_over(self, ticket: Ticket, outcome: Outcome) -> None:
-        self.barrier.group_over(ticket, outcome, self._now)
-        self.wait_avoiding.group_over(ticket, outcome, self._now)
-
-    def _follow(self, now: Seconds) -> None:
-        """Tell the formations what has become of their requests, and of the slot."""
-        while self._ended:
-            ended = self._ended.pop(0)
-            self.barrier.request_ended(ended.ticket, ended.outcome, now)
-            self.wait_avoiding.request_ended(ended.ticket, ended.outcome, now)
-        self.barrier.follow(now)
-        self.wait_avoiding.follow(now)
+        for part in self._formations.values():
+            part.group_over(ticket, outcome, self._now)

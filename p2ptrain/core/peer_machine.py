@@ -21,7 +21,7 @@ from p2ptrain.core.contribution import MODEL, Contribution
 from p2ptrain.core.effects import Effect, Ending, Outcome, What
 from p2ptrain.core.groups import PeerGroups
 from p2ptrain.core.links import LinkMeter, weights_of
-from p2ptrain.core.lock_state import LockConfig
+from p2ptrain.core.lock_state import LockConfig, TimeoutPolicy
 from p2ptrain.core.membership import Membership
 from p2ptrain.core.messages import (
     Member,
@@ -33,7 +33,6 @@ from p2ptrain.core.messages import (
 )
 from p2ptrain.core.purpose import Purpose
 from p2ptrain.core.repair import Repair, RepairConfig
-from p2ptrain.core.timeout_policy import ObservedTimeoutPolicy
 from p2ptrain.core.wait_avoiding import Schedule
 from p2ptrain.errors import check_above_0
 from p2ptrain.ids import PeerId, Seconds, Ticket
@@ -91,16 +90,33 @@ class PeerMachine:
             schedule,
             self,
             self._note,
-            ObservedTimeoutPolicy(config.lock),
+            TimeoutPolicy(config.lock),
         )
-        self.request, self.expects = self.groups.request, self.groups.lock.expects
-        self.arrive, self.arrive_at = self.groups.arrive, self.groups.arrive_at
+        self.expects = self.groups.lock.expects
         self.repair = Repair(me.peer, config.repair, self._is_alive, self.expects, self._note)
         self.heard = self.repair.heard
         self._views = self.participants(), self.trainees()
         self._link = None if me.link_mbit else LinkMeter()
 
     # --- what can happen --------------------------------------------------------------------------
+
+    def request(self, candidates: Sequence[PeerId], needed: int, now: Seconds) -> Ticket:
+        """The algorithm claims a group with `needed` of `candidates`, which it prefers in order.
+
+        Ends in a `GroupEnded` with this ticket.
+        """
+        with self.groups.at(now):
+            return self.groups.lock.request(candidates, needed, now)
+
+    def arrive(self, version: int, lineage: int, now: Seconds) -> None:
+        """The trainer waits to average `version` with everyone; ends in `VersionEnded`."""
+        with self.groups.at(now):
+            self.groups.barrier.arrive(version, lineage, now)
+
+    def arrive_at(self, version: int, now: Seconds, *, waits: bool) -> None:
+        """The trainer is at a version of the schedule; if it waits, that ends in `VersionEnded`."""
+        with self.groups.at(now):
+            self.groups.wait_avoiding.arrive(version, now, waits=waits)
 
     def describe(self, now: Seconds, *, phase: Phase, steps: int, samples: int) -> None:
         """Update our own record; a new phase is announced to everyone at once."""
@@ -139,10 +155,9 @@ class PeerMachine:
                     if self._link.mbit != self.membership.me.link_mbit:
                         self.membership.describe(link_mbit=self._link.mbit)
                 self.groups.average_ended(ticket, outcome, why, now)
-            case effects.StateTransferred(version=version, taken=True):
-                self.groups.state_taken(version, now)
-            case effects.StateTransferred(version=version):
-                self.groups.state_not_taken(version, now)
+            case effects.StateTransferred(version=version, taken=taken):
+                with self.groups.at(now):
+                    self.groups.barrier.state_transferred(version, now, taken=taken)
 
     def withdraw(self, now: Seconds) -> None:
         """The trainer stops: no new groups, except those that others claim."""
@@ -214,7 +229,7 @@ class PeerMachine:
 
     def _settle(self, now: Seconds) -> None:
         """Tell the groups what membership has just decided."""
-        self.groups.lock.rejoin(self.membership.born)
+        self.groups.lock.incarnation = self.membership.born
         unsettled, self._unsettled = self._unsettled, []
         for change in unsettled:
             peer, why = change.peer, change.why
@@ -223,10 +238,10 @@ class PeerMachine:
             elif change.state is MemberState.DEAD:
                 if left := self.repair.peer_dead(peer, why):
                     self.groups.lock.regroup(*left)
-                self.groups.peer_dead(peer, why, now)
+                self.groups.peer_out(peer, why, now, crashed=True)
             elif change.state is MemberState.LEFT:
                 # It has finished its groups; our side of them ends by itself.
-                self.groups.peer_left(peer, why, now)
+                self.groups.peer_out(peer, why, now, crashed=False)
         views = self.participants(), self.trainees()
         changed = [view is not seen for view, seen in zip(views, self._views, strict=True)]
         self._views = views

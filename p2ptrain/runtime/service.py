@@ -15,7 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from p2ptrain.core import barrier, lock_state
+from p2ptrain.core import lock_state, scheduled
+from p2ptrain.core.effects import Average, TakeState
 from p2ptrain.core.messages import Phase
 from p2ptrain.core.peer_machine import PeerMachine
 from p2ptrain.errors import CodecError, RefusedError, TransportError
@@ -109,13 +110,13 @@ def doing(machine: PeerMachine) -> str:
     """What a peer does at this moment, in a few words."""
     groups = machine.groups
     match groups.barrier.state:
-        case barrier.Waiting(version=version):
+        case scheduled.Arrival(version=version):
             return f"waits for the others at version {version}"
-        case barrier.CatchingUp(version=version):
+        case TakeState(version=version):
             return f"takes the state of version {version}"
-        case barrier.InGroup(version=version):
-            return f"averages version {version}"
-        case barrier.Idle():
+        case Average(purpose=purpose):
+            return f"averages version {purpose.version}"
+        case None:
             pass
     match machine.membership.me.phase:
         case Phase.ARRIVING:

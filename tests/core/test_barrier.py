@@ -9,13 +9,14 @@ from random import Random
 
 import pytest
 
-from p2ptrain.core.barrier import DEPUTY_S, Idle, InGroup, Waiting
+from p2ptrain.core.barrier import DEPUTY_S
 from p2ptrain.core.contribution import Contribution
-from p2ptrain.core.effects import Outcome, TakeState
+from p2ptrain.core.effects import Average, Outcome, TakeState
 from p2ptrain.core.lock_state import Offered
 from p2ptrain.core.messages import Arrive, Begin, CatchUp, Inquire, Relinquish, Request
 from p2ptrain.core.purpose import Formation, Purpose, What
-from p2ptrain.errors import LocalProtocolError
+from p2ptrain.core.scheduled import Arrival
+from p2ptrain.errors import InvariantViolation, LocalProtocolError
 from p2ptrain.ids import PeerId, Ticket
 from p2ptrain.net import wire
 from p2ptrain.net.wire import Envelope
@@ -36,7 +37,7 @@ def begun(meeting: Meeting) -> list[InFlight]:
 
 
 def waits(guest: Guest) -> bool:
-    return isinstance(guest.groups.barrier.state, Waiting)
+    return isinstance(guest.groups.barrier.state, Arrival)
 
 
 def waits_with(guest: Guest, version: int, lineage: int) -> bool:
@@ -755,7 +756,7 @@ def test_who_stops_while_it_waits_is_let_go_and_the_others_go_on(meeting: Meetin
     meeting.settle()
     meeting.withdraw("b")
     assert meeting["b"].ended == [(0, Outcome.WITHDRAWN)]
-    assert isinstance(meeting["b"].groups.barrier.state, Idle)
+    assert meeting["b"].groups.barrier.state is None
     for name in "ac":
         meeting.see(name, "ac")
     meeting.arrive("c", 0)
@@ -805,7 +806,7 @@ def test_who_stops_while_it_catches_up_waits_no_more(meeting: Meeting):
     meeting.withdraw("c")
     assert meeting["c"].ended == [(3, Outcome.WITHDRAWN)]
     meeting.take_state("c", 5)
-    assert isinstance(meeting["c"].groups.barrier.state, Idle)
+    assert meeting["c"].groups.barrier.state is None
 
 
 @pytest.mark.parametrize("leaves", [False, True])
@@ -953,4 +954,13 @@ def test_a_refusal_makes_the_coordinator_ask_everyone_anew(meeting: Meeting):
     meeting.arrive("c", 0)
     meeting.settle()
     meeting.together("abc")
-    assert isinstance(meeting["a"].groups.barrier.state, InGroup)
+    assert isinstance(meeting["a"].groups.barrier.state, Average)
+
+
+def test_a_trainer_that_waits_for_two_things_is_found_out(meeting: Meeting):
+    meeting.arrive("a", 0)
+    barrier = meeting["a"].groups.barrier
+    barrier._taking = TakeState(1, PeerId("b"), 0), (0, 0)
+    with pytest.raises(InvariantViolation, match="a waits for several things"):
+        meeting.check()
+    barrier._taking = None

@@ -7,12 +7,11 @@ import pytest
 
 from p2ptrain.core.effects import Average, Effect, GroupEnded, Outcome, Send
 from p2ptrain.core.group_lock import MOST_TICKS
-from p2ptrain.core.lock_state import Collecting, InGroup, LockConfig
+from p2ptrain.core.lock_state import ENDED_REMEMBERED, Collecting, InGroup, LockConfig
 from p2ptrain.core.messages import Begin, Failed, Grant, Inquire, Release, Request
-from p2ptrain.core.slot import ENDED_REMEMBERED
 from p2ptrain.errors import ConfigError, LocalProtocolError
 from p2ptrain.ids import PeerId, Ticket
-from tests.helpers.everyone import AnyGroup
+from p2ptrain.sim.explore.copies import clone_part, frozen_part
 from tests.helpers.trio import InFlight, Trio
 
 LEASE_S, ACQUIRE_S, RESEND_S = 6.0, 2.0, 0.25
@@ -255,7 +254,7 @@ def test_nobody_waits_in_more_queues_than_it_may():
     quintet.settle()
     state = quintet.locks["a"].state
     assert isinstance(state, Collecting)
-    assert (state.queued, state.unasked) == (("b", "c"), ("d", "e"))
+    assert (state.busy, state.unasked) == (("b", "c"), ("d", "e"))
 
 
 def formed_beside(trio: Trio, name: str, other: str) -> None:
@@ -288,9 +287,7 @@ def test_when_it_ends_a_request_says_who_was_in_its_group_or_who_was_asked():
     quintet = crowd("abcde", spare_claims=1)
     ended: list[GroupEnded] = []
     lock = quintet.locks["a"]
-    quintet.locks["a"] = lock.clone(
-        lambda e: ended.append(e) if isinstance(e, GroupEnded) else None, quintet.choices["a"]
-    )
+    lock._emit = lambda e: ended.append(e) if isinstance(e, GroupEnded) else None
     quintet.request("a", "dcbe", 1)
     quintet.withdraw("a")
     second = quintet.request("a", "cb", 1)
@@ -1172,7 +1169,8 @@ def test_when_a_group_breaks_nobody_grants_the_one_who_is_gone(trio: Trio):
 def test_a_clone_goes_its_own_way(trio: Trio):
     ticket = trio.request("a", "b")
     effects: list[Effect] = []
-    twin = trio.locks["a"].clone(effects.append, AnyGroup())
+    twin = clone_part(trio.locks["a"])
+    twin._emit = effects.append
     twin.receive(PeerId("b"), Grant(ticket), 0.0)
     twin.average_ended(ticket, Outcome.DONE, "", 0.0)
     assert [type(effect) for effect in effects] == [Send, Average, GroupEnded]
@@ -1185,15 +1183,16 @@ def test_two_locks_that_will_do_the_same_are_frozen_alike_at_whatever_time(trio:
     for _ in range(2):
         trio.start("a")
         lock = trio.locks["a"]
-        lock._incarnation = 1
+        lock.incarnation = 1
         trio.request("a", "bc", 1)
         lock.receive(PeerId("b"), Request(Ticket(PeerId("b"), 1, 1), 7), trio.clock("a"))
         lock.receive(PeerId("b"), Failed(Ticket(PeerId("a"), 1, 1), "b"), trio.clock("a"))
-        frozen.append(lock.frozen(trio.clock("a")))
+        frozen.append(frozen_part(lock, trio.clock("a")))
         trio.time += 64.0
     assert frozen[0] == frozen[1]
     assert hash(frozen[0]) == hash(frozen[1])
-    assert frozen[1] != lock.frozen(trio.clock("a"))  # it is later, and the lock is still there
+    later = frozen_part(lock, trio.clock("a"))
+    assert frozen[1] != later, "the lock is still where it was"
 
 
 def test_a_made_up_age_does_not_drive_our_own_requests_out_of_range(trio: Trio):
@@ -1202,7 +1201,7 @@ def test_a_made_up_age_does_not_drive_our_own_requests_out_of_range(trio: Trio):
         hostile = Request(Ticket(PeerId("b"), 1, number), 1 << 62)
         lock.receive(PeerId("b"), hostile, trio.clock("a"))
     assert lock._clock == 3 * MOST_TICKS
-    lock.peer_dead(PeerId("b"), "b is gone", trio.clock("a"))
+    lock.peer_out(PeerId("b"), "b is gone", trio.clock("a"), crashed=True)
 
 
 # --- configuration --------------------------------------------------------------------------------

@@ -37,11 +37,13 @@ class ByHand:
         }
 
     def arrive(self, name: str, version: int = 1) -> None:
-        self.peers[name].arrive(version, 0, self.now)
+        with self.peers[name].at(self.now):
+            self.peers[name].barrier.arrive(version, 0, self.now)
 
     def claim(self, name: str, candidates: str) -> Ticket:
         peers = [PeerId(candidate) for candidate in candidates]
-        return self.peers[name].request(peers, len(peers), self.now)
+        with self.peers[name].at(self.now):
+            return self.peers[name].lock.request(peers, len(peers), self.now)
 
     def deliver(self, source: str, target: str, kind: type[Message]) -> None:
         """The oldest such message arrives."""

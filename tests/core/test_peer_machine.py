@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from p2ptrain.core.barrier import InGroup, barrier_of
+from p2ptrain.core.barrier import barrier_of
 from p2ptrain.core.contribution import MODEL, Contribution
 from p2ptrain.core.effects import (
     Abandon,
@@ -155,11 +155,10 @@ def test_all_groups_of_a_peer_have_tickets_of_one_counter(machine: PeerMachine):
 def test_a_part_that_believes_in_a_group_that_its_slot_does_not_hold_is_found_out(
     machine: PeerMachine,
 ):
-    idle = machine.groups.barrier.state
-    machine.groups.barrier._state = InGroup(TICKET, 0, 0)
-    with pytest.raises(InvariantViolation, match=r"b meets in .* its slot is free"):
+    machine.groups.barrier.group = Average(TICKET, ABC, MEETING)
+    with pytest.raises(InvariantViolation, match=r"b is in .* its slot is free"):
         machine.check()
-    machine.groups.barrier._state = idle
+    machine.groups.barrier.group = None
 
 
 def test_a_formed_group_has_no_deadline_of_its_slot(machine: PeerMachine):

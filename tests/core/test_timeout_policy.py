@@ -7,9 +7,8 @@ import pytest
 from p2ptrain.core.deadlines import FEWEST
 from p2ptrain.core.effects import Effect, Outcome, Send
 from p2ptrain.core.group_lock import GroupLock
-from p2ptrain.core.lock_state import LockConfig
+from p2ptrain.core.lock_state import LEAST_SHARE, LockConfig, TimeoutPolicy
 from p2ptrain.core.messages import Begin, Failed, Grant, Request
-from p2ptrain.core.timeout_policy import LEAST_SHARE, ObservedTimeoutPolicy, Wait
 from p2ptrain.ids import PeerId, Seconds, Ticket
 from tests.helpers.everyone import AnyGroup
 
@@ -25,8 +24,10 @@ class Bench:
     def __init__(self, config: LockConfig = CONFIG) -> None:
         self.now: Seconds = 100.0
         self.effects: list[Effect] = []
-        self.timeouts = ObservedTimeoutPolicy(config)
-        self.lock = GroupLock(A, 1, config, self.effects.append, AnyGroup(), self.timeouts)
+        self.timeouts = TimeoutPolicy(config)
+        self.lock = GroupLock(
+            A, 1, config, self.effects.append, AnyGroup(), AnyGroup().admits, self.timeouts
+        )
 
     def said(self, kind: type[T]) -> list[T]:
         """What it has said of this kind since it was last asked."""
@@ -105,7 +106,7 @@ def test_the_time_in_a_group_counts_from_the_grant_of_a_member_too():
         bench.now += 0.45
         bench.lock.average_ended(ticket, Outcome.DONE, "", bench.now)
     for _ in range(FEWEST):
-        bench.timeouts.note(Wait.GRANTS, 0.001)
+        bench.timeouts.grants.took(0.001)
     assert bench.timeouts.acquire_s == pytest.approx(0.9)
 
 
@@ -121,14 +122,16 @@ def test_a_request_is_sent_again_sooner_where_answers_are_quick_and_the_next_tim
     assert not bench.said(Request)
     bench.later(0.1 * CONFIG.resend_s)
     assert len(bench.said(Request)) == 1
-    assert bench.timeouts.resend_s == CONFIG.resend_s, "an answer is missing: no longer in a hurry"
+    assert bench.timeouts.answers.seconds == CONFIG.resend_s, (
+        "an answer is missing: no longer in a hurry"
+    )
 
 
 def test_a_request_waits_for_candidates_that_are_in_an_average_as_long_as_averages_last():
-    timeouts = ObservedTimeoutPolicy(CONFIG)
+    timeouts = TimeoutPolicy(CONFIG)
     for _ in range(FEWEST):
-        timeouts.note(Wait.GRANTS, 0.001)
-        timeouts.note(Wait.AVERAGE, 0.7)
+        timeouts.grants.took(0.001)
+        timeouts.averages.took(0.7)
     assert timeouts.acquire_s == pytest.approx(1.4)
     assert timeouts.acquire_s < CONFIG.acquire_timeout_s
 
@@ -159,8 +162,8 @@ def test_who_gives_a_request_up_because_all_are_busy_has_missed_nothing():
 
 
 def test_where_little_time_is_between_resending_and_giving_up_something_is_still_said_again():
-    timeouts = ObservedTimeoutPolicy(LockConfig(lease_s=10.0, acquire_timeout_s=2.0, resend_s=0.8))
+    timeouts = TimeoutPolicy(LockConfig(lease_s=10.0, acquire_timeout_s=2.0, resend_s=0.8))
     for _ in range(FEWEST):
-        timeouts.note(Wait.GRANTS, 0.001)
-        timeouts.note(Wait.AVERAGE, 0.001)
+        timeouts.grants.took(0.001)
+        timeouts.averages.took(0.001)
     assert timeouts.acquire_s == 1.6

@@ -175,7 +175,7 @@ class Assembly:
         for seat in self.seats.values():
             if PeerId(name) in seat.view:
                 seat.view.remove(PeerId(name))
-            seat.lock.peer_dead(PeerId(name), f"{name} is gone", self.time)
+            seat.lock.peer_out(PeerId(name), f"{name} is gone", self.time, crashed=True)
             seat.look()
             self._follow(seat)
 
@@ -198,7 +198,7 @@ class Assembly:
                 case _:
                     raise AssertionError(f"a lock does not emit {effect}")
 
-        lock = GroupLock(name, 1, LockConfig(), note, AnyGroup())
+        lock = GroupLock(name, 1, LockConfig(), note, AnyGroup(), AnyGroup().admits)
         seat = self.seats[name] = Seat(self, name, rng, [PeerId(other) for other in view], lock)
         return seat
 

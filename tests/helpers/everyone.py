@@ -3,15 +3,14 @@
 from collections.abc import Sequence
 
 from p2ptrain.core.contribution import MODEL, Contribution
-from p2ptrain.core.messages import Request
 from p2ptrain.core.purpose import Purpose
 from p2ptrain.ids import PeerId
 
 
 class AnyGroup:
-    """Implements `Groups`: all are welcome."""
+    """Of `GroupEnvironment` what a slot needs; and all groups are welcome."""
 
-    def admits(self, source: PeerId, request: Request) -> bool:
+    def admits(self, source: PeerId, purpose: Purpose) -> bool:
         return True
 
     def contribution(self, purpose: Purpose) -> Contribution:

@@ -9,7 +9,6 @@ crosses the wire by mistake is found out.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from p2ptrain.core.barrier import CatchingUp
 from p2ptrain.core.contribution import MODEL, Contribution
 from p2ptrain.core.effects import (
     Abandon,
@@ -121,18 +120,23 @@ class Meeting:
     def arrive(self, names: str, version: int, lineage: int = 0) -> None:
         """They wait at the barrier, one after the other."""
         for name in names:
-            self[name].groups.arrive(version, lineage, self.clock(name))
+            with self[name].groups.at(self.clock(name)):
+                self[name].groups.barrier.arrive(version, lineage, self.clock(name))
 
     def arrive_at(self, names: str, version: int, *, waits: bool = True) -> None:
         """They are at a version of the schedule."""
         for name in names:
-            self[name].groups.arrive_at(version, self.clock(name), waits=waits)
+            groups, now = self[name].groups, self.clock(name)
+            with groups.at(now):
+                groups.wait_avoiding.arrive(version, now, waits=waits)
 
     def request(self, name: str, candidates: str, needed: int = 0) -> Ticket:
         """``request("a", "bc")``: a claims the group a, b, c; or itself and `needed` of them."""
-        return self[name].groups.request(
-            [PeerId(c) for c in candidates], needed or len(candidates), self.clock(name)
-        )
+        groups, now = self[name].groups, self.clock(name)
+        with groups.at(now):
+            return groups.lock.request(
+                [PeerId(c) for c in candidates], needed or len(candidates), now
+            )
 
     def finish(self, names: str, outcome: Outcome = Outcome.DONE) -> None:
         """The averages that these are in end at them."""
@@ -154,11 +158,11 @@ class Meeting:
 
     def take_state(self, name: str, version: int) -> None:
         """It holds the state that it was told to take over."""
-        self[name].groups.state_taken(version, self.clock(name))
+        self._transferred(name, version, taken=True)
 
     def miss_state(self, name: str, version: int) -> None:
         """The state cannot be had."""
-        self[name].groups.state_not_taken(version, self.clock(name))
+        self._transferred(name, version, taken=False)
 
     def withdraw(self, name: str) -> None:
         self[name].groups.withdraw("stopping", self.clock(name))
@@ -182,7 +186,7 @@ class Meeting:
         guest = self[name]
         view = "".join(guest.view).replace(gone, "")
         guest.view[:] = view
-        guest.groups.peer_dead(PeerId(gone), f"{gone} is gone", self.clock(name))
+        guest.groups.peer_out(PeerId(gone), f"{gone} is gone", self.clock(name), crashed=True)
         self.see(name, view)
 
     def hear_left(self, name: str, left: str) -> None:
@@ -190,7 +194,7 @@ class Meeting:
         guest = self[name]
         view = "".join(guest.view).replace(left, "")
         guest.view[:] = view
-        guest.groups.peer_left(PeerId(left), f"{left} left", self.clock(name))
+        guest.groups.peer_out(PeerId(left), f"{left} left", self.clock(name), crashed=False)
         self.see(name, view)
 
     def join(self, name: str) -> None:
@@ -313,7 +317,7 @@ class Meeting:
         return [p.version for p in averages if p.formation is Formation.WAIT_AVOIDING]
 
     def is_catching_up(self, name: str) -> bool:
-        return isinstance(self[name].groups.barrier.state, CatchingUp)
+        return isinstance(self[name].groups.barrier.state, TakeState)
 
     def check(self) -> None:
         """What must hold whatever happened."""
@@ -330,6 +334,11 @@ class Meeting:
                 assert agreed.setdefault(average.ticket, told) == told, "told differently"
 
     # --- inside -----------------------------------------------------------------------------------
+
+    def _transferred(self, name: str, version: int, *, taken: bool) -> None:
+        groups, now = self[name].groups, self.clock(name)
+        with groups.at(now):
+            groups.barrier.state_transferred(version, now, taken=taken)
 
     def _arrive(self, sent: InFlight) -> None:
         if sent.target in self.guests:

@@ -13,7 +13,7 @@ from p2ptrain.core.contribution import MODEL, Contribution
 from p2ptrain.core.effects import Abandon, Average, Effect, GroupEnded, Outcome, Send
 from p2ptrain.core.group_lock import GroupLock
 from p2ptrain.core.lock_state import Granted, InGroup, LockConfig, Offered
-from p2ptrain.core.messages import Activate, Arrive, Begin, Grant, Request, SlotMessage
+from p2ptrain.core.messages import Activate, Arrive, Begin, Grant, SlotMessage
 from p2ptrain.core.purpose import GOSSIP, Formation, Purpose, What
 from p2ptrain.ids import PeerId, Seconds, Ticket
 from tests.helpers.everyone import AnyGroup
@@ -39,8 +39,8 @@ class Choice(AnyGroup):
         self.weights: tuple[int, ...] = ()
         self.samples_of_others = 0
 
-    def admits(self, source: PeerId, request: Request) -> bool:
-        return request.purpose not in self.refused
+    def admits(self, source: PeerId, purpose: Purpose) -> bool:
+        return purpose not in self.refused
 
     def contribution(self, purpose: Purpose) -> Contribution:
         self.asked.append(purpose)
@@ -98,6 +98,7 @@ class Trio:
             self.config,
             lambda effect: self._note(name, effect),
             self.choices[name],
+            self.choices[name].admits,
         )
 
     def crash(self, name: str) -> None:
@@ -193,12 +194,12 @@ class Trio:
 
     def hear_dead(self, name: str, dead: str) -> None:
         """Membership tells `name` that `dead` crashed."""
-        self.locks[name].peer_dead(PeerId(dead), f"{dead} is gone", self.clock(name))
+        self.locks[name].peer_out(PeerId(dead), f"{dead} is gone", self.clock(name), crashed=True)
         self._follow(name)
 
     def hear_left(self, name: str, left: str) -> None:
         """Membership tells `name` that `left` said goodbye."""
-        self.locks[name].peer_left(PeerId(left), f"{left} left", self.clock(name))
+        self.locks[name].peer_out(PeerId(left), f"{left} left", self.clock(name), crashed=False)
         self._follow(name)
 
     def withdraw(self, name: str) -> None:

@@ -21,6 +21,7 @@ from p2ptrain.core.wait_avoiding import WaitAvoiding
 from p2ptrain.errors import ConfigError
 from p2ptrain.ids import PeerId, Seconds, Ticket
 from p2ptrain.sim.explore.__main__ import main
+from p2ptrain.sim.explore.copies import frozen
 from p2ptrain.sim.explore.scenario import Ask, Fault, Meets, Scenario, Visits
 from p2ptrain.sim.explore.scenarios import A_TRIO, SHORT, small
 from p2ptrain.sim.explore.search import Findings, Search
@@ -107,19 +108,26 @@ def test_what_groups_remember_is_all_in_their_frozen_state():
     around = FixedEnvironment([PeerId("a"), PeerId("b")])
     groups = PeerGroups(PeerId("a"), 1, SHORT, 1.0, None, around, print)
     fixed = {
-        groups.lock: {"_me", "_incarnation", "_config", "_emit", "_groups", "timeouts"},
-        groups.barrier: {"_me", "_resend_s", "_participants", "_lock", "_emit"},
+        groups.lock: {
+            "_me",
+            "incarnation",
+            "_config",
+            "_emit",
+            "_environment",
+            "_admits",
+            "timeouts",
+        },
+        groups.barrier: {"_me", "_resend_s", "_view", "_lock", "_emit"},
         groups.wait_avoiding: {"_me", "_resend_s", "_schedule", "_view", "_lock", "_emit"},
     }
-    for part, names in fixed.items():
-        frozen = part.frozen(0.0)
-        assert isinstance(frozen, tuple)
+    states = frozen(groups, 0.0)
+    assert isinstance(states, tuple)
+    for (part, names), state in zip(fixed.items(), states, strict=True):
         assert names <= vars(part).keys()
-        assert len(frozen) == len(vars(part)) - len(names)
-    assert len(groups.frozen(0.0)) == len(fixed)
+        assert len(state) == len(vars(part)) - len(names)
     assert vars(groups).keys() == {
         *("lock", "barrier", "wait_avoiding"),
-        *("_me", "_environment", "_emit", "_ended", "_now"),  # the last two: only within a call
+        *("_environment", "_emit", "_ended", "_now"),  # the last two: only within a call
     }
 
 
@@ -138,7 +146,7 @@ def test_messages_that_do_nothing_any_more_can_be_left_out(scenario: Scenario):
     assert some.situations < more.situations
     assert (some.waits, some.stuck, some.unsafe) == (more.waits, more.stuck, more.unsafe)
     states = [
-        {(at.peer, at.groups and at.groups.frozen(at.now)) for at in it.peers.locals}
+        {(at.peer, at.groups and frozen(at.groups, at.now)) for at in it.peers.locals}
         for it in (few, all_)
     ]
     assert states[0] == states[1]
@@ -202,8 +210,8 @@ def test_a_begin_that_is_accepted_when_the_lease_has_lapsed_is_found():
 class ForgetsWhatHasEnded(GroupLock):
     """A ticket that is over can begin again."""
 
-    def _free(self, ticket: Ticket, *ended: group_lock.Ended) -> None:
-        super()._free(ticket, *ended)
+    def _free(self, ticket: Ticket, now: Seconds, *ended: group_lock.Ended) -> None:
+        super()._free(ticket, now, *ended)
         self._ended.clear()
 
 
@@ -247,7 +255,7 @@ class YieldsToItsEqual(GroupLock):
     def _consider(self, request: Request, now: Seconds) -> None:
         state = self._state
         if isinstance(state, Collecting) and request.born == state.request.born:
-            self._fail(Outcome.YIELDED, f"{request.ticket} is as old as we are", now)
+            self._fail(state, Outcome.YIELDED, f"{request.ticket} is as old as we are", now)
         else:
             super()._consider(request, now)
 
@@ -374,7 +382,7 @@ def test_an_offer_that_is_not_taken_back_for_a_request_is_found():
 class ForgetsThatItsOfferWasTaken(GroupLock):
     """A lost `Begin` is not said again to those who have offered."""
 
-    def _has_taken(self, offer: Ticket) -> bool:
+    def _tell_taken(self, offer: Ticket) -> bool:
         return False
 
 
@@ -417,7 +425,7 @@ def test_an_arrival_that_is_lost_and_not_repeated_is_found():
 class MeetsAnyVersion(Barrier):
     """A trainer takes whichever version is averaged for its own."""
 
-    def admits(self, purpose: Purpose) -> bool:
+    def admits(self, source: PeerId, purpose: Purpose) -> bool:
         return True
 
 
@@ -431,10 +439,10 @@ class TellsTheTrainerTwice(WaitAvoiding):
     """A version that breaks ends, and then ends as it would have."""
 
     def group_over(self, ticket: Ticket, outcome: Outcome, now: Seconds) -> None:
-        group = self._group
+        group = self.group
         super().group_over(ticket, outcome, now)
         if group and outcome is not Outcome.DONE:
-            self._group = group
+            self.group = group
             super().group_over(ticket, Outcome.LOST, now)
 
 

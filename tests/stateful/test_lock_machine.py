@@ -263,7 +263,7 @@ class FaultyMachine(LockMachine):
             self._end_everything()
             trio.advance(CONFIG.lease_s)
         self._nobody_waits_in_vain()
-        lives = {name: lock._incarnation for name, lock in trio.locks.items()}
+        lives = {name: lock.incarnation for name, lock in trio.locks.items()}
         for ticket, name in self.requested.items():
             assert ticket in trio.ended or lives.get(name) != ticket.incarnation
         alive = "".join(trio.locks)

@@ -163,7 +163,7 @@ def test_a_peer_that_waits_for_ever_is_found(monkeypatch):
     run = WaitAvoiding._maybe_run
 
     def sleepy(self: WaitAvoiding, now: float) -> None:
-        if self._begun < 5:
+        if self.begun < 5:
             run(self, now)
 
     monkeypatch.setattr(WaitAvoiding, "_maybe_run", sleepy)

@@ -1,15 +1,14 @@
 """The real groups of each peer, asked once: what do they do in this state at this event?
 
 Nothing of the protocol is written down here a second time. What a peer's `PeerGroups` do at an
-event is a function of their `frozen` state; so a clone of them is asked once, and the answer is
-looked up from then on. States of peers and events are numbered.
+event is a function of their `frozen` state (`copies.py`); so a clone of them is asked once, and the
+answer is looked up from then on. States of peers and events are numbered.
 """
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, NamedTuple, TypeVar, assert_never
 
-from p2ptrain.core.barrier import Idle
 from p2ptrain.core.contribution import Contribution
 from p2ptrain.core.effects import (
     Abandon,
@@ -36,6 +35,7 @@ from p2ptrain.core.purpose import Purpose
 from p2ptrain.core.wait_avoiding import Round, Schedule
 from p2ptrain.ids import PeerId, Seconds, Ticket
 from p2ptrain.sim.explore import scenario as plans
+from p2ptrain.sim.explore.copies import clone, frozen
 from p2ptrain.sim.explore.scenario import Plan, Scenario
 from p2ptrain.sim.explore.ticket_history import UnsafeError
 
@@ -275,11 +275,11 @@ class Peers:
         groups = self.locals[number].groups
         if groups is None:
             return ""
-        slot, at_barrier = groups.lock.state, groups.barrier.state
+        slot = groups.lock.state
         if not isinstance(slot, Free):
             return f"is {slot}"
-        if not isinstance(at_barrier, Idle):
-            return f"is at the barrier: {at_barrier}"
+        if groups.barrier.state:
+            return f"is at the barrier: {groups.barrier.state}"
         arrival = groups.wait_avoiding.arrival
         return f"is at {arrival}" if arrival and arrival.waits else ""
 
@@ -300,9 +300,10 @@ class Peers:
         effects: list[Effect] = []
         event = self.events.values[number]
         view = self._see(before.view, event)
-        groups = before.groups.clone(effects.append, view)
+        groups = clone(before.groups, effects.append, view)
         try:
-            asked = self._happen(groups, event, before.now)
+            with groups.at(before.now):
+                asked = self._happen(groups, event, before.now)
             groups.check()
         except Exception as error:
             raise UnsafeError(f"{type(error).__name__}: {error}") from error
@@ -355,19 +356,18 @@ class Peers:
                 groups.receive(self.names[source], message, now)
             case Asks(number=number):
                 ask = self._asks[number]
-                return (groups.request([PeerId(c) for c in ask.candidates], ask.needed, now),)
+                candidates = [PeerId(candidate) for candidate in ask.candidates]
+                return (groups.lock.request(candidates, ask.needed, now),)
             case Meets(version=version, lineage=lineage):
-                groups.arrive(version, lineage, now)
+                groups.barrier.arrive(version, lineage, now)
             case Visits(version=version, waits=waits):
-                groups.arrive_at(version, now, waits=waits)
+                groups.wait_avoiding.arrive(version, now, waits=waits)
             case Ends(ticket=ticket, outcome=outcome):
                 groups.average_ended(ticket, outcome, outcome.value, now)
-            case CatchesUp(version=version, taken=True):
-                groups.state_taken(version, now)
-            case CatchesUp(version=version):
-                groups.state_not_taken(version, now)
+            case CatchesUp(version=version, taken=taken):
+                groups.barrier.state_transferred(version, now, taken=taken)
             case HearsDead(other=other):
-                groups.peer_dead(self.names[other], "it crashed", now)
+                groups.peer_out(self.names[other], "it crashed", now, crashed=True)
                 if self._has_views:
                     groups.view_changed(now, participants=True, trainees=True)
             case HearsDone():
@@ -390,7 +390,7 @@ class Peers:
         taking: TakeState | None,
         now: Seconds,
     ) -> int:
-        state = (groups.frozen(now), view, taking) if groups else None
+        state = (frozen(groups, now), view, taking) if groups else None
         number = self._numbers.setdefault((peer, state), len(self.locals))
         if number == len(self.locals):
             self.locals.append(_look(peer, groups, view, taking, now, self._lease_s))
@@ -432,7 +432,7 @@ def _look(
         None if isinstance(state, Free | Offered) else state.ticket,
         state.ticket if isinstance(state, InGroup) and groups.lock.holds(state.ticket) else None,
         (state.ticket, state.to) if isinstance(state, Offered) else None,
-        groups.lock.wanted,
+        tuple(wish.ticket for wish in groups.lock._wishes),
         isinstance(state, Granted) and state.granted_at + lease_s <= now,
     )
 

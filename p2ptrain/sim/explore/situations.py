@@ -46,12 +46,12 @@ from enum import IntEnum
 from itertools import product
 from typing import NamedTuple
 
-from p2ptrain.core.barrier import CatchingUp, Waiting
-from p2ptrain.core.effects import Average, Outcome, VersionEnded
+from p2ptrain.core.effects import Average, Outcome, TakeState, VersionEnded
 from p2ptrain.core.groups import PeerGroups
 from p2ptrain.core.lock_state import InGroup
 from p2ptrain.core.messages import Begin
 from p2ptrain.core.purpose import Formation
+from p2ptrain.core.scheduled import Arrival
 from p2ptrain.ids import PeerId, Ticket
 from p2ptrain.sim.explore import scenario as plans
 from p2ptrain.sim.explore import ticket_history
@@ -643,7 +643,7 @@ def _offered(local: Local, names: Sequence[PeerId]) -> tuple[int, ...]:
     assert local.groups
     state = local.groups.lock.state
     offers = state.offers if isinstance(state, InGroup) else ()
-    return tuple(names.index(promise.peer) for promise in offers)
+    return tuple(names.index(offer.initiator) for offer in offers)
 
 
 def _words(groups: PeerGroups | None) -> str:
@@ -652,9 +652,9 @@ def _words(groups: PeerGroups | None) -> str:
         return "has crashed"
     words = [str(groups.lock.state)]
     match groups.barrier.state:
-        case Waiting(version=version):
+        case Arrival(version=version):
             words.append(f"waiting at {version}")
-        case CatchingUp(version=version):
+        case TakeState(version=version):
             words.append(f"catching up with {version}")
         case _:
             pass
