@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -39,9 +39,11 @@ from p2ptrain.runtime.buffers import Buffers
 from p2ptrain.runtime.copy_executor import CopyExecutor
 from p2ptrain.runtime.exchange import Bucket, Exchange, ExchangeConfig
 from p2ptrain.runtime.group import AttemptOver, FormedGroup, PendingMean
-from p2ptrain.runtime.host import Host
 from p2ptrain.runtime.pending_gradients import PendingGradients
 from p2ptrain.runtime.streams import GroupBroken
+
+if TYPE_CHECKING:
+    from p2ptrain.runtime.driver import Driver
 
 SHORT = 1 << 18
 """Copying so many numbers takes less time than a hop to the worker thread and back."""
@@ -70,7 +72,7 @@ class Averages:
 
     def __init__(
         self,
-        host: Host,
+        host: "Driver",
         replica: Replica,
         agreed: AgreedState,
         *,

@@ -13,6 +13,7 @@ import hashlib
 import mmap
 import tempfile
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -34,8 +35,10 @@ from p2ptrain.net.wire import StateOpening
 from p2ptrain.runtime.agreed_state import AgreedState
 from p2ptrain.runtime.copy_executor import CopyExecutor
 from p2ptrain.runtime.exchange import ExchangeConfig
-from p2ptrain.runtime.host import Host
 from p2ptrain.runtime.streams import GroupBroken
+
+if TYPE_CHECKING:
+    from p2ptrain.runtime.driver import Driver
 
 MAX_STATE_BYTES = 1 << 36
 SMALL_BYTES = 1 << 20
@@ -47,7 +50,7 @@ class StateTransfer:
 
     def __init__(
         self,
-        host: Host,
+        host: "Driver",
         replica: Replica,
         agreed: AgreedState,
         *,

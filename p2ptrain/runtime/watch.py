@@ -1,17 +1,20 @@
 """Asks `core/silence.py` when it is time, and records what it says."""
 
 import asyncio
+from typing import TYPE_CHECKING
 
 from p2ptrain.core.messages import Phase
 from p2ptrain.ids import Seconds
-from p2ptrain.runtime.host import Host
 from p2ptrain.runtime.service import doing
+
+if TYPE_CHECKING:
+    from p2ptrain.runtime.driver import Driver
 
 
 class Watch:
     """One peer's; `look` whenever its trainer or its view of the others has changed."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: "Driver") -> None:
         self._host = host
         self._timer: asyncio.TimerHandle | None = None
 
