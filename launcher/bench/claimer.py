@@ -15,9 +15,9 @@ from p2ptrain.ids import Address, PeerId, Seconds
 from p2ptrain.net.grpc_config import GrpcConfig
 from p2ptrain.net.grpc_transport import GrpcTransport
 from p2ptrain.runtime.exchange import ExchangeConfig
-from p2ptrain.runtime.lifecycle import Environment, PeerLifecycle
+from p2ptrain.runtime.lifecycle import PeerLifecycle
 from p2ptrain.runtime.metrics import MemoryMetrics
-from p2ptrain.runtime.settings import PeerConfig
+from p2ptrain.runtime.settings import Environment, PeerConfig
 from p2ptrain.sim.peer import SameLoop
 
 T = TypeVar("T")
@@ -98,7 +98,9 @@ class Claimer:
             TimeoutError: if no group has been formed within the limit.
         """
         async with asyncio.timeout(self._limit_s):
-            while (await self._lifecycle.swarm.average_models(others)).outcome is Outcome.BUSY:
+            while (
+                await self._lifecycle.driver.swarm.average_models(others)
+            ).outcome is Outcome.BUSY:
                 pass
 
     async def next_group(self) -> Json:

@@ -112,7 +112,7 @@ class Averages:
             self._running.pop(effect.ticket, None)
             self._host.notify_change()
 
-        task = self._host.watched(self._average(effect))
+        task = self._host.start_activity(self._average(effect))
         self._running[effect.ticket] = task
         task.add_done_callback(over)
 
@@ -280,7 +280,7 @@ class Averages:
             executor=self._on_copy_thread,
             swarm=host.digest,
             clock=lambda: host.now,
-            heard=lambda peer: host.heard(ticket, peer),
+            heard=lambda peer: host.machine.heard(ticket, peer),
             arrival_s=self.transfers.arrival_s,
             shards=weights_left(effect.members, effect.weights, attempt.members),
         )

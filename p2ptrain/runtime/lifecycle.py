@@ -6,20 +6,18 @@ replica, the `Environment`, the transport and the metrics.
 
 ::
 
-    assemble ─► listen ─► join ─► begin ──► step, step, ... ──► end ──► depart ──► record_end
-    protocol    protocol  protocol  trainer   trainer         trainer  protocol   trainer
+    assemble ─► listen ─► join ─► begin ──► boundary.step ... ──► end ──► depart ──► record_end
+    protocol    protocol  protocol  trainer   trainer           trainer  protocol   trainer
 
 Below each stands on whose side it runs: coroutines of the protocol belong on its event loop, what
 is the trainer's is called where the loop of training runs (see `runtime/boundary.py`). After `join`
 a peer is ready, and others average with it; one without a trainer stays there, and claims its
-groups by hand through `swarm`.
+groups by hand through `driver.swarm`.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from random import Random
 
 from p2ptrain.averaging.base import load_algorithm
 from p2ptrain.compute.replica import Replica
@@ -28,33 +26,11 @@ from p2ptrain.errors import ConfigError
 from p2ptrain.ids import Address, PeerId, Seconds
 from p2ptrain.net.transport import Transport
 from p2ptrain.runtime.accounts import record_end
-from p2ptrain.runtime.boundary import Boundary, Cross
-from p2ptrain.runtime.copy_executor import CopyExecutor
+from p2ptrain.runtime.boundary import Boundary
 from p2ptrain.runtime.driver import Driver
 from p2ptrain.runtime.metrics import Metrics
-from p2ptrain.runtime.settings import PeerConfig
+from p2ptrain.runtime.settings import Environment, PeerConfig
 from p2ptrain.runtime.snapshots import SnapshotWriter
-from p2ptrain.runtime.swarm import DriverSwarm
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Environment:
-    """What a peer finds around it: clocks, a device, and how its two sides reach each other."""
-
-    clock: Callable[[], Seconds]
-    """Of the event loop's timers."""
-
-    unix_clock: Callable[[], Seconds]
-    """What a wall clock shows; in a simulated world, the same as `clock`."""
-
-    incarnation: int
-    """Larger than that of any earlier life under the same name."""
-
-    cross: Cross
-    executor: CopyExecutor
-
-    device: str
-    """Where the replica is, for the record."""
 
 
 class PeerLifecycle:
@@ -71,8 +47,7 @@ class PeerLifecycle:
     """
 
     driver: Driver
-    """From `assemble` on, as are the next two."""
-    swarm: DriverSwarm
+    """From `assemble` on, as is the next."""
     boundary: Boundary
 
     def __init__(
@@ -93,6 +68,10 @@ class PeerLifecycle:
             )
         self.name = PeerId(config.name)
         self.address = Address("")
+        self.averages = algorithm.averages
+        """``models`` or ``gradients``."""
+        self.began_at: Seconds | None = None
+        """When the first step began."""
         self.why_stopped = ""
         self._config = config
         self._algorithm = algorithm
@@ -100,7 +79,6 @@ class PeerLifecycle:
         self._environment = environment
         self._writes_snapshots = snapshots
         self._snapshots: SnapshotWriter | None = None
-        self._began_at: Seconds | None = None
 
     # --- what a loop asks -------------------------------------------------------------------------
 
@@ -110,16 +88,6 @@ class PeerLifecycle:
         known = self.driver.agreed.progress
         agreed = self.averages == "gradients"  # in each average of them
         return known if agreed else max(known, self.boundary.totals.samples)
-
-    @property
-    def averages(self) -> str:
-        """``models`` or ``gradients``."""
-        return self._algorithm.averages
-
-    @property
-    def has_begun(self) -> bool:
-        """True from the beginning of the first step."""
-        return self._began_at is not None
 
     @property
     def should_stop(self) -> bool:
@@ -134,46 +102,32 @@ class PeerLifecycle:
         self._environment.cross.post(self.driver.withdraw)
 
     def _reason_to_stop(self) -> str:
-        stop, driver, now = self._config.stop, self.driver, self._environment.clock()
+        stop, agreed = self._config.stop, self.driver.agreed
         if stop.samples is not None and self.progress >= stop.samples:
             return f"the swarm has trained {self.progress} samples"
-        if driver.agreed.agreed_to_end:
+        if agreed.agreed_to_end:
             return "the swarm agreed to end"
-        began = now if self._began_at is None else self._began_at
-        late = stop.seconds is not None and now - began >= stop.seconds
-        if late and self.averages == "gradients":
-            driver.agreed.wants_to_end = True  # all will know with the next average
+        if stop.seconds is None or self.began_at is None:
             return ""
-        return f"{stop.seconds:g} s are over" if late else ""
+        if self._environment.clock() - self.began_at < stop.seconds:
+            return ""
+        if self.averages == "gradients":
+            agreed.wants_to_end = True  # all will know with the next average
+            return ""
+        return f"{stop.seconds:g} s are over"
 
     # --- from the first word to the last ----------------------------------------------------------
 
     def assemble(self, transport: Transport, metrics: Metrics) -> None:
         """Put the parts together; `metrics` takes the records. Belongs on the protocol's loop."""
-        config, environment = self._config, self._environment
-        self._metrics = metrics
         self.driver = Driver(
-            self.name,
-            incarnation=environment.incarnation,
-            algorithm=self._algorithm,
-            algorithm_name=config.algorithm,
-            replica=self._replica,
-            transport=transport,
-            protocol=config.protocol,
-            exchange=config.exchange,
-            rng=Random(f"{config.seed}/{self.name}"),
-            executor=environment.executor,
-            clock=environment.clock,
-            metrics=metrics,
+            self._config, self._environment, self._algorithm, self._replica, transport, metrics
         )
-        self.swarm = DriverSwarm(self.driver)
-        self.boundary = Boundary(
-            self.driver, self.swarm, environment.cross, metrics, environment.clock
-        )
+        self.boundary = Boundary(self.driver, self._environment.cross)
 
     async def listen(self) -> Address:
         """Open up for others. Raises ConfigError if that is not possible."""
-        self.address = await self.driver.start()
+        self.address = await self.driver.listen()
         return self.address
 
     async def join(self, hosts: Sequence[str] = (), *, keeps_model: bool = False) -> None:
@@ -187,39 +141,37 @@ class PeerLifecycle:
             RefusedError: if the others refuse this peer.
             TransportError: if they are not here in time.
         """
-        config, driver = self._config, self.driver
-        self._record_start()
+        config, environment, driver = self._config, self._environment, self.driver
+        driver.metrics.record(
+            "started",
+            unix_s=environment.unix_clock(),
+            peer=self.name,
+            address=self.address,
+            algorithm=config.algorithm,
+            device=environment.device,
+            model_size=self._replica.saved_size,
+            fingerprint=self._replica.fingerprint,
+        )
         asked = [Address(host) for host in hosts or config.join if host != self.address]
         if asked:
             await driver.join(asked, config.join_timeout_s)
         await driver.wait_for_members(config.together or config.peers, config.join_timeout_s)
-        if keeps_model:
-            driver.keep_model()
-        elif donor := await driver.take_model():
-            self._metrics.record("warning", text=f"took over the model of {donor}")
+        if donor := await driver.take_model(keep=keeps_model):
+            driver.metrics.record("warning", text=f"took over the model of {donor}")
         driver.describe(Phase.ARRIVING, steps=0, samples=0)  # from here on it knows progress
-        self._metrics.record("ready", members=[self.name, *driver.choosable()])
+        driver.metrics.record("ready", members=[self.name, *driver.swarm.choosable()])
         if self._writes_snapshots:
             path = Path(config.out) / f"{self.name}.snapshots"
-            executor = self._environment.executor
-            self._snapshots = SnapshotWriter(path, self._replica, self._metrics, executor)
+            self._snapshots = SnapshotWriter(
+                path, self._replica, driver.metrics, environment.executor
+            )
             self._writing = asyncio.ensure_future(self._snapshots.repeat(config.snapshot_every_s))
 
     def begin(self) -> None:
         """The first step begins now, and the algorithm's own loop beside it."""
-        self._began_at = self._environment.clock()
+        self.began_at = self._environment.clock()
         self.boundary.begin()
-        self._environment.cross.post(lambda: self.driver.begin_background(self.swarm))
-
-    async def step(
-        self, samples: int, loss: float | None, optimizer_step: Callable[[], None]
-    ) -> None:
-        """End a step; see `Boundary.step`."""
-        await self.boundary.step(samples, loss, optimizer_step)
-
-    def end(self) -> None:
-        """The trainer has stopped."""
-        self.boundary.end()
+        self._environment.cross.post(self.driver.begin_background)
 
     async def depart(self, serve: bool) -> None:
         """Serve the others until they are done, if we may; say goodbye; close everything."""
@@ -237,20 +189,6 @@ class PeerLifecycle:
         if hasattr(self, "driver"):
             await self.driver.close()
 
-    # --- records ----------------------------------------------------------------------------------
-
-    def _record_start(self) -> None:
-        self._metrics.record(
-            "started",
-            unix_s=self._environment.unix_clock(),
-            peer=self.name,
-            address=self.address,
-            algorithm=self._config.algorithm,
-            device=self._environment.device,
-            model_size=self._replica.saved_size,
-            fingerprint=self._replica.fingerprint,
-        )
-
     def record_end(self, why: str) -> None:
         """The last record: totals, and a sentence."""
-        record_end(self._metrics, self.boundary.totals, self.driver.accounts, why)
+        record_end(self.driver.metrics, self.boundary.totals, self.driver.accounts, why)

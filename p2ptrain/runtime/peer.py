@@ -30,11 +30,11 @@ from p2ptrain.errors import ConfigError, LocalProtocolError
 from p2ptrain.ids import Address, PeerId
 from p2ptrain.net.grpc_transport import GrpcTransport
 from p2ptrain.runtime.board import Board
-from p2ptrain.runtime.lifecycle import Environment, PeerLifecycle
+from p2ptrain.runtime.lifecycle import PeerLifecycle
 from p2ptrain.runtime.metrics import JsonlMetrics, Metrics, TeeMetrics
 from p2ptrain.runtime.prometheus import PrometheusMetrics
 from p2ptrain.runtime.service import PeerService
-from p2ptrain.runtime.settings import PeerConfig
+from p2ptrain.runtime.settings import Environment, PeerConfig
 from p2ptrain.runtime.tensorboard import TensorBoardMetrics
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ class Peer:
             LocalProtocolError: outside of the with block.
         """
         life = self._life
-        if not life.has_begun:
+        if life.began_at is None:
             raise LocalProtocolError("step belongs inside `with peer:`, where the peer has joined")
         if life.driver.stopping:
             self._steps_after_stop += 1
@@ -167,7 +167,7 @@ class Peer:
             life.driver.agreed.contributes = life.driver.agreed.contributes and finite
         update = self.replica.optimizer_step if finite or agreed else _no_update
         samples, self._accumulated = samples + self._accumulated, 0
-        _run_here(life.step(samples, loss, lambda: update(clip)))
+        _run_here(life.boundary.step(samples, loss, lambda: update(clip)))
         if scaler:
             scaler.update()
 
@@ -207,7 +207,7 @@ class Peer:
         trace: TracebackType | None,
     ) -> None:
         life = self._life
-        life.end()
+        life.boundary.end()
         asked = life.driver.stopping
         why = f"{type(error).__name__}: {error}" if error else life.why_stopped or "the loop ended"
         try:

@@ -1,8 +1,12 @@
-"""What can be set about a peer that is not its model; the command line and TOML fill it in."""
+"""What a peer is given beside its model: settings, and what it finds around it.
+
+The command line and TOML fill the settings in.
+"""
 
 import math
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from p2ptrain.core.peer_machine import ProtocolConfig
 from p2ptrain.errors import CodecError, ConfigError
@@ -10,7 +14,40 @@ from p2ptrain.ids import Seconds
 from p2ptrain.net import wire
 from p2ptrain.net.grpc_config import GrpcConfig
 from p2ptrain.net.wire import MAX_NAME
+from p2ptrain.runtime.copy_executor import CopyExecutor
 from p2ptrain.runtime.exchange import ExchangeConfig
+
+
+class Cross(Protocol):
+    """Carries work from the trainer's side to the protocol's."""
+
+    def call(self, work: Coroutine[Any, Any, Any]) -> Awaitable[Any]:  # Any: the work's result
+        """Run `work` over there and wait for its result."""
+        ...
+
+    def post(self, function: Callable[[], None]) -> None:
+        """Run `function` over there soon; do not wait."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """What a peer finds around it: clocks, a device, and how its two sides reach each other."""
+
+    clock: Callable[[], Seconds]
+    """Of the event loop's timers."""
+
+    unix_clock: Callable[[], Seconds]
+    """What a wall clock shows; in a simulated world, the same as `clock`."""
+
+    incarnation: int
+    """Larger than that of any earlier life under the same name."""
+
+    cross: Cross
+    executor: CopyExecutor
+
+    device: str
+    """Where the replica is, for the record."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

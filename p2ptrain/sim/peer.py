@@ -16,9 +16,9 @@ from p2ptrain.compute.steps import Work, take_steps
 from p2ptrain.errors import P2PTrainError
 from p2ptrain.ids import Address, PeerId, Seconds
 from p2ptrain.net.transport import Transport
-from p2ptrain.runtime.lifecycle import Environment, PeerLifecycle
+from p2ptrain.runtime.lifecycle import PeerLifecycle
 from p2ptrain.runtime.metrics import Metrics
-from p2ptrain.runtime.settings import PeerConfig
+from p2ptrain.runtime.settings import Environment, PeerConfig
 from p2ptrain.sim.compute import WorkClock
 from p2ptrain.sim.loop import virtual_loop
 from p2ptrain.sim.process import Process
@@ -89,7 +89,7 @@ class LivingPeer:
 
     async def step(self, samples: int, loss: float | None) -> None:
         """The boundary."""
-        await self._life.step(samples, loss, self._trainee.update)
+        await self._life.boundary.step(samples, loss, self._trainee.update)
 
     def stop(self, why: str) -> None:
         """Ask it to leave, as SIGTERM does."""
@@ -124,7 +124,7 @@ class LivingPeer:
             await self._train()
         except P2PTrainError as raised:
             error = raised
-        life.end()
+        life.boundary.end()
         await life.depart(serve=not error and not life.driver.stopping and self._config.serve)
         life.record_end(f"{type(error).__name__}: {error}" if error else life.why_stopped)
         if error:

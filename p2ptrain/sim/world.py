@@ -64,7 +64,7 @@ class SimPeer:
 
     @property
     def swarm(self) -> DriverSwarm:
-        return self.lifecycle.swarm
+        return self.driver.swarm
 
     @property
     def boundary(self) -> Boundary:
@@ -90,8 +90,8 @@ class SimPeer:
         for step in range(self.steps_before, steps):
             await virtual_loop().work(step_s)
             before_step(step)
-            await self.lifecycle.step(1, None, self.replica.descend)
-        self.lifecycle.end()
+            await self.boundary.step(1, None, self.replica.descend)
+        self.boundary.end()
 
     def model(self) -> Vector:
         """Live + pending."""

@@ -163,7 +163,7 @@ async def test_a_newcomer_takes_part(variant: Variant):
         )
         await peer.driver.take_model()
         peer.boundary.begin()
-        peer.driver.begin_background(peer.swarm)
+        peer.driver.begin_background()
         while peer.replica.updates < 40:
             await asyncio.sleep(0.1)
             downhill(peer, 0)

@@ -90,7 +90,7 @@ async def test_messages_of_another_swarm_and_of_unknown_peers_are_ignored():
         stranger.transport.send(a.address, envelope)
     await asyncio.sleep(0.5)
     assert stranger.heard == []
-    assert a.driver.choosable() == ("b",)
+    assert a.swarm.choosable() == ("b",)
     await world.close()
 
 
@@ -206,7 +206,7 @@ async def test_a_stream_that_comes_before_its_group_is_formed_waits_for_it(monke
         return await slow(attempt)
 
     monkeypatch.setattr(a.driver.averages, "_fill", contribute_late)
-    result = await b.driver.average_with_any([PeerId("a")], 1)
+    result = await b.swarm.average_with_any([PeerId("a")], 1)
     assert result.done, result
     b.replica.settle()
     np.testing.assert_array_equal(b.model(), np.full(8, 0.5, np.float32))
@@ -279,12 +279,12 @@ async def test_nobody_averages_with_a_newcomer_before_it_has_taken_over_the_mode
     newcomer.driver.machine.has_model = False  # as after `join`, in a life
     await asyncio.sleep(5.0)
     for peer in trained:
-        result = await peer.driver.average_with_any([PeerId("n")], 1)
+        result = await peer.swarm.average_with_any([PeerId("n")], 1)
         assert (result.outcome, result.why) == (Outcome.REFUSED, "n is not to be had")
     with pytest.raises(RefusedError, match="n is itself about to take a model"):
         await trained[0].driver.state_transfer.download(PeerId("n"))
     assert await newcomer.driver.take_model() in ("a", "b")
-    result = await trained[0].driver.average_with_any([PeerId("n")], 1)
+    result = await trained[0].swarm.average_with_any([PeerId("n")], 1)
     assert result.outcome is Outcome.DONE
     assert max(abs(peer.model()).max() for peer in (*trained, newcomer)) < 1.0, "9 is in no mean"
     await world.close()
@@ -449,7 +449,7 @@ async def test_catching_up_that_fails_changes_nothing_and_is_tried_again(monkeyp
 
 async def test_two_models_meet_in_the_middle_and_the_record_says_so():
     world, a, b = await pair()
-    result = await a.driver.average_with_any([PeerId("b")], 1)
+    result = await a.swarm.average_with_any([PeerId("b")], 1)
     assert result.done
     await asyncio.sleep(0.1)
     for peer in (a, b):
@@ -467,7 +467,7 @@ async def test_two_models_meet_in_the_middle_and_the_record_says_so():
 async def test_a_model_that_is_not_finite_ends_its_peer_and_reaches_nobody():
     world, a, b = await pair()
     a.replica.live[3] = np.nan
-    result = await a.driver.average_with_any([PeerId("b")], 1)
+    result = await a.swarm.average_with_any([PeerId("b")], 1)
     assert not result.done
     assert isinstance(a.driver.failure, StateError)
     assert "the model of a is not finite any more" in str(a.driver.failure)
@@ -529,7 +529,7 @@ async def test_a_member_whose_chunks_come_is_not_missed_though_its_words_are_lat
 
     a.driver.handle_message = hear_no_status
     began = asyncio.get_running_loop().time()
-    result = await a.driver.average_with_any([PeerId("b")], 1)
+    result = await a.swarm.average_with_any([PeerId("b")], 1)
     assert result.done, result.why
     assert asyncio.get_running_loop().time() - began > 3 * RepairConfig().silence_s
     await world.close()
@@ -542,12 +542,12 @@ async def test_an_average_that_takes_too_long_is_late_and_changes_nothing(monkey
         await asyncio.sleep(1e6)
 
     monkeypatch.setattr(b.driver.averages, "_fill", never)
-    result = await a.driver.average_with_any([PeerId("b")], 1)
+    result = await a.swarm.average_with_any([PeerId("b")], 1)
     assert not result.done
     await asyncio.sleep(100.0)
     np.testing.assert_array_equal(a.model(), np.zeros(8, np.float32))
     np.testing.assert_array_equal(b.model(), np.ones(8, np.float32))
-    assert (await a.driver.average_with_any([PeerId("b")], 1)).outcome is not None
+    assert (await a.swarm.average_with_any([PeerId("b")], 1)).outcome is not None
     await world.close()
 
 
@@ -614,15 +614,15 @@ async def test_a_restarted_peer_takes_its_name_again():
     world.crash("b")
     again = await world.add("b", replica(2.0), "ad_psgd")
     await asyncio.sleep(1.0)
-    assert a.driver.choosable() == ("b",)
-    assert (await a.driver.average_with_any([PeerId("b")], 1)).done
+    assert a.swarm.choosable() == ("b",)
+    assert (await a.swarm.average_with_any([PeerId("b")], 1)).done
     assert again.address != b.address
     await world.close()
 
 
 async def test_leaving_lets_a_running_average_end():
     world, a, b = await pair()
-    averaging = asyncio.create_task(a.driver.average_with_any([PeerId("b")], 1))
+    averaging = asyncio.create_task(a.swarm.average_with_any([PeerId("b")], 1))
     while not a.driver.averages.running:  # noqa: ASYNC110 - virtual time costs nothing
         await asyncio.sleep(0.0005)
     await a.driver.leave(5.0)
@@ -631,7 +631,7 @@ async def test_leaving_lets_a_running_average_end():
     np.testing.assert_array_equal(b.model(), np.full(8, 0.5, np.float32))
     averaging.cancel()
     world.peers.pop(PeerId("a"))
-    assert b.driver.choosable() == ()
+    assert b.swarm.choosable() == ()
     await world.close()
 
 

@@ -48,9 +48,7 @@ async def test_a_slow_link_is_found_out_in_pairs_and_then_does_not_reduce_for_fo
 
     async def average(initiator: SimPeer, *others: SimPeer) -> Seconds:
         before = now()
-        await initiator.driver.average_with_any(
-            [other.driver.name for other in others], len(others)
-        )
+        await initiator.swarm.average_with_any([other.driver.name for other in others], len(others))
         for member in (initiator, *others):
             await asyncio.gather(*member.driver.averages.running)
         lasted_s = now() - before
