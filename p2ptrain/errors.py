@@ -1,4 +1,4 @@
-"""Everything that `p2ptrain` raises.
+"""Everything that `p2ptrain` raises, and the check that most configurations begin with.
 
 ::
 
@@ -17,6 +17,8 @@ A message is one sentence that names the value and the remedy. The command lines
 with code 2; nobody who made a mistake ever sees a traceback. Expected trouble between peers (busy,
 late, lost) is no exception at all: it is an ending, a value (`core/effects.py`).
 """
+
+import math
 
 
 class P2PTrainError(Exception):
@@ -57,3 +59,11 @@ class StateError(P2PTrainError):
 
 class InvariantViolation(AssertionError):
     """The program is wrong about the world; carries the state that shows it."""
+
+
+def check_positive(config: object, *names: str, of: str = "") -> None:
+    """Raise ConfigError if one of these fields `of` a part is not above 0, or not finite."""
+    for name in names:
+        if not 0 < getattr(config, name) < math.inf:
+            label = f"{of} {name}" if of else name
+            raise ConfigError(f"{label} = {getattr(config, name)} must be above 0")

@@ -11,7 +11,6 @@ After any call that takes `now` the driver must carry out `take_effects()` in or
 timer for `next_deadline()`. Nothing here awaits, so every method runs to completion.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
@@ -54,7 +53,7 @@ from p2ptrain.core.purpose import Purpose
 from p2ptrain.core.repair import Repair, RepairConfig
 from p2ptrain.core.timeout_policy import ObservedTimeoutPolicy
 from p2ptrain.core.wait_avoiding import Schedule
-from p2ptrain.errors import ConfigError
+from p2ptrain.errors import check_positive
 from p2ptrain.ids import PeerId, Seconds, Ticket
 
 
@@ -71,8 +70,7 @@ class ProtocolConfig:
     messages beside a straggler; too long: a lost message delays everyone."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.barrier_resend_s < math.inf:
-            raise ConfigError(f"barrier_resend_s = {self.barrier_resend_s} must be above 0")
+        check_positive(self, "barrier_resend_s")
 
 
 class PeerMachine:

@@ -3,13 +3,12 @@
 The command line and TOML fill the settings in.
 """
 
-import math
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from p2ptrain.core.peer_machine import ProtocolConfig
-from p2ptrain.errors import CodecError, ConfigError
+from p2ptrain.errors import CodecError, ConfigError, check_positive
 from p2ptrain.ids import Seconds
 from p2ptrain.net import wire
 from p2ptrain.net.grpc_config import GrpcConfig
@@ -61,10 +60,8 @@ class StopConfig:
     """Seconds from this peer's first step."""
 
     def __post_init__(self) -> None:
-        for name in ("samples", "seconds"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise ConfigError(f"stop {name} = {value} must be above 0")
+        given = [name for name in ("samples", "seconds") if getattr(self, name) is not None]
+        check_positive(self, *given, of="stop")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,10 +145,7 @@ class PeerConfig:
         if self.metrics_port is not None and not 0 <= self.metrics_port < 65536:
             raise ConfigError(f"metrics_port = {self.metrics_port} is no port; write 0 to 65535")
         self._check_nesting()
-        for key in ("join_timeout_s", "snapshot_every_s", "leave_grace_s"):
-            value = getattr(self, key)
-            if not 0 < value < math.inf:
-                raise ConfigError(f"{key} = {value} must be above 0")
+        check_positive(self, "join_timeout_s", "snapshot_every_s", "leave_grace_s")
         if self.listen.startswith(("0.0.0.0:", "[::]:")) and not self.advertise:
             raise ConfigError(
                 f"listen = {self.listen!r} is every address and none that others can use; "
