@@ -62,7 +62,7 @@ class Boundary:
             if not agreed.averaged_anything and not stale:
                 if driver.stopping:
                     return  # a step that nobody averaged is not made: we would differ from the rest
-                optimizer_step = _nothing  # nobody had gradients; the version counts all the same
+                optimizer_step = no_update  # nobody had gradients; the version counts all the same
         waited_s = driver.now - computed_at
         if not stale:
             driver.replica.update(optimizer_step)
@@ -96,5 +96,5 @@ class Boundary:
         self._cross.post(lambda: self._driver.describe(phase, steps, samples))
 
 
-def _nothing() -> None:
-    """An update that changes nothing."""
+def no_update() -> None:
+    """Instead of an optimizer's step, where there is nothing to learn from."""

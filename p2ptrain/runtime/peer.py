@@ -16,9 +16,10 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Generator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -30,6 +31,7 @@ from p2ptrain.errors import ConfigError, LocalProtocolError
 from p2ptrain.ids import Address, PeerId
 from p2ptrain.net.grpc_transport import GrpcTransport
 from p2ptrain.runtime.board import Board
+from p2ptrain.runtime.boundary import no_update
 from p2ptrain.runtime.lifecycle import PeerLifecycle
 from p2ptrain.runtime.metrics import JsonlMetrics, Metrics, TeeMetrics
 from p2ptrain.runtime.prometheus import PrometheusMetrics
@@ -165,9 +167,9 @@ class Peer:
         agreed = life.averages == "gradients"  # whether there is an update, too
         if agreed:
             life.driver.agreed.contributes = life.driver.agreed.contributes and finite
-        update = self.replica.optimizer_step if finite or agreed else _no_update
+        update = partial(self.replica.optimizer_step, clip) if finite or agreed else no_update
         samples, self._accumulated = samples + self._accumulated, 0
-        _run_here(life.boundary.step(samples, loss, lambda: update(clip)))
+        _run_here(life.boundary.step(samples, loss, update))
         if scaler:
             scaler.update()
 
@@ -182,11 +184,6 @@ class Peer:
     # --- life -------------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
-        try:
-            self._serve_metrics()
-        except ConfigError:
-            self._close_sinks()
-            raise
         self._protocol.start()
         try:
             self._protocol.run(self._arrive())
@@ -226,6 +223,10 @@ class Peer:
 
     async def _arrive(self) -> None:
         config, life = self.config, self._life
+        for sink in self._sinks:
+            if isinstance(sink, PrometheusMetrics):
+                host = config.listen.rpartition(":")[0].strip("[]")
+                self.metrics_address = sink.serve(host, config.metrics_port or 0)
         transport = GrpcTransport(config.listen, config.advertise, config.network)
         life.assemble(transport, self._metrics)
         self.address = await life.listen()
@@ -251,13 +252,6 @@ class Peer:
             sinks.append(TensorBoardMetrics(Path(config.tensorboard) / self.name))
         return sinks
 
-    def _serve_metrics(self) -> None:
-        """Open the Prometheus endpoint, if there is one."""
-        for sink in self._sinks:
-            if isinstance(sink, PrometheusMetrics) and self.config.metrics_port is not None:
-                host = self.config.listen.rpartition(":")[0].strip("[]")
-                self.metrics_address = sink.serve(host, self.config.metrics_port)
-
     def _close_sinks(self) -> None:
         for sink in self._sinks:
             sink.close()
@@ -278,8 +272,8 @@ class _ProtocolThread:
         """Run `work` over there; block until its result is here."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
-    def call(self, work: Coroutine[Any, Any, T]) -> Awaitable[T]:  # Any: as above
-        return _Crossing(asyncio.run_coroutine_threadsafe(work, self._loop))
+    async def call(self, work: Coroutine[Any, Any, T]) -> T:  # Any: as above
+        return self.run(work)
 
     def post(self, function: Callable[[], None]) -> None:
         if not self._loop.is_closed():
@@ -303,31 +297,14 @@ class _ProtocolThread:
         self._loop.close()
 
 
-class _Crossing(Awaitable[T]):
-    """Awaiting it hands a future of the other thread to `_run_here`."""
-
-    def __init__(self, future: "Future[T]") -> None:
-        self._future = future
-
-    def __await__(self) -> Generator["Future[T]", T, T]:
-        result = yield self._future
-        return result
-
-
-def _run_here(coroutine: Coroutine["Future[Any]", Any, T]) -> T:  # Any: whatever it awaits
-    """Run a coroutine on this thread, without a loop: what it awaits are futures of another one."""
+def _run_here(work: Coroutine[Any, Any, T]) -> T:  # Any: asyncio's own types
+    """Run a coroutine on this thread, without a loop: what it awaits blocks, as `call` does."""
     try:
-        waiting = coroutine.send(None)
-        while True:
-            try:
-                result = waiting.result()
-            except BaseException as error:  # noqa: BLE001 - it belongs to the coroutine
-                waiting = coroutine.throw(error)
-            else:
-                waiting = coroutine.send(result)
+        work.send(None)
     except StopIteration as ended:
-        value: T = ended.value
-        return value
+        result: T = ended.value
+        return result
+    raise LocalProtocolError(f"{work} waits for an event loop, and this thread has none")
 
 
 def _config_from(settings: dict[str, Any]) -> PeerConfig:  # Any: the fields of PeerConfig
@@ -337,10 +314,5 @@ def _config_from(settings: dict[str, Any]) -> PeerConfig:  # Any: the fields of 
             near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
             advice = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
             raise ConfigError(f"Peer has no setting {key!r}; {advice}")
-    if not isinstance(settings.get("join", ()), str):
-        return PeerConfig(**{**settings, "join": tuple(settings.get("join", ()))})
-    return PeerConfig(**{**settings, "join": (settings["join"],)})
-
-
-def _no_update(clip: float | None) -> None:
-    """Gradients overflowed: nothing to learn from."""
+    join = settings.get("join", ())
+    return PeerConfig(**{**settings, "join": (join,) if isinstance(join, str) else tuple(join)})
