@@ -1,4 +1,4 @@
-"""Everything that `p2ptrain` raises, and the check that most configurations begin with.
+"""Everything that `p2ptrain` raises.
 
 ::
 
@@ -61,9 +61,9 @@ class InvariantViolation(AssertionError):
     """The program is wrong about the world; carries the state that shows it."""
 
 
-def check_positive(config: object, *names: str, of: str = "") -> None:
-    """Raise ConfigError if one of these fields `of` a part is not above 0, or not finite."""
+def check_above_0(section: str, config: object, *names: str) -> None:
+    """Raise ConfigError for the first of these fields that is not a finite number above 0."""
     for name in names:
-        if not 0 < getattr(config, name) < math.inf:
-            label = f"{of} {name}" if of else name
-            raise ConfigError(f"{label} = {getattr(config, name)} must be above 0")
+        value = getattr(config, name)
+        if not 0 < value < math.inf:
+            raise ConfigError(f"{section} {name} = {value} must be above 0".lstrip())

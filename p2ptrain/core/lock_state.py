@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from p2ptrain.core.contribution import MODEL, Contribution
 from p2ptrain.core.messages import Begin, Request
 from p2ptrain.core.purpose import GOSSIP, Purpose
-from p2ptrain.errors import ConfigError, check_positive
+from p2ptrain.errors import ConfigError, check_above_0
 from p2ptrain.ids import PeerId, Seconds, Ticket
 
 
@@ -39,7 +39,7 @@ class LockConfig:
     first one that becomes free comes late; too many: needless messages."""
 
     def __post_init__(self) -> None:
-        check_positive(self, "lease_s", "acquire_timeout_s", "resend_s", of="lock")
+        check_above_0("lock", self, "lease_s", "acquire_timeout_s", "resend_s")
         for name in ("spare_claims", "spare_places"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"lock {name} = {getattr(self, name)} must be 0 or more")

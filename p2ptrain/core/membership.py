@@ -67,7 +67,7 @@ from p2ptrain.core.messages import (
     Ping,
 )
 from p2ptrain.core.roster import ACCUSERS, Roster, joined, newer
-from p2ptrain.errors import ConfigError, InvariantViolation, check_positive
+from p2ptrain.errors import ConfigError, InvariantViolation
 from p2ptrain.ids import PeerId, Seconds
 
 
@@ -105,7 +105,10 @@ class MembershipConfig:
 
     def __post_init__(self) -> None:
         names = ("probe_period_s", "ack_timeout_s", "ack_timeout_most_s", "suspicion_s")
-        check_positive(self, *names, "suspicion_most_s", of="membership")
+        for name in (*names, "suspicion_most_s"):
+            value = getattr(self, name)
+            if not 0 < value < math.inf:
+                raise ConfigError(f"membership {name} = {value} must be above 0")
         if self.relays < 0:
             raise ConfigError(f"membership relays = {self.relays} must be 0 or more")
         if self.probe_bytes < LEAST_PROBE_BYTES:

@@ -53,7 +53,7 @@ from p2ptrain.core.purpose import Purpose
 from p2ptrain.core.repair import Repair, RepairConfig
 from p2ptrain.core.timeout_policy import ObservedTimeoutPolicy
 from p2ptrain.core.wait_avoiding import Schedule
-from p2ptrain.errors import check_positive
+from p2ptrain.errors import check_above_0
 from p2ptrain.ids import PeerId, Seconds, Ticket
 
 
@@ -70,7 +70,7 @@ class ProtocolConfig:
     messages beside a straggler; too long: a lost message delays everyone."""
 
     def __post_init__(self) -> None:
-        check_positive(self, "barrier_resend_s")
+        check_above_0("", self, "barrier_resend_s")
 
 
 class PeerMachine:

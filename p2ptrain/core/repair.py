@@ -46,7 +46,7 @@ from typing import TypeVar
 
 from p2ptrain.core.effects import Break, Effect, Resolve, Send
 from p2ptrain.core.messages import AttemptPhase, AttemptStatus, RepairMessage, Resolution
-from p2ptrain.errors import ConfigError, InvariantViolation, check_positive
+from p2ptrain.errors import ConfigError, InvariantViolation, check_above_0
 from p2ptrain.ids import PeerId, Seconds, Ticket
 
 T = TypeVar("T")
@@ -85,7 +85,7 @@ class RepairConfig:
 
     def __post_init__(self) -> None:
         names = ("ask_s", "silence_s", "report_s", "resend_s", "give_up_s")
-        check_positive(self, *names, of="repair")
+        check_above_0("repair", self, *names)
         if self.silence_s <= self.ask_s:
             raise ConfigError(
                 f"repair silence_s = {self.silence_s} must be above ask_s = {self.ask_s}, "

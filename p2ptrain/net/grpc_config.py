@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from p2ptrain.errors import ConfigError, check_positive
+from p2ptrain.errors import ConfigError, check_above_0
 from p2ptrain.ids import Seconds
 from p2ptrain.net import wire
 from p2ptrain.net.tls import Plain, Tls
@@ -37,7 +37,7 @@ class GrpcConfig:
     """File with the certificate of the swarm's CA."""
 
     def __post_init__(self) -> None:
-        check_positive(self, "keepalive_s", "keepalive_timeout_s", of="network")
+        check_above_0("network", self, "keepalive_s", "keepalive_timeout_s")
         if self.data not in DATA_WAYS:
             ways = ", ".join(DATA_WAYS)
             raise ConfigError(f"network data = {self.data!r}; there are: {ways}")

@@ -34,7 +34,7 @@ from p2ptrain.compute.replica import Vector
 from p2ptrain.core.events import Outcome
 from p2ptrain.core.links import MAX_MBIT
 from p2ptrain.core.shards import Span, chunks, is_direct, shard
-from p2ptrain.errors import ConfigError, check_positive
+from p2ptrain.errors import ConfigError, check_above_0
 from p2ptrain.ids import PeerId, Seconds
 from p2ptrain.net.transport import ChunkStream
 from p2ptrain.net.wire import MAX_CHUNK_BYTES
@@ -90,7 +90,7 @@ class ExchangeConfig:
             raise ConfigError(
                 f"link_mbit = {self.link_mbit} must be between 1 and {MAX_MBIT}, or 0 to measure it"
             )
-        check_positive(self, "average_timeout_s")
+        check_above_0("", self, "average_timeout_s")
 
 
 T = TypeVar("T")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from p2ptrain.core.peer_machine import ProtocolConfig
-from p2ptrain.errors import CodecError, ConfigError, check_positive
+from p2ptrain.errors import CodecError, ConfigError, check_above_0
 from p2ptrain.ids import Seconds
 from p2ptrain.net import wire
 from p2ptrain.net.grpc_config import GrpcConfig
@@ -61,7 +61,7 @@ class StopConfig:
 
     def __post_init__(self) -> None:
         given = [name for name in ("samples", "seconds") if getattr(self, name) is not None]
-        check_positive(self, *given, of="stop")
+        check_above_0("stop", self, *given)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +145,7 @@ class PeerConfig:
         if self.metrics_port is not None and not 0 <= self.metrics_port < 65536:
             raise ConfigError(f"metrics_port = {self.metrics_port} is no port; write 0 to 65535")
         self._check_nesting()
-        check_positive(self, "join_timeout_s", "snapshot_every_s", "leave_grace_s")
+        check_above_0("", self, "join_timeout_s", "snapshot_every_s", "leave_grace_s")
         if self.listen.startswith(("0.0.0.0:", "[::]:")) and not self.advertise:
             raise ConfigError(
                 f"listen = {self.listen!r} is every address and none that others can use; "
