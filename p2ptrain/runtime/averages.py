@@ -112,7 +112,7 @@ class Averages:
             self._running.pop(effect.ticket, None)
             self._host.notify_change()
 
-        task = self._host.start_activity(self._average(effect))
+        task = self._host.start(self._average(effect))
         self._running[effect.ticket] = task
         task.add_done_callback(over)
 

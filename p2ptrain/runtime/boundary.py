@@ -2,8 +2,8 @@
 
 `Boundary.step` is a coroutine that runs *on the trainer's side*: in the user's thread for real, in
 the simulator's trainer task otherwise. It is the same loop body in both. Where the algorithm wants
-the trainer to wait, it awaits `cross(...)`, which carries a coroutine over to the protocol and
-brings its result back; where it does not, nothing is awaited and no thread is switched.
+the trainer to wait, it awaits `Environment.call`, which carries a coroutine over to the protocol
+and brings its result back; where it does not, nothing is awaited and no thread is switched.
 """
 
 from collections.abc import Callable
@@ -14,15 +14,13 @@ from p2ptrain.core.messages import Phase
 from p2ptrain.ids import Seconds
 from p2ptrain.runtime.accounts import TrainerTotals
 from p2ptrain.runtime.driver import Driver
-from p2ptrain.runtime.settings import Cross
 
 
 class Boundary:
     """One trainer's side of its peer."""
 
-    def __init__(self, driver: Driver, cross: Cross) -> None:
+    def __init__(self, driver: Driver) -> None:
         self._driver = driver
-        self._cross = cross
         self._since: Seconds = driver.now
         self.totals = TrainerTotals()
 
@@ -58,7 +56,7 @@ class Boundary:
         if algorithm.trainer_waits and algorithm.acts("after_backward"):
             agreed.averaged_anything = False
             agreed.samples_of_step = samples
-            await self._cross.call(self._average_gradients(stale))
+            await driver.environment.call(self._average_gradients(stale))
             if not agreed.averaged_anything and not stale:
                 if driver.stopping:
                     return  # a step that nobody averaged is not made: we would differ from the rest
@@ -73,7 +71,7 @@ class Boundary:
         self._tell(Phase.TRAINING)
         if algorithm.trainer_waits and algorithm.acts("after_update"):
             before = driver.now
-            await self._cross.call(algorithm.after_update(driver.swarm))
+            await driver.environment.call(algorithm.after_update(driver.swarm))
             driver.replica.settle()  # the next step begins with what it waited for
             self.totals.wait_s += driver.now - before
         self._since = driver.now
@@ -93,7 +91,7 @@ class Boundary:
 
     def _tell(self, phase: Phase) -> None:
         steps, samples = self.totals.steps, self.totals.samples
-        self._cross.post(lambda: self._driver.describe(phase, steps, samples))
+        self._driver.environment.post(lambda: self._driver.describe(phase, steps, samples))
 
 
 def no_update() -> None:

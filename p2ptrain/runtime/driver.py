@@ -7,8 +7,8 @@ virtual loop in the simulator, the same code in both. What differs comes in as p
 """
 
 import asyncio
-from collections.abc import Coroutine, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from random import Random
 from typing import Any, assert_never
 
@@ -43,13 +43,7 @@ from p2ptrain.net.wire import (
     StateOpening,
 )
 from p2ptrain.runtime.accounts import Accounts
-from p2ptrain.runtime.admission import (
-    cannot_reach,
-    objection,
-    request_join,
-    successor,
-    swarm_digest,
-)
+from p2ptrain.runtime.admission import cannot_reach, objection, successor, swarm_digest
 from p2ptrain.runtime.agreed_state import AgreedState
 from p2ptrain.runtime.averages import Averages
 from p2ptrain.runtime.buffers import Buffers
@@ -91,8 +85,8 @@ class Driver:
         self._codecs = exchange.codec, exchange.gradient_codec
         self.digest = swarm_digest(config.algorithm, replica.fingerprint, *self._codecs)
         """Of the swarm; every message and opening carries it."""
-        self._environment = environment
-        self._transport = transport
+        self.environment = environment
+        self.transport = transport
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._deadline: Seconds = 0.0
@@ -111,14 +105,13 @@ class Driver:
             self, replica, self.agreed, config=exchange, executor=executor
         )
         self.swarm = DriverSwarm(self)
-        self._algorithm_hears = False
 
     # --- life -------------------------------------------------------------------------------------
 
     @property
     def now(self) -> Seconds:
         """On the clock of the loop's timers (uvloop's own `time` is cut to milliseconds)."""
-        return self._environment.clock()
+        return self.environment.clock()
 
     @property
     def me(self) -> Member:
@@ -126,11 +119,11 @@ class Driver:
 
     async def listen(self) -> Address:
         """Open up for others. Raises ConfigError if that is not possible."""
-        address = await self._transport.start(self)
+        address = await self.transport.start(self)
         me = Member(
             peer=self.name,
             address=address,
-            incarnation=self._environment.incarnation,
+            incarnation=self.environment.incarnation,
             link_mbit=self.config.exchange.link_mbit,
         )
         schedule = self.algorithm.schedule if self.algorithm.acts("schedule") else None
@@ -138,78 +131,6 @@ class Driver:
             me, self.config.protocol, self.rng, schedule, self.averages.contribution
         )
         return address
-
-    async def join(self, hosts: Sequence[Address], timeout_s: Seconds) -> None:
-        """Ask `hosts` in turn until one lets us in.
-
-        Until `take_model` this peer refuses to join groups. If others remember a former life of
-        ours, this one counts from above it, wherever our clock stands.
-
-        Raises:
-            RefusedError: if one says no, or nothing can be above what it remembers.
-            TransportError: if none answered within `timeout_s`.
-        """
-        self.machine.has_model = False
-        hello, clock = self.handle_identify(), self._environment.clock
-        host, told, us = await request_join(self._transport, hosts, hello, timeout_s, clock)
-        self.machine.outlive(us.incarnation)
-        self.machine.learn(told, self.now, f"admitted by {host}")
-        if us.samples:  # we have been here before, and go on counting
-            self.agreed.samples_before = us.samples
-            self.describe(Phase.ARRIVING, steps=0, samples=0)
-        self.machine.membership.announce()
-        self.pump()
-
-    async def wait_for_members(self, count: int, timeout_s: Seconds) -> None:
-        """Wait until `count` peers are here, ourselves included, or others already train.
-
-        Raises:
-            TransportError: if they are not here within `timeout_s`; says who is.
-        """
-        membership = self.machine.membership
-        try:
-            async with asyncio.timeout(timeout_s):
-                while not membership.anyone_has_begun and len(membership.choosable()) + 1 < count:
-                    await self.wait_for_change()
-        except TimeoutError as error:
-            here = ", ".join((self.name, *membership.choosable()))
-            raise TransportError(
-                f"{count} peers were to start together; after {timeout_s:g} s there are: {here}"
-            ) from error
-
-    async def take_model(self, *, keep: bool = False) -> PeerId | None:
-        """If others already train, take the model of one of them; returns whose.
-
-        From then on others average with what we have: with `keep`, the model that we came with.
-        """
-        donor = None
-        if not keep and not self.algorithm.in_step:  # or we catch up at our first average
-            donor = await self.state_transfer.take_model()
-        self.machine.has_model = True
-        return donor
-
-    def begin_background(self) -> None:
-        """Run the algorithm's own loop beside the trainer, and give it its messages."""
-        self._algorithm_hears = True
-        if self.algorithm.acts("background"):
-            self.start_activity(self.algorithm.background(self.swarm))
-
-    async def wait_until_all_done(self) -> None:
-        """Serve the others until nobody who is here trains any more, or we are to stop."""
-        participants = self.machine.membership.participants
-        while not self.stopping and any(peer != self.name for peer in participants()):
-            await self.wait_for_change()
-
-    async def leave(self, grace_s: Seconds) -> None:
-        """Let a running average end, say goodbye, close everything."""
-        self.withdraw()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(grace_s):
-                while self.averages.running:
-                    await self.wait_for_change()
-        self.machine.leave(self.now)
-        self.pump()
-        await self.close(min(1.0, grace_s))
 
     def kill(self) -> None:
         """Die in the middle of everything, as a killed process does (for simulated worlds)."""
@@ -223,7 +144,7 @@ class Driver:
         """End everything that runs; whatever is queued for others is sent within `grace_s`."""
         self.kill()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._transport.close(grace_s)
+        await self.transport.close(grace_s)
 
     # --- what the trainer says --------------------------------------------------------------------
 
@@ -272,7 +193,7 @@ class Driver:
                 self.machine.receive(source, message, self.now)
 
     def _give_to_algorithm(self, source: PeerId, message: AlgorithmMessage) -> None:
-        if not self._algorithm_hears:
+        if self.me.phase is Phase.ARRIVING:
             return  # as good as lost: we have not begun
         try:
             self.algorithm.handle_message(self.swarm, source, message)
@@ -300,7 +221,7 @@ class Driver:
     async def handle_join(self, hello: Hello) -> JoinReply:
         membership = self.machine.membership
         refusal = objection(self.name, self.handle_identify(), hello) or await cannot_reach(
-            self._transport, membership, hello.me
+            self.transport, membership, hello.me
         )
         if refusal:
             self.metrics.record("warning", text=f"refused {hello.me.peer}: {refusal}")
@@ -349,7 +270,7 @@ class Driver:
                 case effects.Resolve():
                     self.averages.resolve(effect)
                 case effects.TakeState():
-                    self.start_activity(self.state_transfer.catch_up(effect))
+                    self.start(self.state_transfer.catch_up(effect))
                 case effects.GroupEnded(ticket=ticket, outcome=outcome, why=why, members=members):
                     self.swarm.ended(ticket, GroupResult(outcome, why, members))
                 case effects.VersionEnded(outcome=outcome):
@@ -376,7 +297,7 @@ class Driver:
         member = self.machine.membership.member(target)
         if member:
             self._log.message("->", target, message)
-            self._transport.send(member.address, Envelope(self.name, self.digest, message))
+            self.transport.send(member.address, Envelope(self.name, self.digest, message))
 
     def _member_changed(self, effect: effects.MemberChanged) -> None:
         self.metrics.record(
@@ -391,11 +312,11 @@ class Driver:
     def _forget(self, member: Member) -> None:
         now = self.machine.membership.member(member.peer)
         if now is None or now.address != member.address or now.state >= MemberState.DEAD:
-            self._transport.forget(member.address)
+            self.transport.forget(member.address)
 
     # --- slow work --------------------------------------------------------------------------------
 
-    def start_activity(
+    def start(
         self, coroutine: Coroutine[Any, Any, None]
     ) -> asyncio.Task[None]:  # Any: asyncio's own types
         """Run this beside everything else until the peer ends.
@@ -412,7 +333,7 @@ class Driver:
         member = self.machine.membership.member(peer)
         if member is None:
             raise TransportError(f"{self.name} does not know where {peer} is")
-        return await self._transport.open(member.address, opening)
+        return await self.transport.open(member.address, opening)
 
     def notify_change(self) -> None:
         """Wake all who wait for news."""

@@ -6,8 +6,8 @@ replica, the `Environment`, the transport and the metrics.
 
 ::
 
-    assemble ─► listen ─► join ─► begin ──► boundary.step ... ──► end ──► depart ──► record_end
-    protocol    protocol  protocol  trainer   trainer           trainer  protocol   trainer
+    listen ─► join ─► begin ──► boundary.step, step, ..., end ──► depart ──► record_end
+    protocol  protocol  trainer   trainer                         protocol   trainer
 
 Below each stands on whose side it runs: coroutines of the protocol belong on its event loop, what
 is the trainer's is called where the loop of training runs (see `runtime/boundary.py`). After `join`
@@ -17,15 +17,17 @@ groups by hand through `driver.swarm`.
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from p2ptrain.averaging.base import load_algorithm
 from p2ptrain.compute.replica import Replica
 from p2ptrain.core.messages import Phase
-from p2ptrain.errors import ConfigError
+from p2ptrain.errors import ConfigError, TransportError
 from p2ptrain.ids import Address, PeerId, Seconds
 from p2ptrain.net.transport import Transport
 from p2ptrain.runtime.accounts import record_end
+from p2ptrain.runtime.admission import request_join
 from p2ptrain.runtime.boundary import Boundary
 from p2ptrain.runtime.driver import Driver
 from p2ptrain.runtime.metrics import Metrics
@@ -47,7 +49,7 @@ class PeerLifecycle:
     """
 
     driver: Driver
-    """From `assemble` on, as is the next."""
+    """From `listen` on, as is the next."""
     boundary: Boundary
 
     def __init__(
@@ -99,7 +101,7 @@ class PeerLifecycle:
     def stop(self, why: str) -> None:
         """Ask the loop to end, from any thread; a wait in a step ends."""
         self.why_stopped = self.why_stopped or why
-        self._environment.cross.post(self.driver.withdraw)
+        self._environment.post(self.driver.withdraw)
 
     def _reason_to_stop(self) -> str:
         stop, agreed = self._config.stop, self.driver.agreed
@@ -118,15 +120,16 @@ class PeerLifecycle:
 
     # --- from the first word to the last ----------------------------------------------------------
 
-    def assemble(self, transport: Transport, metrics: Metrics) -> None:
-        """Put the parts together; `metrics` takes the records. Belongs on the protocol's loop."""
+    async def listen(self, transport: Transport, metrics: Metrics) -> Address:
+        """Put the parts together and open up for others; `metrics` takes the records.
+
+        Raises:
+            ConfigError: if the address to listen on is not available.
+        """
         self.driver = Driver(
             self._config, self._environment, self._algorithm, self._replica, transport, metrics
         )
-        self.boundary = Boundary(self.driver, self._environment.cross)
-
-    async def listen(self) -> Address:
-        """Open up for others. Raises ConfigError if that is not possible."""
+        self.boundary = Boundary(self.driver)
         self.address = await self.driver.listen()
         return self.address
 
@@ -154,9 +157,9 @@ class PeerLifecycle:
         )
         asked = [Address(host) for host in hosts or config.join if host != self.address]
         if asked:
-            await driver.join(asked, config.join_timeout_s)
-        await driver.wait_for_members(config.together or config.peers, config.join_timeout_s)
-        if donor := await driver.take_model(keep=keeps_model):
+            await self.enter(asked, config.join_timeout_s)
+        await self.wait_for_members(config.together or config.peers, config.join_timeout_s)
+        if donor := await self.take_model(keep=keeps_model):
             driver.metrics.record("warning", text=f"took over the model of {donor}")
         driver.describe(Phase.ARRIVING, steps=0, samples=0)  # from here on it knows progress
         driver.metrics.record("ready", members=[self.name, *driver.swarm.choosable()])
@@ -167,22 +170,83 @@ class PeerLifecycle:
             )
             self._writing = asyncio.ensure_future(self._snapshots.repeat(config.snapshot_every_s))
 
+    async def enter(self, hosts: Sequence[Address], timeout_s: Seconds) -> None:
+        """Ask `hosts` in turn until one lets us in; until `take_model`, refuse to join groups.
+
+        If others remember a former life of ours, this one counts from above it, wherever our clock
+        stands.
+        """
+        driver, machine = self.driver, self.driver.machine
+        machine.has_model = False
+        hello, clock = driver.handle_identify(), self._environment.clock
+        host, told, us = await request_join(driver.transport, hosts, hello, timeout_s, clock)
+        machine.outlive(us.incarnation)
+        machine.learn(told, driver.now, f"admitted by {host}")
+        if us.samples:  # we have been here before, and go on counting
+            driver.agreed.samples_before = us.samples
+            driver.describe(Phase.ARRIVING, steps=0, samples=0)
+        machine.membership.announce()
+        driver.pump()
+
+    async def wait_for_members(self, count: int, timeout_s: Seconds) -> None:
+        """Wait until `count` peers are here, ourselves included, or others already train."""
+        membership = self.driver.machine.membership
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not membership.anyone_has_begun and len(membership.choosable()) + 1 < count:
+                    await self.driver.wait_for_change()
+        except TimeoutError as error:
+            here = ", ".join((self.name, *membership.choosable()))
+            raise TransportError(
+                f"{count} peers were to start together; after {timeout_s:g} s there are: {here}"
+            ) from error
+
+    async def take_model(self, *, keep: bool = False) -> PeerId | None:
+        """If others already train, take the model of one of them; returns whose.
+
+        From then on others average with what we have: with `keep`, the model that we came with.
+        """
+        donor = None
+        if not keep and not self._algorithm.in_step:  # or we catch up at our first average
+            donor = await self.driver.state_transfer.take_model()
+        self.driver.machine.has_model = True
+        return donor
+
     def begin(self) -> None:
         """The first step begins now, and the algorithm's own loop beside it."""
         self.began_at = self._environment.clock()
         self.boundary.begin()
-        self._environment.cross.post(self.driver.begin_background)
+        driver, background = self.driver, self._algorithm.background
+        self._environment.post(lambda: driver.start(background(driver.swarm)))
 
     async def depart(self, serve: bool) -> None:
         """Serve the others until they are done, if we may; say goodbye; close everything."""
         if serve:
-            await self.driver.wait_until_all_done()
-        await self.driver.leave(self._config.leave_grace_s)
+            await self.wait_until_all_done()
+        await self.leave(self._config.leave_grace_s)
         await self._environment.executor(self._replica.settle)
         if self._snapshots:
             self._writing.cancel()
             await asyncio.gather(self._writing, return_exceptions=True)
             await self._snapshots.write()
+
+    async def wait_until_all_done(self) -> None:
+        """Serve the others until nobody who is here trains any more, or we are to stop."""
+        participants = self.driver.machine.membership.participants
+        while not self.driver.stopping and any(peer != self.name for peer in participants()):
+            await self.driver.wait_for_change()
+
+    async def leave(self, grace_s: Seconds) -> None:
+        """Let a running average end, say goodbye, close everything."""
+        driver = self.driver
+        driver.withdraw()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                while driver.averages.running:
+                    await driver.wait_for_change()
+        driver.machine.leave(driver.now)
+        driver.pump()
+        await driver.close(min(1.0, grace_s))
 
     async def abandon(self) -> None:
         """Joining failed: close whatever was opened."""

@@ -94,7 +94,8 @@ class Peer:
                 clock=time.monotonic,
                 unix_clock=time.time,
                 incarnation=time.time_ns() // 1_000_000,
-                cross=self._protocol,
+                call=self._protocol.call,
+                post=self._protocol.post,
                 executor=self._protocol.executor,
                 device=self.replica.device,
             ),
@@ -210,7 +211,7 @@ class Peer:
         try:
             self._protocol.run(life.depart(serve=not error and not asked and self.config.serve))
         except BaseException:  # interrupted: no server may outlive its loop, and others should know
-            self._protocol.run(life.driver.leave(INTERRUPTED_GRACE_S))
+            self._protocol.run(life.leave(INTERRUPTED_GRACE_S))
             raise
         finally:
             try:
@@ -228,8 +229,7 @@ class Peer:
                 host = config.listen.rpartition(":")[0].strip("[]")
                 self.metrics_address = sink.serve(host, config.metrics_port or 0)
         transport = GrpcTransport(config.listen, config.advertise, config.network)
-        life.assemble(transport, self._metrics)
-        self.address = await life.listen()
+        self.address = await life.listen(transport, self._metrics)
         transport.service = PeerService(
             life.driver, self._board, transport, time.time, time.monotonic
         )
@@ -258,7 +258,7 @@ class Peer:
 
 
 class _ProtocolThread:
-    """An event loop on its own thread, and one worker thread for copies; implements `Cross`."""
+    """An event loop on its own thread, and one worker thread for copies."""
 
     def __init__(self) -> None:
         self._loop = uvloop.new_event_loop()
@@ -275,7 +275,7 @@ class _ProtocolThread:
     async def call(self, work: Coroutine[Any, Any, T]) -> T:  # Any: as above
         return self.run(work)
 
-    def post(self, function: Callable[[], None]) -> None:
+    def post(self, function: Callable[[], object]) -> None:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(function)
 

@@ -5,7 +5,7 @@ The command line and TOML fill the settings in.
 
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from p2ptrain.core.peer_machine import ProtocolConfig
 from p2ptrain.errors import CodecError, ConfigError, check_above_0
@@ -15,18 +15,6 @@ from p2ptrain.net.grpc_config import GrpcConfig
 from p2ptrain.net.wire import MAX_NAME
 from p2ptrain.runtime.copy_executor import CopyExecutor
 from p2ptrain.runtime.exchange import ExchangeConfig
-
-
-class Cross(Protocol):
-    """Carries work from the trainer's side to the protocol's."""
-
-    def call(self, work: Coroutine[Any, Any, Any]) -> Awaitable[Any]:  # Any: the work's result
-        """Run `work` over there and wait for its result."""
-        ...
-
-    def post(self, function: Callable[[], None]) -> None:
-        """Run `function` over there soon; do not wait."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +30,12 @@ class Environment:
     incarnation: int
     """Larger than that of any earlier life under the same name."""
 
-    cross: Cross
+    call: Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]]  # Any: the work's result
+    """Runs work of the trainer's on the protocol's side; whoever awaits it has its result."""
+
+    post: Callable[[Callable[[], object]], object]
+    """Runs a function on the protocol's side soon; nobody waits for it. From any thread."""
+
     executor: CopyExecutor
 
     device: str

@@ -145,4 +145,4 @@ class DriverSwarm:
         self._driver.send(peer, message)  # lost: the algorithm says what that costs
 
     def start(self, activity: Coroutine[Any, Any, None]) -> None:  # Any: asyncio's own types
-        self._driver.start_activity(activity)
+        self._driver.start(activity)

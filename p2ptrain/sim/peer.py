@@ -6,9 +6,9 @@ are made inline.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from p2ptrain.compute.replica import Replica
 from p2ptrain.compute.step_timing import StepTiming
@@ -112,8 +112,7 @@ class LivingPeer:
             P2PTrainError: the sentence with which a real peer would end; it has left cleanly.
         """
         life, error = self._life, None
-        life.assemble(transport, self._metrics)
-        self.address = await life.listen()
+        self.address = await life.listen(transport, self._metrics)
         try:
             await life.join()
         except P2PTrainError:
@@ -145,16 +144,6 @@ class LivingPeer:
         )
 
 
-class SameLoop:
-    """Implements `Cross` where trainer and protocol share a loop: nothing is carried anywhere."""
-
-    def call(self, work: Coroutine[Any, Any, T]) -> Awaitable[T]:  # Any: asyncio's own types
-        return work
-
-    def post(self, function: Callable[[], None]) -> None:
-        function()
-
-
 def simulated_environment(process: Process, incarnation: int) -> Environment:
     """What a simulated peer finds around it: its own clock, one loop, copies made inline."""
     clock = virtual_loop().clock_of(process)
@@ -162,7 +151,8 @@ def simulated_environment(process: Process, incarnation: int) -> Environment:
         clock=clock,
         unix_clock=clock,
         incarnation=incarnation,
-        cross=SameLoop(),
+        call=lambda work: work,
+        post=lambda function: function(),
         executor=inline,
         device="simulated",
     )

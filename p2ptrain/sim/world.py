@@ -259,7 +259,7 @@ class World:
                 raise
         self._trainer = None
         here = self.peers.values()
-        await asyncio.gather(*(p.process.start(p.driver.wait_until_all_done()) for p in here))
+        await asyncio.gather(*(p.process.start(p.lifecycle.wait_until_all_done()) for p in here))
         await self.settle()
 
     async def settle(self, quiet_s: Seconds = 0.5) -> None:
@@ -315,10 +315,9 @@ class World:
         )
         lifecycle = PeerLifecycle(config, replica, simulated_environment(process, self._lives))
         metrics = TeeMetrics(memory, TraceMetrics(self.trace, name), *birth.metrics)
-        lifecycle.assemble(self.network.transport(address, name), metrics)
+        await lifecycle.listen(self.network.transport(address, name), metrics)
         peer = SimPeer(process, lifecycle, replica, memory)
         self._watch(peer)
-        await lifecycle.listen()
         return peer
 
     def _begin(self, peer: SimPeer, trainer: Trainer) -> None:

@@ -189,7 +189,7 @@ def test_whatever_valid_messages_say_no_peer_falls_over_or_stops_training(algori
 async def test_a_stream_under_a_stale_ticket_is_refused_after_a_bounded_wait():
     world, a, b = await pair()
     before = asyncio.get_running_loop().time()
-    stream = await b.driver._transport.open(a.address, average(a, Ticket(PeerId("b"), 9, 9)))
+    stream = await b.driver.transport.open(a.address, average(a, Ticket(PeerId("b"), 9, 9)))
     with pytest.raises(RefusedError, match="a is not in b#9"):
         await stream.receive()
     assert asyncio.get_running_loop().time() - before == pytest.approx(ARRIVAL_S, abs=0.1)
@@ -219,10 +219,10 @@ async def test_more_streams_than_may_wait_are_refused_at_once(monkeypatch, fixed
     monkeypatch.setattr("p2ptrain.runtime.averages.MAX_PARKED", fixed)
     world, a, b = await pair()
     opening = average(a, Ticket(PeerId("b"), 9, 9))
-    waiting = [await b.driver._transport.open(a.address, opening) for _ in range(most)]
+    waiting = [await b.driver.transport.open(a.address, opening) for _ in range(most)]
     await asyncio.sleep(0.1)
     before = asyncio.get_running_loop().time()
-    one_more = await b.driver._transport.open(a.address, opening)
+    one_more = await b.driver.transport.open(a.address, opening)
     with pytest.raises(RefusedError, match=f"a has {most} streams waiting"):
         await one_more.receive()
     assert asyncio.get_running_loop().time() - before < 0.1
@@ -236,7 +236,7 @@ async def test_more_streams_than_may_wait_are_refused_at_once(monkeypatch, fixed
 async def test_the_state_of_a_version_at_which_nobody_waits_is_refused():
     world, a, b = await pair("allreduce")
     opening = StateOpening(a.driver.digest, PeerId("b"), 5)
-    stream = await b.driver._transport.open(a.address, opening)
+    stream = await b.driver.transport.open(a.address, opening)
     with pytest.raises(RefusedError, match="a does not stand still at version 5"):
         await stream.receive()
     await world.close()
@@ -263,7 +263,7 @@ async def test_those_who_join_at_once_take_the_models_of_different_peers():
     await asyncio.gather(*(peer.train(1, 0.1) for peer in trained))
     newcomers = [await world.add(f"n{number}", replica(1.0), "ad_psgd") for number in range(8)]
     await asyncio.sleep(5.0)  # so all have heard who trains
-    donors = await asyncio.gather(*(peer.driver.take_model() for peer in newcomers))
+    donors = await asyncio.gather(*(peer.lifecycle.take_model() for peer in newcomers))
     assert set(donors) == {"a", "b", "c", "d"}
     models = {peer.driver.name: peer.model() for peer in trained}
     for newcomer, donor in zip(newcomers, donors, strict=True):
@@ -283,7 +283,7 @@ async def test_nobody_averages_with_a_newcomer_before_it_has_taken_over_the_mode
         assert (result.outcome, result.why) == (Outcome.REFUSED, "n is not to be had")
     with pytest.raises(RefusedError, match="n is itself about to take a model"):
         await trained[0].driver.state_transfer.download(PeerId("n"))
-    assert await newcomer.driver.take_model() in ("a", "b")
+    assert await newcomer.lifecycle.take_model() in ("a", "b")
     result = await trained[0].swarm.average_with_any([PeerId("n")], 1)
     assert result.outcome is Outcome.DONE
     assert max(abs(peer.model()).max() for peer in (*trained, newcomer)) < 1.0, "9 is in no mean"
@@ -293,9 +293,9 @@ async def test_nobody_averages_with_a_newcomer_before_it_has_taken_over_the_mode
 async def test_who_joins_is_in_no_group_until_it_has_a_model():
     world, a, b = await pair()
     assert a.driver.machine.has_model
-    await b.driver.join([a.address], 3.0)
+    await b.lifecycle.enter([a.address], 3.0)
     assert not b.driver.machine.has_model
-    assert await b.driver.take_model() is None, "a has not trained"
+    assert await b.lifecycle.take_model() is None, "a has not trained"
     assert b.driver.machine.has_model
     await world.close()
 
@@ -328,7 +328,7 @@ async def test_while_a_model_is_taken_over_the_event_loop_goes_on(monkeypatch):
     monkeypatch.setattr(b.driver.state_transfer, "_on_copy_thread", executor)
     monkeypatch.setattr(a.driver.state_transfer, "_on_copy_thread", executor)
     monkeypatch.setattr(b.replica, "add_delta", add_delta)
-    assert await b.driver.take_model() == "a"
+    assert await b.lifecycle.take_model() == "a"
     np.testing.assert_array_equal(b.model(), a.model())
     await world.close()
 
@@ -358,7 +358,7 @@ async def test_a_model_of_odd_bytes_is_not_taken_over(monkeypatch):
         return donor
 
     monkeypatch.setattr(b.driver, "open_stream", open_stream)
-    assert await b.driver.take_model() is None
+    assert await b.lifecycle.take_model() is None
     assert not donor.pauses_s, "it was asked"
     await world.close()
 
@@ -562,9 +562,9 @@ async def test_silent_hosts_share_the_time_and_the_one_that_answers_lets_us_in()
         world.network.cut(joining.address, address)
     began = asyncio.get_running_loop().time()
     with pytest.raises(TransportError, match=r"no peer answered at sim:501, sim:502 within 3 s"):
-        await joining.driver.join(dark, 3.0)
+        await joining.lifecycle.enter(dark, 3.0)
     assert asyncio.get_running_loop().time() - began < 3.5
-    await joining.driver.join([*dark, a.address], 3.0)
+    await joining.lifecycle.enter([*dark, a.address], 3.0)
     await world.close()
 
 
@@ -625,7 +625,7 @@ async def test_leaving_lets_a_running_average_end():
     averaging = asyncio.create_task(a.swarm.average_with_any([PeerId("b")], 1))
     while not a.driver.averages.running:  # noqa: ASYNC110 - virtual time costs nothing
         await asyncio.sleep(0.0005)
-    await a.driver.leave(5.0)
+    await a.lifecycle.leave(5.0)
     await asyncio.sleep(1.0)
     np.testing.assert_array_equal(a.model(), np.full(8, 0.5, np.float32))
     np.testing.assert_array_equal(b.model(), np.full(8, 0.5, np.float32))

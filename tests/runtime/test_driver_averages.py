@@ -31,7 +31,7 @@ async def test_an_average_that_is_abandoned_before_it_starts_leaves_nothing_behi
     await asyncio.sleep(0.1)
     assert not driver.averages.running
     before = asyncio.get_running_loop().time()
-    await driver.leave(5.0)
+    await world.peers[B].lifecycle.leave(5.0)
     assert asyncio.get_running_loop().time() - before < 0.5
 
 

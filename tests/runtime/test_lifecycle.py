@@ -36,8 +36,7 @@ class Fleet:
         environment = simulated_environment(Process(name), incarnation=1)
         config = PeerConfig(name=name, leave_grace_s=0.5, **settings)
         peer = PeerLifecycle(config, self.replicas[name], environment)
-        peer.assemble(self.network.transport("", PeerId(name)), self.records[name])
-        await peer.listen()
+        await peer.listen(self.network.transport("", PeerId(name)), self.records[name])
         return peer
 
 

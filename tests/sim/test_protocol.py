@@ -199,7 +199,7 @@ async def test_who_leaves_right_after_an_average_takes_nothing_away(leaver: str)
     world, task = await averaging(2)
     mean_M = models(world).mean(axis=0)
     stayer = world.peers[PeerId("p1" if leaver == "p0" else "p0")]
-    await world.peers.pop(PeerId(leaver)).driver.leave(5.0)
+    await world.peers.pop(PeerId(leaver)).lifecycle.leave(5.0)
     await world.settle()
     np.testing.assert_allclose(stayer.model(), mean_M, rtol=1e-6)
     task.cancel()
@@ -304,12 +304,12 @@ async def test_whoever_was_refused_leaves_no_trace():
 
 async def test_hosts_that_do_not_answer_are_named_with_the_time_they_were_tried():
     world = await build(1, "ad_psgd")
-    driver = world.peers[PeerId("p0")].driver
+    lifecycle = world.peers[PeerId("p0")].lifecycle
     before = asyncio.get_running_loop().time()
     with pytest.raises(
         TransportError, match=r"no peer answered at nowhere:1, nowhere:2 within 3 s \(.*refused\)"
     ):
-        await driver.join([Address("nowhere:1"), Address("nowhere:2")], 3.0)
+        await lifecycle.enter([Address("nowhere:1"), Address("nowhere:2")], 3.0)
     assert asyncio.get_running_loop().time() - before == pytest.approx(3.0, abs=0.2)
     await world.close()
 
@@ -327,5 +327,5 @@ async def test_peers_that_were_to_start_together_and_do_not_come_are_counted():
     with pytest.raises(
         TransportError, match="3 peers were to start together; after 5 s there are: p0, p1"
     ):
-        await world.peers[PeerId("p0")].driver.wait_for_members(3, 5.0)
+        await world.peers[PeerId("p0")].lifecycle.wait_for_members(3, 5.0)
     await world.close()
