@@ -9,6 +9,7 @@ virtual loop in the simulator, the same code in both. What differs comes in as p
 import asyncio
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any, assert_never
 
@@ -55,38 +56,32 @@ from p2ptrain.runtime.swarm import DriverSwarm
 from p2ptrain.runtime.watch import Watch
 
 
+@dataclass(eq=False, repr=False)
 class Driver:
     """Drives one peer; implements `Handler` for the transport."""
 
-    machine: PeerMachine
+    config: PeerConfig
+    environment: Environment
+    algorithm: Algorithm
+    replica: Replica
+    transport: Transport
+    metrics: Metrics
+    machine: PeerMachine = field(init=False)
     """From `listen` on."""
 
-    def __init__(
-        self,
-        config: PeerConfig,
-        environment: Environment,
-        algorithm: Algorithm,
-        replica: Replica,
-        transport: Transport,
-        metrics: Metrics,
-    ) -> None:
-        exchange, executor = config.exchange, environment.executor
+    def __post_init__(self) -> None:
+        config, exchange = self.config, self.config.exchange
         self.name = PeerId(config.name)
         self.rng = Random(f"{config.seed}/{self.name}")
-        self.config = config
-        self.algorithm = algorithm
-        self.replica = replica
-        self._log = ProtocolLog(self.name, environment.clock)
-        self.metrics: Metrics = TeeMetrics(metrics, self._log)
+        self._log = ProtocolLog(self.name, self.environment.clock)
+        self.metrics = TeeMetrics(self.metrics, self._log)
         self.accounts = Accounts(silence=Silence(self.name))
         self.agreed = AgreedState()
         self.stopping = False
         self.failure: BaseException | None = None  # the trainer is told where it waits, or next
         self._codecs = exchange.codec, exchange.gradient_codec
-        self.digest = swarm_digest(config.algorithm, replica.fingerprint, *self._codecs)
+        self.digest = swarm_digest(config.algorithm, self.replica.fingerprint, *self._codecs)
         """Of the swarm; every message and opening carries it."""
-        self.environment = environment
-        self.transport = transport
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._deadline: Seconds = 0.0
@@ -95,14 +90,18 @@ class Driver:
         self._watch = Watch(self)
         self.averages = Averages(
             self,
-            replica,
+            self.replica,
             self.agreed,
             config=exchange,
-            buffers=Buffers(transport.vector),
-            executor=executor,
+            buffers=Buffers(self.transport.vector),
+            executor=self.environment.executor,
         )
         self.state_transfer = StateTransfer(
-            self, replica, self.agreed, config=exchange, executor=executor
+            self,
+            self.replica,
+            self.agreed,
+            config=exchange,
+            executor=self.environment.executor,
         )
         self.swarm = DriverSwarm(self)
 
@@ -179,22 +178,18 @@ class Driver:
 
     def handle_message(self, envelope: Envelope) -> None:
         source, message = envelope.source, envelope.message
-        known = self.machine.membership.member(source)
         introduces_itself = isinstance(message, (Ping, Ack, MembershipUpdates))
-        if envelope.swarm != self.digest or (known is None and not introduces_itself):
+        is_stranger = self.machine.membership.member(source) is None and not introduces_itself
+        if envelope.swarm != self.digest or is_stranger or source == self.name:
             return  # a stranger, or a peer of another swarm: nothing to answer
-        if source == self.name:
-            return
         self._log.message("<-", source, message)
         with self._feeding():
-            if isinstance(message, AlgorithmMessage):
-                self._give_to_algorithm(source, message)
-            else:
+            if not isinstance(message, AlgorithmMessage):
                 self.machine.receive(source, message, self.now)
+            elif self.me.phase is not Phase.ARRIVING:  # else as good as lost: we have not begun
+                self._give_to_algorithm(source, message)
 
     def _give_to_algorithm(self, source: PeerId, message: AlgorithmMessage) -> None:
-        if self.me.phase is Phase.ARRIVING:
-            return  # as good as lost: we have not begun
         try:
             self.algorithm.handle_message(self.swarm, source, message)
         except RemoteProtocolError as error:
@@ -316,14 +311,12 @@ class Driver:
 
     # --- slow work --------------------------------------------------------------------------------
 
-    def start(
-        self, coroutine: Coroutine[Any, Any, None]
-    ) -> asyncio.Task[None]:  # Any: asyncio's own types
+    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:  # Any: asyncio's
         """Run this beside everything else until the peer ends.
 
         An error in it is a bug, here or in an algorithm, and ends the peer, as in `_feeding`.
         """
-        task = self._loop.create_task(coroutine)
+        task = self._loop.create_task(work)
         task.add_done_callback(lambda t: self.fail(None if t.cancelled() else t.exception()))
         self._tasks = [*(other for other in self._tasks if not other.done()), task]
         return task

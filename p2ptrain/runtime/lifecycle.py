@@ -18,6 +18,7 @@ groups by hand through `driver.swarm`.
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from p2ptrain.averaging.base import load_algorithm
@@ -35,31 +36,26 @@ from p2ptrain.runtime.settings import Environment, PeerConfig
 from p2ptrain.runtime.snapshots import SnapshotWriter
 
 
+@dataclass(eq=False, repr=False)
 class PeerLifecycle:
     """One life of one peer; another one under the same name is another object.
-
-    Args:
-        config: the peer's; its name is not empty.
-        replica: the model.
-        environment: clocks, and how the two sides reach each other.
-        snapshots: whether rows of the model are written to `config.out`.
 
     Raises:
         ConfigError: for an unknown algorithm, an option or a relation that cannot work.
     """
 
-    driver: Driver
+    config: PeerConfig
+    """The peer's; its name is not empty."""
+    replica: Replica
+    environment: Environment
+    snapshots: bool = field(default=False, kw_only=True)
+    """Whether rows of the model are written to `config.out`."""
+    driver: Driver = field(init=False)
     """From `listen` on, as is the next."""
-    boundary: Boundary
+    boundary: Boundary = field(init=False)
 
-    def __init__(
-        self,
-        config: PeerConfig,
-        replica: Replica,
-        environment: Environment,
-        *,
-        snapshots: bool = False,
-    ) -> None:
+    def __post_init__(self) -> None:
+        config = self.config
         algorithm = load_algorithm(config.algorithm, config.algorithm_options)
         if config.peers > 1:  # otherwise it is not known how many will come
             algorithm.check_swarm(config.peers)
@@ -75,12 +71,8 @@ class PeerLifecycle:
         self.began_at: Seconds | None = None
         """When the first step began."""
         self.why_stopped = ""
-        self._config = config
         self._algorithm = algorithm
-        self._replica = replica
-        self._environment = environment
-        self._writes_snapshots = snapshots
-        self._snapshots: SnapshotWriter | None = None
+        self._writer: SnapshotWriter | None = None
 
     # --- what a loop asks -------------------------------------------------------------------------
 
@@ -101,17 +93,17 @@ class PeerLifecycle:
     def stop(self, why: str) -> None:
         """Ask the loop to end, from any thread; a wait in a step ends."""
         self.why_stopped = self.why_stopped or why
-        self._environment.post(self.driver.withdraw)
+        self.environment.post(self.driver.withdraw)
 
     def _reason_to_stop(self) -> str:
-        stop, agreed = self._config.stop, self.driver.agreed
+        stop, agreed = self.config.stop, self.driver.agreed
         if stop.samples is not None and self.progress >= stop.samples:
             return f"the swarm has trained {self.progress} samples"
         if agreed.agreed_to_end:
             return "the swarm agreed to end"
         if stop.seconds is None or self.began_at is None:
             return ""
-        if self._environment.clock() - self.began_at < stop.seconds:
+        if self.environment.clock() - self.began_at < stop.seconds:
             return ""
         if self.averages == "gradients":
             agreed.wants_to_end = True  # all will know with the next average
@@ -127,7 +119,7 @@ class PeerLifecycle:
             ConfigError: if the address to listen on is not available.
         """
         self.driver = Driver(
-            self._config, self._environment, self._algorithm, self._replica, transport, metrics
+            self.config, self.environment, self._algorithm, self.replica, transport, metrics
         )
         self.boundary = Boundary(self.driver)
         self.address = await self.driver.listen()
@@ -144,7 +136,7 @@ class PeerLifecycle:
             RefusedError: if the others refuse this peer.
             TransportError: if they are not here in time.
         """
-        config, environment, driver = self._config, self._environment, self.driver
+        config, environment, driver = self.config, self.environment, self.driver
         driver.metrics.record(
             "started",
             unix_s=environment.unix_clock(),
@@ -152,8 +144,8 @@ class PeerLifecycle:
             address=self.address,
             algorithm=config.algorithm,
             device=environment.device,
-            model_size=self._replica.saved_size,
-            fingerprint=self._replica.fingerprint,
+            model_size=self.replica.saved_size,
+            fingerprint=self.replica.fingerprint,
         )
         asked = [Address(host) for host in hosts or config.join if host != self.address]
         if asked:
@@ -163,12 +155,10 @@ class PeerLifecycle:
             driver.metrics.record("warning", text=f"took over the model of {donor}")
         driver.describe(Phase.ARRIVING, steps=0, samples=0)  # from here on it knows progress
         driver.metrics.record("ready", members=[self.name, *driver.swarm.choosable()])
-        if self._writes_snapshots:
+        if self.snapshots:
             path = Path(config.out) / f"{self.name}.snapshots"
-            self._snapshots = SnapshotWriter(
-                path, self._replica, driver.metrics, environment.executor
-            )
-            self._writing = asyncio.ensure_future(self._snapshots.repeat(config.snapshot_every_s))
+            self._writer = SnapshotWriter(path, self.replica, driver.metrics, environment.executor)
+            self._writing = asyncio.ensure_future(self._writer.repeat(config.snapshot_every_s))
 
     async def enter(self, hosts: Sequence[Address], timeout_s: Seconds) -> None:
         """Ask `hosts` in turn until one lets us in; until `take_model`, refuse to join groups.
@@ -178,7 +168,7 @@ class PeerLifecycle:
         """
         driver, machine = self.driver, self.driver.machine
         machine.has_model = False
-        hello, clock = driver.handle_identify(), self._environment.clock
+        hello, clock = driver.handle_identify(), self.environment.clock
         host, told, us = await request_join(driver.transport, hosts, hello, timeout_s, clock)
         machine.outlive(us.incarnation)
         machine.learn(told, driver.now, f"admitted by {host}")
@@ -214,21 +204,21 @@ class PeerLifecycle:
 
     def begin(self) -> None:
         """The first step begins now, and the algorithm's own loop beside it."""
-        self.began_at = self._environment.clock()
+        self.began_at = self.environment.clock()
         self.boundary.begin()
         driver, background = self.driver, self._algorithm.background
-        self._environment.post(lambda: driver.start(background(driver.swarm)))
+        self.environment.post(lambda: driver.start(background(driver.swarm)))
 
     async def depart(self, serve: bool) -> None:
         """Serve the others until they are done, if we may; say goodbye; close everything."""
         if serve:
             await self.wait_until_all_done()
-        await self.leave(self._config.leave_grace_s)
-        await self._environment.executor(self._replica.settle)
-        if self._snapshots:
+        await self.leave(self.config.leave_grace_s)
+        await self.environment.executor(self.replica.settle)
+        if self._writer:
             self._writing.cancel()
             await asyncio.gather(self._writing, return_exceptions=True)
-            await self._snapshots.write()
+            await self._writer.write()
 
     async def wait_until_all_done(self) -> None:
         """Serve the others until nobody who is here trains any more, or we are to stop."""

@@ -4,7 +4,7 @@
 
     main thread                          protocol thread (uvloop)              one worker thread
     forward, backward                    machine, driver, gRPC, algorithm      copies of vectors
-    peer.step() ── boundary ──cross──►   averages, joins, serves others   ──►  snapshot, delta
+    peer.step() ── boundary ──call───►   averages, joins, serves others   ──►  snapshot, delta
 
 The main thread waits for the protocol only where the algorithm says so, inside `step`.
 """
@@ -21,7 +21,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
-from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import uvloop
@@ -194,16 +193,13 @@ class Peer:
             self._close_sinks()
             raise
         if threading.current_thread() is threading.main_thread():
-            self._old_handler = signal.signal(signal.SIGTERM, self._on_sigterm)
+            self._old_handler = signal.signal(
+                signal.SIGTERM, lambda *_: self.stop("asked to end by SIGTERM")
+            )
         self._life.begin()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         life = self._life
         life.boundary.end()
         asked = life.driver.stopping
@@ -230,13 +226,8 @@ class Peer:
                 self.metrics_address = sink.serve(host, config.metrics_port or 0)
         transport = GrpcTransport(config.listen, config.advertise, config.network)
         self.address = await life.listen(transport, self._metrics)
-        transport.service = PeerService(
-            life.driver, self._board, transport, time.time, time.monotonic
-        )
+        transport.service = PeerService(life.driver, self._board, transport)
         await life.join()
-
-    def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
-        self.stop("asked to end by SIGTERM")
 
     # --- where records go -------------------------------------------------------------------------
 

@@ -11,7 +11,6 @@ stranger, so it must not turn this peer into a port scanner:
 
 import asyncio
 import math
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from p2ptrain.core import barrier, lock_state
@@ -37,23 +36,12 @@ class PeerService:
     Args:
         board: fed with the records of the same peer.
         transport: the driver's.
-        unix_clock: the wall clock, for the reader to compare with its own.
-        clock: any monotonic clock.
     """
 
-    def __init__(
-        self,
-        driver: "Driver",
-        board: Board,
-        transport: Transport,
-        unix_clock: Callable[[], Seconds],
-        clock: Callable[[], Seconds],
-    ) -> None:
+    def __init__(self, driver: "Driver", board: Board, transport: Transport) -> None:
         self._driver = driver
         self._board = board
         self._transport = transport
-        self._unix_clock = unix_clock
-        self._clock = clock
         self._free_at: Seconds = -math.inf
         self._one_at_a_time = asyncio.Lock()
         self._waiting = 0
@@ -65,7 +53,7 @@ class PeerService:
         return Report(
             hello=driver.handle_identify(),
             members=driver.machine.membership.others,
-            unix_s=self._unix_clock(),
+            unix_s=driver.environment.unix_clock(),  # the reader compares it with its own
             running_s=board.running_s,
             samples_per_s=recently.samples_per_s,
             wait_share=recently.wait_share,
@@ -92,11 +80,11 @@ class PeerService:
         self._waiting += 1
         try:
             async with self._one_at_a_time:
-                await asyncio.sleep(max(0.0, self._free_at - self._clock()))
+                await asyncio.sleep(max(0.0, self._free_at - self._driver.now))
                 try:
                     return DialedBack(caller_ip, await self._why_not(caller_ip, request))
                 finally:
-                    self._free_at = self._clock() + PAUSE_S
+                    self._free_at = self._driver.now + PAUSE_S
         finally:
             self._waiting -= 1
 
