@@ -32,17 +32,8 @@ from p2ptrain.core.silence import Silence
 from p2ptrain.core.transfers import ARRIVAL_S
 from p2ptrain.errors import RefusedError, RemoteProtocolError, TransportError
 from p2ptrain.ids import Address, PeerId, Seconds
+from p2ptrain.net import wire
 from p2ptrain.net.transport import ChunkStream, Transport
-from p2ptrain.net.wire import (
-    PROTOCOL_MAJOR,
-    PROTOCOL_MINOR,
-    AverageOpening,
-    Envelope,
-    Hello,
-    JoinReply,
-    Opening,
-    StateOpening,
-)
 from p2ptrain.runtime.accounts import Accounts
 from p2ptrain.runtime.admission import cannot_reach, objection, successor, swarm_digest
 from p2ptrain.runtime.agreed_state import AgreedState
@@ -67,7 +58,7 @@ class Driver:
     transport: Transport
     metrics: Metrics
     machine: PeerMachine = field(init=False)
-    """From `listen` on."""
+    """From the moment that the peer listens."""
 
     def __post_init__(self) -> None:
         config, exchange = self.config, self.config.exchange
@@ -116,21 +107,6 @@ class Driver:
     def me(self) -> Member:
         return self.machine.membership.me
 
-    async def listen(self) -> Address:
-        """Open up for others. Raises ConfigError if that is not possible."""
-        address = await self.transport.start(self)
-        me = Member(
-            peer=self.name,
-            address=address,
-            incarnation=self.environment.incarnation,
-            link_mbit=self.config.exchange.link_mbit,
-        )
-        schedule = self.algorithm.schedule if self.algorithm.acts("schedule") else None
-        self.machine = PeerMachine(
-            me, self.config.protocol, self.rng, schedule, self.averages.contribution
-        )
-        return address
-
     def kill(self) -> None:
         """Die in the middle of everything, as a killed process does (for simulated worlds)."""
         for task in self._tasks:
@@ -144,8 +120,6 @@ class Driver:
         self.kill()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.transport.close(grace_s)
-
-    # --- what the trainer says --------------------------------------------------------------------
 
     def describe(self, phase: Phase, steps: int, samples: int) -> None:
         """The trainer is in `phase` and has done so much in this life."""
@@ -176,7 +150,7 @@ class Driver:
         except Exception as error:  # noqa: BLE001 - see above
             self.fail(error)
 
-    def handle_message(self, envelope: Envelope) -> None:
+    def handle_message(self, envelope: wire.Envelope) -> None:
         source, message = envelope.source, envelope.message
         introduces_itself = isinstance(message, (Ping, Ack, MembershipUpdates))
         is_stranger = self.machine.membership.member(source) is None and not introduces_itself
@@ -203,9 +177,9 @@ class Driver:
                 if member.address == address:
                     self.machine.unreachable(member.peer, why, self.now)
 
-    def handle_identify(self) -> Hello:
-        return Hello(
-            (PROTOCOL_MAJOR, PROTOCOL_MINOR),
+    def handle_identify(self) -> wire.Hello:
+        return wire.Hello(
+            (wire.PROTOCOL_MAJOR, wire.PROTOCOL_MINOR),
             self.config.algorithm,
             self.replica.fingerprint,
             self.replica.model_size,
@@ -213,26 +187,26 @@ class Driver:
             *self._codecs,
         )
 
-    async def handle_join(self, hello: Hello) -> JoinReply:
+    async def handle_join(self, hello: wire.Hello) -> wire.JoinReply:
         membership = self.machine.membership
         refusal = objection(self.name, self.handle_identify(), hello) or await cannot_reach(
             self.transport, membership, hello.me
         )
         if refusal:
             self.metrics.record("warning", text=f"refused {hello.me.peer}: {refusal}")
-            return JoinReply(refusal, ())
+            return wire.JoinReply(refusal, ())
         newcomer = successor(hello.me, membership.member(hello.me.peer))
         self.machine.learn([newcomer], self.now, "it joined here")
         self.pump()
-        return JoinReply("", (membership.me, *membership.others))
+        return wire.JoinReply("", (membership.me, *membership.others))
 
-    async def handle_stream(self, opening: Opening, stream: ChunkStream) -> None:
+    async def handle_stream(self, opening: wire.Opening, stream: ChunkStream) -> None:
         if opening.swarm != self.digest:
             raise RefusedError(f"{opening.sender} is of another swarm than {self.name}")
         match opening:
-            case AverageOpening():
+            case wire.AverageOpening():
                 await self.averages.accept(opening, stream)
-            case StateOpening():
+            case wire.StateOpening():
                 await self.state_transfer.serve(opening, stream)
 
     def _handle_timer(self) -> None:
@@ -292,7 +266,7 @@ class Driver:
         member = self.machine.membership.member(target)
         if member:
             self._log.message("->", target, message)
-            self.transport.send(member.address, Envelope(self.name, self.digest, message))
+            self.transport.send(member.address, wire.Envelope(self.name, self.digest, message))
 
     def _member_changed(self, effect: effects.MemberChanged) -> None:
         self.metrics.record(
@@ -321,7 +295,7 @@ class Driver:
         self._tasks = [*(other for other in self._tasks if not other.done()), task]
         return task
 
-    async def open_stream(self, peer: PeerId, opening: Opening) -> ChunkStream:
+    async def open_stream(self, peer: PeerId, opening: wire.Opening) -> ChunkStream:
         """Raises TransportError if `peer` cannot be reached."""
         member = self.machine.membership.member(peer)
         if member is None:

@@ -23,7 +23,8 @@ from pathlib import Path
 
 from p2ptrain.averaging.base import load_algorithm
 from p2ptrain.compute.replica import Replica
-from p2ptrain.core.messages import Phase
+from p2ptrain.core.messages import Member, Phase
+from p2ptrain.core.peer_machine import PeerMachine
 from p2ptrain.errors import ConfigError, TransportError
 from p2ptrain.ids import Address, PeerId, Seconds
 from p2ptrain.net.transport import Transport
@@ -48,8 +49,6 @@ class PeerLifecycle:
     """The peer's; its name is not empty."""
     replica: Replica
     environment: Environment
-    snapshots: bool = field(default=False, kw_only=True)
-    """Whether rows of the model are written to `config.out`."""
     driver: Driver = field(init=False)
     """From `listen` on, as is the next."""
     boundary: Boundary = field(init=False)
@@ -118,11 +117,20 @@ class PeerLifecycle:
         Raises:
             ConfigError: if the address to listen on is not available.
         """
-        self.driver = Driver(
-            self.config, self.environment, self._algorithm, self.replica, transport, metrics
+        config, environment, algorithm = self.config, self.environment, self._algorithm
+        driver = Driver(config, environment, algorithm, self.replica, transport, metrics)
+        self.driver, self.boundary = driver, Boundary(driver)
+        self.address = await transport.start(driver)
+        me = Member(
+            peer=self.name,
+            address=self.address,
+            incarnation=environment.incarnation,
+            link_mbit=config.exchange.link_mbit,
         )
-        self.boundary = Boundary(self.driver)
-        self.address = await self.driver.listen()
+        schedule = algorithm.schedule if algorithm.acts("schedule") else None
+        driver.machine = PeerMachine(
+            me, config.protocol, driver.rng, schedule, driver.averages.contribution
+        )
         return self.address
 
     async def join(self, hosts: Sequence[str] = (), *, keeps_model: bool = False) -> None:
@@ -155,7 +163,7 @@ class PeerLifecycle:
             driver.metrics.record("warning", text=f"took over the model of {donor}")
         driver.describe(Phase.ARRIVING, steps=0, samples=0)  # from here on it knows progress
         driver.metrics.record("ready", members=[self.name, *driver.swarm.choosable()])
-        if self.snapshots:
+        if config.out:
             path = Path(config.out) / f"{self.name}.snapshots"
             self._writer = SnapshotWriter(path, self.replica, driver.metrics, environment.executor)
             self._writing = asyncio.ensure_future(self._writer.repeat(config.snapshot_every_s))

@@ -98,7 +98,6 @@ class Peer:
                 executor=self._protocol.executor,
                 device=self.replica.device,
             ),
-            snapshots=bool(self.config.out),
         )
         self._sinks = self._open_sinks()
         self._board = Board(time.monotonic)

@@ -49,7 +49,6 @@ class LivingPeer:
         rank: its place in the pace.
         metrics: takes the records.
         incarnation: larger than that of any earlier life under this name.
-        snapshots: whether rows of the model are written to `config.out`.
     """
 
     def __init__(
@@ -60,7 +59,6 @@ class LivingPeer:
         rank: int,
         metrics: Metrics,
         incarnation: int,
-        snapshots: bool,
     ) -> None:
         self.name = PeerId(config.name)
         self.address = Address("")
@@ -76,7 +74,6 @@ class LivingPeer:
             config,
             trainee.replica,
             simulated_environment(self.process, incarnation),
-            snapshots=snapshots,
         )
 
     @property
