@@ -79,20 +79,13 @@ class Driver:
         self._tasks: list[asyncio.Task[None]] = []
         self._changed = asyncio.Event()
         self._watch = Watch(self)
+        replica, executor = self.replica, self.environment.executor
+        buffers = Buffers(self.transport.vector)
         self.averages = Averages(
-            self,
-            self.replica,
-            self.agreed,
-            config=exchange,
-            buffers=Buffers(self.transport.vector),
-            executor=self.environment.executor,
+            self, replica, self.agreed, config=exchange, buffers=buffers, executor=executor
         )
         self.state_transfer = StateTransfer(
-            self,
-            self.replica,
-            self.agreed,
-            config=exchange,
-            executor=self.environment.executor,
+            self, replica, self.agreed, config=exchange, executor=executor
         )
         self.swarm = DriverSwarm(self)
 

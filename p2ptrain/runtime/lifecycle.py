@@ -65,12 +65,10 @@ class PeerLifecycle:
             )
         self.name = PeerId(config.name)
         self.address = Address("")
-        self.averages = algorithm.averages
-        """``models`` or ``gradients``."""
         self.began_at: Seconds | None = None
         """When the first step began."""
         self.why_stopped = ""
-        self._algorithm = algorithm
+        self.algorithm = algorithm
         self._writer: SnapshotWriter | None = None
 
     # --- what a loop asks -------------------------------------------------------------------------
@@ -79,7 +77,7 @@ class PeerLifecycle:
     def progress(self) -> int:
         """Samples of the whole swarm so far; see `Peer.progress`."""
         known = self.driver.agreed.progress
-        agreed = self.averages == "gradients"  # in each average of them
+        agreed = self.algorithm.averages == "gradients"  # in each average of them
         return known if agreed else max(known, self.boundary.totals.samples)
 
     @property
@@ -100,14 +98,13 @@ class PeerLifecycle:
             return f"the swarm has trained {self.progress} samples"
         if agreed.agreed_to_end:
             return "the swarm agreed to end"
-        if stop.seconds is None or self.began_at is None:
+        limit_s, began_at = stop.seconds, self.began_at
+        if not limit_s or began_at is None or self.environment.clock() - began_at < limit_s:
             return ""
-        if self.environment.clock() - self.began_at < stop.seconds:
-            return ""
-        if self.averages == "gradients":
+        if self.algorithm.averages == "gradients":
             agreed.wants_to_end = True  # all will know with the next average
             return ""
-        return f"{stop.seconds:g} s are over"
+        return f"{limit_s:g} s are over"
 
     # --- from the first word to the last ----------------------------------------------------------
 
@@ -117,7 +114,7 @@ class PeerLifecycle:
         Raises:
             ConfigError: if the address to listen on is not available.
         """
-        config, environment, algorithm = self.config, self.environment, self._algorithm
+        config, environment, algorithm = self.config, self.environment, self.algorithm
         driver = Driver(config, environment, algorithm, self.replica, transport, metrics)
         self.driver, self.boundary = driver, Boundary(driver)
         self.address = await transport.start(driver)
@@ -205,7 +202,7 @@ class PeerLifecycle:
         From then on others average with what we have: with `keep`, the model that we came with.
         """
         donor = None
-        if not keep and not self._algorithm.in_step:  # or we catch up at our first average
+        if not keep and not self.algorithm.in_step:  # or we catch up at our first average
             donor = await self.driver.state_transfer.take_model()
         self.driver.machine.has_model = True
         return donor
@@ -214,7 +211,7 @@ class PeerLifecycle:
         """The first step begins now, and the algorithm's own loop beside it."""
         self.began_at = self.environment.clock()
         self.boundary.begin()
-        driver, background = self.driver, self._algorithm.background
+        driver, background = self.driver, self.algorithm.background
         self.environment.post(lambda: driver.start(background(driver.swarm)))
 
     async def depart(self, serve: bool) -> None:

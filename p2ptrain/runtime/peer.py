@@ -48,8 +48,6 @@ T = TypeVar("T")
 INTERRUPTED_GRACE_S = 0.5
 """Whoever presses Ctrl-C in a peer that leaves is not made to wait longer."""
 
-_Sink = JsonlMetrics | PrometheusMetrics | TensorBoardMetrics
-
 
 class Peer:
     """One peer of a swarm, around your model and your optimizer.
@@ -99,7 +97,14 @@ class Peer:
                 device=self.replica.device,
             ),
         )
-        self._sinks = self._open_sinks()
+        self._sinks: list[JsonlMetrics | PrometheusMetrics | TensorBoardMetrics] = []
+        if self.config.out:
+            path = Path(self.config.out) / f"{self.name}.jsonl"
+            self._sinks.append(JsonlMetrics(path, time.monotonic))
+        if self.config.metrics_port is not None:
+            self._sinks.append(PrometheusMetrics(self.name))
+        if self.config.tensorboard:
+            self._sinks.append(TensorBoardMetrics(Path(self.config.tensorboard) / self.name))
         self._board = Board(time.monotonic)
         self._metrics = TeeMetrics(self._board, *([metrics] if metrics else []), *self._sinks)
         self._steps_after_stop = 0
@@ -124,7 +129,7 @@ class Peer:
     @property
     def averages(self) -> str:
         """What this peer's algorithm averages: ``models`` or ``gradients``."""
-        return self._life.averages
+        return self._life.algorithm.averages
 
     @property
     def should_stop(self) -> bool:
@@ -163,7 +168,7 @@ class Peer:
             if self._steps_after_stop > 1:
                 raise SystemExit(0)
         finite = self.replica.unscale(scaler) if scaler else True
-        agreed = life.averages == "gradients"  # whether there is an update, too
+        agreed = life.algorithm.averages == "gradients"  # whether there is an update, too
         if agreed:
             life.driver.agreed.contributes = life.driver.agreed.contributes and finite
         update = partial(self.replica.optimizer_step, clip) if finite or agreed else no_update
@@ -227,20 +232,6 @@ class Peer:
         self.address = await life.listen(transport, self._metrics)
         transport.service = PeerService(life.driver, self._board, transport)
         await life.join()
-
-    # --- where records go -------------------------------------------------------------------------
-
-    def _open_sinks(self) -> list[_Sink]:
-        """Where records go by configuration."""
-        config = self.config
-        sinks: list[_Sink] = []
-        if config.out:
-            sinks.append(JsonlMetrics(Path(config.out) / f"{self.name}.jsonl", time.monotonic))
-        if config.metrics_port is not None:
-            sinks.append(PrometheusMetrics(self.name))
-        if config.tensorboard:
-            sinks.append(TensorBoardMetrics(Path(config.tensorboard) / self.name))
-        return sinks
 
     def _close_sinks(self) -> None:
         for sink in self._sinks:
