@@ -89,8 +89,6 @@ class Driver:
         )
         self.swarm = DriverSwarm(self)
 
-    # --- life -------------------------------------------------------------------------------------
-
     @property
     def now(self) -> Seconds:
         """On the clock of the loop's timers (uvloop's own `time` is cut to milliseconds)."""

@@ -83,8 +83,7 @@ class PeerLifecycle:
     @property
     def should_stop(self) -> bool:
         """True when the run has reached its end, or somebody asked for it."""
-        if not self.why_stopped:
-            self.why_stopped = self._reason_to_stop()
+        self.why_stopped = self.why_stopped or self._reason_to_stop()
         return bool(self.why_stopped)
 
     def stop(self, why: str) -> None:

@@ -47,8 +47,6 @@ class DriverSwarm:
         finally:
             self._endings.pop(ticket, None)
 
-    # --- what it can see --------------------------------------------------------------------------
-
     @property
     def now(self) -> Seconds:
         return self._driver.now
@@ -78,8 +76,6 @@ class DriverSwarm:
     def version(self) -> int:
         return self._driver.machine.groups.wait_avoiding.version
 
-    # --- what it can ask for ----------------------------------------------------------------------
-
     async def average_models(self, others: Sequence[PeerId]) -> GroupResult:
         return await self.average_with_any(others, len(others))
 
@@ -88,8 +84,7 @@ class DriverSwarm:
         async with self._claiming:
             if not driver.stopping and len(candidates) >= count:
                 return await self._claim(candidates, count)
-            # Whoever asks on must not spin.
-            await asyncio.sleep(driver.config.protocol.lock.resend_s)
+            await asyncio.sleep(driver.config.protocol.lock.resend_s)  # who asks on must not spin
         if driver.stopping:
             return GroupResult(Outcome.WITHDRAWN, f"{self.me} stops")
         why = f"{len(candidates)} candidates for a group with {count} others"
