@@ -42,8 +42,7 @@ class Boundary:
         Args:
             samples: how many this step's gradients are of.
             loss: of this step's batch, for the record.
-            optimizer_step: changes the live parameters from the gradients; runs under the step
-            lock.
+            optimizer_step: changes the live parameters from the gradients, under the step lock.
 
         Raises:
             StateError: if what this trainer contributed cannot be averaged (not finite).

@@ -277,10 +277,7 @@ class Driver:
     # --- slow work --------------------------------------------------------------------------------
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:  # Any: asyncio's
-        """Run this beside everything else until the peer ends.
-
-        An error in it is a bug, here or in an algorithm, and ends the peer, as in `_feeding`.
-        """
+        """Run this until the peer ends; an error in it is a bug and ends it, as in `_feeding`."""
         task = self._loop.create_task(work)
         task.add_done_callback(lambda t: self.fail(None if t.cancelled() else t.exception()))
         self._tasks = [*(other for other in self._tasks if not other.done()), task]

@@ -110,8 +110,7 @@ class PeerLifecycle:
     async def listen(self, transport: Transport, metrics: Metrics) -> Address:
         """Put the parts together and open up for others; `metrics` takes the records.
 
-        Raises:
-            ConfigError: if the address to listen on is not available.
+        Raises ConfigError if the address to listen on is not available.
         """
         config, environment, algorithm = self.config, self.environment, self.algorithm
         driver = Driver(config, environment, algorithm, self.replica, transport, metrics)

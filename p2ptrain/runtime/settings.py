@@ -1,7 +1,4 @@
-"""What a peer is given beside its model: settings, and what it finds around it.
-
-The command line and TOML fill the settings in.
-"""
+"""What a peer is given beside its model: settings (command line, TOML), and its environment."""
 
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
