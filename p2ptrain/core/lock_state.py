@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from p2ptrain.core.contribution import MODEL, Contribution
 from p2ptrain.core.messages import Begin, Request
 from p2ptrain.core.purpose import GOSSIP, Purpose
-from p2ptrain.errors import ConfigError, check_above_0
+from p2ptrain.errors import ConfigError
 from p2ptrain.ids import PeerId, Seconds, Ticket
 
 
@@ -39,7 +39,10 @@ class LockConfig:
     first one that becomes free comes late; too many: needless messages."""
 
     def __post_init__(self) -> None:
-        check_above_0("lock", self, "lease_s", "acquire_timeout_s", "resend_s")
+        for name in ("lease_s", "acquire_timeout_s", "resend_s"):
+            value = getattr(self, name)
+            if not 0 < value < math.inf:
+                raise ConfigError(f"lock {name} = {value} must be above 0")
         for name in ("spare_claims", "spare_places"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"lock {name} = {getattr(self, name)} must be 0 or more")
