@@ -333,7 +333,7 @@ def _learning(task: Task, config: RunConfig, metrics: Metrics, number: int) -> L
         end_samples=config.stop.samples,
     )
     trainee = Trainee(replica, learner, partial(replica.optimizer_step, training.clip))
-    return LivingPeer(config, trainee, config.pace, config.rank, metrics, number, snapshots=True)
+    return LivingPeer(config, trainee, config.pace, config.rank, metrics, number)
 
 
 def _pricing(task: Task, config: RunConfig) -> Train:
@@ -344,8 +344,9 @@ def _pricing(task: Task, config: RunConfig) -> Train:
     def make(config: RunConfig, metrics: Metrics, number: int) -> LivingPeer:
         replica = priced_replica(size)
         trainee = Trainee(replica, PricedWork(config.training.batch_size), replica.descend)
-        config, to = dataclasses.replace(config, exchange=exchange), PricedMetrics(metrics, size)
-        return LivingPeer(config, trainee, config.pace, config.rank, to, number, snapshots=False)
+        config = dataclasses.replace(config, exchange=exchange, out="")  # it has no model to write
+        to = PricedMetrics(metrics, size)
+        return LivingPeer(config, trainee, config.pace, config.rank, to, number)
 
     return make
 

@@ -15,10 +15,9 @@ from p2ptrain.ids import Address, PeerId, Seconds
 from p2ptrain.net.grpc_config import GrpcConfig
 from p2ptrain.net.grpc_transport import GrpcTransport
 from p2ptrain.runtime.exchange import ExchangeConfig
-from p2ptrain.runtime.lifecycle import Environment, PeerLifecycle
+from p2ptrain.runtime.lifecycle import PeerLifecycle
 from p2ptrain.runtime.metrics import MemoryMetrics
-from p2ptrain.runtime.settings import PeerConfig
-from p2ptrain.sim.peer import SameLoop
+from p2ptrain.runtime.settings import Environment, PeerConfig
 
 T = TypeVar("T")
 
@@ -75,17 +74,17 @@ class Claimer:
             clock=perf_counter,
             unix_clock=time.time,
             incarnation=1,
-            cross=SameLoop(),
+            call=lambda work: work,
+            post=lambda function: function(),
             executor=_on_a_worker,
             device=self._replica.device,
         )
         self._lifecycle = PeerLifecycle(config, self._replica, environment)
-        transport = GrpcTransport(config.listen, config=config.network)
-        self._lifecycle.assemble(transport, _GroupMetrics(self.groups))
+        self._transport = GrpcTransport(config.listen, config=config.network)
 
     async def listen(self) -> Address:
         """Open up for others."""
-        return await self._lifecycle.listen()
+        return await self._lifecycle.listen(self._transport, _GroupMetrics(self.groups))
 
     async def join(self, *hosts: str) -> None:
         """Be ready: in a swarm with `hosts`, or as the first of one."""
@@ -98,7 +97,7 @@ class Claimer:
             TimeoutError: if no group has been formed within the limit.
         """
         async with asyncio.timeout(self._limit_s):
-            while (await self._lifecycle.swarm.form(others)).outcome is Outcome.BUSY:
+            while (await self._lifecycle.driver.swarm.form(others)).outcome is Outcome.BUSY:
                 pass
 
     async def next_group(self) -> Json:

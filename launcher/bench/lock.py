@@ -153,7 +153,7 @@ async def measure(
 
 async def _ask(peer: SimPeer) -> None:
     """Within the peer's own process: let its algorithm begin."""
-    peer.driver.begin_background(peer.swarm)
+    peer.driver.start(peer.driver.algorithm.background(peer.swarm))
 
 
 async def _pass(duration_s: Seconds, passed: Callable[[Seconds], None]) -> None:

@@ -37,14 +37,13 @@ One that left, or never entered, answers that it is out: its earlier message was
 new one may form.
 """
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from p2ptrain.core.effects import Break, Effect, Resolve, Send
 from p2ptrain.core.messages import AttemptPhase, AttemptStatus, RepairMessage, Resolution
-from p2ptrain.errors import ConfigError, InvariantViolation
+from p2ptrain.errors import ConfigError, InvariantViolation, check_above_0
 from p2ptrain.ids import PeerId, Seconds, Ticket
 
 T = TypeVar("T")
@@ -82,10 +81,8 @@ class RepairConfig:
     """A broken group without a resolution is over after this long."""
 
     def __post_init__(self) -> None:
-        for name in ("ask_s", "silence_s", "report_s", "resend_s", "give_up_s"):
-            value = getattr(self, name)
-            if not 0 < value < math.inf:
-                raise ConfigError(f"repair {name} = {value} must be above 0")
+        names = ("ask_s", "silence_s", "report_s", "resend_s", "give_up_s")
+        check_above_0("repair", self, *names)
         if self.silence_s <= self.ask_s:
             raise ConfigError(
                 f"repair silence_s = {self.silence_s} must be above ask_s = {self.ask_s}, "

@@ -1,9 +1,8 @@
 """Configure connections between peers: the settings, and the options of gRPC they imply."""
 
-import math
 from dataclasses import dataclass
 
-from p2ptrain.errors import ConfigError
+from p2ptrain.errors import ConfigError, check_above_0
 from p2ptrain.ids import Seconds
 from p2ptrain.net import wire
 from p2ptrain.net.tls import Plain, Tls
@@ -48,10 +47,7 @@ class GrpcConfig:
     """File with the certificate of the swarm's CA."""
 
     def __post_init__(self) -> None:
-        for name in ("keepalive_s", "keepalive_timeout_s"):
-            value = getattr(self, name)
-            if not 0 < value < math.inf:
-                raise ConfigError(f"network {name} = {value} must be above 0")
+        check_above_0("network", self, "keepalive_s", "keepalive_timeout_s")
         if self.data not in DATA_WAYS:
             ways = ", ".join(DATA_WAYS)
             raise ConfigError(f"network data = {self.data!r}; there are: {ways}")

@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -38,10 +38,12 @@ from p2ptrain.runtime.agreed_state import AgreedState, union, usual_samples
 from p2ptrain.runtime.buffers import Buffers
 from p2ptrain.runtime.copy_executor import CopyExecutor
 from p2ptrain.runtime.exchange import Exchange, ExchangeConfig
-from p2ptrain.runtime.host import Host
 from p2ptrain.runtime.mix import Bucket
 from p2ptrain.runtime.pending_gradients import PendingGradients
 from p2ptrain.runtime.streams import GroupBroken
+
+if TYPE_CHECKING:
+    from p2ptrain.runtime.driver import Driver
 
 SHORT = 1 << 18
 """Copying so many numbers takes less time than a hop to the worker thread and back."""
@@ -66,7 +68,7 @@ T = TypeVar("T")
 class Averages:
     """All averages of one peer, those that run and those that wind down, and what they share."""
 
-    host: Host
+    host: "Driver"
     replica: Replica
     agreed: AgreedState
     _: KW_ONLY
@@ -97,7 +99,7 @@ class Averages:
             self.host.notify_change()
 
         group = FormedGroup(self, effect, effect.ticket, effect.members)
-        group.task = self.host.watched(self._average(group))
+        group.task = self.host.start(self._average(group))
         self._groups[effect.ticket] = group
         group.task.add_done_callback(over)
 
@@ -303,7 +305,7 @@ class FormedGroup(Attempt):
             swarm=host.digest,
             open_stream=host.open_stream,
             clock=lambda: host.now,
-            heard=partial(host.heard, self.ticket),
+            heard=partial(host.machine.heard, self.ticket),
             arrival_s=averages.transfers.arrivals.seconds,
             stall_s=averages.transfers.stall(self.what, len(self.members)).seconds,
             most_s=averages.config.average_timeout_s,

@@ -21,7 +21,6 @@ Legend of shapes: ``V`` numbers of a bucket's vector, ``S`` of one chunk.
 """
 
 import asyncio
-import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -35,7 +34,7 @@ from p2ptrain.compute.replica import Vector
 from p2ptrain.core.effects import Outcome
 from p2ptrain.core.links import MAX_MBIT
 from p2ptrain.core.shards import Span, chunks, is_direct, shard
-from p2ptrain.errors import ConfigError
+from p2ptrain.errors import ConfigError, check_above_0
 from p2ptrain.ids import PeerId, Seconds
 from p2ptrain.net.transport import ChunkStream
 from p2ptrain.net.wire import MAX_CHUNK_BYTES
@@ -90,8 +89,7 @@ class ExchangeConfig:
             raise ConfigError(
                 f"link_mbit = {self.link_mbit} must be between 1 and {MAX_MBIT}, or 0 to measure it"
             )
-        if not 0 < self.average_timeout_s < math.inf:
-            raise ConfigError(f"average_timeout_s = {self.average_timeout_s} must be above 0")
+        check_above_0("", self, "average_timeout_s")
 
 
 T = TypeVar("T")

@@ -6,83 +6,55 @@ replica, the `Environment`, the transport and the metrics.
 
 ::
 
-    assemble ─► listen ─► join ─► begin ──► step, step, ... ──► end ──► depart ──► record_end
-    protocol    protocol  protocol  trainer   trainer         trainer  protocol   trainer
+    listen ─► join ─► begin ──► boundary.step, step, ..., end ──► depart ──► record_end
+    protocol  protocol  trainer   trainer                         protocol   trainer
 
 Below each stands on whose side it runs: coroutines of the protocol belong on its event loop, what
 is the trainer's is called where the loop of training runs (see `runtime/boundary.py`). After `join`
 a peer is ready, and others average with it; one without a trainer stays there, and claims its
-groups by hand through `swarm`.
+groups by hand through `driver.swarm`.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from random import Random
 
 from p2ptrain.averaging.base import load_algorithm
 from p2ptrain.compute.replica import Replica
-from p2ptrain.core.messages import Phase
-from p2ptrain.errors import ConfigError
+from p2ptrain.core.messages import Member, Phase
+from p2ptrain.core.peer_machine import PeerMachine
+from p2ptrain.errors import ConfigError, TransportError
 from p2ptrain.ids import Address, PeerId, Seconds
 from p2ptrain.net.transport import Transport
 from p2ptrain.runtime.accounts import record_end
-from p2ptrain.runtime.boundary import Boundary, Cross
-from p2ptrain.runtime.copy_executor import CopyExecutor
+from p2ptrain.runtime.admission import request_join
+from p2ptrain.runtime.boundary import Boundary
 from p2ptrain.runtime.driver import Driver
 from p2ptrain.runtime.metrics import Metrics
-from p2ptrain.runtime.settings import PeerConfig
+from p2ptrain.runtime.settings import Environment, PeerConfig
 from p2ptrain.runtime.snapshots import SnapshotWriter
-from p2ptrain.runtime.swarm import DriverSwarm
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Environment:
-    """What a peer finds around it: clocks, a device, and how its two sides reach each other."""
-
-    clock: Callable[[], Seconds]
-    """Of the event loop's timers."""
-
-    unix_clock: Callable[[], Seconds]
-    """What a wall clock shows; in a simulated world, the same as `clock`."""
-
-    incarnation: int
-    """Larger than that of any earlier life under the same name."""
-
-    cross: Cross
-    executor: CopyExecutor
-
-    device: str
-    """Where the replica is, for the record."""
-
-
+@dataclass(eq=False, repr=False)
 class PeerLifecycle:
     """One life of one peer; another one under the same name is another object.
-
-    Args:
-        config: the peer's; its name is not empty.
-        replica: the model.
-        environment: clocks, and how the two sides reach each other.
-        snapshots: whether rows of the model are written to `config.out`.
 
     Raises:
         ConfigError: for an unknown algorithm, an option or a relation that cannot work.
     """
 
-    driver: Driver
-    """From `assemble` on, as are the next two."""
-    swarm: DriverSwarm
-    boundary: Boundary
+    config: PeerConfig
+    """The peer's; its name is not empty."""
+    replica: Replica
+    environment: Environment
+    driver: Driver = field(init=False)
+    """From `listen` on, as is the next."""
+    boundary: Boundary = field(init=False)
 
-    def __init__(
-        self,
-        config: PeerConfig,
-        replica: Replica,
-        environment: Environment,
-        *,
-        snapshots: bool = False,
-    ) -> None:
+    def __post_init__(self) -> None:
+        config = self.config
         algorithm = load_algorithm(config.algorithm, config.algorithm_options)
         if config.peers > 1:  # otherwise it is not known how many will come
             algorithm.check_swarm(config.peers)
@@ -93,14 +65,11 @@ class PeerLifecycle:
             )
         self.name = PeerId(config.name)
         self.address = Address("")
+        self.began_at: Seconds | None = None
+        """When the first step began."""
         self.why_stopped = ""
-        self._config = config
-        self._algorithm = algorithm
-        self._replica = replica
-        self._environment = environment
-        self._writes_snapshots = snapshots
-        self._snapshots: SnapshotWriter | None = None
-        self._began_at: Seconds | None = None
+        self.algorithm = algorithm
+        self._writer: SnapshotWriter | None = None
 
     # --- what a loop asks -------------------------------------------------------------------------
 
@@ -108,72 +77,55 @@ class PeerLifecycle:
     def progress(self) -> int:
         """Samples of the whole swarm so far; see `Peer.progress`."""
         known = self.driver.agreed.progress
-        agreed = self.averages == "gradients"  # in each average of them
+        agreed = self.algorithm.averages == "gradients"  # in each average of them
         return known if agreed else max(known, self.boundary.totals.samples)
-
-    @property
-    def averages(self) -> str:
-        """``models`` or ``gradients``."""
-        return self._algorithm.averages
-
-    @property
-    def has_begun(self) -> bool:
-        """True from the beginning of the first step."""
-        return self._began_at is not None
 
     @property
     def should_stop(self) -> bool:
         """True when the run has reached its end, or somebody asked for it."""
-        if not self.why_stopped:
-            self.why_stopped = self._reason_to_stop()
+        self.why_stopped = self.why_stopped or self._reason_to_stop()
         return bool(self.why_stopped)
 
     def stop(self, why: str) -> None:
         """Ask the loop to end, from any thread; a wait in a step ends."""
         self.why_stopped = self.why_stopped or why
-        self._environment.cross.post(self.driver.withdraw)
+        self.environment.post(self.driver.withdraw)
 
     def _reason_to_stop(self) -> str:
-        stop, driver, now = self._config.stop, self.driver, self._environment.clock()
+        stop, agreed = self.config.stop, self.driver.agreed
         if stop.samples is not None and self.progress >= stop.samples:
             return f"the swarm has trained {self.progress} samples"
-        if driver.agreed.agreed_to_end:
+        if agreed.agreed_to_end:
             return "the swarm agreed to end"
-        began = now if self._began_at is None else self._began_at
-        late = stop.seconds is not None and now - began >= stop.seconds
-        if late and self.averages == "gradients":
-            driver.agreed.wants_to_end = True  # all will know with the next average
+        limit_s, began_at = stop.seconds, self.began_at
+        if not limit_s or began_at is None or self.environment.clock() - began_at < limit_s:
             return ""
-        return f"{stop.seconds:g} s are over" if late else ""
+        if self.algorithm.averages == "gradients":
+            agreed.wants_to_end = True  # all will know with the next average
+            return ""
+        return f"{limit_s:g} s are over"
 
     # --- from the first word to the last ----------------------------------------------------------
 
-    def assemble(self, transport: Transport, metrics: Metrics) -> None:
-        """Put the parts together; `metrics` takes the records. Belongs on the protocol's loop."""
-        config, environment = self._config, self._environment
-        self._metrics = metrics
-        self.driver = Driver(
-            self.name,
-            incarnation=environment.incarnation,
-            algorithm=self._algorithm,
-            algorithm_name=config.algorithm,
-            replica=self._replica,
-            transport=transport,
-            protocol=config.protocol,
-            exchange=config.exchange,
-            rng=Random(f"{config.seed}/{self.name}"),
-            executor=environment.executor,
-            clock=environment.clock,
-            metrics=metrics,
-        )
-        self.swarm = DriverSwarm(self.driver)
-        self.boundary = Boundary(
-            self.driver, self.swarm, environment.cross, metrics, environment.clock
-        )
+    async def listen(self, transport: Transport, metrics: Metrics) -> Address:
+        """Put the parts together and open up for others; `metrics` takes the records.
 
-    async def listen(self) -> Address:
-        """Open up for others. Raises ConfigError if that is not possible."""
-        self.address = await self.driver.start()
+        Raises ConfigError if the address to listen on is not available.
+        """
+        config, environment, algorithm = self.config, self.environment, self.algorithm
+        driver = Driver(config, environment, algorithm, self.replica, transport, metrics)
+        self.driver, self.boundary = driver, Boundary(driver)
+        self.address = await transport.start(driver)
+        me = Member(
+            peer=self.name,
+            address=self.address,
+            incarnation=environment.incarnation,
+            link_mbit=config.exchange.link_mbit,
+        )
+        schedule = algorithm.schedule if algorithm.acts("schedule") else None
+        driver.machine = PeerMachine(
+            me, config.protocol, driver.rng, schedule, driver.averages.contribution
+        )
         return self.address
 
     async def join(self, hosts: Sequence[str] = (), *, keeps_model: bool = False) -> None:
@@ -187,70 +139,113 @@ class PeerLifecycle:
             RefusedError: if the others refuse this peer.
             TransportError: if they are not here in time.
         """
-        config, driver = self._config, self.driver
-        self._record_start()
+        config, environment, driver = self.config, self.environment, self.driver
+        driver.metrics.record(
+            "started",
+            unix_s=environment.unix_clock(),
+            peer=self.name,
+            address=self.address,
+            algorithm=config.algorithm,
+            device=environment.device,
+            model_size=self.replica.saved_size,
+            fingerprint=self.replica.fingerprint,
+        )
         asked = [Address(host) for host in hosts or config.join if host != self.address]
         if asked:
-            await driver.join(asked, config.join_timeout_s)
-        await driver.wait_for_members(config.together or config.peers, config.join_timeout_s)
-        if keeps_model:
-            driver.keep_model()
-        elif donor := await driver.take_model():
-            self._metrics.record("warning", text=f"took over the model of {donor}")
+            await self.enter(asked, config.join_timeout_s)
+        await self.wait_for_members(config.together or config.peers, config.join_timeout_s)
+        if donor := await self.take_model(keep=keeps_model):
+            driver.metrics.record("warning", text=f"took over the model of {donor}")
         driver.describe(Phase.ARRIVING, steps=0, samples=0)  # from here on it knows progress
-        self._metrics.record("ready", members=[self.name, *driver.choosable()])
-        if self._writes_snapshots:
+        driver.metrics.record("ready", members=[self.name, *driver.swarm.choosable()])
+        if config.out:
             path = Path(config.out) / f"{self.name}.snapshots"
-            executor = self._environment.executor
-            self._snapshots = SnapshotWriter(path, self._replica, self._metrics, executor)
-            self._writing = asyncio.ensure_future(self._snapshots.repeat(config.snapshot_every_s))
+            self._writer = SnapshotWriter(path, self.replica, driver.metrics, environment.executor)
+            self._writing = asyncio.ensure_future(self._writer.repeat(config.snapshot_every_s))
+
+    async def enter(self, hosts: Sequence[Address], timeout_s: Seconds) -> None:
+        """Ask `hosts` in turn until one lets us in; until `take_model`, refuse to join groups.
+
+        If others remember a former life of ours, this one counts from above it, wherever our clock
+        stands.
+        """
+        driver, machine = self.driver, self.driver.machine
+        machine.has_model = False
+        hello, clock = driver.handle_identify(), self.environment.clock
+        host, told, us = await request_join(driver.transport, hosts, hello, timeout_s, clock)
+        machine.outlive(us.incarnation)
+        machine.learn(told, driver.now, f"admitted by {host}")
+        if us.samples:  # we have been here before, and go on counting
+            driver.agreed.samples_before = us.samples
+            driver.describe(Phase.ARRIVING, steps=0, samples=0)
+        machine.membership.announce()
+        driver.pump()
+
+    async def wait_for_members(self, count: int, timeout_s: Seconds) -> None:
+        """Wait until `count` peers are here, ourselves included, or others already train."""
+        membership = self.driver.machine.membership
+        try:
+            async with asyncio.timeout(timeout_s):
+                while not membership.anyone_has_begun and len(membership.choosable()) + 1 < count:
+                    await self.driver.wait_for_change()
+        except TimeoutError as error:
+            here = ", ".join((self.name, *membership.choosable()))
+            raise TransportError(
+                f"{count} peers were to start together; after {timeout_s:g} s there are: {here}"
+            ) from error
+
+    async def take_model(self, *, keep: bool = False) -> PeerId | None:
+        """If others already train, take the model of one of them; returns whose.
+
+        From then on others average with what we have: with `keep`, the model that we came with.
+        """
+        donor = None
+        if not keep and not self.algorithm.in_step:  # or we catch up at our first average
+            donor = await self.driver.state_transfer.take_model()
+        self.driver.machine.has_model = True
+        return donor
 
     def begin(self) -> None:
         """The first step begins now, and the algorithm's own loop beside it."""
-        self._began_at = self._environment.clock()
+        self.began_at = self.environment.clock()
         self.boundary.begin()
-        self._environment.cross.post(lambda: self.driver.begin_background(self.swarm))
-
-    async def step(
-        self, samples: int, loss: float | None, optimizer_step: Callable[[], None]
-    ) -> None:
-        """End a step; see `Boundary.step`."""
-        await self.boundary.step(samples, loss, optimizer_step)
-
-    def end(self) -> None:
-        """The trainer has stopped."""
-        self.boundary.end()
+        driver, background = self.driver, self.algorithm.background
+        self.environment.post(lambda: driver.start(background(driver.swarm)))
 
     async def depart(self, serve: bool) -> None:
         """Serve the others until they are done, if we may; say goodbye; close everything."""
         if serve:
-            await self.driver.wait_until_all_done()
-        await self.driver.leave(self._config.leave_grace_s)
-        await self._environment.executor(self._replica.settle)
-        if self._snapshots:
+            await self.wait_until_all_done()
+        await self.leave(self.config.leave_grace_s)
+        await self.environment.executor(self.replica.settle)
+        if self._writer:
             self._writing.cancel()
             await asyncio.gather(self._writing, return_exceptions=True)
-            await self._snapshots.write()
+            await self._writer.write()
+
+    async def wait_until_all_done(self) -> None:
+        """Serve the others until nobody who is here trains any more, or we are to stop."""
+        participants = self.driver.machine.membership.participants
+        while not self.driver.stopping and any(peer != self.name for peer in participants()):
+            await self.driver.wait_for_change()
+
+    async def leave(self, grace_s: Seconds) -> None:
+        """Let a running average end, say goodbye, close everything."""
+        driver = self.driver
+        driver.withdraw()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                while driver.averages.running:
+                    await driver.wait_for_change()
+        driver.machine.leave(driver.now)
+        driver.pump()
+        await driver.close(min(1.0, grace_s))
 
     async def abandon(self) -> None:
         """Joining failed: close whatever was opened."""
         if hasattr(self, "driver"):
             await self.driver.close()
 
-    # --- records ----------------------------------------------------------------------------------
-
-    def _record_start(self) -> None:
-        self._metrics.record(
-            "started",
-            unix_s=self._environment.unix_clock(),
-            peer=self.name,
-            address=self.address,
-            algorithm=self._config.algorithm,
-            device=self._environment.device,
-            model_size=self._replica.saved_size,
-            fingerprint=self._replica.fingerprint,
-        )
-
     def record_end(self, why: str) -> None:
         """The last record: totals, and a sentence."""
-        record_end(self._metrics, self.boundary.totals, self.driver.accounts, why)
+        record_end(self.driver.metrics, self.boundary.totals, self.driver.accounts, why)

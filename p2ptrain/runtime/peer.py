@@ -4,7 +4,7 @@
 
     main thread                          protocol thread (uvloop)              one worker thread
     forward, backward                    machine, driver, gRPC, algorithm      copies of vectors
-    peer.step() ── boundary ──cross──►   averages, joins, serves others   ──►  snapshot, delta
+    peer.step() ── boundary ──call───►   averages, joins, serves others   ──►  snapshot, delta
 
 The main thread waits for the protocol only where the algorithm says so, inside `step`.
 """
@@ -15,11 +15,11 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Generator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
-from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import uvloop
@@ -30,11 +30,12 @@ from p2ptrain.ids import Address, PeerId
 from p2ptrain.named import suggestion
 from p2ptrain.net.grpc_transport import GrpcTransport
 from p2ptrain.runtime.board import Board
-from p2ptrain.runtime.lifecycle import Environment, PeerLifecycle
+from p2ptrain.runtime.boundary import no_update
+from p2ptrain.runtime.lifecycle import PeerLifecycle
 from p2ptrain.runtime.metrics import JsonlMetrics, Metrics, TeeMetrics, TensorBoardMetrics
 from p2ptrain.runtime.prometheus import PrometheusMetrics
 from p2ptrain.runtime.service import PeerService
-from p2ptrain.runtime.settings import PeerConfig
+from p2ptrain.runtime.settings import Environment, PeerConfig
 
 if TYPE_CHECKING:
     from torch import nn
@@ -45,8 +46,6 @@ T = TypeVar("T")
 
 INTERRUPTED_GRACE_S = 0.5
 """Whoever presses Ctrl-C in a peer that leaves is not made to wait longer."""
-
-_Sink = JsonlMetrics | PrometheusMetrics | TensorBoardMetrics
 
 
 class Peer:
@@ -91,13 +90,20 @@ class Peer:
                 clock=time.monotonic,
                 unix_clock=time.time,
                 incarnation=time.time_ns() // 1_000_000,
-                cross=self._protocol,
+                call=self._protocol.call,
+                post=self._protocol.post,
                 executor=self._protocol.executor,
                 device=self.replica.device,
             ),
-            snapshots=bool(self.config.out),
         )
-        self._sinks = self._open_sinks()
+        self._sinks: list[JsonlMetrics | PrometheusMetrics | TensorBoardMetrics] = []
+        if self.config.out:
+            path = Path(self.config.out) / f"{self.name}.jsonl"
+            self._sinks.append(JsonlMetrics(path, time.monotonic))
+        if self.config.metrics_port is not None:
+            self._sinks.append(PrometheusMetrics(self.name))
+        if self.config.tensorboard:
+            self._sinks.append(TensorBoardMetrics(Path(self.config.tensorboard) / self.name))
         self._board = Board(time.monotonic)
         self._metrics = TeeMetrics(self._board, *([metrics] if metrics else []), *self._sinks)
         self._steps_after_stop = 0
@@ -122,7 +128,7 @@ class Peer:
     @property
     def averages(self) -> str:
         """What this peer's algorithm averages: ``models`` or ``gradients``."""
-        return self._life.averages
+        return self._life.algorithm.averages
 
     @property
     def should_stop(self) -> bool:
@@ -154,19 +160,19 @@ class Peer:
             LocalProtocolError: outside of the with block.
         """
         life = self._life
-        if not life.has_begun:
+        if life.began_at is None:
             raise LocalProtocolError("step belongs inside `with peer:`, where the peer has joined")
         if life.driver.stopping:
             self._steps_after_stop += 1
             if self._steps_after_stop > 1:
                 raise SystemExit(0)
         finite = self.replica.unscale(scaler) if scaler else True
-        agreed = life.averages == "gradients"  # whether there is an update, too
+        agreed = life.algorithm.averages == "gradients"  # whether there is an update, too
         if agreed:
             life.driver.agreed.contributes = life.driver.agreed.contributes and finite
-        update = self.replica.optimizer_step if finite or agreed else _no_update
+        update = partial(self.replica.optimizer_step, clip) if finite or agreed else no_update
         samples, self._accumulated = samples + self._accumulated, 0
-        _run_here(life.step(samples, loss, lambda: update(clip)))
+        _run_here(life.boundary.step(samples, loss, update))
         if scaler:
             scaler.update()
 
@@ -181,11 +187,6 @@ class Peer:
     # --- life -------------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
-        try:
-            self._serve_metrics()
-        except ConfigError:
-            self._close_sinks()
-            raise
         self._protocol.start()
         try:
             self._protocol.run(self._arrive())
@@ -195,24 +196,21 @@ class Peer:
             self._close_sinks()
             raise
         if threading.current_thread() is threading.main_thread():
-            self._old_handler = signal.signal(signal.SIGTERM, self._on_sigterm)
+            self._old_handler = signal.signal(
+                signal.SIGTERM, lambda *_: self.stop("asked to end by SIGTERM")
+            )
         self._life.begin()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         life = self._life
-        life.end()
+        life.boundary.end()
         asked = life.driver.stopping
         why = f"{type(error).__name__}: {error}" if error else life.why_stopped or "the loop ended"
         try:
             self._protocol.run(life.depart(serve=not error and not asked and self.config.serve))
         except BaseException:  # interrupted: no server may outlive its loop, and others should know
-            self._protocol.run(life.driver.leave(INTERRUPTED_GRACE_S))
+            self._protocol.run(life.leave(INTERRUPTED_GRACE_S))
             raise
         finally:
             try:
@@ -225,35 +223,14 @@ class Peer:
 
     async def _arrive(self) -> None:
         config, life = self.config, self._life
-        transport = GrpcTransport(config.listen, config.advertise, config.network)
-        life.assemble(transport, self._metrics)
-        self.address = await life.listen()
-        transport.service = PeerService(life.driver, self._board, transport, time.time)
-        await life.join()
-
-    def _on_sigterm(self, number: int, frame: FrameType | None) -> None:
-        self.stop("asked to end by SIGTERM")
-
-    # --- where records go -------------------------------------------------------------------------
-
-    def _open_sinks(self) -> list[_Sink]:
-        """Where records go by configuration."""
-        config = self.config
-        sinks: list[_Sink] = []
-        if config.out:
-            sinks.append(JsonlMetrics(Path(config.out) / f"{self.name}.jsonl", time.monotonic))
-        if config.metrics_port is not None:
-            sinks.append(PrometheusMetrics(self.name))
-        if config.tensorboard:
-            sinks.append(TensorBoardMetrics(Path(config.tensorboard) / self.name))
-        return sinks
-
-    def _serve_metrics(self) -> None:
-        """Open the Prometheus endpoint, if there is one."""
         for sink in self._sinks:
-            if isinstance(sink, PrometheusMetrics) and self.config.metrics_port is not None:
-                host = self.config.listen.rpartition(":")[0].strip("[]")
-                self.metrics_address = sink.serve(host, self.config.metrics_port)
+            if isinstance(sink, PrometheusMetrics):
+                host = config.listen.rpartition(":")[0].strip("[]")
+                self.metrics_address = sink.serve(host, config.metrics_port or 0)
+        transport = GrpcTransport(config.listen, config.advertise, config.network)
+        self.address = await life.listen(transport, self._metrics)
+        transport.service = PeerService(life.driver, self._board, transport)
+        await life.join()
 
     def _close_sinks(self) -> None:
         for sink in self._sinks:
@@ -261,7 +238,7 @@ class Peer:
 
 
 class _ProtocolThread:
-    """An event loop on its own thread, and one worker thread for copies; implements `Cross`."""
+    """An event loop on its own thread, and one worker thread for copies."""
 
     def __init__(self) -> None:
         self._loop = uvloop.new_event_loop()
@@ -275,10 +252,10 @@ class _ProtocolThread:
         """Run `work` over there; block until its result is here."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
-    def call(self, work: Coroutine[Any, Any, T]) -> Awaitable[T]:  # Any: as above
-        return _Crossing(asyncio.run_coroutine_threadsafe(work, self._loop))
+    async def call(self, work: Coroutine[Any, Any, T]) -> T:  # Any: as above
+        return self.run(work)
 
-    def post(self, function: Callable[[], None]) -> None:
+    def post(self, function: Callable[[], object]) -> None:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(function)
 
@@ -300,31 +277,14 @@ class _ProtocolThread:
         self._loop.close()
 
 
-class _Crossing(Awaitable[T]):
-    """Awaiting it hands a future of the other thread to `_run_here`."""
-
-    def __init__(self, future: "Future[T]") -> None:
-        self._future = future
-
-    def __await__(self) -> Generator["Future[T]", T, T]:
-        result = yield self._future
-        return result
-
-
-def _run_here(coroutine: Coroutine["Future[Any]", Any, T]) -> T:  # Any: whatever it awaits
-    """Run a coroutine on this thread, without a loop: what it awaits are futures of another one."""
+def _run_here(work: Coroutine[Any, Any, T]) -> T:  # Any: asyncio's own types
+    """Run a coroutine on this thread, without a loop: what it awaits blocks, as `call` does."""
     try:
-        waiting = coroutine.send(None)
-        while True:
-            try:
-                result = waiting.result()
-            except BaseException as error:  # noqa: BLE001 - it belongs to the coroutine
-                waiting = coroutine.throw(error)
-            else:
-                waiting = coroutine.send(result)
+        work.send(None)
     except StopIteration as ended:
-        value: T = ended.value
-        return value
+        result: T = ended.value
+        return result
+    raise LocalProtocolError(f"{work} waits for an event loop, and this thread has none")
 
 
 def _config_from(settings: dict[str, Any]) -> PeerConfig:  # Any: the fields of PeerConfig
@@ -333,10 +293,5 @@ def _config_from(settings: dict[str, Any]) -> PeerConfig:  # Any: the fields of 
         if key not in known:
             advice = suggestion(key, known) or f"known: {', '.join(known)}"
             raise ConfigError(f"Peer has no setting {key!r}; {advice}")
-    if not isinstance(settings.get("join", ()), str):
-        return PeerConfig(**{**settings, "join": tuple(settings.get("join", ()))})
-    return PeerConfig(**{**settings, "join": (settings["join"],)})
-
-
-def _no_update(clip: float | None) -> None:
-    """Gradients overflowed: nothing to learn from."""
+    join = settings.get("join", ())
+    return PeerConfig(**{**settings, "join": (join,) if isinstance(join, str) else tuple(join)})

@@ -87,9 +87,8 @@ class PendingGradients:
     def promise(self) -> Contribution:
         """Set everything that is held apart for the group to which the slot is granted.
 
-        Returns:
-            What the next `contribute` takes along. What an earlier group was promised and did not
-            take is part of it.
+        The next `contribute` takes it along. What an earlier group was promised and did not take is
+        part of it.
         """
         self._promised, self._held = self._sum(self._promised, self._held), None
         load = self._promised

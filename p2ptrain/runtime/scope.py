@@ -6,7 +6,6 @@ memory, which differs from run to run; a simulated run could not be repeated.
 
 import asyncio
 from collections.abc import Coroutine
-from types import TracebackType
 from typing import Any, Self
 
 from p2ptrain.errors import InvariantViolation
@@ -23,7 +22,7 @@ class Scope:
     def __init__(self) -> None:
         self._tasks: list[asyncio.Task[Any]] = []  # Any: results are not used
         self._error: BaseException | None = None
-        self._cancelled = False
+        self._cancels = False
         self._stirred = asyncio.Event()
 
     def start(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
@@ -33,46 +32,31 @@ class Scope:
         task.add_done_callback(self._note)
         return task
 
-    def cancel(self) -> None:
-        """Cancel all tasks, in order."""
-        self._cancelled = True
-        for task in self._tasks:
-            task.cancel()
-
     def fail(self, error: BaseException | None) -> None:
         """End all, as if a task had failed with `error`, if that is one and the first."""
         self._error = self._error or error
         self._stirred.set()
 
     def _note(self, task: asyncio.Task[Any]) -> None:
-        self.fail(self._error_of(task))
+        if not task.cancelled():
+            self.fail(task.exception())
+        elif not self._cancels:
+            self.fail(InvariantViolation(f"{task} was cancelled elsewhere"))
+        self._stirred.set()
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
-            while error is None and self._error is None and not self._all_done():
+            while not (error or self._error or all(task.done() for task in self._tasks)):
                 self._stirred.clear()
                 await self._stirred.wait()
         except asyncio.CancelledError as cancelled:
             error = cancelled
-        self.cancel()
+        self._cancels = True
+        for task in self._tasks:
+            task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if error is None and self._error is not None:
-            raise self._error
-        if isinstance(error, asyncio.CancelledError):
-            raise error
-
-    def _error_of(self, task: asyncio.Task[Any]) -> BaseException | None:
-        if not task.cancelled():
-            return task.exception()
-        return None if self._cancelled else InvariantViolation(f"{task} was cancelled elsewhere")
-
-    def _all_done(self) -> bool:
-        return all(task.done() for task in self._tasks)
+        if first := error or self._error:
+            raise first

@@ -11,7 +11,6 @@ stranger, so it must not turn this peer into a port scanner:
 
 import asyncio
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -39,11 +38,9 @@ class PeerService:
 
     driver: "Driver"
     board: Board
-    """Fed with the records of the same peer; its clock is ours."""
+    """Fed with the records of the same peer."""
     transport: Transport
     """The driver's."""
-    unix_clock: Callable[[], Seconds]
-    """The wall clock, for the reader to compare with its own."""
 
     def __post_init__(self) -> None:
         self._free_at: Seconds = -math.inf
@@ -57,7 +54,7 @@ class PeerService:
         return Report(
             hello=driver.handle_identify(),
             members=driver.machine.membership.others,
-            unix_s=self.unix_clock(),
+            unix_s=self.driver.environment.unix_clock(),  # the reader compares it with its own
             running_s=board.running_s,
             samples_per_s=samples_per_s,
             wait_share=wait_share,
@@ -84,11 +81,11 @@ class PeerService:
         self._waiting += 1
         try:
             async with self._one_at_a_time:
-                await asyncio.sleep(max(0.0, self._free_at - self.board.clock()))
+                await asyncio.sleep(max(0.0, self._free_at - self.driver.now))
                 try:
                     return DialedBack(caller_ip, await self._why_not(caller_ip, request))
                 finally:
-                    self._free_at = self.board.clock() + PAUSE_S
+                    self._free_at = self.driver.now + PAUSE_S
         finally:
             self._waiting -= 1
 

@@ -1,16 +1,42 @@
-"""What can be set about a peer that is not its model; the command line and TOML fill it in."""
+"""What a peer is given beside its model: settings (command line, TOML), and its environment."""
 
-import math
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
 from p2ptrain.core.peer_machine import ProtocolConfig
-from p2ptrain.errors import CodecError, ConfigError
+from p2ptrain.errors import CodecError, ConfigError, check_above_0
 from p2ptrain.ids import Seconds
 from p2ptrain.net import wire
 from p2ptrain.net.grpc_config import GrpcConfig
 from p2ptrain.net.wire import MAX_NAME
+from p2ptrain.runtime.copy_executor import CopyExecutor
 from p2ptrain.runtime.exchange import ExchangeConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """What a peer finds around it: clocks, a device, and how its two sides reach each other."""
+
+    clock: Callable[[], Seconds]
+    """Of the event loop's timers."""
+
+    unix_clock: Callable[[], Seconds]
+    """What a wall clock shows; in a simulated world, the same as `clock`."""
+
+    incarnation: int
+    """Larger than that of any earlier life under the same name."""
+
+    call: Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]]  # Any: the work's result
+    """Runs work of the trainer's on the protocol's side; whoever awaits it has its result."""
+
+    post: Callable[[Callable[[], object]], object]
+    """Runs a function on the protocol's side soon; nobody waits for it. From any thread."""
+
+    executor: CopyExecutor
+
+    device: str
+    """Where the replica is, for the record."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,10 +50,8 @@ class StopConfig:
     """Seconds from this peer's first step."""
 
     def __post_init__(self) -> None:
-        for name in ("samples", "seconds"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise ConfigError(f"stop {name} = {value} must be above 0")
+        given = [name for name in ("samples", "seconds") if getattr(self, name) is not None]
+        check_above_0("stop", self, *given)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,10 +135,7 @@ class PeerConfig:
         if self.metrics_port is not None and not 0 <= self.metrics_port < 65536:
             raise ConfigError(f"metrics_port = {self.metrics_port} is no port; write 0 to 65535")
         self._check_nesting()
-        for key in ("join_timeout_s", "snapshot_every_s", "leave_grace_s"):
-            value = getattr(self, key)
-            if not 0 < value < math.inf:
-                raise ConfigError(f"{key} = {value} must be above 0")
+        check_above_0("", self, "join_timeout_s", "snapshot_every_s", "leave_grace_s")
         if self.listen.startswith(("0.0.0.0:", "[::]:")) and not self.advertise:
             raise ConfigError(
                 f"listen = {self.listen!r} is every address and none that others can use; "

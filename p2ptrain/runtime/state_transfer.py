@@ -15,6 +15,7 @@ import tempfile
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -29,7 +30,9 @@ from p2ptrain.net.wire import StateOpening
 from p2ptrain.runtime.agreed_state import AgreedState
 from p2ptrain.runtime.copy_executor import CopyExecutor
 from p2ptrain.runtime.exchange import ExchangeConfig
-from p2ptrain.runtime.host import Host
+
+if TYPE_CHECKING:
+    from p2ptrain.runtime.driver import Driver
 
 MAX_STATE_BYTES = 1 << 36
 SMALL_BYTES = 1 << 20
@@ -40,7 +43,7 @@ SMALL_BYTES = 1 << 20
 class StateTransfer:
     """Both sides of state transfers, for one peer."""
 
-    host: Host
+    host: "Driver"
     replica: Replica
     agreed: AgreedState
     _: KW_ONLY

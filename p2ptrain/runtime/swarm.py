@@ -1,37 +1,58 @@
-"""What an algorithm holds: the `Swarm` port, on top of a driver."""
+"""What an algorithm holds: the `Swarm` port, on top of a driver and its machine."""
 
 import asyncio
 from collections.abc import Coroutine, Mapping, Sequence
-from random import Random
-from typing import Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 from p2ptrain.averaging.base import GroupResult
+from p2ptrain.core.effects import Outcome, What
 from p2ptrain.core.messages import AlgorithmMessage, Phase
-from p2ptrain.ids import PeerId, Seconds
-from p2ptrain.runtime.driver import Driver
+from p2ptrain.ids import PeerId, Seconds, Ticket
+from p2ptrain.runtime.accounts import Attempt
+
+if TYPE_CHECKING:
+    from p2ptrain.runtime.driver import Driver
 
 
 class DriverSwarm:
     """Implements `Swarm`: the vocabulary of algorithms, and no way around it."""
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: "Driver") -> None:
+        self.me = driver.name
+        self.rng = driver.rng
         self._driver = driver
+        self._claiming = asyncio.Lock()  # one claim at a time; the next one waits
+        self._endings: dict[Ticket | None, asyncio.Future[GroupResult]] = {}
+        """Of claims, by their tickets; None: of the version that the trainer waits for."""
 
-    @property
-    def me(self) -> PeerId:
-        return self._driver.name
+    def ended(self, ticket: Ticket | None, ending: GroupResult | BaseException) -> None:
+        """A claim has ended, or (None) a version; nobody may wait for it."""
+        awaited = self._endings.get(ticket)
+        if awaited is None or awaited.done():
+            return
+        if isinstance(ending, GroupResult):
+            awaited.set_result(ending)
+        else:
+            awaited.set_exception(ending)
 
-    @property
-    def rng(self) -> Random:
-        return self._driver.rng
-
-    @property
-    def updates(self) -> int:
-        return self._driver.replica.updates
+    async def _ending_of(self, ticket: Ticket | None) -> GroupResult:
+        """Let the driver carry out what was asked of the machine; wait for the end of it."""
+        awaited: asyncio.Future[GroupResult] = asyncio.get_running_loop().create_future()
+        self._endings[ticket] = awaited
+        self._driver.pump()
+        try:
+            return await awaited
+        finally:
+            self._endings.pop(ticket, None)
 
     @property
     def now(self) -> Seconds:
         return self._driver.now
+
+    @property
+    def updates(self) -> int:
+        return self._driver.replica.updates
 
     @property
     def incarnation(self) -> int:
@@ -42,7 +63,7 @@ class DriverSwarm:
         return not self._driver.stopping and self._driver.me.phase is not Phase.DONE
 
     def choosable(self) -> tuple[PeerId, ...]:
-        return self._driver.choosable()
+        return self._driver.machine.membership.choosable()
 
     def trainees(self) -> tuple[PeerId, ...]:
         return self._driver.machine.membership.trainees()
@@ -50,34 +71,66 @@ class DriverSwarm:
     def met(self) -> Mapping[PeerId, int]:
         return self._driver.accounts.met
 
-    async def form(self, candidates: Sequence[PeerId], count: int | None = None) -> GroupResult:
-        most = len(candidates) if count is None else count
-        return await self._driver.average_with_any(candidates, most)
-
-    async def form_everyone(self) -> GroupResult:
-        return await self._driver.average_gradients()
-
     @property
     def version(self) -> int:
         return self._driver.machine.groups.wait_avoiding.version
 
+    async def form(self, candidates: Sequence[PeerId], count: int | None = None) -> GroupResult:
+        driver, count = self._driver, len(candidates) if count is None else count
+        async with self._claiming:
+            if not driver.stopping and len(candidates) >= count:
+                return await self._claim(candidates, count)
+            await asyncio.sleep(driver.config.protocol.lock.resend_s)  # who asks on must not spin
+        if driver.stopping:
+            return GroupResult(Outcome.WITHDRAWN, f"{self.me} stops")
+        why = f"{len(candidates)} candidates for a group with {count} others"
+        return GroupResult(Outcome.BUSY, why)
+
+    async def _claim(self, candidates: Sequence[PeerId], count: int) -> GroupResult:
+        driver, waiting = self._driver, self._driver.averages.asked_at
+        ticket = driver.machine.request(candidates, count, self.now)
+        waiting[ticket] = self.now
+        try:
+            result = await self._ending_of(ticket)
+        finally:
+            asked_at = waiting.pop(ticket, None)
+        if asked_at is not None:  # the group was never formed
+            attempt = Attempt(ticket, result.members, What.MODELS, asked_at, self.now)
+            attempt.outcome, attempt.why = result.outcome, result.why
+            driver.accounts.close(attempt, self.now, driver.metrics)
+        return result
+
+    async def form_everyone(self) -> GroupResult:
+        driver = self._driver
+        driver.machine.arrive(driver.replica.updates, driver.agreed.lineage, driver.now)
+        return await self._ending_of(None)
+
     async def form_at(self, version: int) -> GroupResult:
-        return await self._driver.average_at(version)
+        self._driver.machine.arrive_at(version, self.now, waits=True)
+        return await self._ending_of(None)
 
     def pass_by(self, version: int) -> None:
-        self._driver.arrive_at(version, waits=False)
+        self._driver.machine.arrive_at(version, self.now, waits=False)
+        self._driver.pump()
 
     async def wait_for_update(self, count: int) -> int:
-        return await self._driver.wait_for_update(count)
+        while (updates := self._driver.me.steps) < count:
+            await self._driver.wait_for_change()
+        return updates
 
     async def wait_for_change(self, most_s: Seconds) -> None:
-        await self._driver.wait_for_change(most_s)
+        """Raises the failure of this peer, if there is one: whoever waits may be its trainer."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(most_s):
+                await self._driver.wait_for_change()
+        if self._driver.failure:
+            raise self._driver.failure
+
+    async def pause(self, duration_s: Seconds) -> None:
+        await asyncio.sleep(duration_s)
 
     def tell(self, peer: PeerId, message: AlgorithmMessage) -> None:
         self._driver.send(peer, message)  # lost: the algorithm says what that costs
 
     def start(self, activity: Coroutine[Any, Any, None]) -> None:  # Any: asyncio's own types
-        self._driver.start_activity(activity)
-
-    async def pause(self, duration_s: Seconds) -> None:
-        await asyncio.sleep(duration_s)
+        self._driver.start(activity)

@@ -6,9 +6,9 @@ are made inline.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from p2ptrain.compute.replica import Replica
 from p2ptrain.compute.step_timing import StepTiming
@@ -16,9 +16,9 @@ from p2ptrain.compute.steps import Work, take_steps
 from p2ptrain.errors import P2PTrainError
 from p2ptrain.ids import Address, PeerId, Seconds
 from p2ptrain.net.transport import Transport
-from p2ptrain.runtime.lifecycle import Environment, PeerLifecycle
+from p2ptrain.runtime.lifecycle import PeerLifecycle
 from p2ptrain.runtime.metrics import Metrics
-from p2ptrain.runtime.settings import PeerConfig
+from p2ptrain.runtime.settings import Environment, PeerConfig
 from p2ptrain.sim.compute import WorkClock
 from p2ptrain.sim.loop import virtual_loop
 from p2ptrain.sim.process import Process
@@ -49,7 +49,6 @@ class LivingPeer:
         rank: its place in the pace.
         metrics: takes the records.
         incarnation: larger than that of any earlier life under this name.
-        snapshots: whether rows of the model are written to `config.out`.
     """
 
     def __init__(
@@ -60,7 +59,6 @@ class LivingPeer:
         rank: int,
         metrics: Metrics,
         incarnation: int,
-        snapshots: bool,
     ) -> None:
         self.name = PeerId(config.name)
         self.address = Address("")
@@ -76,7 +74,6 @@ class LivingPeer:
             config,
             trainee.replica,
             simulated_environment(self.process, incarnation),
-            snapshots=snapshots,
         )
 
     @property
@@ -89,7 +86,7 @@ class LivingPeer:
 
     async def step(self, samples: int, loss: float | None) -> None:
         """The boundary."""
-        await self._life.step(samples, loss, self._trainee.update)
+        await self._life.boundary.step(samples, loss, self._trainee.update)
 
     def stop(self, why: str) -> None:
         """Ask it to leave, as SIGTERM does."""
@@ -112,8 +109,7 @@ class LivingPeer:
             P2PTrainError: the sentence with which a real peer would end; it has left cleanly.
         """
         life, error = self._life, None
-        life.assemble(transport, self._metrics)
-        self.address = await life.listen()
+        self.address = await life.listen(transport, self._metrics)
         try:
             await life.join()
         except P2PTrainError:
@@ -124,7 +120,7 @@ class LivingPeer:
             await self._train()
         except P2PTrainError as raised:
             error = raised
-        life.end()
+        life.boundary.end()
         await life.depart(serve=not error and not life.driver.stopping and self._config.serve)
         life.record_end(f"{type(error).__name__}: {error}" if error else life.why_stopped)
         if error:
@@ -145,16 +141,6 @@ class LivingPeer:
         )
 
 
-class SameLoop:
-    """Implements `Cross` where trainer and protocol share a loop: nothing is carried anywhere."""
-
-    def call(self, work: Coroutine[Any, Any, T]) -> Awaitable[T]:  # Any: asyncio's own types
-        return work
-
-    def post(self, function: Callable[[], None]) -> None:
-        function()
-
-
 def simulated_environment(process: Process, incarnation: int) -> Environment:
     """What a simulated peer finds around it: its own clock, one loop, copies made inline."""
     clock = virtual_loop().clock_of(process)
@@ -162,7 +148,8 @@ def simulated_environment(process: Process, incarnation: int) -> Environment:
         clock=clock,
         unix_clock=clock,
         incarnation=incarnation,
-        cross=SameLoop(),
+        call=lambda work: work,
+        post=lambda function: function(),
         executor=inline,
         device="simulated",
     )

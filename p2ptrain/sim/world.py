@@ -64,7 +64,7 @@ class SimPeer:
 
     @property
     def swarm(self) -> DriverSwarm:
-        return self.lifecycle.swarm
+        return self.driver.swarm
 
     @property
     def boundary(self) -> Boundary:
@@ -90,8 +90,8 @@ class SimPeer:
         for step in range(self.steps_before, steps):
             await virtual_loop().work(step_s)
             before_step(step)
-            await self.lifecycle.step(1, None, self.replica.descend)
-        self.lifecycle.end()
+            await self.boundary.step(1, None, self.replica.descend)
+        self.boundary.end()
 
     def model(self) -> Vector:
         """Live + pending."""
@@ -259,7 +259,7 @@ class World:
                 raise
         self._trainer = None
         here = self.peers.values()
-        await asyncio.gather(*(p.process.start(p.driver.wait_until_all_done()) for p in here))
+        await asyncio.gather(*(p.process.start(p.lifecycle.wait_until_all_done()) for p in here))
         await self.settle()
 
     async def settle(self, quiet_s: Seconds = 0.5) -> None:
@@ -315,10 +315,9 @@ class World:
         )
         lifecycle = PeerLifecycle(config, replica, simulated_environment(process, self._lives))
         metrics = TeeMetrics(memory, TraceMetrics(self.trace, name), *birth.metrics)
-        lifecycle.assemble(self.network.transport(address, name), metrics)
+        await lifecycle.listen(self.network.transport(address, name), metrics)
         peer = SimPeer(process, lifecycle, replica, memory)
         self._watch(peer)
-        await lifecycle.listen()
         return peer
 
     def _begin(self, peer: SimPeer, trainer: Trainer) -> None:

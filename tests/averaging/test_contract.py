@@ -161,9 +161,8 @@ async def test_a_newcomer_takes_part(variant: Variant):
         peer = await world.add(
             "p9", VectorReplica(np.ones(SIZE), LEARNING_RATE), variant.algorithm, **variant.options
         )
-        await peer.driver.take_model()
-        peer.boundary.begin()
-        peer.driver.begin_background(peer.swarm)
+        await peer.lifecycle.take_model()
+        peer.lifecycle.begin()
         while peer.replica.updates < 40:
             await asyncio.sleep(0.1)
             downhill(peer, 0)

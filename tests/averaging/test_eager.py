@@ -275,7 +275,7 @@ async def test_a_newcomer_is_heard_and_equal_after_the_next_average_of_models():
         await asyncio.sleep(1.05)
         replica = VectorReplica(np.ones(24), LEARNING_RATE)
         peer = await world.add("p9", replica, "eager", average_models_every=20)
-        await peer.process.start(peer.driver.take_model())
+        await peer.process.start(peer.lifecycle.take_model())
         await peer.process.start(peer.train(40, 0.1))
 
     late = loop.create_task(come_late())

@@ -96,8 +96,7 @@ async def trained(algorithm: str, recipe: Recipe) -> list[TorchReplica]:
         replica = peer.replica
         schedule = LambdaLR(optimizer, lambda step: 0.5 if recipe.halves_rate and step > 30 else 1)
         chance = torch.Generator().manual_seed(ord(name[-1]))
-        peer.boundary.begin()
-        peer.driver.begin_background(peer.swarm)
+        peer.lifecycle.begin()
         for _ in range(STEPS):
             await virtual_loop().work(0.3 if name == "p2" else 0.1)
             loss = gradients_of(model, recipe, chance)

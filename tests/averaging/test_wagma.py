@@ -283,7 +283,7 @@ async def test_a_newcomer_falls_into_step(sync: str):
     async def come_late() -> None:
         await asyncio.sleep(1.05)
         peer = await world.add("p9", VectorReplica(np.ones(SIZE)), "wagma", sync=sync, tau=4)
-        await peer.process.start(peer.driver.take_model())
+        await peer.process.start(peer.lifecycle.take_model())
         await peer.process.start(peer.train(30, 0.1))
 
     late = loop.create_task(come_late())

@@ -90,7 +90,7 @@ async def test_messages_of_another_swarm_and_of_unknown_peers_are_ignored():
         stranger.transport.send(a.address, envelope)
     await asyncio.sleep(0.5)
     assert stranger.heard == []
-    assert a.driver.choosable() == ("b",)
+    assert a.swarm.choosable() == ("b",)
     await world.close()
 
 
@@ -189,7 +189,7 @@ def test_whatever_valid_messages_say_no_peer_falls_over_or_stops_training(algori
 async def test_a_stream_under_a_stale_ticket_is_refused_after_a_bounded_wait():
     world, a, b = await pair()
     before = asyncio.get_running_loop().time()
-    stream = await b.driver._transport.open(a.address, average(a, Ticket(PeerId("b"), 9, 9)))
+    stream = await b.driver.transport.open(a.address, average(a, Ticket(PeerId("b"), 9, 9)))
     with pytest.raises(RefusedError, match="a is not in b#9"):
         await stream.receive()
     assert asyncio.get_running_loop().time() - before == pytest.approx(ARRIVAL_S, abs=0.1)
@@ -207,7 +207,7 @@ async def test_a_stream_that_comes_before_its_group_is_formed_waits_for_it(monke
         await fill(group)
 
     monkeypatch.setattr(FormedGroup, "_fill", contribute_late)
-    result = await b.driver.average_with_any([PeerId("a")], 1)
+    result = await b.swarm.form([PeerId("a")])
     assert result.done, result
     b.replica.settle()
     np.testing.assert_array_equal(b.model(), np.full(8, 0.5, np.float32))
@@ -220,10 +220,10 @@ async def test_more_streams_than_may_wait_are_refused_at_once(monkeypatch, fixed
     monkeypatch.setattr("p2ptrain.runtime.averages.MAX_PARKED", fixed)
     world, a, b = await pair()
     opening = average(a, Ticket(PeerId("b"), 9, 9))
-    waiting = [await b.driver._transport.open(a.address, opening) for _ in range(most)]
+    waiting = [await b.driver.transport.open(a.address, opening) for _ in range(most)]
     await asyncio.sleep(0.1)
     before = asyncio.get_running_loop().time()
-    one_more = await b.driver._transport.open(a.address, opening)
+    one_more = await b.driver.transport.open(a.address, opening)
     with pytest.raises(RefusedError, match=f"a has {most} streams waiting"):
         await one_more.receive()
     assert asyncio.get_running_loop().time() - before < 0.1
@@ -237,7 +237,7 @@ async def test_more_streams_than_may_wait_are_refused_at_once(monkeypatch, fixed
 async def test_the_state_of_a_version_at_which_nobody_waits_is_refused():
     world, a, b = await pair("allreduce")
     opening = StateOpening(a.driver.digest, PeerId("b"), 5)
-    stream = await b.driver._transport.open(a.address, opening)
+    stream = await b.driver.transport.open(a.address, opening)
     with pytest.raises(RefusedError, match="a does not stand still at version 5"):
         await stream.receive()
     await world.close()
@@ -264,7 +264,7 @@ async def test_those_who_join_at_once_take_the_models_of_different_peers():
     await asyncio.gather(*(peer.train(1, 0.1) for peer in trained))
     newcomers = [await world.add(f"n{number}", replica(1.0), "ad_psgd") for number in range(8)]
     await asyncio.sleep(5.0)  # so all have heard who trains
-    donors = await asyncio.gather(*(peer.driver.take_model() for peer in newcomers))
+    donors = await asyncio.gather(*(peer.lifecycle.take_model() for peer in newcomers))
     assert set(donors) == {"a", "b", "c", "d"}
     models = {peer.driver.name: peer.model() for peer in trained}
     for newcomer, donor in zip(newcomers, donors, strict=True):
@@ -280,12 +280,12 @@ async def test_nobody_averages_with_a_newcomer_before_it_has_taken_over_the_mode
     newcomer.driver.machine.has_model = False  # as after `join`, in a life
     await asyncio.sleep(5.0)
     for peer in trained:
-        result = await peer.driver.average_with_any([PeerId("n")], 1)
+        result = await peer.swarm.form([PeerId("n")], 1)
         assert (result.outcome, result.why) == (Outcome.REFUSED, "n is not to be had")
     with pytest.raises(RefusedError, match="n is itself about to take a model"):
         await trained[0].driver.state_transfer.download(PeerId("n"))
-    assert await newcomer.driver.take_model() in ("a", "b")
-    result = await trained[0].driver.average_with_any([PeerId("n")], 1)
+    assert await newcomer.lifecycle.take_model() in ("a", "b")
+    result = await trained[0].swarm.form([PeerId("n")], 1)
     assert result.outcome is Outcome.DONE
     assert max(abs(peer.model()).max() for peer in (*trained, newcomer)) < 1.0, "9 is in no mean"
     await world.close()
@@ -294,9 +294,9 @@ async def test_nobody_averages_with_a_newcomer_before_it_has_taken_over_the_mode
 async def test_who_joins_is_in_no_group_until_it_has_a_model():
     world, a, b = await pair()
     assert a.driver.machine.has_model
-    await b.driver.join([a.address], 3.0)
+    await b.lifecycle.enter([a.address], 3.0)
     assert not b.driver.machine.has_model
-    assert await b.driver.take_model() is None, "a has not trained"
+    assert await b.lifecycle.take_model() is None, "a has not trained"
     assert b.driver.machine.has_model
     await world.close()
 
@@ -329,7 +329,7 @@ async def test_while_a_model_is_taken_over_the_event_loop_goes_on(monkeypatch):
     monkeypatch.setattr(b.driver.state_transfer, "executor", executor)
     monkeypatch.setattr(a.driver.state_transfer, "executor", executor)
     monkeypatch.setattr(b.replica, "add_delta", add_delta)
-    assert await b.driver.take_model() == "a"
+    assert await b.lifecycle.take_model() == "a"
     np.testing.assert_array_equal(b.model(), a.model())
     await world.close()
 
@@ -359,7 +359,7 @@ async def test_a_model_of_odd_bytes_is_not_taken_over(monkeypatch):
         return donor
 
     monkeypatch.setattr(b.driver, "open_stream", open_stream)
-    assert await b.driver.take_model() is None
+    assert await b.lifecycle.take_model() is None
     assert not donor.pauses_s, "it was asked"
     await world.close()
 
@@ -450,7 +450,7 @@ async def test_catching_up_that_fails_changes_nothing_and_is_tried_again(monkeyp
 
 async def test_two_models_meet_in_the_middle_and_the_record_says_so():
     world, a, b = await pair()
-    result = await a.driver.average_with_any([PeerId("b")], 1)
+    result = await a.swarm.form([PeerId("b")], 1)
     assert result.done
     await asyncio.sleep(0.1)
     for peer in (a, b):
@@ -468,7 +468,7 @@ async def test_two_models_meet_in_the_middle_and_the_record_says_so():
 async def test_a_model_that_is_not_finite_ends_its_peer_and_reaches_nobody():
     world, a, b = await pair()
     a.replica.live[3] = np.nan
-    result = await a.driver.average_with_any([PeerId("b")], 1)
+    result = await a.swarm.form([PeerId("b")], 1)
     assert not result.done
     assert isinstance(a.driver.failure, StateError)
     assert "the model of a is not finite any more" in str(a.driver.failure)
@@ -530,7 +530,7 @@ async def test_a_member_whose_chunks_come_is_not_missed_though_its_words_are_lat
 
     a.driver.handle_message = hear_no_status
     began = asyncio.get_running_loop().time()
-    result = await a.driver.average_with_any([PeerId("b")], 1)
+    result = await a.swarm.form([PeerId("b")], 1)
     assert result.done, result.why
     assert asyncio.get_running_loop().time() - began > 3 * RepairConfig().silence_s
     await world.close()
@@ -547,12 +547,12 @@ async def test_an_average_that_takes_too_long_is_late_and_changes_nothing(monkey
         await fill(group)
 
     monkeypatch.setattr(FormedGroup, "_fill", never)
-    result = await a.driver.average_with_any([PeerId("b")], 1)
+    result = await a.swarm.form([PeerId("b")])
     assert not result.done
     await asyncio.sleep(100.0)
     np.testing.assert_array_equal(a.model(), np.zeros(8, np.float32))
     np.testing.assert_array_equal(b.model(), np.ones(8, np.float32))
-    assert (await a.driver.average_with_any([PeerId("b")], 1)).outcome is not None
+    assert (await a.swarm.form([PeerId("b")], 1)).outcome is not None
     await world.close()
 
 
@@ -567,9 +567,9 @@ async def test_silent_hosts_share_the_time_and_the_one_that_answers_lets_us_in()
         world.network.cut(joining.address, address)
     began = asyncio.get_running_loop().time()
     with pytest.raises(TransportError, match=r"no peer answered at sim:501, sim:502 within 3 s"):
-        await joining.driver.join(dark, 3.0)
+        await joining.lifecycle.enter(dark, 3.0)
     assert asyncio.get_running_loop().time() - began < 3.5
-    await joining.driver.join([*dark, a.address], 3.0)
+    await joining.lifecycle.enter([*dark, a.address], 3.0)
     await world.close()
 
 
@@ -619,24 +619,24 @@ async def test_a_restarted_peer_takes_its_name_again():
     world.crash("b")
     again = await world.add("b", replica(2.0), "ad_psgd")
     await asyncio.sleep(1.0)
-    assert a.driver.choosable() == ("b",)
-    assert (await a.driver.average_with_any([PeerId("b")], 1)).done
+    assert a.swarm.choosable() == ("b",)
+    assert (await a.swarm.form([PeerId("b")], 1)).done
     assert again.address != b.address
     await world.close()
 
 
 async def test_leaving_lets_a_running_average_end():
     world, a, b = await pair()
-    averaging = asyncio.create_task(a.driver.average_with_any([PeerId("b")], 1))
+    averaging = asyncio.create_task(a.swarm.form([PeerId("b")], 1))
     while not a.driver.averages.running:  # noqa: ASYNC110 - virtual time costs nothing
         await asyncio.sleep(0.0005)
-    await a.driver.leave(5.0)
+    await a.lifecycle.leave(5.0)
     await asyncio.sleep(1.0)
     np.testing.assert_array_equal(a.model(), np.full(8, 0.5, np.float32))
     np.testing.assert_array_equal(b.model(), np.full(8, 0.5, np.float32))
     averaging.cancel()
     world.peers.pop(PeerId("a"))
-    assert b.driver.choosable() == ()
+    assert b.swarm.choosable() == ()
     await world.close()
 
 

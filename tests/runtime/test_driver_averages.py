@@ -31,7 +31,7 @@ async def test_an_average_that_is_abandoned_before_it_starts_leaves_nothing_behi
     await asyncio.sleep(0.1)
     assert not driver.averages.running
     before = asyncio.get_running_loop().time()
-    await driver.leave(5.0)
+    await world.peers[B].lifecycle.leave(5.0)
     assert asyncio.get_running_loop().time() - before < 0.5
 
 
@@ -48,9 +48,7 @@ async def test_a_slow_link_is_found_out_in_pairs_and_then_does_not_reduce_for_fo
 
     async def average(initiator: SimPeer, *others: SimPeer) -> Seconds:
         before = now()
-        await initiator.driver.average_with_any(
-            [other.driver.name for other in others], len(others)
-        )
+        await initiator.swarm.form([other.driver.name for other in others], len(others))
         for member in (initiator, *others):
             await asyncio.gather(*member.driver.averages.running)
         lasted_s = now() - before

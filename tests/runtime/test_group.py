@@ -122,7 +122,7 @@ async def test_what_is_being_applied_is_not_abandoned_in_a_second_attempt_either
         await world.add(PeerId(name), VectorReplica(np.zeros(SIZE, np.float32)), "ad_psgd")
     a, *others = (PeerId(name) for name in "abc")
     await asyncio.sleep(1.0)
-    asking = asyncio.create_task(world.peers[a].driver.average_with_any(others, 2))
+    asking = asyncio.create_task(world.peers[a].driver.swarm.form(others, 2))
     while not world.peers[PeerId("c")].driver.averages.running:  # noqa: ASYNC110 - virtual time
         await asyncio.sleep(0.001)
     world.crash("c")

@@ -13,7 +13,7 @@ from p2ptrain.errors import RefusedError
 from p2ptrain.ids import Address, PeerId
 from p2ptrain.net.wire import MAX_NUMBER, Hello, JoinReply
 from p2ptrain.runtime.admission import request_join, successor
-from p2ptrain.runtime.driver import Driver
+from p2ptrain.runtime.lifecycle import PeerLifecycle
 from p2ptrain.sim.world import World
 from tests.helpers.worlds import build, steps_of
 
@@ -141,7 +141,7 @@ async def test_the_highest_life_that_can_be_remembered_leaves_room_for_another()
     assert HIGHEST - LEAP <= again.driver.me.incarnation <= HIGHEST - LEAP + 2
     await asyncio.sleep(2.0)
     for name in ("p0", "p1"):
-        assert "p3" in world.peers[PeerId(name)].driver.choosable()
+        assert "p3" in world.peers[PeerId(name)].swarm.choosable()
     await world.close()
 
 
@@ -151,13 +151,13 @@ async def test_the_highest_life_that_can_be_remembered_leaves_room_for_another()
 async def test_one_that_joins_nobody_is_found_again_by_the_others_and_trains_with_them(
     algorithm: str, name: str, move_ms: int, monkeypatch: pytest.MonkeyPatch
 ):
-    joins = Driver.join
+    joins = PeerLifecycle.enter
 
-    async def join(self: Driver, hosts: Sequence[Address], timeout_s: float) -> None:
-        if self.name != name or self.now < 1.0:  # else without --join, as the first peer was
+    async def enter(self: PeerLifecycle, hosts: Sequence[Address], timeout_s: float) -> None:
+        if self.name != name or self.driver.now < 1.0:  # else without --join, as the first peer was
             await joins(self, hosts, timeout_s)
 
-    monkeypatch.setattr(Driver, "join", join)
+    monkeypatch.setattr(PeerLifecycle, "enter", enter)
     world = await restarted(algorithm, name, move_ms, dead_s=6.0)
     await asyncio.sleep(10.0)
     assert min(averages_with(world, name).values()) > 3

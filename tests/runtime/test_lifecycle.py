@@ -36,8 +36,7 @@ class Fleet:
         environment = simulated_environment(Process(name), incarnation=1)
         config = PeerConfig(name=name, leave_grace_s=0.5, **settings)
         peer = PeerLifecycle(config, self.replicas[name], environment)
-        peer.assemble(self.network.transport("", PeerId(name)), self.records[name])
-        await peer.listen()
+        await peer.listen(self.network.transport("", PeerId(name)), self.records[name])
         return peer
 
 
@@ -46,7 +45,7 @@ async def trained(fleet: Fleet) -> PeerLifecycle:
     first = await fleet.peer("a", 1.0)
     await first.join()
     first.begin()
-    await first.step(4, None, lambda: None)
+    await first.boundary.step(4, None, lambda: None)
     return first
 
 
@@ -55,7 +54,7 @@ async def test_peers_without_a_trainer_are_ready_and_average_when_they_are_told_
     a, b = await fleet.peer("a", 1.0), await fleet.peer("b", 3.0, peers=2)
     await a.join()
     await b.join([a.address])
-    result = await a.swarm.form([b.name])
+    result = await a.driver.swarm.form([b.name])
     assert result.done, result.why
     for peer in (a, b):
         await peer.depart(serve=False)
@@ -78,7 +77,7 @@ async def test_a_newcomer_that_keeps_its_model_takes_no_other():
     a, b = await trained(fleet), await fleet.peer("b", 3.0)
     await b.join([a.address], keeps_model=True)
     assert fleet.replicas["b"].live.tolist() == [3.0, 3.0, 3.0]
-    assert (await b.swarm.form([a.name])).done
+    assert (await b.driver.swarm.form([a.name])).done
     for peer in (a, b):
         await peer.depart(serve=False)
 
@@ -89,7 +88,7 @@ async def test_hosts_of_the_configuration_are_asked_where_none_are_given():
     await a.join()
     b = await fleet.peer("b", 3.0, join=(a.address,))
     await b.join()
-    assert b.driver.choosable() == (a.name,)
+    assert b.driver.swarm.choosable() == (a.name,)
     for peer in (a, b):
         await peer.depart(serve=False)
 

@@ -1,16 +1,17 @@
-"""Records, snapshots, and the trampoline that carries a step across threads."""
+"""Records, snapshots, and the calls that carry a step across threads."""
 
 import asyncio
 import json
 import threading
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
-from p2ptrain.errors import ConfigError
+from p2ptrain.errors import ConfigError, LocalProtocolError
 from p2ptrain.runtime.metrics import JsonlMetrics, MemoryMetrics
-from p2ptrain.runtime.peer import _Crossing, _run_here
+from p2ptrain.runtime.peer import _ProtocolThread, _run_here
 from p2ptrain.runtime.snapshots import SnapshotWriter
 from p2ptrain.sim.replica import VectorReplica
 
@@ -115,11 +116,25 @@ async def test_a_peer_that_starts_again_goes_on_behind_its_last_whole_row(tmp_pa
     np.testing.assert_array_equal(rows, [[0, 1, 2, 3], [7, 7, 7, 7]])
 
 
-# --- the trampoline -------------------------------------------------------------------------------
+# --- a step on the trainer's thread ---------------------------------------------------------------
 
 
-def later(pool: ThreadPoolExecutor, function) -> _Crossing:
-    return _Crossing(pool.submit(function))
+@pytest.fixture
+def protocol() -> Iterator[_ProtocolThread]:
+    thread = _ProtocolThread()
+    thread.start()
+    yield thread
+    thread.stop()
+
+
+async def twice(value: int) -> int:
+    await asyncio.sleep(0)
+    return value * 2
+
+
+async def fail() -> None:
+    await asyncio.sleep(0)
+    raise ValueError("over there")
 
 
 def test_what_awaits_nothing_runs_on_this_thread_without_any_loop():
@@ -129,47 +144,65 @@ def test_what_awaits_nothing_runs_on_this_thread_without_any_loop():
     assert _run_here(work()) == threading.get_ident()
 
 
-def test_results_come_back_from_the_other_thread():
-    async def work(pool: ThreadPoolExecutor) -> list[int]:
-        return [await later(pool, lambda value=value: value * 2) for value in range(3)]
+def test_results_come_back_from_the_other_thread(protocol: _ProtocolThread):
+    async def work() -> list[int]:
+        return [await protocol.call(twice(value)) for value in range(3)]
 
-    with ThreadPoolExecutor(1) as pool:
-        assert _run_here(work(pool)) == [0, 2, 4]
+    assert _run_here(work()) == [0, 2, 4]
 
 
-def test_errors_of_the_other_thread_are_raised_where_they_are_awaited():
-    def fail() -> None:
-        raise ValueError("over there")
+def test_what_is_called_runs_on_the_other_thread(protocol: _ProtocolThread):
+    async def there() -> int:
+        return threading.get_ident()
 
-    async def work(pool: ThreadPoolExecutor) -> str:
+    async def work() -> tuple[int, int]:
+        return await protocol.call(there()), threading.get_ident()
+
+    other, own = _run_here(work())
+    assert other != own == threading.get_ident()
+
+
+def test_errors_of_the_other_thread_are_raised_where_they_are_awaited(protocol: _ProtocolThread):
+    async def work() -> str:
         try:
-            await later(pool, fail)
+            await protocol.call(fail())
         except ValueError as error:
             return f"caught {error}"
         return "nothing"
 
-    async def unguarded(pool: ThreadPoolExecutor) -> None:
-        await later(pool, fail)
+    async def unguarded() -> None:
+        await protocol.call(fail())
 
-    with ThreadPoolExecutor(1) as pool:
-        assert _run_here(work(pool)) == "caught over there"
-        with pytest.raises(ValueError, match="over there"):
-            _run_here(unguarded(pool))
+    assert _run_here(work()) == "caught over there"
+    with pytest.raises(ValueError, match="over there"):
+        _run_here(unguarded())
 
 
-def test_an_interrupt_while_waiting_reaches_the_coroutine():
+def test_an_interrupt_while_waiting_reaches_the_coroutine(
+    protocol: _ProtocolThread, monkeypatch: pytest.MonkeyPatch
+):
     class Interrupted(Future):
         def result(self, timeout=None):
             raise KeyboardInterrupt
 
+    def over_there(work, loop):
+        work.close()
+        return Interrupted()
+
+    monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", over_there)
     cleaned = []
 
     async def work() -> None:
         try:
-            await _Crossing(Interrupted())
+            await protocol.call(twice(1))
         finally:
             cleaned.append(True)
 
     with pytest.raises(KeyboardInterrupt):
         _run_here(work())
     assert cleaned == [True]
+
+
+def test_what_would_wait_for_a_loop_of_this_thread_is_refused():
+    with pytest.raises(LocalProtocolError, match="waits for an event loop"):
+        _run_here(asyncio.sleep(0))

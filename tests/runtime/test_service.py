@@ -1,6 +1,7 @@
 """The service: a peer answers strangers, and is nobody's port scanner."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -52,7 +53,8 @@ async def world():
 def service(world):
     def of(line: Line, name: str = "p01") -> PeerService:
         driver = world.peers[name].driver
-        return PeerService(driver, Board(lambda: driver.now), line, lambda: 1e9)
+        driver.environment = replace(driver.environment, unix_clock=lambda: 1e9)
+        return PeerService(driver, Board(lambda: driver.now), line)
 
     return of
 

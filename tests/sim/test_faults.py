@@ -165,7 +165,7 @@ async def test_who_was_paused_for_longer_than_its_lease_has_no_group_any_more():
     )
     await asyncio.sleep(1.0)
     asker = world.peers[PeerId("p0")]
-    asking = asyncio.create_task(asker.driver.average_with_any([PeerId("p1")], 1))
+    asking = asyncio.create_task(asker.swarm.form([PeerId("p1")], 1))
     await asyncio.sleep(0.3)
     assert asker.driver.averages.running
     before = models(world)
@@ -366,7 +366,7 @@ def test_after_any_random_plan_everyone_has_trained_to_the_end(algorithm: str, s
         assert len(world.peers) == 5
         assert {peer.steps for peer in world.peers.values()} == {200}
         for name, peer in world.peers.items():
-            assert len(peer.driver.choosable()) == 4, f"{name} misses somebody"
+            assert len(peer.swarm.choosable()) == 4, f"{name} misses somebody"
         await world.close()
         return world.trace.hash
 

@@ -37,7 +37,7 @@ def cut_off(world: World, name: str) -> None:
 def choosing(world: World, name: str) -> list[str]:
     """Who would still ask `name` into a group."""
     peers = world.peers.items()
-    return [n for n, peer in peers if n != name and name in peer.driver.choosable()]
+    return [n for n, peer in peers if n != name and name in peer.swarm.choosable()]
 
 
 # --- how soon a death is noticed ------------------------------------------------------------------
@@ -71,7 +71,7 @@ async def test_a_peer_that_is_killed_is_not_chosen_by_whoever_talks_to_it_next()
     world = await build(2, "ad_psgd")
     await asyncio.sleep(1.0)
     world.crash("p1")
-    result = await world.peers[PeerId("p0")].driver.average_with_any([PeerId("p1")], 1)
+    result = await world.peers[PeerId("p0")].swarm.form([PeerId("p1")], 1)
     assert result.outcome in (Outcome.LOST, Outcome.LATE)
     assert choosing(world, "p1") == []
     await world.close()
@@ -113,7 +113,7 @@ async def averaging(count: int) -> tuple[World, "asyncio.Task[object]"]:
     )
     await asyncio.sleep(1.0)
     first, *others = world.peers
-    task = asyncio.create_task(world.peers[first].driver.average_with_any(others, len(others)))
+    task = asyncio.create_task(world.peers[first].swarm.form(others, len(others)))
     await asyncio.sleep(0.5)
     assert not task.done()
     assert all(peer.driver.averages.running for peer in world.peers.values())
@@ -160,7 +160,7 @@ async def test_a_peer_that_dies_mid_average_costs_bounded_time_and_no_update(
             assert record["ticket"].startswith("p0#1.")
         await asyncio.sleep(NOTICED_S)
         first, *others = survivors
-        assert (await survivors[first].driver.average_with_any(others, len(others))).done
+        assert (await survivors[first].swarm.form(others, len(others))).done
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     world.network.heal()
@@ -178,7 +178,7 @@ async def test_whenever_a_third_peer_dies_the_other_two_agree_on_what_was_applie
     await asyncio.sleep(1.0)
     before, mean_M = models(world), models(world).mean(axis=0)
     asking = asyncio.create_task(
-        world.peers[PeerId("p0")].driver.average_with_any([PeerId("p1"), PeerId("p2")], 2)
+        world.peers[PeerId("p0")].swarm.form([PeerId("p1"), PeerId("p2")], 2)
     )
     await asyncio.sleep(float(crash_at_s))
     world.crash("p2")
@@ -199,7 +199,7 @@ async def test_who_leaves_right_after_an_average_takes_nothing_away(leaver: str)
     world, task = await averaging(2)
     mean_M = models(world).mean(axis=0)
     stayer = world.peers[PeerId("p1" if leaver == "p0" else "p0")]
-    await world.peers.pop(PeerId(leaver)).driver.leave(5.0)
+    await world.peers.pop(PeerId(leaver)).lifecycle.leave(5.0)
     await world.settle()
     np.testing.assert_allclose(stayer.model(), mean_M, rtol=1e-6)
     task.cancel()
@@ -223,14 +223,14 @@ async def request_join(
     world: World, name: str, *, algorithm: str = "ad_psgd", size: int = SIZE, **hello: object
 ) -> None:
     """A newcomer joins that says `hello` of itself."""
-    made = Driver._hello
+    made = Driver.handle_identify
 
     def say(driver: Driver) -> Hello:
         said = made(driver)
         return replace(said, **hello) if driver.name == name else said  # type: ignore[arg-type]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Driver, "_hello", say)
+        patch.setattr(Driver, "handle_identify", say)
         await world.add(name, VectorReplica(np.zeros(size, np.float32)), algorithm)
 
 
@@ -298,18 +298,18 @@ async def test_whoever_was_refused_leaves_no_trace():
         await request_join(world, "new", protocol=(99, 3))
     await asyncio.sleep(5)
     assert choosing(world, "new") == []
-    assert all(len(peer.driver.choosable()) == 1 for peer in world.peers.values())
+    assert all(len(peer.swarm.choosable()) == 1 for peer in world.peers.values())
     await world.close()
 
 
 async def test_hosts_that_do_not_answer_are_named_with_the_time_they_were_tried():
     world = await build(1, "ad_psgd")
-    driver = world.peers[PeerId("p0")].driver
+    lifecycle = world.peers[PeerId("p0")].lifecycle
     before = asyncio.get_running_loop().time()
     with pytest.raises(
         TransportError, match=r"no peer answered at nowhere:1, nowhere:2 within 3 s \(.*refused\)"
     ):
-        await driver.join([Address("nowhere:1"), Address("nowhere:2")], 3.0)
+        await lifecycle.enter([Address("nowhere:1"), Address("nowhere:2")], 3.0)
     assert asyncio.get_running_loop().time() - before == pytest.approx(3.0, abs=0.2)
     await world.close()
 
@@ -327,5 +327,5 @@ async def test_peers_that_were_to_start_together_and_do_not_come_are_counted():
     with pytest.raises(
         TransportError, match="3 peers were to start together; after 5 s there are: p0, p1"
     ):
-        await world.peers[PeerId("p0")].driver.wait_for_members(3, 5.0)
+        await world.peers[PeerId("p0")].lifecycle.wait_for_members(3, 5.0)
     await world.close()

@@ -40,7 +40,7 @@ async def averages(world: World, count: int) -> list[bool]:
     done = []
     for turn in range(count):
         asker, *others = (PeerId(TRIO[(turn + k) % 3]) for k in range(3))
-        result = await world.peers[asker].driver.average_with_any(others, 2)
+        result = await world.peers[asker].swarm.form(others, 2)
         await asyncio.sleep(1.0)  # the last one commits a little later
         done.append(result.done)
     return done

@@ -160,8 +160,7 @@ class Fleet:
         name = peer.driver.name
         usual_s = self.spec.step_s[self.spec.names.index(name)]
         chance = Random(f"{self.spec.seed}/{name}/{peer.driver.me.incarnation}")
-        peer.boundary.begin()
-        peer.driver.begin_background(peer.swarm)
+        peer.lifecycle.begin()
         while not self._is_over:
             await virtual_loop().work(usual_s * (1 + chance.uniform(-1, 1) * self.spec.evenness))
             gradient = chance.randrange(-8, 8) if self._is_cruel else 0
