@@ -30,8 +30,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from p2ptrain.compute.flat import FlatModel, Slot, check_vector, is_finite
+from p2ptrain.compute.flat import FlatModel, check_vector, is_finite
 from p2ptrain.compute.replica import Vector
+from p2ptrain.compute.slots import Slot
 from p2ptrain.errors import StateError
 
 

@@ -15,9 +15,9 @@ from torch.optim import Optimizer
 from p2ptrain.compute.flat import FlatModel, is_finite
 from p2ptrain.compute.gradients import GradientVector
 from p2ptrain.compute.momentum import Moments
+from p2ptrain.compute.optimizers import Optimizers
 from p2ptrain.compute.replica import Replica, State, Vector
 from p2ptrain.compute.state import export_state, import_state
-from p2ptrain.errors import StateError
 
 
 class TorchReplica:
@@ -29,14 +29,15 @@ class TorchReplica:
     (`compute/momentum.py`).
 
     Raises:
-        StateError: if the module cannot be averaged, or the optimizer trains nothing of it.
+        StateError: if the module cannot be averaged, or the optimizer trains nothing of it, or
+            something beside it.
     """
 
     def __init__(
         self, module: nn.Module, optimizer: Optimizer, *, average_momentum: bool = False
     ) -> None:
         self._optimizer = optimizer
-        _refuse_stranger(module, optimizer)
+        self._optimizers = Optimizers(module, optimizer)
         self._moments = Moments(module, optimizer) if average_momentum else None
         self._flat = FlatModel(module, self._moments)
         self._gradients = GradientVector(self._flat)
@@ -100,7 +101,7 @@ class TorchReplica:
         keeps waiting.
         """
         with self._flat.step_lock:
-            self._flat.check()
+            self._check()
             optimizer_step()
             self._adopt_moments()
             self._flat.take_pending()
@@ -130,7 +131,7 @@ class TorchReplica:
             StateError: if a parameter's storage was replaced; nothing has changed then.
         """
         with self._flat.step_lock:
-            self._flat.check()
+            self._check()
             self._adopt_moments()
             self._flat.take_pending()
 
@@ -160,19 +161,13 @@ class TorchReplica:
             import_state(self._flat, self._optimizer, state)
             self._adopt_moments()
 
+    def _check(self) -> None:
+        self._flat.check()
+        self._optimizers.check()
+
     def _adopt_moments(self) -> None:
         if self._moments:
             self._moments.adopt()
-
-
-def _refuse_stranger(module: nn.Module, optimizer: Optimizer) -> None:
-    """Raise if the optimizer was built over another module: nothing would ever be trained."""
-    ours = {id(parameter) for parameter in module.parameters()}
-    if not any(id(p) in ours for group in optimizer.param_groups for p in group["params"]):
-        raise StateError(
-            f"the optimizer holds none of the parameters of {type(module).__name__}; "
-            f"build it from module.parameters()"
-        )
 
 
 _KEEPS_THE_PORT: type[Replica] = TorchReplica  # mypy compares every signature here
