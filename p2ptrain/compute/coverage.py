@@ -57,8 +57,8 @@ class Coverage:
 
     @property
     def frozen(self) -> dict[str, Tensor]:
-        """The module's parameters outside of the vector, under their first names."""
-        return dict(self._frozen)
+        """The module's frozen parameters outside of the vector, under their first names."""
+        return {name: tensor for name, tensor in self._outside() if not tensor.requires_grad}
 
     def check(self) -> None:
         """Refuse a module that trains something outside of the vector, or another memory.

@@ -9,9 +9,10 @@ Layout
     one device is a single run, and a snapshot of it is one copy.
 
 What is not in the vector
-    Frozen parameters, integer and complex buffers, and buffers registered with
-    ``persistent=False`` (the module itself calls those no part of its state; often they are masks
-    and tables, whose mean would be the same numbers at best).
+    Frozen parameters (`compute/frozen.py`), integer and complex buffers, and buffers registered
+    with ``persistent=False`` (the module itself calls those no part of its state; often they are
+    masks and tables, whose mean would be the same numbers at best). A newcomer takes over all but
+    the last.
 
 Live and pending
     Forward and backward must see one consistent model, so what other peers contribute waits in a
@@ -60,6 +61,7 @@ import torch
 from torch import Tensor, nn
 
 from p2ptrain.compute.coverage import Coverage
+from p2ptrain.compute.frozen import digest_of_values
 from p2ptrain.compute.momentum import is_never_negative
 from p2ptrain.compute.replica import Vector
 from p2ptrain.compute.slots import Slot, digest_of, find_slots, local_buffers
@@ -113,11 +115,12 @@ class FlatModel:
         self.updates = 0
         """Optimizer updates in the live numbers; changes together with them, under `step_lock`."""
         self.fingerprint = digest_of(self.slots)
-        self.local_buffers = local_buffers(module)
         self.step_lock = threading.RLock()
         """Hold it while live numbers change; see "Locks" above."""
         self._runs = _move_into_segments(self.slots)
+        self._module = module
         self._coverage = Coverage(module, self.slots)
+        self._frozen_digest: str | None = None
         self._pending = torch.zeros(self.size)
         self._pending_lock = threading.Lock()
         self._has_pending = False  # pending counts as zero then, whatever its memory holds
@@ -135,6 +138,26 @@ class FlatModel:
     def description(self) -> str:
         """What a refusal shows of this model: digest and size."""
         return f"digest {self.fingerprint}, {self.size:,} numbers"
+
+    @property
+    def local_buffers(self) -> dict[str, Tensor]:
+        """Integer and complex buffers of the module's state, as they are now."""
+        return local_buffers(self._module)
+
+    @property
+    def frozen(self) -> dict[str, Tensor]:
+        """Frozen parameters, as they are now."""
+        return self._coverage.frozen
+
+    @property
+    def frozen_digest(self) -> str:
+        """16 hexadecimal digits for the frozen parameters, values included; empty without any.
+
+        Computed once: the first call reads all of them.
+        """
+        if self._frozen_digest is None:
+            self._frozen_digest = digest_of_values(self.frozen)
+        return self._frozen_digest
 
     def snapshot(self, into_M: Vector) -> int:
         """Copy live + pending into `into_M`, float32 of shape ``(M,)``; any thread.
@@ -222,17 +245,27 @@ class FlatModel:
         with self._pending_lock:
             return self._pending.clone() if self._has_pending else None
 
-    def take_over(self, values: Mapping[str, Tensor], pending: Tensor | None, updates: int) -> None:
+    def take_over(
+        self,
+        values: Mapping[str, Tensor],
+        apart: Sequence[tuple[Tensor, Tensor]],
+        pending: Tensor | None,
+        updates: int,
+    ) -> None:
         """Overwrite live numbers and pending with another replica's. Hold `step_lock`.
 
         Args:
             values: for each slot, under its first name, a tensor of its shape; all must be there.
+            apart: for each tensor outside of the vector, frozen or a local buffer, what it becomes.
             pending: float32 ``(M,)``, or None for zero.
             updates: the count that goes with `values`.
         """
         with self._pending_lock:
             for slot in self.slots:
                 slot.tensor.detach().copy_(values[slot.name])
+            for tensor, value in apart:
+                tensor.copy_(value)
+            self._frozen_digest = None
             if pending is not None:
                 self._pending.copy_(pending)
             self._has_pending = pending is not None

@@ -115,13 +115,14 @@ def _averaged_buffers(module: nn.Module) -> Iterator[Home]:
 
 
 def local_buffers(module: nn.Module) -> dict[str, Tensor]:
-    """Integer and boolean buffers of the module's state: never averaged, but taken over."""
-    state = module.state_dict(keep_vars=True)
-    return {
-        name: buffer
-        for name, buffer in module.named_buffers()
-        if name in state and not buffer.is_floating_point() and not buffer.is_complex()
-    }
+    """Buffers of the module's state that are no real numbers: never averaged, but taken over."""
+    found: dict[int, tuple[str, Tensor]] = {}
+    for prefix, owner in module.named_modules():
+        for key, tensor in owner._buffers.items():
+            is_state = key not in owner._non_persistent_buffers_set
+            if tensor is not None and is_state and not tensor.is_floating_point():
+                found.setdefault(id(tensor), (_join(prefix, key), tensor))
+    return dict(found.values())
 
 
 def _refuse_odd(home: Home) -> None:

@@ -10,13 +10,15 @@ The bytes::
 
     tensors    model/<name>       each slot of the vector, in its own dtype
                local/<name>       integer buffers, so that the taker continues bit-identically
+               frozen/<name>      frozen parameters that can travel (`compute/frozen.py`)
                pending            float32 (M,); absent while zero
                optimizer/<path>   every tensor of the optimizer's state
     metadata   p2ptrain           JSON: format, fingerprint, updates,
                                   optimizer (kind, groups, state)
 
 Pending goes along because it belongs to the boundary: the giver adds it next, so must the taker.
-Frozen parameters do not: every peer loaded them where the giver did.
+Frozen parameters go along because they are the model too: what was trained fits to these alone. They
+and local buffers are compared by dtype and shape; any value is good.
 
 A state may be several times as large as its model. It is written to a file that has lost its name
 and mapped from there, so that it takes room on the disk and not memory beside the model.
@@ -42,10 +44,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from p2ptrain.compute.flat import FlatModel, host_copy, is_finite
+from p2ptrain.compute.frozen import as_real, travelling
 from p2ptrain.compute.replica import State
 from p2ptrain.errors import StateError
 
-FORMAT = "p2ptrain-state-1"
+FORMAT = "p2ptrain-state-2"
 
 Json = Any  # whatever JSON can hold; checked value by value as it is decoded
 
@@ -64,8 +67,7 @@ def export_state(flat: FlatModel, optimizer: Optimizer) -> State:
     with flat.step_lock:
         for slot in flat.slots:
             tensors[f"model/{slot.name}"] = host_copy(slot.tensor)
-        for name, buffer in flat.local_buffers.items():
-            tensors[f"local/{name}"] = host_copy(buffer)
+        tensors.update(_written(_apart(flat)))
         pending = flat.pending()
         if pending is not None:
             tensors["pending"] = pending
@@ -96,7 +98,10 @@ def import_state(flat: FlatModel, optimizer: Optimizer, state: State) -> None:
     document, tensors = _read(state)
     updates = _header(document, flat, optimizer)
     values = _take_model(tensors, flat)
-    local = _take_local(tensors, flat)
+    apart = [
+        (here, _take(tensors, name, like=here, any_value=True))
+        for name, here in _apart(flat).items()
+    ]
     pending = _take_pending(tensors, flat)
     optimizer_state = _take_optimizer(document["optimizer"], tensors, optimizer)
     if tensors:
@@ -104,9 +109,7 @@ def import_state(flat: FlatModel, optimizer: Optimizer, state: State) -> None:
     flat.check()
     with flat.step_lock:
         _load_optimizer(optimizer, optimizer_state)
-        for name, value in local.items():
-            flat.local_buffers[name].copy_(value)
-        flat.take_over(values, pending, updates)
+        flat.take_over(values, apart, pending, updates)
 
 
 @contextmanager
@@ -167,11 +170,27 @@ def _take_model(tensors: dict[str, Tensor], flat: FlatModel) -> dict[str, Tensor
     }
 
 
-def _take_local(tensors: dict[str, Tensor], flat: FlatModel) -> dict[str, Tensor]:
+def _apart(flat: FlatModel) -> dict[str, Tensor]:
+    """What is outside of the vector and goes along: under its name in a state, as real numbers."""
     return {
-        name: _take(tensors, f"local/{name}", like=buffer)
-        for name, buffer in flat.local_buffers.items()
+        f"{kind}/{name}": as_real(tensor)
+        for kind, tensors in (("local", flat.local_buffers), ("frozen", flat.frozen))
+        for name, tensor in travelling(tensors).items()
     }
+
+
+def _written(apart: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """On the host, each in memory of its own; copied only where it has to be, as bodies are large.
+
+    Nobody changes them until the file is written: the trainer waits.
+    """
+    seen: set[int] = set()
+    for name, tensor in apart.items():
+        storage = tensor.untyped_storage()
+        is_alone = storage.nbytes() == tensor.nbytes and storage.data_ptr() not in seen
+        seen.add(storage.data_ptr())
+        is_ready = is_alone and tensor.device.type == "cpu" and tensor.is_contiguous()
+        yield name, tensor if is_ready else host_copy(tensor)
 
 
 def _take_pending(tensors: dict[str, Tensor], flat: FlatModel) -> Tensor | None:
@@ -180,7 +199,9 @@ def _take_pending(tensors: dict[str, Tensor], flat: FlatModel) -> Tensor | None:
     return _take(tensors, "pending", like=torch.empty(flat.size, device="meta"))
 
 
-def _take(tensors: dict[str, Tensor], name: str, like: Tensor) -> Tensor:
+def _take(
+    tensors: dict[str, Tensor], name: str, like: Tensor, *, any_value: bool = False
+) -> Tensor:
     """Remove one tensor, checked against what it will overwrite."""
     tensor = tensors.pop(name, None)
     if tensor is None:
@@ -190,7 +211,7 @@ def _take(tensors: dict[str, Tensor], name: str, like: Tensor) -> Tensor:
             f"{name!r} is {tensor.dtype} of shape {tuple(tensor.shape)} there "
             f"and {like.dtype} of shape {tuple(like.shape)} here"
         )
-    return _finite(tensor, name)
+    return tensor if any_value else _finite(tensor, name)
 
 
 def _take_optimizer(

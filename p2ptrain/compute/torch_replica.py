@@ -68,6 +68,14 @@ class TorchReplica:
         return self._flat.fingerprint
 
     @property
+    def frozen_digest(self) -> str:
+        """16 hexadecimal digits for frozen parameters, values included; empty without any.
+
+        Peers with different ones train different models. Computed once, on the first use.
+        """
+        return self._flat.frozen_digest
+
+    @property
     def description(self) -> str:
         """Fingerprint and size, for messages: ``digest 3f2a..., 12,345 numbers``."""
         return self._flat.description

@@ -143,7 +143,7 @@ def test_another_optimizer_is_refused_and_both_are_named():
         safetensors.torch.save({"a": torch.zeros(2)}),
         safetensors.torch.save({}, {"p2ptrain": "[]"}),
         safetensors.torch.save({}, {"p2ptrain": "[" * 100_000}),
-        safetensors.torch.save({}, {"p2ptrain": '{"format": "p2ptrain-state-1"}'}),
+        safetensors.torch.save({}, {"p2ptrain": '{"format": "p2ptrain-state-2"}'}),
     ],
 )
 def test_bytes_that_are_no_state_change_nothing(junk):
