@@ -8,6 +8,12 @@ Layout
     stretch of the vector that lies in one segment without a gap is a **run**: a float32 model on
     one device is a single run, and a snapshot of it is one copy.
 
+Saving
+    Each of the module's tensors has a storage of its own, which is a part of the segment's memory.
+    So ``torch.save`` and ``pickle`` write the tensors that they are given and not the segment
+    around them, safetensors sees tensors that share nothing but what is tied, and ``deepcopy``
+    copies one model. `FlatModel.release` gives the module memory of its own in the end.
+
 What is not in the vector
     Frozen parameters (`compute/frozen.py`), integer and complex buffers, and buffers registered
     with ``persistent=False`` (the module itself calls those no part of its state; often they are
@@ -64,7 +70,7 @@ from p2ptrain.compute.coverage import Coverage
 from p2ptrain.compute.frozen import digest_of_values
 from p2ptrain.compute.momentum import is_never_negative
 from p2ptrain.compute.replica import Vector
-from p2ptrain.compute.slots import Slot, digest_of, find_slots, local_buffers
+from p2ptrain.compute.slots import Slot, digest_of, find_slots, layout_of, local_buffers
 from p2ptrain.compute.staging import Arrival, Stage, lane_of
 from p2ptrain.errors import StateError
 
@@ -123,6 +129,7 @@ class FlatModel:
         self._frozen_digest: str | None = None
         self._pending = torch.zeros(self.size)
         self._pending_lock = threading.Lock()
+        self._is_released = False
         self._has_pending = False  # pending counts as zero then, whatever its memory holds
         self._variances = [s for s in self.slots if is_never_negative(s.name)]
         self._takes_all = not self._variances and all(run.is_exact for run in self._runs)
@@ -171,6 +178,7 @@ class FlatModel:
         check_vector(into_M, self.size, "the snapshot's buffer")
         into = torch.from_numpy(into_M)
         with self.step_lock, self._pending_lock:
+            self.refuse_if_released()
             for run in self._runs:
                 stage = self._stages.get(run.live.device)
                 if stage is None:
@@ -202,6 +210,7 @@ class FlatModel:
         """
         check_vector(delta_M, self.size, "the delta")
         with self._pending_lock, np.errstate(over="ignore", invalid="ignore"):
+            self.refuse_if_released()
             # numpy, not torch: a delta may be read-only memory of the transport.
             pending, had_pending = self._pending.numpy(), self._has_pending
             self._has_pending = True
@@ -221,6 +230,7 @@ class FlatModel:
         Raises:
             StateError: naming the parameter and the remedy.
         """
+        self.refuse_if_released()
         self._coverage.check()
 
     def take_pending(self) -> None:
@@ -239,6 +249,32 @@ class FlatModel:
                 self._has_pending = not self._takes_all and bool(self._pending.any())
         for stage in self._stages.values():
             stage.lane.after()  # it reads what this boundary has written
+
+    def release(self) -> None:
+        """Give the module memory of its own, values and ties kept; nothing follows after that.
+
+        What is pending goes in; what 16 bits cannot hold of it stays for `state_dict`. Optimizers
+        go on: the `Parameter` objects stay. A second call does nothing.
+        """
+        with self.step_lock:
+            if self._is_released:
+                return
+            self.take_pending()
+            self.synchronize()
+            for slot in self.slots:
+                _give_back(slot)
+            with self._pending_lock:
+                self._is_released = True
+                self._runs, self._arrivals, self._stages = [], [], {}
+                if not self._has_pending:
+                    self._pending = torch.zeros(0)
+
+    def refuse_if_released(self) -> None:
+        """Raise StateError if the module was given its memory back."""
+        if self._is_released:
+            raise StateError(
+                "this peer has ended and has given the model back; build a new one to train on"
+            )
 
     def pending(self) -> Tensor | None:
         """A copy of pending, ``(M,)``, or None while it is zero."""
@@ -378,7 +414,7 @@ def _move_into_segments(slots: Sequence[Slot]) -> list[_Run]:
     for slot in slots:
         key = (slot.tensor.dtype, slot.tensor.device)
         start, stop = filled[key], filled[key] + slot.tensor.numel()
-        view = segments[key][start:stop].view(slot.tensor.shape)
+        view = _part(segments[key], slice(start, stop)).view(slot.tensor.shape)
         views.append((slot, view.copy_(slot.tensor.detach())))
         if key == last:
             at = slice(runs[-1].at.start, slot.at.stop)
@@ -391,6 +427,23 @@ def _move_into_segments(slots: Sequence[Slot]) -> list[_Run]:
         for home in slot.homes:
             home.tensor.data = view
     return runs
+
+
+def _part(segment: Tensor, at: slice) -> Tensor:
+    """Numbers of a segment, as a storage of their own over the segment's memory."""
+    item = segment.element_size()
+    storage = segment.untyped_storage()[item * at.start : item * at.stop]
+    return torch.empty(0, dtype=segment.dtype, device=segment.device).set_(storage)
+
+
+def _give_back(slot: Slot) -> None:
+    """Copy a slot's numbers out of the segment; tensors that shared them share the copy."""
+    copies: dict[object, Tensor] = {}
+    for tensor in {id(home.tensor): home.tensor for home in slot.homes}.values():
+        place = layout_of(tensor)
+        if place not in copies:
+            copies[place] = tensor.detach().clone(memory_format=torch.contiguous_format)
+        tensor.data = copies[place]
 
 
 def _segments(slots: Sequence[Slot]) -> dict[tuple[torch.dtype, torch.device], Tensor]:

@@ -51,7 +51,7 @@ def digest_of_values(tensors: Mapping[str, Tensor]) -> str:
         shape = None if is_lazy(tensor) else tuple(tensor.shape)
         digest.update(f"{name}\n{tensor.dtype}\n{shape}\n".encode())
         for piece in _pieces(tensor):
-            digest.update(piece.numpy())
+            digest.update(piece.numpy().data)
     return digest.hexdigest()
 
 

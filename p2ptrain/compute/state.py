@@ -17,8 +17,8 @@ The bytes::
                                   optimizer (kind, groups, state)
 
 Pending goes along because it belongs to the boundary: the giver adds it next, so must the taker.
-Frozen parameters go along because they are the model too: what was trained fits to these alone. They
-and local buffers are compared by dtype and shape; any value is good.
+Frozen parameters go along because they are the model too: what was trained fits to these alone.
+They and local buffers are compared by dtype and shape; any value is good.
 
 A state may be several times as large as its model. It is written to a file that has lost its name
 and mapped from there, so that it takes room on the disk and not memory beside the model.
@@ -65,6 +65,7 @@ def export_state(flat: FlatModel, optimizer: Optimizer) -> State:
     """
     tensors: dict[str, Tensor] = {}
     with flat.step_lock:
+        flat.refuse_if_released()
         for slot in flat.slots:
             tensors[f"model/{slot.name}"] = host_copy(slot.tensor)
         tensors.update(_written(_apart(flat)))

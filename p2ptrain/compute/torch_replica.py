@@ -169,6 +169,13 @@ class TorchReplica:
             import_state(self._flat, self._optimizer, state)
             self._adopt_moments()
 
+    def release(self) -> None:
+        """Give the module and the optimizer tensors of their own; this replica ends with it.
+
+        Call it when nobody delivers deltas any more. A second call does nothing.
+        """
+        self._flat.release()
+
     def _check(self) -> None:
         self._flat.check()
         self._optimizers.check()
