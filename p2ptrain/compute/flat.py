@@ -60,6 +60,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import safetensors.torch
@@ -268,6 +269,36 @@ class FlatModel:
                 self._runs, self._arrivals, self._stages = [], [], {}
                 if not self._has_pending:
                     self._pending = torch.zeros(0)
+
+    def state_dict(self) -> dict[str, Any]:  # Any: a module's `extra_state` is what it likes
+        """The module's ``state_dict``, pending included, in tensors of their own; any thread.
+
+        What is of 16 bits becomes float32, which holds all that was learned: 16 bits do not. Tied
+        weights are one tensor. ``load_state_dict`` takes it, also into a model of 16 bits.
+        """
+        with self.step_lock, self._pending_lock:
+            state: dict[str, Any] = self._module.state_dict(keep_vars=True)
+            self.synchronize()
+            slots = {id(home.tensor): slot for slot in self.slots for home in slot.homes}
+            copies: dict[object, Tensor] = {}
+            for name, value in state.items():
+                if not isinstance(value, Tensor):
+                    continue
+                slot = slots.get(id(value))
+                key = slot.name if slot else id(value)
+                if key not in copies:
+                    copies[key] = self._whole(slot) if slot else value.detach().clone()
+                state[name] = copies[key]
+            return state
+
+    def _whole(self, slot: Slot) -> Tensor:
+        """Live + pending of one slot, in a tensor of its own. Hold both locks."""
+        live = slot.tensor.detach()
+        is_short = live.dtype in (torch.float16, torch.bfloat16)
+        whole = live.to(torch.float32 if is_short else live.dtype, copy=True)
+        if self._has_pending:
+            whole.add_(self._pending[slot.at].view(live.shape).to(live.device))
+        return whole
 
     def refuse_if_released(self) -> None:
         """Raise StateError if the module was given its memory back."""

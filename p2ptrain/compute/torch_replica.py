@@ -6,6 +6,7 @@ only the order of things at the boundary: check, optimizer, pending, count, all 
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from torch import nn
 from torch.amp import GradScaler
@@ -185,6 +186,13 @@ class TorchReplica:
         with self._flat.step_lock:
             import_state(self._flat, self._optimizers.all, state)
             self._adopt_moments()
+
+    def state_dict(self) -> dict[str, Any]:  # Any: a module's `extra_state` is what it likes
+        """The module's state with what is pending, in tensors of their own; 16 bits as float32.
+
+        So nothing is dropped that 16 bits cannot hold. Any thread; good after `release`, too.
+        """
+        return self._flat.state_dict()
 
     def release(self) -> None:
         """Give the module and the optimizer tensors of their own; this replica ends with it.
