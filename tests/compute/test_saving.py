@@ -215,3 +215,16 @@ def test_a_model_whose_storage_was_replaced_is_released_as_it_is():
     replica.release()
     assert model.weight.tolist() == [[5, 5]]
     replica_of(model).settle()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_on_a_gpu_a_part_is_saved_and_the_model_is_given_back_too():
+    model = Model().cuda()
+    model.shared.data = model.decode.bias.data
+    replica = replica_of(model)
+    assert len(saved(model.encode.state_dict())) < 10_000
+    assert model.body.weight.untyped_storage().nbytes() == model.body.weight.nbytes
+    replica.release()
+    assert_equal(copy.deepcopy(model), model)
+    assert model.encode.weight is model.decode.weight
