@@ -88,10 +88,13 @@ class _Part:
             there.copy_(values).mul_(weight)
 
     def read(self, mean_G: Vector, flags: Flags) -> None:
-        """Take the mean, rounded once and, if it can be, without memory beside."""
         if self.is_gradient and not flags[0]:
             self.tensor.grad = None
-            return
+        else:
+            self.take(mean_G)
+
+    def take(self, mean_G: Vector) -> None:
+        """Take the mean, rounded once and, if it can be, without memory beside."""
         values, mean = self.ready().detach(), mean_G[self.at].reshape(self.tensor.shape)
         if values.dtype == torch.float32 and values.device.type == "cpu":
             np.copyto(values.numpy(), mean)
@@ -131,7 +134,7 @@ class _Batch:
 
     def write(self, into: Tensor, weight: int) -> None:
         room, there = self._made(), into[self._at]
-        values = [value for value in self._values() if value is not None]
+        values = self._values()
         try:
             if len(values) < len(self._parts):
                 has = [part.values is not None for part in self._parts]
@@ -151,26 +154,29 @@ class _Batch:
             there.copy_(room).mul_(weight)
 
     def read(self, mean_G: Vector, flags: Flags) -> None:
+        room, mean, parts, views = self._made(), mean_G[self._at], self._parts, self._views
         if self._is_gradient and not flags.all():
-            for number, part in enumerate(self._parts):
-                part.read(mean_G, flags[number : number + 1])
-            return
-        room, mean = self._made(), mean_G[self._at]
+            for part in compress(parts, 1 - flags):
+                part.tensor.grad = None
+            parts, views = list(compress(parts, flags)), list(compress(views, flags))
         if room.device.type == "cpu":
             np.copyto(room.numpy(), mean)
         else:
             room.copy_(torch.from_numpy(mean.copy()))
-        values = [value for value in self._values() if value is not None]
-        if len(values) < len(self._parts):
-            values = [part.ready() for part in self._parts]
+        values = self._values()
+        if len(values) < len(parts):
+            values = [part.ready() for part in parts]
         try:
-            torch._foreach_copy_(values, self._views)
-        except RuntimeError:  # one of them is sparse, or expanded
-            for part in self._parts:
-                part.read(mean_G, flags[:1])
+            torch._foreach_copy_(values, views)
+        except RuntimeError:  # one of them is sparse, or expanded, or there are none
+            for part in parts:
+                part.take(mean_G)
 
-    def _values(self) -> list[Tensor | None]:
-        return [tensor.grad for tensor in self._tensors] if self._is_gradient else [*self._tensors]
+    def _values(self) -> list[Tensor]:
+        """What there is now; shorter than the parts where gradients are missing."""
+        if not self._is_gradient:
+            return self._tensors
+        return [grad for tensor in self._tensors if (grad := tensor.grad) is not None]
 
     def _made(self) -> Tensor:
         """The memory between, made at the first use: not every peer averages gradients."""

@@ -158,7 +158,6 @@ def test_gradients_that_a_program_keeps_are_not_overwritten_later():
     assert [float(gradient.mean()) for gradient in kept] == [1, 2]
 
 
-@pytest.mark.slow
 def test_thousands_of_small_tensors_cost_less_than_twice_the_optimizer():
     model = nn.ParameterList(nn.Parameter(torch.randn(10, 10)) for _ in range(5_000))
     optimizer = torch.optim.Adam(model.parameters(), foreach=True)
