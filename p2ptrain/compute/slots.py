@@ -70,6 +70,12 @@ class Slot:
 
 def find_slots(module: nn.Module, beside: nn.Module | None = None) -> Sequence[Slot]:
     """The module's slots, laid out, then those of `beside`; changes nothing."""
+    for name, owner in module.named_modules():
+        if isinstance(owner, torch.jit.ScriptModule):
+            raise StateError(
+                f"module {name or type(owner).__name__} is a script of torch.jit, which keeps its "
+                f"parameters to itself; give the peer the plain module (torch.compile works)"
+            )
     found: dict[object, list[Home]] = {}
     more = _averaged_buffers(beside) if beside is not None else ()
     for home in chain(_trainable(module), _averaged_buffers(module), more):

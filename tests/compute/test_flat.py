@@ -179,6 +179,13 @@ def test_what_cannot_be_averaged_is_refused_in_one_sentence(module, words):
     assert "\n" not in str(refusal.value)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_scripted_module_is_refused_in_one_sentence():
+    model = nn.Sequential(nn.Linear(1, 1), torch.jit.script(nn.Linear(1, 1)))
+    with pytest.raises(StateError, match=r"module 1 is a script .* give the peer the plain module"):
+        FlatModel(model)
+
+
 def test_a_buffer_that_is_not_finite_is_refused_with_the_remedy():
     model = nn.Linear(1, 1)
     model.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
