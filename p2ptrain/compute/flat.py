@@ -8,10 +8,17 @@ Layout
     stretch of the vector that lies in one segment without a gap is a **run**: a float32 model on
     one device is a single run, and a snapshot of it is one copy.
 
+Saving
+    Each of the module's tensors has a storage of its own, which is a part of the segment's memory.
+    So ``torch.save`` and ``pickle`` write the tensors that they are given and not the segment
+    around them, safetensors sees tensors that share nothing but what is tied, and ``deepcopy``
+    copies one model. `FlatModel.release` gives the module memory of its own in the end.
+
 What is not in the vector
-    Frozen parameters, integer and complex buffers, and buffers registered with
-    ``persistent=False`` (the module itself calls those no part of its state; often they are masks
-    and tables, whose mean would be the same numbers at best).
+    Frozen parameters (`compute/frozen.py`), integer and complex buffers, and buffers registered
+    with ``persistent=False`` (the module itself calls those no part of its state; often they are
+    masks and tables, whose mean would be the same numbers at best). A newcomer takes over all but
+    the last.
 
 Live and pending
     Forward and backward must see one consistent model, so what other peers contribute waits in a
@@ -42,83 +49,31 @@ On a device
 
 Storage replaced behind our back
     ``p.data = ...``, ``module.to(...)`` or ``load_state_dict(assign=True)`` detach the module from
-    the vector, silently. `FlatModel.check` compares identity, address, shape and strides at each
-    boundary and refuses.
+    the vector, silently; so do submodules and layers that come later. `FlatModel.check` refuses
+    them at the next boundary (`compute/coverage.py`).
 
 Legend of shapes: ``M`` numbers of the vector.
 """
 
-import hashlib
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import safetensors.torch
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
+from p2ptrain.compute.coverage import Coverage
+from p2ptrain.compute.frozen import digest_of_values
 from p2ptrain.compute.momentum import is_never_negative
 from p2ptrain.compute.replica import Vector
+from p2ptrain.compute.slots import Slot, digest_of, find_slots, layout_of, local_buffers
 from p2ptrain.compute.staging import Arrival, Stage, lane_of
 from p2ptrain.errors import StateError
-
-DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-
-
-@dataclass(frozen=True, slots=True)
-class _Home:
-    """One place in the module where a tensor is registered."""
-
-    owner: nn.Module
-    key: str
-    name: str
-    is_parameter: bool
-    tensor: Tensor
-
-    def registered(self) -> Tensor | None:
-        """What the module holds in this place now."""
-        registry = self.owner._parameters if self.is_parameter else self.owner._buffers
-        return registry.get(self.key)
-
-
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """One tensor of the vector; a tied weight is one slot with several names."""
-
-    homes: tuple[_Home, ...]
-    at: slice
-    """Its numbers within the vector of M."""
-
-    @property
-    def tensor(self) -> Tensor:
-        """The tensor under its first name."""
-        return self.homes[0].tensor
-
-    @property
-    def name(self) -> str:
-        """The first of its names, as in ``named_parameters``."""
-        return self.homes[0].name
-
-    @property
-    def is_parameter(self) -> bool:
-        """False for a buffer."""
-        return self.homes[0].is_parameter
-
-    @property
-    def parameters(self) -> list[Tensor]:
-        """The distinct `Parameter` objects: more than one when several share the same memory."""
-        return list({id(h.tensor): h.tensor for h in self.homes if h.is_parameter}.values())
-
-    def __str__(self) -> str:
-        """Print kind, names, dtype and shape: one line of the fingerprint."""
-        kind = "parameter" if self.is_parameter else "buffer"
-        names = "=".join(home.name for home in self.homes)
-        return f"{kind} {names} {_dtype_name(self.tensor)} {list(self.tensor.shape)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,22 +114,23 @@ class FlatModel:
         beside: nn.Module | None = None,
         staged: Callable[[torch.device], bool] = _is_far,
     ) -> None:
-        self.slots: Sequence[Slot] = _slots(module, beside)
+        self.slots: Sequence[Slot] = find_slots(module, beside)
         self.size: int = self.slots[-1].at.stop
         """M."""
-        self.saved_size: int = _slots(module)[-1].at.stop
+        self.saved_size: int = find_slots(module)[-1].at.stop
         """How many of them, from the first on, are the module's own; others are of `beside`."""
         self.updates = 0
         """Optimizer updates in the live numbers; changes together with them, under `step_lock`."""
-        self.fingerprint = _digest(self.slots)
-        self.local_buffers = _local_buffers(module)
+        self.fingerprint = digest_of(self.slots)
         self.step_lock = threading.RLock()
         """Hold it while live numbers change; see "Locks" above."""
-        self._frozen = {n: p for n, p in module.named_parameters() if not p.requires_grad}
         self._runs = _move_into_segments(self.slots)
-        self._layout = {slot.name: _layout(slot.tensor) for slot in self.slots}
+        self._module = module
+        self._coverage = Coverage(module, self.slots)
+        self._frozen_digest: str | None = None
         self._pending = torch.zeros(self.size)
         self._pending_lock = threading.Lock()
+        self._is_released = False
         self._has_pending = False  # pending counts as zero then, whatever its memory holds
         self._variances = [s for s in self.slots if is_never_negative(s.name)]
         self._takes_all = not self._variances and all(run.is_exact for run in self._runs)
@@ -191,6 +147,26 @@ class FlatModel:
         """What a refusal shows of this model: digest and size."""
         return f"digest {self.fingerprint}, {self.size:,} numbers"
 
+    @property
+    def local_buffers(self) -> dict[str, Tensor]:
+        """Integer and complex buffers of the module's state, as they are now."""
+        return local_buffers(self._module)
+
+    @property
+    def frozen(self) -> dict[str, Tensor]:
+        """Frozen parameters, as they are now."""
+        return self._coverage.frozen
+
+    @property
+    def frozen_digest(self) -> str:
+        """16 hexadecimal digits for the frozen parameters, values included; empty without any.
+
+        Computed once: the first call reads all of them.
+        """
+        if self._frozen_digest is None:
+            self._frozen_digest = digest_of_values(self.frozen)
+        return self._frozen_digest
+
     def snapshot(self, into_M: Vector) -> int:
         """Copy live + pending into `into_M`, float32 of shape ``(M,)``; any thread.
 
@@ -203,6 +179,7 @@ class FlatModel:
         check_vector(into_M, self.size, "the snapshot's buffer")
         into = torch.from_numpy(into_M)
         with self.step_lock, self._pending_lock:
+            self.refuse_if_released()
             for run in self._runs:
                 stage = self._stages.get(run.live.device)
                 if stage is None:
@@ -234,6 +211,7 @@ class FlatModel:
         """
         check_vector(delta_M, self.size, "the delta")
         with self._pending_lock, np.errstate(over="ignore", invalid="ignore"):
+            self.refuse_if_released()
             # numpy, not torch: a delta may be read-only memory of the transport.
             pending, had_pending = self._pending.numpy(), self._has_pending
             self._has_pending = True
@@ -248,21 +226,13 @@ class FlatModel:
             return spare
 
     def check(self) -> None:
-        """Refuse a module whose tensors are no longer the views that they were made.
+        """Refuse a module that is not what the vector was laid out for.
 
         Raises:
             StateError: naming the parameter and the remedy.
         """
-        for slot in self.slots:
-            for home in slot.homes:
-                if not self._is_in_place(home, slot):
-                    raise StateError(_replaced(home))
-        for name, parameter in self._frozen.items():
-            if parameter.requires_grad:
-                raise StateError(
-                    f"parameter {name} was frozen when the peer was built and is trainable now; "
-                    f"set requires_grad before, so that it is averaged"
-                )
+        self.refuse_if_released()
+        self._coverage.check()
 
     def take_pending(self) -> None:
         """Move pending into the live numbers. Hold `step_lock`; no forward or backward runs."""
@@ -281,22 +251,88 @@ class FlatModel:
         for stage in self._stages.values():
             stage.lane.after()  # it reads what this boundary has written
 
+    def release(self) -> None:
+        """Give the module memory of its own, values and ties kept; nothing follows after that.
+
+        What is pending goes in; what 16 bits cannot hold of it stays for `state_dict`. Optimizers
+        go on: the `Parameter` objects stay. A second call does nothing.
+        """
+        with self.step_lock:
+            if self._is_released:
+                return
+            self.take_pending()
+            self.synchronize()
+            for slot in self.slots:
+                _give_back(slot)
+            with self._pending_lock:
+                self._is_released = True
+                self._runs, self._arrivals, self._stages = [], [], {}
+                if not self._has_pending:
+                    self._pending = torch.zeros(0)
+
+    def state_dict(self) -> dict[str, Any]:  # Any: a module's `extra_state` is what it likes
+        """The module's ``state_dict``, pending included, in tensors of their own; any thread.
+
+        What is of 16 bits becomes float32, which holds all that was learned: 16 bits do not. Tied
+        weights are one tensor. ``load_state_dict`` takes it, also into a model of 16 bits.
+        """
+        with self.step_lock, self._pending_lock:
+            state: dict[str, Any] = self._module.state_dict(keep_vars=True)
+            self.synchronize()
+            slots = {id(home.tensor): slot for slot in self.slots for home in slot.homes}
+            copies: dict[object, Tensor] = {}
+            for name, value in state.items():
+                if not isinstance(value, Tensor):
+                    continue
+                slot = slots.get(id(value))
+                key = slot.name if slot else id(value)
+                if key not in copies:
+                    copies[key] = self._whole(slot) if slot else value.detach().clone()
+                state[name] = copies[key]
+            return state
+
+    def _whole(self, slot: Slot) -> Tensor:
+        """Live + pending of one slot, in a tensor of its own. Hold both locks."""
+        live = slot.tensor.detach()
+        is_short = live.dtype in (torch.float16, torch.bfloat16)
+        whole = live.to(torch.float32 if is_short else live.dtype, copy=True)
+        if self._has_pending:
+            whole.add_(self._pending[slot.at].view(live.shape).to(live.device))
+        return whole
+
+    def refuse_if_released(self) -> None:
+        """Raise StateError if the module was given its memory back."""
+        if self._is_released:
+            raise StateError(
+                "this peer has ended and has given the model back; build a new one to train on"
+            )
+
     def pending(self) -> Tensor | None:
         """A copy of pending, ``(M,)``, or None while it is zero."""
         with self._pending_lock:
             return self._pending.clone() if self._has_pending else None
 
-    def take_over(self, values: Mapping[str, Tensor], pending: Tensor | None, updates: int) -> None:
+    def take_over(
+        self,
+        values: Mapping[str, Tensor],
+        apart: Sequence[tuple[Tensor, Tensor]],
+        pending: Tensor | None,
+        updates: int,
+    ) -> None:
         """Overwrite live numbers and pending with another replica's. Hold `step_lock`.
 
         Args:
             values: for each slot, under its first name, a tensor of its shape; all must be there.
+            apart: for each tensor outside of the vector, frozen or a local buffer, what it becomes.
             pending: float32 ``(M,)``, or None for zero.
             updates: the count that goes with `values`.
         """
         with self._pending_lock:
             for slot in self.slots:
                 slot.tensor.detach().copy_(values[slot.name])
+            for tensor, value in apart:
+                tensor.copy_(value)
+            self._frozen_digest = None
             if pending is not None:
                 self._pending.copy_(pending)
             self._has_pending = pending is not None
@@ -318,9 +354,6 @@ class FlatModel:
             if arrival:
                 arrival.send(self._pending[run.at])
 
-    def _is_in_place(self, home: _Home, slot: Slot) -> bool:
-        return home.registered() is home.tensor and _layout(home.tensor) == self._layout[slot.name]
-
 
 def load_vector(module: nn.Module, vector_M: Vector) -> None:
     """Overwrite a module's parameters and floating-point buffers from one vector.
@@ -332,7 +365,7 @@ def load_vector(module: nn.Module, vector_M: Vector) -> None:
     Raises:
         StateError: if M or the dtype differ; the module is unchanged in that case.
     """
-    slots = _slots(module)
+    slots = find_slots(module)
     check_vector(vector_M, slots[-1].at.stop, "the vector")
     for slot in slots:
         part = torch.from_numpy(np.array(vector_M[slot.at]))
@@ -402,107 +435,6 @@ def host_copy(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
 
 
-def _slots(module: nn.Module, beside: nn.Module | None = None) -> Sequence[Slot]:
-    """The module's slots, laid out, then those of `beside`; changes nothing."""
-    found: dict[object, list[_Home]] = {}
-    more = _averaged_buffers(beside) if beside is not None else ()
-    for home in chain(_trainable(module), _averaged_buffers(module), more):
-        _refuse_odd(home)
-        found.setdefault(_memory_key(home.tensor), []).append(home)
-    if not any(homes[0].is_parameter for homes in found.values()):
-        raise StateError(
-            f"{type(module).__name__} has no trainable parameter; "
-            f"set requires_grad on those that shall be trained"
-        )
-    _refuse_overlap([homes[0] for homes in found.values()])
-    slots, start = [], 0
-    for homes in found.values():
-        stop = start + homes[0].tensor.numel()
-        slots.append(Slot(tuple(homes), slice(start, stop)))
-        start = stop
-    return slots
-
-
-def _trainable(module: nn.Module) -> Iterator[_Home]:
-    for prefix, owner in module.named_modules(remove_duplicate=False):
-        for key, tensor in owner._parameters.items():
-            if tensor is not None and tensor.requires_grad:
-                yield _Home(owner, key, _join(prefix, key), True, tensor)
-
-
-def _averaged_buffers(module: nn.Module) -> Iterator[_Home]:
-    for prefix, owner in module.named_modules(remove_duplicate=False):
-        for key, tensor in owner._buffers.items():
-            is_state = key not in owner._non_persistent_buffers_set
-            if tensor is not None and is_state and tensor.is_floating_point():
-                yield _Home(owner, key, _join(prefix, key), False, tensor)
-
-
-def _local_buffers(module: nn.Module) -> dict[str, Tensor]:
-    """Integer and boolean buffers of the module's state: never averaged, but taken over."""
-    state = module.state_dict(keep_vars=True)
-    return {
-        name: buffer
-        for name, buffer in module.named_buffers()
-        if name in state and not buffer.is_floating_point() and not buffer.is_complex()
-    }
-
-
-def _refuse_odd(home: _Home) -> None:
-    """Raise for a tensor that no vector can hold."""
-    kind = "parameter" if home.is_parameter else "buffer"
-    tensor = home.tensor
-    if is_lazy(tensor):
-        why = "has no shape yet; run one batch through the model first"
-    elif tensor.is_meta:
-        why = "is on the meta device and has no values; materialize the model first"
-    elif tensor.layout != torch.strided:
-        why = f"has layout {tensor.layout}; only dense ones can be averaged"
-    elif tensor.dtype not in DTYPES:
-        allowed = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
-        why = f"is {_dtype_name(tensor)}; only {allowed} can be averaged"
-    elif not home.is_parameter and not bool(tensor.isfinite().all()):
-        why = (
-            "holds numbers that are not finite, which have no mean; "
-            "register a constant with persistent=False"
-        )
-    else:
-        return
-    raise StateError(f"{kind} {home.name} {why}")
-
-
-def _refuse_overlap(homes: list[_Home]) -> None:
-    """Raise if two tensors share some memory but not all: as slots they would drift apart."""
-    spans = sorted((*_span(home.tensor), home.name) for home in homes if home.tensor.numel())
-    for (device, _, stop, name), (next_device, start, _, next_name) in pairwise(spans):
-        if device == next_device and start < stop:
-            raise StateError(
-                f"{name} and {next_name} share a part of their memory; clone one of them first"
-            )
-
-
-def _span(tensor: Tensor) -> tuple[str, int, int]:
-    """Device, first byte and end of what a dense tensor reaches; may include gaps."""
-    reach = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
-    start = tensor.data_ptr()
-    return str(tensor.device), start, start + (reach + 1) * tensor.element_size()
-
-
-def _memory_key(tensor: Tensor) -> object:
-    """Equal for tensors that are the same numbers in memory, whether one object or several."""
-    return _layout(tensor) if tensor.numel() else id(tensor)
-
-
-def _layout(tensor: Tensor) -> tuple[object, ...]:
-    return (
-        tensor.device,
-        tensor.dtype,
-        tensor.data_ptr(),
-        tensor.shape,
-        tensor.stride(),
-    )
-
-
 def _move_into_segments(slots: Sequence[Slot]) -> list[_Run]:
     """Allocate the segments, copy, and only then make the module's tensors views of them."""
     segments = _segments(slots)
@@ -513,7 +445,7 @@ def _move_into_segments(slots: Sequence[Slot]) -> list[_Run]:
     for slot in slots:
         key = (slot.tensor.dtype, slot.tensor.device)
         start, stop = filled[key], filled[key] + slot.tensor.numel()
-        view = segments[key][start:stop].view(slot.tensor.shape)
+        view = _part(segments[key], slice(start, stop)).view(slot.tensor.shape)
         views.append((slot, view.copy_(slot.tensor.detach())))
         if key == last:
             at = slice(runs[-1].at.start, slot.at.stop)
@@ -526,6 +458,23 @@ def _move_into_segments(slots: Sequence[Slot]) -> list[_Run]:
         for home in slot.homes:
             home.tensor.data = view
     return runs
+
+
+def _part(segment: Tensor, at: slice) -> Tensor:
+    """Numbers of a segment, as a storage of their own over the segment's memory."""
+    item = segment.element_size()
+    storage = segment.untyped_storage()[item * at.start : item * at.stop]
+    return torch.empty(0, dtype=segment.dtype, device=segment.device).set_(storage)
+
+
+def _give_back(slot: Slot) -> None:
+    """Copy a slot's numbers out of the segment; tensors that shared them share the copy."""
+    copies: dict[object, Tensor] = {}
+    for tensor in {id(home.tensor): home.tensor for home in slot.homes}.values():
+        place = layout_of(tensor)
+        if place not in copies:
+            copies[place] = tensor.detach().clone(memory_format=torch.contiguous_format)
+        tensor.data = copies[place]
 
 
 def _segments(slots: Sequence[Slot]) -> dict[tuple[torch.dtype, torch.device], Tensor]:
@@ -567,23 +516,3 @@ def _keep_positive(pending: Tensor, live: Tensor) -> None:
     below = live.clamp(max=0)
     live.sub_(below)
     pending.add_(below.float().to(pending.device))
-
-
-def _replaced(home: _Home) -> str:
-    kind = "parameter" if home.is_parameter else "buffer"
-    return (
-        f"the storage of {kind} {home.name} was replaced after the peer was built; move, cast or "
-        f"assign the model before that, and afterwards change values in place (copy_)"
-    )
-
-
-def _digest(slots: Sequence[Slot]) -> str:
-    return hashlib.sha256("\n".join(map(str, slots)).encode()).hexdigest()[:16]
-
-
-def _dtype_name(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
-
-
-def _join(prefix: str, key: str) -> str:
-    return f"{prefix}.{key}" if prefix else key

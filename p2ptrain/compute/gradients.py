@@ -21,27 +21,172 @@ Where gradients are delivered late (`runtime/pending_gradients.py`), a peer's ve
 those that wait, of one step, several or none, and its weight the sum of their samples.
 
 Numbers of 16 bits travel as float32 and are rounded once, after the mean.
+
+A call of torch costs some microseconds, whatever it works on. So thousands of small tensors are
+moved together, through a piece of memory that has a view for each, and what is not finite is looked
+for once, in all that was written; only then does somebody ask for names.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, compress, groupby
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from p2ptrain.compute.flat import FlatModel, Slot, check_vector, is_finite
+from p2ptrain.compute.flat import FlatModel, check_vector, is_finite
 from p2ptrain.compute.replica import Vector
 from p2ptrain.errors import StateError
 
+SMALL = 1 << 14
+"""Numbers of a tensor that moves together with others. Larger: a copy more for nothing; smaller:
+calls that take longer than what they do."""
+
+BATCH = 1 << 20
+"""Numbers that move together: in a cache, and as much memory beside the model at most as small
+tensors take."""
+
+Flags = NDArray[np.uint8]
+"""For each gradient, in order: 1 if somebody has it."""
+
 
 @dataclass(frozen=True, slots=True)
-class _Gradient:
-    """A parameter and where its gradient lies among the G numbers."""
+class _Part:
+    """What a parameter's gradient, or a buffer, has among the G numbers."""
 
     name: str
-    parameter: Tensor
+    tensor: Tensor
+    is_gradient: bool
     at: slice
+
+    @property
+    def values(self) -> Tensor | None:
+        """What there is now."""
+        return self.tensor.grad if self.is_gradient else self.tensor
+
+    @property
+    def what(self) -> str:
+        """For messages."""
+        kind = "the gradient of parameter" if self.is_gradient else "buffer"
+        return f"{kind} {self.name}"
+
+    def write(self, into: Tensor, weight: int) -> None:
+        values, there = self.values, into[self.at]
+        if values is None:
+            there.zero_()
+            return
+        if values.layout != torch.strided:
+            raise StateError(
+                f"{self.what} is sparse, which cannot be averaged; build it with sparse=False"
+            )
+        values, there = values.detach(), there.view(values.shape)
+        if (values.dtype, values.device) == (into.dtype, into.device):
+            torch.mul(values, weight, out=there)  # at once: gradients do not fit into a cache
+        else:
+            there.copy_(values).mul_(weight)
+
+    def read(self, mean_G: Vector, flags: Flags) -> None:
+        if self.is_gradient and not flags[0]:
+            self.tensor.grad = None
+        else:
+            self.take(mean_G)
+
+    def take(self, mean_G: Vector) -> None:
+        """Take the mean, rounded once and, if it can be, without memory beside."""
+        values, mean = self.ready().detach(), mean_G[self.at].reshape(self.tensor.shape)
+        if values.dtype == torch.float32 and values.device.type == "cpu":
+            np.copyto(values.numpy(), mean)
+        else:
+            values.copy_(torch.from_numpy(mean.copy()))
+
+    def ready(self) -> Tensor:
+        """The tensor that takes the mean; made if there is none, or it is sparse or expanded."""
+        values = self.values
+        if values is None or values.layout != torch.strided or 0 in values.stride():
+            self.tensor.grad = values = torch.empty_like(self.tensor)
+        return values
+
+    @property
+    def count(self) -> int:
+        """So many parts."""
+        return 1
+
+
+class _Batch:
+    """Small parts of one kind, dtype and device, moved together."""
+
+    def __init__(self, parts: Sequence[_Part]) -> None:
+        self._parts = parts
+        self._at = slice(parts[0].at.start, parts[-1].at.stop)
+        self._is_gradient = parts[0].is_gradient
+        self._tensors = [part.tensor for part in parts]
+        rows = {tensor.shape[1:] if tensor.dim() else None for tensor in self._tensors}
+        self._row = rows.pop() if len(rows) == 1 else None  # of all, where they can be one stack
+        self._room: Tensor | None = None
+        self._views: list[Tensor] = []
+
+    @property
+    def count(self) -> int:
+        """So many parts."""
+        return len(self._parts)
+
+    def write(self, into: Tensor, weight: int) -> None:
+        room, there = self._made(), into[self._at]
+        values = self._values()
+        try:
+            if len(values) < len(self._parts):
+                has = [part.values is not None for part in self._parts]
+                room.zero_()
+                torch._foreach_copy_(list(compress(self._views, has)), values)
+            elif self._row is not None and values[0].dtype == room.dtype:
+                torch.cat(values, out=room.view(-1, *self._row))  # three times as fast
+            else:
+                torch._foreach_copy_(self._views, values)
+        except RuntimeError:  # one of them is sparse: named there, like whatever else it is
+            for part in self._parts:
+                part.write(into, weight)
+            return
+        if room.device == into.device:
+            torch.mul(room, weight, out=there)
+        else:
+            there.copy_(room).mul_(weight)
+
+    def read(self, mean_G: Vector, flags: Flags) -> None:
+        room, mean, parts, views = self._made(), mean_G[self._at], self._parts, self._views
+        if self._is_gradient and not flags.all():
+            for part in compress(parts, 1 - flags):
+                part.tensor.grad = None
+            parts, views = list(compress(parts, flags)), list(compress(views, flags))
+        if room.device.type == "cpu":
+            np.copyto(room.numpy(), mean)
+        else:
+            room.copy_(torch.from_numpy(mean.copy()))
+        values = self._values()
+        if len(values) < len(parts):
+            values = [part.ready() for part in parts]
+        try:
+            torch._foreach_copy_(values, views)
+        except RuntimeError:  # one of them is sparse, or expanded, or there are none
+            for part in parts:
+                part.take(mean_G)
+
+    def _values(self) -> list[Tensor]:
+        """What there is now; shorter than the parts where gradients are missing."""
+        if not self._is_gradient:
+            return self._tensors
+        return [grad for tensor in self._tensors if (grad := tensor.grad) is not None]
+
+    def _made(self) -> Tensor:
+        """The memory between, made at the first use: not every peer averages gradients."""
+        if self._room is None:
+            device, first = self._tensors[0].device, self._at.start
+            self._room = torch.empty(self._at.stop - first, device=device)
+            for part in self._parts:
+                at = slice(part.at.start - first, part.at.stop - first)
+                self._views.append(self._room[at].view(part.tensor.shape))
+        return self._room
 
 
 class GradientVector:
@@ -49,22 +194,19 @@ class GradientVector:
 
     def __init__(self, flat: FlatModel) -> None:
         self._flat = flat
-        self._gradients = list(_gradients(flat))
-        start = self._gradients[-1].at.stop
-        self._buffers: list[tuple[Slot, slice]] = []
-        for slot in flat.slots:
-            if not slot.is_parameter:
-                stop = start + slot.tensor.numel()
-                self._buffers.append((slot, slice(start, stop)))
-                start = stop
-        self.size: int = start
+        self._parts = list(_parts(flat))
+        self._parameters = [part.tensor for part in self._parts if part.is_gradient]
+        count = len(self._parameters)
+        self._gradients = list(_moves(self._parts[:count]))
+        self._buffers = list(_moves(self._parts[count:]))
+        self.size: int = self._parts[-1].at.stop
         """G."""
-        self.buffer_size: int = start - self._gradients[-1].at.stop
+        self.buffer_size: int = self.size - self._parts[count - 1].at.stop
         """So many of the G numbers, the last ones, are buffers."""
 
     def mask(self) -> bytes:
         """Which parameters have a gradient, as `Contribution.gradient_mask` has it."""
-        here = [gradient.parameter.grad is not None for gradient in self._gradients]
+        here = [parameter.grad is not None for parameter in self._parameters]
         return np.packbits(here, bitorder="little").tobytes()
 
     def export(self, into_G: Vector, weight: int) -> None:
@@ -75,12 +217,16 @@ class GradientVector:
                 `into_G` is all zero then.
         """
         check_vector(into_G, self.size, "the gradients' buffer")
-        into_G.fill(0)
         if not weight:
+            into_G.fill(0)
             return
         self._flat.synchronize()
+        into = torch.from_numpy(into_G)
         try:
-            self._write(torch.from_numpy(into_G), weight)
+            with torch.no_grad():
+                for move in chain(self._gradients, self._buffers):
+                    move.write(into, weight)
+            self._refuse_infinite(into)
         except StateError:
             into_G.fill(0)
             raise
@@ -99,59 +245,57 @@ class GradientVector:
         if not (np.isfinite(mean_G.min()) and np.isfinite(mean_G.max())):  # a NaN is both of them
             raise StateError("the mean of gradients is not finite; it was not applied")
         flags = np.unpackbits(
-            np.frombuffer(mask, np.uint8), count=len(self._gradients), bitorder="little"
+            np.frombuffer(mask, np.uint8), count=len(self._parameters), bitorder="little"
         )
-        for gradient, flag in zip(self._gradients, flags, strict=True):
-            _set_gradient(gradient.parameter, mean_G[gradient.at] if flag else None)
-        with self._flat.step_lock:
-            for slot, at in self._buffers:
-                buffer = torch.from_numpy(mean_G[at].copy())
-                slot.tensor.detach().copy_(buffer.view(slot.tensor.shape))
+        with torch.no_grad():
+            for move in self._gradients:
+                move.read(mean_G, flags[: move.count])
+                flags = flags[move.count :]
+            with self._flat.step_lock:
+                for move in self._buffers:
+                    move.read(mean_G, flags)
         self._flat.synchronize()
 
-    def _write(self, into: Tensor, weight: int) -> None:
-        for gradient in self._gradients:
-            grad = gradient.parameter.grad
-            if grad is not None:
-                what = f"the gradient of parameter {gradient.name}"
-                _write(into[gradient.at], grad, weight, what)
-        for slot, at in self._buffers:
-            _write(into[at], slot.tensor, weight, f"buffer {slot.name}")
+    def _refuse_infinite(self, into: Tensor) -> None:
+        if is_finite(into):
+            return
+        for part in self._parts:
+            if not is_finite(into[part.at]):
+                raise StateError(
+                    f"{part.what} is not finite; lower the learning rate, clip, or use a gradient "
+                    f"scaler"
+                )
 
 
-def _gradients(flat: FlatModel) -> Iterator[_Gradient]:
-    """One for each `Parameter` object: those that share memory have gradients of their own."""
+def _parts(flat: FlatModel) -> Iterator[_Part]:
+    """A gradient for each `Parameter` object, as those that share memory have their own; buffers.
+
+    One after the other among the G numbers.
+    """
     start = 0
-    for slot in flat.slots:
-        for parameter in slot.parameters:
-            stop = start + parameter.numel()
-            yield _Gradient(slot.name, parameter, slice(start, stop))
+    for slot in sorted(flat.slots, key=lambda slot: not slot.is_parameter):
+        for tensor in slot.parameters if slot.is_parameter else [slot.tensor]:
+            stop = start + tensor.numel()
+            yield _Part(slot.name, tensor, slot.is_parameter, slice(start, stop))
             start = stop
 
 
-def _write(into: Tensor, values: Tensor, weight: int, what: str) -> None:
-    if values.layout != torch.strided:
-        raise StateError(f"{what} is sparse, which cannot be averaged; build it with sparse=False")
-    values, there = values.detach(), into.view(values.shape)
-    if (values.dtype, values.device) == (into.dtype, into.device):
-        torch.mul(values, weight, out=there)  # in one go: gradients do not fit into a cache
-    else:
-        there.copy_(values).mul_(weight)
-    if not is_finite(into):
-        raise StateError(
-            f"{what} is not finite; lower the learning rate, clip, or use a gradient scaler"
-        )
+def _moves(parts: Iterable[_Part]) -> Iterator[_Part | _Batch]:
+    """How the parts are moved, in their order: large ones alone, small neighbours together."""
+    for is_small, alike in groupby(parts, _kind):
+        if not is_small:
+            yield from alike
+            continue
+        together: list[_Part] = []
+        for part in alike:
+            if together and part.at.stop - together[0].at.start > BATCH:
+                yield _Batch(together)
+                together = []
+            together.append(part)
+        yield _Batch(together)
 
 
-def _set_gradient(parameter: Tensor, mean: Vector | None) -> None:
-    """The gradient becomes the mean, rounded once and, if it can be, without memory beside."""
-    if mean is None:
-        parameter.grad = None
-        return
-    if parameter.grad is None or parameter.grad.layout != torch.strided:
-        parameter.grad = torch.empty_like(parameter)
-    grad, mean = parameter.grad.detach(), mean.reshape(parameter.shape)
-    if grad.dtype == torch.float32 and grad.device.type == "cpu":
-        np.copyto(grad.numpy(), mean)
-    else:
-        grad.copy_(torch.from_numpy(mean.copy()))
+def _kind(part: _Part) -> tuple[object, ...]:
+    """Equal for parts that may move together; empty for one that moves alone."""
+    tensor = part.tensor
+    return () if tensor.numel() > SMALL else (tensor.dtype, tensor.device)

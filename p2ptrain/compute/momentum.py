@@ -20,7 +20,7 @@ A second moment cannot be below 0, and a delta was computed for an older one: wh
 there waits, as with a ``running_var`` (`compute/flat.py`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -49,18 +49,21 @@ class Moments(nn.Module):
         StateError: if there is no such state, or it cannot be made before the first step.
     """
 
-    def __init__(self, module: nn.Module, optimizer: Optimizer) -> None:
+    def __init__(self, module: nn.Module, optimizers: Sequence[Optimizer]) -> None:
         super().__init__()
-        self._optimizer = optimizer
-        _fill(optimizer)
-        self._places: list[tuple[nn.Parameter, str, Tensor]] = []
+        for optimizer in optimizers:
+            _fill(optimizer)
+        owners = {p: o for o in optimizers for group in o.param_groups for p in group["params"]}
+        self._places: list[tuple[Optimizer, nn.Parameter, str, Tensor]] = []
         for name, parameter in module.named_parameters():
-            for key, value in _shaped_like(parameter, optimizer.state.get(parameter, {})):
-                self._places.append((parameter, key, value))
+            state = owners[parameter].state.get(parameter, {}) if parameter in owners else {}
+            for key, value in _shaped_like(parameter, state):
+                self._places.append((owners[parameter], parameter, key, value))
                 self.register_buffer(f"{key}/{name.replace('.', '/')}", value)
         if not self._places:
+            kinds = " and ".join(type(optimizer).__name__ for optimizer in optimizers)
             raise StateError(
-                f"{type(optimizer).__name__} keeps nothing in the shape of its parameters that "
+                f"{kinds} keeps nothing in the shape of its parameters that "
                 "could be averaged; leave average_momentum out, or give it momentum"
             )
 
@@ -72,8 +75,8 @@ class Moments(nn.Module):
         Raises:
             StateError: if it has thrown some of its state away.
         """
-        for parameter, key, tensor in self._places:
-            state = self._optimizer.state[parameter]
+        for optimizer, parameter, key, tensor in self._places:
+            state = optimizer.state[parameter]
             current = state.get(key)
             if current is tensor:
                 continue

@@ -1,22 +1,24 @@
 """One replica's whole state as bytes that another may take over: safetensors, never pickle.
 
-A state holds parameters, buffers, pending, the optimizer's ``state_dict`` and the count of updates,
-all of one boundary. The bytes come from another peer, so they are read as a stranger's: nothing in
-them is executed, and everything is decoded and compared with this replica *before* the first
-number of it changes. What cannot be told from outside (an optimizer that accepts its state and
-still dislikes it) is tried last and undone.
+A state holds parameters, buffers, pending, each optimizer's ``state_dict`` and the count of
+updates, all of one boundary. The bytes come from another peer, so they are read as a stranger's:
+nothing in them is executed, and everything is decoded and compared with this replica *before* the
+first number of it changes. What cannot be told from outside (an optimizer that accepts its state
+and still dislikes it) is tried last and undone.
 
 The bytes::
 
     tensors    model/<name>       each slot of the vector, in its own dtype
                local/<name>       integer buffers, so that the taker continues bit-identically
+               frozen/<name>      frozen parameters that can travel (`compute/frozen.py`)
                pending            float32 (M,); absent while zero
-               optimizer/<path>   every tensor of the optimizer's state
+               optimizer/<path>   every tensor of each optimizer's state
     metadata   p2ptrain           JSON: format, fingerprint, updates,
-                                  optimizer (kind, groups, state)
+                                  optimizers (kind, groups, state of each, in order)
 
 Pending goes along because it belongs to the boundary: the giver adds it next, so must the taker.
-Frozen parameters do not: every peer loaded them where the giver did.
+Frozen parameters go along because they are the model too: what was trained fits to these alone.
+They and local buffers are compared by dtype and shape; any value is good.
 
 A state may be several times as large as its model. It is written to a file that has lost its name
 and mapped from there, so that it takes room on the disk and not memory beside the model.
@@ -30,7 +32,7 @@ import json
 import math
 import mmap
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -42,10 +44,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from p2ptrain.compute.flat import FlatModel, host_copy, is_finite
+from p2ptrain.compute.frozen import as_real, travelling
 from p2ptrain.compute.replica import State
 from p2ptrain.errors import StateError
 
-FORMAT = "p2ptrain-state-1"
+FORMAT = "p2ptrain-state-2"
 
 Json = Any  # whatever JSON can hold; checked value by value as it is decoded
 
@@ -53,7 +56,7 @@ _OWN_KEYS = ("foreach", "fused", "capturable", "differentiable")
 """How an optimizer computes, not what: that follows from the device, so each keeps its own."""
 
 
-def export_state(flat: FlatModel, optimizer: Optimizer) -> State:
+def export_state(flat: FlatModel, optimizers: Sequence[Optimizer]) -> State:
     """Everything that a replica needs to continue exactly as this one would.
 
     Raises:
@@ -62,23 +65,21 @@ def export_state(flat: FlatModel, optimizer: Optimizer) -> State:
     """
     tensors: dict[str, Tensor] = {}
     with flat.step_lock:
+        flat.refuse_if_released()
         for slot in flat.slots:
             tensors[f"model/{slot.name}"] = host_copy(slot.tensor)
-        for name, buffer in flat.local_buffers.items():
-            tensors[f"local/{name}"] = host_copy(buffer)
+        tensors.update(_written(_apart(flat)))
         pending = flat.pending()
         if pending is not None:
             tensors["pending"] = pending
-        state = optimizer.state_dict()
         document = {
             "format": FORMAT,
             "fingerprint": flat.fingerprint,
             "updates": flat.updates,
-            "optimizer": {
-                "kind": _kind(optimizer),
-                "groups": _encode(state["param_groups"], tensors, "optimizer/groups"),
-                "state": _encode(state["state"], tensors, "optimizer/state"),
-            },
+            "optimizers": [
+                _describe(optimizer, tensors, f"optimizer/{number}")
+                for number, optimizer in enumerate(optimizers)
+            ],
         }
     with _file() as path:
         safetensors.torch.save_file(tensors, path, {"p2ptrain": json.dumps(document)})
@@ -86,7 +87,7 @@ def export_state(flat: FlatModel, optimizer: Optimizer) -> State:
             return memoryview(mmap.mmap(written.fileno(), 0, access=mmap.ACCESS_READ))
 
 
-def import_state(flat: FlatModel, optimizer: Optimizer, state: State) -> None:
+def import_state(flat: FlatModel, optimizers: Sequence[Optimizer], state: State) -> None:
     """Take over what `export_state` of another replica gave, its count of updates included.
 
     Raises:
@@ -94,19 +95,23 @@ def import_state(flat: FlatModel, optimizer: Optimizer, state: State) -> None:
             changed in that case.
     """
     document, tensors = _read(state)
-    updates = _header(document, flat, optimizer)
+    updates = _header(document, flat, optimizers)
     values = _take_model(tensors, flat)
-    local = _take_local(tensors, flat)
+    apart = [
+        (here, _take(tensors, name, like=here, any_value=True))
+        for name, here in _apart(flat).items()
+    ]
     pending = _take_pending(tensors, flat)
-    optimizer_state = _take_optimizer(document["optimizer"], tensors, optimizer)
+    states = [
+        _take_optimizer(described, tensors, optimizer)
+        for described, optimizer in zip(document["optimizers"], optimizers, strict=True)
+    ]
     if tensors:
         raise _unfit(f"it holds the unknown tensor {_short(min(tensors))}")
     flat.check()
     with flat.step_lock:
-        _load_optimizer(optimizer, optimizer_state)
-        for name, value in local.items():
-            flat.local_buffers[name].copy_(value)
-        flat.take_over(values, pending, updates)
+        _load_optimizers(optimizers, states)
+        flat.take_over(values, apart, pending, updates)
 
 
 @contextmanager
@@ -147,14 +152,26 @@ def _read(state: State) -> tuple[dict[str, Json], dict[str, Tensor]]:
     return document, tensors
 
 
-def _header(document: Mapping[str, Json], flat: FlatModel, optimizer: Optimizer) -> int:
+def _describe(optimizer: Optimizer, tensors: dict[str, Tensor], path: str) -> Json:
+    state = optimizer.state_dict()
+    return {
+        "kind": _kind(optimizer),
+        "groups": _encode(state["param_groups"], tensors, f"{path}/groups"),
+        "state": _encode(state["state"], tensors, f"{path}/state"),
+    }
+
+
+def _header(document: Mapping[str, Json], flat: FlatModel, optimizers: Sequence[Optimizer]) -> int:
     """Compare everything that names itself; return the count of updates."""
     _expect("format", document.get("format"), FORMAT)
     _expect("model's digest", document.get("fingerprint"), flat.fingerprint)
-    described = document.get("optimizer")
-    if not isinstance(described, dict):
+    described = document.get("optimizers")
+    if not isinstance(described, list) or not all(isinstance(one, dict) for one in described):
         raise _unfit("it holds no optimizer")
-    _expect("optimizer", described.get("kind"), _kind(optimizer))
+    if len(described) != len(optimizers):
+        raise _unfit(f"it has {len(described)} optimizers, this replica {len(optimizers)}")
+    for one, optimizer in zip(described, optimizers, strict=True):
+        _expect("optimizer", one.get("kind"), _kind(optimizer))
     updates = document.get("updates")
     if type(updates) is not int or not 0 <= updates < 2**63:
         raise _unfit(f"its count of updates is {_short(updates)}")
@@ -167,11 +184,27 @@ def _take_model(tensors: dict[str, Tensor], flat: FlatModel) -> dict[str, Tensor
     }
 
 
-def _take_local(tensors: dict[str, Tensor], flat: FlatModel) -> dict[str, Tensor]:
+def _apart(flat: FlatModel) -> dict[str, Tensor]:
+    """What is outside of the vector and goes along: under its name in a state, as real numbers."""
     return {
-        name: _take(tensors, f"local/{name}", like=buffer)
-        for name, buffer in flat.local_buffers.items()
+        f"{kind}/{name}": as_real(tensor)
+        for kind, tensors in (("local", flat.local_buffers), ("frozen", flat.frozen))
+        for name, tensor in travelling(tensors).items()
     }
+
+
+def _written(apart: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """On the host, each in memory of its own; copied only where it has to be, as bodies are large.
+
+    Nobody changes them until the file is written: the trainer waits.
+    """
+    seen: set[int] = set()
+    for name, tensor in apart.items():
+        storage = tensor.untyped_storage()
+        is_alone = storage.nbytes() == tensor.nbytes and storage.data_ptr() not in seen
+        seen.add(storage.data_ptr())
+        is_ready = is_alone and tensor.device.type == "cpu" and tensor.is_contiguous()
+        yield name, tensor if is_ready else host_copy(tensor)
 
 
 def _take_pending(tensors: dict[str, Tensor], flat: FlatModel) -> Tensor | None:
@@ -180,7 +213,9 @@ def _take_pending(tensors: dict[str, Tensor], flat: FlatModel) -> Tensor | None:
     return _take(tensors, "pending", like=torch.empty(flat.size, device="meta"))
 
 
-def _take(tensors: dict[str, Tensor], name: str, like: Tensor) -> Tensor:
+def _take(
+    tensors: dict[str, Tensor], name: str, like: Tensor, *, any_value: bool = False
+) -> Tensor:
     """Remove one tensor, checked against what it will overwrite."""
     tensor = tensors.pop(name, None)
     if tensor is None:
@@ -190,7 +225,7 @@ def _take(tensors: dict[str, Tensor], name: str, like: Tensor) -> Tensor:
             f"{name!r} is {tensor.dtype} of shape {tuple(tensor.shape)} there "
             f"and {like.dtype} of shape {tuple(like.shape)} here"
         )
-    return _finite(tensor, name)
+    return tensor if any_value else _finite(tensor, name)
 
 
 def _take_optimizer(
@@ -248,6 +283,7 @@ def _check_entries(state: Json, parameters: list[Tensor], own: Mapping[int, Any]
     """
     if not isinstance(state, dict):
         raise _unfit("its optimizer's state is no mapping")
+    total = sum(parameter.numel() for parameter in parameters)
     for index, entry in state.items():
         if type(index) is not int or not 0 <= index < len(parameters):
             raise _unfit(f"its optimizer has state for a parameter {_short(index)}")
@@ -258,22 +294,25 @@ def _check_entries(state: Json, parameters: list[Tensor], own: Mapping[int, Any]
         if missing:
             raise _unfit(f"its optimizer's state of parameter {index} lacks {missing[0]}")
         for key, value in entry.items():
-            if isinstance(value, Tensor):
-                what = f"{key} of parameter {index}"
-                _check_shape(what, value, parameters[index], mine.get(key))
+            for one in value if isinstance(value, list) else [value]:
+                if isinstance(one, Tensor):
+                    what = f"{key} of parameter {index}"
+                    _check_shape(what, one, parameters[index], mine.get(key), total)
 
 
-def _check_shape(what: str, value: Tensor, parameter: Tensor, mine: object) -> None:
+def _check_shape(what: str, value: Tensor, parameter: Tensor, mine: object, total: int) -> None:
     """Refuse a shape other than ours or, before our first update, one like the parameter's.
 
     Like it: equal, reduced along some dimensions (Adafactor), or a single number (a step count).
+    Or a vector of the optimizer's parameters all together, `total` numbers, as LBFGS has it.
     """
     if isinstance(mine, Tensor):
         fits = value.shape == mine.shape
+    elif value.dim() in (0, parameter.dim()):
+        pairs = zip(value.shape, parameter.shape, strict=False)
+        fits = value.shape == (total,) or all(n in (1, own) for n, own in pairs)
     else:
-        fits = value.dim() in (0, parameter.dim()) and all(
-            n in (1, own) for n, own in zip(value.shape, parameter.shape, strict=False)
-        )
+        fits = value.shape == (total,)
     if not fits:
         raise _unfit(
             f"the optimizer's {what} has shape {tuple(value.shape)}, "
@@ -281,12 +320,15 @@ def _check_shape(what: str, value: Tensor, parameter: Tensor, mine: object) -> N
         )
 
 
-def _load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
-    before = (optimizer.state, optimizer.param_groups)
+def _load_optimizers(optimizers: Sequence[Optimizer], states: Sequence[dict[str, Any]]) -> None:
+    """All of them, or none."""
+    before = [(optimizer.state, optimizer.param_groups) for optimizer in optimizers]
     try:
-        optimizer.load_state_dict(state)
+        for optimizer, state in zip(optimizers, states, strict=True):
+            optimizer.load_state_dict(state)
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, IndexError) as error:
-        optimizer.state, optimizer.param_groups = before
+        for optimizer, kept in zip(optimizers, before, strict=True):
+            optimizer.state, optimizer.param_groups = kept
         raise _unfit(f"the optimizer refuses it: {_first_line(error)}") from error
 
 

@@ -1,43 +1,54 @@
-"""The real replica: a torch module and its optimizer behind the `Replica` port.
+"""The real replica: a torch module and its optimizers behind the `Replica` port.
 
 It composes three parts, one file each: the flat vector (`flat`), the vector of gradients
 (`gradients`) and the state as bytes (`state`); the arguments stand there. What is decided here is
 only the order of things at the boundary: check, optimizer, pending, count, all under the step lock.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
-import torch
 from torch import nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
 
-from p2ptrain.compute.flat import FlatModel, is_finite
+from p2ptrain.compute.flat import FlatModel
 from p2ptrain.compute.gradients import GradientVector
 from p2ptrain.compute.momentum import Moments
+from p2ptrain.compute.optimizers import Closure, Optimizers
 from p2ptrain.compute.replica import Replica, State, Vector
 from p2ptrain.compute.state import export_state, import_state
-from p2ptrain.errors import StateError
+from p2ptrain.errors import ConfigError
 
 
 class TorchReplica:
     """A `Replica` of `module` and `optimizer`; see the port for each method's duties.
 
     From here on the module's tensors are views of one vector: move, cast or assign the module
-    before, change it in place afterwards. The optimizer may be older or younger than this object.
-    With `average_momentum` its state in the shape of parameters is part of the vector
+    before, change it in place afterwards. The optimizer may be older or younger than this object;
+    several share the module's parameters among them, and a list of one is that one. With
+    `average_momentum` their state in the shape of parameters is part of the vector
     (`compute/momentum.py`).
 
     Raises:
-        StateError: if the module cannot be averaged, or the optimizer trains nothing of it.
+        ConfigError: if one of them is something else.
+        StateError: if the module cannot be averaged, or the optimizer trains nothing of it, or
+            something beside it.
     """
 
     def __init__(
-        self, module: nn.Module, optimizer: Optimizer, *, average_momentum: bool = False
+        self,
+        module: nn.Module,
+        optimizer: Optimizer | Sequence[Optimizer],
+        *,
+        average_momentum: bool = False,
     ) -> None:
-        self._optimizer = optimizer
-        _refuse_stranger(module, optimizer)
-        self._moments = Moments(module, optimizer) if average_momentum else None
+        if not isinstance(module, nn.Module):
+            raise ConfigError(
+                f"{type(module).__name__} is no module; give the peer a model, then its optimizer"
+            )
+        self._optimizers = Optimizers(module, optimizer)
+        self._moments = Moments(module, self._optimizers.all) if average_momentum else None
         self._flat = FlatModel(module, self._moments)
         self._gradients = GradientVector(self._flat)
 
@@ -67,14 +78,22 @@ class TorchReplica:
         return self._flat.fingerprint
 
     @property
+    def frozen_digest(self) -> str:
+        """16 hexadecimal digits for frozen parameters, values included; empty without any.
+
+        Peers with different ones train different models. Computed once, on the first use.
+        """
+        return self._flat.frozen_digest
+
+    @property
     def description(self) -> str:
         """Fingerprint and size, for messages: ``digest 3f2a..., 12,345 numbers``."""
         return self._flat.description
 
     @property
     def device(self) -> str:
-        """Where the first parameter of the optimizer lives, as torch writes it."""
-        return str(self._optimizer.param_groups[0]["params"][0].device)
+        """Where the first parameter lives, as torch writes it."""
+        return str(self._flat.slots[0].tensor.device)
 
     @property
     def updates(self) -> int:
@@ -100,28 +119,36 @@ class TorchReplica:
         keeps waiting.
         """
         with self._flat.step_lock:
-            self._flat.check()
+            self._check()
             optimizer_step()
             self._adopt_moments()
             self._flat.take_pending()
             self._flat.updates += 1
 
-    def unscale(self, scaler: GradScaler) -> bool:
-        """Divide `scaler`'s factor out of the gradients; false if they overflowed."""
-        scaler.unscale_(self._optimizer)
-        return all(
-            is_finite(parameter.grad)
-            for group in self._optimizer.param_groups
-            for parameter in group["params"]
-            if parameter.grad is not None
-        )
+    @property
+    def needs_closure(self) -> bool:
+        """True if the optimizer evaluates the loss by itself, as LBFGS does."""
+        return self._optimizers.needs_closure
 
-    def optimizer_step(self, clip: float | None = None) -> None:
-        """Clip gradients to the norm `clip`, if given, and run the optimizer."""
-        if clip is not None:
-            parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
-            torch.nn.utils.clip_grad_norm_(parameters, clip)
-        self._optimizer.step()
+    def unscale(self, scaler: GradScaler) -> bool:
+        """Divide `scaler`'s factor out of the gradients; false if they overflowed.
+
+        Raises:
+            StateError: if the scaler has made the optimizer's step already.
+        """
+        return self._optimizers.unscale(scaler)
+
+    def optimizer_step(self, clip: float | None = None, closure: Closure | None = None) -> None:
+        """Clip gradients to the norm `clip`, if given, and run each optimizer.
+
+        Args:
+            clip: norm of all gradients together; with a closure, of what that computes.
+            closure: computes loss and gradients anew; for one optimizer.
+
+        Raises:
+            ConfigError: if an optimizer needs a closure and has none, or several are to share one.
+        """
+        self._optimizers.step(clip, closure)
 
     def settle(self) -> None:
         """Take pending in without an update.
@@ -130,7 +157,7 @@ class TorchReplica:
             StateError: if a parameter's storage was replaced; nothing has changed then.
         """
         with self._flat.step_lock:
-            self._flat.check()
+            self._check()
             self._adopt_moments()
             self._flat.take_pending()
 
@@ -152,27 +179,35 @@ class TorchReplica:
 
     def export_state(self) -> State:
         """Everything of this boundary, pending included."""
-        return export_state(self._flat, self._optimizer)
+        return export_state(self._flat, self._optimizers.all)
 
     def import_state(self, state: State) -> None:
         """Take over another replica's state; this one's pending is given up with its model."""
         with self._flat.step_lock:
-            import_state(self._flat, self._optimizer, state)
+            import_state(self._flat, self._optimizers.all, state)
             self._adopt_moments()
+
+    def state_dict(self) -> dict[str, Any]:  # Any: a module's `extra_state` is what it likes
+        """The module's state with what is pending, in tensors of their own; 16 bits as float32.
+
+        So nothing is dropped that 16 bits cannot hold. Any thread; good after `release`, too.
+        """
+        return self._flat.state_dict()
+
+    def release(self) -> None:
+        """Give the module and the optimizer tensors of their own; this replica ends with it.
+
+        Call it when nobody delivers deltas any more. A second call does nothing.
+        """
+        self._flat.release()
+
+    def _check(self) -> None:
+        self._flat.check()
+        self._optimizers.check()
 
     def _adopt_moments(self) -> None:
         if self._moments:
             self._moments.adopt()
-
-
-def _refuse_stranger(module: nn.Module, optimizer: Optimizer) -> None:
-    """Raise if the optimizer was built over another module: nothing would ever be trained."""
-    ours = {id(parameter) for parameter in module.parameters()}
-    if not any(id(p) in ours for group in optimizer.param_groups for p in group["params"]):
-        raise StateError(
-            f"the optimizer holds none of the parameters of {type(module).__name__}; "
-            f"build it from module.parameters()"
-        )
 
 
 _KEEPS_THE_PORT: type[Replica] = TorchReplica  # mypy compares every signature here

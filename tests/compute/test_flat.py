@@ -1,6 +1,7 @@
 """FlatModel: what is in the vector, what stays a view, and that no number is ever lost."""
 
 import threading
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -131,8 +132,8 @@ def test_mixed_dtypes_become_one_vector_in_module_order():
 def test_equal_dtypes_share_one_contiguous_segment():
     model = network()
     FlatModel(model)
-    storages = {t.untyped_storage().data_ptr() for t in model.parameters()}
-    assert len(storages) == 1
+    ends = [(t.data_ptr(), t.data_ptr() + t.nbytes) for t in model.parameters()]
+    assert all(stop == start for (_, stop), (start, _) in pairwise(ends))
 
 
 @pytest.mark.parametrize("transform", ["transposed", "channels_last"])
@@ -176,6 +177,13 @@ def test_what_cannot_be_averaged_is_refused_in_one_sentence(module, words):
     with pytest.raises(StateError, match=words) as refusal:
         FlatModel(module)
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_scripted_module_is_refused_in_one_sentence():
+    model = nn.Sequential(nn.Linear(1, 1), torch.jit.script(nn.Linear(1, 1)))
+    with pytest.raises(StateError, match=r"module 1 is a script .* give the peer the plain module"):
+        FlatModel(model)
 
 
 def test_a_buffer_that_is_not_finite_is_refused_with_the_remedy():

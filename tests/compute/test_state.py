@@ -143,7 +143,7 @@ def test_another_optimizer_is_refused_and_both_are_named():
         safetensors.torch.save({"a": torch.zeros(2)}),
         safetensors.torch.save({}, {"p2ptrain": "[]"}),
         safetensors.torch.save({}, {"p2ptrain": "[" * 100_000}),
-        safetensors.torch.save({}, {"p2ptrain": '{"format": "p2ptrain-state-1"}'}),
+        safetensors.torch.save({}, {"p2ptrain": '{"format": "p2ptrain-state-2"}'}),
     ],
 )
 def test_bytes_that_are_no_state_change_nothing(junk):
@@ -154,7 +154,7 @@ def deep(document):
     value = 0
     for _ in range(330):
         value = {"list": [value]}
-    document["optimizer"]["groups"] = value
+    document["optimizers"][0]["groups"] = value
 
 
 @pytest.mark.parametrize(
@@ -162,13 +162,13 @@ def deep(document):
     [
         ("updates is -1", lambda d: d.update(updates=-1)),
         ("updates is True", lambda d: d.update(updates=True)),
-        ("no optimizer", lambda d: d.update(optimizer=None)),
-        ("optimizer", lambda d: d["optimizer"].update(groups={"list": []})),
-        ("decoded", lambda d: d["optimizer"].update(groups={"pickle": "x"})),
-        ("decoded", lambda d: d["optimizer"].update(state={"dict": [["a"]]})),
-        ("no mapping", lambda d: d["optimizer"].update(state=3)),
-        ("parameter 99", lambda d: d["optimizer"].update(state={"dict": [[99, {"dict": []}]]})),
-        ("not there", lambda d: d["optimizer"].update(state={"tensor": "model/0.weight"})),
+        ("no optimizer", lambda d: d.update(optimizers=None)),
+        ("optimizer", lambda d: d["optimizers"][0].update(groups={"list": []})),
+        ("decoded", lambda d: d["optimizers"][0].update(groups={"pickle": "x"})),
+        ("decoded", lambda d: d["optimizers"][0].update(state={"dict": [["a"]]})),
+        ("no mapping", lambda d: d["optimizers"][0].update(state=3)),
+        ("parameter 99", lambda d: d["optimizers"][0].update(state={"dict": [[99, {"dict": []}]]})),
+        ("not there", lambda d: d["optimizers"][0].update(state={"tensor": "model/0.weight"})),
         ("groups|nested", deep),
     ],
 )
@@ -178,7 +178,7 @@ def test_forged_metadata_changes_nothing(words, change):
 
 def set_lr(value):
     def change(document):
-        (group,) = document["optimizer"]["groups"]["list"]
+        (group,) = document["optimizers"][0]["groups"]["list"]
         for pair in group["dict"]:
             if pair[0] == "lr":
                 pair[1] = value
@@ -192,7 +192,7 @@ def test_a_forged_learning_rate_changes_nothing(value):
     refuse(Peer(), state, "lr is .* there and 0.01 here")
 
 
-FIRST_MOMENT = "optimizer/state/0/exp_avg"
+FIRST_MOMENT = "optimizer/0/state/0/exp_avg"
 EIGHT_BITS = torch.float8_e4m3fn
 
 
@@ -219,7 +219,7 @@ def test_forged_tensors_change_nothing(words, change, steps):
 
 def test_state_that_lacks_what_ours_has_changes_nothing():
     def rename(document):
-        ((_, entry), *_) = document["optimizer"]["state"]["dict"]
+        ((_, entry), *_) = document["optimizers"][0]["state"]["dict"]
         entry["dict"][1][0] = "exp_avq"
 
     state = forge(Peer().train(1).replica.export_state(), document=rename)
