@@ -153,6 +153,8 @@ class Optimizers:
         seen: dict[int, Optimizer] = {}
         for optimizer, number, parameter in self._held():
             if id(parameter) not in self._covered:
+                if id(parameter) in self._names and not parameter.requires_grad:
+                    continue  # frozen: it has no gradient, so the optimizer leaves it alone
                 raise StateError(_stranger(parameter, number, self._names))
             if id(parameter) in seen:
                 both = type(seen[id(parameter)]).__name__, type(optimizer).__name__
@@ -194,9 +196,8 @@ def _stranger(parameter: Tensor, group: int, names: Mapping[int, str]) -> str:
     name = names.get(id(parameter))
     if name is not None:
         return (
-            f"parameter {name} is in the optimizer and was frozen when the peer was built, so it "
-            f"is not averaged; give the optimizer the trainable ones only "
-            f"([p for p in model.parameters() if p.requires_grad]), or set requires_grad before"
+            f"parameter {name} is in the optimizer, was frozen when the peer was built and is "
+            f"trainable now; set requires_grad before, so that it is averaged"
         )
     shape = list(parameter.shape)
     return (

@@ -169,13 +169,18 @@ def test_an_optimizer_over_more_than_the_model_is_refused():
     assert "\n" not in str(refusal.value)
 
 
-def test_a_frozen_parameter_in_the_optimizer_is_refused_by_name():
+def test_a_frozen_parameter_may_be_in_the_optimizer_until_it_is_trainable():
+    """As programs have it that freeze a body and pass `model.parameters()`."""
     model = Classifier()
     model.head.requires_grad_(False)
-    words = r"parameter head\.weight is in the optimizer and was frozen .*requires_grad"
-    with pytest.raises(StateError, match=words):
-        TorchReplica(model, SGD(model.parameters(), lr=0.1))
-    TorchReplica(model, SGD([p for p in model.parameters() if p.requires_grad], lr=0.1))
+    optimizer = SGD(model.parameters(), lr=0.1, weight_decay=0.5)
+    replica = TorchReplica(model, optimizer)
+    before = model.head.weight.clone()
+    step(replica, model, optimizer)
+    assert torch.equal(model.head.weight, before)
+    model.head.weight.requires_grad_(True)
+    with pytest.raises(StateError, match=r"head\.weight was frozen .* trainable now"):
+        step(replica, model, optimizer)
 
 
 def test_a_refused_optimizer_leaves_the_model_as_it_was():
