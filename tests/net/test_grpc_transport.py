@@ -439,18 +439,20 @@ async def test_messages_wait_in_a_bounded_queue(silent):
 
 async def test_messages_and_chunks_have_connections_of_their_own():
     """On one connection a message waits behind chunks that the kernel has taken: for seconds."""
-    connections = []
+    relayed: list[asyncio.Task[None]] = []
 
     async def carry(reader, writer):
         with suppress(ConnectionError):
             while data := await reader.read(1 << 16):
                 writer.write(data)
         writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
 
     async with started() as (_, handler, address):
 
         async def relay(reader, writer):
-            connections.append(writer)
+            relayed.append(asyncio.current_task())
             host, _, port = address.rpartition(":")
             there, out = await asyncio.open_connection(host, int(port))
             await asyncio.gather(carry(reader, out), carry(there, writer))
@@ -460,11 +462,13 @@ async def test_messages_and_chunks_have_connections_of_their_own():
         async with started(GrpcConfig(data="grpc")) as (other, _, _):
             other.send(near, message())
             await until(lambda: handler.messages)
-            assert len(connections) == 1
+            assert len(relayed) == 1
             stream = await other.open(near, OPENING)
             await stream.send(memoryview(b"abc"), last=True)
             assert await stream.receive() == b"abc"
             other.send(near, message(2))
             await until(lambda: len(handler.messages) == 2)
-            assert len(connections) == 2
-            server.close()
+            assert len(relayed) == 2
+        await asyncio.gather(*relayed)
+        server.close()
+        await server.wait_closed()
