@@ -4,7 +4,7 @@ import asyncio
 import logging
 import socket
 import threading
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import grpc
@@ -442,12 +442,8 @@ async def test_messages_and_chunks_have_connections_of_their_own():
     relayed: list[asyncio.Task[None]] = []
 
     async def carry(reader, writer):
-        with suppress(ConnectionError):
-            while data := await reader.read(1 << 16):
-                writer.write(data)
-        writer.close()
-        with suppress(ConnectionError):
-            await writer.wait_closed()
+        while data := await reader.read(1 << 16):
+            writer.write(data)
 
     async with started() as (_, handler, address):
 
@@ -455,7 +451,11 @@ async def test_messages_and_chunks_have_connections_of_their_own():
             relayed.append(asyncio.current_task())
             host, _, port = address.rpartition(":")
             there, out = await asyncio.open_connection(host, int(port))
-            await asyncio.gather(carry(reader, out), carry(there, writer))
+            try:
+                await asyncio.gather(carry(reader, out), carry(there, writer))
+            finally:
+                writer.transport.abort()
+                out.transport.abort()
 
         server = await asyncio.start_server(relay, "127.0.0.1", 0)
         near = Address(f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
@@ -469,6 +469,7 @@ async def test_messages_and_chunks_have_connections_of_their_own():
             other.send(near, message(2))
             await until(lambda: len(handler.messages) == 2)
             assert len(relayed) == 2
-        await asyncio.gather(*relayed)
         server.close()
-        await server.wait_closed()
+        for task in relayed:
+            task.cancel()
+        await asyncio.gather(*relayed, return_exceptions=True)
