@@ -13,6 +13,7 @@ import sys
 import types
 import typing
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from p2ptrain.errors import ConfigError
@@ -56,12 +57,14 @@ def check_options(
 ) -> None:
     """Raise ConfigError if one of the options of `owner`, ``task 'digits'``, does not fit."""
     known = [field.name for field in dataclasses.fields(kind)] if kind else []
-    hints = typing.get_type_hints(kind) if kind else {}
+    hints: dict[str, Any] = {}  # Any: whatever stands behind a field's colon
+    with suppress(NameError):  # of a type that is imported for checkers only: anything passes
+        hints = typing.get_type_hints(kind) if kind and options else {}
     for key, value in options.items():
         if key not in known:
             advice = suggestion(key, known) or f"its options: {', '.join(known) or 'none'}"
             raise ConfigError(f"{owner} has no option {key!r}; {advice}")
-        hint = hints[key]
+        hint = hints.get(key, Any)
         choices = typing.get_args(hint) if typing.get_origin(hint) is typing.Literal else ()
         wanted = type(choices[0]) if choices else hint
         if not _fits(value, wanted):

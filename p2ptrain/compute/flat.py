@@ -128,7 +128,7 @@ class FlatModel:
         self._module = module
         self._coverage = Coverage(module, self.slots)
         self._frozen_digest: str | None = None
-        self._pending = torch.zeros(self.size)
+        self._pending = torch.zeros(self.size, dtype=torch.float32)
         self._pending_lock = threading.Lock()
         self._is_released = False
         self._has_pending = False  # pending counts as zero then, whatever its memory holds
@@ -268,7 +268,7 @@ class FlatModel:
                 self._is_released = True
                 self._runs, self._arrivals, self._stages = [], [], {}
                 if not self._has_pending:
-                    self._pending = torch.zeros(0)
+                    self._pending = torch.zeros(0, dtype=torch.float32)
 
     def state_dict(self) -> dict[str, Any]:  # Any: a module's `extra_state` is what it likes
         """The module's ``state_dict``, pending included, in tensors of their own; any thread.

@@ -182,7 +182,7 @@ class _Batch:
         """The memory between, made at the first use: not every peer averages gradients."""
         if self._room is None:
             device, first = self._tensors[0].device, self._at.start
-            self._room = torch.empty(self._at.stop - first, device=device)
+            self._room = torch.empty(self._at.stop - first, dtype=torch.float32, device=device)
             for part in self._parts:
                 at = slice(part.at.start - first, part.at.stop - first)
                 self._views.append(self._room[at].view(part.tensor.shape))

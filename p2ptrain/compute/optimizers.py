@@ -154,7 +154,8 @@ class Optimizers:
         for optimizer, number, parameter in self._held():
             if id(parameter) not in self._covered:
                 if id(parameter) in self._names and not parameter.requires_grad:
-                    continue  # frozen: it has no gradient, so the optimizer leaves it alone
+                    parameter.grad = None  # of before it was frozen: the optimizer would apply it
+                    continue
                 raise StateError(_stranger(parameter, number, self._names))
             if id(parameter) in seen:
                 both = type(seen[id(parameter)]).__name__, type(optimizer).__name__

@@ -210,7 +210,9 @@ def _written(apart: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
 def _take_pending(tensors: dict[str, Tensor], flat: FlatModel) -> Tensor | None:
     if "pending" not in tensors:
         return None
-    return _take(tensors, "pending", like=torch.empty(flat.size, device="meta"))
+    return _take(
+        tensors, "pending", like=torch.empty(flat.size, dtype=torch.float32, device="meta")
+    )
 
 
 def _take(

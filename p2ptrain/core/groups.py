@@ -108,9 +108,9 @@ class PeerGroups:
     def withdraw(self, why: str, now: Seconds) -> None:
         """The trainer stops: no new groups, except those that others request."""
         with self.at(now):
+            self.lock.withdraw(why, now)  # first: whom it grants next keeps the grant
             for part in self._formations.values():
                 part.withdraw(now)
-            self.lock.withdraw(why, now)
 
     def handle_timer(self, now: Seconds) -> None:
         with self.at(now):

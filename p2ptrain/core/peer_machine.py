@@ -79,7 +79,6 @@ class PeerMachine:
         self._effects: list[Effect] = []
         self._unsettled: list[effects.MemberChanged] = []  # of which the groups have not been told
         self.membership = Membership(me, config.membership, rng, self._note)
-        self.outlive = self.membership.outlive
         self.participants, self.trainees = self.membership.participants, self.membership.trainees
         self.contribution = state_contribution
         self.groups = PeerGroups(
@@ -125,6 +124,11 @@ class PeerMachine:
         if changed:
             self.membership.announce()
         self._settle(now)
+
+    def outlive(self, incarnation: int) -> None:
+        """Take an incarnation above `incarnation`, if others remember us under that."""
+        self.membership.outlive(incarnation)
+        self.groups.lock.incarnation = self.membership.born
 
     def learn(self, members: Sequence[Member], now: Seconds, why: str) -> None:
         """Merge the records of a peer that joined, or that we joined."""

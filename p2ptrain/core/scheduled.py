@@ -4,8 +4,9 @@ A trainer *arrives* at a version. Its peer tells the *coordinator*, the first of
 name, with the offer of its slot if the trainer waits (`core/group_lock.py`). The coordinator counts
 arrivals, and requests the group when enough have come: those who have offered have granted, so that
 `Begin` follows at once; those whose slot is in another group grant when that has ended. An arrival
-is said again every `resend_s`, and whenever it comes with another offer, so any message about it
-may be lost.
+is said again every `resend_s`, and at once to another coordinator or with another offer, so any
+message about it may be lost. A coordinator that dies is replaced by the next by name: those who
+wait tell that one as soon as they see it.
 
 Waiting holds no slot, and the request is one like any other: the lock's argument covers it. If
 views differ, two coordinators may request groups of one version that share a peer; it enters the
@@ -37,8 +38,10 @@ class Arrival:
     waits: bool = True
     deputy_at: Seconds = math.inf
     """From when on the second by name is told too."""
+    told: PeerId | None = None
+    """The coordinator that knows of it."""
     said: Ticket | None = None
-    """The offer that the coordinator knows of."""
+    """And the offer that it knows of."""
 
 
 @dataclass(eq=False)
@@ -153,7 +156,11 @@ class Scheduled(ABC):
                 said = replace(words, offer=slot.ticket, contribution=slot.contribution)
             case _:
                 pass
-        self.arrival = replace(arrival, resend_at=now + self._resend_s, said=said.offer)
+        is_due = arrival.resend_at <= now
+        if not is_due and (arrival.told, arrival.said) == (coordinator, said.offer):
+            return  # views that change often postpone nothing, and multiply no messages
+        resend_at = now + self._resend_s if is_due else arrival.resend_at
+        self.arrival = replace(arrival, resend_at=resend_at, told=coordinator, said=said.offer)
         if coordinator != self._me:
             self._emit(Send(coordinator, said))  # lost: sent again at `resend_at`
         for deputy in members[1:2]:

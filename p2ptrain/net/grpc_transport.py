@@ -148,9 +148,9 @@ class GrpcTransport:
         except RuntimeError as error:
             await server.stop(None)
             raise _cannot_listen(self._listen) from error
-        await server.start()
         for name in ("", SERVICE):
             await checks.set(name, health_pb2.HealthCheckResponse.SERVING)
+        await server.start()  # last: from here on the handler is called
         self._server = server
         if self._config.data != "grpc":
             self._sockets = SocketServer(handler.handle_stream, self._vectors)

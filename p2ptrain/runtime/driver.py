@@ -301,5 +301,5 @@ class Driver:
         self.failure = error
         self.stopping = True
         self.metrics.record("warning", text=f"{type(error).__name__}: {error}")
-        self.swarm.ended(None, error)
+        self.swarm.fail(error)
         self._changed.set()

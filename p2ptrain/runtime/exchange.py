@@ -313,7 +313,8 @@ class BucketExchange:
         for span in chunks(self._shard(owner), self._bucket.chunk_size):
             mean_S = await self._receive(owner, stream, span, MEANS, "sending means")
             take = partial(self.mix.take, span, mean_S)
-            self.square_sum += await self._compute(take, {owner: mean_S})
+            squares = await self._compute(take, {owner: mean_S})
+            self.square_sum += squares  # not in one: others add meanwhile
         self._exchange.arrived()
 
     async def _take_parts(self, peer: PeerId, stream: ChunkStream) -> None:
@@ -346,7 +347,8 @@ class BucketExchange:
             return
         in_order = [parts[peer] for peer in self._members]
         reduce = partial(self.mix.reduce, self._mine[index], in_order)
-        self.square_sum += await self._compute(reduce, parts)
+        squares = await self._compute(reduce, parts)
+        self.square_sum += squares
         parts.clear()
         self.reduced[index].set_result(None)
         self._exchange.arrived()

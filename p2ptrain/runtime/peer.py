@@ -15,7 +15,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
 from functools import partial
@@ -61,7 +61,7 @@ class Peer:
 
     Args:
         model: its parameters become views of one vector; do not move or replace them afterwards.
-        optimizer: any torch optimizer over parameters of `model`.
+        optimizer: any torch optimizer over parameters of `model`, or several over parts of it.
         config: a `PeerConfig`; or give its fields as keyword arguments.
         metrics: where records go, beside the files of `config.out`.
 
@@ -73,7 +73,7 @@ class Peer:
     def __init__(
         self,
         model: "nn.Module",
-        optimizer: "Optimizer",
+        optimizer: "Optimizer | Sequence[Optimizer]",
         config: PeerConfig | None = None,
         *,
         metrics: Metrics | None = None,
@@ -96,6 +96,12 @@ class Peer:
                 device=self.replica.device,
             ),
         )
+        if self.replica.needs_closure and self._life.algorithm.averages == "gradients":
+            kind = type(optimizer).__name__
+            raise ConfigError(
+                f"{kind} computes gradients again within a step, of this peer alone, and "
+                f"{self.config.algorithm} averages gradients; take one that averages models"
+            )
         self._sinks: list[JsonlMetrics | PrometheusMetrics | TensorBoardMetrics] = []
         if self.config.out:
             path = Path(self.config.out) / f"{self.name}.jsonl"
@@ -145,6 +151,7 @@ class Peer:
         loss: float | None = None,
         clip: float | None = None,
         scaler: "GradScaler | None" = None,
+        closure: "Callable[[], Any] | None" = None,  # Any: what the optimizer makes of it
     ) -> None:
         """End a step; stands where `optimizer.step()` stood.
 
@@ -153,8 +160,11 @@ class Peer:
             loss: for the record.
             clip: norm to clip gradients to, after they were averaged.
             scaler: of mixed precision; unscaled before averaging, updated after it.
+            closure: computes loss and gradients again, for an optimizer that asks for it (LBFGS).
 
         Raises:
+            ConfigError: for a closure where gradients are averaged, or beside a scaler: what it
+                computes would be of this peer alone, and scaled; for LBFGS without one.
             StateError: if gradients or parameters are not finite, or a parameter was replaced.
             SystemExit: if the process was asked to end and the loop does not look at `should_stop`.
             LocalProtocolError: outside of the with block.
@@ -162,15 +172,23 @@ class Peer:
         life = self._life
         if life.began_at is None:
             raise LocalProtocolError("step belongs inside `with peer:`, where the peer has joined")
-        if life.driver.stopping:
+        if life.driver.stopping and not life.driver.failure:
             self._steps_after_stop += 1
             if self._steps_after_stop > 1:
                 raise SystemExit(0)
+        if closure and (scaler or life.algorithm.averages == "gradients"):
+            beside = "a scaler" if scaler else f"{self.config.algorithm}, which averages gradients"
+            raise ConfigError(
+                f"step: a closure computes gradients of this peer alone, unscaled, and cannot go "
+                f"with {beside}; leave it out, or take an algorithm that averages models"
+            )
         finite = self.replica.unscale(scaler) if scaler else True
         agreed = life.algorithm.averages == "gradients"  # whether there is an update, too
         if agreed:
             life.driver.agreed.contributes = life.driver.agreed.contributes and finite
-        update = partial(self.replica.optimizer_step, clip) if finite or agreed else no_update
+        update = (
+            partial(self.replica.optimizer_step, clip, closure) if finite or agreed else no_update
+        )
         samples, self._accumulated = samples + self._accumulated, 0
         _run_here(life.boundary.step(samples, loss, update))
         if scaler:
@@ -213,13 +231,16 @@ class Peer:
             self._protocol.run(life.leave(INTERRUPTED_GRACE_S))
             raise
         finally:
+            failure = None if error else life.driver.failure
             try:
                 self._protocol.stop()
-                life.record_end(why)
+                life.record_end(f"{type(failure).__name__}: {failure}" if failure else why)
                 self._close_sinks()
             finally:  # not before: a second SIGTERM may not keep the end from being written
                 if self._old_handler is not None:
                     signal.signal(signal.SIGTERM, self._old_handler)
+        if failure:
+            raise failure  # it came after the last step: no exit code may hide it
 
     async def _arrive(self) -> None:
         config, life = self.config, self._life

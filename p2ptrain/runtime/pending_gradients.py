@@ -156,9 +156,10 @@ class PendingGradients:
             was none.
         """
         stated = None
-        results = [self._results.popleft() for _ in range(len(self._results))]
-        wanted = choose([result.version for result in results])
-        for result in results:
+        versions = [result.version for result in self._results]
+        wanted = choose(versions) if versions else ()
+        for _ in versions:
+            result = self._results.popleft()
             stated, self._knows = (result.contributions, result.outside_samples), result.version
             if result.version in wanted and any(one.weight for one in result.contributions):
                 mask = union(one.gradient_mask for one in result.contributions)

@@ -64,6 +64,8 @@ class StateTransfer:
                 data = await self.download(donor)
                 if await self.executor(partial(self._adopt, data)):
                     return donor
+                text = f"the model that {donor} handed over does not fit or is not finite"
+                self.host.metrics.record("warning", text=text)
         return None
 
     def _adopt(self, data: State) -> bool:
@@ -164,6 +166,7 @@ class StateTransfer:
 def _contents(file: "tempfile.SpooledTemporaryFile[bytes]") -> State:
     """All that was written; it survives the file."""
     if file.tell() > SMALL_BYTES:
+        file.flush()  # a mapping shows what the file has, not what its buffer has
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     file.seek(0)
     return file.read()

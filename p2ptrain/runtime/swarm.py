@@ -36,6 +36,11 @@ class DriverSwarm:
         else:
             awaited.set_exception(ending)
 
+    def fail(self, error: BaseException) -> None:
+        """The peer has failed: whatever is waited for ends, and the trainer gets `error`."""
+        for ticket in tuple(self._endings):
+            self.ended(ticket, GroupResult(Outcome.BROKEN, str(error)) if ticket else error)
+
     async def _ending_of(self, ticket: Ticket | None) -> GroupResult:
         """Let the driver carry out what was asked of the machine; wait for the end of it."""
         awaited: asyncio.Future[GroupResult] = asyncio.get_running_loop().create_future()
@@ -78,7 +83,7 @@ class DriverSwarm:
     async def form(self, candidates: Sequence[PeerId], count: int | None = None) -> GroupResult:
         driver, count = self._driver, len(candidates) if count is None else count
         async with self._claiming:
-            if not driver.stopping and len(candidates) >= count:
+            if not driver.stopping and len(candidates) >= max(1, count):
                 return await self._claim(candidates, count)
             await asyncio.sleep(driver.config.protocol.lock.resend_s)  # who asks on must not spin
         if driver.stopping:

@@ -155,7 +155,7 @@ def test_all_groups_of_a_peer_have_tickets_of_one_counter(machine: PeerMachine):
 def test_a_part_that_believes_in_a_group_that_its_slot_does_not_hold_is_found_out(
     machine: PeerMachine,
 ):
-    machine.groups.barrier.group = Average(TICKET, ABC, MEETING)
+    machine.groups.barrier.group = Average(TICKET, ABC, purpose=MEETING)
     with pytest.raises(InvariantViolation, match=r"b is in .* its slot is free"):
         machine.check()
     machine.groups.barrier.group = None

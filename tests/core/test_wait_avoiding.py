@@ -1125,3 +1125,29 @@ def test_members_of_one_ticket_agree_on_who_they_are(schedule: str):
             members.setdefault(average.ticket, set()).add(average.members)
     assert len(members) > 10
     assert all(len(versions) == 1 for versions in members.values())
+
+
+# --- views that change often ----------------------------------------------------------------------
+
+
+def test_a_view_that_changes_often_does_not_keep_the_missing_from_being_asked():
+    """Each change postponed it: while a suspect came and went, no question was sent."""
+    meeting = Meeting("abc", everyone(Rule(waiting=3)))
+    meeting.arrive_at("ab", 1)
+    meeting.settle()
+    for change in range(20):
+        meeting.see("a", "abcd" if change % 2 else "abc")
+        meeting.advance(0.8 * RESEND_S)
+    assert meeting.said.count("a -> c Activate") > 5
+
+
+@pytest.mark.parametrize("arrive", ["arrive", "arrive_at"])
+def test_a_view_that_changes_without_a_new_coordinator_costs_those_who_wait_no_message(arrive: str):
+    meeting = Meeting("abc", everyone(Rule(waiting=3)))
+    getattr(meeting, arrive)("b", 1)
+    before = len(meeting.said)
+    for name in "def":
+        meeting.see("b", f"abc{name}")
+    assert meeting.said[before:] == []
+    meeting.see("b", "bc")
+    assert meeting["b"].groups.next_deadline() is not None

@@ -258,6 +258,17 @@ async def test_what_is_long_is_kept_in_a_file_and_arrives_all_the_same(monkeypat
     await world.close()
 
 
+@pytest.mark.parametrize("more", [1, 1234, 4096, 70_000])
+def test_a_file_that_is_mapped_has_all_that_was_written(more: int):
+    """What was still in the file's buffer was missing: 1 to 4,096 bytes of a model's tail."""
+    with tempfile.SpooledTemporaryFile(state_transfer.SMALL_BYTES) as file:
+        file.write(bytes(state_transfer.SMALL_BYTES))
+        file.write(b"x" * more)
+        contents = state_transfer._contents(file)
+    assert len(contents) == state_transfer.SMALL_BYTES + more
+    assert bytes(contents[-1:]) == b"x"
+
+
 async def test_those_who_join_at_once_take_the_models_of_different_peers():
     world = World(seed=3)
     trained = [await world.add(name, replica(0.0), "ad_psgd") for name in ("a", "b", "c", "d")]

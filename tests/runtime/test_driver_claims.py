@@ -123,3 +123,11 @@ async def test_peers_that_ask_all_the_time_all_meet_and_none_is_left_out():
     assert len(met) == 10
     assert min(peer.driver.accounts.groups_formed for peer in world.peers.values()) > 50
     await world.close()
+
+
+async def test_a_group_with_nobody_is_not_asked_for_and_ends_no_peer():
+    world = await gathered(2)
+    result = await world.peers[P0].swarm.form([])
+    assert result.outcome is Outcome.BUSY
+    assert world.peers[P0].driver.failure is None
+    await world.close()

@@ -205,6 +205,64 @@ def test_an_error_in_the_block_leaves_at_once_and_passes_through():
         raise ValueError("of the user")
 
 
+def test_a_failure_after_the_last_step_is_no_end_in_peace():
+    """The loop ended by itself, and the exit code was 0."""
+    model, optimizer = tiny()
+
+    def train() -> None:
+        with peer_of(model, optimizer) as peer:
+            backward(model, 1)
+            peer.step()
+            peer._life.driver.fail(StateError("the model is not finite any more"))
+
+    with pytest.raises(StateError, match="not finite any more"):
+        train()
+
+
+def test_a_program_that_catches_a_failure_and_goes_on_gets_it_at_every_step_and_at_the_end():
+    model, optimizer = tiny()
+
+    def train() -> None:
+        with peer_of(model, optimizer, algorithm="allreduce") as peer:
+            for _ in range(4):
+                backward(model, 1)
+                model.weight.grad.fill_(torch.nan)
+                with pytest.raises(StateError, match="not finite"):
+                    peer.step()
+
+    with pytest.raises(StateError, match="not finite"):
+        train()
+
+
+def test_lbfgs_trains_with_a_closure():
+    model, _ = tiny()
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4)
+    with peer_of(model, optimizer) as peer:
+        before = backward(model, 1)
+        peer.step(closure=lambda: torch.tensor(backward(model, 1)))
+        assert backward(model, 1) < before
+
+
+def test_lbfgs_without_a_closure_is_one_sentence():
+    model, _ = tiny()
+    with peer_of(model, torch.optim.LBFGS(model.parameters())) as peer:
+        backward(model, 1)
+        with pytest.raises(ConfigError, match=r"LBFGS .* peer\.step\(closure=\.\.\.\)"):
+            peer.step()
+
+
+def test_a_closure_is_refused_where_gradients_are_averaged():
+    model, optimizer = tiny()
+    lbfgs = torch.optim.LBFGS(model.parameters())
+    with pytest.raises(ConfigError, match=r"LBFGS computes gradients again .* allreduce"):
+        peer_of(model, lbfgs, algorithm="allreduce")
+    model, optimizer = tiny()
+    with peer_of(model, optimizer, algorithm="allreduce") as peer:
+        words = r"a closure .* allreduce, which averages gradients"
+        with pytest.raises(ConfigError, match=words):
+            peer.step(closure=lambda: 0.0)
+
+
 def test_stopping_ends_the_loop_and_a_loop_that_does_not_look_gets_system_exit():
     model, optimizer = tiny()
 

@@ -255,3 +255,26 @@ async def test_a_mean_that_nobody_contributed_to_is_no_update(
     assert replica.updates == 0
     assert stated == ([Contribution(weight=0, wants_to_end=True)], 0)
     assert replica.live.tolist() == [1.0] * SIZE, "what is pending is taken in all the same"
+
+
+async def test_nobody_is_asked_to_choose_among_no_results(pending: PendingGradients):
+    def latest(versions):
+        return [max(versions)]  # as an algorithm may write that never meets an empty list
+
+    assert pending.take_in(latest, lambda: None) is None
+
+
+async def test_a_mean_that_cannot_be_taken_in_takes_no_other_with_it(
+    pending: PendingGradients, replica: VectorReplica
+):
+    deliver(pending, 1, 1.0)
+    deliver(pending, 2, 2.0)
+
+    def fail() -> None:
+        raise StateError("not finite")
+
+    with pytest.raises(StateError):
+        pending.take_in(EVERY, fail)
+    taken = []
+    pending.take_in(lambda versions: taken.extend(versions) or versions, lambda: None)
+    assert taken == [2]

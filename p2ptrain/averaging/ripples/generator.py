@@ -86,6 +86,7 @@ class GroupGenerator:
         self.asks: int | None = None
         """After so many updates this peer wants a group, and has not been in one since."""
         self._swarm = swarm
+        self._incarnation = swarm.incarnation  # that a refutation raises it makes no other life
         self._view: Sequence[PeerId] = ()  # who trains, as the book was told last
         self._met = 0  # our last group when we asked
         self._ask_at: Seconds = 0.0  # again
@@ -112,7 +113,7 @@ class GroupGenerator:
         if self.asks is not None and self._ask_at <= now:
             self._ask_at = now + RESEND_S
             self._asked += 1  # each time another one, so that a late duplicate is known
-            self._say(self._view[0], "ask", self._swarm.incarnation, self._asked, self.asks)
+            self._say(self._view[0], "ask", self._incarnation, self._asked, self.asks)
         for number, proposal in tuple(self._proposals.items()):
             if proposal.lapses_at <= now:
                 self._handle_answer(proposal.group.leader, number, False)
@@ -148,9 +149,9 @@ class GroupGenerator:
                 self._swarm.me in members and list(members) == sorted(dict.fromkeys(members))
             ):
                 self._handle_propose(Ticket(source, incarnation, number), members)
-            case AlgorithmMessage("lead", (self._swarm.incarnation, number), ()):
+            case AlgorithmMessage("lead", (self._incarnation, number), ()):
                 self._handle_answer(source, number, None)
-            case AlgorithmMessage("settle", (self._swarm.incarnation, number, done), ()):
+            case AlgorithmMessage("settle", (self._incarnation, number, done), ()):
                 self._handle_answer(source, number, bool(done))
             case AlgorithmMessage("lead", (_, _), ()) | AlgorithmMessage("settle", (_, _, _), ()):
                 pass  # meant for an earlier life of ours
@@ -237,9 +238,7 @@ class GroupGenerator:
             self._say_propose(group)  # lost: sent again, or asked for again
 
     def _say_propose(self, group: Group) -> None:
-        self._say(
-            group.leader, "propose", self._swarm.incarnation, group.number, peers=group.members
-        )
+        self._say(group.leader, "propose", self._incarnation, group.number, peers=group.members)
 
     def _say(self, to: PeerId, kind: str, *numbers: int, peers: tuple[PeerId, ...] = ()) -> None:
         message = AlgorithmMessage(kind, numbers, peers)

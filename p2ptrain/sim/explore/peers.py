@@ -302,8 +302,7 @@ class Peers:
         view = self._see(before.view, event)
         groups = clone(before.groups, effects.append, view)
         try:
-            with groups.at(before.now):
-                asked = self._happen(groups, event, before.now)
+            asked = self._happen(groups, event, before.now)
             groups.check()
         except Exception as error:
             raise UnsafeError(f"{type(error).__name__}: {error}") from error
@@ -357,15 +356,19 @@ class Peers:
             case Asks(number=number):
                 ask = self._asks[number]
                 candidates = [PeerId(candidate) for candidate in ask.candidates]
-                return (groups.lock.request(candidates, ask.needed, now),)
+                with groups.at(now):
+                    return (groups.lock.request(candidates, ask.needed, now),)
             case Meets(version=version, lineage=lineage):
-                groups.barrier.arrive(version, lineage, now)
+                with groups.at(now):
+                    groups.barrier.arrive(version, lineage, now)
             case Visits(version=version, waits=waits):
-                groups.wait_avoiding.arrive(version, now, waits=waits)
+                with groups.at(now):
+                    groups.wait_avoiding.arrive(version, now, waits=waits)
             case Ends(ticket=ticket, outcome=outcome):
                 groups.average_ended(ticket, outcome, outcome.value, now)
             case CatchesUp(version=version, taken=taken):
-                groups.barrier.state_transferred(version, now, taken=taken)
+                with groups.at(now):
+                    groups.barrier.state_transferred(version, now, taken=taken)
             case HearsDead(other=other):
                 groups.peer_out(self.names[other], "it crashed", now, crashed=True)
                 if self._has_views:
