@@ -466,7 +466,7 @@ class Situations:
         yield Step(Kind.PASS, after, ticks, "time passes", NOTHING, ticks)
 
     def _next_moment(self, here: Here, now: Course) -> Ticks:
-        """The ticks until then; 0 if a peer has something to do now, or none ever has."""
+        """The ticks until the next moment; 0 if a peer can act now, or none ever can."""
         moments = []
         for peer, number in enumerate(here.locals):
             due_in = self.peers.locals[number].due_in
