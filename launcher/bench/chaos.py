@@ -5,7 +5,7 @@ old name, leave and return, are paused, and are cut off, alone or two together. 
 train the same number of samples undisturbed, in shorter steps, since ten more minutes would show
 nothing more: AD-PSGD exchanges once per step, however long one takes. Claims:
 
-* *nobody hangs*: every peer reaches the end of the run by itself;
+* *no peer hangs*: every peer reaches the end of the run by itself;
 * *nothing is lost that matters*: the loss of the mean of all models, on held-out data, is within
   5 % of the undisturbed run's;
 * *memory does not grow*, and *descriptors do not grow*: for every process that lasts a minute or

@@ -77,7 +77,7 @@ class Row:
 
 @contextlib.contextmanager
 def linked(mbit: int) -> Iterator[tuple[Home, Home]]:
-    """Two namespaces with a link of `mbit` Mbit/s in each direction; gone at the end.
+    """Two namespaces with a link of `mbit` Mbit/s in each direction, removed at the end.
 
     Raises:
         ConfigError: if this machine does not allow it.

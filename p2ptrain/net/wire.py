@@ -2,9 +2,9 @@
 
 Every message of `core/messages.py` can be encoded. Any bytes either decode to a valid value or
 raise `CodecError` with one sentence: lengths, counts, names and numbers are bounded here, so code
-behind this file need not distrust them. The simulator sends its messages through this file, too.
+behind this file need not check them again. The simulator sends its messages through this file, too.
 
-Tensor bytes are the exception: a `Chunk` is written and read by hand, byte for byte as protobuf
+Tensor bytes are the exception: a `Chunk` is encoded and decoded here, byte for byte as protobuf
 would (a test compares), because protobuf copies a payload three times where one copy is enough.
 """
 

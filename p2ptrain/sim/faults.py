@@ -295,7 +295,7 @@ async def _apply_to_network(fault: NetworkFault, world: Afflicted) -> None:
 
 async def _come_back(peer: str, keeps_model: bool, world: Afflicted) -> None:
     loop = virtual_loop()
-    while True:  # until the world ends, as whoever restarts processes does
+    while True:  # until the world ends, like a process supervisor
         try:
             await world.restart(peer, keeps_model=keeps_model)
             return

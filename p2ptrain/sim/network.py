@@ -413,7 +413,7 @@ class SimNetwork:
         return way in self._held or self.is_cut(*way)
 
     def _path(self, source: Address, target: Address) -> tuple[Uplink, ...]:
-        """The uplinks that something passes on its way, in order."""
+        """The uplinks between two addresses, in order."""
         if not self._uplinks and not self._machine_of and self.link.bandwidth_bytes_s is None:
             return ()
         machine = self._machine_of.get(source)
@@ -434,7 +434,7 @@ class SimNetwork:
         return self._uplinks[key]
 
     def _set_uplink(self, key: object, bytes_s: float | None) -> None:
-        """An existing uplink is changed and not replaced: it may be carrying something."""
+        """Change an existing uplink instead of replacing it: it may be in use."""
         self._uplink(key, bytes_s).bytes_s = bytes_s
 
     def _are_together(self, one: Address, other: Address) -> bool:
@@ -455,11 +455,11 @@ class SimTransport:
         self.handler: Handler | None = None
         self.chance = network.random_of(address)
         self.context = copy_context()
-        """Of the process that listens here."""
+        """The context of the process that listens here."""
         self._network = network
         self._streams: dict[SimStream, None] = {}
         self._serving: dict[asyncio.Task[Any], None] = {}  # Any: each call's answer
-        self._told: dict[Address, Seconds] = {}  # when we last told of a break
+        self._told: dict[Address, Seconds] = {}  # when a break was last reported
 
     # --- the port ---------------------------------------------------------------------------------
 
@@ -497,7 +497,7 @@ class SimTransport:
         return np.empty(size, np.float32)
 
     def forget(self, address: Address) -> None:
-        """Nothing else is kept per address."""
+        """Nothing else is stored per address."""
         self._told.pop(address, None)
 
     async def close(self, grace_s: Seconds) -> None:
@@ -511,15 +511,15 @@ class SimTransport:
     # --- for the network --------------------------------------------------------------------------
 
     def keep(self, stream: SimStream) -> None:
-        """`stream` has a side here."""
+        """Register a stream with a side here."""
         self._streams[stream] = None
 
     def drop(self, stream: SimStream) -> None:
-        """`stream` is over here."""
+        """Remove a stream that is over here."""
         self._streams.pop(stream, None)
 
     def serve_stream(self, stream: SimStream, first: bytes) -> None:
-        """A stream to us begins."""
+        """Serve a stream that was opened to this transport."""
         opening = wire.decode_chunk(first).opening
         assert self.handler is not None
         assert opening is not None
@@ -527,14 +527,14 @@ class SimTransport:
         stream.serving = self._start(stream.serve(self.handler, opening))
 
     def hear_of_break(self, target: Address, why: str) -> None:
-        """A message of ours could not be delivered: our handler is told once per break."""
+        """Report an undelivered message to the handler, once per break."""
         now = virtual_loop().now
         if self.handler is not None and self._told.get(target, -RETRY_S) + RETRY_S <= now:
             self._told[target] = now
             self.handler.handle_broken(target, why)
 
     def die(self) -> None:
-        """Connections are reset; whoever served here stops in the middle."""
+        """Reset all connections, and stop all served calls and streams."""
         self.handler = None
         for stream in tuple(self._streams):
             stream.abort(f"{self.address} reset the connection")
@@ -558,7 +558,7 @@ class SimTransport:
         timeout_s: Seconds,
         phase: str,
     ) -> bytes:
-        """One call to `target`, answered in its process; or the error a real network gives."""
+        """Make one call to `target`, answered in its process; or raise a real network's error."""
         there_and_back = (self.address, target), (target, self.address)
         try:
             async with asyncio.timeout(timeout_s):
@@ -580,7 +580,7 @@ class SimTransport:
         return data
 
     async def _pass(self, way: Way, size: int) -> None:
-        """Bytes of a call pass; each time they are lost they come later, not never."""
+        """Carry the bytes of a call; each loss delays them."""
         loop, retry_s = virtual_loop(), RETRY_S
         while self.chance.random() < self._network.link_of(*way).loss:
             await loop.wait(retry_s)
@@ -596,7 +596,7 @@ def _resolve(passed: asyncio.Future[None]) -> None:
 
 
 def _what_for(opening: Opening) -> str:
-    """What a stream is opened for, as the trace says it."""
+    """The purpose of a stream, in the trace's words."""
     if isinstance(opening, AverageOpening):
         return f"average {opening.ticket}"
     return "model" if opening.version is None else f"state of version {opening.version}"

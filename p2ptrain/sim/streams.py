@@ -146,7 +146,7 @@ class SimStream:
         except RefusedError as error:
             self.refuse(error)
         except TransportError:
-            pass  # the other side is gone, or the stream was aborted here
+            pass  # the other side ended, or the stream was aborted here
 
     def arrive(self) -> None:
         """One more chunk has arrived."""
