@@ -1,5 +1,4 @@
-"""Provide what all benchmarks share: options, claims as in `launcher.compare`, output, exit
-codes."""
+"""Provide what benchmarks share: options, claims as in `launcher.compare`, output, exit codes."""
 
 import sys
 import time

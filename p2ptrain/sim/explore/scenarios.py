@@ -1,5 +1,4 @@
-"""List the explorations: the small ones run in every test run, the full ones with
-`make explore`."""
+"""List the explorations: the small ones run in every test run, all with `make explore`."""
 
 from p2ptrain.core.lock_state import LockConfig
 from p2ptrain.core.wait_avoiding import Rule
