@@ -1,9 +1,9 @@
-"""``p2plab``: fleets of peers, compared.
+"""``p2plab``: run fleets of peers and compare algorithms.
 
-Arguments become values here and nowhere else. Exit codes::
+Only this module parses arguments. Exit codes::
 
-    0    it ran
-    2    something the user can put right: one sentence, "error: ...", on standard error
+    0    success
+    2    a mistake that the user can correct: one sentence, "error: ...", on standard error
     3    with --check: a claim does not hold
     130  Ctrl-C (143 after SIGTERM, 129 after SIGHUP); no peer is left behind
 """
@@ -130,10 +130,10 @@ def clean() -> None:
 def _there(
     place: Backend, backend: str, scenario: Scenario, asked: Sequence[str]
 ) -> tuple[tuple[str, ...], tuple[LeftOut, ...]]:
-    """The algorithms that `place` can run, and those of the scenario that it cannot.
+    """The algorithms that `place` can run, and those of the scenario that it cannot run.
 
     Raises:
-        ConfigError: if somebody asked for one of these, or none is left.
+        ConfigError: if one of the latter was asked for explicitly, or none is left to run.
     """
     names = tuple(asked) or scenario.algorithms
     reasons = {name: place.refusal(name) for name in names}
@@ -147,12 +147,12 @@ def _there(
 
 @contextmanager
 def _prepared(folder: Path) -> Iterator[None]:
-    """A folder that is ours alone, without what an earlier comparison left in it.
+    """Lock the folder for this run, and remove the files of an earlier comparison.
 
-    It would not be of this run.
+    They would not belong to this run.
 
     Raises:
-        ConfigError: if it cannot be written to, or another run does.
+        ConfigError: if it cannot be written to, or another run writes to it.
     """
     with ExitStack() as stack:
         try:
@@ -170,7 +170,7 @@ def _prepared(folder: Path) -> Iterator[None]:
 
 
 def _folder_of(one: Scenario, whole: Scenario, folder: Path) -> Path:
-    """The first seed's results lie where those of a single one do, others in folders of theirs."""
+    """The first seed's results are where those of a single seed are; others have subfolders."""
     return folder if one.seed == whole.seed else folder / "seeds" / str(one.seed)
 
 
@@ -198,7 +198,7 @@ def _report(
 
 
 def main() -> NoReturn:
-    """Run the command line; every way out of it is an exit code."""
+    """Run the command line; every outcome is an exit code."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)
     try:

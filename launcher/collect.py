@@ -1,20 +1,20 @@
-"""One run becomes one ``summary.json``: what each peer did, and what came of it together.
+"""Summarise one run as ``summary.json``: what each peer did, and the common result.
 
-The keys are an interface (`architecture.md`, section 8): ``algorithm``, ``backend``, ``peers`` (a
-list, one object per peer), ``wall_s``, ``steps``, ``samples``, ``samples_per_s``,
+The keys are an interface (`docs/architecture.md`, "Result files"): ``algorithm``, ``backend``,
+``peers`` (a list, one object per peer), ``wall_s``, ``steps``, ``samples``, ``samples_per_s``,
 ``versions_per_s`` (averages that the busiest peer took part in; of models and gradients, those of
 gradients), ``averages_per_peer`` (the mean over the peers of how many of their averages succeeded),
-``failed_share`` (0 to 1: of the attempts of all peers, those that failed; attempts that end as they
-do every day, by a busy partner for one, count for neither side; null without attempts),
+``failed_share`` (0 to 1: of the attempts of all peers, those that failed; attempts with a normal
+ending other than success, such as a busy partner, count for neither side; null without attempts),
 ``silences`` (the sentences of peers that had stopped averaging, the first `MOST_SILENCES`),
-``time_to_target_s`` (null if not reached) and ``final`` with ``loss``, ``accuracy``,
-``recall`` (of each class, where the task has classes) and ``consensus_distance`` (defined in
-`launcher.consensus`). Each peer has its name as ``peer``, its
-``state`` (ended or lost) with ``why``, and the totals of its own ``ended`` record.
+``time_to_target_s`` (null if not reached) and ``final`` with ``loss``, ``accuracy``, ``recall`` (of
+each class, where the task has classes) and ``consensus_distance`` (defined in
+`launcher.consensus`). Each peer has its name as ``peer``, its ``state`` (ended or lost) with
+``why``, and the totals of its own ``ended`` record.
 
-``wall_s`` reaches from the first step of the swarm to the end of its last one. It is neither the
-life of the processes nor that of the launcher: starting Python and serving the others after the
-last step train nothing, and would flatter whoever is slow anyway.
+``wall_s`` is the time from the first step of the swarm to the end of its last one, not the lifetime
+of the processes or the launcher: starting Python and serving the others after the last step train
+nothing, and would hide how slow a slow run is.
 
 A **row** is a summary without its peers, as the comparison holds it.
 """
@@ -34,7 +34,7 @@ from p2ptrain.core.effects import NO_FAILURE
 from p2ptrain.ids import Seconds
 
 MOST_SILENCES = 8
-"""A fleet that stands still says so with one voice per peer: the first few will do."""
+"""A fleet in which all averages fail has one such sentence per peer; the first few suffice."""
 
 Json = dict[str, Any]  # Any: whatever JSON can hold
 
@@ -66,7 +66,7 @@ def summarise(
     statuses: Sequence[PeerStatus],
     curve: ConsensusCurve,
 ) -> Json:
-    """Everything that is worth keeping of one finished run, as JSON."""
+    """The summary of one finished run, as JSON."""
     peers = [
         {"peer": history.name, "state": status.state, "why": status.why, **history.totals()}
         for history, status in zip(histories, statuses, strict=True)
@@ -102,12 +102,12 @@ def failed_share(peers: Sequence[Json]) -> float | None:
 
 
 def failures(by_outcome: Mapping[str, int]) -> dict[str, int]:
-    """Attempts by how they ended, without what happens every day."""
+    """Count attempts by outcome, without the outcomes that are no failures."""
     return {why: count for why, count in by_outcome.items() if why not in NO_FAILURE}
 
 
 def _versions(histories: Iterable[PeerHistory]) -> int:
-    """Averages of the busiest peer. Who averages gradients averages models now and then as well."""
+    """Averages of the busiest peer. One that averages gradients sometimes averages models too."""
     most = 0
     for history in histories:
         done = Counter(a.what == "models" for a in history.attempts if a.outcome == "done")
@@ -128,7 +128,7 @@ def _final(curve: ConsensusCurve) -> Json:
 
 
 def mean_of(values: Sequence[Any]) -> Any:  # Any: whatever JSON can hold
-    """What stands for runs that differ in their seed only.
+    """Combine one value from runs that differ in their seed only.
 
     The mean of numbers, also inside of objects; None if one of them is missing; else the first.
     """
@@ -143,7 +143,7 @@ def mean_of(values: Sequence[Any]) -> Any:  # Any: whatever JSON can hold
 
 
 def row_of(summary: Json) -> Json:
-    """The part of a summary that algorithms are compared by."""
+    """The part of a summary in which algorithms are compared."""
     return {key: value for key, value in summary.items() if key not in ("backend", "peers")}
 
 

@@ -1,4 +1,4 @@
-"""Algorithms side by side, and what is claimed about them held against what was measured.
+"""Compare algorithms side by side, and check claims about them against measurements.
 
 ``comparison.json`` holds ``scenario``, ``rows`` (one per algorithm, in the order in which they ran)
 and ``claims``. A row has what its summary has, except for the peers, and ``ratio``:
@@ -6,7 +6,7 @@ and ``claims``. A row has what its summary has, except for the peers, and ``rati
 is missing.
 
 A claim that cannot be measured, because a target was not reached or a run yielded no number, does
-not hold: the burden is on whoever claims.
+not hold: a claim needs evidence.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,7 +42,7 @@ def compare(scenario: Scenario, summaries: Sequence[Json]) -> Json:
 
 
 def means(summaries: Sequence[Sequence[Json]]) -> list[Json]:
-    """One summary per algorithm, from those of each seed; what no mean can be of is the first's."""
+    """One summary per algorithm, averaged over seeds; a value without a mean is the first's."""
     if len(summaries) == 1:
         return list(summaries[0])
     by_algorithm = zip(*summaries, strict=True)
@@ -55,7 +55,7 @@ def means(summaries: Sequence[Sequence[Json]]) -> list[Json]:
 
 
 def check_claim(claim: Claim, rows: Mapping[str, Json]) -> Json:
-    """Repeat a claim with what was `measured`, whether it `holds`, and `why`, a sentence."""
+    """Return a claim with the `measured` figure, whether it `holds`, and `why`, a sentence."""
     measured, missing = _measure(claim, rows)
     holds = measured is not None and _is_within(claim, measured)
     return {
@@ -80,7 +80,7 @@ def do_all_hold(comparison: Json) -> bool:
 
 
 def _measure(claim: Claim, rows: Mapping[str, Json]) -> tuple[float | None, str]:
-    """The figure that a claim is about, or None and why there is none."""
+    """The figure of a claim, or None and the reason why there is none."""
     value = metric_of(rows[claim.of], claim.metric)
     if value is None:
         return None, _missing(claim.of, claim.metric)
@@ -126,7 +126,7 @@ def _ratios(row: Json, first: Json) -> Json:
 
 
 def print_comparison(console: Console, comparison: Json, left_out: Sequence[LeftOut]) -> None:
-    """Show the rows, each claim with published beside measured, silences, what was left out."""
+    """Print the rows, each claim with published and measured figures, silences and omissions."""
     rows = comparison["rows"]
     claims = _claims_parts(comparison["claims"])
     console.print(Group(_rows_table(rows), _averages_table(rows), *claims))
@@ -158,7 +158,7 @@ def _rows_table(rows: Sequence[Json]) -> Table:
 
 
 def _averages_table(rows: Sequence[Json]) -> Table:
-    """What an algorithm that trains at full speed and never averages shows in no other table."""
+    """Exposes an algorithm that trains at full speed and never averages; other tables do not."""
     table = Table(title="Averages", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("", style="bold", no_wrap=True)
     for heading in ("per peer", "failed"):
@@ -205,5 +205,5 @@ def _times(ratio: float | None) -> str:
 
 
 def seconds(value: Seconds | None, otherwise: str) -> str:
-    """Print a duration as in a table."""
+    """Format a duration for a table."""
     return otherwise if value is None else f"{value:.1f} s"

@@ -1,13 +1,13 @@
-"""A scenario as a Compose file: one service per peer, which ``p2plab compose`` prints.
+"""Turn a scenario into a Compose file, one service per peer; ``p2plab compose`` prints it.
 
-Peers are unlike each other by what the file gives them (``cpus``, ``mem_limit``); what their links
-carry is set inside of them once they run (`launcher.backends.docker`): Compose has no word for it.
-Every service has its own name as its address, mounts the folder of the run's results, and runs as
-whoever runs the launcher, so that the records are theirs. A container starts with the rights of an
-ordinary process; only root inside of it may change its network, and no peer is root there unless
-the launcher is.
+Peers differ in the resources that the file gives them (``cpus``, ``mem_limit``). The limits of
+their links are set inside the containers once they run (`launcher.backends.docker`), since Compose
+has no option for them. Every service has its own name as its address, mounts the folder of the
+run's results, and runs under the launcher's user id, so that the records belong to that user. A
+container starts with the rights of an ordinary process; only root inside of it may change its
+network, and a peer is root there only if the launcher is.
 
-The file is plain Compose Specification, and nothing that only one engine or version knows.
+The file uses only the plain Compose Specification, nothing specific to one engine or version.
 """
 
 import json
@@ -62,7 +62,7 @@ def _service(
 
 
 def _shares(scenario: Scenario, rank: int) -> dict[str, Any]:  # Any: YAML
-    """What of the machine a peer may use; of two devices that name it the later one counts."""
+    """The resources that a peer may use; of two devices that name it the later one counts."""
     shares: dict[str, Any] = {}
     for device in scenario.devices:
         if rank in device.peers:

@@ -1,8 +1,8 @@
-"""What lies between the peers of a scenario, ``[link]`` and ``[machines]``, and ``[[faults]]``.
+"""Define the conditions of a scenario: ``[link]``, ``[machines]``, ``[[devices]]``, ``[[faults]]``.
 
-Units are those in which people speak of networks. Only a backend that makes its own network can
-keep to a link, and only one that makes its own time can let clocks drift; others say so instead of
-running something else.
+Units are the usual ones of networks. Only a backend with a network of its own can enforce a link,
+and only one with its own time can let clocks drift; other backends refuse such a scenario instead
+of running something else.
 """
 
 from dataclasses import dataclass
@@ -14,23 +14,23 @@ from p2ptrain.ids import Seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkConfig:
-    """One way from a peer to another, the same for all; by default a quiet local network."""
+    """One direction between two peers, the same for all pairs; by default a quiet local network."""
 
     latency_ms: float = 0.2
     """One way."""
 
     jitter_ms: float = 0.0
-    """Up to so much is added, for each message anew. More than the gap between two messages: they
-    overtake each other."""
+    """The maximum that is added, drawn for each message. If it exceeds the gap between two
+    messages, they can be reordered."""
 
     loss: float = 0.0
-    """Share of control messages that vanish. Chunks travel on streams, which lose nothing."""
+    """Fraction of control messages that are lost. Chunks travel on streams, which lose nothing."""
 
     duplication: float = 0.0
-    """Share of control messages that arrive twice."""
+    """Fraction of control messages that arrive twice."""
 
     bandwidth_mbit_s: float = 1000.0
-    """What one peer can send in a second, to all others together."""
+    """The rate at which one peer can send, to all others together."""
 
     def __post_init__(self) -> None:
         for name in ("latency_ms", "jitter_ms"):
@@ -47,17 +47,17 @@ class LinkConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachinesConfig:
-    """Peers that share machines: the first `peers` by rank the first one, and so on.
+    """Peers that share machines: the first `peers` by rank share the first machine, and so on.
 
-    Between two of one machine there is the scenario's link.
+    Two peers of one machine are connected by the scenario's link.
     """
 
     peers: int
     """On each machine; the last one may have fewer."""
 
     uplink_mbit_s: float
-    """What leaves a machine in a second, for all of its peers together. Each peer's own limit holds
-    as well."""
+    """The rate at which all peers of one machine together can send to others. Each peer's own limit
+    applies as well."""
 
     def __post_init__(self) -> None:
         if self.peers < 1:
@@ -72,19 +72,19 @@ class MachinesConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceConfig:
-    """What each of `peers` may use of the machine; only containers can be held to all of it."""
+    """The resources that each of `peers` may use; only containers can enforce all of them."""
 
     peers: tuple[int, ...]
     """Ranks."""
 
     cpus: float | None = None
-    """Of its processors, in any mixture: 0.5 is half of one. None: no limit."""
+    """Processor time, over all processors: 0.5 is half of one. None: no limit."""
 
     memory_mb: int | None = None
-    """A peer that wants more is killed. Below 400 none can start."""
+    """A peer that needs more is killed. Below 400 no peer can start."""
 
     uplink_mbit_s: float | None = None
-    """What leaves it in a second, to all others together. None: what the link gives."""
+    """The rate at which it can send, to all others together. None: that of the link."""
 
     def __post_init__(self) -> None:
         if not self.peers or min(self.peers) < 0:
@@ -102,25 +102,25 @@ _NEEDS: dict[Kind, str] = {"slow": "factor", "drift": "rate", "throttle": "mbit_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultConfig:
-    """Something that goes wrong with each of `peers`; a partition parts them from the others."""
+    """A fault of each of `peers`; a partition separates them from the others."""
 
     kind: Kind
     """``crash``: kill -9. ``pause``: SIGSTOP. ``slow``: computing takes `factor` times as long.
-    ``drift``: a clock shows `rate` seconds for each that passes. ``throttle``: no more than
-    `mbit_s` leave it. ``partition``: nothing passes to or from anybody else. ``leave``: a clean
-    farewell. ``join``: it comes only then; until then it is not there."""
+    ``drift``: the clock advances by `rate` seconds per second. ``throttle``: the peer can send no
+    more than `mbit_s`. ``partition``: nothing passes to or from any other peer. ``leave``: a clean
+    leave. ``join``: the peer starts only then; until then it is absent."""
 
     peers: tuple[int, ...]
     """Ranks."""
 
     at_s: Seconds | None = None
-    """Begins so long after the first step; in a simulation, after the world began."""
+    """Begins this long after the first step; in a simulation, after the start of the world."""
 
     at_step: int | None = None
-    """Or as soon as it has made so many steps; of a partition, the first of `peers`."""
+    """Or as soon as the peer has made this many steps; of a partition, the first of `peers`."""
 
     for_s: Seconds | None = None
-    """Ends so much later: one that crashed or left starts again, a paused one goes on. None:
+    """Ends this much later: a peer that crashed or left starts again, a paused one goes on. None:
     never."""
 
     factor: float | None = None
@@ -151,5 +151,5 @@ class FaultConfig:
                 raise ConfigError(f"{self}: {name} = {value} must be above 0")
 
     def __str__(self) -> str:
-        """As in the beginning of a sentence."""
+        """Format for the beginning of a sentence."""
         return f"fault {self.kind!r}"

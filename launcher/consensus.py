@@ -1,18 +1,18 @@
-"""The consensus model: the mean of all peers, and how good it is.
+"""Compute and evaluate the consensus model, the mean of all peers' models.
 
-Peers that do not wait for each other have no model in common. What a run produces is the mean of
-theirs, and what can be compared between algorithms is that mean, evaluated on data that nobody
-trained on. Peers only write their models down now and then (`snapshot` records); everything else
-happens here, off their clock, so that measuring costs an algorithm nothing.
+Peers that do not wait for each other have no model in common. The product of a run is the mean of
+their models, and algorithms are compared by that mean, evaluated on held-out data. Peers only write
+their models down periodically (`snapshot` records); everything else happens here, not in the peers,
+so that measuring costs an algorithm nothing.
 
 *Moments.* The curve has a point every `period_s` after the first step of the swarm (the earliest
 `ready`). At a moment each peer contributes its latest snapshot at or before it, so a model in the
 mean may be up to one period old, for every algorithm alike. A peer that was lost takes part until
 its last record; one that ended well keeps taking part with its last model.
 
-*Settled moments.* While the run goes on a moment is evaluated once every peer that is still
-training has written a record after it: nothing that could change the point is then to come. The
-curve that the live table shows is therefore the curve of the report, point by point.
+*Settled moments.* While the run goes on, a moment is evaluated once every peer that is still
+training has written a record after it: nothing can change the point any more. The curve that the
+live table shows is therefore the curve of the report, point by point.
 
 *Consensus distance* is the root mean square over the P peers of the L2 distance between a peer's
 model and the mean::
@@ -43,7 +43,7 @@ class Score:
     loss: float
     accuracy: float | None
     recall: tuple[float, ...] | None = None
-    """Share of each class that was found, by its number; None where the task has no classes."""
+    """Fraction of each class that was found, by its number; None where the task has no classes."""
 
 
 class Evaluator(Protocol):
@@ -71,7 +71,7 @@ class CurvePoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """What the consensus model is to reach, on held-out data."""
+    """The goal of the consensus model on held-out data."""
 
     accuracy: float | None = None
     """At least this; between 0 and 1."""
@@ -100,7 +100,7 @@ class Target:
         return bool(reached) and all(reached)
 
     def __str__(self) -> str:
-        """Print as in a sentence, ``accuracy 0.95``."""
+        """Format for a sentence, ``accuracy 0.95``."""
         parts = [f"accuracy {self.accuracy:g}"] if self.accuracy is not None else []
         parts += [f"loss {self.loss:g}"] if self.loss is not None else []
         return " and ".join(parts)
@@ -130,7 +130,7 @@ class ConsensusCurve:
     def started_at(self) -> Seconds | None:
         """When the first step of the swarm began.
 
-        None while a peer that is still there is not ready; those who come later are not waited for.
+        None while a present peer is not ready; peers that join later do not count.
         """
         if any(h.ready_at is None and not h.is_finished and not h.is_late for h in self._histories):
             return None
@@ -152,7 +152,7 @@ class ConsensusCurve:
             taken += 1
 
     def finish(self) -> None:
-        """Evaluate what is left, then the last models of all peers that were not lost."""
+        """Evaluate the remaining moments, then the last models of all peers that were not lost."""
         survivors = [h for h in self._histories if h.snapshots and not h.lost]
         last = max((h.snapshots[-1].at for h in survivors), default=None)
         moment = self._next_moment()
@@ -165,7 +165,7 @@ class ConsensusCurve:
     def _is_settled(self, moment: Seconds) -> bool:
         come = [history for history in self._histories if history.last_at or not history.is_late]
         training = [history for history in come if not history.is_finished]
-        # When nobody trains any more, there is no end of moments; `finish` knows the last.
+        # Without a training peer the moments would never end; `finish` takes the last.
         return bool(training) and all((h.last_at or 0.0) > moment for h in training)
 
     def _next_moment(self) -> Seconds | None:
@@ -206,7 +206,7 @@ class ConsensusCurve:
 
 def mean_and_distance(models_PM: Sequence[Vector]) -> tuple[Vector, float]:
     """Return the mean model, float32, and the consensus distance (defined at the top)."""
-    # float64: a float32 sum over a thousand peers would itself look like disagreement.
+    # float64: a float32 sum over a thousand peers would itself add to the distance.
     stack_PM: NDArray[np.float64] = np.stack(models_PM).astype(np.float64)
     mean_M = stack_PM.mean(axis=0)
     squares_P = ((stack_PM - mean_M) ** 2).sum(axis=1)

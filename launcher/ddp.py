@@ -1,20 +1,20 @@
-"""The external baseline beside every claim of speed: torch's DistributedDataParallel, on Gloo.
+"""Run torch's DistributedDataParallel on Gloo, the external baseline of every speed claim.
 
 ``python -m launcher.ddp --config peer.toml`` is one rank. It reads the same `RunConfig` as a peer,
 takes task, model, optimizer, shards and pace from `p2ptrain.compute`, and writes the same records
 (`p2ptrain.runtime.metrics`), so that tables, claims and reports treat ``ddp`` like any other row.
 This is the one file outside `p2ptrain.compute` that imports torch.
 
-**Fair to DDP.** It keeps what makes it fast: gradients are reduced in buckets while the backward
-pass still runs, by its own reducer. Nothing else is sent, unless the run ends after a number of
-seconds, on which ranks must agree: then one number is reduced beside each step, off its path.
+**Fair to DDP.** DDP keeps its overlap: its own reducer reduces gradients in buckets during the
+backward pass. Nothing else is sent, with one exception: if the run ends after a number of seconds,
+ranks must agree on the end, so one number is reduced beside each step, off its critical path.
 
-**Where the pace sleeps.** A step that is stretched sleeps between forward and backward, and the
-backward pass is not interrupted: its buckets leave late, as from a slow device, and overlap as
-ever. How long the backward pass will compute must then be known before it runs; the last step's
-stands in for it, so that a step without a network would last what `StepTiming.step_s` says.
-(Rejected: sleeping after the backward pass. The gradients would already be on their way, and the
-slow rank would slow nobody.)
+**Where a straggler sleeps.** A stretched step sleeps between forward and backward, and the backward
+pass is not interrupted: its buckets leave late, as from a slow device, and overlap as usual. The
+duration of the backward pass must then be known before it runs; that of the last step is the
+estimate, so that a step without a network would last as long as `StepTiming.step_s` says.
+(Rejected: sleeping after the backward pass. The gradients would already be in flight, and the slow
+rank would slow no other rank.)
 
 **What is waiting.** DDP asks a hook to reduce each bucket. The moment at which the last bucket is
 handed over is the end of computing; from there to the end of ``backward`` the rank waits for its
@@ -25,12 +25,12 @@ network and for others (``wait_s``). The hook is torch's own all-reduce, with a 
                           └──────── exchange_s ────────┘
                                                 └wait_s┘
 
-``exchange_s`` of a group record reaches from the first bucket to the end, so it contains waiting
-for the slowest rank, from which Gloo does not tell it apart. Bytes are those of a ring,
-``2 (n-1)/n`` of the gradients each way; Gloo does not count.
+``exchange_s`` of a group record lasts from the first bucket to the end, so it contains the wait for
+the slowest rank, which Gloo does not report separately. Bytes are those of a ring, ``2 (n-1)/n`` of
+the gradients each way; Gloo does not count them.
 
-**Losing a rank.** DDP has no answer to it: the others fail in their next reduction, and the run
-ends with a sentence and exit code 1.
+**Losing a rank.** DDP cannot continue: the other ranks fail in their next reduction, and the run
+ends with one sentence and exit code 1.
 """
 
 import argparse
@@ -73,11 +73,12 @@ USER_MISTAKE = 2
 RANK_LOST = 1
 
 _LAST_WORDS_S: Seconds = 1.0
-"""How long after a broken connection our own SIGTERM may arrive: the launcher asks one by one."""
+"""How long after a broken connection this rank's own SIGTERM may arrive: the launcher signals ranks
+in turn."""
 
 
 class RankLost(P2PTrainError):
-    """Another rank has gone; DDP cannot go on."""
+    """Another rank was lost; DDP cannot go on."""
 
 
 @dataclass(slots=True)
@@ -111,7 +112,7 @@ class Rank:
         self._task: Task = load_task(config.task, config.task_options)
         model = self._task.build_model(config.seed)
         self._optimizer = build_optimizer(model, config.training)
-        # The same flat vector that a peer writes down; DDP is wrapped around its views.
+        # The same flat vector as in a peer's snapshots; DDP wraps its views.
         self.replica = TorchReplica(model, self._optimizer)
         self._clock = BucketClock(group)
         self._ddp = _wrap(model, self._clock)
@@ -122,7 +123,7 @@ class Rank:
         self._accounts = Accounts()
 
     def run(self) -> None:
-        """Train to the end and write everything down."""
+        """Train to the end and write all records."""
         config, path = self._config, Path(self._config.out) / f"{self._config.name}.snapshots"
         self._record_start()
         writer = SnapshotWriter(path, self.replica, self._metrics, _at_once)
@@ -181,7 +182,7 @@ class Rank:
         return value
 
     def _backward(self, loss: Tensor) -> bool:
-        """The gradients' mean; False if it broke because all are leaving."""
+        """Average the gradients; False if that failed because all ranks are leaving."""
         self._clock.begin()
         try:
             loss.backward()  # type: ignore[no-untyped-call]  # torch has no types here
@@ -243,7 +244,7 @@ class Rank:
 
 
 class End:
-    """When a rank makes no further step: the same step for all, or at once when it is told to."""
+    """Decides the last step: the same step for all ranks, or at once on SIGTERM."""
 
     def __init__(self, stop: StopConfig, samples_per_step: int) -> None:
         self._steps = None if stop.samples is None else math.ceil(stop.samples / samples_per_step)
@@ -265,11 +266,11 @@ class End:
         return self._asked.is_set()
 
     def was_asked_within(self, seconds: Seconds) -> bool:
-        """Wait so long for being asked to leave."""
+        """Wait this long for a request to leave."""
         return self._asked.wait(seconds)
 
     def is_reached(self, steps: int) -> bool:
-        """True if the step after the first `steps` is not to be made."""
+        """True if no step is to follow the first `steps`."""
         if self._asked.is_set():
             return True
         if self._steps is not None and steps >= self._steps:
@@ -279,9 +280,9 @@ class End:
         return bool(self.why)
 
     def _are_seconds_over(self, limit_s: Seconds) -> bool:
-        """Ask all whether anyone's time is over.
+        """Ask all ranks whether the time of one is over.
 
-        The answer is to the question of the step before, so that nobody waits for it.
+        The answer is that to the previous step's question, so that no rank waits for it.
         """
         before, is_over = self._vote, time.monotonic() - self._began >= limit_s
         flag = torch.tensor([float(is_over)])
@@ -299,13 +300,13 @@ class End:
 
 
 def run_rank(config: RunConfig) -> None:
-    """Meet the other ranks, train, and part.
+    """Join the other ranks, train, and leave.
 
     Raises:
-        RankLost: if another rank has gone.
+        RankLost: if another rank is lost.
         P2PTrainError: for a mistake of the user's, in one sentence.
     """
-    # Gloo otherwise looks the machine's own name up, which need not lead anywhere.
+    # Otherwise Gloo looks up the machine's own name, which may not resolve.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group(
         "gloo",
@@ -328,12 +329,12 @@ def _wrap(model: nn.Module, clock: BucketClock) -> DistributedDataParallel:
 
 
 def _master(config: RunConfig) -> str:
-    """Where the ranks meet: the backend lets the first listen there, and the others join."""
+    """The rendezvous address: the backend lets the first rank listen there."""
     return config.join[0] if config.join else config.listen
 
 
 def _names(config: RunConfig) -> list[str]:
-    """All ranks' names; the launcher gives every rank one of the same length."""
+    """All ranks' names; the launcher gives all of them the same length."""
     digits = len(config.name) - 1
     return [f"p{rank:0{digits}}" for rank in range(config.peers)]
 
@@ -363,7 +364,7 @@ async def _done(value: T) -> T:
 
 
 def _at_once(function: Callable[[], T], /) -> Awaitable[T]:
-    """An `CopyExecutor` for a thread that has nothing else to do."""
+    """A `CopyExecutor` for a thread without other work."""
     return _done(function())
 
 

@@ -1,6 +1,6 @@
-"""The only place where the launcher touches a model: it loads, evaluates and saves the consensus.
+"""Load, evaluate and save the consensus model; nothing else in the launcher touches a model.
 
-All of it goes through `p2ptrain.compute`, so torch is imported there and not here.
+Everything goes through `p2ptrain.compute`, so torch is imported there and not here.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from p2ptrain.compute.training import threads
 
 
 class TaskEvaluator:
-    """Evaluates models of one task by loading them, one after the other, into one module."""
+    """Evaluates models of one task by loading each into the same module."""
 
     def __init__(self, task: str, seed: int, options: Mapping[str, Any] | None = None) -> None:
         """Load the task and its held-out data; `options` are the task's own.
@@ -29,7 +29,7 @@ class TaskEvaluator:
     def score(self, model_M: Vector) -> Score:
         """Evaluate a model on held-out data."""
         load_vector(self._module, model_M)
-        with threads(1):  # off the peers' clock, and off their processors as far as that goes
+        with threads(1):  # spares the processors for the peers
             found = self._task.evaluate(self._module)
         return Score(found.loss, found.accuracy, found.recall)
 

@@ -1,13 +1,13 @@
-"""Rows for external baselines: what is compared with p2ptrain and is not part of it.
+"""List the external baselines: systems that p2ptrain is compared with and that are not part of it.
 
-An external baseline is an algorithm by name that p2ptrain knows nothing of. Its peers are a program
-of their own, started like ours (``--config peer.toml``, a `RunConfig`) and writing the same
+An external baseline is an algorithm name that p2ptrain itself does not have. Its peers are a
+separate program, started like ours (``--config peer.toml``, a `RunConfig`) and writing the same
 records, so that everything after the start treats it like any other row. It trains the same task
-from the same seed with the same shards, pace, batch size, optimizer and end. It has no options:
-what it is compared with must be what people run.
+from the same seed with the same shards, pace, batch size, optimizer and end. It has no options: the
+comparison must be with what people run.
 
-A *price* is an external baseline that is not even a program: `launcher.backends.ring` works out how
-long it would take, in simulations only.
+A *price* is an external baseline without a program: `launcher.backends.ring` computes how long it
+would take, in simulations only.
 """
 
 import sys
@@ -20,7 +20,7 @@ from p2ptrain.errors import ConfigError
 EXTERNAL_BASELINES: Mapping[str, tuple[str, ...]] = {
     "ddp": (sys.executable, "-m", "launcher.ddp", "--config"),
 }
-"""What starts a peer of each, up to the path of its configuration."""
+"""The command that starts a peer of each, up to the path of its configuration."""
 
 PRICES = ("ring",)
 """Those that can only be simulated."""
@@ -31,7 +31,7 @@ def check_algorithm(
     options: Mapping[str, Any],  # Any: an algorithm's own
     peers: int,
 ) -> None:
-    """Refuse an algorithm or an option that cannot work with so many peers, before anything starts.
+    """Refuse an algorithm or option that cannot work with this many peers, before any start.
 
     Raises:
         ConfigError: listing those there are, or naming the value and the number of peers.

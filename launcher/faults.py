@@ -1,19 +1,19 @@
-"""What happens to the peers of a run, when, and what it cost.
+"""Schedule the faults of a run, and measure what they cost.
 
 A scenario's ``[[faults]]`` become **fault instances**: one for each peer of a fault, except that a
 partition is one instance for all of its peers together. A `Schedule` says which of them begin or
-end now; how one is carried out is the backend's. In every backend `run` notes the same things of
-each: when it began, when it ended.
+end now; the backend applies and reverts them. In every backend `run` records the same of each: when
+it began and when it ended.
 
 **The cost** of a fault is read from the peers' records: samples per second of the whole swarm
-before, during and after it; for how long at most nobody else ended a step (``stall_s``); and how
-long after its end the swarm was as fast again as before (``recovery_s``; of a fault that does not
-end, after its beginning, and as fast as those who are left can be).
+before, during and after it; the longest time in which no other peer ended a step (``stall_s``); and
+the time from its end until the swarm was as fast again as before (``recovery_s``; for a fault that
+does not end, from its beginning, until the swarm is as fast as the remaining peers can be).
 
-**All faults together** are measured by what is left of the swarm: ``present`` is the share of
-peer-time that peers were there for, from the first fault on; ``kept`` is the throughput from then
-on over that before; ``kept_of_present`` is their quotient. An algorithm in which nobody waits for
-whoever is missing has 1.
+**All faults together** are measured by the remaining throughput, from the first fault on:
+``present`` is the fraction of peer-time in which peers were present; ``kept`` is the throughput as
+a fraction of that before; ``kept_of_present`` is ``kept / present``. It is 1 for an algorithm in
+which no peer waits for a missing one.
 """
 
 import dataclasses
@@ -30,27 +30,27 @@ from p2ptrain.config import StopConfig
 from p2ptrain.ids import Seconds
 
 WINDOW_S: Seconds = 5.0
-"""Throughput before and after a fault is that of so long, or of less if another fault is nearer."""
+"""Throughput before and after a fault is taken over this time, or up to the nearest other fault."""
 
 RECOVERED = 0.9
-"""Whoever is so fast, measured by what was before, has recovered."""
+"""A swarm with this fraction of its earlier throughput has recovered."""
 
 SMOOTHED_S: Seconds = 1.0
 
 ABSENCES = ("crash", "leave", "pause", "join")
-"""The kinds under which a peer is not there."""
+"""The kinds during which a peer is absent."""
 
 
 @dataclass(slots=True)
 class FaultInstance:
-    """A fault, as it hits these ranks; in Unix seconds once it has begun, and ended."""
+    """One fault on these ranks; its beginning and end are in Unix seconds."""
 
     fault: FaultConfig
     ranks: tuple[int, ...]
     began: Seconds | None = None
     ended: Seconds | None = None
     missed: bool = False
-    """It found its peer dead, or gone."""
+    """Its peer was dead or had left, so it had no effect."""
 
     @property
     def is_on(self) -> bool:
@@ -59,7 +59,7 @@ class FaultInstance:
 
 
 def instances_of(faults: Sequence[FaultConfig]) -> list[FaultInstance]:
-    """What is to happen, in the order in which it was written."""
+    """The fault instances of a scenario, in the order of its file."""
     found = []
     for fault in faults:
         together = [fault.peers] if fault.kind == "partition" else [(rank,) for rank in fault.peers]
@@ -68,9 +68,9 @@ def instances_of(faults: Sequence[FaultConfig]) -> list[FaultInstance]:
 
 
 def left_of(stop: StopConfig, passed_s: Seconds) -> StopConfig:
-    """The end for a life that begins `passed_s` after the run did.
+    """The stop condition of a process that starts `passed_s` after the run did.
 
-    A peer counts from its own first step, and whoever comes later is to end with the others.
+    A peer counts from its own first step, and a peer that starts later is to end with the others.
     """
     if stop.seconds is None:
         return stop
@@ -78,7 +78,7 @@ def left_of(stop: StopConfig, passed_s: Seconds) -> StopConfig:
 
 
 class Schedule:
-    """Which fault begins or ends now."""
+    """Decides which faults begin or end now."""
 
     def __init__(self, faults: Sequence[FaultConfig]) -> None:
         self.instances = instances_of(faults)
@@ -86,7 +86,7 @@ class Schedule:
     def take_due(
         self, histories: Sequence[PeerHistory], started_at: Seconds | None, now: Seconds
     ) -> Iterator[tuple[FaultInstance, Literal["apply", "revert"]]]:
-        """Each beginning and each end that is due, once; may be called as often as one likes.
+        """Yield each beginning and each end that is due, once; may be called any number of times.
 
         Args:
             histories: of the peers, by rank.
@@ -135,13 +135,13 @@ def costs_of(
     started_at: Seconds | None,
     end: Seconds,
 ) -> Json:
-    """What the faults of a finished run cost; the keys are in the docstring of this module.
+    """The costs of the faults of a finished run; this module's docstring explains the keys.
 
     Args:
         instances: with when they began and ended.
         histories: of the peers, by rank.
         started_at: when the first step began, in Unix seconds.
-        end: until when to look.
+        end: the end of the time that is considered.
     """
     begun = [
         instance for instance in instances if instance.began is not None and not instance.missed
@@ -168,7 +168,7 @@ def _longest(told: Sequence[Json]) -> Json:
 
 
 class _Course:
-    """The throughput of a swarm over time, and who was there."""
+    """The throughput of a swarm over time, and which peers were present."""
 
     def __init__(
         self,
@@ -196,7 +196,7 @@ class _Course:
             one.ended or began for one in self._instances
         ]
         before_from = max([self._start, began - WINDOW_S, *(t for t in edges if t < began)])
-        # What does not end is looked at until something else happens.
+        # A fault without an end is measured until the next one begins.
         over = min([self._end, *(t for t in edges if t > began)]) if ended is None else ended
         over = min(over, self._end)
         after_to = min([self._end, over + WINDOW_S, *(t for t in edges if t > over)])
@@ -214,7 +214,7 @@ class _Course:
         }
 
     def all_together(self) -> Json:
-        """What was left of the swarm from the first fault on, measured by who was there."""
+        """The throughput kept from the first fault on, relative to the peers that were present."""
         first = _began(self._instances[0])
         before, since = self._rate(self._start, first), self._rate(first, self._end)
         there_before, there_since = (
@@ -240,7 +240,7 @@ class _Course:
         )
 
     def _stall(self, instance: FaultInstance, begin: Seconds, end: Seconds) -> Seconds | None:
-        """The longest time without the end of a step of anybody else."""
+        """The longest time in which no other peer ended a step."""
         others = [h for rank, h in enumerate(self._histories) if rank not in instance.ranks]
         ends = np.array(sorted(step.at for history in others for step in history.steps))
         if ends.size == 0:
@@ -251,7 +251,7 @@ class _Course:
         return float(gaps.max()) if gaps.size else None
 
     def _recovery(self, instance: FaultInstance, before: float | None) -> Seconds | None:
-        """How long until the swarm is as fast again as it can be; None if it never is."""
+        """The time until the swarm is as fast again as it can be; None if it never is."""
         since, share = instance.ended, 1.0
         if since is None:
             if instance.fault.kind not in ("crash", "leave"):
@@ -272,10 +272,10 @@ class _Course:
         return len({rank for rank, begin, end in self._absences if begin < moment < end})
 
     def _present(self, begin: Seconds, end: Seconds) -> float | None:
-        """How many peers were there, on average."""
+        """The mean number of peers that were present."""
         if end - begin < _RECOVERY_STEP_S:
             return None
-        missing, there = 0.0, [begin] * len(self._histories)  # until when each has been looked at
+        missing, there = 0.0, [begin] * len(self._histories)  # accounted for up to here
         for rank, since, until in sorted(self._absences, key=lambda absence: absence[1]):
             since, until = max(since, there[rank]), min(until, end)
             missing += max(0.0, until - since)
@@ -283,7 +283,7 @@ class _Course:
         return len(self._histories) - missing / (end - begin)
 
     def _absence(self, instance: FaultInstance, rank: int) -> tuple[Seconds, Seconds]:
-        """From when to when a peer was not there: until it trains, not until it is started."""
+        """Beginning and end of an absence: it ends when the peer trains, not when it is started."""
         if instance.fault.kind == "join":
             return self._start, self._first_step(rank, _began(instance))
         if instance.ended is None:

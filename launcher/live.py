@@ -1,8 +1,9 @@
-"""What one sees while it runs: a table on a terminal, a line every few seconds anywhere else.
+"""Display a run in progress: a table on a terminal, a line every few seconds elsewhere.
 
 Everything is derived from the peers' records, at most twice a second: the launcher shares the
 machine with the peers it watches. Rates are over the last `RECENT_S` before a peer's latest record,
-so a peer that hangs keeps its last figures and shows its state instead of fading slowly to zero.
+so a hanging peer keeps its last figures and shows its state, instead of rates that fall slowly to
+zero.
 """
 
 import time
@@ -27,7 +28,7 @@ from p2ptrain.ids import Seconds
 RECENT_S: Seconds = 5.0
 LINE_EVERY_S: Seconds = 5.0
 SAME_LINE_EVERY_S: Seconds = 30.0
-"""A line that says what the last one said."""
+"""The interval between two equal lines."""
 
 TABLE_EVERY_S: Seconds = 0.5
 
@@ -45,15 +46,15 @@ class PeerView:
     samples_per_s: float
     loss: float | None
     waiting: float
-    """Share of its time spent waiting for the protocol, 0 to 1."""
+    """Fraction of its time spent waiting for the protocol, 0 to 1."""
 
     partners: tuple[str, ...]
     silence: str = ""
-    """What it says of not averaging at present."""
+    """Its sentence about averages that do not succeed at present."""
 
 
 def view_of(history: PeerHistory, status: PeerStatus) -> PeerView:
-    """What to show of one peer."""
+    """The line of one peer."""
     recent = history.steps_since((history.last_at or 0.0) - RECENT_S)
     busy_s = sum(step.compute_s + step.wait_s for step in recent)
     return PeerView(
@@ -84,7 +85,7 @@ def _last_partners(history: PeerHistory) -> tuple[str, ...]:
 
 
 def progress_of(run: Run) -> float:
-    """How much of the run is done, 0 to 1: samples or seconds, whichever is nearer to its end."""
+    """The completed fraction of the run, by samples or seconds, whichever is greater."""
     stop = run.scenario.stop
     by_samples = run.samples / stop.samples if stop.samples else 0.0
     by_seconds = run.wall_s / stop.seconds if stop.seconds else 0.0
@@ -130,10 +131,10 @@ class PlainDisplay:
         self._pace = _Pace(LINE_EVERY_S)
         self._last = ""
         self._last_at = 0.0
-        self._told: dict[tuple[str, str], int] = {}  # how many silences of whom were printed
+        self._told: dict[tuple[str, str], int] = {}  # silences printed, by algorithm and peer
 
     def show(self, run: Run) -> None:
-        """Print a line if it is time for one, or if the run has just ended."""
+        """Print a line if one is due, or if the run has just ended."""
         if not self._pace.is_due(run) and not run.is_over:
             return
         for sentence in self._fresh_silences(run)[:MOST_PEERS]:
@@ -153,7 +154,7 @@ class PlainDisplay:
 
 
 def _where(run: Run) -> str:
-    """Where every peer is; of many, how many are where."""
+    """The state of every peer; of many peers, the number in each state."""
     if len(run.histories) <= MOST_PEERS:
         return "  ".join(_in_a_word(view) for view in _views(run))
     counts = Counter(_state(h, s) for h, s in zip(run.histories, run.statuses, strict=True))
@@ -163,7 +164,7 @@ def _where(run: Run) -> str:
 
 
 def _in_a_word(view: PeerView) -> str:
-    """Where a peer is, or what has become of it."""
+    """A peer's state in one word."""
     return f"{view.name} {f'step {view.steps:,}' if view.state == 'training' else view.state}"
 
 
@@ -175,7 +176,7 @@ class LiveDisplay:
         self._pace = _Pace(TABLE_EVERY_S)
 
     def show(self, run: Run) -> None:
-        """Redraw if it is time to."""
+        """Redraw if that is due."""
         if self._pace.is_due(run) or run.is_over:
             self._live.update(render(run), refresh=True)
 
@@ -209,7 +210,7 @@ def _cells(view: PeerView) -> Sequence[str]:
 
 
 def _views(run: Run) -> list[PeerView]:
-    """Of as many peers as fit; the slow, the lost and the silent are among them."""
+    """Views of as many peers as fit, including slow, lost and silent ones."""
     special = [history.lost or history.is_silent for history in run.histories]
     ranks = shown_ranks(run.scenario, MOST_PEERS, special)
     return [view_of(run.histories[rank], run.statuses[rank]) for rank in ranks]
@@ -222,7 +223,7 @@ def _not_shown(run: Run) -> str:
 
 @contextmanager
 def open_display(console: Console) -> Iterator[Display]:
-    """The display that fits where the output goes."""
+    """Choose the display for the kind of output."""
     if not console.is_terminal:
         yield PlainDisplay(console)
         return
@@ -231,7 +232,7 @@ def open_display(console: Console) -> Iterator[Display]:
 
 
 class _Pace:
-    """Says when it is time to show something again; at once when the algorithm changes."""
+    """Decides when the next output is due; at once when the algorithm changes."""
 
     def __init__(self, every_s: Seconds) -> None:
         self._every_s = every_s

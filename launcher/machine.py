@@ -1,4 +1,4 @@
-"""Where and when something was measured: figures of a run mean little without it."""
+"""Describe the machine and date of a measurement, without which its figures mean little."""
 
 import os
 import platform
@@ -12,9 +12,9 @@ _PACKAGES = ("p2ptrain", "torch", "numpy", "grpcio")
 
 
 def describe_machine() -> Json:
-    """What a report says of this machine, in the order in which it says it.
+    """The description of this machine in a report, in its order there.
 
-    Names no host and no user: a report is made to be passed on.
+    Contains no host name and no user name, since reports are passed on.
     """
     return {
         "processor": _processor(),
@@ -28,7 +28,7 @@ def describe_machine() -> Json:
 
 
 def _processor() -> str:
-    """Linux knows the name; other systems at least the architecture."""
+    """The processor's name on Linux; on other systems at least its architecture."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -1,16 +1,16 @@
-"""``make paper`` and ``make paper-real``: the figures of publications beside ours.
+"""Run the papers' experiments (``make paper``, ``make paper-real``) and compare the figures.
 
-Every scenario of `launcher/scenarios/paper` runs in the simulator, and the benchmark of a
-collective alone (`launcher.bench.skewed`), each in a process of its own and two side by side, the
-largest first. Figures are virtual, so that a busy machine takes longer and finds the same. A
-scenario is trained if it claims something about a model, else its steps are only priced.
+Every scenario of `launcher/scenarios/paper` runs in the simulator, and so does the benchmark of a
+single collective (`launcher.bench.skewed`): each in a separate process, two at a time, the largest
+first. Figures are virtual, so a busy machine takes longer and finds the same ones. A scenario is
+trained if it claims something about a model; otherwise its steps are only priced.
 
 With ``--backend process`` those run that this machine can carry (`FOR_REAL`), one after the other:
-the same files and claims, processes that really train and exchange, and steps that sleep until
-their price is over. Nothing else should run meanwhile.
+the same files and claims, in processes that really train and exchange; their steps sleep for the
+rest of their duration. Nothing else should run meanwhile.
 
-What they claim becomes one table; ``--page`` also writes it into a page of the docs, where what was
-not run this time stays as it is.
+Their claims become one table; ``--page`` also writes it into a page of the docs, where experiments
+that were not run this time keep their rows.
 """
 
 import json
@@ -37,7 +37,7 @@ from p2ptrain.errors import ConfigError, P2PTrainError
 
 FOLDER = "paper"
 SKEWED = "skewed_collective"
-"""The one experiment that is no scenario."""
+"""The one experiment that is not a scenario."""
 
 FOR_REAL = ("one_of_16", "one_of_8_050", "one_of_8_075", "one_of_8_100")
 """Those that are about speed, with up to 16 peers: their steps sleep, so two cores carry them."""
@@ -46,7 +46,7 @@ QUICK = "one_of_8_050"
 """The scenario of a quick run: one, with fewer peers that take a few steps."""
 
 PIPE_COLUMNS = 160
-"""Where no terminal says how wide it is: each claim on one line."""
+"""The width without a terminal: each claim fits on one line."""
 
 _PAGE = """\
 # Published and measured
@@ -70,15 +70,15 @@ class Place:
     heading: str
     text: str
     side_by_side: int
-    """Experiments at a time."""
+    """Simultaneous experiments."""
 
     is_real: bool
-    """Figures depend on the machine and the day, and say which. Runs are short, and made for their
-    speed: what they learn in a few steps of one sample says nothing, and is not shown."""
+    """Figures depend on the machine and the day, and the page names both. Runs are short and meant
+    for speed: what they learn in a few steps of one sample is meaningless, and is not shown."""
 
     @property
     def tables(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
-        """Claims, then figures of all rows: of each its heading and its columns."""
+        """Claims, then figures of all rows: the heading and the columns of each."""
         on = ("measured on",) if self.is_real else ()
         return (
             (f"## {self.heading}", (*_CLAIMED, *on)),
@@ -118,7 +118,7 @@ PLACES = (SIMULATED, REAL)
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """Something to run, and what came of it."""
+    """One experiment to run, and where its results are."""
 
     name: str
     command: tuple[str, ...]
@@ -126,7 +126,7 @@ class Experiment:
     """The file with its claims, in its folder."""
 
     size: int
-    """Peers: who is large goes first."""
+    """The number of peers: large experiments run first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ class Outcome:
 
 
 def place_of(backend: str) -> Place:
-    """Where `backend` is.
+    """The place with this `backend`.
 
     Raises:
         ConfigError: if papers' experiments do not run there.
@@ -152,7 +152,7 @@ def place_of(backend: str) -> Place:
 def experiments(
     names: Sequence[str] = (), place: Place = SIMULATED, *, quick: bool = False
 ) -> list[Experiment]:
-    """All there are at `place`, or those named; the largest first; if `quick`, in small.
+    """All experiments of `place`, or those named, the largest first; reduced if `quick`.
 
     Raises:
         ConfigError: if there is no scenario of a name, or it does not run there.
@@ -189,10 +189,10 @@ def _learns(scenario: Scenario) -> bool:
 
 
 def carry_out(experiment: Experiment, out: Path) -> Outcome:
-    """Run one in a process of its own.
+    """Run one experiment in a separate process.
 
     Raises:
-        P2PTrainError: with the end of what it said, if it failed.
+        P2PTrainError: with the end of its output, if it failed.
     """
     folder = out / experiment.name
     folder.mkdir(parents=True, exist_ok=True)
@@ -207,12 +207,12 @@ def carry_out(experiment: Experiment, out: Path) -> Outcome:
 
 
 def page(before: str, place: Place, outcomes: Sequence[Outcome], *, whole: bool = True) -> str:
-    """The page of the docs, with what was measured at `place` now; no table without rows.
+    """The page of the docs with new measurements from `place`; no table without rows.
 
     Args:
-        before: the page as it was; of the other place all rows stay.
+        before: the page as it was; all rows of the other place stay.
         place: where `outcomes` were measured.
-        outcomes: in the order in which they are to stand.
+        outcomes: in the order of the page.
         whole: these are all experiments of the place; else rows of others stay as well.
     """
     on = (_today(),) if place.is_real else ()

@@ -1,13 +1,13 @@
-"""One picture of a comparison: who got there first, and what the peers were doing meanwhile.
+"""Draw one picture of a comparison: learning curves, and the activities of the peers.
 
 Above, held-out accuracy of the consensus model against wall time, one line per algorithm. Below,
 one strip per algorithm from the middle of its run, a line per peer: the thick bar is the trainer
 (computing, or waiting for the others), the thin one beneath it is the averaging that goes on beside
 it. All strips span the same number of seconds, so that bars can be compared across algorithms.
 
-Titles say what there is to see, from the numbers of this run. Colours are from Okabe and Ito, which
-people with any common colour blindness can tell apart; lines also differ in dash and are labelled
-where they end.
+Titles state the result in a sentence made from the figures of this run. Colours are from Okabe and
+Ito, which people with any common colour blindness can tell apart; lines also differ in dash and are
+labelled where they end.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ FAINT = "#B8B8B8"
 LINES = (("#555555", "--"), ("#009E73", "-"), ("#D55E00", "-."), ("#56B4E9", "-"), ("#CC79A7", ":"))
 
 MOST_PEERS = 12
-"""A strip with more lines than this cannot be read; the rest is left out, and said to be."""
+"""A strip with more lines is illegible; the rest is left out, and its title says so."""
 
 _STEPS_SHOWN = 12
 
@@ -40,7 +40,7 @@ _SAMPLED = 100
 """Points of a line that counts samples."""
 
 Bars = list[tuple[Seconds, Seconds]]
-"""Where bars start, and how long they are."""
+"""Start and length of each bar."""
 
 
 def plot_comparison(path: Path, scenario: Scenario, runs: Sequence[Run]) -> None:
@@ -85,7 +85,7 @@ def _draw_curves(axes: Axes, scenario: Scenario, runs: Sequence[Run]) -> None:
 
 
 def _draw_samples(axes: Axes, runs: Sequence[Run]) -> None:
-    """Where nothing was trained, how far each swarm came is all there is to see."""
+    """Without training, draw only the samples of each swarm over time."""
     for run, (colour, dash) in zip(runs, _line_styles(len(runs)), strict=True):
         start = run.curve.started_at or 0.0
         times = [run.wall_s * index / _SAMPLED for index in range(_SAMPLED + 1)]
@@ -102,7 +102,7 @@ def _draw_samples(axes: Axes, runs: Sequence[Run]) -> None:
 
 
 def _mark_target(axes: Axes, run: Run, colour: str, has_accuracy: bool) -> None:
-    """A dot where the target was first reached, with the time beneath it."""
+    """Draw a dot where the target was first reached, with the time below it."""
     reached_s = run.curve.time_to_target_s
     point = next((p for p in run.curve.points if p.wall_s == reached_s), None)
     if point is not None:
@@ -142,7 +142,7 @@ def _draw_strip(axes: Axes, run: Run, width_s: Seconds) -> None:
     for line, rank in enumerate(ranks):
         computing, waiting, averaging = activities(run.histories[rank], start, width_s)
         axes.broken_barh(waiting, (line - 0.32, 0.44), facecolors=WAITING, linewidth=0)
-        # White edges part one step from the next where nobody waits in between.
+        # White edges separate steps that follow each other without waiting.
         axes.broken_barh(
             computing, (line - 0.32, 0.44), facecolors=COMPUTING, edgecolor="white", linewidth=0.6
         )
@@ -159,9 +159,9 @@ def _draw_strip(axes: Axes, run: Run, width_s: Seconds) -> None:
 
 
 def shown_ranks(scenario: Scenario, most: int = MOST_PEERS, lost: Sequence[bool] = ()) -> list[int]:
-    """The peers that get a line: all, or as many as can be read.
+    """The peers that get a line: all, or as many as are legible.
 
-    The slow and the `lost` are among them, with half of the lines or more if the others leave room.
+    Slow and `lost` peers get up to half of the lines, or more if the others leave room.
     """
     gone = {rank for rank, is_lost in enumerate(lost) if is_lost}
     special = sorted(gone) + [
@@ -242,7 +242,7 @@ def _line_styles(count: int) -> list[tuple[str, str]]:
 
 
 def clean(axes: Axes) -> None:
-    """Leave only the ink that says something."""
+    """Remove decoration that carries no information."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(FAINT)
     axes.tick_params(colors=INK, labelsize=9)

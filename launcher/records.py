@@ -1,17 +1,16 @@
-"""What peers leave behind, read while they are still writing it.
+"""Read the records of peers while the peers are still writing them.
 
 A peer appends one JSON object per line to ``<name>.jsonl`` (the records are described in
-`p2ptrain.runtime.metrics`) and rows of float32 to ``<name>.snapshots``. Three things make reading
-them worth a module of its own:
+`p2ptrain.runtime.metrics`) and rows of float32 to ``<name>.snapshots``. Three difficulties of
+reading them are solved here:
 
-* *The last line may be half a line.* Bytes after the last newline wait for the next `read`; a
-  killed peer leaves them there for ever, and they are never taken for a record.
-* *Every peer has its own clock.* ``t`` is monotonic and starts anywhere. ``started`` says what the
-  wall clock showed at one ``t``; that difference puts all later records of that peer on the wall
-  clock, which all processes of one machine share. Every moment in this package is therefore in Unix
-  seconds. A wall clock that is set in the middle of a run does no harm, since it is asked once per
-  peer.
-* *A peer may end without saying so.* Only whoever started it knows; `PeerHistory.close` tells.
+* *The last line may be incomplete.* Bytes after the last newline wait for the next `read`; a killed
+  peer leaves them there, and they are never taken for a record.
+* *Every peer has its own clock.* ``t`` is monotonic and starts anywhere. ``started`` holds the wall
+  clock at one ``t``; that difference puts all later records of that peer on the wall clock, which
+  all processes of one machine share. Every moment in this package is therefore in Unix seconds.
+  Setting the wall clock in the middle of a run does no harm, since it is read once per peer.
+* *A peer may end without a record of it.* Only its backend notices; it calls `PeerHistory.close`.
 """
 
 import json
@@ -49,7 +48,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One attempt of one group, ended at `at`; `outcome` is ``done`` or why not."""
+    """One attempt of one group, ended at `at`; `outcome` is ``done`` or why it failed."""
 
     at: Seconds
     members: tuple[str, ...]
@@ -62,14 +61,14 @@ class Attempt:
     received_bytes: int
     staleness_steps: int | None
     consensus_distance_l2: float | None = None
-    """How far this peer was from the mean of the group; None unless models were averaged."""
+    """Distance of this peer from the group's mean; None unless models were averaged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something worth telling: another peer's `state` changed, or ``warning``; `why`, a sentence.
+    """A change of another peer's `state`, or ``warning``; `why` is a sentence.
 
-    `subject` is the peer that it is about.
+    `subject` is the peer concerned.
     """
 
     at: Seconds
@@ -99,13 +98,13 @@ class PeerHistory:
         self.snapshots: list[Snapshot] = []
         self.warnings: list[str] = []
         self.silences: list[str] = []
-        """What it said when its averages had stopped succeeding (`p2ptrain.runtime.silence`)."""
+        """Its sentences about averages that stopped succeeding (`p2ptrain.runtime.silence`)."""
         self.is_silent = False
         self.events: list[Event] = []
         self.ended: Record | None = None
         self.is_closed = False
         self.is_late = False
-        """It comes when others train already, and nobody waits for it."""
+        """It joins when others train already, and no peer waits for it."""
         self.lost = False
         self.damaged_lines = 0
         self._path = folder / f"{name}.jsonl"
@@ -117,7 +116,7 @@ class PeerHistory:
         self._samples_after: list[int] = []
 
     def read(self) -> None:
-        """Take in the lines that were completed since the last call; none after `cut`."""
+        """Read the lines that were completed since the last call; none after `cut`."""
         if self._is_cut:
             return
         try:
@@ -132,27 +131,27 @@ class PeerHistory:
             self._take_line(line)
 
     def cut(self) -> None:
-        """From now on nothing counts: it goes on only because somebody ends it."""
+        """Ignore all later records: the launcher is ending this peer."""
         self._is_cut = True
 
     def close(self, *, lost: bool) -> None:
-        """Learn that nothing more will come; one that was `lost` counts until its last record."""
+        """Expect no more records; a peer that was `lost` counts until its last record."""
         self.is_closed = True
         self.lost = lost
 
     @property
     def is_finished(self) -> bool:
-        """True if no training of this peer is still to come."""
+        """True if this peer will not train any more."""
         return self.is_closed or self.ended is not None
 
     def samples_until(self, moment: Seconds) -> int:
-        """How many samples it had trained on by `moment`."""
+        """The number of samples trained by `moment`."""
         count = bisect_right(self.steps, moment, key=lambda step: step.at)
         return self._samples_after[count - 1] if count else 0
 
     @property
     def samples(self) -> int:
-        """How many samples it has trained on."""
+        """The number of samples trained."""
         return self._samples_after[-1] if self._samples_after else 0
 
     def steps_since(self, moment: Seconds) -> list[Step]:
@@ -182,9 +181,9 @@ class PeerHistory:
         return model.astype(np.float32, copy=False) if model.size == self.model_size else None
 
     def totals(self) -> dict[str, Any]:  # Any: the values are JSON
-        """What `ended` says of the whole run.
+        """The totals of the `ended` record.
 
-        Added up from the records if the peer could not say it, or lived more than once.
+        Added up from the other records if there is none, or if the peer was restarted.
         """
         if self.ended is not None and self._lives == 1:
             return {key: self.ended.get(key) for key in TOTALS}
@@ -205,9 +204,9 @@ class PeerHistory:
         }
 
     def _take_line(self, line: bytes) -> None:
-        """Take one line in.
+        """Read one line.
 
-        A damaged one (a full disk, a restart after half a line) is counted only.
+        A damaged one (a full disk, a restart after half a line) is only counted.
         """
         try:
             record = json.loads(line)
@@ -218,7 +217,7 @@ class PeerHistory:
     def _take(self, record: Record) -> None:
         if record["kind"] == "started":
             self._lives += 1
-            self.ended = None  # an earlier life's
+            self.ended = None  # that of an earlier process
             self.is_silent = False
             self._unix_minus_t = record["unix_s"] - record["t"]
             self.model_size = int(record["model_size"])
@@ -239,7 +238,7 @@ class PeerHistory:
             case "ended":
                 self.ended = record
             case _:
-                pass  # peers may say more than we ask
+                pass  # other kinds of records are not needed here
         self.last_at = at
 
     def _take_warning(self, text: str, at: Seconds, silent: bool | None) -> None:
@@ -289,4 +288,4 @@ TOTALS = (
     "staleness_p50",
     "staleness_p99",
 )
-"""What the summary holds for each peer, as `ended` names it."""
+"""The totals of each peer in the summary, under the names of the `ended` record."""

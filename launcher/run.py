@@ -1,18 +1,18 @@
-"""One algorithm's run, from the first process to the last record; and a scenario, which is several.
+"""Run one algorithm from the first process to the last record, or a scenario, which is several.
 
-The loop is short and always the same: ask the fleet how its peers are, read what they wrote,
-evaluate a moment of the consensus curve, show it, let time pass: real time, or that of a simulated
-world, which stands still while it is looked at. It ends when no peer runs any more, and it cannot
-last for ever (on the peers' clock):
+The loop always does the same: poll the fleet, read the new records, evaluate a moment of the
+consensus curve, show it, and let time pass: real time, or that of a simulated world, which stands
+still otherwise. It ends when no peer runs any more, and its duration is bounded (on the peers'
+clock):
 
-* a run has `limit_s` plus the seconds it was given to train; when nobody has ended by then it is an
-  error, which names the peers and where they were;
+* a run has `limit_s` plus the seconds it was given to train; if no peer has ended by then it is an
+  error, which names the peers and their states;
 * once one peer has ended, the swarm's work is done and the others have `LATE_S` to end too. A peer
-  that is paused or hung is then stopped and noted, and what the others trained counts.
+  that is paused or hangs is then stopped and noted, and the training of the others counts.
 
-A peer that refuses (its user made a mistake) ends the whole run with its sentence, and so does one
-that dies before the first step, for which the others would wait in vain. A peer that is lost does
-not: going on without it is what this project is for.
+A peer that refuses to run (a mistake of its user) ends the whole run with its sentence, and so does
+one that dies before the first step, for which the others would wait in vain. A peer that is lost
+does not: continuing without it is what this project is for.
 """
 
 import dataclasses
@@ -30,16 +30,16 @@ from launcher.scenario import Scenario, peer_names
 from p2ptrain.ids import Seconds
 
 LATE_S: Seconds = 30.0
-"""How long after the first peer that ended the last may end."""
+"""The most time between the end of the first peer and that of the last."""
 
 GRACE_S: Seconds = 8.0
-"""How long a peer that is told to leave may take: one slow step, and its farewell."""
+"""The time for a peer to leave: one slow step, and its goodbye."""
 
 
 class Run:
     """One algorithm of a scenario.
 
-    While it runs what is known so far, and afterwards what it gave.
+    It holds what is known so far while it runs, and the results afterwards.
     """
 
     def __init__(
@@ -58,9 +58,9 @@ class Run:
         self.notes: list[str] = []
         self.is_over = False
         self.speed: float | None = None
-        """Seconds that pass for the peers in one of ours; None where they share our time."""
+        """Virtual seconds per real second; None where peers run in real time."""
         self.instances: Sequence[FaultInstance] = ()
-        """What of the scenario's faults has happened to the peers."""
+        """The scenario's faults, with when they began and ended."""
         self._facts: Json = {}
         self._folder = folder
         self._evaluator = evaluator
@@ -77,10 +77,10 @@ class Run:
 
     @property
     def costs(self) -> Json:
-        """What the scenario's faults cost, until the first peer came to the end of the run.
+        """The costs of the scenario's faults, until the first peer reached the end of the run.
 
-        Those who came back go on a little longer: a life counts from its own first step. And who
-        came back too late to train again says nothing about the end.
+        Peers that came back train a little longer: a process counts from its own first step. A
+        peer that came back too late to train again does not determine the end.
         """
         start = self.curve.started_at
         goings = [
@@ -98,10 +98,10 @@ class Run:
         return costs_of(self.instances, self.histories, start, end)
 
     def execute(self, backend: Backend, watch: Callable[["Run"], None]) -> None:
-        """Start the peers, follow them to their end, and leave none behind.
+        """Start the peers, watch them until their end, and leave none running.
 
         Raises:
-            LaunchError: if a peer refuses, nobody ends in time, or all are lost.
+            LaunchError: if a peer refuses, none ends in time, or all are lost.
         """
         clear_results(self._folder)
         fleet = backend.start(self.scenario, self.scenario.configs(self.algorithm, self._folder))
@@ -135,7 +135,7 @@ class Run:
         while True:
             self._look(fleet)
             if self.scenario.gradients:
-                # Peers in real time want the processor for themselves.
+                # Real peers need the processor: one moment at a time.
                 self.curve.advance(None if fleet.is_virtual else 1)
             if fleet.is_virtual:
                 self.speed = fleet.now() / max(time.monotonic() - started, 1e-9)
@@ -145,7 +145,7 @@ class Run:
             fleet.let_pass()
 
     def _look(self, fleet: Fleet) -> None:
-        """Ask first, read second: what an ended peer wrote last is then there to be read."""
+        """Poll first, read second, so that the last records of an ended peer are read."""
         fleet.apply_faults(self.histories, self.curve.started_at)
         self.statuses = fleet.poll()
         for history, status in zip(self.histories, self.statuses, strict=True):
@@ -156,7 +156,7 @@ class Run:
                 self._close(history, status)
 
     def _close(self, history: PeerHistory, status: PeerStatus) -> None:
-        """A peer is gone; if it was killed after its last word, nothing of it is lost."""
+        """A peer ended; if it was killed after its `ended` record, it is not lost."""
         history.close(lost=status.state == "lost" and history.ended is None)
         if history.lost and all(other.ready_at is None for other in self.histories):
             raise LaunchError(
@@ -210,7 +210,7 @@ class Run:
 
 
 class Deadline:
-    """When a run is over whatever its peers say."""
+    """When a run ends regardless of its peers."""
 
     def __init__(self, scenario: Scenario, clock: Callable[[], Seconds]) -> None:
         self.limit_s = scenario.limit_s + (scenario.stop.seconds or 0.0)
@@ -227,10 +227,10 @@ class Deadline:
 
 
 class Display(Protocol):
-    """Shows a run to whoever waits for it."""
+    """Shows a run in progress."""
 
     def show(self, run: Run) -> None:
-        """Show what is known now; called at every turn of the loop, must return soon."""
+        """Show the current state; called in every iteration of the loop, must return soon."""
         ...
 
 

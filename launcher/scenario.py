@@ -1,7 +1,7 @@
-"""A scenario: one experiment, written down so that anyone can run it.
+"""Define a scenario: one experiment in a file, so that anyone can repeat it.
 
-It says who trains what, who is slow, when to stop, which algorithms to compare, and what is claimed
-to come of it. It is a TOML file (`launcher/scenarios` holds those that come with the package)::
+It states the task, the peers, the stragglers, the end, the algorithms to compare, and claims about
+the result. It is a TOML file (`launcher/scenarios` holds those that come with the package)::
 
     name = "one_slow"
     text = "Four peers, one of them four times slower"
@@ -9,21 +9,20 @@ to come of it. It is a TOML file (`launcher/scenarios` holds those that come wit
     peers = 4
     algorithms = ["allreduce", "ad_psgd"]     # the first is what the others are compared with
 
-    [task_options]                            # what the task calls its options
+    [task_options]                            # the task's own options
     [training]                                # p2ptrain.compute.training.TrainingConfig
-    [pace]                                    # p2ptrain.compute.step_timing.Pace
-    [link]                                    # what lies between peers; only where it is simulated
-    [machines]                                # who shares an uplink; only where it is simulated
-    [[devices]]                               # processors, memory and uplink of some; in containers
-    [[faults]]                                # what happens to them, and when
+    [pace]                                    # p2ptrain.compute.step_timing.StepTiming
+    [link]                                    # links between peers; not for processes
+    [machines]                                # which peers share an uplink; for simulations
+    [[devices]]                               # resources of peers; for containers
+    [[faults]]                                # faults of peers, and when
     [stop]                                    # samples of the whole swarm, or seconds
-    [target]                                  # what the consensus model is to reach
-    [options.ad_psgd]                         # what the algorithm calls its options
-    [[claims]]                                # sentences that a run can contradict
+    [target]                                  # the goal of the consensus model
+    [options.ad_psgd]                         # the algorithm's own options
+    [[claims]]                                # sentences that a run can refute
 
-Whatever a scenario asks of an algorithm, it asks of all of them: same seed, same data, same delays,
-same end. With ``seeds = 5`` each runs with that many seeds, one after the other, and figures are
-means.
+A scenario applies to all of its algorithms alike: same seed, same data, same delays, same end. With
+``seeds = 5`` each runs with that many seeds, one after the other, and figures are means.
 """
 
 import dataclasses
@@ -60,8 +59,8 @@ METRICS = (
     "faults.longest_stall_s",
     "faults.longest_recovery_s",
 )
-"""What a claim may be about; a dot leads into an object. Beside these, ``final.recall.3``: the
-share of class 3 that was found."""
+"""The metrics that a claim can use; a dot leads into an object. Also ``final.recall.3``: the
+fraction of class 3 that was found."""
 
 RECALL = "final.recall."
 
@@ -81,7 +80,7 @@ class Claim:
     at_least: float | None = None
     at_most: float | None = None
     published: float | None = None
-    """What a publication reports for the same figure; shown beside what was measured."""
+    """The published value of the same figure; shown beside the measured one."""
 
     source: str | None = None
 
@@ -96,12 +95,12 @@ class Claim:
 
     @property
     def algorithms(self) -> tuple[str, ...]:
-        """Those that must have run for the claim to be checked."""
+        """The algorithms that must have run for the claim to be checked."""
         return tuple(name for name in (self.of, self.over, self.minus) if name is not None)
 
     @property
     def needs_a_model(self) -> bool:
-        """True if it is about what was learned, not only how fast."""
+        """True if it is about the model, not only about speed."""
         return self.metric == "time_to_target_s" or self.metric.startswith("final.")
 
 
@@ -129,10 +128,10 @@ class Scenario:
     stop: StopConfig = field(default_factory=StopConfig)
     target: Target = field(default_factory=Target)
     link: LinkConfig | None = None
-    """None: whatever there is; in a simulation, what `LinkConfig` has by default."""
+    """None: the real network; in a simulation, the defaults of `LinkConfig`."""
 
     machines: MachinesConfig | None = None
-    """None: everybody has a machine of its own."""
+    """None: every peer has its own machine."""
 
     devices: tuple[DeviceConfig, ...] = ()
     faults: tuple[FaultConfig, ...] = ()
@@ -204,7 +203,7 @@ class Scenario:
 
     @property
     def late(self) -> frozenset[int]:
-        """The ranks that are not there at the beginning."""
+        """The ranks that are absent at the start."""
         return frozenset(rank for f in self.faults if f.kind == "join" for rank in f.peers)
 
     def check_algorithms(self) -> None:
@@ -227,7 +226,7 @@ class Scenario:
             seed=self.seed,
             peers=self.peers,
             together=self.peers - len(self.late),
-            join_timeout_s=30.0 + 10.0 * self.peers,  # they all import torch at once
+            join_timeout_s=30.0 + 10.0 * self.peers,  # all import torch at the same time
             out=str(folder.resolve()),
             snapshot_every_s=self.snapshot_every_s,
             average_momentum=self.average_momentum,
@@ -242,7 +241,7 @@ class Scenario:
 
 
 def peer_names(peers: int) -> tuple[str, ...]:
-    """``p00``, ``p01``, ...: names sort as ranks do, whatever their number."""
+    """``p00``, ``p01``, ...: names sort like ranks for any number of peers."""
     digits = max(2, len(str(peers - 1)))
     return tuple(f"p{rank:0{digits}}" for rank in range(peers))
 
@@ -270,7 +269,7 @@ def bundled_scenarios() -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """Something of a scenario that a run of it does without, and why."""
+    """A part of a scenario that a run leaves out, and why."""
 
     what: str
     why: str
@@ -307,14 +306,14 @@ def with_changes(
 
 
 def _why_not(claim: Claim, algorithms: Sequence[str], trains: bool) -> str:
-    """Why a claim cannot be checked by a run of these algorithms, or nothing."""
+    """Why a run of these algorithms cannot check a claim; empty if it can."""
     if not set(claim.algorithms) <= set(algorithms):
         return f"not all of {' and '.join(claim.algorithms)} ran"
     return "" if trains or not claim.needs_a_model else "nothing was trained"
 
 
 def suggestion(wrong: str, known: Sequence[str]) -> str:
-    """``did you mean 'x'?``, or what is known."""
+    """``did you mean 'x'?``, or the list of known names."""
     near = difflib.get_close_matches(wrong, known, n=1, cutoff=0.5)
     return f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(known)}"
 

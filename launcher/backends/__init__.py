@@ -1,4 +1,4 @@
-"""The places where peers can run, by name."""
+"""Find the backends, the places where peers can run, by name."""
 
 from launcher.backends.base import Backend
 from launcher.backends.docker import DockerBackend

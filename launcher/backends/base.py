@@ -1,18 +1,18 @@
-"""What the launcher asks of a place where peers can run.
+"""Define the port of a backend, a place where peers can run.
 
-A backend starts the peers of one run and returns them as a fleet. The launcher then asks the fleet
-how its peers are, many times, and stops it once, whatever happened in between. Everything else
-(records, consensus, claims) comes from the files that peers write, so that a backend knows nothing
-about training: a container or a virtual world is a backend as much as a process is.
+A backend starts the peers of one run and returns them as a fleet. The launcher then polls the fleet
+repeatedly, and stops it once, in every case. Everything else (records, consensus, claims) comes
+from the files that peers write, so a backend contains nothing about training, and may run
+processes, containers or a virtual world.
 
-A peer is in one of five states, and never leaves the last four. One that is to come, or to come
-back, counts as running::
+A peer is in one of five states, and never leaves the last four. A peer that is still to start, or
+to restart, counts as running::
 
     running ──> ended      it finished its run, or left cleanly when the launcher told it to
        │
        ├──────> left       it left cleanly because the scenario says so; the others go on
        │
-       ├──────> refused    it will not run, because of a mistake that its user can put right
+       ├──────> refused    it will not run, because of a mistake that its user can correct
        │
        └──────> lost       it was killed, crashed, or had to be killed; the others go on without it
 """
@@ -32,12 +32,12 @@ State = Literal["running", "ended", "left", "refused", "lost"]
 
 
 class LaunchError(P2PTrainError):
-    """A fleet that did not come to its end; the message names the peer and what it said."""
+    """A fleet failed to finish; the message names the peer and its last sentence."""
 
 
 @dataclass(frozen=True, slots=True)
 class PeerStatus:
-    """How one peer is; `why` is a sentence, empty while it runs."""
+    """The state of one peer; `why` is a sentence, empty while it runs."""
 
     name: str
     state: State = "running"
@@ -49,19 +49,19 @@ class Fleet(Protocol):
 
     @property
     def is_virtual(self) -> bool:
-        """True if time passes for them only inside `let_pass`, and then as fast as it can."""
+        """True if the peers' time passes only inside `let_pass`, as fast as possible."""
         ...
 
     def now(self) -> Seconds:
-        """The clock by which they live, and by which their deadlines are meant."""
+        """The peers' clock, to which their deadlines refer."""
         ...
 
     def let_pass(self) -> None:
-        """Let a moment of their time pass."""
+        """Let a moment of the peers' time pass."""
         ...
 
     def apply_faults(self, histories: Sequence[PeerHistory], started_at: Seconds | None) -> None:
-        """Let happen what is due of the scenario's faults.
+        """Apply and revert the faults of the scenario that are due.
 
         Args:
             histories: of the peers, in order.
@@ -71,22 +71,22 @@ class Fleet(Protocol):
 
     @property
     def instances(self) -> Sequence[FaultInstance]:
-        """The scenario's faults, one by one, with when they began and ended."""
+        """The scenario's fault instances, with when they began and ended."""
         ...
 
     def poll(self) -> Sequence[PeerStatus]:
-        """Say how every peer is, in the order in which they were given. Never waits."""
+        """Return the state of every peer, in the order of configurations. Never waits."""
         ...
 
     def stop(self, grace_s: Seconds) -> None:
-        """Ask whoever still runs to leave.
+        """Ask the running peers to leave.
 
-        After `grace_s` of their time leave nothing behind. May be called again.
+        After `grace_s` of their time, end those that remain. May be called again.
         """
         ...
 
     def facts(self) -> dict[str, Any]:  # Any: JSON
-        """What the summary is to say of this run beyond what all backends can say."""
+        """Facts for the summary that only this backend has."""
         ...
 
 
@@ -94,23 +94,23 @@ class Backend(Protocol):
     """A place where peers can run."""
 
     def refusal(self, algorithm: str) -> str:
-        """Why it has no peers of `algorithm`, as the end of a sentence; nothing if it has."""
+        """Why it cannot run `algorithm`, as the end of a sentence; empty if it can."""
         ...
 
     def check(self, scenario: Scenario) -> None:
-        """Refuse a scenario that cannot be carried out here as it is written.
+        """Refuse a scenario that this backend cannot run as it is written.
 
         Raises:
-            ConfigError: naming what cannot be done, and where it can.
+            ConfigError: naming what is not supported, and which backend supports it.
         """
         ...
 
     def start(self, scenario: Scenario, configs: Sequence[RunConfig]) -> Fleet:
         """Start one peer per configuration of `scenario`, all of one swarm.
 
-        The backend fills in the addresses (`listen`, `advertise`, `join`), which only it can know.
+        The backend fills in the addresses (`listen`, `advertise`, `join`).
 
         Raises:
-            LaunchError: if they cannot be started; none of them is left running.
+            LaunchError: if one cannot be started; none is left running.
         """
         ...

@@ -1,8 +1,8 @@
-"""Cables between processes of one machine, which can be cut, healed and narrowed.
+"""Control the cables between processes of one machine: cut, heal or narrow them.
 
-Processes have no network of their own to cut. So where a scenario does something to the network,
-each peer advertises the end of a *cable* instead of its own port. What happens there is in
-`launcher.backends.relays`, which runs beside the peers; this is how the launcher speaks to it.
+Processes have no network of their own. So where a scenario changes the network, each peer
+advertises the end of a *cable* instead of its own port. The traffic is handled by
+`launcher.backends.relays`, a process beside the peers; this module controls that process.
 """
 
 import json
@@ -18,11 +18,11 @@ from launcher.backends.base import LaunchError
 from p2ptrain.ids import Seconds
 
 ANSWER_S: Seconds = 30.0
-"""Relays that have not answered by then are gone: a busy machine starts them within a second."""
+"""Relays without an answer by then are dead: a busy machine starts them within a second."""
 
 
 def can_lay() -> bool:
-    """True where the kernel says whose a connection is."""
+    """True where the kernel says which process owns a connection."""
     return Path(relays.TABLES[0]).exists()
 
 
@@ -31,10 +31,10 @@ class Cables:
 
     Args:
         ports: where the peers listen, by rank.
-        process_group: of which the relays' process is to be one.
+        process_group: which the relays' process joins.
 
     Raises:
-        LaunchError: by every method but `close`, if the relays are gone.
+        LaunchError: by every method but `close`, if the relays' process is dead.
     """
 
     def __init__(self, ports: Sequence[int], process_group: int) -> None:
@@ -46,26 +46,26 @@ class Cables:
             process_group=process_group,
         )
         self.addresses: list[str] = json.loads(self._answer())
-        """What peers are to advertise, by rank."""
+        """The addresses that peers must advertise, by rank."""
 
     def belongs(self, rank: int, pid: int) -> None:
-        """From now on this process is the peer."""
+        """Register this process as the peer."""
         self._order("pid", [rank], pid)
 
     def cut_off(self, ranks: Sequence[int]) -> None:
-        """Carry nothing between `ranks` and all other peers."""
+        """Block all traffic between `ranks` and the other peers."""
         self._order("cut", ranks)
 
     def heal(self, ranks: Sequence[int]) -> None:
-        """Take back one `cut_off` of the same ranks."""
+        """Undo one `cut_off` of the same ranks."""
         self._order("heal", ranks)
 
     def throttle(self, rank: int, mbit_s: float | None) -> None:
-        """Let no more than this leave a peer; None: as much as there is."""
+        """Limit the rate at which a peer sends; None: no limit."""
         self._order("rate", [rank], mbit_s)
 
     def close(self) -> None:
-        """Take all cables away. May be called again."""
+        """Remove all cables. May be called again."""
         self._process.kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):

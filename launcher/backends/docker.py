@@ -1,27 +1,28 @@
-"""Peers in containers of this machine's engine, one network and one Compose file per run.
+"""Run peers in containers of this machine's engine, one network and one Compose file per run.
 
-Lives and faults are those of `launcher.backends.peer_process`; a life begins with ``docker start``
-of a container that Compose has made. What differs from processes is what containers can be held to:
+The lifecycle of peers and the faults are those of `launcher.backends.peer_process`; a process
+starts with ``docker start`` of a container that Compose has created. Containers also support what
+processes do not:
 
 =====================  ============================================================================
 processors, memory     ``[[devices]]`` cpus, memory_mb: CFS quota and limit, in the Compose file
 uplink                 ``[[devices]]`` uplink_mbit_s, ``[link]`` bandwidth_mbit_s and the fault
                        ``throttle``: a token bucket (``tc``, TBF) in front of the container's
                        interface; the narrowest counts
-latency, jitter, loss  ``[link]``: netem behind the bucket, where the kernel has it; where it has
-                       not, the run ends with a sentence before a peer has begun
-partition              the neighbours' hardware addresses are replaced by one that nobody has, on
-                       both sides: what is sent vanishes without a word, as behind a cut cable
+latency, jitter, loss  ``[link]``: netem behind the bucket, if the kernel has it; otherwise the run
+                       ends with one sentence before a peer has started
+partition              the neighbours' hardware addresses are replaced by an unused one, on both
+                       sides: packets are lost without an error, as behind a cut cable
 slow devices           steps are stretched, as everywhere
 =====================  ============================================================================
 
-``tc`` and ``ip`` run inside of a container as its root, which may change its network and nothing
-else (NET_ADMIN).
+``tc`` and ``ip`` run as root inside the container; root may change the container's network and
+nothing else (NET_ADMIN).
 
-The clock cannot drift: containers share the machine's.
+Clock drift is not supported: containers share the machine's clock.
 
-**Nothing is left behind** after a normal end, an error or Ctrl-C: `stop` takes containers and
-network away. After ``kill -9`` of the launcher ``p2plab clean`` does: whatever has our label.
+**Nothing is left behind** after a normal end, an error or Ctrl-C: `stop` removes containers and
+network. After ``kill -9`` of the launcher ``p2plab clean`` removes everything with our label.
 """
 
 import dataclasses
@@ -45,39 +46,39 @@ from p2ptrain.errors import ConfigError
 from p2ptrain.ids import Seconds
 
 KINDS = ("crash", "pause", "slow", "throttle", "partition", "leave", "join")
-"""The faults that can hit containers, which share a clock."""
+"""The faults that containers support; they share a clock."""
 
 LOOK_EVERY_S: Seconds = 0.5
-"""How often the engine is asked how the containers are."""
+"""The interval at which the engine is asked for the states of containers."""
 
 TIMEOUT_S: Seconds = 120.0
-"""An engine that does not answer for so long does not answer at all."""
+"""An engine without an answer for this long counts as failed."""
 
 ADDRESS = "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}"
-"""Of a container, as the engine is asked for it."""
+"""The engine's template for the address of a container."""
 
 NOBODY = "02:00:00:00:00:01"
-"""A hardware address of nobody."""
+"""A hardware address that no interface has."""
 
 LEAST_CPUS = 0.01
 LEAST_MEMORY_MB = 400
 LEAST_MBIT_S, MOST_MBIT_S = 0.001, 100_000.0
 
 SIGNALLED = 128
-"""Exit codes above say by which signal a container ended."""
+"""Exit codes above this are signals that ended a container."""
 
 
 class DockerBackend:
     """Starts a container per peer, from the image that `docker/Dockerfile` makes."""
 
     def refusal(self, algorithm: str) -> str:
-        """External baselines have no image, and prices are of no container."""
+        """External baselines have no image, and prices have no containers."""
         if algorithm in PRICES:
             return "is a price, and can only be simulated"
         return "has no image to run in containers" if algorithm in EXTERNAL_BASELINES else ""
 
     def check(self, scenario: Scenario) -> None:
-        """Refuse what containers cannot do; see `launcher.backends.base.Backend`."""
+        """Refuse what containers do not support; see `launcher.backends.base.Backend`."""
         if not scenario.gradients:
             raise ConfigError(
                 f"{scenario.name} is to run without gradients, but containers compute what they "
@@ -95,7 +96,7 @@ class DockerBackend:
             raise ConfigError(why)
 
     def start(self, scenario: Scenario, configs: Sequence[RunConfig]) -> Fleet:
-        """Make the containers of a run and start them; see `launcher.backends.base.Backend`."""
+        """Create and start the containers of a run; see `launcher.backends.base.Backend`."""
         fleet = DockerFleet(scenario, [_placed(config, configs[0].name) for config in configs])
         try:
             fleet.create()
@@ -120,12 +121,12 @@ class DockerFleet(RealFleet):
         self._looked_at: Seconds | None = None
         self._no_memory: dict[str, None] = {}
         self._addresses: dict[int, str] = {}
-        self._cut: dict[int, set[str]] = {}  # by rank, the addresses that it does not reach
+        self._cut: dict[int, set[str]] = {}  # by rank, the addresses that it cannot reach
         self._is_made = False
         self._is_stopped = False
 
     def create(self) -> None:
-        """Make network and containers, none of which runs yet."""
+        """Create network and containers; none of them runs yet."""
         names = [config.name for config in self._configs]
         file = compose_file(self._scenario, names, self._folder, self._project)
         self._compose.write_text(to_yaml(file), encoding="utf-8")
@@ -133,7 +134,7 @@ class DockerFleet(RealFleet):
         self._is_made = True
 
     def stop(self, grace_s: Seconds) -> None:
-        """Ask whoever runs to leave; keep what all have said; take everything away."""
+        """Ask running peers to leave, keep all logs, then remove everything."""
         self._is_over = True
         if self._is_stopped or not self._compose.exists():
             return
@@ -147,19 +148,19 @@ class DockerFleet(RealFleet):
 
     def _ask_all_to_leave(self, grace_s: Seconds) -> None:
         for rank in range(len(self._names)):
-            self._hold(rank, paused=False)  # who stands still cannot leave
+            self._hold(rank, paused=False)  # a paused peer cannot leave
         running = [name for name in self._names if self._look().get(name, 0) is None]
         if running and grace_s:
             _docker("stop", "--time", f"{max(1, round(grace_s))}", *running)
         self._look(now=True)
 
     def pids(self) -> Sequence[int]:
-        """The peers' own, below that of each container's first process."""
+        """The pids of the peers themselves, below each container's first process."""
         running = [name for name, code in self._look().items() if code is None]
         first = _docker("inspect", "--format", "{{.State.Pid}}", *running) if running else ""
         return [child for pid in first.split() for child in _children(int(pid))]
 
-    # --- what lives are made of -------------------------------------------------------------------
+    # --- processes of peers -----------------------------------------------------------------------
 
     def _start(self, rank: int, file: Path) -> None:
         _docker("start", self._names[rank])
@@ -182,14 +183,14 @@ class DockerFleet(RealFleet):
                 self._unless_over(rank, "pause")
             case signal.SIGCONT:
                 self._unless_over(rank, "unpause")
-                self._shape(rank)  # nothing could be done to its network meanwhile
+                self._shape(rank)  # its network could not be changed meanwhile
                 self._part()
             case _:
                 _docker("kill", "--signal", number.name, name, may_fail=True)
         self._look(now=True)
 
     def _unless_over(self, rank: int, verb: str) -> None:
-        """Pause a container or let it go on; it may have ended at this very moment."""
+        """Pause or continue a container; it may have ended at this very moment."""
         try:
             _docker(verb, self._names[rank])
         except LaunchError:
@@ -207,7 +208,7 @@ class DockerFleet(RealFleet):
         return RESULTS if file == self._folder else f"{RESULTS}/{file.name}"
 
     def _look(self, *, now: bool = False) -> dict[str, int | None]:
-        """How the containers are: exit codes, None for those that run."""
+        """The exit codes of the containers; None for those that run."""
         if not self._is_stopped and (
             now or self._looked_at is None or self.now() - self._looked_at >= LOOK_EVERY_S
         ):
@@ -229,7 +230,7 @@ class DockerFleet(RealFleet):
             self._part()
 
     def _shape(self, rank: int) -> None:
-        """Let the interface carry what the peer's narrowest limit allows."""
+        """Apply the peer's narrowest limit to its interface."""
         limits = [self._narrowest(rank)]
         limits += [d.uplink_mbit_s for d in self._scenario.devices if rank in d.peers]
         link = self._scenario.link
@@ -238,7 +239,7 @@ class DockerFleet(RealFleet):
         self._inside(rank, shaping(min(known) if known else None, link))
 
     def _part(self) -> None:
-        """Let everybody reach whom it may, at the address that one has now, and nobody else."""
+        """Apply all cuts at the peers' current addresses, and remove those that have ended."""
         cuts = [
             instance
             for instance in self.instances
@@ -256,14 +257,14 @@ class DockerFleet(RealFleet):
             self._inside(here, cutting(sorted(lost - before), sorted(before - lost)))
 
     def _can_be_changed(self, rank: int) -> bool:
-        """One that is paused sends nothing, and is looked after when it goes on."""
+        """False for a paused container: it sends nothing, and is updated when it goes on."""
         return self._is_there(rank) and not self._peer_processes[rank].is_paused
 
     def _inside(self, rank: int, script: str) -> None:
-        """Run a script as root of a container that runs.
+        """Run a script as root of a running container.
 
         Raises:
-            LaunchError: if it fails, and not because the container has just ended.
+            LaunchError: if it fails for another reason than the container's end.
         """
         if not script or not self._can_be_changed(rank):
             return
@@ -294,12 +295,12 @@ class DockerFleet(RealFleet):
 
 
 def shaping(mbit_s: float | None, link: LinkConfig | None) -> str:
-    """A script that gives the interface this rate, and the rest of the link behind it."""
+    """A script that sets the interface's rate, and the other properties of the link behind it."""
     quiet = LinkConfig(bandwidth_mbit_s=link.bandwidth_mbit_s) if link else None
     lines = ["tc qdisc del dev eth0 root 2>/dev/null || true"]
     parent = "root"
     if mbit_s is not None:
-        burst = max(16_384, round(mbit_s * 1e6 / 8 / 250))  # at least what passes between two ticks
+        burst = max(16_384, round(mbit_s * 1e6 / 8 / 250))  # at least the bytes of one tick
         rate = f"rate {round(mbit_s * 1e6)}bit burst {burst} latency 400ms"
         lines.append(f"tc qdisc add dev eth0 root handle 1: tbf {rate}")
         parent = "parent 1:1"
@@ -311,14 +312,14 @@ def shaping(mbit_s: float | None, link: LinkConfig | None) -> str:
 
 
 def cutting(lost: Sequence[str], found: Sequence[str]) -> str:
-    """A script that loses whatever goes to some addresses, and no longer what goes to others."""
+    """A script that drops packets to the `lost` addresses, and restores the `found` ones."""
     lose = [f"ip neigh replace {ip} lladdr {NOBODY} dev eth0 nud permanent" for ip in lost]
     find = [f"ip neigh del {ip} dev eth0 2>/dev/null || true" for ip in found]
     return "\n".join([*lose, *find])
 
 
 def engine_trouble() -> str:
-    """Why no containers can be started here, in a sentence; nothing if they can."""
+    """Why no containers can be started here, in a sentence; empty if they can."""
     if shutil.which("docker") is None:
         return "there is no docker command here; install Docker, or use --backend process"
     if not compose_command():
@@ -334,14 +335,14 @@ def engine_trouble() -> str:
 
 
 def compose_command() -> list[str]:
-    """The plugin of newer engines, or the program of older ones; nothing if there is neither."""
+    """The plugin of newer engines, or the program of older ones; empty if there is neither."""
     if shutil.which("docker") and not _code(["docker", "compose", "version"]):
         return ["docker", "compose"]
     return ["docker-compose"] if shutil.which("docker-compose") else []
 
 
 def clean() -> list[str]:
-    """Take away every container and network of the lab, whoever's they are; return their names."""
+    """Remove every container and network of the lab, of any user; return their names."""
     ours = ("--filter", f"label={LABEL}", "--format")
     containers = _docker("ps", "--all", *ours, "{{.Names}}").split()
     if containers:
@@ -353,7 +354,7 @@ def clean() -> list[str]:
 
 
 def _refuse_limits(scenario: Scenario) -> None:
-    """Raises ConfigError for what no engine can hold a container to, or no peer can live with."""
+    """Raises ConfigError for limits that no engine can enforce, or under which no peer can run."""
     processors = float(os.cpu_count() or 1)
     for device in scenario.devices:
         if device.cpus is not None and not LEAST_CPUS <= device.cpus <= processors:
@@ -380,9 +381,9 @@ def _refuse_limits(scenario: Scenario) -> None:
 
 
 def _placed(config: RunConfig, first: str) -> RunConfig:
-    """Everybody can be met under its own name; others join the first.
+    """Every peer listens under its own name, and the others join the first.
 
-    What a peer tells others is its number: a container that starts again has another one.
+    A peer advertises its IP address, which changes when its container restarts.
     """
     ours = f"{config.name}:{PORT}"
     join = () if config.name == first else (f"{first}:{PORT}",)
@@ -416,10 +417,10 @@ def _code(command: Sequence[str]) -> int:
 
 
 def _run(command: Sequence[str], *, may_fail: bool = False, both: bool = False) -> str:
-    """What a command prints, with `both` also on standard error.
+    """The output of a command, with `both` also its standard error.
 
     Raises:
-        LaunchError: with what it said, if it fails and may not.
+        LaunchError: with its output, if it fails and `may_fail` is not set.
     """
     done = _finished(command, subprocess.STDOUT if both else subprocess.PIPE)
     if done.returncode and not may_fail and not both:
@@ -430,7 +431,7 @@ def _run(command: Sequence[str], *, may_fail: bool = False, both: bool = False) 
 
 
 def _finished(command: Sequence[str], errors: int) -> subprocess.CompletedProcess[str]:
-    """A command that has ended. Raises LaunchError if it does not."""
+    """Run a command to its end. Raises LaunchError if it does not end."""
     try:
         return subprocess.run(
             command,

@@ -1,13 +1,13 @@
-"""Peers in real time: their lives, and what happens to them; the same for processes and containers.
+"""Run peers in real time: their processes and faults, common to processes and containers.
 
-A peer may have several lives: it comes late, crashes and starts again, leaves and returns. Between
-two of them it is *away*, and counts as running for as long as anybody else does; if the run ends
-without it, it is lost. A later life joins whoever is there; if nobody lets it in (it is cut off, or
-all others are busy leaving) it tries again after `TRY_AGAIN_S`, as whoever supervises processes
-would. Only the first life of a peer that was there from the beginning may *refuse* to run.
+A peer may have several processes in turn: it starts late, crashes and restarts, leaves and returns.
+Between two of them it is *away*, and counts as running as long as another peer runs; if the run
+ends without it, it is lost. A later process joins any present peer; if none admits it (it is cut
+off, or all others are leaving) it retries after `TRY_AGAIN_S`, as a process supervisor would. Only
+the first process of a peer that is present from the start may *refuse* to run.
 
-A backend says how a life begins, what has become of it, and how it is killed, asked to leave,
-stopped and continued; what happens to the network only some can do.
+A backend implements how a process starts, how its state is read, and how it is killed, asked to
+leave, stopped and continued; only some backends can change the network.
 """
 
 import dataclasses
@@ -31,33 +31,33 @@ USER_MISTAKE = 2
 """The exit code of a peer that refuses to run; its last line says why."""
 
 LOOK_S: Seconds = 0.1
-"""Between two looks at what peers have written."""
+"""The interval between two reads of the peers' records."""
 
 TRY_AGAIN_S: Seconds = 1.0
 
 AGREE_S: Seconds = 1.0
-"""Peers of a synchronous algorithm agree on their last step; so long after the seconds of a run are
-over they have."""
+"""Peers of a synchronous algorithm need up to this long after the seconds of a run to agree on
+their last step."""
 
 
 @dataclasses.dataclass(slots=True)
 class PeerProcess:
-    """Whether a peer is there, by the scenario."""
+    """Whether a peer is present, by the scenario."""
 
     starts: int = 0
     is_away: bool = False
-    """It is not there, and to come."""
+    """It is absent, and will start."""
 
     has_left: bool = False
     again_at: Seconds | None = None
-    """When to try again to begin a life."""
+    """When to try again to start a process."""
 
     is_late: bool = False
-    """It lives since later than the others: its seconds end later, too, if nobody says so."""
+    """It started later than the others, so the launcher has to end it with them."""
 
     is_paused: bool = False
     is_asked: bool = False
-    """It was asked to end. If it cannot hear that yet, or not any more, it ends at once."""
+    """It was asked to end. If it cannot handle SIGTERM yet, or any more, it ends at once."""
 
 
 class RealFleet(ABC):
@@ -75,50 +75,50 @@ class RealFleet(ABC):
         ]
 
     def begin(self) -> None:
-        """Start everybody who is there from the beginning."""
+        """Start the peers that are present from the start."""
         for rank, peer_process in enumerate(self._peer_processes):
             if not peer_process.is_away:
                 self._live(rank)
 
-    # --- what a backend can do --------------------------------------------------------------------
+    # --- what a backend implements ----------------------------------------------------------------
 
     @abstractmethod
     def pids(self) -> Sequence[int]:
-        """The process ids of the peers that run, as this machine knows them."""
+        """The process ids of the running peers on this machine."""
 
     @abstractmethod
     def _start(self, rank: int, file: Path) -> None:
-        """Begin a life with the configuration in `file`."""
+        """Start a process with the configuration in `file`."""
 
     @abstractmethod
     def _exit_code(self, rank: int) -> int | None:
-        """Of the latest life; minus a signal's number; None while it runs."""
+        """The exit code of the latest process; negative for a signal; None while it runs."""
 
     @abstractmethod
     def _last_words(self, rank: int) -> str:
-        """The sentence with which it gave up."""
+        """The last sentence of its log."""
 
     @abstractmethod
     def _signal(self, rank: int, number: signal.Signals) -> None:
-        """SIGKILL, SIGTERM, SIGSTOP or SIGCONT for a peer that runs."""
+        """Send SIGKILL, SIGTERM, SIGSTOP or SIGCONT to a running peer."""
 
     def _apply_to_network(self, instance: FaultInstance, what: Literal["apply", "revert"]) -> None:
-        """Throttle a link, cut a peer off; where there is a network of our own."""
+        """Throttle a link or cut a peer off, if the backend has a network of its own."""
         raise InvariantViolation(f"{instance.fault} was to be refused before anything started")
 
     def _death(self, rank: int, number: signal.Signals) -> str:
-        """What ended a life, to go on with after the peer's name."""
+        """How a process ended, as the rest of a sentence after the peer's name."""
         return f"was killed by {number.name}"
 
     def _where(self, file: Path) -> str:
-        """What the peer calls a file of its folder."""
+        """The path under which the peer sees a file of its folder."""
         return str(file)
 
     # --- what the launcher asks -------------------------------------------------------------------
 
     @property
     def is_virtual(self) -> bool:
-        """Real peers live in real time."""
+        """Real peers run in real time."""
         return False
 
     def now(self) -> Seconds:
@@ -130,9 +130,9 @@ class RealFleet(ABC):
         time.sleep(LOOK_S)
 
     def apply_faults(self, histories: Sequence[PeerHistory], started_at: Seconds | None) -> None:
-        """Carry out what is due, and begin the lives that could not begin before."""
+        """Apply what is due, and start the processes that could not start before."""
         if self._is_over:
-            return  # the launcher looks once more when all is stopped
+            return  # the launcher polls once more after the stop
         self._started_at = started_at
         for instance, what in self._schedule.take_due(histories, started_at, time.time()):
             if what == "apply" and not self._can_apply(instance):
@@ -147,10 +147,10 @@ class RealFleet(ABC):
         self._end_late_processes(started_at)
 
     def _end_late_processes(self, started_at: Seconds | None) -> None:
-        """Ask whoever came later to end with the others.
+        """Ask peers that started later to end with the others.
 
-        A peer counts the seconds of a run from its own first step, and how long it takes from its
-        start to there nobody knows before.
+        A peer counts the seconds of a run from its own first step, and the time from its start to
+        that step is not known in advance.
         """
         for rank, peer_process in enumerate(self._peer_processes):
             seconds = self._configs[rank].stop.seconds
@@ -161,16 +161,16 @@ class RealFleet(ABC):
                 self._ask_to_end(rank)
 
     def facts(self) -> dict[str, Any]:  # Any: JSON
-        """Nothing beyond what all backends say."""
+        """No additional facts."""
         return {}
 
     @property
     def instances(self) -> Sequence[FaultInstance]:
-        """What has happened to the peers, and what is still to come."""
+        """Past and future faults of the peers."""
         return self._schedule.instances
 
     def poll(self) -> Sequence[PeerStatus]:
-        """Say how every peer is."""
+        """Return the state of every peer."""
         found = [self._status(rank) for rank in range(len(self._configs))]
         someone_runs = any(status and status.state == "running" for status in found)
         if not any(status and status.state == "ended" for status in found):
@@ -180,7 +180,7 @@ class RealFleet(ABC):
         ]
 
     def _someone_returns(self) -> bool:
-        """True if somebody who is away is to come: after all have crashed, too."""
+        """True if an absent peer will start, even after all have crashed."""
         retries = any(peer_process.again_at is not None for peer_process in self._peer_processes)
         goings = (
             instance for instance in self.instances if instance.fault.kind in ("crash", "leave")
@@ -189,10 +189,10 @@ class RealFleet(ABC):
             instance.is_on and instance.fault.for_s is not None for instance in goings
         )
 
-    # --- lives ------------------------------------------------------------------------------------
+    # --- processes --------------------------------------------------------------------------------
 
     def _live(self, rank: int) -> None:
-        """Begin a life, or come back to it when the one before has ended."""
+        """Start a process, or retry once the previous one has ended."""
         peer_process, config = self._peer_processes[rank], self._configs[rank]
         if peer_process.starts and self._exit_code(rank) is None:
             peer_process.again_at = self.now() + TRY_AGAIN_S
@@ -279,7 +279,7 @@ class RealFleet(ABC):
                 raise InvariantViolation(f"{instance.fault} is none that hits a peer by itself")
 
     def _limits(self, rank: int, kind: Kind) -> list[FaultConfig]:
-        """What of this kind hits the peer now: one may begin before another one has ended."""
+        """The faults of this kind that the peer has now; they may overlap."""
         return [
             b.fault for b in self.instances if b.is_on and b.fault.kind == kind and rank in b.ranks
         ]
@@ -291,7 +291,7 @@ class RealFleet(ABC):
             self._signal(rank, signal.SIGSTOP if paused else signal.SIGCONT)
 
     def _slow_down(self, rank: int) -> None:
-        """The slowest counts."""
+        """Apply the slowest factor."""
         factors = [fault.factor or 1.0 for fault in self._limits(rank, "slow")]
         if factors:
             self._slowdown(rank).write_text(f"{max(factors)}\n", encoding="utf-8")
@@ -299,12 +299,12 @@ class RealFleet(ABC):
             self._slowdown(rank).unlink(missing_ok=True)
 
     def _narrowest(self, rank: int) -> float | None:
-        """Mbit/s that a fault leaves to the peer; None if there is none."""
+        """The narrowest rate of its faults, in Mbit/s; None if there is none."""
         rates = [fault.mbit_s or 0.0 for fault in self._limits(rank, "throttle")]
         return min(rates, default=None)
 
     def _ask_to_end(self, rank: int) -> None:
-        self._hold(rank, paused=False)  # who stands still cannot leave
+        self._hold(rank, paused=False)  # a paused peer cannot leave
         self._peer_processes[rank].is_asked = True
         self._signal(rank, signal.SIGTERM)
 
@@ -317,10 +317,10 @@ class RealFleet(ABC):
 
 
 def refuse_faults(scenario: Scenario, kinds: Sequence[str], what: str) -> None:
-    """Refuse faults that cannot hit `what`.
+    """Refuse faults that `what` does not support.
 
     Raises:
-        ConfigError: naming the fault and those that can.
+        ConfigError: naming the fault and the supported ones.
     """
     for fault in scenario.faults:
         if fault.kind not in kinds:
@@ -331,7 +331,7 @@ def refuse_faults(scenario: Scenario, kinds: Sequence[str], what: str) -> None:
 
 
 def last_words(log: str) -> str:
-    """The sentence with which a peer gave up, without the word ``error`` in front."""
+    """The last sentence of a peer's log, without a leading ``error``."""
     lines = [line.strip() for line in log.splitlines()]
     errors = [line for line in lines if line.startswith("error: ")]
     said = [line for line in lines if line]

@@ -1,14 +1,14 @@
-"""Peers as processes of this machine.
+"""Run peers as processes of this machine.
 
-The first peer gets a free port and the others join there. Each has one compute thread, a log of
-what it printed beside its records, and no standard input. Processes are spawned, never forked, so a
-peer inherits no thread, no lock and no open file of the launcher.
+The first peer gets a free port and the others join there. Each has one compute thread, a log of its
+output beside its records, and no standard input. Processes are spawned, never forked, so a peer
+inherits no thread, no lock and no open file of the launcher.
 
-Processes share the network of their machine. Where a scenario cuts it or makes it narrow, every
-peer is reached through a cable (`launcher.backends.cables`), and chunks travel by gRPC, which has
-the one port that a cable carries.
+Processes share the network of their machine. Where a scenario cuts or narrows it, every peer is
+reached through a cable (`launcher.backends.cables`), and chunks travel by gRPC, since a cable
+carries one port only.
 
-Nothing is left behind, in any of the ways in which a launcher can end:
+Nothing is left behind, whichever way the launcher ends:
 
 ===============================  ==================================================================
 all peers ended                  `stop` finds nothing to do
@@ -42,16 +42,16 @@ from p2ptrain.errors import ConfigError
 from p2ptrain.ids import Seconds
 
 PEER_COMMAND = (sys.executable, "-m", "p2ptrain", "peer", "--config")
-"""What starts a peer of ours, up to the path of its configuration."""
+"""The command that starts a peer, up to the path of its configuration."""
 
 _ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _POLL_S = 0.02
 
 KINDS = ("crash", "pause", "slow", "throttle", "partition", "leave", "join")
-"""The faults that can hit processes, which share a clock."""
+"""The faults that processes support; they share a clock."""
 
 OF_NETWORK = ("throttle", "partition")
-"""Those that need cables."""
+"""The faults that need cables."""
 
 
 class ProcessBackend:
@@ -64,7 +64,7 @@ class ProcessBackend:
         self._command = tuple(command)
 
     def refusal(self, algorithm: str) -> str:
-        """Prices are of no process."""
+        """Prices have no processes."""
         return "is a price, and can only be simulated" if algorithm in PRICES else ""
 
     def check(self, scenario: Scenario) -> None:
@@ -94,7 +94,7 @@ class ProcessBackend:
             )
 
     def _check_cables(self, scenario: Scenario) -> None:
-        """Raises ConfigError where there can be none."""
+        """Raises ConfigError if this machine cannot have cables."""
         baselines = [name for name in scenario.algorithms if name in EXTERNAL_BASELINES]
         if baselines:
             raise ConfigError(
@@ -180,7 +180,7 @@ class ProcessFleet(RealFleet):
             self._processes[rank].send_signal(number)
 
     def _apply_to_network(self, instance: FaultInstance, what: Literal["apply", "revert"]) -> None:
-        assert self._cables is not None  # whatever needs them has them
+        assert self._cables is not None  # a fault that needs them had them made
         match instance.fault.kind, what:
             case "throttle", _:
                 self._cables.throttle(instance.ranks[0], self._narrowest(instance.ranks[0]))
@@ -201,12 +201,12 @@ class ProcessFleet(RealFleet):
             time.sleep(_POLL_S)
 
     def _kill_group(self) -> None:
-        # As long as the guard is not reaped, its number, and so the group, is ours.
+        # Until the guard is reaped its pid, and so the group, cannot be reused.
         if self._guard.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._guard.pid, signal.SIGKILL)
         for process in self._processes.values():
-            process.kill()  # does nothing to one that was reaped
+            process.kill()  # has no effect on a reaped process
             process.wait()
         self._guard.wait()
         if self._guard.stdin is not None:
@@ -214,15 +214,15 @@ class ProcessFleet(RealFleet):
 
 
 def peer_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Ours, with one compute thread: peers of one machine must not fight for it."""
+    """The launcher's environment, with one compute thread: peers share the machine."""
     return {**environment, **dict.fromkeys(_ONE_THREAD, "1"), "PYTHONUNBUFFERED": "1"}
 
 
 def _with_addresses(configs: Sequence[RunConfig], *, returns: bool) -> list[RunConfig]:
-    """Let the first listen on a free port, and all others join there.
+    """Let the first peer listen on a free port, and all others join there.
 
-    With `returns` everybody has a port of its own for all of its lives, where others can be met by
-    whoever comes back.
+    With `returns` every peer keeps one port for all of its processes, so that a returning peer can
+    join any other.
     """
     first, *others = free_ports(len(configs) if returns else 1)
     others += [0] * (len(configs) - 1 - len(others))
@@ -241,7 +241,7 @@ def _needs_cables(scenario: Scenario) -> bool:
 
 
 def _behind(addresses: Sequence[str], configs: Sequence[RunConfig]) -> list[RunConfig]:
-    """Everybody is met at the end of its cable, and at no other port."""
+    """Let every peer be reached at the end of its cable, and at no other port."""
     return [
         dataclasses.replace(
             config,
@@ -258,7 +258,7 @@ def _port(address: str) -> int:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that were free a moment ago; a peer that finds one taken says so and ends the run."""
+    """Ports that were free a moment ago; a peer that finds one taken ends the run."""
     with contextlib.ExitStack() as probes:
         found = [probes.enter_context(socket.socket()) for _ in range(count)]
         for probe in found:

@@ -1,27 +1,26 @@
-"""Carries the bytes between processes of one machine, and holds back what may not pass.
+"""Relay bytes between processes of one machine, and block or delay them on request.
 
-A program of its own, which `launcher.backends.cables` starts and speaks to: beside a launcher that
-evaluates models it would wait for the interpreter's lock so often that peers suspect each other.
-Standard library only, so that it starts in a tenth of a second.
+This is a separate program, which `launcher.backends.cables` starts and controls: inside a launcher
+that evaluates models it would wait for the interpreter's lock so often that peers suspect each
+other. It uses the standard library only, so that it starts in a tenth of a second.
 
 ::
 
-    p01 ──> relay of p00 ──> p00        cut: nothing is carried between the two any more, in either
-                                        direction; nobody is told, as behind a cut cable
+    p01 ──> relay of p00 ──> p00        cut: nothing passes between the two any more, in either
+                                        direction, and neither gets an error
 
-*Who calls* is not in the bytes. It is asked of the kernel: the caller's end of a connection is a
-socket in the hands of one of the peers. A stranger (``p2ptrain status``) is nobody's neighbour: its
-connections are never cut.
+*The caller* is not named in the bytes. The relay asks the kernel which peer's process owns the
+caller's end of a connection. Connections of other processes (``p2ptrain status``) are never cut.
 
-*Cut* bytes are kept, not lost, and arrive after the healing: that is what a network that sends
-again what was not acknowledged looks like from above. A connection begun meanwhile is accepted and
-goes nowhere; one whose other end dies is not closed before the healing.
+*Cut* bytes are kept, not lost, and arrive after the healing, as in a network that retransmits
+unacknowledged data. A connection opened meanwhile is accepted and carries nothing; one whose other
+end dies is closed only after the healing.
 
-*Narrow*: what leaves a peer waits for its turn, all of its connections together, in pieces of
-`PIECE_S`, so that a small message of one connection passes between the chunks of others as it does
-between packets.
+*Narrow*: all connections of a peer share its rate and take turns, in pieces of `PIECE_S`, so that a
+small message of one connection passes between the chunks of others as it would between packets.
 
-Orders come as lines of JSON on standard input, each answered by an empty line; it ends with it.
+Orders are lines of JSON on standard input, each answered by an empty line; the program ends with
+its input.
 """
 
 import asyncio
@@ -39,7 +38,7 @@ End: TypeAlias = tuple[Reader, Writer]
 
 CHUNK_BYTES = 1 << 16
 PIECE_S = 0.02
-"""Of a narrow way, what one connection may take up at a time."""
+"""How long one connection may occupy a narrow link at a time."""
 
 LEAST_PIECE_BYTES = 1500
 LOOPBACK = "127.0.0.1"
@@ -66,17 +65,17 @@ class Relays:
         self._changed = asyncio.Event()
 
     async def start(self) -> list[str]:
-        """Listen; where, by rank."""
+        """Listen; return the addresses by rank."""
         ways = [partial(self._serve, rank) for rank in range(len(self._ports))]
         servers = [await asyncio.start_server(way, LOOPBACK, 0) for way in ways]
-        self._servers = servers  # they end with what refers to them
+        self._servers = servers  # they end when no reference is left
         return [f"{LOOPBACK}:{server.sockets[0].getsockname()[1]}" for server in servers]
 
     def obey(self, order: str, ranks: Sequence[int], value: float | None) -> None:
         """Carry out an order.
 
         ``pid``: `value` is the process of a peer. ``cut`` and ``heal``: the ranks, from all others.
-        ``rate``: no more than `value` Mbit/s leave a peer; None: as much as there is.
+        ``rate``: a peer sends at most `value` Mbit/s; None: no limit.
         """
         match order:
             case "pid" if value is not None:
@@ -95,7 +94,7 @@ class Relays:
         self._changed = asyncio.Event()
 
     async def _serve(self, rank: int, reader: Reader, writer: Writer) -> None:
-        """One connection to the peer `rank`, from its beginning to its end."""
+        """Serve one connection to the peer `rank`."""
         try:
             theirs, ours = (writer.get_extra_info(end)[1] for end in ("peername", "sockname"))
             caller = self._caller(theirs, ours)
@@ -107,7 +106,7 @@ class Relays:
             writer.transport.abort()
 
     async def _join(self, caller: int | None, rank: int, here: End, there: End) -> None:
-        """Carry both ways until either side closes, and the other may hear of it."""
+        """Relay in both directions until either side closes and the other may be told."""
         ways = (
             self._carry(here[0], there[1], caller, rank),
             self._carry(there[0], here[1], rank, caller),
@@ -124,7 +123,7 @@ class Relays:
     async def _carry(
         self, reader: Reader, writer: Writer, source: int | None, target: int | None
     ) -> None:
-        """One way, until its source has closed: the news of that, too, passes only where it may."""
+        """Relay one direction until its source closes; a cut delays the close, too."""
         with contextlib.suppress(OSError):
             while data := await reader.read(self._piece_bytes(source)):
                 await self._take_turn(source, len(data))
@@ -134,7 +133,7 @@ class Relays:
         await self._may_pass(source, target)
 
     async def _may_pass(self, source: int | None, target: int | None) -> None:
-        """Wait until nothing is cut between the two; of a stranger nothing ever is."""
+        """Wait until the two are not cut off from each other; None is never cut off."""
         while None not in (source, target) and self._is_cut(source, target):
             await self._changed.wait()
 
@@ -142,7 +141,7 @@ class Relays:
         return any((source in cut) != (target in cut) for cut in self._cuts)
 
     def _piece_bytes(self, source: int | None) -> int:
-        """How much may wait for its turn in one piece."""
+        """The size of one piece that takes its turn."""
         rate = None if source is None else self._rates.get(source)
         if rate is None:
             return CHUNK_BYTES
@@ -158,14 +157,14 @@ class Relays:
         await asyncio.sleep(free_at - now)
 
     def _caller(self, port: int, to_port: int) -> int | None:
-        """Whose the far end of a connection from `port` is; None if no peer's."""
+        """The rank that owns the far end of a connection from `port`; None if no peer does."""
         link = f"socket:[{inode_of(port, to_port)}]"
         ranks = (rank for rank, pid in self._pids.items() if _holds(pid, link))
         return next(ranks, None)
 
 
 def inode_of(port: int, to_port: int) -> str:
-    """The socket that connects these ports; nothing if there is none any more."""
+    """The socket that connects these ports; empty if there is none any more."""
     near, far = f":{port:04X}", f":{to_port:04X}"
     for table in TABLES:
         with contextlib.suppress(OSError), open(table, encoding="ascii") as lines:

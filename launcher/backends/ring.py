@@ -1,11 +1,10 @@
-"""Ring all-reduce as a price: the baseline of publications, where a simulation is to beat it.
+"""Price a ring all-reduce: the baseline of publications, for simulations.
 
-Our own all-reduce moves as few words as a ring, but from everybody to everybody. Where several
-peers share an uplink a ring by rank is better: one flow leaves each machine. So ``ring`` stands for
-what libraries of collectives do, at its best: everyone waits for everyone, which is simulated, and
-then 2 (P - 1) rounds pass in which each peer sends one P-th of the vector to the next by rank, as
-fast as the slowest of these ways carries it. Nothing is lost to protocol or software, and nothing
-overlaps with computing.
+Our own all-reduce moves as few words as a ring, but between all pairs. Where several peers share an
+uplink a ring in order of rank is better: one flow leaves each machine. So ``ring`` stands for an
+ideal collective library: all peers wait for each other, which is simulated, and then 2 (P - 1)
+rounds pass in which each peer sends one P-th of the vector to the next rank, as fast as the slowest
+of these links carries it. Protocol and software cost nothing, and nothing overlaps with computing.
 """
 
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ class Ring(AllReduce):
 
     @dataclass(frozen=True, slots=True, kw_only=True)
     class Config:
-        """What a simulation has worked out."""
+        """The duration that a simulation has computed."""
 
         lasts_s: float = 0.0
         """All rounds together."""

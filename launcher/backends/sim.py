@@ -1,10 +1,10 @@
-"""Peers of a virtual world, all in this process, on a clock that jumps.
+"""Run peers in a virtual world, all in this process, on a simulated clock.
 
-They run what real peers run, from the boundary to the protocol (`p2ptrain.sim`), and leave the same
-files. The world stands still except inside `SimFleet.let_pass`, which moves it on by a slice of its
-own time: always the same slices, however fast the machine is, since what the launcher decides
-between two of them (a target is reached, the run ends) must be decided at the same virtual moment
-in every run. So one seed has one trace.
+They run the code of real peers, from the boundary to the protocol (`p2ptrain.sim`), and write the
+same files. The world stands still except inside `SimFleet.let_pass`, which advances it by a slice
+of virtual time. The slices are the same however fast the machine is, since the launcher's decisions
+between two of them (a target is reached, the run ends) must fall on the same virtual moment in
+every run. So one seed has one trace.
 
 Computing takes no virtual time: a step costs what the scenario's pace says. Gradients are computed
 inline, on one thread, unless the scenario goes without them (`p2ptrain.sim.compute`).
@@ -51,14 +51,13 @@ from p2ptrain.sim.records import RecordFile
 from p2ptrain.sim.trace import TraceMetrics
 
 SLICE_S: Seconds = 0.25
-"""Of virtual time, between two looks at a small world."""
+"""The virtual time between two polls of a small world."""
 
 PEERS_PER_SLICE = 256
-"""A world is looked at more rarely the larger it is: reading the records of all peers takes time,
-too."""
+"""Larger worlds are polled less often, since reading the records of all peers takes time."""
 
 CALLBACKS = 100_000
-"""When so much has happened, a few seconds of real time have passed, and somebody waits to see."""
+"""After this many callbacks, a few seconds of real time, the display needs an update."""
 
 
 _GOINGS = ("leave", "join")
@@ -68,11 +67,11 @@ class SimBackend:
     """Simulates fleets."""
 
     def refusal(self, algorithm: str) -> str:
-        """External baselines are programs of their own."""
+        """External baselines are separate programs."""
         return "cannot be simulated" if algorithm in EXTERNAL_BASELINES else ""
 
     def check(self, scenario: Scenario) -> None:
-        """Refuse what has no price; see `launcher.backends.base.Backend`."""
+        """Refuse steps without a price; see `launcher.backends.base.Backend`."""
         if not scenario.pace.is_priced:
             raise ConfigError(
                 f"{scenario.name} cannot be simulated: computing takes no virtual time, and its "
@@ -93,7 +92,7 @@ class SimBackend:
 
 
 def _refuse_overlaps(scenario: Scenario) -> None:
-    """Raises ConfigError for two faults of a kind at a time: a world would end both with one."""
+    """Raises ConfigError for overlapping faults of a kind: a world would end both with one."""
     latest: dict[str, FaultConfig] = {}
     timed = [(fault.at_s, fault) for fault in scenario.faults if fault.at_s is not None]
     for at_s, fault in sorted(timed, key=lambda one: one[0]):
@@ -109,7 +108,7 @@ def _refuse_overlaps(scenario: Scenario) -> None:
 
 
 def _states(fault: FaultConfig) -> list[str]:
-    """What of the world is one way or the other, and `fault` changes for a while."""
+    """The states of the world that `fault` changes for a while."""
     match fault.kind:
         case "partition":
             return ["network"]
@@ -120,7 +119,7 @@ def _states(fault: FaultConfig) -> list[str]:
 
 
 class SimFleet:
-    """The peers of one run, and the world they live in."""
+    """The peers of one run, and their world."""
 
     def __init__(self, scenario: Scenario, configs: Sequence[RunConfig]) -> None:
         self._seed = scenario.seed
@@ -130,7 +129,7 @@ class SimFleet:
         self._plan = _plan(scenario, self._names)
         self._schedule = Schedule(scenario.faults)
         self._returns: dict[PeerId, bool] = {}
-        """Who has left, and whether to come again."""
+        """The peers that have left, and whether each returns."""
         self._was_interrupted = False
         self._loop = VirtualLoop()
         self._loop.run_until_complete(self._populate(scenario, configs))
@@ -152,11 +151,11 @@ class SimFleet:
             with threads(1), _rare_collections():
                 self._loop.run_for(self._slice_s, CALLBACKS)
         except BaseException:
-            self._was_interrupted = True  # in the middle of something: it cannot go on
+            self._was_interrupted = True  # in the middle of a callback: it cannot go on
             raise
 
     def apply_faults(self, histories: Sequence[PeerHistory], started_at: Seconds | None) -> None:
-        """Note what the world, which has the plan, has carried out by itself."""
+        """Record the faults that the world, which has the plan, has applied."""
         for instance, what in self._schedule.take_due(histories, 0.0, self.now()):
             at_step, for_s = instance.fault.at_step, instance.fault.for_s
             if what == "revert":
@@ -168,11 +167,11 @@ class SimFleet:
 
     @property
     def instances(self) -> Sequence[FaultInstance]:
-        """What happens to the peers, in virtual time."""
+        """The faults of the peers, in virtual time."""
         return self._schedule.instances
 
     def poll(self) -> Sequence[PeerStatus]:
-        """Say how every peer is; their records so far are on disk then."""
+        """Return the state of every peer, after writing all records so far to disk."""
         for file in self._files:
             file.flush()
         for task in self._applying:
@@ -181,11 +180,11 @@ class SimFleet:
         return [self._status(name) for name in self._names]
 
     def facts(self) -> dict[str, Any]:  # Any: JSON
-        """What makes a simulation one that can be repeated."""
+        """The seed and the hash of the trace, for repeating the simulation."""
         return {"seed": self._seed, "trace_hash": self._world.trace.hash}
 
     def stop(self, grace_s: Seconds) -> None:
-        """Ask all to leave, let the world go on for `grace_s`, end what is left of it."""
+        """Ask all peers to leave, let the world run for `grace_s`, then end it."""
         if self._loop.is_closed():
             return
         try:
@@ -197,7 +196,7 @@ class SimFleet:
             while not self._was_interrupted and self._living() and self.now() < end:
                 self.let_pass()
         finally:
-            self._loop.set_exception_handler(lambda loop, context: None)  # nobody is to hear of it
+            self._loop.set_exception_handler(lambda loop, context: None)  # not reported
             self._world.trace.close()
             self._loop.run_until_complete(_cancel_all())
             self._loop.close()
@@ -208,7 +207,7 @@ class SimFleet:
         return [peer for peer in self._world.lives.values() if not peer.task.done()]
 
     def _status(self, name: PeerId) -> PeerStatus:
-        """As a process's exit code would tell; whoever is to start again counts as running."""
+        """As from a process's exit code; a peer that is to restart counts as running."""
         if name not in self._world.lives:
             goes_on = not self._loop.is_closed() and bool(self._living())
             return PeerStatus(name) if goes_on else PeerStatus(name, "lost", "was not there")
@@ -256,7 +255,7 @@ class SimFleet:
         ]
 
     async def _come_or_go(self, fault: FaultConfig, rank: int) -> None:
-        """Begin a late peer's life, or let a peer leave and begin another one."""
+        """Start a late peer, or let a peer leave and start it again."""
         world, loop, name = self._world, self._loop, self._names[rank]
         if fault.at_s is not None:
             await loop.wait(fault.at_s)
@@ -279,7 +278,7 @@ class SimFleet:
 
 @contextmanager
 def _rare_collections() -> Iterator[None]:
-    """Let Python look for garbage less often: a large world has millions of objects to look at."""
+    """Collect garbage less often: a large world has millions of objects to traverse."""
     before = gc.get_threshold()
     gc.set_threshold(100_000, 20, 100)
     try:
@@ -296,7 +295,7 @@ async def _cancel_all() -> None:
 
 
 Train = Callable[[RunConfig, Metrics, int], LivingPeer]
-"""Makes a peer: its configuration, where its records go, the number of its life."""
+"""Makes a peer from its configuration, its metrics and the number of its restarts."""
 
 
 def _life(
@@ -307,7 +306,7 @@ def _life(
     is_late: bool,
     number: int,
 ) -> LivingPeer:
-    """One life: at first all join the first of them; whoever comes later asks everybody."""
+    """Start one peer: initially all join the first one; a later peer asks all others."""
     others = tuple(address for address in everyone if address != config.listen)
     first = tuple(address for address in everyone[:1] if address != config.listen)
     hosts = others if is_late or number > 1 else first
@@ -344,7 +343,7 @@ def _pricing(task: Task, config: RunConfig) -> Train:
     def make(config: RunConfig, metrics: Metrics, number: int) -> LivingPeer:
         replica = priced_replica(size)
         trainee = Trainee(replica, PricedWork(config.training.batch_size), replica.descend)
-        config = dataclasses.replace(config, exchange=exchange, out="")  # it has no model to write
+        config = dataclasses.replace(config, exchange=exchange, out="")  # no model to write
         to = PricedMetrics(metrics, size)
         return LivingPeer(config, trainee, config.pace, config.rank, to, number)
 
@@ -358,7 +357,7 @@ def _model_size(task: Task, config: RunConfig) -> int:
 
 
 def _priced(scenario: Scenario, configs: Sequence[RunConfig], task: Task) -> tuple[RunConfig, ...]:
-    """The same peers, as those of an algorithm that only waits."""
+    """The same peers, with an algorithm that only waits."""
     options = {"lasts_s": ring_s(scenario, 4 * _model_size(task, configs[0]))}
     return tuple(
         dataclasses.replace(config, algorithm=SPEC, algorithm_options=options) for config in configs
@@ -366,7 +365,7 @@ def _priced(scenario: Scenario, configs: Sequence[RunConfig], task: Task) -> tup
 
 
 def _place(world: FleetWorld, scenario: Scenario, names: Sequence[PeerId]) -> None:
-    """Put peers on their machines, if they share any. A price has its uplinks worked in."""
+    """Assign peers to their machines, if they share any. A price includes its uplinks."""
     machines = scenario.machines
     if machines is None or world.network.link.bandwidth_bytes_s is None:
         return
@@ -378,7 +377,7 @@ def _place(world: FleetWorld, scenario: Scenario, names: Sequence[PeerId]) -> No
 
 
 def _plan(scenario: Scenario, names: Sequence[PeerId]) -> list[Fault]:
-    """The faults of a scenario as those of a world; a narrow uplink is one that never ends."""
+    """The faults of a scenario as those of a world; a narrow uplink is a fault without an end."""
     plan: list[Fault] = [
         Throttle(peer=names[rank], bytes_s=device.uplink_mbit_s * 1e6 / 8, at_s=0.0)
         for device in scenario.devices
@@ -387,7 +386,7 @@ def _plan(scenario: Scenario, names: Sequence[PeerId]) -> list[Fault]:
     ]
     for fault in scenario.faults:
         if fault.kind in _GOINGS:
-            continue  # no faults of a world: `SimFleet` lets peers come and go
+            continue  # not faults of a world: `SimFleet` starts and stops these peers
         victims = [names[rank] for rank in fault.peers]
         if fault.kind == "partition":
             of = victims[0] if fault.at_step is not None else ""

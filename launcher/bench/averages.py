@@ -1,9 +1,9 @@
-"""How long an average takes, beside Gloo's and a bare gRPC exchange of the same bytes.
+"""Measure how long an average takes, compared with Gloo and with a bare gRPC exchange.
 
 ``python -m launcher.bench.averages`` runs each system for each size of group and vector, in
-processes of their own, and writes ``bench.json`` and ``bench.png``. What is measured is in
-`launcher.bench.systems`. All processes share this machine, so it is ratios within one run that mean
-something, and medians; the machine should have nothing else to do.
+separate processes, and writes ``bench.json`` and ``bench.png``. `launcher.bench.systems` defines
+the measured systems. All processes share this machine, so only medians and ratios within one run
+are meaningful; the machine should be otherwise idle.
 """
 
 import multiprocessing
@@ -65,7 +65,7 @@ class Row:
 
 
 def row_of(system: str, cell: Cell, rounds: Sequence[Round]) -> Row:
-    """The medians of `rounds`; None where the system does not tell."""
+    """The medians of `rounds`; None where the system does not report one."""
 
     def middle(name: str) -> float | None:
         values = [getattr(one, name) for one in rounds]
@@ -103,11 +103,11 @@ def measure(
     return rows
 
 
-# --- what is claimed ------------------------------------------------------------------------------
+# --- claims ---------------------------------------------------------------------------------------
 
 
 def claims_of(rows: Sequence[Row]) -> list[Json]:
-    """The ratios that were promised for 100 MB in groups of 2 and 4, and the bytes."""
+    """The required ratios for 100 MB in groups of 2 and 4, and the bytes."""
     claims = []
     by_key = {(row.system, row.peers): row for row in rows if row.megabytes == 100}
     for peers in (2, 4):
@@ -135,7 +135,7 @@ def claims_of(rows: Sequence[Row]) -> list[Json]:
     return claims
 
 
-# --- what people see ------------------------------------------------------------------------------
+# --- output ---------------------------------------------------------------------------------------
 
 
 def print_rows(console: Console, rows: Sequence[Row]) -> None:

@@ -1,15 +1,14 @@
-"""What averages cost a trainer that computes meanwhile, and what they take of memory.
+"""Measure what averages cost a concurrent trainer, in time and in memory.
 
-**Time.** Two peers, one core each, teach a GPT of 25 million parameters (`chargpt`), in steps of
+**Time.** Two peers, one core each, train a GPT of 25 million parameters (`chargpt`), in steps of
 some seconds, and each takes part in one average per step, in the background (`ad_psgd` on its
-bipartite graph: the first asks the second at each of its updates). Beside them, in the same
-processes and in turns, the same loop without a peer. Of a turn the first step is not counted, since
-what the turn before began may still run in it, and no average of this one.
+bipartite graph: the first asks the second at each of its updates). The same processes alternate
+this with the same loop without a peer. The first step of a turn is not counted, since averages of
+the previous turn may still run in it, and none of this one.
 
-**Memory.** Peers with a model of 100 MB, its gradients and an optimizer with momentum, that average
-after every step. What counts is what they take in addition, at most, while they do: anonymous and
-shared memory, as the kernel shares it out between processes (PSS), looked at every few
-milliseconds.
+**Memory.** Peers with a model of 100 MB, its gradients and an optimizer with momentum average after
+every step. Measured is the maximum of the additional memory meanwhile: anonymous and shared memory,
+divided among processes as the kernel does it (PSS), sampled every few milliseconds.
 """
 
 import multiprocessing
@@ -53,7 +52,7 @@ STEPS = 3
 SEED = 1
 
 FLEETS = (("ad_psgd", 2), ("ripples", 4), ("allreduce", 4))
-"""Whose memory is looked at: in pairs, in groups of models, in groups of gradients."""
+"""Fleets whose memory is measured: pairs, groups of models, groups of gradients."""
 
 OPTIONS = {"ripples": {"group_size": 4, "schedule": "decentral"}}
 FEW_STEPS = 8
@@ -65,14 +64,14 @@ Look = tuple[tuple[str, int], str]
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How much is measured."""
+    """The scale of the measurement."""
 
     model: Config
     parameters: str
-    """Of `model`, in words."""
+    """The size of `model`, in words."""
     turns: int
     numbers: int
-    """Of the model whose memory is looked at."""
+    """The size of the model whose memory is measured."""
     looks: tuple[Look, ...]
 
 
@@ -102,7 +101,7 @@ MOST_BYTES_BESIDE = 64_000_000
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One peer's steps over one way, one after the other."""
+    """One peer's consecutive steps over one transport."""
 
     way: str
     seconds: Seconds
@@ -110,7 +109,7 @@ class Turn:
 
 
 def train(worker: Worker, model: Config) -> list[Turn]:
-    """All ways in turns; `worker.rounds` turns of each."""
+    """Alternate all transports, `worker.rounds` turns of each."""
     torch.set_num_threads(1)
     turns = []
     with ExitStack() as stack:
@@ -133,7 +132,7 @@ def train(worker: Worker, model: Config) -> list[Turn]:
 def _trainer(
     worker: Worker, way: str, config: Config
 ) -> Iterator[tuple[Callable[[], None], MemoryMetrics]]:
-    """One step of a trainer that averages over `way`."""
+    """Yield one step of a trainer that averages over `way`."""
     task, metrics = chargpt(config), MemoryMetrics(perf_counter)
     model = task.build_model(SEED)
     optimizer = torch.optim.AdamW(model.parameters())
@@ -170,8 +169,8 @@ def _peer(
     algorithm: str,
     options: Json,
 ) -> Iterator[Peer]:
-    """A peer of a swarm of its own, which ends without waiting for anybody."""
-    worker.barrier.wait(LIMIT_S)  # everybody has heard what was told before
+    """A peer of a separate swarm, which ends without waiting for others."""
+    worker.barrier.wait(LIMIT_S)  # all have read what was published before
     first = worker.rank == 0
     if not first:
         worker.barrier.wait(LIMIT_S)
@@ -198,7 +197,7 @@ def _averages(metrics: MemoryMetrics) -> int:
 
 
 def rows_of_time(found: Sequence[Sequence[Turn]], parameters: str = FULL.parameters) -> list[Json]:
-    """A row for each way: samples per second of all peers, and over those that never average."""
+    """A row per transport: samples per second, and their ratio to those without averages."""
     peers = len(found)
     speeds: dict[str, list[float]] = {}
     averages: dict[str, int] = {}
@@ -225,7 +224,7 @@ def rows_of_time(found: Sequence[Sequence[Turn]], parameters: str = FULL.paramet
 
 
 def take_memory(worker: Worker, algorithm: str, way: str) -> int:
-    """Bytes that a peer takes beside torch, model, gradients and optimizer, at most."""
+    """The most bytes of a peer beyond torch, model, gradients and optimizer."""
     torch.set_num_threads(1)
     model, metrics = FilledModel(worker.numbers, worker.rank), MemoryMetrics(perf_counter)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6, momentum=0.9)
@@ -248,7 +247,7 @@ def take_memory(worker: Worker, algorithm: str, way: str) -> int:
 
 
 class _Watch(threading.Thread):
-    """Looks at this process's memory until it is left."""
+    """Samples this process's memory until the context ends."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -269,7 +268,7 @@ class _Watch(threading.Thread):
 
 
 def held_bytes() -> int:
-    """Anonymous and shared memory of this process; of what several map, its part."""
+    """Anonymous and shared memory of this process, with its part of what several map."""
     found = 0
     for line in Path("/proc/self/smaps_rollup").read_text(encoding="ascii").splitlines():
         name, _, rest = line.partition(":")
@@ -279,7 +278,7 @@ def held_bytes() -> int:
 
 
 def row_of_memory(algorithm: str, peers: int, way: str, model_bytes: int, most: int) -> Json:
-    """What one fleet took; `bound` is what was promised."""
+    """The memory of one fleet; `bound` is the required limit."""
     bound = MOST_OF_MODEL * model_bytes + MOST_BYTES_BESIDE
     return {
         "measures": "memory",
@@ -312,7 +311,7 @@ def measure(console: Console, scale: Scale = FULL) -> list[Json]:
     return rows
 
 
-# --- what is claimed ------------------------------------------------------------------------------
+# --- claims ---------------------------------------------------------------------------------------
 
 
 def claims_of(rows: Sequence[Json]) -> list[Json]:
@@ -337,11 +336,11 @@ def claims_of(rows: Sequence[Json]) -> list[Json]:
     return claims
 
 
-# --- what people see ------------------------------------------------------------------------------
+# --- output ---------------------------------------------------------------------------------------
 
 
 def print_rows(console: Console, rows: Sequence[Json]) -> None:
-    """A line for each way, and for each fleet's memory."""
+    """A line per transport, and per fleet's memory."""
     parameters = rows[0]["parameters"]
     title = f"Averages in the background: two peers, a GPT of {parameters} parameters, a core each"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)

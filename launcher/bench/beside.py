@@ -1,11 +1,11 @@
-"""What a peer that is slow costs those beside it: three of four peers, whose fourth one sleeps.
+"""Measure what a slow peer costs the others: three of four peers, while the fourth sleeps.
 
-Real processes on this machine, each a `Peer` with a model of 100 MB. A *round* is what a training
-loop does again and again: it computes for `ROUND_S` (the processor is free, as while a GPU does),
-then `peer.step()`. The fourth peer sleeps `SLEEP_S` before each of its rounds for a while, then for
-a while it does not, again and again in one fleet, so that both are measured on the same machine at
-the same time. Stated is how long the rounds of the three others take in a slow while, over those of
-the calm one before it. A round counts to the while in which it began, to its end.
+The peers are real processes on this machine, each a `Peer` with a model of 100 MB. A *round* is one
+iteration of a training loop: it computes for `ROUND_S` (without using the processor, as while a GPU
+computes), then calls `peer.step()`. In one fleet, periods alternate in which the fourth peer sleeps
+`SLEEP_S` before each of its rounds, and in which it does not, so that both are measured on the same
+machine at the same time. Reported is the duration of the three others' rounds in a slow period,
+relative to the calm one before it. A round belongs to the period in which it began.
 """
 
 import multiprocessing
@@ -31,7 +31,7 @@ from p2ptrain import Peer
 from p2ptrain.ids import Seconds
 
 ALGORITHMS = ("ad_psgd", "ripples", "wagma", "eager")
-"""In which nobody is to wait for a slow peer."""
+"""Algorithms in which no peer waits for a slow one."""
 
 PEERS = 4
 NUMBERS = 25_000_000
@@ -42,12 +42,12 @@ RATIO = 1.1
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How much is measured."""
+    """The scale of the measurement."""
 
     numbers: int
     warm_s: Seconds
     while_s: Seconds
-    """How long one calm or slow while is measured."""
+    """The duration of one calm or slow period."""
 
 
 FULL = Scale(NUMBERS, warm_s=5.0, while_s=5.0)
@@ -61,15 +61,15 @@ Times = tuple[Seconds, Seconds]
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """Two whiles, as the three others saw them."""
+    """Two periods, as the three others saw them."""
 
     algorithm: str
     calm_s: Seconds
-    """A round while nobody sleeps, on average."""
+    """The mean round while no peer sleeps."""
     slow_s: Seconds
-    """A round while the fourth one sleeps before each of its own."""
+    """The mean round while the fourth peer sleeps before each of its own."""
     longest_s: Seconds
-    """The longest round beside it."""
+    """The longest of these rounds."""
 
     @property
     def ratio(self) -> float:
@@ -84,7 +84,7 @@ def _train(
     sleep_s: "Synchronized[float]",
     parent: Connection,
 ) -> None:
-    """One peer, until it is killed."""
+    """Run one peer until it is killed."""
     torch.set_num_threads(1)
     model = torch.nn.ParameterDict({"weight": torch.full((numbers,), float(rank))})
     weight = model["weight"]
@@ -125,19 +125,19 @@ class Fleet:
         time.sleep(scale.warm_s)
 
     def two_whiles(self) -> Beside:
-        """A calm while, then a slow one."""
+        """Measure a calm period, then a slow one."""
         calm_s = [end - began for began, end in self._while(0.0)]
         slow_s = [end - began for began, end in self._while(SLEEP_S)]
         return Beside(self._algorithm, fmean(calm_s), fmean(slow_s), max(slow_s))
 
     def close(self) -> None:
-        """Nobody stays."""
+        """End all processes."""
         for process in self._processes:
             process.kill()
             process.join()
 
     def _while(self, sleep_s: Seconds) -> list[Times]:
-        """The others' rounds, as soon as the fourth one begins one in which it sleeps so long."""
+        """The others' rounds, from the fourth peer's first round with this sleep on."""
         self._sleep_s.value = sleep_s
         _until(self._slow, perf_counter())
         began = perf_counter()
@@ -157,10 +157,10 @@ class Fleet:
 
 
 def _until(peer: Connection, moment: Seconds) -> list[Times]:
-    """The rounds of which we have not read, up to the first one that ends after `moment`.
+    """The rounds that were not read yet, up to the first one that ends after `moment`.
 
     Raises:
-        EOFError: if the peer is not there any more.
+        EOFError: if the peer has ended.
     """
     told: list[Times] = []
     while not told or told[-1][1] < moment:
@@ -174,7 +174,7 @@ def measure(
     progress: Callable[[str], None],
     scale: Scale = FULL,
 ) -> list[Beside]:
-    """So many calm and slow whiles of each algorithm; `progress` is told of each."""
+    """Calm and slow periods of each algorithm; `progress` is called for each."""
     found: list[Beside] = []
     for algorithm in algorithms:
         fleet = Fleet(algorithm, scale)
@@ -187,11 +187,11 @@ def measure(
     return found
 
 
-# --- what came of it ------------------------------------------------------------------------------
+# --- results --------------------------------------------------------------------------------------
 
 
 def row_of(one: Beside) -> Json:
-    """As ``bench.json`` has it."""
+    """One row of ``bench.json``."""
     return {
         "fault": "slow",
         "algorithm": one.algorithm,
@@ -203,7 +203,7 @@ def row_of(one: Beside) -> Json:
 
 
 def claims_of(found: Sequence[Beside]) -> list[Json]:
-    """Median and worst of each algorithm, against what is promised."""
+    """Median and worst of each algorithm, against the required bound."""
     claims = []
     for algorithm, own in _by_algorithm(found).items():
         ratios = [one.ratio for one in own]
@@ -245,7 +245,7 @@ def print_besides(console: Console, found: Sequence[Beside]) -> None:
 
 
 def draw(axes: Axes, found: Sequence[Beside]) -> None:
-    """Every while as a dot, medians as bars; the line is what is promised."""
+    """Every period as a dot, medians as bars; the line is the required bound."""
     by_algorithm = _by_algorithm(found)
     for place, own in enumerate(by_algorithm.values()):
         for offset, name, label in (

@@ -1,7 +1,7 @@
-"""A cable that can be cut: what passes through it is lost, in both directions, and nobody is told.
+"""Simulate a cable that can be cut: packets are lost in both directions, without an error.
 
-Two namespaces with a third one between them that hands everything on, until it does not: no reset,
-no refusal, no device that goes down, as when a switch fails two rooms away.
+Two namespaces are connected by a third that routes between them, until it drops everything: no
+reset, no refusal, no device that goes down, as when a distant switch fails.
 """
 
 import contextlib
@@ -14,31 +14,31 @@ from launcher.bench.namespaces import Home, do, made
 
 @dataclass(frozen=True, slots=True)
 class Cable:
-    """Leads from `near` to `far`."""
+    """Connects `near` and `far`."""
 
     near: Home
     far: Home
     middle: str
 
     def cut(self) -> None:
-        """Nothing passes any more."""
+        """Drop all packets from now on."""
         self._route("blackhole", "replace")
 
     def restore(self) -> None:
-        """As before."""
+        """Route packets again."""
         self._route("blackhole", "del")
 
     def _route(self, kind: str, verb: str) -> None:
-        for home in (self.near, self.far):  # more exact than the way to its network, so it counts
+        for home in (self.near, self.far):  # more specific than the network's route, so it wins
             do("ip", "-n", self.middle, "route", verb, kind, f"{home.host}/32")
 
 
 @contextlib.contextmanager
 def laid() -> Iterator[Cable]:
-    """A cable, and gone at the end.
+    """Create a cable, and remove it at the end.
 
     Raises:
-        ConfigError: if this machine does not let us.
+        ConfigError: if this machine does not allow it.
     """
     name = f"p2pcable{os.getpid()}"
     near, far = Home(f"{name}-near", "10.78.0.2"), Home(f"{name}-far", "10.78.1.2")

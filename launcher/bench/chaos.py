@@ -1,18 +1,18 @@
-"""``make chaos``: does a swarm of real peers survive ten bad minutes, unharmed?
+"""Test whether a swarm of real peers survives ten minutes of faults unharmed (``make chaos``).
 
-Eight peers train while fifty things hit them, drawn from a seed: they are killed and start again
-under their old name, leave and return, stand still, and are cut off, alone or two together. Then
-the same peers train the same number of samples undisturbed, in shorter steps, since ten more
-minutes would show nothing more: AD-PSGD exchanges once per step, however long one takes. Claims:
+Eight peers train during fifty faults, drawn from a seed: they are killed and restart under their
+old name, leave and return, are paused, and are cut off, alone or two together. Then the same peers
+train the same number of samples undisturbed, in shorter steps, since ten more minutes would show
+nothing more: AD-PSGD exchanges once per step, however long one takes. Claims:
 
-* *nobody hangs*: everybody comes to the end of the run by itself;
+* *no peer hangs*: every peer reaches the end of the run by itself;
 * *nothing is lost that matters*: the loss of the mean of all models, on held-out data, is within
   5 % of the undisturbed run's;
-* *memory does not grow*, and *descriptors do not grow*: of every life that lasts a minute or
-  longer, what it had after its first `SETTLED_S` is compared with what it has at its end.
+* *memory does not grow*, and *descriptors do not grow*: for every process that lasts a minute or
+  longer, its usage after the first `SETTLED_S` is compared with that at its end.
 
-A swarm of which half is dead has little left to prove: at most three of eight are away at once.
-What comes then hits one of these three again.
+A swarm with half of its peers dead has little left to prove: at most three of eight are away at
+once. Further faults then hit one of these three again.
 """
 
 import math
@@ -52,7 +52,7 @@ KINDS: tuple[Kind, ...] = ("crash", "leave", "pause", "partition")
 PEERS = 8
 MOST_AWAY = 3
 QUIET_S: Seconds = 20.0
-"""Without new faults, before the end: what comes then has to be training."""
+"""The time without new faults before the end, in which peers must train."""
 
 STEP_MS = 400.0
 CALM_STEP_MS = 100.0
@@ -61,11 +61,11 @@ SETTLED_S: Seconds = 20.0
 LONG_LIFE_S: Seconds = 60.0
 SAMPLE_EVERY_S: Seconds = 1.0
 CLOSE_TO_AN_END = 10
-"""Samples of a life that are taken together at its beginning and at its end."""
+"""Usage samples that are combined at the beginning and at the end of a process."""
 
 MEMORY_GROWTH = 1.1
 DESCRIPTOR_GROWTH = 16
-"""Connections to eight peers come and go: two to each."""
+"""Connections to eight peers open and close: two to each."""
 
 
 QUICK_PEERS = 4
@@ -94,13 +94,13 @@ def _faults(chance: Random, moments: Sequence[Seconds], peers: int) -> Iterator[
         ranks = tuple(sorted(chance.sample(free if room > 0 else busy, count)))
         for_s = round(chance.uniform(1.0, 6.0), 2)
         for rank in ranks:
-            # A new life needs some seconds before it can be hit again.
+            # A new process needs some seconds before its next fault.
             free_at[rank] = moment + for_s + (8.0 if kind in ("crash", "leave") else 1.0)
         yield FaultConfig(kind=kind, peers=ranks, at_s=round(moment, 2), for_s=for_s)
 
 
 class Watcher:
-    """A backend that remembers its fleet, and what its peers use of the machine."""
+    """A backend that records its fleet and the resource usage of its peers."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -109,23 +109,23 @@ class Watcher:
         self.lives: dict[int, list[Usage]] = {}
 
     def refusal(self, algorithm: str) -> str:
-        """As the backend's own."""
+        """Forwarded to the backend."""
         return self._backend.refusal(algorithm)
 
     def check(self, scenario: Scenario) -> None:
-        """As the backend's own."""
+        """Forwarded to the backend."""
         self._backend.check(scenario)
 
     def start(self, scenario: Scenario, configs: Sequence[RunConfig]) -> Fleet:
-        """As the backend's own."""
+        """Forwarded to the backend."""
         self._fleet = self._backend.start(scenario, configs)
         return self._fleet
 
     def look(self, run: Run) -> None:
-        """Note what every peer uses now, once in `SAMPLE_EVERY_S`, while the swarm trains.
+        """Record every peer's usage, once in `SAMPLE_EVERY_S`, while the swarm trains.
 
-        Before, peers load their libraries, and afterwards they close their connections: both would
-        be taken for what training does to them.
+        Before, peers load their libraries, and afterwards they close their connections: neither is
+        an effect of training.
         """
         now, start = time.time(), run.curve.started_at
         if start is None or not 0 <= now - start < (run.scenario.stop.seconds or math.inf):
@@ -140,7 +140,7 @@ class Watcher:
 
 
 def _usage_of(pid: int, now: Seconds) -> Usage | None:
-    """None if it has just died."""
+    """The usage of a process; None if it has just died."""
     try:
         status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
         descriptors = sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
@@ -151,7 +151,7 @@ def _usage_of(pid: int, now: Seconds) -> Usage | None:
 
 
 def growth_of(lives: Sequence[Sequence[Usage]]) -> tuple[float, float]:
-    """Of the lives that were long: the largest growth of memory, a factor, and of descriptors."""
+    """The largest growth of memory (a factor) and of descriptors in a long process."""
     memory, descriptors = [1.0], [0.0]
     for life in lives:
         settled = [usage for usage in life if usage.at - life[0].at >= SETTLED_S]
@@ -174,7 +174,7 @@ def scenario_of(
     step_ms: float,
     peers: int = PEERS,
 ) -> Scenario:
-    """Eight peers, or so many, on a task that is not learned at once."""
+    """The scenario: by default eight peers, on a task that takes time to learn."""
     return Scenario(
         name="chaos",
         text=f"{peers} peers and {len(faults)} faults",
@@ -193,7 +193,7 @@ def scenario_of(
 def carry_out(
     scenario: Scenario, backend: Backend, name: str, folder: Path, console: Console
 ) -> tuple[Run, Json, Watcher]:
-    """One run, watched."""
+    """Execute one run with a watcher."""
     watcher = Watcher(backend)
     watcher.check(scenario)
     evaluator = TaskEvaluator(scenario.task, scenario.seed, scenario.task_options)
@@ -243,7 +243,7 @@ def main(
 
 
 def what_happened(instances: Sequence[FaultInstance]) -> str:
-    """How often each kind of fault came, as a sentence."""
+    """The number of faults of each kind, as a sentence."""
     begun = Counter(
         instance.fault.kind for instance in instances if instance.began and not instance.missed
     )
@@ -253,7 +253,7 @@ def what_happened(instances: Sequence[FaultInstance]) -> str:
 
 
 def claims_of(run: Run, stormy: Json, calm: Json, watcher: Watcher) -> list[Json]:
-    """What is to hold after ten bad minutes."""
+    """What must hold after ten minutes of faults."""
     memory, descriptors = growth_of(list(watcher.lives.values()))
     ended = sum(status.state == "ended" for status in run.statuses)
     return [

@@ -1,9 +1,8 @@
-"""What `launcher.bench.chaos` saw, as one picture: three questions, one below the other.
+"""Draw the results of `launcher.bench.chaos` as three panels, one below the other.
 
-*Who was there?* A line per peer: blue where it trained, a mark for whatever happened to it. *Was
-anything lost?* The loss of the mean of all models over the samples that went into it, through the
-bad minutes and without them. *Does anything grow?* Memory and open files of every life, each from
-its own beginning or that of the training.
+*Presence*: a line per peer, blue where it trained, with a mark for every fault. *Loss*: the loss of
+the mean of all models over its samples, with faults and without. *Growth*: memory and open files of
+every process, each from its own start or that of the training.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +27,7 @@ COLOURS: Mapping[Kind, str] = {
     "pause": "#009E73",
     "partition": "#CC79A7",
 }
-"""By what hit a peer, from Okabe and Ito as everywhere."""
+"""By kind of fault, from Okabe and Ito as everywhere."""
 
 WORDS: Mapping[Kind, str] = {
     "crash": "killed",
@@ -38,12 +37,12 @@ WORDS: Mapping[Kind, str] = {
 }
 
 MOST_GAP_S: Seconds = 1.0
-"""Who has not ended a step for longer than this beside the steps themselves was not training."""
+"""A longer gap between two steps counts as not training."""
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What one process had at one moment, in Unix seconds."""
+    """The resource usage of one process at one moment, in Unix seconds."""
 
     at: Seconds
     resident_bytes: int
@@ -51,7 +50,7 @@ class Usage:
 
 
 def plot(path: Path, bad: Run, good: Run, lives: Sequence[Sequence[Usage]]) -> None:
-    """Draw both runs, and what each life in the bad one had, into a PNG."""
+    """Draw both runs, and the usage of each process in the one with faults, into a PNG."""
     figure = Figure(figsize=(9.6, 9.6), dpi=150)
     figure.set_layout_engine("constrained", hspace=0.06)
     figure.suptitle(bad.scenario.text, x=0.01, ha="left", fontsize=13, weight="bold", color=INK)
@@ -97,7 +96,7 @@ def _draw_peers(axes: Axes, run: Run) -> None:
 
 
 def training_times(history: PeerHistory) -> list[tuple[Seconds, Seconds]]:
-    """From when to when a peer made one step after the other."""
+    """The periods in which a peer trained without a gap."""
     found: list[tuple[Seconds, Seconds]] = []
     for step in history.steps:
         begin = step.at - step.wait_s - step.compute_s

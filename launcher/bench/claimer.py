@@ -1,4 +1,4 @@
-"""A peer without a trainer: a benchmark claims its groups by hand, and sets its model."""
+"""Run a peer without a trainer, whose groups and model a benchmark controls directly."""
 
 import asyncio
 import time
@@ -34,14 +34,14 @@ class Claimer:
     """One real peer on the running loop; `groups` holds the record of each group, as it ends.
 
     Args:
-        name: of the peer.
-        numbers: of its model.
-        value: of each number.
+        name: the peer's name.
+        numbers: the size of its model.
+        value: the value of each number.
         way: how chunks travel: ``memory``, ``sockets`` or ``grpc``.
-        codec: how numbers are written.
-        host: to listen on.
-        peers: how many have to be here before this one is ready.
-        limit_s: for joining.
+        codec: the codec of its averages.
+        host: the host to listen on.
+        peers: how many peers must be present before this one is ready.
+        limit_s: the timeout of joining.
     """
 
     def __init__(
@@ -83,15 +83,15 @@ class Claimer:
         self._transport = GrpcTransport(config.listen, config=config.network)
 
     async def listen(self) -> Address:
-        """Open up for others."""
+        """Listen for other peers."""
         return await self._lifecycle.listen(self._transport, _GroupMetrics(self.groups))
 
     async def join(self, *hosts: str) -> None:
-        """Be ready: in a swarm with `hosts`, or as the first of one."""
+        """Join the swarm of `hosts`, or start one, and wait until it is complete."""
         await self._lifecycle.join(hosts, keeps_model=True)
 
     async def average(self, others: Sequence[PeerId]) -> None:
-        """Average with all of `others`; one that has not quite left the last group is asked again.
+        """Average with all of `others`; retries while one is still in the previous group.
 
         Raises:
             TimeoutError: if no group has been formed within the limit.
@@ -106,7 +106,7 @@ class Claimer:
             return await self.groups.get()
 
     async def settle(self) -> None:
-        """Wait until no group runs, take its result in, forget the records. Raises TimeoutError."""
+        """Wait until no group runs, apply its result, clear the records. Raises TimeoutError."""
         driver = self._lifecycle.driver
         async with asyncio.timeout(self._limit_s):
             while driver.averages.running:
@@ -122,17 +122,17 @@ class Claimer:
             self._model.weight.fill_(value)
 
     def mean(self) -> float:
-        """Of the numbers of the model, with all results taken in."""
+        """The mean of the model's numbers, with all results applied."""
         self._replica.settle()
         return float(self._model.weight.detach().mean(dtype=torch.float64))
 
     async def leave(self) -> None:
-        """Say goodbye and close everything."""
+        """Leave the swarm and close everything."""
         await self._lifecycle.depart(serve=False)
 
 
 class _GroupMetrics(MemoryMetrics):
-    """Hands on the records of groups that were formed, with the time at which each ended."""
+    """Forwards the records of formed groups, with the time at which each ended."""
 
     def __init__(self, groups: "asyncio.Queue[Json]") -> None:
         super().__init__(perf_counter)

@@ -1,4 +1,4 @@
-"""What all benchmarks do alike: choose what to run, claim as in `launcher.compare`, write, end."""
+"""Provide what benchmarks share: options, claims as in `launcher.compare`, output, exit codes."""
 
 import sys
 import time
@@ -23,7 +23,7 @@ Quick = Annotated[
 
 
 def some_of(option: str, text: str, known: Sequence[str]) -> list[str]:
-    """The words of `text`, between commas. Raises ConfigError if one of them is not `known`."""
+    """The comma-separated words of `text`. Raises ConfigError if one is not `known`."""
     words = [word.strip() for word in text.split(",")]
     for word in words:
         if word not in known:
@@ -41,7 +41,7 @@ def claim(
     at_least: float | None = None,
     at_most: float | None = None,
 ) -> Json:
-    """One sentence with its bound, what was measured, and whether it holds."""
+    """One claim with its bound, its measured figure, and whether it holds."""
     if at_least is not None:
         holds, bound = measured >= at_least, f"at least {at_least:g}"
     else:
@@ -64,7 +64,7 @@ def claim(
 
 
 def print_claims(console: Console, claims: Sequence[Json]) -> None:
-    """A line for each."""
+    """Print a line per claim."""
     for one in claims:
         verdict = Text("yes ", "green") if one["holds"] else Text("no  ", "bold red")
         console.print(verdict + Text(f"{one['text']}: {one['why']}"))
@@ -77,9 +77,9 @@ def write_bench(
     began: Seconds,
     **machine: Any,  # Any: whatever JSON can hold
 ) -> None:
-    """Write ``bench.json``: what was measured, what is claimed of it, and on which machine.
+    """Write ``bench.json``: measurements, claims, and the machine.
 
-    The folder `out` is made; `began` is on the clock of `time.monotonic`.
+    Creates the folder `out`; `began` is on the clock of `time.monotonic`.
     """
     out.mkdir(parents=True, exist_ok=True)
     took = {**describe_machine(), **machine, "took_s": time.monotonic() - began}
@@ -89,7 +89,7 @@ def write_bench(
 def conclude(
     console: Console, out: Path, claims: Sequence[Json], *, check: bool, quick: bool = False
 ) -> None:
-    """Say where the results are.
+    """Print where the results are.
 
     Raises:
         typer.Exit: 3, if `check` and a claim does not hold; never of a `quick` run.
@@ -102,7 +102,7 @@ def conclude(
 
 
 def run_bench(main: Callable[..., None]) -> None:
-    """A benchmark's command line: a user's mistake is one sentence and exit code 2."""
+    """Run a benchmark's command line: a user's mistake is one sentence and exit code 2."""
     try:
         typer.run(main)
     except P2PTrainError as error:

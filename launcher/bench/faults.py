@@ -1,17 +1,17 @@
-"""What a fault costs those whom it does not hit: four peers, one of which dies or is slow.
+"""Measure what a fault of one of four peers costs the other three.
 
 ``python -m launcher.bench.faults`` runs real processes on this machine, over gRPC, sockets and
-shared memory. Four peers average 100 MB. In the middle of it one of them
+shared memory. Four peers average 100 MB. During the average one of them
 
 * is killed (SIGKILL): its connections are reset;
-* freezes (SIGSTOP): its connections stay open, and nobody answers on them;
-* is cut off: nothing passes between it and the others any more, and nobody is told
-  (`launcher/bench/cable.py`; takes root, and no shared memory leads through a cable).
+* freezes (SIGSTOP): its connections stay open, without an answer;
+* is cut off: nothing passes between it and the others any more, without an error
+  (`launcher/bench/cable.py`; needs root, and excludes shared memory).
 
-Measured at the three others, the slowest of them, from the signal on: until none of them waits for
-the broken average any more, and until all hold the average of the three, which is checked. What
-decides is described in `p2ptrain/core/repair.py`. A fourth that only sleeps is another matter: what
-that costs the others is measured by `launcher/bench/beside.py`.
+Measured is the slowest of the three others, from the fault on: until none of them waits for the
+broken average any more, and until all hold the average of the three, which is checked.
+`p2ptrain/core/repair.py` describes the protocol. `launcher/bench/beside.py` measures what a fourth
+peer that only sleeps costs the others.
 """
 
 import asyncio
@@ -76,10 +76,10 @@ BOUNDS = {
     ("killed", "sockets"): (0.4, 0.4),
     ("killed", "memory"): (0.4, 0.4),
 }
-"""Seconds until nobody waits any more, and until the others hold their average."""
+"""Seconds until no peer waits any more, and until the others hold their average."""
 
 SILENT_S: Seconds = 3.0
-"""For both, where nothing is reset."""
+"""The bound of both where no connection is reset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,16 +89,16 @@ class Round:
     fault: str
     way: str
     waits_s: Seconds
-    """From the fault until nobody is in the broken average any more."""
+    """From the fault until no peer is in the broken average any more."""
     holds_s: Seconds
-    """From the fault until all hold the average of those who are left."""
+    """From the fault until all hold the average of the survivors."""
 
 
 # --- one peer, in a process of its own ------------------------------------------------------------
 
 
 def _live(peer: Callable[[], Claimer], value: float, home: Home | None, parent: Connection) -> None:
-    """A peer that does what its parent says; `home` is where it lives."""
+    """Run a peer that obeys its parent process; `home` is its namespace."""
     if home:
         home.enter()
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -129,7 +129,7 @@ async def _serve(make: Callable[[], Claimer], value: float, parent: Connection) 
 
 
 async def _result(peer: Claimer) -> list[Json]:
-    """The records of one group, all of its attempts."""
+    """The records of all attempts of one group."""
     records: list[Json] = []
     while not records or records[-1]["outcome"] != "done":
         records.append(await peer.next_group())
@@ -140,7 +140,7 @@ async def _result(peer: Claimer) -> list[Json]:
 
 
 class Fleet:
-    """Three peers that live on, and one after another that does not, at the end of `cable`."""
+    """Three peers that survive, and a new victim per round, at the end of `cable`."""
 
     def __init__(
         self, context: SpawnContext, way: str, numbers: int, cable: Cable | None = None
@@ -164,11 +164,11 @@ class Fleet:
             self._join(peer)
 
     def round(self, fault: str) -> Round | None:
-        """One average in which the fourth one is hit; None if that came too late."""
+        """One average with a fault of the fourth peer; None if the fault came too late."""
         victim, process, name = self._next
-        victim.recv()  # it is up, and takes no core from those who are measured
+        victim.recv()  # it has started, and takes no core from the measured peers
         self._join(victim)
-        time.sleep(0.5)  # until everybody has heard of it
+        time.sleep(0.5)  # until all peers have its record
         usual_s = self._average([*self._peers, victim], name)
         self._fill([*self._peers, victim])
         self._peers[0].send(("average", ["p1", "p2", name]))
@@ -185,7 +185,7 @@ class Fleet:
         if self._cable:
             self._cable.restore()
         self._next = self._start_victim()
-        time.sleep(3.0)  # until the last one is forgotten
+        time.sleep(3.0)  # until the previous victim is forgotten
         self._fill(self._peers)
         if any(
             len(records) == 1 and len(records[0]["members"]) > SURVIVORS for records, _ in found
@@ -199,13 +199,13 @@ class Fleet:
         return Round(fault, self._way, waits_s, holds_s)
 
     def close(self) -> None:
-        """Nobody stays."""
+        """End all processes."""
         for process in self._processes:
             process.kill()
             process.join()
 
     def _average(self, peers: Sequence[Connection], name: str) -> Seconds:
-        """An average that nothing hits; how long it takes."""
+        """The duration of an average without a fault."""
         self._fill(peers)
         peers[0].send(("average", ["p1", "p2", name]))
         began: Seconds = peers[0].recv()
@@ -259,10 +259,10 @@ def measure(
     told: Callable[[str], None],
     numbers: int = NUMBERS,
 ) -> list[Round]:
-    """All rounds, one after the other; `told` is told of each.
+    """All rounds, one after the other; `told` is called for each.
 
     Raises:
-        ConfigError: if one is to be cut off and this machine does not let us.
+        ConfigError: if a peer is to be cut off and this machine does not allow it.
     """
     context = multiprocessing.get_context("spawn")
     found: list[Round] = []
@@ -281,15 +281,15 @@ def measure(
 
 
 def is_possible(way: str, fault: str) -> bool:
-    """False of memory that is shared through a cable."""
+    """False for shared memory through a cable."""
     return (way, fault) != ("memory", CUT)
 
 
-# --- what came of it ------------------------------------------------------------------------------
+# --- results --------------------------------------------------------------------------------------
 
 
 def claims_of(rounds: Sequence[Round]) -> list[Json]:
-    """Medians and the worst case of each way, against what is promised."""
+    """Median and worst case of each transport, against the required bounds."""
     claims = []
     for fault, way in sorted({(one.fault, one.way) for one in rounds}):
         own = [one for one in rounds if (one.fault, one.way) == (fault, way)]
@@ -306,7 +306,7 @@ def claims_of(rounds: Sequence[Round]) -> list[Json]:
 
 
 def print_rounds(console: Console, rounds: Sequence[Round]) -> None:
-    """A line per fault and way, in seconds."""
+    """A line per fault and transport, in seconds."""
     table = Table(
         title="One of four, averaging 100 MB: seconds from the fault on",
         title_justify="left",

@@ -1,10 +1,10 @@
-"""What codecs gain on a slow link: one average of two peers with a wire of 1 Gbit/s between them.
+"""Measure what codecs gain on a slow link: averages of two peers over 1 Gbit/s.
 
-``python -m launcher.bench.links`` makes two network namespaces, joins them by a pair of virtual
-Ethernet devices, lets `tc` slow both directions down, and runs the systems of
-`launcher.bench.systems` with one process in each. Namespaces need root, and are removed however
-the program ends, unless it is killed. Both processes share one processor; a link between machines
-shows codecs no worse.
+``python -m launcher.bench.links`` creates two network namespaces, connects them by a pair of
+virtual Ethernet devices, limits both directions with `tc`, and runs the systems of
+`launcher.bench.systems` with one process in each. Namespaces need root, and are removed however the
+program ends, unless it is killed. Both processes share one processor; on a link between machines
+codecs do no worse.
 """
 
 import contextlib
@@ -46,17 +46,17 @@ MEGABYTE = 1_000_000
 WAYS = ("sockets", "grpc")
 CODECS = ("fp32", "bf16", "int8")
 AT_MOST = {"bf16": 0.6, "int8": 0.35}
-"""Of float32's time."""
+"""The bound of each codec, as a fraction of float32's time."""
 
 BURST = "256kb"
-"""What may leave at once: above the 64 KiB that a device takes in one piece."""
+"""The bucket's size: above the 64 KiB that a device takes in one piece."""
 
 QUEUE_S: Seconds = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Medians of one way and codec."""
+    """Medians of one transport and codec."""
 
     way: str
     codec: str
@@ -77,10 +77,10 @@ class Row:
 
 @contextlib.contextmanager
 def linked(mbit: int) -> Iterator[tuple[Home, Home]]:
-    """Two namespaces with a link of `mbit` Mbit/s in each direction; gone at the end.
+    """Two namespaces with a link of `mbit` Mbit/s in each direction, removed at the end.
 
     Raises:
-        ConfigError: if this machine does not let us.
+        ConfigError: if this machine does not allow it.
     """
     name = f"p2plink{os.getpid()}"
     homes = (Home(f"{name}-0", "10.77.0.1"), Home(f"{name}-1", "10.77.0.2"))
@@ -148,7 +148,7 @@ def row_of(way: str, codec: str, megabytes: int, rounds: Sequence[Round]) -> Row
 
 
 def claims_of(rows: Sequence[Row], mbit: int) -> list[Json]:
-    """How much of float32's time each codec may take."""
+    """The bounds of the codecs, as fractions of float32's time."""
     plain = {row.way: row for row in rows if row.codec == "fp32"}
     return [
         claim(
@@ -165,7 +165,7 @@ def claims_of(rows: Sequence[Row], mbit: int) -> list[Json]:
 
 
 def print_rows(console: Console, rows: Sequence[Row], mbit: int) -> None:
-    """A line per way and codec, in milliseconds."""
+    """A line per transport and codec, in milliseconds."""
     title = f"Two peers, {mbit} Mbit/s between them: milliseconds, medians of the slower one's"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("", no_wrap=True)

@@ -1,12 +1,12 @@
-"""Choosing someone free: 64 simulated peers that ask for a group all the time.
+"""Measure how fast a free peer is found: 64 simulated peers request groups all the time.
 
 ``python -m launcher.bench.lock`` writes ``bench.json`` and ``bench-lock.png``: groups of 2, 3 and
-8, without loss of messages and with some. Everything that decides is the code that runs in
-production; the network is simulated (1 ms one way), and models are as large as it takes for an
-average to last about 100 ms on uplinks of a megabyte per second.
+8, without loss of messages and with some. Everything that decides is production code; the network
+is simulated (1 ms one way), and models have the size for which an average lasts about 100 ms on
+uplinks of a megabyte per second.
 
-A peer is *inside* from the moment its group has formed until its average has ended there. The rest
-of the time it waits: to be asked or granted, or held by someone who still waits for others.
+A peer is *inside* from the formation of its group until its average has ended there. The rest of
+the time it waits: for its turn or a grant, or held by an initiator that still waits for others.
 """
 
 import asyncio
@@ -45,24 +45,24 @@ LATENCY_S: Seconds = 0.001
 UPLINK_BYTES_S = 1e6
 
 NUMBERS = {2: 24_150, 3: 10_850, 8: 3_350}
-"""In a model, by the size of its groups, found by trial: an average lasts 100 ms. Each member sends
-its whole model to each other one through one uplink."""
+"""The size of the model, by the size of groups, found by trial: an average lasts 100 ms. Each
+member sends its whole model to each other one through one uplink."""
 
 GATHER_S: Seconds = 3.0
-"""Until everyone has heard of everyone."""
+"""The time until all peers have each other's records."""
 
 WARM_UP_S: Seconds = 2.0
 MEASURED_S: Seconds = 20.0
 
 COOL_DOWN_S: Seconds = 2.0
-"""A group that has formed is on record once it has ended."""
+"""The time until a formed group has ended, and so is on record."""
 
 TICK_S: Seconds = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How much is measured."""
+    """The scale of the measurement."""
 
     peers: int
     sizes: tuple[int, ...]
@@ -73,17 +73,17 @@ class Scale:
 FULL = Scale(PEERS, SIZES, LOSSES, MEASURED_S)
 QUICK = Scale(8, (2, 3), (0.0, 0.05), 2.0)
 
-LOCK_MESSAGES = ("Claim", "Grant", "Inquire", "Busy", "Begin", "Release")
+LOCK_MESSAGES = ("Request", "Grant", "Inquire", "Failed", "Begin", "Release", "Relinquish")
 
 
 class AsksAlways(Algorithm):
-    """Wants a group of itself and `others` other peers, always; chooses them as AD-PSGD does."""
+    """Always requests a group with `others` other peers, chosen as AD-PSGD does."""
 
     averages = "models"
 
     @dataclass(frozen=True, slots=True, kw_only=True)
     class Config:
-        """How large its groups are."""
+        """The size of its groups."""
 
         others: int = 1
 
@@ -102,7 +102,7 @@ class CountingTrace(Trace):
         self.lock_messages = 0
 
     def note(self, now: Seconds, what: str) -> None:
-        """Count it, if it is one: ``p03 -> p05 Claim p03#17 after ...``."""
+        """Count a message of the lock: ``p03 -> p05 Grant p03#17 after ...``."""
         _, way, _, kind, *_ = f"{what}   ".split(" ", 4)
         self.lock_messages += way == "->" and kind in LOCK_MESSAGES
 
@@ -129,7 +129,7 @@ async def measure(
     measured_s: Seconds = MEASURED_S,
     seed: int = 0,
 ) -> Figures:
-    """Let `peers` peers ask for groups of `size`; say how virtual time passes."""
+    """Let `peers` peers request groups of `size`; report virtual time as it passes."""
     link = Link(latency_s=LATENCY_S, loss=loss, bandwidth_bytes_s=UPLINK_BYTES_S)
     trace = CountingTrace()
     world = World(seed, link, trace=trace)
@@ -152,7 +152,7 @@ async def measure(
 
 
 async def _ask(peer: SimPeer) -> None:
-    """Within the peer's own process: let its algorithm begin."""
+    """Start its algorithm, within the peer's own process."""
     peer.driver.start(peer.driver.algorithm.background(peer.swarm))
 
 
@@ -162,11 +162,11 @@ async def _pass(duration_s: Seconds, passed: Callable[[Seconds], None]) -> None:
         passed(TICK_S)
 
 
-# --- what it came to ------------------------------------------------------------------------------
+# --- results --------------------------------------------------------------------------------------
 
 
 def spans_of(records: Sequence[Json]) -> list[Span]:
-    """When a peer was in which group, by its records; attempts that formed none took no time."""
+    """The groups of a peer with their times, by its records; unformed groups take no time."""
     return [
         Span(r["t"] - r["exchange_s"], r["t"], tuple(r["members"]), r["outcome"] == "done")
         for r in records
@@ -182,7 +182,7 @@ def figures_of(
     end: Seconds,
     messages: int,
 ) -> Figures:
-    """Add up what happened from `start` to `end`."""
+    """Compute the figures from `start` to `end`."""
     measured = [s for own in spans.values() for s in own if s.end > start and s.start < end]
     inside_s = sum(min(s.end, end) - max(s.start, start) for s in measured)
     waits = sorted(wait for own in spans.values() for wait in _waits(own, start, end))
@@ -203,7 +203,7 @@ def figures_of(
 
 
 def _waits(own: Sequence[Span], start: Seconds, end: Seconds) -> list[Seconds]:
-    """How long one peer waited, each time that it began to within the time measured."""
+    """One peer's waits that began within the measured time."""
     return [
         after.start - before.end for before, after in pairwise(own) if start <= before.end < end
     ]
@@ -215,7 +215,7 @@ _virtual_s: "Synchronized[float]"
 
 
 def _share(virtual_s: "Synchronized[float]") -> None:
-    """In a process of ours: where to say how time passes in its worlds."""
+    """Set, in a worker process, where it reports the time of its worlds."""
     global _virtual_s
     _virtual_s = virtual_s
 
@@ -230,7 +230,7 @@ def _measure(scale: Scale, setting: tuple[int, float]) -> Figures:
 
 
 def measure_all(console: Console, scale: Scale) -> list[Figures]:
-    """All settings, each in a process of its own, as many at a time as there are cores."""
+    """Measure all settings, each in a separate process, as many at a time as there are cores."""
     settings = tuple(product(scale.sizes, scale.losses))
     total_s = len(settings) * (GATHER_S + WARM_UP_S + scale.measured_s + COOL_DOWN_S)
     context = multiprocessing.get_context("spawn")

@@ -1,4 +1,4 @@
-"""What `launcher.bench.lock` found: as a table, as claims, as a picture."""
+"""Show the results of `launcher.bench.lock`: as a table, as claims, as a picture."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,23 +25,23 @@ COLOURS = ("#0072B2", "#E69F00", "#CC3377")
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What one world of peers came to; shares are from 0 to 1."""
+    """The figures of one world of peers; shares are from 0 to 1."""
 
     size: int
     loss: float
     inside: float
-    """Share of all peers' time that they spent in a group."""
+    """Fraction of all peers' time spent in a group."""
     wait_median_s: Seconds
     wait_p99_s: Seconds
     wait_longest_s: Seconds
-    """From when a peer left one group until it was in the next."""
+    """The longest time of a peer from one group to the next."""
     pairs_met: float
-    """Share of all pairs that have been in one group."""
+    """Fraction of all pairs that have been in one group."""
     groups: int
     average_s: Seconds
-    """How long a member was in a group, on average."""
+    """The mean time of a member in a group."""
     messages: float
-    """Of the lock, per group and member."""
+    """Messages of the lock, per group and member."""
 
     @property
     def name(self) -> str:
@@ -58,7 +58,7 @@ def loss_of(loss: float) -> str:
 
 
 def claims_of(rows: Sequence[Figures]) -> list[Json]:
-    """What has to hold, held against what was measured; where messages are lost, very little."""
+    """The claims; with loss of messages there are very few."""
     claims = []
     for row in rows:
         if row.loss:
@@ -115,7 +115,7 @@ def print_figures(console: Console, rows: Sequence[Figures], claims: Sequence[Js
 
 
 def plot(path: Path, rows: Sequence[Figures]) -> None:
-    """Left, how much of its time a peer is inside; right, how long it waits to be."""
+    """Left: the fraction of time a peer is inside; right: how long it waits."""
     figure = Figure(figsize=(9.6, 4.2), dpi=150)
     figure.set_layout_engine("constrained", wspace=0.06)
     inside, waits = figure.subplots(1, 2)

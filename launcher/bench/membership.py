@@ -1,17 +1,17 @@
-"""Who is here: how soon all know, what it costs, and who is suspected for nothing.
+"""Measure membership: how soon all peers learn of a change, its cost, and false suspicions.
 
 ``python -m launcher.bench.membership`` writes ``bench.json`` and ``bench-membership.png``: swarms
 of 8, 64, 512 and 1,024 simulated peers with the default settings, 1 ms one way, no training. The
 driver, the membership and the codec are those of production.
 
-* *join*: from the first word of a newcomer until the last peer has it among its members.
-* *death*: a peer dies as by SIGKILL: nothing is said, but connections to it are refused from then
-  on. Until the last peer has declared it dead.
-* *vanished*: it is cut off without a word, as by a pulled cable.
-* *bytes*: of control messages, per peer and second, while nothing happens.
-* *false*: one peer's machine is five times too slow: its process (all of it, the protocol too) runs
-  a fifth of the time and stands still in between, for up to `STALL_MOST_S` at a time. Counted is
-  every time that any peer, the slow one included, declared one that lives suspect or dead.
+* *join*: from the first message of a newcomer until the last peer has it among its members.
+* *death*: a peer dies as by SIGKILL: it sends nothing, but connections to it are refused from then
+  on. Measured until the last peer has declared it dead.
+* *vanished*: it is cut off without an error, as by a pulled cable.
+* *bytes*: of control messages, per peer and second, without events.
+* *false*: one peer's machine is five times too slow: its whole process, including the protocol,
+  runs a fifth of the time and stands still in between, for up to `STALL_MOST_S` at a time. Every
+  time that any peer, the slow one included, declares a living one suspect or dead counts.
 """
 
 import asyncio
@@ -41,14 +41,14 @@ from p2ptrain.sim.trace import Trace
 from p2ptrain.sim.world import SimPeer, World
 
 SLOW_S: dict[int, Seconds] = {8: 3600.0, 64: 1800.0, 512: 60.0, 1024: 30.0}
-"""By the number of peers, how long one of them is slow: an hour, or what can be afforded."""
+"""How long one peer is slow, by the number of peers: an hour, or what is affordable."""
 
 QUICK_SLOW_S: dict[int, Seconds] = {8: 60.0, 16: 30.0}
 
 LATENCY_S: Seconds = 0.001
 QUIET_S: Seconds = 5.0
 WAIT_S: Seconds = 8.0
-"""After each event; whoever has not heard of it by then counts as never."""
+"""The wait after each event; a peer that has not learned of it by then counts as never."""
 
 SLOWNESS = 5
 STALL_MOST_S: Seconds = 0.8
@@ -59,12 +59,12 @@ class NoTrace(Trace):
     """Keeps no lines: there would be millions."""
 
     def note(self, now: Seconds, what: str) -> None:
-        """Nothing."""
+        """Ignore the line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What one swarm came to."""
+    """The figures of one swarm."""
 
     peers: int
     join_s: Seconds
@@ -73,7 +73,7 @@ class Figures:
     bytes_per_s: float
     """Per peer."""
     slow_s: Seconds
-    """How long one peer was slow."""
+    """The time for which one peer was slow."""
     falsely_suspected: int
     falsely_dead: int
 
@@ -87,7 +87,7 @@ class Figures:
 
 
 async def measure(peers: int, slow_s: Seconds, seed: int = 0) -> Figures:
-    """Build a swarm, let one come, one die and one vanish; then let one be slow."""
+    """Build a swarm; let one peer join, one die, one vanish; then slow one down."""
     gc.set_threshold(100_000, 20, 100)
     world = World(seed, Link(latency_s=LATENCY_S), trace=NoTrace())
     for number in range(peers):
@@ -122,7 +122,7 @@ async def _death_of(world: World, name: str, *, silent: bool) -> Seconds:
 
 
 async def _last_to_know(world: World, of: str, state: str, began: Seconds) -> Seconds:
-    """How long it took the last of all others; infinite if one does not know at the end."""
+    """The time until the last peer has the state; infinite if one has not at the end."""
     await asyncio.sleep(WAIT_S)
     heard = [
         max(
@@ -157,11 +157,11 @@ def _words(peer: SimPeer) -> list[Json]:
     return list(peer.metrics.of("member"))
 
 
-# --- what it came to ------------------------------------------------------------------------------
+# --- results --------------------------------------------------------------------------------------
 
 
 def claims_of(rows: list[Figures]) -> list[Json]:
-    """What has to hold, held against what was measured."""
+    """The claims, checked against the figures."""
     claims = []
     for row in rows:
         text = f"{row.name}: a death is known to all within {DEATH_AT_MOST_S:g} s"
@@ -199,7 +199,7 @@ def print_figures(console: Console, rows: list[Figures], claims: list[Json]) -> 
 
 
 def plot(path: Path, rows: list[Figures]) -> None:
-    """Left, until all know; right, what a peer sends."""
+    """Left: the time until all peers know; right: the bytes that a peer sends."""
     figure = Figure(figsize=(9.6, 3.8), dpi=150)
     figure.set_layout_engine("constrained", wspace=0.06)
     left, right = figure.subplots(1, 2)

@@ -1,4 +1,4 @@
-"""Network namespaces: places on this machine with a network of their own, which takes root.
+"""Create network namespaces: separate networks on this machine. This needs root.
 
 They are removed however the program ends, unless it is killed: see `end_on_sigterm`.
 """
@@ -23,32 +23,32 @@ CLONE_NEWNET = 0x40000000
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """A namespace, and its address on the network between them."""
+    """A namespace, and its address on the network between the namespaces."""
 
     namespace: str
     host: str
 
     def enter(self) -> None:
-        """This thread, and those that it starts from now on, live here: call it first of all.
+        """Move this thread, and those it starts from now on, here: call it before anything else.
 
         Raises:
-            OSError: if it is not there any more.
+            OSError: if it does not exist any more.
         """
         with open(f"/run/netns/{self.namespace}", "rb") as namespace:
             if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), CLONE_NEWNET):
                 raise OSError(ctypes.get_errno(), f"cannot enter {self.namespace}")
 
     def do(self, *command: str) -> None:
-        """Run a command in here. Raises ConfigError."""
+        """Run a command in this namespace. Raises ConfigError."""
         do("ip", "netns", "exec", self.namespace, *command)
 
 
 @contextlib.contextmanager
 def made(homes: tuple[Home, ...], *tools: str) -> Iterator[None]:
-    """These namespaces exist, with a loopback device each.
+    """Create these namespaces, with a loopback device each, and remove them at the end.
 
     Raises:
-        ConfigError: if this machine does not let us, or one of `tools` is missing.
+        ConfigError: if this machine does not allow it, or one of `tools` is missing.
     """
     for tool in ("ip", *tools):
         if shutil.which(tool) is None:
@@ -70,12 +70,12 @@ def do(*command: str) -> None:
 
 
 def may_be_made() -> bool:
-    """True if it is worth trying."""
+    """True if this process may be allowed to create them."""
     return os.geteuid() == 0 and shutil.which("ip") is not None
 
 
 def end_on_sigterm() -> None:
-    """From now on SIGTERM ends this program through every `finally`."""
+    """Let SIGTERM end this program through every `finally`."""
     signal.signal(signal.SIGTERM, _leave)
 
 
@@ -84,9 +84,9 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 
 def _remove(home: Home) -> None:
-    """With its devices; one that was never made is none to remove.
+    """Remove a namespace and its devices, if it was created.
 
-    It cannot be removed for a moment where another process has just copied what is mounted.
+    Removal can fail for a moment while another process has a copy of the mounts.
     """
     command = ["ip", "netns", "del", home.namespace]
     for _ in range(REMOVALS):

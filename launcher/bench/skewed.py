@@ -1,9 +1,9 @@
-"""A collective that is reached at unequal times: what each way of waiting costs.
+"""Measure what each way of waiting costs in a collective that peers reach at unequal times.
 
-32 peers reach a collective 1, 2, 3, ... 32 ms after they all began, 64 times (Li et al., PPoPP
-2020, figure 9). The latency of one call is from the moment at which a peer reaches it until the
-peer may go on; what is compared is the mean over all peers and all rounds, in virtual time. Who
-waits for everybody waits 15.5 ms on average, whatever the network does.
+32 peers reach a collective 1, 2, 3, ... 32 ms after a common start, 64 times (Li et al., PPoPP
+2020, figure 9). The latency of one call is the time from the moment at which a peer reaches it
+until the peer may go on; compared is the mean over all peers and all rounds, in virtual time. A
+peer that waits for all others waits 15.5 ms on average, however fast the network is.
 
 ``python -m launcher.bench.skewed`` writes ``bench.json``.
 """
@@ -28,7 +28,7 @@ PEERS = 32
 ROUNDS = 64
 NUMBERS = 1_024
 PERIOD_S: Seconds = 0.1
-"""From one common beginning to the next; everybody has come through by then."""
+"""The time from one common start to the next; all peers have finished by then."""
 
 SKEW_S: Seconds = 0.001
 LINK = Link(latency_s=0.0002, bandwidth_bytes_s=125e6)
@@ -44,7 +44,7 @@ SOURCE = "Li et al., PPoPP 2020, figure 9"
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Of one collective, over all calls."""
+    """The latency of one collective, over all calls."""
 
     name: str
     mean_ms: float
@@ -52,7 +52,7 @@ class Latency:
 
 
 async def measure(name: str, peers: int = PEERS, rounds: int = ROUNDS) -> Latency:
-    """All rounds of one collective, in a world of their own."""
+    """Run all rounds of one collective, in a separate world."""
     algorithm, options = COLLECTIVES[name]
     world = World(seed=1, link=LINK)
     for rank in range(peers):
@@ -78,7 +78,7 @@ async def measure(name: str, peers: int = PEERS, rounds: int = ROUNDS) -> Latenc
 
 
 def claims_of(found: dict[str, Latency]) -> list[Json]:
-    """How much sooner peers go on than where all wait for all."""
+    """How much sooner peers go on than with a full barrier."""
     claims = []
     for name, at_least, published in (("majority", 2.4, 2.46), ("solo", 53.0, 53.32)):
         ratio = found["full"].mean_ms / found[name].mean_ms

@@ -1,11 +1,10 @@
-"""Averages over links that are slow for the model: how many of the groups that form succeed.
+"""Measure averages over links that are slow for the model: how many formed groups succeed.
 
 ``python -m launcher.bench.slow_links`` lets four real processes train behind relays
-(`launcher.backends.relays`), each of which lets so many Mbit/s leave its peer: 100 MB over
-20 Mbit/s, and 4 MB over 1 Mbit/s, so that one average takes half a minute and more. Steps only
-sleep, so several algorithms share the machine; every swarm has links of its own. Chunks travel by
-gRPC, which has the one port that a relay carries; control messages share it, and wait behind
-chunks.
+(`launcher.backends.relays`), each of which limits what leaves its peer: 100 MB over 20 Mbit/s, and
+4 MB over 1 Mbit/s, so that one average takes half a minute and more. Steps only sleep, so several
+algorithms share the machine; every swarm has separate links. Chunks travel by gRPC, since a relay
+carries one port; control messages share it, and wait behind chunks.
 """
 
 import multiprocessing
@@ -54,10 +53,10 @@ from p2ptrain.runtime.settings import StopConfig
 
 PEERS = 4
 SUCCEED = 0.95
-"""Of the groups that are formed, at least."""
+"""The least fraction of formed groups that succeeds."""
 
 TOGETHER = 3
-"""Swarms that run at a time: a peer of 100 MB takes some 600 MB, and hardly any processor."""
+"""Concurrent swarms: a peer of 100 MB takes some 600 MB, and hardly any processor time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +66,7 @@ class Case:
     megabytes: int
     mbit: float
     seconds: Seconds
-    """Of training; averages that run then are still carried to their end."""
+    """The duration of training; averages that run at its end are still finished."""
     step_s: Seconds
 
     def __str__(self) -> str:
@@ -105,7 +104,7 @@ class Attempt:
 def _live(
     algorithm: str, case: Case, rank: int, port: int, addresses: Sequence[str], results: Any
 ) -> None:
-    """Train for a while, and hand over what became of each group."""
+    """Train for a while, and return the outcome of each group."""
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
     metrics = MemoryMetrics(perf_counter)
@@ -152,7 +151,7 @@ def _live(
 
 
 class Swarm:
-    """Four processes, each behind a relay of its own."""
+    """Four processes, each behind its own relay."""
 
     def __init__(self, context: SpawnContext, algorithm: str, case: Case) -> None:
         self._results = context.Queue()
@@ -174,7 +173,7 @@ class Swarm:
             self._cables.belongs(rank, process.pid)
 
     def attempts(self) -> list[Attempt]:
-        """What all peers saw; waits for their ends."""
+        """The attempts of all peers, after their end."""
         found: list[list[Attempt]] = []
         while len(found) < PEERS:
             try:
@@ -185,7 +184,7 @@ class Swarm:
         return [attempt for attempts in found for attempt in attempts]
 
     def close(self) -> None:
-        """Nobody stays."""
+        """End all processes."""
         for process in self._processes:
             process.kill()
             process.join()
@@ -195,10 +194,10 @@ class Swarm:
 def measure(
     algorithms: Sequence[str], cases: Sequence[Case], together: int, told: Callable[[str], None]
 ) -> list[Attempt]:
-    """All cases of all algorithms, so many swarms at a time; `told` is told of each that is over.
+    """All cases of all algorithms, several swarms at a time; `told` is called after each.
 
     Raises:
-        ConfigError: where the kernel does not say whose a connection is.
+        ConfigError: where the kernel does not say which process owns a connection.
     """
     if not can_lay():
         raise ConfigError("relays need to know whose a connection is, as Linux says; use it")
@@ -219,7 +218,7 @@ def measure(
     return found
 
 
-# --- what came of it ------------------------------------------------------------------------------
+# --- results --------------------------------------------------------------------------------------
 
 
 def row_of(case: Case, algorithm: str, attempts: Sequence[Attempt]) -> Json:
@@ -245,7 +244,7 @@ def row_of(case: Case, algorithm: str, attempts: Sequence[Attempt]) -> Json:
 
 
 def claims_of(rows: Sequence[Json]) -> list[Json]:
-    """Nearly all groups succeed, and there are some."""
+    """The claims: nearly all groups succeed, and there are some."""
     claims = []
     for row in rows:
         text = f"{row['case']}, {row['algorithm']}: share of {row['formed']} that succeed"

@@ -1,8 +1,8 @@
-"""What the data plane is measured against, and itself: one function per system, run in P processes.
+"""Define the systems that are measured, one function each, run in P processes.
 
-Every function averages one float32 vector of `numbers` numbers among `peers` processes, again and
-again, with a barrier before and after each round, and returns what rank 0 saw between the two: the
-time of the slowest. Processes are spawned, never forked, and talk over loopback.
+Every function averages one float32 vector of `numbers` numbers among `peers` processes repeatedly,
+with a barrier before and after each round, and returns rank 0's time between the two barriers,
+which is that of the slowest. Processes are spawned, never forked, and communicate over loopback.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ LIMIT_S: Seconds = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """One process among `peers`, and what they share."""
+    """One process among `peers`, and their shared objects."""
 
     rank: int
     peers: int
@@ -55,13 +55,13 @@ class Worker:
     """Where to listen."""
 
     def tell(self, value: str) -> None:
-        """Let the others know something of ours."""
+        """Publish a value for the other ranks."""
         partial_path = self.folder / f"{self.rank}.partial"
         partial_path.write_text(value, encoding="utf-8")
         partial_path.replace(self.folder / str(self.rank))
 
     def hear(self, rank: int) -> str:
-        """What `rank` told; call it after a barrier."""
+        """The value that `rank` published; call it after a barrier."""
         return (self.folder / str(rank)).read_text(encoding="utf-8")
 
     def vector(self) -> Vector:
@@ -76,7 +76,7 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One average: from barrier to barrier, and what the system itself says of it."""
+    """One average: the time between barriers, and the system's own figures."""
 
     whole_s: Seconds
     exchange_s: Seconds | None = None
@@ -89,7 +89,7 @@ System = Callable[[Worker], list[Round]]
 
 
 def gloo(worker: Worker) -> list[Round]:
-    """``torch.distributed``'s all_reduce on Gloo, as its users get it."""
+    """``torch.distributed``'s all_reduce on Gloo, with default settings."""
     torch.set_num_threads(1)
     torch.distributed.init_process_group(
         "gloo",
@@ -140,7 +140,7 @@ async def _bare_grpc(worker: Worker) -> list[Round]:
     worker.tell(f"127.0.0.1:{port}")
     await _meet(worker)
     rounds = []
-    partner = worker.rank ^ 1 if worker.rank < pairs else worker.rank  # of three, one only watches
+    partner = worker.rank ^ 1 if worker.rank < pairs else worker.rank  # a third one idles
     async with grpc.aio.insecure_channel(worker.hear(partner)) as channel:
         for _ in range(worker.rounds + WARM_UP):
             await _meet(worker)
@@ -156,11 +156,11 @@ async def _bare_grpc(worker: Worker) -> list[Round]:
 
 
 class BareSockets:
-    """What our exchange has to do, with nothing around it: bytes, means, deltas, one check.
+    """The minimal work of our exchange: bytes, means, deltas, one check.
 
-    Each member receives from and sends to each other one, in blocking threads that need Python once
-    per chunk. There is no snapshot, no lock, no deadline, and nobody looks at what came: as fast as
-    this pattern gets on this machine, and what our own sockets are to be compared with.
+    Each member receives from and sends to each other one, in blocking threads that run Python once
+    per chunk. There is no snapshot, no lock, no deadline and no validation: the fastest form of
+    this pattern on this machine, as a baseline for our own sockets.
     """
 
     def __init__(self, worker: Worker) -> None:
@@ -179,7 +179,7 @@ class BareSockets:
         }
 
     def rounds(self) -> list[Round]:
-        """Average again and again; with two members as with more."""
+        """Average repeatedly; the same for two members and for more."""
         worker, found = self._worker, []
         for _ in range(worker.rounds + WARM_UP):
             vector = worker.vector()
@@ -321,8 +321,8 @@ async def _p2ptrain(worker: Worker, way: str, codec: str) -> list[Round]:
 async def _warm_up(worker: Worker, peer: Claimer, others: Sequence[PeerId]) -> None:
     """An average that is not measured, and may be repaired.
 
-    The first one touches all of its memory for the first time and opens all connections. Eight
-    peers on two cores take longer for that than a peer that has seen no average yet is patient.
+    The first average touches all of its memory for the first time and opens all connections. Eight
+    peers on two cores need longer for that than the timeout of a peer without observations.
     """
     await _meet(worker)
     if others:
@@ -332,7 +332,7 @@ async def _warm_up(worker: Worker, peer: Claimer, others: Sequence[PeerId]) -> N
 
 
 async def _meet(worker: Worker) -> None:
-    """The barrier, without holding up the event loop."""
+    """Wait at the barrier without blocking the event loop."""
     loop = asyncio.get_running_loop()
     await loop.run_in_executor(None, worker.barrier.wait, LIMIT_S)
 
@@ -350,7 +350,7 @@ SYSTEMS: dict[str, System] = {
 def run(
     context: SpawnContext, system: System, peers: int, numbers: int, rounds: int, folder: Path
 ) -> list[Round]:
-    """Run `system` in `peers` processes; what the slowest of them measured.
+    """Run `system` in `peers` processes; return the figures of the slowest.
 
     Raises:
         RuntimeError: if a process died; its error is on standard error.
@@ -367,7 +367,7 @@ def in_processes(
     rounds: int,
     folder: Path,
 ) -> list[T]:
-    """What `work` returned in each of `peers` processes, in no order; raises what `run` does."""
+    """Return the results of `work` in `peers` processes, unordered; raises what `run` does."""
     for path in folder.iterdir():
         path.unlink()
     barrier, results = context.Barrier(peers), context.Queue()
@@ -402,5 +402,5 @@ def _results_of(processes: Sequence[Any], results: Any) -> list[Any]:  # Any: mu
 def _work(work: Callable[[Worker], T], worker: Worker, results: "Queue[T]") -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[worker.rank % len(cores)]})  # or chance would pair processes
+    os.sched_setaffinity(0, {cores[worker.rank % len(cores)]})  # or two could share a core
     results.put(work(worker))

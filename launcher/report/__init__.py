@@ -1,15 +1,15 @@
-"""``report.html``: a comparison as one file that opens anywhere, without a network.
+"""Write ``report.html``: a comparison as one file that opens anywhere, without a network.
 
-Python decides what is told: sentences, tables and the numbers behind each chart
-(`words`, `series`, `timeline`), already thinned out. The page (`report.html.j2`, `report.css`,
-`report.js`) only draws them. Everything is inside the file, and nothing in it is fetched.
+Python produces the content: sentences, tables and the numbers behind each chart (`words`, `series`,
+`timeline`), already thinned out. The page (`report.html.j2`, `report.css`, `report.js`) only draws
+it. Everything is inside the file, and nothing is fetched.
 
-The same inputs give the same bytes: what differs between two renderings, the date and the machine,
-is an argument.
+The same inputs give the same bytes: the date and the machine, which differ between two renderings,
+are arguments.
 
 **Bounded.** A report has at most `BARS` bars of exact timeline, `ROWS` lines per timeline, `LISTED`
-peers per table and `POINTS` points per line, whatever the run was; that makes some 3 MB. What was
-thinned out the page says, in its last section.
+peers per table and `POINTS` points per line, for every run; that makes some 3 MB. The last section
+of the page says what was thinned out.
 """
 
 import json
@@ -26,10 +26,10 @@ from launcher.scenario import LeftOut, Scenario
 from p2ptrain.config import to_toml
 
 BARS = 150_000
-"""Steps and averages that are drawn one by one, in the whole file."""
+"""Steps and averages that are drawn individually, in the whole file."""
 
 ROWS = 64
-"""Lines of a timeline, and rows of a matrix; more could not be told apart."""
+"""Lines of a timeline, and rows of a matrix; more would be illegible."""
 
 LISTED = 128
 """Peers of one algorithm that are listed by name."""
@@ -99,7 +99,7 @@ def render(
 
 
 def _drawn(run: Run, summary: Json, bars: int) -> Json:
-    """What the page draws of one algorithm."""
+    """The data that the page draws for one algorithm."""
     return {
         "name": run.algorithm,
         "wall_s": round(run.wall_s, 4),

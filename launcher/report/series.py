@@ -1,7 +1,7 @@
-"""Records become the numbers behind the charts: lines over time, and who met whom.
+"""Turn records into the numbers behind the charts: lines over time, and who met whom.
 
 All times are seconds from the first step of the swarm. A line has at most `POINTS` points: a curve
-keeps every n-th of its own, with the first and the last; what is derived from steps and groups is
+keeps every n-th of its own, with the first and the last; figures derived from steps and groups are
 binned into fewer, wider bins.
 """
 
@@ -64,7 +64,7 @@ def throughput(run: Run) -> Json:
 
 
 def consensus_distance(run: Run) -> Json:
-    """How far peers were from their group's mean: the median of each bin, and the middle 80 %."""
+    """Distance of peers from their group's mean: the median of each bin, and the middle 80 %."""
     start = run.curve.started_at
     found = sorted(
         (attempt.at, attempt.consensus_distance_l2)
@@ -88,7 +88,7 @@ def consensus_distance(run: Run) -> Json:
 
 
 def met(histories: Sequence[PeerHistory], most: int) -> Json:
-    """How often each peer was in one completed group with each other, by its own records.
+    """How often each pair of peers was in one completed group, by their own records.
 
     Beyond `most` peers, neighbours by rank share a row and a column, and a count is the mean of
     the pairs in it.
@@ -130,12 +130,12 @@ def thinned(count: int, most: int) -> list[int]:
 
 
 def significant(value: float) -> float:
-    """Four digits are more than a chart shows."""
+    """Round to four digits, more than a chart shows."""
     return float(f"{value:.4g}")
 
 
 def _bins(run: Run) -> int:
-    """Each is wide enough for some steps even of the slowest peer, or the line would tremble."""
+    """The number of bins: each holds some steps even of the slowest peer, to avoid jitter."""
     width_s = max(_NARROWEST_BIN_S, _STEPS_PER_BIN * _longest_step_s(run))
     return max(1, min(POINTS, int(run.wall_s / width_s)))
 
@@ -147,7 +147,7 @@ def _longest_step_s(run: Run) -> Seconds:
 
 
 def faults(histories: Sequence[PeerHistory], instances: Sequence[Json]) -> list[Json]:
-    """Where the charts mark faults, numbered as in their table; `until` is None at the end."""
+    """The faults marked in charts, numbered as in their table; `until` is None at the end."""
     ranks = {history.name: rank for rank, history in enumerate(histories)}
     return [
         {
@@ -157,6 +157,6 @@ def faults(histories: Sequence[PeerHistory], instances: Sequence[Json]) -> list[
             "ranks": [ranks[name] for name in instance["peers"]],
         }
         for number, instance in enumerate(instances, start=1)
-        # Whoever came is there from then on: that is no time of trouble to be framed.
+        # A peer that joined stays: there is no period of trouble to frame.
         for until in [instance["at_s"] if instance["kind"] == "join" else instance["until_s"]]
     ]

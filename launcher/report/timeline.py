@@ -1,9 +1,9 @@
-"""What every peer did when: exact bars where they fit into the file, shares everywhere.
+"""Build the timeline of every peer: exact bars where they fit into the file, shares everywhere.
 
-A timeline comes at two resolutions. **Shares** cover the whole run: for each of `BINS` equal spans,
-how much of it a peer computed, waited and averaged, in 36 degrees, one character each. **Bars** are
-the steps and averages themselves, exact to 0.1 ms. They cover the whole run if the file has room,
-and otherwise a stretch in the middle.
+A timeline has two resolutions. **Shares** cover the whole run: for each of `BINS` equal spans, the
+fraction of it that a peer computed, waited and averaged, in 36 degrees, one character each.
+**Bars** are the steps and averages themselves, exact to 0.1 ms. They cover the whole run if the
+file has room, and otherwise a stretch in the middle.
 
 Bars are written as differences, since small numbers are short: a step is ``gap, compute, wait``
 (gap: from the end of the step before), an average is ``gap, length, who`` (gap: from the start of
@@ -135,12 +135,12 @@ def _shares(history: PeerHistory, start: Seconds, wall_s: Seconds) -> Json:
 
 
 def _degrees(spans: Spans, edges: NDArray[np.float64]) -> str:
-    """How much of each bin the spans cover, which are in order and disjoint."""
+    """The fraction of each bin that the spans, ordered and disjoint, cover."""
     if not spans or edges[-1] <= 0:
         return _DIGITS[0] * BINS
     array = np.array(spans)
     ends = array.sum(axis=1)
-    # Clocks of the records are rounded: a span may begin a hair before the last one ends.
+    # Times in records are rounded: a span may begin slightly before the last one ends.
     points = np.maximum.accumulate(np.stack([array[:, 0], ends], axis=1).ravel())
     covered = np.cumsum(array[:, 1])
     totals = np.stack([covered - array[:, 1], covered], axis=1).ravel()

@@ -1,6 +1,6 @@
-"""What a report says in words and cells: headline, claims, events, what each peer did.
+"""Write the sentences and cells of a report: headline, claims, events, peers.
 
-Sentences come from the numbers of the run and claim no more than they show.
+Sentences are generated from the figures of the run and claim no more than these show.
 """
 
 from collections import Counter
@@ -16,14 +16,14 @@ from p2ptrain.console.progress import named
 from p2ptrain.ids import Seconds
 
 MOST_EVENTS = 60
-"""Of one algorithm; a fleet in trouble has thousands, and the first say what began."""
+"""Events per algorithm; a failing fleet has thousands, and the first name the cause."""
 
 _TOGETHER_S: Seconds = 2.0
-"""Whoever is ready so soon after the first step began with the others."""
+"""A peer that is ready this soon after the first step counts as started with the others."""
 
 
 def lede(scenario: Scenario, runs: Sequence[Run], comparison: Json) -> list[str]:
-    """What one should see, in a few sentences."""
+    """The main results, in a few sentences."""
     said = []
     if any(run.curve.time_to_target_s for run in runs[1:]) and runs[0].curve.time_to_target_s:
         said.append(curves_title(scenario, runs) + ".")
@@ -68,7 +68,7 @@ def _claims(claims: Sequence[Json]) -> str:
 
 
 def tiles(comparison: Json) -> list[Json]:
-    """A few figures to see from across the room: each with `figure` and `text`."""
+    """A few large figures, each with `figure` and `text`."""
     first, *others = comparison["rows"]
     found = []
     ratios = [(r["ratio"]["samples_per_s"], r["algorithm"]) for r in others]
@@ -161,7 +161,7 @@ _KINDS = {
 
 
 def faults(summary: Json) -> Json:
-    """What the scenario's faults cost one algorithm: a row each, and all of them in a sentence."""
+    """The costs of faults for one algorithm: a row for each, and a sentence for all."""
     cost = summary["faults"]
     rows = [
         {
@@ -188,7 +188,7 @@ def faults(summary: Json) -> Json:
 
 
 def events(run: Run) -> Json:
-    """What happened to peers between the first step and the last, once for all who saw it."""
+    """Events of peers between the first step and the last, once for all observers."""
     start = run.curve.started_at
     found = [] if start is None else _within(run, start)
     seen: dict[tuple[str, str], list[Event]] = {}
@@ -211,7 +211,7 @@ def events(run: Run) -> Json:
 
 
 def _within(run: Run, start: Seconds) -> list[Event]:
-    """Arriving together and parting together, at both ends of a run, are no events."""
+    """Drop joins and departures at both ends of a run: they are no events."""
     ends = [h.steps[-1].at for h in run.histories if h.steps and not h.lost]
     first_end = min(ends, default=start + run.wall_s)
     together = start + _TOGETHER_S
@@ -261,13 +261,13 @@ def peer(scenario: Scenario, rank: int, totals: Json) -> Json:
 
 
 def command(scenario: Scenario, backend: str) -> str:
-    """What runs it again, from the scenario beside the report."""
+    """The command that repeats the run, from the scenario beside the report."""
     names = ",".join(scenario.algorithms)
     return f"p2plab run scenario.toml --backend {backend} --algorithms {names}"
 
 
 def simulated(summaries: Sequence[Json]) -> str:
-    """What to think of figures from a virtual world; nothing where they were measured."""
+    """A note on figures from a simulation; empty where they were measured."""
     traces = [
         f"{one['algorithm']} {one['trace_hash'][:16]}" for one in summaries if is_virtual(one)
     ]
@@ -286,7 +286,7 @@ def is_virtual(summary: Json) -> bool:
 
 
 def thinned(scenario: Scenario, drawn: Sequence[Json], listed: int, points: int) -> list[str]:
-    """What this file leaves out, in sentences; the records beside it leave out nothing."""
+    """What this file leaves out, in sentences; the records beside it are complete."""
     said = [f"Lines have at most {points} points."]
     for one in drawn:
         timeline = one["timeline"]

@@ -1,1 +1,1 @@
-"""What a person at a terminal sees: a peer's progress, a swarm's status, a doctor's findings."""
+"""The terminal output for users: a peer's progress, a swarm's status, the findings of `doctor`."""

@@ -1,20 +1,19 @@
-"""`p2ptrain peer --discover peer:4000`: peers that share one name find each other.
+"""Let peers that share one name find each other: `p2ptrain peer --discover peer:4000`.
 
-Where peers are started by number (``docker-compose up --scale peer=4``) nobody is the first, and
-nobody knows an address. They share a name instead, behind which the name server keeps an address
-for each of them. A peer asks all of these addresses, again and again, until one of two things is
-true:
+Where peers are started by number (``docker-compose up --scale peer=4``) no peer is the first, and
+none has another's address. They share a name instead, which the name server resolves to one address
+per peer. A peer queries all of these addresses repeatedly until one of two conditions holds:
 
-1. *somebody answers*: it joins there;
-2. *nobody does, and for `SETTLE_S` the lowest address was its own*: it is the first.
+1. *a peer answers*: join it;
+2. *none answers, and for `SETTLE_S` the lowest address was its own*: be the first.
 
-**One swarm.** A peer listens only when this is over. So whoever answers is in a swarm, or is about
-to join one that was there before it. Of all peers that look at the same time only one has the
-lowest address, and the others wait for it. If it dies before it listens, the name server forgets
-it, and the next one is the lowest. A peer that comes late, or starts again, finds somebody.
+**One swarm.** A peer listens only after this. So a peer that answers is in a swarm, or is about to
+join an older one. Of all peers that query at the same time only one has the lowest address, and the
+others wait for it. If it dies before it listens, the name server removes it, and the next one is
+the lowest. A peer that starts late, or restarts, gets an answer.
 
-What this cannot exclude: a lower address that appears, or a swarm that becomes reachable again,
-between the last look and the first to listen, some tenths of a second later.
+Not excluded: a lower address that appears, or a swarm that becomes reachable again, between the
+last query and the moment the first peer listens, some tenths of a second later.
 """
 
 import asyncio
@@ -32,35 +31,35 @@ from p2ptrain.net.ask import asking
 from p2ptrain.net.grpc_config import GrpcConfig
 
 SETTLE_S: Seconds = 2.0
-"""How long nobody answers before the lowest address begins; longer than a name server may take to
-tell of a container that started before us."""
+"""How long no peer answers before the lowest address starts a swarm; longer than a name server may
+take to publish a container that started earlier."""
 
 LOOK_EVERY_S: Seconds = 0.25
 ASK_S: Seconds = 1.0
 MOST_ADDRESSES = 4096
-"""A name server that tells more than this is not ours."""
+"""More addresses than this are not those of a swarm; the rest are ignored."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where we are, and where to join; nowhere if we are the first."""
+    """This peer's IP address, and the peers to join; none if it is the first."""
 
     ours: str
     hosts: tuple[Address, ...]
 
 
 class Neighbourhood:
-    """What is asked of the network, so that tests can answer.
+    """The queries to the network, which tests replace.
 
     Args:
-        network: how peers are talked to.
+        network: the connections to peers.
     """
 
     def __init__(self, network: GrpcConfig) -> None:
         self._network = network
 
     async def addresses(self, name: str) -> Sequence[str]:
-        """The IP addresses behind a name, none if it has none (yet)."""
+        """The IP addresses of a name; empty if it has none (yet)."""
         loop = asyncio.get_running_loop()
         try:
             found = await loop.getaddrinfo(name, None, family=socket.AF_INET)
@@ -76,7 +75,7 @@ class Neighbourhood:
         return False
 
     async def answers(self, address: Address) -> bool:
-        """True if a peer is there."""
+        """True if a peer answers at `address`."""
         try:
             async with asking(address, self._network) as asker:
                 await asker.identify(ASK_S)
@@ -85,7 +84,7 @@ class Neighbourhood:
         return True
 
     def name_of(self, ip: str) -> str:
-        """What the network calls an address, without its domain; nothing if it does not say."""
+        """The host name of an address, without its domain; empty if there is none."""
         try:
             return socket.gethostbyaddr(ip)[0].partition(".")[0]
         except OSError:
@@ -99,10 +98,10 @@ async def find_place(
     clock: Callable[[], Seconds],
     sleep: Callable[[Seconds], Awaitable[None]],
 ) -> Place:
-    """Look behind `name` (``host:port``) until we know whom to join, or that we are the first.
+    """Resolve `name` (``host:port``) until there are peers to join, or this peer is the first.
 
     Raises:
-        ConfigError: if no address behind the name is ours, or nobody has begun in `timeout_s`.
+        ConfigError: if no address of the name is ours, or no swarm started in `timeout_s`.
     """
     host, _, port = name.rpartition(":")
     deadline, lowest_since, ips = clock() + timeout_s, None, [""]
@@ -132,13 +131,13 @@ def settled(
     clock: Callable[[], Seconds],
     sleep: Callable[[Seconds], Awaitable[None]] = asyncio.sleep,
 ) -> RunConfig:
-    """`config` with a place in its swarm, if it is to discover one, and by the numbers if so asked.
+    """`config` with the discovered place in its swarm, and an IP address if so configured.
 
     The port of `discover` is that of all peers; `listen`, `advertise` and `name` follow from the
     place, unless they are given.
 
     Raises:
-        ConfigError: as `find_place`, or if a name that is to be looked up is not known.
+        ConfigError: as `find_place`, or if a name does not resolve.
     """
     if config.advertise_ip:
         config = _by_number(config, around)
@@ -169,5 +168,5 @@ def _by_number(config: RunConfig, around: Neighbourhood) -> RunConfig:
 
 
 def _in_order(ip: str) -> tuple[int, ...]:
-    """Addresses as numbers: .9 comes before .10."""
+    """Sort addresses as numbers: .9 comes before .10."""
     return tuple(int(part) for part in ip.split("."))

@@ -1,7 +1,8 @@
-"""`p2ptrain doctor`: can this machine take part in the swarm at an address, and what is in the way?
+"""Check whether this machine can join the swarm at an address (`p2ptrain doctor`).
 
-One question after another, from the name of the host to a call back; the first that makes the rest
-pointless ends the list. Each finding is one sentence, and a problem's sentence says what to do.
+The checks run in order, from the name of the host to a dial back; the list ends at the first
+failure that makes the rest pointless. Each finding is one sentence, and that of a problem names the
+remedy.
 """
 
 import asyncio
@@ -36,22 +37,22 @@ from p2ptrain.net.wire import (
 
 CLOCKS_DIFFER_S: Seconds = 2.0
 OTHERS_S: Seconds = 10.0
-"""A call back has to wait for those of others."""
+"""The timeout of a dial back, which has to wait for those of others."""
 
 
 class Level(Enum):
-    """How bad it is."""
+    """The severity of a finding."""
 
     OK = "ok"
     NOTE = "note"
-    """Worth knowing; training works, or may."""
+    """Information; training works, or may."""
     PROBLEM = "problem"
-    """Something is in the way."""
+    """Something prevents joining."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One sentence about one question."""
+    """One sentence about one check."""
 
     level: Level
     text: str
@@ -59,28 +60,28 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Visit:
-    """What the doctor is asked."""
+    """The arguments of `p2ptrain doctor`."""
 
     address: Address
-    """Of a peer that is in."""
+    """The address of a member."""
 
     listen: str = ""
     """Where this machine would listen; empty: any free port on every address (or on loopback, if
-    that is the way to the peer)."""
+    the peer is reached there)."""
 
     advertise: str = ""
-    """What this machine would advertise."""
+    """The address that this machine would advertise."""
 
     timeout_s: Seconds = 3.0
-    """Of each question."""
+    """The timeout of each check."""
 
     number: int = 1
-    """Tells our own listener from any other."""
+    """Distinguishes our own listener from any other."""
 
     unix_clock: Callable[[], Seconds]
 
     network: GrpcConfig = field(default_factory=GrpcConfig)
-    """With the files of a swarm that has TLS."""
+    """With the certificate files if the swarm has TLS."""
 
 
 async def show_findings(visit: Visit) -> int:
@@ -95,7 +96,7 @@ async def show_findings(visit: Visit) -> int:
 
 
 async def diagnose(visit: Visit) -> AsyncIterator[Finding]:
-    """Ask everything, in order; a finding as soon as it is known."""
+    """Run all checks in order; yield each finding as soon as it is known."""
     ips = await _resolve(visit.address, visit.timeout_s)
     if isinstance(ips, Finding):
         yield ips
@@ -209,7 +210,7 @@ def _about_clock(report: Report, asked_at: Seconds, answered_at: Seconds) -> Fin
 
 
 async def _about_members(report: Report, theirs: str, visit: Visit) -> AsyncIterator[Finding]:
-    """What members say of their addresses, and whether we reach them there; we must reach all."""
+    """Check the advertised addresses of all members, each of which we must reach."""
     here = [m for m in (report.hello.me, *report.members) if m.state <= MemberState.SUSPECT]
     beyond_reach = 0
     findings = await asyncio.gather(*(_about_member(m, theirs, visit) for m in here))
@@ -258,7 +259,7 @@ async def _about_member(member: Member, theirs: str, visit: Visit) -> Finding | 
 async def _about_us(
     visit: Visit, asker: Asker, report: Report, ours: str
 ) -> AsyncIterator[Finding]:
-    """Can they reach us, and as whom do they see us?"""
+    """Check whether the peer can reach us, and which address it sees."""
     peer = report.hello.me.peer
     on_loopback = _ip(ours).is_loopback
     listen = visit.listen or ("127.0.0.1:0" if on_loopback else "0.0.0.0:0")
@@ -314,7 +315,7 @@ async def _about_advertised(visit: Visit, seen_as: str, on_loopback: bool) -> Fi
 
 @asynccontextmanager
 async def _listening(listen: str, visit: Visit) -> AsyncIterator[int]:
-    """A listener that says who it is when called, and nothing else; yields its port."""
+    """A listener that only answers Identify; yields its port."""
     transport = GrpcTransport(listen, "localhost:0", visit.network)
     answering = _Answering(visit.number)
     port = _split(await transport.start(answering))[1]
@@ -332,10 +333,10 @@ class _Answering:
         self._hello = Hello((PROTOCOL_MAJOR, PROTOCOL_MINOR), "", "", 0, me)
 
     def handle_message(self, envelope: Envelope) -> None:
-        """Nobody has anything to say to us."""
+        """Ignored: this listener is no member."""
 
     def handle_broken(self, address: Address, why: str) -> None:
-        """We talk to nobody."""
+        """Ignored: this listener sends no messages."""
 
     async def handle_join(self, hello: Hello) -> JoinReply:
         return JoinReply("this is p2ptrain doctor, not a peer", ())

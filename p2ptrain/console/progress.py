@@ -1,4 +1,4 @@
-"""A peer's progress in lines for a terminal: made from its records, like everything else."""
+"""Print a peer's progress as lines on a terminal, derived from its records."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,16 +7,16 @@ from p2ptrain.ids import Seconds
 from p2ptrain.runtime.board import Board
 
 FIRST_S: Seconds = 1.0
-"""A first sign of life comes sooner than the others."""
+"""The first progress line comes sooner than the others."""
 
 
 class Narrator:
-    """Implements `Metrics`: says what a person would want to know, and no more.
+    """Implements `Metrics`: prints the events that a user needs.
 
     Args:
         say: takes one line.
         clock: any monotonic clock.
-        every_s: how often a training peer says how it goes.
+        every_s: the interval between progress lines.
     """
 
     def __init__(
@@ -33,11 +33,11 @@ class Narrator:
         self._progress: Callable[[], int] = lambda: 0
 
     def follow(self, progress: Callable[[], int]) -> None:
-        """From now on the samples of the whole swarm are those that `progress` says."""
+        """From now on take the samples of the whole swarm from `progress`."""
         self._progress = progress
 
     def record(self, kind: str, **fields: Any) -> None:  # Any: whatever JSON can hold
-        """Say what this record means to a person, if anything."""
+        """Print the line for this record, if it has one."""
         self._board.record(kind, **fields)
         match kind:
             case "started":
@@ -81,15 +81,15 @@ class Narrator:
         before = self._members.get(member)
         self._members[member] = state
         if not self._is_in:
-            return  # whoever is here then will be named at once
+            return  # all present peers are named at once later
         if state == "suspect" or (before == "suspect" and state == "alive"):
-            return  # comes and goes on a busy machine
+            return  # frequent and harmless on a busy machine
         words = {"alive": "has joined", "left": "has left", "dead": f"is dead: {fields['why']}"}
         self._say(f"{self._me}: {member} {words[state]}")
 
 
 def named(peer: str, sentence: str) -> str:
-    """Say whose `sentence` it is, unless it does so itself."""
+    """Prefix `sentence` with the peer's name, unless it names the peer."""
     return sentence if sentence.startswith(f"{peer} ") else f"{peer}: {sentence}"
 
 

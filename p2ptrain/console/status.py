@@ -1,8 +1,8 @@
-"""`p2ptrain status`: who is in a swarm, and what each of them is doing.
+"""Show the members of a swarm and what each is doing (`p2ptrain status`).
 
-Any peer knows the members; what one is doing, only it knows. So the first peer is asked for both
-and every other one for itself, all at once; one that does not answer is shown with what the first
-one knows of it.
+Any peer has the list of members, but each peer reports only its own activity. So the first peer is
+asked for both, and all others concurrently for their own; one that does not answer is shown with
+the first peer's record of it.
 """
 
 import asyncio
@@ -28,12 +28,12 @@ PLAIN = GrpcConfig()
 AT_ONCE = 32
 REFRESH_S: Seconds = 1.0
 PAPER_WIDTH = 160
-"""Columns where there is no terminal: a file or a pipe."""
+"""The width without a terminal: for a file or a pipe."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One peer: what the asked one knows of it, and its own report if it gave one."""
+    """One peer: the asked peer's record of it, and its own report if it answered."""
 
     member: Member
     report: Report | None
@@ -78,7 +78,7 @@ async def _report_of(address: Address, timeout_s: Seconds, network: GrpcConfig) 
 
 
 def as_json(view: View) -> dict[str, Any]:  # Any: whatever JSON can hold
-    """The same for programs; the keys are an interface."""
+    """The same as JSON for programs; the keys are an interface."""
     hello = view.seen_by.hello
     return {
         "seen_by": hello.me.peer,
@@ -181,15 +181,15 @@ async def show_once(address: Address, timeout_s: Seconds, network: GrpcConfig = 
 
 
 async def show_json(address: Address, timeout_s: Seconds, network: GrpcConfig = PLAIN) -> None:
-    """Print it for programs. Raises what `look` does."""
+    """Print JSON for programs. Raises what `look` does."""
     print(json.dumps(as_json(await look(address, timeout_s, network)), indent=2))
 
 
 async def show_live(address: Address, timeout_s: Seconds, network: GrpcConfig = PLAIN) -> None:
-    """Refresh the table until Ctrl-C; if the asked peer leaves, ask one that it knew.
+    """Refresh the table until Ctrl-C; if the asked peer leaves, ask another member.
 
     Raises:
-        TransportError: when nobody answers any more.
+        TransportError: when no member answers any more.
     """
     view = await look(address, timeout_s, network)
     with Live(render(view), console=Console(highlight=False), auto_refresh=False) as live:

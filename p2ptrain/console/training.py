@@ -1,4 +1,4 @@
-"""`p2ptrain peer`: a task, a model, an optimizer and a peer, from one configuration."""
+"""Build a task, a model, an optimizer and a peer from one configuration (`p2ptrain peer`)."""
 
 import signal
 import time
@@ -19,13 +19,13 @@ def run_peer(config: RunConfig) -> None:
     """Train the configured task until the run ends or the process is asked to (SIGTERM, Ctrl-C).
 
     Raises:
-        P2PTrainError: one sentence for whoever started this.
+        P2PTrainError: one sentence for the user.
         KeyboardInterrupt: after Ctrl-C, when the peer has left cleanly.
     """
     task = load_task(config.task, config.task_options)
     model = task.build_model(config.seed)
     optimizer = build_optimizer(model, config.training)
-    # Last, since a peer that has found its place should listen at once.
+    # Last, since a peer must listen soon after discovery.
     config = settled(config, Neighbourhood(config.network), time.monotonic)
     narrator = Narrator(_say, time.monotonic)
     with Peer(model, optimizer, config, metrics=narrator) as this, _CtrlC(this) as ctrl_c:
@@ -52,11 +52,11 @@ def run_peer(config: RunConfig) -> None:
 
 
 def data_seed(config: RunConfig, name: PeerId) -> int:
-    """What decides the order of a peer's data.
+    """The seed for the order of a peer's data.
 
-    Peers that start together (`peers` above 1) share a seed and take a shard each by their rank.
-    One that is started by hand goes through all of the data, in an order that its name decides: no
-    two of a swarm learn from the same batches, and a named peer sees the same ones again.
+    Peers that start together (`peers` above 1) share a seed and each take the shard of their rank.
+    A peer that is started alone goes through all of the data, in an order that its name decides: no
+    two peers of a swarm see the same batches, and a named peer sees the same ones again.
     """
     return config.seed if config.peers > 1 else zlib.crc32(f"{config.seed}/{name}".encode())
 

@@ -10,14 +10,15 @@ from p2ptrain.net.tls import Plain, Tls
 DATA_WAYS = ("auto", "memory", "sockets", "grpc")
 
 CONNECT_MS = 3000
-"""For one attempt to connect, greetings included. (gRPC gives this setting another name: a refused
-attempt is repeated by the two others.) Too short: on a slow link the greeting, which waits behind
-chunks, is never in time; too long: a healed link is noticed late."""
+"""The timeout of one attempt to connect, including the handshake. (gRPC gives this setting another
+name: a refused attempt is retried according to two others.) Too short: on a slow link the
+handshake, which queues behind chunks, never completes in time; too long: a healed link is noticed
+late."""
 
 CHUNKS_KEEPALIVE_MS = 120_000
-"""How long a connection that carries chunks may leave a probe, or the kernel, without an answer: on
-a slow link both wait behind megabytes of chunks. Too short: connections in use are closed; too
-long: what a dead peer left open stays open. (A group notices a silent member by itself.)"""
+"""How long a connection that carries chunks may leave a probe, or sent data, unacknowledged: on a
+slow link both queue behind megabytes of chunks. Too short: connections in use are closed; too long:
+connections to a dead peer stay open. (A group detects a silent member by itself.)"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,20 +26,20 @@ class GrpcConfig:
     """The connections between peers."""
 
     keepalive_s: Seconds = 10.0
-    """An idle connection is probed this often. Too short: needless packets; too long: a cut cable
-    is noticed late (membership notices it by itself)."""
+    """An idle connection is probed this often. Too short: needless packets; too long: a partition
+    is noticed late (membership detects it by itself)."""
 
     keepalive_timeout_s: Seconds = 5.0
-    """A probe unanswered for so long closes the connection."""
+    """A probe that is unanswered for this long closes the connection."""
 
     data: str = "auto"
-    """How chunks travel. ``grpc``: through the one port. ``sockets``: over a TCP port of their own.
+    """How chunks travel. ``grpc``: through the one port. ``sockets``: over a separate TCP port.
     ``memory``: by shared memory between peers of one machine. ``auto``: by the fastest of these
-    that works between two peers. gRPC is what is left where the others do not."""
+    that works between two peers. Where the others do not work, gRPC is used."""
 
     tls_cert: str = ""
-    """File with this peer's certificate (PEM). With it, `tls_key` and `tls_ca`, everything between
-    machines is encrypted, and only peers with a certificate of the same CA are talked to."""
+    """File with this peer's certificate (PEM). With it, `tls_key` and `tls_ca`, all traffic between
+    machines is encrypted, and only peers with a certificate of the same CA can connect."""
 
     tls_key: str = ""
     """File with the certificate's key, without a password."""
@@ -66,7 +67,7 @@ class GrpcConfig:
         return bool(self.tls_cert or self.tls_key or self.tls_ca)
 
     def security(self) -> Tls | Plain:
-        """What connections need. Raises ConfigError if a file is not what it must be."""
+        """The security of connections. Raises ConfigError if a file is invalid."""
         if not self.has_tls:
             return Plain()
         return Tls.read(self.tls_cert, self.tls_key, self.tls_ca)

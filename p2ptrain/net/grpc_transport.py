@@ -1,10 +1,11 @@
 """Implement the `Transport` port by gRPC over one TCP port.
 
-One server accepts everything. To each other peer go two channels, each a connection of its own: one
-with a long `Talk` call for control messages, one with a `Move` call per stream of chunks. On one
-connection a message would wait behind whatever chunks the kernel has taken, which a slow link takes
-seconds to carry, and peers would think each other silent. Messages are bytes to gRPC: `net/wire.py`
-encodes and decodes, so a chunk is copied once when sent and not at all when received.
+One server accepts all connections. To each other peer there are two channels, each with a separate
+connection: one with a long `Talk` call for control messages, one with a `Move` call per stream of
+chunks. On a shared connection a message would queue behind the chunks that the kernel has accepted,
+which take a slow link seconds, and peers would take each other for silent. Messages are bytes to
+gRPC: `net/wire.py` encodes and decodes, so a chunk is copied once when sent and not at all when
+received.
 
 * Control messages wait in a bounded queue per peer, the oldest dropped first (best effort). A call
   that breaks is reported to the handler, and opened again by the next message, not before
@@ -48,22 +49,22 @@ IDLE_CALLS = 8
 MAX_IGNORED = 256
 RETRY_S = 0.1
 LARGE_BYTES = 1 << 16
-"""With a larger chunk an opening does not travel: it would come when all of the chunk has, seconds
-later on a slow link, and whoever waits for the stream would think that there is none."""
+"""An opening does not travel with a larger chunk: it would arrive only with all of the chunk,
+seconds later on a slow link, and a member that waits for the stream would time out."""
 
 SOCKETS_RETRY_S: Seconds = 30.0
-"""A peer whose sockets could not be reached is asked again after so long."""
+"""A peer whose sockets could not be reached is tried again after this."""
 
 SOCKETS_TIMEOUT_S: Seconds = 2.0
 
 GONE = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
-"""What gRPC raises on a callee's side when the call has ended under it."""
+"""What gRPC raises in a callee when its call has ended."""
 
 T = TypeVar("T")
 
 
 def _is_worth_telling(record: logging.LogRecord) -> bool:
-    """False for gRPC's reports that a call was cancelled: so calls end when peers leave."""
+    """False for gRPC's reports of cancelled calls, which are normal when peers leave."""
     error = record.exc_info[1] if record.exc_info else None
     return not isinstance(error, asyncio.CancelledError)
 
@@ -72,7 +73,7 @@ logging.getLogger("grpc._cython.cygrpc").addFilter(_is_worth_telling)
 
 
 def _translate(error: grpc.RpcError, address: Address, phase: str) -> P2PTrainError:
-    """The one table from status codes to our errors."""
+    """The only table from status codes to the project's errors."""
     code, details = error.code(), " ".join(str(error.details() or "").split())
     match code:
         case grpc.StatusCode.FAILED_PRECONDITION:
@@ -107,11 +108,11 @@ class GrpcTransport:
 
     Args:
         listen: ``host:port`` to listen on; port 0 takes a free one.
-        advertise: what others should use; by default the address that is listened on. Port 0
+        advertise: the address for others; by default the address that is listened on. Port 0
             stands for the port that was found.
 
     Raises:
-        ConfigError: if a file for TLS is not what it must be.
+        ConfigError: if a file for TLS is invalid.
     """
 
     def __init__(self, listen: str, advertise: str = "", config: GrpcConfig | None = None) -> None:
@@ -129,9 +130,9 @@ class GrpcTransport:
         self._closed = False
         self._handler: Handler | None = None
         self.refused_bytes = 0
-        """How many calls carried bytes that did not decode."""
+        """The number of calls with bytes that did not decode."""
         self.service: Service | None = None
-        """Answers strangers; without one they are told that nobody does."""
+        """Answers non-members; without one their calls are refused."""
 
     # --- the port ---------------------------------------------------------------------------------
 
@@ -261,7 +262,7 @@ class GrpcTransport:
         except RefusedError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         except TransportError:
-            return  # the caller hung up; whoever served the stream knows
+            return  # the caller hung up, which the handler has seen
         if aborted:
             await context.abort(grpc.StatusCode.ABORTED, aborted)
 
@@ -314,9 +315,9 @@ class GrpcTransport:
 
 
 class _Link:
-    """The way to one peer: its channels and the queue of control messages.
+    """The connections to one peer: its channels and the queue of control messages.
 
-    Channels share no connection (`use_local_subchannel_pool`), and connect when they are used.
+    Channels share no connection (`use_local_subchannel_pool`), and connect on first use.
     """
 
     def __init__(
@@ -351,7 +352,7 @@ class _Link:
         return self._sockets
 
     def forget_sockets(self) -> None:
-        """They did not work."""
+        """Use gRPC instead, and try sockets again later."""
         sockets, self._sockets = self._sockets, None
         if sockets:
             sockets.close()
@@ -366,14 +367,14 @@ class _Link:
                 await sockets.connect()
                 self._sockets = sockets
         except (grpc.RpcError, CodecError, TransportError):
-            pass  # gRPC it is; asked again later
+            pass  # use gRPC; tried again later
 
     def unary(self, method: str) -> Callable[..., Awaitable[bytes]]:
         call: Callable[..., Awaitable[bytes]] = self._channel.unary_unary(f"/{SERVICE}/{method}")
         return call
 
     def take_call(self) -> Any:  # Any: grpc is untyped
-        """A `Move` call that carries no stream at present."""
+        """Take a `Move` call that carries no stream at present."""
         while self._idle:
             call = self._idle.pop()
             if not call.done():
@@ -423,7 +424,7 @@ class _Link:
         await self._close_channels()
 
     async def _talk(self) -> None:
-        """Carry the queue to the peer, over call after call, until the link closes."""
+        """Send the queue to the peer, over one call after another, until the link closes."""
         while self._queue:
             try:
                 await self._talk_once()
@@ -432,7 +433,7 @@ class _Link:
                 why = str(_translate(error, self._address, "talking"))
             if self._closing:
                 return
-            self._queue.clear()  # best effort: what waited is old news by now
+            self._queue.clear()  # best effort: queued messages are outdated by now
             self._handler.handle_broken(self._address, why)
             await asyncio.sleep(RETRY_S)  # after that, the next message opens a call again
 
@@ -459,7 +460,7 @@ class _Link:
 
 
 class _CallerStream:
-    """The side of a stream that opened it; the opening travels with the first thing it says."""
+    """The side that opened a stream; the opening travels with its first message."""
 
     def __init__(self, link: _Link, address: Address, opening: Opening) -> None:
         self._link = link
@@ -484,7 +485,7 @@ class _CallerStream:
 
     async def receive(self, into: memoryview | None = None) -> memoryview | None:
         if self._opening:
-            await asyncio.sleep(0)  # whoever sends may be about to, and takes the opening along
+            await asyncio.sleep(0)  # a send may follow at once, and carries the opening
         if self._opening:
             await self._say(None, last=False)
         if self._heard_all:
@@ -502,7 +503,7 @@ class _CallerStream:
             await self._say(None, last=True)
 
     async def release(self) -> None:
-        """Nothing: what was received is our own."""
+        """No effect: received chunks are copies."""
 
     async def _say(self, payload: memoryview | None, last: bool) -> None:
         if self._opening and payload is not None and len(payload) > LARGE_BYTES:
@@ -525,7 +526,7 @@ class _CallerStream:
             self._call.cancel()
 
     async def _use(self, operation: Callable[[], Awaitable[T]], phase: str) -> T:
-        """One operation on the call; whatever ended the call is raised as an error of ours."""
+        """Run one operation on the call; its end is raised as an error of the project."""
         if self._aborted:
             raise TransportError(self._aborted)
         try:
@@ -586,10 +587,10 @@ class _CalleeStream:
         """Nothing: the stream ends for the caller when `handle_stream` returns."""
 
     async def release(self) -> None:
-        """Nothing: what was received is our own."""
+        """No effect: received chunks are copies."""
 
     async def close(self) -> None:
-        """Say that this was all, and let pass by what the caller still has to say."""
+        """Send the end, and discard what the caller still sends."""
         if not self._said_all and not self.aborted:
             await self._say(wire.Chunk(last=True))
         for _ in range(MAX_IGNORED):

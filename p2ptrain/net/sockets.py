@@ -1,8 +1,8 @@
 """Move streams of chunks over plain sockets, and by shared memory between peers of one machine.
 
-Beside its gRPC port a peer listens, where it can, on another TCP port and on a Unix socket. gRPC
-tells other members these paths (`Paths`) with a secret that every connection begins with, so only
-peers that may speak gRPC get in.
+Besides its gRPC port a peer listens, where it can, on another TCP port and on a Unix socket. gRPC
+gives these paths (`Paths`) to other members, with a secret with which every connection begins, so
+only peers that may use gRPC can connect.
 
 **Frames.** A connection carries streams one after the other, each a sequence of frames: a byte of
 kind, four bytes of length, then as many bytes::
@@ -12,18 +12,18 @@ kind, four bytes of length, then as many bytes::
 
 An abort ends the connection; a callee states the reason first.
 
-A chunk goes from the sender's vector into the receiver's without a copy between: the receiver says
-where it belongs (`receive(into=...)`).
+A chunk goes from the sender's vector into the receiver's without an intermediate copy: the receiver
+says where it belongs (`receive(into=...)`).
 
-**Shared memory.** A vector from `SharedVectors` lies in memory that other processes of the machine
+**Shared memory.** A vector from `SharedVectors` is in memory that other processes of the machine
 can map. A chunk of it travels as a reference (`Shared`: which memory, where), and the receiver
-reads the sender's own vector. So `End` means here: this side has sent all, *and read all*; then
-the vector is its owner's again. Over copied bytes the `End` travels with the last chunk.
+reads the sender's own vector. So `End` means here that this side has sent all, *and read all*; then
+the owner may reuse the vector. With copied bytes the `End` travels with the last chunk.
 
-The memory is an anonymous file (memfd), so nothing is left behind however a process dies. A
-receiver opens it through the sender's entry in /proc, with the process id that the kernel vouches
-for, and only if it is such a file: no sender can make it open anything else. Where that is not
-allowed (containers of different users), chunks travel as bytes.
+The memory is an anonymous file (memfd), so a process that dies leaves nothing behind. A receiver
+opens it through the sender's entry in /proc, with the process id that the kernel reports for the
+connection, and only if it is such a file: no sender can make it open anything else. Where that is
+not allowed (containers of different users), chunks travel as bytes.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ from p2ptrain.vectors import Vector
 
 
 class Kind(IntEnum):
-    """What a frame is."""
+    """The kind of a frame."""
 
     OPENING = 1
     CHUNK = 2
@@ -69,7 +69,7 @@ REFERENCE = struct.Struct("<IQQQ")
 
 KINDS = frozenset(Kind)
 CONNECT_S: Seconds = 2.0
-"""A connection that cannot be had in this time is not: a firewall may swallow the attempt."""
+"""The timeout of a connection attempt: a firewall may drop it without an answer."""
 
 SHARED_BYTES = 1 << 16
 """Chunks below this travel as bytes: a reference costs a round trip at the end."""
@@ -80,7 +80,7 @@ WAKE_BYTES = 1 << 19
 
 IDLE_CONNECTIONS = 8
 MAX_MAPPED = 4
-"""Vectors of the other side that stay mapped: a peer uses one or two, again and again."""
+"""Vectors of the other side that stay mapped: a peer reuses one or two."""
 
 MAX_TEXT = 1024
 SHARED_NAME = "p2ptrain-vector"
@@ -91,7 +91,7 @@ Serve = Callable[[Opening, ChunkStream], Coroutine[Any, Any, None]]  # Any: asyn
 
 
 def this_machine() -> str:
-    """Names the machine and network namespace; empty where there is nothing to share.
+    """Identify the machine and network namespace; empty where nothing can be shared.
 
     Abstract Unix sockets reach exactly as far.
     """
@@ -121,7 +121,7 @@ class SharedVectors:
         return vector
 
     def find(self, payload: memoryview) -> bytes | None:
-        """A reference to `payload`, if it lies in one of our vectors."""
+        """A reference to `payload`, if it is in one of our vectors."""
         at = np.frombuffer(payload, np.uint8).ctypes.data
         for start, place in self._stand.items():
             if start <= at and at + payload.nbytes <= start + place.size_bytes:
@@ -141,7 +141,7 @@ class _Place:
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """Where a peer's sockets are, for us."""
+    """The path to a peer's sockets."""
 
     family: socket.AddressFamily
     address: str | tuple[str, int]
@@ -149,7 +149,7 @@ class _Way:
 
 
 class SocketServer:
-    """Listens for streams beside gRPC; `paths` is what callers need to know."""
+    """Listens for streams besides gRPC; `paths` tells callers where."""
 
     def __init__(self, serve: Serve, vectors: SharedVectors) -> None:
         self._serve = serve
@@ -161,9 +161,9 @@ class SocketServer:
         self.paths = Paths(0, self._secret, "", "")
 
     def start(self, host: str) -> None:
-        """Listen on a free TCP port of `host`, and on a Unix socket where there is such a thing.
+        """Listen on a free TCP port of `host`, and on a Unix socket where supported.
 
-        Without a host there is no TCP port: what these sockets carry is not encrypted.
+        Without a host there is no TCP port, since these sockets are not encrypted.
         """
         machine, name, port = this_machine(), "", 0
         if host:
@@ -196,7 +196,7 @@ class SocketServer:
             try:
                 accepted, _ = await loop.sock_accept(listening)
             except OSError:
-                await asyncio.sleep(0.1)  # out of files, most likely: others close theirs
+                await asyncio.sleep(0.1)  # most likely out of descriptors: wait for some
                 continue
             self._start(self._converse(Connection(accepted, self._vectors)))
 
@@ -220,12 +220,12 @@ class SocketServer:
                     raise CodecError("an opening that opens nothing")
                 await self._serve_one(opening, SocketStream(connection, None, "the caller"))
         except (TransportError, CodecError, TimeoutError):
-            pass  # whoever serves the stream knows; between streams it is a goodbye
+            pass  # during a stream its handler sees it; between streams it is a normal end
         finally:
             connection.close()
 
     async def _serve_one(self, opening: Opening, stream: "SocketStream") -> None:
-        """Serve one stream, and stop if the caller hangs up while nobody reads."""
+        """Serve one stream, and stop if the caller hangs up while nothing reads from it."""
         serving = asyncio.get_running_loop().create_task(self._serve(opening, stream))
         try:
             with self._hangups.watching(stream.connection, serving):
@@ -245,7 +245,7 @@ class SocketServer:
 
 
 class _Hangups:
-    """Notices that a caller has hung up on a stream that nobody reads at the moment."""
+    """Detects that a caller hung up on a stream that is not being read."""
 
     def __init__(self) -> None:
         self._poll = select.epoll()
@@ -272,7 +272,7 @@ class _Hangups:
     def _look(self) -> None:
         for number, _ in self._poll.poll(0):
             connection, task = self._watched[number]
-            if connection.is_dead():  # not while something that was sent before waits to be read
+            if connection.is_dead():  # false while earlier data waits to be read
                 task.cancel()
 
 
@@ -291,7 +291,7 @@ class SocketCaller:
             self._way = _Way(_family_of(host), (host, paths.port), paths.secret)
 
     async def connect(self) -> None:
-        """Make sure that there is a way. Raises TransportError."""
+        """Check that a connection works. Raises TransportError."""
         self._idle.append(await self._connect())
 
     async def open(self, opening: Opening, name: str) -> "SocketStream":
@@ -365,7 +365,7 @@ class Connection:
             self._maybe_free()
 
     def __enter__(self) -> None:
-        """In use: the loop still watches the socket's number, which must not go to another one."""
+        """Mark as in use: the loop watches the socket's number, which must not be reused."""
         self._busy += 1
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
@@ -448,7 +448,7 @@ class Connection:
         return Kind(number), into
 
     def _wake_at(self, size_bytes: int) -> None:
-        """Be woken when so much is there, or the connection ends: each time costs as much."""
+        """Wake when this much has arrived, or at the end: each wake-up costs the same."""
         if size_bytes != self._wakes_at:
             self._wakes_at = size_bytes
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size_bytes)
@@ -460,7 +460,7 @@ class Connection:
         return bytes(data)
 
     async def hear_out(self) -> None:
-        """Let the other side read what we said last, before this is closed."""
+        """Let the other side read our last frames before the close."""
         waste = memoryview(bytearray(BUFFER_BYTES))
         with contextlib.suppress(TransportError, TimeoutError):
             async with asyncio.timeout(CONNECT_S):
@@ -499,7 +499,7 @@ class SocketStream:
         self._calls = opening is not None
         self._name = name
         self._put_back = put_back
-        self._rest = memoryview(b"")  # of what was referred to, what was not asked for yet
+        self._rest = memoryview(b"")  # the part of a reference that was not received yet
         self._said_all = False
         self._said_end = False
         self._heard_end = False
@@ -524,15 +524,15 @@ class SocketStream:
             return False
         await self._maybe_open()
         await self._say(Kind.SHARED, reference)
-        self._said_all = last  # the end is said when we have read all, too
+        self._said_all = last  # the end is sent once all is read, too
         return True
 
     async def receive(self, into: memoryview | None = None) -> memoryview | None:
         if self._rest:
-            await asyncio.sleep(0)  # there is no end of it: others want to go on, too
+            await asyncio.sleep(0)  # yield: a long reference must not block the loop
             return self._next_of_rest(into)
         if self._opening is not None:
-            await asyncio.sleep(0)  # whoever sends may be about to, and takes the opening along
+            await asyncio.sleep(0)  # a send may follow at once, and carries the opening
             await self._maybe_open()
         if self._heard_end:
             return None
@@ -565,7 +565,7 @@ class SocketStream:
             self._maybe_put_back()
 
     async def end(self) -> None:
-        """The called side has served the stream: say so, and hear the caller out."""
+        """The called side has served the stream: send the end, and read the caller's."""
         self._said_all = True
         await self.release()
         while not self._heard_end:
@@ -574,7 +574,7 @@ class SocketStream:
     def abort(self, why: str) -> None:
         if not self.aborted and not self._over:
             self.aborted = why
-            if self._calls:  # whoever serves a callee says why before
+            if self._calls:  # a callee's reason was sent before
                 self.connection.close()
 
     def _next_of_rest(self, into: memoryview | None) -> memoryview:

@@ -21,17 +21,17 @@ import grpc.aio
 from p2ptrain.errors import ConfigError
 
 NAME = "p2ptrain"
-"""What every certificate of a swarm is for, as its subject's alternative DNS name."""
+"""The subject's alternative DNS name of every certificate of a swarm."""
 
 Option = tuple[str, int | str]
 
 FLIGHTS = 8
-"""A handshake with oneself takes fewer."""
+"""The most round trips of the handshake with itself; a working one takes fewer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """What one peer shows, and whom it believes; PEM."""
+    """One peer's certificate and key, and the CA that it trusts; PEM."""
 
     cert: bytes
     key: bytes
@@ -64,28 +64,28 @@ class Tls:
         return read
 
     def serve(self, server: grpc.aio.Server, listen: str) -> int:
-        """Listen; callers must show a certificate of the CA. Raises RuntimeError if it fails."""
+        """Listen; callers must present a certificate of the CA. Raises RuntimeError if it fails."""
         credentials = grpc.ssl_server_credentials(
             [(self.key, self.cert)], self.ca, require_client_auth=True
         )
         return int(server.add_secure_port(listen, credentials))
 
     def channel(self, address: str, options: Sequence[Option]) -> grpc.aio.Channel:
-        """A way to a peer that must show a certificate of the CA."""
+        """A channel to a peer that must present a certificate of the CA."""
         credentials = grpc.ssl_channel_credentials(self.ca, self.key, self.cert)
         named = [*options, ("grpc.ssl_target_name_override", NAME)]
         return grpc.aio.secure_channel(address, credentials, options=named)
 
 
 class Plain:
-    """No TLS: whoever reaches a peer may talk to it."""
+    """No TLS: any host that reaches a peer can connect."""
 
     def serve(self, server: grpc.aio.Server, listen: str) -> int:
         """Listen. Raises RuntimeError if it fails."""
         return int(server.add_insecure_port(listen))
 
     def channel(self, address: str, options: Sequence[Option]) -> grpc.aio.Channel:
-        """A way to a peer."""
+        """A channel to a peer."""
         return grpc.aio.insecure_channel(address, options=options)
 
 

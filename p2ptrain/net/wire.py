@@ -2,9 +2,9 @@
 
 Every message of `core/messages.py` can be encoded. Any bytes either decode to a valid value or
 raise `CodecError` with one sentence: lengths, counts, names and numbers are bounded here, so code
-behind this file need not distrust them. The simulator sends its messages through this file, too.
+behind this file need not check them again. The simulator sends its messages through this file, too.
 
-Tensor bytes are the exception: a `Chunk` is written and read by hand, byte for byte as protobuf
+Tensor bytes are the exception: a `Chunk` is encoded and decoded here, byte for byte as protobuf
 would (a test compares), because protobuf copies a payload three times where one copy is enough.
 """
 
@@ -42,7 +42,7 @@ from p2ptrain.net.wire_parts import is_port as is_port
 
 PROTOCOL_MAJOR = 1
 PROTOCOL_MINOR = 0
-"""When they move is said in ``protos/p2ptrain/v1/peer.proto``."""
+"""``protos/p2ptrain/v1/peer.proto`` says when they change."""
 
 MAX_REASON = 300
 MAX_OPENING_BYTES = 1 << 12
@@ -52,13 +52,13 @@ MAX_WEIGHT = 1 << 40
 MAX_CHUNK_BYTES = 4 << 20
 SECRET_BYTES = 32
 LOWEST_PORT = 1024
-"""A call back goes to no port below: peers have no business there, and scanners do."""
+"""A dial back goes to no port below: no peer listens there, but scanners probe them."""
 
 # Tags of a Chunk's fields: number << 3 | kind, kind 2 has a length, kind 0 is a number.
 _PAYLOAD, _AVERAGE, _STATE, _LAST = 0x0A, 0x12, 0x1A, 0x20
 
 _WHATS = dict(enumerate(What))
-"""As they are numbered in the proto."""
+"""By their numbers in the proto."""
 _NUMBERS = {what: number for number, what in _WHATS.items()}
 
 T = TypeVar("T")
@@ -66,7 +66,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """What a peer says of itself before anything else."""
+    """A peer's description of itself, sent first."""
 
     protocol: tuple[int, int]
     algorithm: str
@@ -74,15 +74,15 @@ class Hello:
     model_size: int
     me: m.Member
     codec: str = ""
-    """How models travel; whoever has no model does not say."""
+    """How models travel; empty for a caller without a model."""
     gradient_codec: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class JoinReply:
-    """The answer to `Hello`: a refusal in words, or everyone the host knows of.
+    """The answer to `Hello`: a refusal in words, or all members in the host's view.
 
-    The newcomer is among them, with the samples of its former lives.
+    The newcomer is among them, with the samples of its earlier incarnations.
     """
 
     refusal: str
@@ -91,7 +91,7 @@ class JoinReply:
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """A control message and whose it is; `swarm` is the digest of what must agree in a swarm."""
+    """A control message and its sender; `swarm` is the digest of what must agree in a swarm."""
 
     source: PeerId
     swarm: str
@@ -114,7 +114,7 @@ class AverageOpening:
 
 @dataclass(frozen=True, slots=True)
 class StateOpening:
-    """The caller asks for the callee's state; without a version, for its model as it is now."""
+    """The caller asks for the callee's state; without a version, for its current model."""
 
     swarm: str
     sender: PeerId
@@ -137,16 +137,16 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What a peer tells whoever asks; rates and shares are over the last seconds."""
+    """A peer's report to non-members; rates and shares are over the last seconds."""
 
     hello: Hello
     members: tuple[m.Member, ...]
-    """The others, as this peer knows them."""
+    """The others, in this peer's view."""
     unix_s: Seconds
     running_s: Seconds
     samples_per_s: float
     wait_share: float
-    """0 to 1: how much of the trainer's time it waits for the protocol."""
+    """0 to 1: the fraction of the trainer's time spent waiting for the protocol."""
     progress: int
     """Samples of the whole swarm."""
     doing: str
@@ -158,14 +158,14 @@ class Report:
     groups_failed: int
     warning: str
     silence: str = ""
-    """What the peer says of not averaging at present; empty if it is not silent."""
+    """Its sentence about averages that do not succeed; empty if it is not silent."""
     since_average_s: Seconds | None = None
-    """Since its last average that succeeded; None before the first one."""
+    """Time since its last successful average; None before the first one."""
 
 
 @dataclass(frozen=True, slots=True)
 class DialBackRequest:
-    """Please call `port` at the address that this comes from; `number` answers there."""
+    """Request to call `port` at the caller's address, where `number` answers."""
 
     port: int
     number: int
@@ -173,7 +173,7 @@ class DialBackRequest:
 
 @dataclass(frozen=True, slots=True)
 class DialedBack:
-    """What became of it."""
+    """The result of a dial back."""
 
     seen_as: str
     """The caller's IP address, as the callee sees it."""
@@ -183,7 +183,7 @@ class DialedBack:
 
 @dataclass(frozen=True, slots=True)
 class Paths:
-    """How else streams can come to a peer, besides gRPC; see `net/sockets.py`."""
+    """Paths to a peer for streams, besides gRPC; see `net/sockets.py`."""
 
     port: int
     secret: bytes
@@ -309,7 +309,7 @@ def _algorithm_message(
 ) -> m.AlgorithmMessage:
     try:
         return m.AlgorithmMessage(kind, numbers, peers)
-    except LocalProtocolError as error:  # no peer of ours could send it
+    except LocalProtocolError as error:  # a correct peer cannot send it
         raise CodecError(str(error)) from error
 
 
@@ -449,7 +449,7 @@ def decode_chunk(data: bytes) -> Chunk:
     """What `data` holds; the payload is not copied, unknown fields are skipped.
 
     Raises:
-        CodecError: if the bytes are not a chunk, or one that says nothing.
+        CodecError: if the bytes are not a chunk, or an empty one.
     """
     payload, opening, last = None, None, False
     whole, at = memoryview(data), 0
@@ -582,12 +582,12 @@ def _members(packed: Sequence[Any]) -> tuple[m.Member, ...]:
     return tuple([_known_member(p.SerializeToString()) for p in packed])
 
 
-@functools.lru_cache(maxsize=1 << 14)  # every record is heard again and again
+@functools.lru_cache(maxsize=1 << 14)  # every record is received many times
 def _known_member(data: bytes) -> m.Member:
     return _member(parse(pb.Member, data))
 
 
-@functools.lru_cache(maxsize=8)  # all members are told the same
+@functools.lru_cache(maxsize=8)  # all members get the same
 def _formed_to_pb(begin: m.Begin) -> Any:  # Any: a generated class
     return pb.Formed(
         ticket=ticket_to_pb(begin.ticket),
@@ -603,7 +603,7 @@ def _begin(p: Any) -> m.Begin:  # Any: a generated class
     return replace(_known_begin(p.formed.SerializeToString()), offer=_offer(p))
 
 
-@functools.lru_cache(maxsize=8)  # in a simulated world, all are told by one of them
+@functools.lru_cache(maxsize=8)  # in a simulated world, one decoding serves all
 def _known_begin(data: bytes) -> m.Begin:
     """Weights and contributions: none, or one of each member, and not all weights 0."""
     p: Any = parse(pb.Formed, data)  # Any: a generated class

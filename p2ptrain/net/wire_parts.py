@@ -1,6 +1,6 @@
-"""Checks and conversions that all messages share: names, numbers, texts, tickets, groups.
+"""Check and convert the parts that all messages share: names, numbers, texts, tickets, groups.
 
-Each takes what came and returns it, or raises `CodecError` with one sentence.
+Each function takes a decoded value and returns it, or raises `CodecError` with one sentence.
 """
 
 import functools

@@ -1,25 +1,27 @@
-"""What must never happen in a world, and what has to come once it is left in peace.
+"""Check what must never happen in a world, and what must happen once faults have stopped.
 
-**Safety** is checked all the time, from what replicas do and from the records of groups, without a
-word of the machines that decided:
+**Safety** is checked at all times, from the actions of replicas and the records of groups,
+independently of the machines that made the decisions:
 
 * *one group at a time*: each machine's own invariants hold; and between a peer's contribution to a
   group and the result, no other group's result goes into its model;
 * *once*: each ticket has one group, and each of its members applies the result at most once;
-* *the mean*: what a member applies is the weighted mean of all contributions, the same for all;
-* *no update is lost*: a model is where it began, plus its trainer's updates, plus what groups and
-  takeovers added to it, and nothing else;
+* *the mean*: the result that a member applies is the weighted mean of all contributions, the same
+  for all;
+* *no update is lost*: a model equals its initial value, plus its trainer's updates, plus what
+  groups and state transfers added to it, and nothing else;
 * *equal*: where all peers wait for each other, those that average a step together have one model.
 
-**The books** are balanced in the end: the sum of all models is where they began, plus all updates
-and takeovers, plus the recorded effects of those groups that only some members finished; a group
-that all finished moves the sum by nothing. Gradients that are delivered late are counted alike.
+**The books** must balance in the end: the sum of all models equals the sum of the initial ones,
+plus all updates and state transfers, plus the recorded effects of those groups that only some
+members finished; a group that all members finished does not change the sum. Gradients that are
+delivered late are counted in the same way.
 
-**Progress** is asked for when nothing goes wrong any more: every peer that trains averages again,
-models come together, and all know who is here.
+**Progress** is required once no more faults occur: every peer that trains averages again, models
+converge, and every peer's membership view is correct.
 
-Replicas and records are watched from outside. What belongs to which group follows from the task
-that does it: one task carries out one average from its contribution to its record.
+Replicas and records are observed from outside. The running task determines to which group an action
+belongs: one task carries out one average, from its contribution to its record.
 
 Legend of shapes: ``M`` numbers of a model, ``G`` numbers of gradients and a buffer.
 """
@@ -46,12 +48,12 @@ from p2ptrain.sim.world import SimPeer, World
 Exact = NDArray[np.float64]
 
 CLOSE = 2e-3
-"""Rounding of some thousand float32 operations on numbers around ten. An update that is lost must
-be larger than that: let every step move every number by 1/64 or nothing."""
+"""The rounding error of some thousand float32 operations on numbers around ten. A lost update must
+be larger than that, so let every step move every number by 1/64 or more, or not at all."""
 
 TOGETHER = 1e-2
-"""Models have come together when they differ by so much of what they differed by, or of their
-size."""
+"""Models have converged when they differ by at most this fraction of their earlier differences, or
+of their size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,19 +70,19 @@ class Violation:
 
 @dataclass(slots=True)
 class _Part:
-    """What one member put into one group, and what it got."""
+    """What one member contributed to one group, and what it received."""
 
     contributed: Exact | None = None
     results_before: int = 0
-    """Results of groups that had gone into its model when it contributed."""
+    """The number of results that its model contained when it contributed."""
     got: Exact | None = None
-    """The mean, as far as this member can tell."""
+    """The mean that this member received."""
     added: Exact | None = None
-    """To the model; None where the mean is kept, or is one of gradients."""
+    """What it added to its model; None if the mean is kept, or is one of gradients."""
     usual: int = 0
-    """Samples of one step, as this member had made them when it stated what it contributes."""
+    """This member's samples per step at the time of its contribution."""
     model: bytes = b""
-    """The live model of which the contributed gradients are."""
+    """The live model on which the contributed gradients were computed."""
 
 
 @dataclass(slots=True)
@@ -98,28 +100,28 @@ class _Group:
 
 
 class PeerBook:
-    """What one peer's model should be, over all its lives."""
+    """What one peer's model should be, over all its restarts."""
 
     def __init__(self, name: PeerId, start_M: Vector) -> None:
         self.name = name
         self.due_M: Exact = np.array(start_M, np.float64)
         self.others_M: Exact = np.zeros_like(self.due_M)
-        """Of that: where it began, updates, and whatever is no group's."""
+        """The part of it that comes from no group: the initial model, updates, state transfers."""
         self.others_M += self.due_M
         self.handed_in: Exact = np.zeros(len(start_M) + 1)
         self.samples_of_step = self.usual = 0
         self.results = 0
         self.lives = 0
         self.conserves_mean = True
-        """What its algorithm declares: then only groups add to the model."""
+        """Declared by its algorithm; if true, only groups add to the model."""
         self.trains = False
-        """It has made a step in this life: before, it may take a model."""
+        """It has made a step since its start; before, it may take a model."""
         self.unexplained_M: Exact = np.zeros_like(self.due_M)
-        """What was added to the model by no group since."""
+        """What was added to the model by no group since then."""
         self._open: dict[asyncio.Task[Any] | None, _Part] = {}  # Any: a task's result
 
     def part(self) -> _Part:
-        """What the running task has to do with a group, if it has."""
+        """The running task's part in a group, if it has one."""
         return self._open.setdefault(asyncio.current_task(), _Part())
 
     def take_part(self) -> _Part:
@@ -129,13 +131,13 @@ class PeerBook:
         return part
 
     def changed(self, by_M: Vector | Exact) -> None:
-        """The trainer, or a takeover, has changed the model."""
+        """The trainer, or a state transfer, has changed the model."""
         self.due_M += by_M
         self.others_M += by_M
 
 
 class WatchedReplica(VectorReplica):
-    """A `VectorReplica` that writes down in a book whatever is done to it."""
+    """A `VectorReplica` that records every change in a book."""
 
     def __init__(self, start_M: Vector, learning_rate: float, book: PeerBook) -> None:
         super().__init__(start_M, learning_rate)
@@ -179,7 +181,7 @@ class WatchedReplica(VectorReplica):
 
 
 class WatchedPending(PendingGradients):
-    """`PendingGradients` that write down what is handed in, contributed and delivered."""
+    """`PendingGradients` that record what is handed in, contributed and delivered."""
 
     def __init__(self, watched: PendingGradients, book: PeerBook) -> None:
         self.__dict__.update(vars(watched))
@@ -216,8 +218,8 @@ class WatchedPending(PendingGradients):
 class Auditor:
     """Watches one world. Give its replicas and metrics to the peers, and `watch` to the world.
 
-    What it finds is in `found`, in order: it stops nobody, so that whoever carries the world out
-    may stop it, or see what comes of it.
+    Violations are appended to `found`, in order. The auditor stops nothing, so that the caller may
+    stop the world, or observe the consequences.
     """
 
     def __init__(self) -> None:
@@ -233,11 +235,11 @@ class Auditor:
         return WatchedReplica(start_M, learning_rate, book)
 
     def metrics(self, name: str) -> "WatchedRecords":
-        """Where the records of a peer go."""
+        """The metrics of a peer."""
         return WatchedRecords(self, PeerId(name))
 
     def watch(self, peer: SimPeer) -> None:
-        """A peer begins a life."""
+        """A peer starts or restarts."""
         driver = peer.driver
         self.books[driver.name].lives += 1
         self.books[driver.name].conserves_mean = driver.algorithm.conserves_mean
@@ -247,7 +249,7 @@ class Auditor:
     # --- safety -----------------------------------------------------------------------------------
 
     def look(self, world: World) -> None:
-        """Everything that can be seen at any moment."""
+        """Check everything that can be checked at any moment."""
         for name, peer in world.peers.items():
             try:
                 peer.driver.machine.check()
@@ -272,7 +274,7 @@ class Auditor:
         if name in group.done:
             if done:
                 self.note("once", f"{name} applied {ticket} twice")
-            return  # a later life has heard of it late, and been refused
+            return  # a restarted peer heard of it late, and was refused
         group.parts[name] = part
         if done:
             self._applied(book, ticket, group, part)
@@ -322,7 +324,7 @@ class Auditor:
     # --- the end ----------------------------------------------------------------------------------
 
     def balance(self, world: World) -> None:
-        """The books, when nobody averages any more."""
+        """Balance the books, once no peer averages any more."""
         self.look(world)
         everyone = {**world.dead, **world.peers}
         total_M = sum((peer.model().astype(np.float64) for peer in everyone.values()), np.zeros(1))
@@ -341,9 +343,9 @@ class Auditor:
             self._balance_pending(name, peer)
 
     def _balance_pending(self, name: PeerId, peer: SimPeer) -> None:
-        """What a peer handed in was delivered once, or waits."""
+        """Check that what a peer handed in was delivered once, or is pending."""
         if self.books[name].lives > 1:
-            return  # what an earlier life handed in and did not deliver died with it
+            return  # undelivered gradients of an earlier process died with it
         delivered = [
             part.contributed
             for group in self.groups.values()
@@ -359,7 +361,7 @@ class Auditor:
     # --- progress ---------------------------------------------------------------------------------
 
     def missing(self, world: World, since: Seconds) -> str:
-        """What is yet to come after the world was healed at `since`; nothing if all is well."""
+        """What is still missing since the world was healed at `since`; empty if nothing is."""
         for check in (self._who_averaged, self._who_knows, self._who_differs):
             if why := check(world, since):
                 return why
@@ -393,12 +395,12 @@ class Auditor:
         return ""
 
     def note(self, rule: str, what: str) -> None:
-        """Something was found."""
+        """Record a violation."""
         self.found.append(Violation(rule, what, virtual_loop().now))
 
 
 class WatchedRecords:
-    """Implements `Metrics`: tells an auditor of one peer's groups."""
+    """Implements `Metrics`: reports one peer's groups to an auditor."""
 
     def __init__(self, auditor: Auditor, peer: PeerId) -> None:
         self._auditor = auditor
@@ -412,12 +414,12 @@ class WatchedRecords:
 
 
 def partial(groups: Iterable[_Group]) -> int:
-    """How many of `groups` only some of their members finished."""
+    """The number of groups that only some of their members finished."""
     return sum(group.is_partial for group in groups)
 
 
 def _effect(group: _Group) -> Exact:
-    """By how much a group has moved the sum of all models, if not all members added their delta."""
+    """How much a group changed the sum of all models because some members added no delta."""
     deltas = (group.parts[name].added for name in group.done)
     added = [delta for delta in deltas if delta is not None]
     return sum(added, np.zeros(1)) if len(added) < len(group.members) else np.zeros(1)

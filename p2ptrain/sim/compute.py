@@ -1,14 +1,13 @@
-"""Priced compute: what a step costs where nothing is computed.
+"""Price compute: simulate the duration of a step without computing it.
 
 In a world computing takes no time on any clock, so a step lasts exactly as long as its price
-(`compute/step_timing.py`), and gradients of small models are computed inline: the world learns, and
-how long that takes can be read off its clock. Where only speed is asked for they need not be. Then
-a model is a short vector of zeros in which **one number stands for many**: chunks are shorter by
-the same factor, the network counts their bytes as often, and so do the records. As many chunks
-travel as for real, each of them as long on its link, and a thousand peers fit into one process.
+(`compute/step_timing.py`). Gradients of small models can be computed inline; the world's clock then
+shows how long learning takes. Where only speed matters they are left out. Then a model is a short
+vector of zeros in which **one number stands for many**: chunks are shorter by that factor, and the
+network and the records multiply their bytes by it. The number of chunks and the duration of each on
+its link are as in a real run, and a thousand peers fit into one process.
 
-What such a world cannot say it does not: there is no loss, no model to evaluate, no consensus
-distance.
+Such a world reports no loss, no model to evaluate and no consensus distance.
 """
 
 from dataclasses import replace
@@ -23,12 +22,12 @@ from p2ptrain.sim.loop import virtual_loop
 from p2ptrain.sim.replica import VectorReplica
 
 STANDS_FOR = 128
-"""Numbers of a model for which one travels. Larger: a model of thousands becomes too coarse;
-smaller: memory, and time to copy it."""
+"""How many numbers of a model one simulated number stands for. Larger: a model of thousands becomes
+too coarse; smaller: memory, and time to copy it."""
 
 
 class WorkClock:
-    """The clock of one trainer's work: goes on only while its process runs and works.
+    """The clock of one trainer's work: it advances only while its process runs and works.
 
     So a step of a second takes two while everything is half as fast, and longer by every pause.
     """
@@ -37,17 +36,17 @@ class WorkClock:
         self._worked_s: Seconds = 0.0
 
     def worked(self) -> Seconds:
-        """What the clock shows."""
+        """The time on the clock."""
         return self._worked_s
 
     async def work(self, price_s: Seconds) -> None:
-        """Work for so long."""
+        """Work for this long."""
         await virtual_loop().work(price_s)
         self._worked_s += price_s
 
 
 class PricedWork:
-    """Computes nothing; implements `Work`. Every step is of so many `samples`."""
+    """Computes nothing; implements `Work`. Every step has `samples` samples."""
 
     def __init__(self, samples: int) -> None:
         self._samples = samples
@@ -77,7 +76,7 @@ class PricedMetrics:
         self._model_size = model_size
 
     def record(self, kind: str, **fields: Any) -> None:  # Any: whatever JSON can hold
-        """Count bytes in full; say nothing of models that do not exist."""
+        """Count bytes in full; leave out figures about models, which do not exist."""
         for name in ("sent_bytes", "received_bytes"):
             if name in fields:
                 fields[name] *= STANDS_FOR

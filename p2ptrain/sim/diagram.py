@@ -1,18 +1,18 @@
-"""A space-time diagram of a trace: who said what to whom, when, and what became of it.
+"""Draw a space-time diagram of a trace: messages, streams, groups and faults between peers.
 
 ::
 
     python -m p2ptrain.sim.diagram trace.txt --from 12.0 --to 12.3 --out message_trace.svg
 
 Each peer is a vertical line, time runs downwards. **Time is in order and not to scale**: in a
-simulated world a thousandth of a second full of messages is followed by a tenth in which nothing
-happens, and a true scale would show one black bar. So each moment gets a row, longer gaps a little
-more room, and the times stand at the left.
+simulated world a millisecond full of messages is followed by a tenth of a second without an event,
+and a true scale would show one black bar. So each moment gets a row, longer gaps a little more
+room, and the times are at the left.
 
-A message is an arrow from when it was sent to when it arrived; a lost one ends in a cross. A stream
-is a green line beside the peer that was called, a group a coloured bar on the lines of its members,
-a fault a line across all. What membership says is grey, or absent with ``--quiet``. The SVG needs
-nothing but a viewer; pointing at something shows its line of the trace.
+A message is an arrow from its sending to its arrival; a lost one ends in a cross. A stream is a
+green line beside the peer that was called, a group a coloured bar on the lines of its members, a
+fault a line across all. Membership messages are grey, or left out with ``--quiet``. The SVG needs
+only a viewer; hovering over an element shows its line of the trace.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from p2ptrain.ids import Seconds
 from p2ptrain.sim.message_trace import Happening, Kind, read_trace
 
 MOST = 2000
-"""More happenings than this are not legible in one picture."""
+"""More events than this are not legible in one picture."""
 
 TOP, LEFT, RIGHT, BOTTOM = 74, 96, 60, 40
 LEAST_ROW, MOST_ROW = 13.0, 44.0
@@ -59,9 +59,9 @@ class Diagram:
     """One window of a trace, as SVG.
 
     Args:
-        happenings: those that touch the window.
-        since, until: the window; what begins before or ends after it is cut off there.
-        title: stands above.
+        happenings: the events that touch the window.
+        since, until: the window; events are cut off at its edges.
+        title: above the picture.
 
     Raises:
         ConfigError: if there is nothing to draw, or too much.
@@ -115,7 +115,7 @@ class Diagram:
         return {name: LEFT + column * (place + 0.5) for place, name in enumerate(names)}
 
     def _place_times(self) -> dict[Seconds, float]:
-        """A row for each moment; a longer gap is larger, but not in proportion."""
+        """One row per moment; a longer gap is larger, but not in proportion."""
         moments = {self._inside(at) for h in self._happenings for at in (h.began_at, h.at)}
         rows: dict[Seconds, float] = {}
         y: float = TOP
@@ -182,7 +182,7 @@ class Diagram:
             x2 += 24
         family = happening.family
         if happening.kind is Kind.LOST:
-            x2 = x1 + 0.6 * (x2 - x1)  # it got no further
+            x2 = x1 + 0.6 * (x2 - x1)  # a lost message ends there
             self._line(x1, y1, x2, y2, "lost")
             for dy in (-4, 4):
                 self._line(x2 - 4, y2 - dy, x2 + 4, y2 + dy, "lost")
@@ -192,9 +192,9 @@ class Diagram:
         self._label(x1, y1, x2, y2, happening.what, style)
 
     def _label(self, x1: float, y1: float, x2: float, y2: float, what: str, style: str) -> None:
-        """Beside where the arrow begins, since moments have rows of their own.
+        """Put a label beside the start of the arrow, since each moment has its own row.
 
-        The same word to several is said once; other words of that moment stand further along.
+        A message to several peers gets one label; other labels of that moment are further along.
         """
         rightwards = x2 >= x1
         said = self._labels.setdefault((x1, y1, rightwards), [])
@@ -251,17 +251,17 @@ class Diagram:
 def draw(
     lines: Iterable[str], since: Seconds, until: Seconds, title: str, *, quiet: bool = False
 ) -> str:
-    """The SVG of what the lines of a trace tell of one window.
+    """The SVG of one window of a trace.
 
     Args:
         lines: of the whole trace, or as much of it as there is.
         since: the first moment of the window.
         until: its last moment.
-        title: stands above the picture.
-        quiet: without what membership says.
+        title: above the picture.
+        quiet: without membership messages.
 
     Raises:
-        ConfigError: if that is not a window, or nothing or too much happens in it.
+        ConfigError: if that is not a window, or it has no events or too many.
     """
     if not 0 <= since < until:
         raise ConfigError(f"from {since:g} s to {until:g} s is no time; `to` must be after `from`")
@@ -282,7 +282,7 @@ def _head(name: str, colour: str) -> str:
 
 
 def _by_number(name: str) -> tuple[str, int, str]:
-    """p2 stands before p10."""
+    """Sort p2 before p10."""
     digits = name[len(name.rstrip("0123456789")) :]
     return name.rstrip("0123456789"), int(digits or 0), name
 

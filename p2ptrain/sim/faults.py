@@ -1,13 +1,13 @@
-"""What can go wrong in a world, as a plan: what, when, for how long.
+"""Plan the faults of a world: what fails, when, and for how long.
 
 A fault begins at `at_s` of the world's clock, or as soon as a peer has made `at_step` steps over
-all its lives: the peer that the fault is about, or the one that `of` names. It ends `for_s` later;
-without `for_s`, never. ::
+all its restarts: the peer that the fault affects, or the one that `of` names. It ends `for_s`
+later; without `for_s`, never. ::
 
     plan = [
         Crash(peer="p3", at_step=50, for_s=2.0),              # kill -9; back two seconds later
         Pause(peer="p1", at_s=10.0, for_s=3.0),               # SIGSTOP, SIGCONT
-        SlowDown(peer="p2", at_s=0.0, factor=4.0),            # for ever
+        SlowDown(peer="p2", at_s=0.0, factor=4.0),            # until the end
         Drift(peer="p4", at_s=0.0, rate=1.001),               # 1 ms a second fast
         Partition(parts=(("p0", "p1"),), at_s=20.0, for_s=5.0),   # these two, and all others
         Hold(source="p0", target="p1", at_s=30.0, for_s=0.5),
@@ -15,9 +15,9 @@ without `for_s`, never. ::
     ]
     carrying_out = asyncio.create_task(world.carry_out(plan))
 
-Beginning and end of each are lines of the trace. Faults of different peers may overlap; of two
-partitions the later one replaces the other, and of two faults of one kind that hit one peer the
-first that ends ends both. A fault that finds its peer dead does nothing and says so.
+The beginning and the end of each are lines of the trace. Faults of different peers may overlap. A
+second partition replaces the first; of two faults of one kind on one peer, the first to end ends
+both. A fault on a dead peer has no effect, and the trace says so.
 """
 
 import math
@@ -36,12 +36,12 @@ from p2ptrain.sim.process import Process
 from p2ptrain.sim.trace import Trace
 
 TRY_AGAIN_S: Seconds = 1.0
-"""Who starts again and is not let in (it is cut off, say) tries again after so long."""
+"""A restarting peer that is not admitted (because it is cut off, say) retries after this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Timed:
-    """When something goes wrong, and for how long."""
+    """When a fault begins, and for how long it lasts."""
 
     at_s: Seconds | None = None
     at_step: int | None = None
@@ -74,11 +74,11 @@ class _Timed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _OfPeer(_Timed):
-    """Something that hits one peer."""
+    """A fault of one peer."""
 
     peer: str
     ends: ClassVar[str]
-    """What the trace says of its end."""
+    """The trace's words for its end."""
 
     @property
     def about(self) -> tuple[str, ...]:
@@ -87,10 +87,10 @@ class _OfPeer(_Timed):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crash(_OfPeer):
-    """It dies, as by kill -9; in the end it starts again under a new incarnation."""
+    """It dies, as by kill -9; at the end it restarts under a new incarnation."""
 
     keeps_model: bool = False
-    """Start again with the model that it had, not with another peer's."""
+    """Restart with its own last model, not with another peer's."""
     ends = "is back"
 
     def __str__(self) -> str:
@@ -99,7 +99,7 @@ class Crash(_OfPeer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pause(_OfPeer):
-    """It stands still; what others send waits for it."""
+    """It is stopped; messages to it wait."""
 
     ends = "goes on"
 
@@ -125,7 +125,7 @@ class SlowDown(_OfPeer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drift(_OfPeer):
-    """Its clock shows `rate` seconds for each one that passes."""
+    """Its clock advances by `rate` seconds per second."""
 
     rate: float
     ends = "has a clock that runs like others"
@@ -156,7 +156,7 @@ class Throttle(_OfPeer):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partition(_Timed):
-    """Nothing passes between two parts; whoever is in none of them is in one more."""
+    """Nothing passes between parts; peers in none of them form one more part."""
 
     parts: tuple[tuple[str, ...], ...]
 
@@ -170,7 +170,7 @@ class Partition(_Timed):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hold(_Timed):
-    """What `source` sends to `target` stops on its way, and goes on in the end."""
+    """Traffic from `source` to `target` stops in flight, and goes on at the end."""
 
     source: str
     target: str
@@ -189,17 +189,17 @@ Fault = PeerFault | NetworkFault
 
 
 class Afflicted(Protocol):
-    """What a plan is carried out on: a world."""
+    """The target of a plan: a world."""
 
     network: SimNetwork
     trace: Trace
 
     def address_of(self, name: PeerId) -> Address:
-        """Where a peer is, or was before it crashed. Raises ConfigError for no peer of ours."""
+        """A peer's address, also after a crash. Raises ConfigError for an unknown peer."""
         ...
 
     def process_of(self, name: PeerId) -> Process | None:
-        """None for one that has crashed."""
+        """None for a peer that has crashed."""
         ...
 
     def crash(self, name: str) -> None: ...
@@ -210,10 +210,10 @@ class Afflicted(Protocol):
 
 
 async def carry_out(plan: Sequence[Fault], world: Afflicted) -> None:
-    """Let everything happen that `plan` says; returns when the last fault has ended.
+    """Carry out `plan`; returns when its last fault has ended.
 
     Raises:
-        ConfigError: if it names a peer that is not of this world; nothing has happened then.
+        ConfigError: if it names a peer that is not of this world; no fault has begun then.
     """
     for fault in plan:
         for name in (*fault.about, *([fault.of] if fault.of else [])):
@@ -259,7 +259,7 @@ async def _apply_to_peer(fault: PeerFault, process: Process, world: Afflicted) -
     if fault.for_s is None:
         return
     await loop.wait(fault.for_s)
-    now_it = world.process_of(PeerId(fault.peer)) or process  # it may have crashed and come back
+    now_it = world.process_of(PeerId(fault.peer)) or process  # the peer may have restarted
     match fault:
         case Crash(keeps_model=keeps_model):
             await _come_back(fault.peer, keeps_model, world)
@@ -295,7 +295,7 @@ async def _apply_to_network(fault: NetworkFault, world: Afflicted) -> None:
 
 async def _come_back(peer: str, keeps_model: bool, world: Afflicted) -> None:
     loop = virtual_loop()
-    while True:  # until the world ends, as whoever restarts processes does
+    while True:  # until the world ends, like a process supervisor
         try:
             await world.restart(peer, keeps_model=keeps_model)
             return
@@ -315,7 +315,7 @@ MEAN_GAP_S: Seconds = 2.0
 
 
 def random_plan(seed: int, peers: Sequence[str], until_s: Seconds) -> tuple[Fault, ...]:
-    """Faults of all kinds by chance, all over at `until_s`: what comes then has to be progress.
+    """Random faults of all kinds, all over at `until_s`, so progress can be demanded then.
 
     A peer has one fault at a time, one partition is in force at a time, and fewer than half of the
     peers are dead at any moment.

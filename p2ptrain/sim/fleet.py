@@ -1,8 +1,8 @@
-"""A world of configured peers: as many lives as a plan of faults gives them.
+"""Run a world of configured peers, restarted as often as a plan of faults says.
 
-`sim/world.py` builds peers for tests that look inside. Here each peer is made anew, by its maker,
-for each of its lives, as a real one is by whoever starts its process again; and it leaves what a
-real one leaves.
+`sim/world.py` builds peers for tests that inspect them. Here a maker creates each peer anew for
+every start, as a supervisor starts a real process again; and a peer leaves the same records as a
+real one.
 """
 
 import asyncio
@@ -20,17 +20,17 @@ from p2ptrain.sim.process import Process
 from p2ptrain.sim.trace import Trace
 
 Maker = Callable[[int], LivingPeer]
-"""Makes a peer for a life with this number, from 1."""
+"""Makes a peer for its start number n, from 1."""
 
 
 class FleetWorld:
-    """Peers, the network between them, and one seed for all chance; implements `Afflicted`."""
+    """Peers, their network, one seed for all random decisions; implements `Afflicted`."""
 
     def __init__(self, seed: int, link: Link) -> None:
         self.trace = Trace()
         self.network = SimNetwork(seed, link, self.trace)
         self.lives: dict[PeerId, LivingPeer] = {}
-        """The latest of each peer, whether it lives or not."""
+        """The latest process of each peer, living or not."""
         self._makers: dict[PeerId, Maker] = {}
         self._numbers: dict[PeerId, int] = {}
         self._dead: dict[PeerId, None] = {}
@@ -39,12 +39,12 @@ class FleetWorld:
         loop.trace_tail = self.trace.trace_tail
 
     def expect(self, name: PeerId, make: Maker) -> None:
-        """A peer that is to come; `live` begins its first life."""
+        """Announce a peer; `live` starts it."""
         self._makers[name] = make
         self._numbers[name] = 0
 
     def live(self, name: PeerId) -> LivingPeer:
-        """A life of `name` begins: the first one, or another after it has left."""
+        """Start `name`, for the first time or again after it has left."""
         self._numbers[name] += 1
         peer = self._makers[name](self._numbers[name])
         self.lives[name] = peer
@@ -56,14 +56,14 @@ class FleetWorld:
         return asyncio.get_running_loop().create_task(carry_out(plan, self))
 
     def address_of(self, name: PeerId) -> Address:
-        """Where a peer is, or was. Raises ConfigError for no peer of ours."""
+        """A peer's address, past or present. Raises ConfigError for an unknown peer."""
         if name not in self._makers:
             known = ", ".join(self._makers) or "none"
             raise ConfigError(f"no peer {name!r} in this fleet; there are: {known}")
         return address_of(name)
 
     def process_of(self, name: PeerId) -> Process | None:
-        """None for one that is dead, has left, or has not come yet."""
+        """None for a peer that is dead, has left, or has not started yet."""
         is_over = name in self._dead or name not in self.lives or self.lives[name].task.done()
         return None if is_over else self.lives[name].process
 
@@ -71,14 +71,14 @@ class FleetWorld:
         """Kill -9."""
         peer = self.lives[PeerId(name)]
         self._dead[peer.name] = None
-        virtual_loop().resume(peer.process)  # what is dead does not stand still
+        virtual_loop().resume(peer.process)  # a dead process is not paused
         self.network.crash(self.address_of(peer.name))
         peer.die()
 
     async def restart(self, name: str, *, keeps_model: bool = False) -> LivingPeer:
-        """A crashed peer starts again as whoever restarts its process would start it.
+        """Restart a crashed peer as a process supervisor would.
 
-        It joins, and takes a model, as part of its life.
+        It joins and takes a model by itself afterwards.
         """
         if keeps_model:
             raise ConfigError(f"{name} has no checkpoint to start again from")
@@ -87,5 +87,5 @@ class FleetWorld:
 
 
 def address_of(name: str) -> Address:
-    """Where a fleet's peer of that name listens, in all its lives."""
+    """The address of a fleet's peer of that name, the same after every restart."""
     return Address(f"{name}:1")

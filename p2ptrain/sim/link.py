@@ -1,18 +1,18 @@
-"""What lies between two peers: links, and the uplinks through which everything leaves.
+"""Model the links between peers, and the uplinks that all traffic passes.
 
-**The model.** Whatever leaves a peer passes its *uplink*, then its machine's uplink if it leaves
-the machine, then the way itself if that one is narrower. Each is a server with a rate; after the
-last one comes the latency. Chunks of one stream wait for each other, and streams take turns, chunk
-by chunk: that is fair sharing, as among TCP connections, with a chunk as its grain. Exact sharing
-would recompute every stream's end whenever any stream starts or stops; with chunks of 256 KiB
-turns differ from it by a few chunks' time.
+**The model.** All traffic of a peer passes its *uplink*, then its machine's uplink if it leaves the
+machine, then the link itself if that one is narrower. Each is a server with a rate; latency is
+added after the last one. Chunks of one stream queue behind each other, and streams take turns,
+chunk by chunk: fair sharing, as among TCP connections, with the chunk as the unit. Exact sharing
+would recompute every stream's end whenever any stream starts or stops; with chunks of 256 KiB turns
+differ from it by the time of a few chunks.
 
 **Messages overtake.** A control message is a packet or two; on a real link it waits for the packet
-in front of it, not for megabytes of another connection. So messages wait for each other only, and
-the time they take is taken from the streams: bandwidth is shared, never invented.
+in front of it, not for megabytes of another connection. So messages queue behind each other only,
+and the time they take is taken from the streams: the total never exceeds the bandwidth.
 
-**A rate can change.** What is being carried ends at the old rate; what waits behind it leaves at
-the new one, as from a real buffer.
+**A rate can change.** The current transfer ends at the old rate; everything queued behind it leaves
+at the new one, as from a real buffer.
 """
 
 import math
@@ -28,18 +28,18 @@ from p2ptrain.sim.loop import virtual_loop
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """What one way from a peer to another is like."""
+    """The properties of one direction between two peers."""
 
     latency_s: Seconds = 0.001
     jitter_s: Seconds = 0.0
-    """Up to so much is added per message; more than the gap between two reorders them."""
+    """The maximum added per message; above the gap between two messages it reorders them."""
     loss: float = 0.0
-    """Share of messages that vanish."""
+    """Fraction of messages that are lost."""
     duplication: float = 0.0
-    """Share of messages that arrive twice."""
+    """Fraction of messages that arrive twice."""
     bandwidth_bytes_s: float | None = None
-    """Of the network's link: what each peer's uplink carries. Of one way's: what that way carries,
-    beside the uplink. None: as much as anybody sends."""
+    """In the network's own link: the rate of each peer's uplink. In the link of one direction: its
+    rate, in addition to the uplink's. None: no limit."""
 
     def __post_init__(self) -> None:
         for name in ("latency_s", "jitter_s"):
@@ -60,7 +60,7 @@ def check_bandwidth(name: str, bytes_s: float | None) -> None:
 
 
 class Uplink:
-    """Carries what leaves through it, one thing at a time, at `bytes_s`.
+    """Carries outgoing traffic, one item at a time, at `bytes_s`.
 
     Args:
         bytes_s: None for no limit.
@@ -70,15 +70,15 @@ class Uplink:
     def __init__(self, bytes_s: float | None, context: Context) -> None:
         self._context = context
         self.bytes_s = bytes_s
-        """May be changed; what is being carried ends at the old rate."""
+        """May be changed; the current transfer ends at the old rate."""
         self._flows: dict[object, deque[tuple[int, Callable[[], None]]]] = {}
         self._is_busy = False
         self._messages: deque[tuple[int, Callable[[], None]]] = deque()
         self._is_busy_with_message = False
-        self._taken_s: Seconds = 0.0  # by messages, of the chunk that is being carried
+        self._taken_s: Seconds = 0.0  # by messages, from the current chunk
 
     def message(self, size: int, then: Callable[[], None]) -> None:
-        """Carry a message of `size` bytes, behind those before it; `then` it has left."""
+        """Carry a message of `size` bytes after the queued ones; call `then` when it has left."""
         if self.bytes_s is None and not self._is_busy_with_message:
             then()
             return
@@ -87,7 +87,7 @@ class Uplink:
             self._carry_next_message()
 
     def send(self, flow: object, size: int, then: Callable[[], None]) -> None:
-        """Carry `size` bytes of `flow`, behind what it has sent before; `then` they have left."""
+        """Carry `size` bytes of `flow` after its queued ones; call `then` when they have left."""
         self._flows.setdefault(flow, deque()).append((size, then))
         if not self._is_busy:
             self._carry_next()

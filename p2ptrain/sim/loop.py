@@ -1,18 +1,18 @@
-"""An event loop in which waiting is free, and waiting for ever is an error.
+"""Run an event loop on virtual time, where waiting is free and a deadlock is an error.
 
-Time is a float that jumps: when nothing is ready to run, the loop moves the clock to the next timer
-instead of sleeping. When nothing is ready and no timer is armed, nothing can ever happen again;
-then `SimulationStuck` names every task that waits, with the line at which it does.
+Time is a float: when nothing is ready to run, the loop moves the clock to the next timer instead of
+sleeping. When nothing is ready and no timer is armed, nothing can happen any more; then
+`SimulationStuck` names every waiting task, with the line at which it waits.
 
-**Interleavings.** What is ready at one moment in different processes (`sim/process.py`) could run
-in any order on different machines; `shuffle` draws the order from a seed. Within one process the
-order stays as it is: there asyncio promises it, and production code may rely on the promise.
+**Interleavings.** Callbacks that are ready at one moment in different processes (`sim/process.py`)
+could run in any order on different machines; `shuffle` draws the order from a seed. Within one
+process the order is kept: asyncio guarantees it, and production code may rely on that.
 
 **Two clocks.** `time`, `call_at` and `call_later` are on the clock of the process that calls, as
 code in a process expects; `now` and `at` are on the world's, for the network and for faults.
 
-The loop is asyncio's own with the part replaced that would wait for sockets: `_run_once`, the queue
-of timers behind it, and nothing else. It has no threads and no sockets.
+The loop is asyncio's own, except for the part that would wait for sockets: `_run_once`, and the
+queue of timers behind it. It has no threads and no sockets.
 """
 
 import asyncio
@@ -33,10 +33,10 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 CANCELLED_KEPT = 1024
-"""Cancelled timers stay queued until there are so many, and more than those that are not."""
+"""Cancelled timers stay queued up to this number, or while they are the minority."""
 
 LEAST_S: Seconds = 1e-9
-"""Less than this is a rounding error, not a time to wait."""
+"""A shorter wait is a rounding error."""
 
 
 class SimulationStuck(P2PTrainError):
@@ -44,7 +44,7 @@ class SimulationStuck(P2PTrainError):
 
 
 class _WorldTimer(asyncio.TimerHandle):
-    """A timer on the world's clock: something arrives, whatever clocks show."""
+    """A timer on the world's clock, for arrivals and faults."""
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
@@ -58,13 +58,13 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self.now: Seconds = 0.0
         """The world's clock."""
         self.trace_tail: Callable[[], str] | None = None
-        """What to tell beside a failure: where the trace is."""
+        """The end of the trace, to report with a failure."""
         self._timers: list[tuple[Seconds, int, asyncio.TimerHandle]] = []
         self._armed = 0  # timers so far; of two for one moment the older one is first
         self._cancelled = 0  # of those that are queued
         self._order: Random | None = None
         self._paused: list[Process] = []
-        self._may_run: float = math.inf  # callbacks until whoever runs the loop wants to look
+        self._may_run: float = math.inf  # callbacks until `run_for` returns
 
     # --- for code that runs in a process ----------------------------------------------------------
 
@@ -103,17 +103,17 @@ class VirtualLoop(asyncio.BaseEventLoop):
         *args: *Ts,
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
-        """Call at `when` on the world's clock, on behalf of whom `context` says."""
+        """Call at `when` on the world's clock, in the process that `context` names."""
         timer = _WorldTimer(when, callback, args, self, context)
         self._arm(when, timer)
         return timer
 
     def clock_of(self, process: Process) -> Callable[[], Seconds]:
-        """The clock of `process`, whoever looks at it."""
+        """The clock of `process`, from any context."""
         return lambda: process.local(self.now)
 
     async def wait(self, duration_s: Seconds) -> None:
-        """Wait so many seconds of the world, whatever the caller's clock shows."""
+        """Wait this many seconds of the world's clock, not the caller's."""
         over = self.create_future()
         timer = self.at(self.now + duration_s, _set, over)
         try:
@@ -122,9 +122,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
             timer.cancel()
 
     async def work(self, price_s: Seconds) -> None:
-        """Wait as long as the calling process takes for what usually takes `price_s`.
+        """Wait as long as the calling process takes for work that usually takes `price_s`.
 
-        Of the world's time, times its slowness; while it is paused it does no work.
+        That is in the world's time, times its slowness; a paused process does no work.
         """
         process = running()
         if process is None:
@@ -136,11 +136,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
             await self.wait(left_s)
 
     def run_for(self, duration_s: Seconds, callbacks: float = math.inf) -> None:
-        """Let the world go on for so long, or a shorter while in which very much happens.
+        """Run the world for this long, or until many callbacks have run.
 
-        Call it from outside, again and again, to look at a world in between. That it stops after so
-        many `callbacks` or a few more follows from the world alone: whoever decides something then
-        decides it at the same moment of every run.
+        Call it repeatedly from outside, to inspect the world in between. Where it stops, after
+        `callbacks` callbacks or a few more, follows from the world alone: so the caller's decisions
+        fall on the same moment of every run.
         """
         self._may_run = callbacks
         end = self.at(self.now + duration_s, self.stop)
@@ -151,7 +151,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._may_run = math.inf
 
     def shuffle(self, order: Random) -> None:
-        """From now on `order` decides which process is first when several are ready."""
+        """From now on `order` decides which process runs first when several are ready."""
         self._order = order
 
     def pause(self, process: Process) -> None:
@@ -162,10 +162,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._paused.append(process)
 
     def resume(self, process: Process) -> None:
-        """`process` goes on. As after SIGCONT it reads what has arrived before it looks at a clock.
+        """Let `process` go on. As after SIGCONT it reads what has arrived before it reads a clock.
 
-        So it hears late messages first and its own overdue timers only then, which is the order
-        that finds deadlines that do not bind by themselves.
+        So it handles late messages first and its own overdue timers only then. That order exposes
+        deadlines that hold only if their timer fires in time.
         """
         if process.is_paused:
             process.is_paused = False
@@ -175,7 +175,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._ready.extend(sorted(waiting, key=_is_own_timer))
 
     def set_rate(self, process: Process, rate: float) -> None:
-        """The clock of `process` runs at `rate` from now on, and its timers by it.
+        """Let the clock of `process` and its timers run at `rate` from now on.
 
         Raises:
             ConfigError: if the clock would not go forward.
@@ -201,7 +201,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """There are no events from outside."""
 
     def _write_to_self(self) -> None:
-        """Nobody sleeps who would have to be woken."""
+        """There is no sleeping selector to wake."""
 
     def _run_once(self) -> None:
         """Let time pass if nothing is ready, then run everything that is."""
@@ -270,7 +270,7 @@ def run(work: Coroutine[Any, Any, T]) -> T:  # Any: asyncio's own types
 
 
 def virtual_loop() -> VirtualLoop:
-    """The running loop, of which the caller knows that it is a virtual one."""
+    """The running loop, which must be a virtual one."""
     loop = asyncio.get_running_loop()
     assert isinstance(loop, VirtualLoop)
     return loop
@@ -281,7 +281,7 @@ def _is_own_timer(handle: asyncio.Handle) -> bool:
 
 
 def _merged(ready: deque[asyncio.Handle], order: Random) -> deque[asyncio.Handle]:
-    """A random order of `ready` in which everything of one process keeps its own."""
+    """A random order of `ready` that keeps the order within each process."""
     owners = [owner(handle) for handle in ready]
     queues: dict[Process | None, deque[asyncio.Handle]] = {}
     for process, handle in zip(owners, ready, strict=True):

@@ -1,7 +1,7 @@
-"""The lines of a trace, read again: what happened, from when to when, to whom.
+"""Parse the lines of a trace into events: what happened, when, and between which peers.
 
-`sim/trace.py` says what lines look like. What a line of a later version says that this one does not
-know is left out; what is no line of a trace at all is an error.
+`sim/trace.py` describes the format. Lines of unknown kinds, from a later version, are skipped; a
+line that is not from a trace at all is an error.
 """
 
 import re
@@ -14,7 +14,7 @@ from p2ptrain.sim.trace import time_of
 
 
 class Kind(StrEnum):
-    """What sort of thing happened."""
+    """The kind of an event."""
 
     MESSAGE = "message"
     LOST = "lost"
@@ -22,12 +22,12 @@ class Kind(StrEnum):
     GROUP = "group"
     FAULT = "fault"
     ASIDE = "aside"
-    """A step, or what one peer thinks of another."""
+    """A step, or one peer's view of another."""
 
 
 @dataclass(frozen=True, slots=True)
 class Happening:
-    """One thing that happened."""
+    """One event."""
 
     kind: Kind
     began_at: Seconds
@@ -37,9 +37,9 @@ class Happening:
     what: str
     line: str
     family: str = ""
-    """Of a message: what part of the protocol it belongs to."""
+    """The part of the protocol that a message belongs to."""
     ok: bool = True
-    """False for a stream that failed, and a group that came to nothing."""
+    """False for a stream or a group that failed."""
 
 
 FAMILIES = {
@@ -47,7 +47,7 @@ FAMILIES = {
     "barrier": ("Arrive", "CatchUp"),
     "call": ("call:",),
 }
-"""What is in none of them belongs to the lock."""
+"""A message in none of them belongs to the lock."""
 
 MESSAGE = re.compile(r"(\S+) -> (\S+) (.*?)(?: after (\d+\.\d+)s)?$")
 LOST = re.compile(r"(\S+) -x (\S+) (.*), sent t=(\d+\.\d+)s$")
@@ -59,10 +59,10 @@ FAULT = re.compile(r"! (.*)$")
 
 
 def read_trace(lines: Iterable[str]) -> Iterator[Happening]:
-    """What `lines` tell, in the order in which it ended.
+    """The events of `lines`, in the order of their ends.
 
     Raises:
-        ConfigError: for what is no line of a trace.
+        ConfigError: for a line that is not from a trace.
     """
     opened: dict[str, tuple[Seconds, str]] = {}
     for line in lines:

@@ -1,20 +1,20 @@
-"""A network that is as bad as the port allows: latency, loss, duplication, jitter, silence, death.
+"""Simulate a network as bad as the port allows: latency, jitter, loss, duplication, cuts, crashes.
 
-Messages are encoded and decoded by `net/wire.py`, as on a real wire. What chance decides comes from
-one seeded generator per sender, so that a run can be repeated. `sim/link.py` says what a way costs,
-`sim/streams.py` what streams promise.
+Messages are encoded and decoded by `net/wire.py`, as on a real wire. Random decisions come from one
+seeded generator per sender, so that a run can be repeated. `sim/link.py` describes the cost of a
+link, `sim/streams.py` the guarantees of streams.
 
-What a way can suffer, beside its `Link`:
+Besides its `Link`, a connection can be affected by:
 
-* *cut* and *partition*: nothing passes. Messages are lost and nobody is told; streams and calls
-  stall as TCP does, go on a little after healing, or are given up when it lasts too long.
-* *hold*: messages and streams stop on their way and go on when released. No message is lost; a
-  stream that stands still for too long is given up, as above.
-* *crash*: who is dead answers nothing. Its streams are reset; a message to its address is answered
-  by a refusal, which the sender's handler hears of, once in a while.
+* *cut* and *partition*: nothing passes. Messages are lost without an error; streams and calls stall
+  as TCP does, go on a little after healing, or are given up when it lasts too long.
+* *hold*: messages and streams stop in flight and go on when released. No message is lost; a stream
+  that stalls for too long is given up, as above.
+* *crash*: a dead peer answers nothing. Its streams are reset; a message to its address gets a
+  refusal, and the sender's handler is notified of one from time to time.
 
-Calls (join, identify) run over TCP: loss costs them time, a retry after `RETRY_S` and twice that
-each time, and no answer.
+Calls (join, identify) run over TCP: loss delays them, by a retry after `RETRY_S` and twice that
+each time, but does not fail them.
 """
 
 import asyncio
@@ -41,11 +41,12 @@ from p2ptrain.sim.streams import SimStream
 from p2ptrain.sim.trace import Trace
 
 RETRY_S: Seconds = 0.1
-"""TCP tries again after so long; so soon after a break does a sender hear of the next one."""
+"""The interval after which TCP retries, and the least interval between two reports of breaks to a
+sender."""
 
 GIVEN_UP_S: Seconds = 15.0
-"""A connection over which nothing has passed for so long, though it should, is closed: keepalive's
-period and its time-out as real peers have them by default."""
+"""A connection without any progress for this long is closed: keepalive's period and its timeout as
+real peers have them by default."""
 
 T = TypeVar("T")
 Way = tuple[Address, Address]
@@ -75,26 +76,26 @@ class _Flight:
     source: "SimTransport"
     target: Address
     there: "SimTransport | None"
-    """Who was at `target` when it was sent: another one does not hear of it."""
+    """The transport at `target` at the time of sending; a later one there does not get it."""
     envelope: Envelope | None
-    """As it comes out there; None if it cannot be read."""
+    """As decoded there; None if it cannot be decoded."""
     what: str
     sent_at: Seconds
 
 
 class SimNetwork:
-    """All transports of one world, and what lies between them."""
+    """All transports of one world, and the links between them."""
 
     def __init__(self, seed: int, link: Link | None = None, trace: Trace | None = None) -> None:
         self.link = link or Link()
-        """Every way's, unless it has one of its own."""
+        """The link between all pairs without one of their own."""
         self.stands_for = 1
-        """Bytes on a link for which one byte of a chunk stands; see `sim/compute.py`."""
+        """How many bytes on a link one byte of a chunk stands for; see `sim/compute.py`."""
         self.message_bytes = 0
         """Of all control messages so far, as encoded."""
         self.trace = trace or Trace()
         self._seed = seed
-        self._context = copy_context()  # the world's: what lies between peers is in no process
+        self._context = copy_context()  # the world's: links belong to no process
         self._transports: dict[Address, SimTransport] = {}
         self._names: dict[Address, str] = {}
         self._ports = 0
@@ -105,7 +106,7 @@ class SimNetwork:
         self._uplinks: dict[object, Uplink] = {}
         self._cut: dict[Way, None] = {}
         self.partitions = 0
-        """How many there have been."""
+        """The number of partitions so far."""
         self._part: dict[Address, int] = {}
         self._held: dict[Way, list[_Flight]] = {}
         self._stalled: list[_Stall] = []
@@ -114,14 +115,14 @@ class SimNetwork:
     # --- what a world is built of -----------------------------------------------------------------
 
     def transport(self, address: str = "", name: str = "") -> "SimTransport":
-        """A transport at `address`, by default at one of its own; the trace calls it `name`."""
+        """A transport at `address`, by default a new one; its name in the trace is `name`."""
         self._ports += 1
         found = Address(address or f"sim:{self._ports}")
         self._names[found] = name or found
         return SimTransport(self, found)
 
     def set_link(self, source: Address, target: Address, link: Link | None) -> None:
-        """The way from `source` to `target` is `link` from now on; None: like all others."""
+        """Set the link from `source` to `target`; None: the network's own link."""
         if link is None:
             self._links.pop((source, target), None)
         else:
@@ -131,7 +132,7 @@ class SimNetwork:
     def machine(
         self, name: str, uplink_bytes_s: float | None = None, inner: Link | None = None
     ) -> None:
-        """A machine whose peers share an uplink; `inner` is the way between two of them.
+        """Define a machine whose peers share an uplink; `inner` links two of them.
 
         Raises:
             ConfigError: if the uplink's bandwidth cannot be one.
@@ -140,7 +141,7 @@ class SimNetwork:
         self._machines[name] = _Machine(Uplink(uplink_bytes_s, self._context), inner or self.link)
 
     def place(self, address: Address, machine: str) -> None:
-        """`address` is on `machine`.
+        """Put `address` on `machine`.
 
         Raises:
             ConfigError: if there is no such machine.
@@ -153,7 +154,7 @@ class SimNetwork:
     # --- what can happen to it --------------------------------------------------------------------
 
     def throttle(self, address: Address, bytes_s: float | None) -> None:
-        """The uplink of `address` carries no more than `bytes_s` from now on; None: as before.
+        """Limit the uplink of `address` to `bytes_s` from now on; None: its original rate.
 
         Raises:
             ConfigError: if that cannot be a bandwidth.
@@ -163,11 +164,11 @@ class SimNetwork:
         self._set_uplink(address, min(rates, default=None))
 
     def cut(self, one: Address, other: Address) -> None:
-        """Nothing passes between two addresses any more; nobody is told."""
+        """Let nothing pass between two addresses any more, without an error."""
         self._cut[one, other] = self._cut[other, one] = None
 
     def partition(self, *parts: Sequence[Address]) -> int:
-        """Nothing passes between two parts; who is in none of them is in one more part.
+        """Let nothing pass between parts; addresses in none of them form one more part.
 
         One partition at a time: it replaces the one before. Returns its number, from 1.
         """
@@ -177,23 +178,23 @@ class SimNetwork:
         return self.partitions
 
     def heal(self) -> None:
-        """All cuts and the partition end."""
+        """End all cuts and the partition."""
         self._cut.clear()
         self._part.clear()
         self._go_on(RETRY_S)
 
     def hold(self, source: Address, target: Address) -> None:
-        """What goes from `source` to `target` stops on its way until `release`."""
+        """Stop traffic from `source` to `target` in flight until `release`."""
         self._held.setdefault((source, target), [])
 
     def release(self, source: Address, target: Address) -> None:
-        """What was held arrives now, in the order in which it would have."""
+        """Deliver what was held now, in its original order."""
         for flight in self._held.pop((source, target), []):
             self._fly(virtual_loop().now, flight)
         self._go_on(0.0)
 
     def crash(self, address: Address) -> None:
-        """The process at `address` dies: its connections are reset, it says nothing more."""
+        """Kill the process at `address`: its connections are reset, and it sends nothing more."""
         self._transports.pop(address).die()
 
     # --- for transports ---------------------------------------------------------------------------
@@ -211,11 +212,11 @@ class SimNetwork:
         return self._transports.get(address)
 
     def name(self, address: Address) -> str:
-        """What the trace calls whoever is there."""
+        """The name of an address in the trace."""
         return self._names.get(address, address)
 
     def link_of(self, source: Address, target: Address) -> Link:
-        """What the way from `source` to `target` is like."""
+        """The link from `source` to `target`."""
         if not self._links and not self._machine_of:
             return self.link
         own = self._links.get((source, target))
@@ -229,17 +230,17 @@ class SimNetwork:
         return bool(self._cut) and (one, other) in self._cut
 
     def random_of(self, address: Address) -> Random:
-        """The chance that rules over what `address` sends."""
+        """The random generator for what `address` sends."""
         return Random(f"{self._seed}/{address}")
 
     def carry_message(self, source: "SimTransport", target: Address, envelope: Envelope) -> None:
-        """One message on its way: perhaps lost, late, or twice."""
+        """Send one message: it may be lost, delayed or duplicated."""
         now, chance = virtual_loop().now, source.chance
         link = self.link_of(source.address, target)
         size, decoded = self._coded(envelope)
         self.message_bytes += size
         flight = _Flight(source, target, self.at(target), decoded, said(envelope.message), now)
-        ways_s: list[Seconds] = []  # how long each copy flies
+        ways_s: list[Seconds] = []  # the delay of each copy
         for _ in range(2 if link.duplication and chance.random() < link.duplication else 1):
             jitter_s = chance.random() * link.jitter_s if link.jitter_s else 0.0
             if link.loss and chance.random() < link.loss:
@@ -259,14 +260,14 @@ class SimNetwork:
         arrive: Callable[[], None],
         give_up: Callable[[], None] | None = None,
     ) -> None:
-        """Bring so many bytes of `flow` over, reliably; size 0 is a signal and waits for none.
+        """Carry `size` bytes of `flow` reliably; size 0 is a signal, which does not queue.
 
         Args:
             flow: bytes of one flow stay in order on the uplink.
-            way: from, to.
-            size: of all of it.
-            arrive: called when it is over there, in no process.
-            give_up: called instead if the way is cut for too long.
+            way: source and target.
+            size: in bytes.
+            arrive: called at the arrival, in no process.
+            give_up: called instead if the connection is cut for too long.
         """
         then = partial(self._leave, way, arrive, give_up)
         for uplink in reversed(self._path(*way) if size else ()):
@@ -274,7 +275,7 @@ class SimNetwork:
         then()
 
     def open_stream(self, caller: "SimTransport", target: Address, opening: Opening) -> ChunkStream:
-        """A stream whose opening is on its way."""
+        """A stream whose opening is in flight."""
         number, way = self.new_flow(), (caller.address, target)
 
         def over(stream: SimStream, why: str) -> None:
@@ -324,7 +325,7 @@ class SimNetwork:
     # --- inside -----------------------------------------------------------------------------------
 
     def _coded(self, envelope: Envelope) -> tuple[int, Envelope | None]:
-        """The size on the wire, and what comes out there; an announcement is the same for all."""
+        """The encoded size, and the decoded envelope; an announcement is the same for all."""
         if self._coded_last is None or self._coded_last[0] != envelope:
             data = wire.encode_envelope(envelope)
             decoded: Envelope | None = None
@@ -361,7 +362,7 @@ class SimNetwork:
             there.handler.handle_message(flight.envelope)
 
     def _bounce(self, flight: _Flight, why: str) -> None:
-        """Tell the sender that the way to its target is broken."""
+        """Notify the sender that the path to its target is broken."""
         source, loop = flight.source, virtual_loop()
         way_back = (flight.target, source.address)
         if not self.is_cut(*way_back):
@@ -400,7 +401,7 @@ class SimNetwork:
         give_up()
 
     def _go_on(self, after_s: Seconds) -> None:
-        """Whatever stalled on a way that is free again arrives in so long."""
+        """Let what stalled on a healed connection arrive after this long."""
         loop = virtual_loop()
         going = [stall for stall in self._stalled if not self._stops(stall.way)]
         self._stalled = [stall for stall in self._stalled if self._stops(stall.way)]
@@ -412,7 +413,7 @@ class SimNetwork:
         return way in self._held or self.is_cut(*way)
 
     def _path(self, source: Address, target: Address) -> tuple[Uplink, ...]:
-        """The uplinks that something passes on its way, in order."""
+        """The uplinks between two addresses, in order."""
         if not self._uplinks and not self._machine_of and self.link.bandwidth_bytes_s is None:
             return ()
         machine = self._machine_of.get(source)
@@ -433,7 +434,7 @@ class SimNetwork:
         return self._uplinks[key]
 
     def _set_uplink(self, key: object, bytes_s: float | None) -> None:
-        """An existing uplink is changed and not replaced: it may be carrying something."""
+        """Change an existing uplink instead of replacing it: it may be in use."""
         self._uplink(key, bytes_s).bytes_s = bytes_s
 
     def _are_together(self, one: Address, other: Address) -> bool:
@@ -454,11 +455,11 @@ class SimTransport:
         self.handler: Handler | None = None
         self.chance = network.random_of(address)
         self.context = copy_context()
-        """Of the process that listens here."""
+        """The context of the process that listens here."""
         self._network = network
         self._streams: dict[SimStream, None] = {}
         self._serving: dict[asyncio.Task[Any], None] = {}  # Any: each call's answer
-        self._told: dict[Address, Seconds] = {}  # when we last told of a break
+        self._told: dict[Address, Seconds] = {}  # when a break was last reported
 
     # --- the port ---------------------------------------------------------------------------------
 
@@ -496,7 +497,7 @@ class SimTransport:
         return np.empty(size, np.float32)
 
     def forget(self, address: Address) -> None:
-        """Nothing else is kept per address."""
+        """Nothing else is stored per address."""
         self._told.pop(address, None)
 
     async def close(self, grace_s: Seconds) -> None:
@@ -510,15 +511,15 @@ class SimTransport:
     # --- for the network --------------------------------------------------------------------------
 
     def keep(self, stream: SimStream) -> None:
-        """`stream` has a side here."""
+        """Register a stream with a side here."""
         self._streams[stream] = None
 
     def drop(self, stream: SimStream) -> None:
-        """`stream` is over here."""
+        """Remove a stream that is over here."""
         self._streams.pop(stream, None)
 
     def serve_stream(self, stream: SimStream, first: bytes) -> None:
-        """A stream to us begins."""
+        """Serve a stream that was opened to this transport."""
         opening = wire.decode_chunk(first).opening
         assert self.handler is not None
         assert opening is not None
@@ -526,14 +527,14 @@ class SimTransport:
         stream.serving = self._start(stream.serve(self.handler, opening))
 
     def hear_of_break(self, target: Address, why: str) -> None:
-        """A message of ours could not be delivered: our handler is told once per break."""
+        """Report an undelivered message to the handler, once per break."""
         now = virtual_loop().now
         if self.handler is not None and self._told.get(target, -RETRY_S) + RETRY_S <= now:
             self._told[target] = now
             self.handler.handle_broken(target, why)
 
     def die(self) -> None:
-        """Connections are reset; whoever served here stops in the middle."""
+        """Reset all connections, and stop all served calls and streams."""
         self.handler = None
         for stream in tuple(self._streams):
             stream.abort(f"{self.address} reset the connection")
@@ -557,7 +558,7 @@ class SimTransport:
         timeout_s: Seconds,
         phase: str,
     ) -> bytes:
-        """One call to `target`, answered in its process; or the error a real network gives."""
+        """Make one call to `target`, answered in its process; or raise a real network's error."""
         there_and_back = (self.address, target), (target, self.address)
         try:
             async with asyncio.timeout(timeout_s):
@@ -579,7 +580,7 @@ class SimTransport:
         return data
 
     async def _pass(self, way: Way, size: int) -> None:
-        """Bytes of a call pass; each time they are lost they come later, not never."""
+        """Carry the bytes of a call; each loss delays them."""
         loop, retry_s = virtual_loop(), RETRY_S
         while self.chance.random() < self._network.link_of(*way).loss:
             await loop.wait(retry_s)
@@ -595,7 +596,7 @@ def _resolve(passed: asyncio.Future[None]) -> None:
 
 
 def _what_for(opening: Opening) -> str:
-    """What a stream is opened for, as the trace says it."""
+    """The purpose of a stream, in the trace's words."""
     if isinstance(opening, AverageOpening):
         return f"average {opening.ticket}"
     return "model" if opening.version is None else f"state of version {opening.version}"

@@ -1,8 +1,8 @@
-"""A configured peer in a world: what `Peer` and ``p2ptrain peer`` are for real.
+"""Run a configured peer in a world: the counterpart of `Peer` and ``p2ptrain peer``.
 
 Its lifecycle (`runtime/lifecycle.py`) and its loop (`compute/steps.py`) are those of a real peer.
-Trainer and protocol share one event loop, so nothing is carried from one to the other, and copies
-are made inline.
+Trainer and protocol share one event loop, so nothing passes between threads, and copies are made
+inline.
 """
 
 import asyncio
@@ -26,13 +26,13 @@ from p2ptrain.sim.process import Process
 T = TypeVar("T")
 
 SLICE_S: Seconds = 1.0
-"""A simulated step asks this often whether it should stop: more rarely than a real one, since in a
-large world much of what happens would be that question."""
+"""The interval at which a simulated step checks whether it should stop: longer than a real one's,
+since in a large world most events would be such checks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trainee:
-    """A model, what a step computes on it, and how it is updated from that."""
+    """A model, the computation of a step on it, and its update."""
 
     replica: Replica
     work: Work
@@ -44,11 +44,11 @@ class LivingPeer:
 
     Args:
         config: as a real peer's; its name is not empty.
-        trainee: what it trains.
-        pace: what a step costs.
-        rank: its place in the pace.
-        metrics: takes the records.
-        incarnation: larger than that of any earlier life under this name.
+        trainee: its model and steps.
+        pace: the price of a step.
+        rank: its rank in the pace.
+        metrics: receives the records.
+        incarnation: larger than any earlier one of this name.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class LivingPeer:
         self._pace = pace
         self.process = Process(config.name)
         self.task: asyncio.Task[None]
-        """Its life; there is none before `begin`."""
+        """Its main task; there is none before `begin`."""
         self._metrics = metrics
         self._life = PeerLifecycle(
             config,
@@ -89,15 +89,15 @@ class LivingPeer:
         await self._life.boundary.step(samples, loss, self._trainee.update)
 
     def stop(self, why: str) -> None:
-        """Ask it to leave, as SIGTERM does."""
+        """Ask it to leave, like SIGTERM."""
         self.process.context().run(self._life.stop, why)
 
     def begin(self, transport: Transport) -> None:
-        """Begin to live, in a process of its own."""
+        """Start, in a process of its own."""
         self.task = self.process.start(self._live(transport))
 
     def die(self) -> None:
-        """Stop in the middle of everything, as a killed process does."""
+        """Stop at once, like a killed process."""
         if self.address:
             self._life.driver.kill()
         self.task.cancel()
@@ -106,7 +106,7 @@ class LivingPeer:
         """Join, train, serve, leave.
 
         Raises:
-            P2PTrainError: the sentence with which a real peer would end; it has left cleanly.
+            P2PTrainError: the error with which a real peer would end; it has left cleanly.
         """
         life, error = self._life, None
         self.address = await life.listen(transport, self._metrics)
@@ -142,7 +142,7 @@ class LivingPeer:
 
 
 def simulated_environment(process: Process, incarnation: int) -> Environment:
-    """What a simulated peer finds around it: its own clock, one loop, copies made inline."""
+    """The environment of a simulated peer: its own clock, one loop, copies made inline."""
     clock = virtual_loop().clock_of(process)
     return Environment(
         clock=clock,

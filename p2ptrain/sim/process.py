@@ -1,9 +1,9 @@
-"""A simulated process: a clock of its own, and the power to stand still.
+"""Simulate a process: it has its own clock, and it can be paused.
 
-Code that runs on behalf of a process carries it along in its context (`contextvars`): what a task
-starts, arms or waits for belongs to the process that the task belongs to. So the loop knows whose
-clock a timer was set by and whose callbacks have to wait while their process is paused, and the
-code that runs knows nothing of either: it asks its loop for the time, as it does for real.
+Code that runs on behalf of a process carries it along in its context (`contextvars`): the tasks,
+timers and waits of a task belong to the task's own process. So the loop can tell by whose clock a
+timer was set and which callbacks have to wait while their process is paused. The code that runs
+contains nothing of this: it asks its loop for the time, as in production.
 """
 
 import asyncio
@@ -20,32 +20,32 @@ _running: ContextVar["Process | None"] = ContextVar("process", default=None)
 
 
 class Process:
-    """One process. Clock and pause are changed by `VirtualLoop`, which knows what they touch."""
+    """One process. Only `VirtualLoop` changes clock and pause, since its timers depend on them."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.rate = 1.0
-        """Seconds that its clock goes on in one second of the world."""
+        """Seconds by which its clock advances in one second of the world."""
         self.slowness = 1.0
-        """How many times as long as usual its computing takes."""
+        """The factor by which its computing takes longer than usual."""
         self.is_paused = False
         self.waiting: list[asyncio.Handle] = []
-        """What became ready while it was paused."""
+        """Callbacks that became ready while it was paused."""
         self.stood_still_s: Seconds = 0.0
-        """How long it was paused before now."""
+        """The total time for which it was paused so far."""
         self._set_at: Seconds = 0.0
         self._showed: Seconds = 0.0
 
     def local(self, now: Seconds) -> Seconds:
-        """What this process's clock shows at `now` of the world."""
+        """The time on this process's clock at `now` of the world."""
         return self._showed + (now - self._set_at) * self.rate
 
     def world(self, shown: Seconds) -> Seconds:
-        """When, on the world's clock, this process's clock shows `shown`."""
+        """The time on the world's clock at which this process's clock shows `shown`."""
         return self._set_at + (shown - self._showed) / self.rate
 
     def set_rate(self, rate: float, now: Seconds) -> None:
-        """From `now` on the clock runs at `rate`; it does not jump."""
+        """Let the clock run at `rate` from `now` on; it does not jump."""
         if rate <= 0:
             raise ConfigError(f"a clock at rate {rate} does not go forward; give one above 0")
         self._showed, self._set_at, self.rate = self.local(now), now, rate
@@ -62,7 +62,7 @@ class Process:
 
 
 def running() -> Process | None:
-    """The process on behalf of which the caller runs; None for the world's own doings."""
+    """The process on behalf of which the caller runs; None for the world's own tasks."""
     return _running.get()
 
 

@@ -1,10 +1,10 @@
-"""Records of a world's peers, on their way to files.
+"""Buffer the records of a world's peers on their way to files.
 
-A world may have more peers than a process may have files open, and writes much faster than a real
-swarm: so lines are kept, and appended when somebody wants to read them.
+A world may have more peers than a process may have open files, and writes much faster than a real
+swarm. So lines are kept in memory, and appended to the files before they are read.
 
-How peers learn of each other when they arrive together, and of each other's leaving in the end, is
-left out: of a thousand peers that would be two million lines of what everyone knows.
+Records about peers that arrive together, and about peers that leave at the end, are left out: for a
+thousand peers they would be two million lines without information.
 """
 
 import json
@@ -33,7 +33,7 @@ class RecordFile:
         self._lines.append(json.dumps({"kind": kind, "t": self._clock(), **fields}))
 
     def flush(self) -> None:
-        """Append what was kept."""
+        """Append the kept lines to the file."""
         if self._lines:
             with self._path.open("a", encoding="utf-8") as file:
                 file.write("\n".join(self._lines) + "\n")

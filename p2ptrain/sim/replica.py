@@ -1,4 +1,4 @@
-"""A replica of plain numpy: a vector that moves by whatever its trainer says."""
+"""Implement `Replica` with plain numpy: a vector that its trainer moves."""
 
 from collections.abc import Callable
 
@@ -12,7 +12,7 @@ class VectorReplica:
     """Implements `Replica` for one float32 vector, trained by plain gradient steps.
 
     The gradient vector is the gradient and one buffer, G = M + 1. Set `gradient` before a step. The
-    buffer is always 1: its mean has to be 1, and what a peer contributes ends with its weight.
+    buffer is always 1: its mean must be 1, and the last number of a contribution is its weight.
     """
 
     def __init__(self, start_M: Vector, learning_rate: float = 0.0) -> None:

@@ -1,10 +1,11 @@
-"""Streams of chunks between simulated peers: ordered, reliable, bounded, like TCP's.
+"""Simulate streams of chunks between peers: ordered, reliable and bounded, like TCP's.
 
-They feel latency, bandwidth, partitions and death, not loss. What is sent lies at once in the other
-side's `_coming`, in order; its arrival is an event that makes one more of them readable. So nothing
-can be overtaken, whatever the network does to single arrivals.
+Latency, bandwidth, partitions and crashes affect them; loss does not. A sent chunk is placed at
+once in the other side's `_coming`, in order; its arrival is an event that makes one more of them
+readable. So no chunk can overtake another, whatever the network does to single arrivals.
 
-A side that hangs up, or dies, knows it at once; the other one when the word has reached it.
+A side that hangs up, or dies, has ended the stream at once; the other side learns of it one network
+delay later.
 """
 
 import asyncio
@@ -18,15 +19,15 @@ from p2ptrain.net.transport import Handler
 from p2ptrain.net.wire import Chunk, Opening
 
 WINDOW_CHUNKS = 4
-"""Chunks that a side has sent and the other has not read, at most. What the other reads makes room
-at once: real transports widen their windows to hide the way back."""
+"""The most chunks that a side has sent and the other has not read. Reading one makes room at once:
+real transports widen their windows to hide the way back."""
 
 MAX_IGNORED = 256
-"""Chunks that a callee which has returned lets pass before it hangs up."""
+"""Chunks that a callee ignores after its return, before it hangs up."""
 
 Carry = Callable[[int, Callable[[], None]], None]
-"""``carry(size, arrive)``: bring so many bytes to the other side, then call. Size 0: a signal,
-which waits for no bytes."""
+"""``carry(size, arrive)``: carry `size` bytes to the other side, then call `arrive`. Size 0: a
+signal, which does not queue behind bytes."""
 
 
 class SimStream:
@@ -35,7 +36,7 @@ class SimStream:
     Args:
         carry: to the other side.
         when_over: called once, with a sentence if the stream has failed.
-        stands_for: bytes on the way for which one byte of a payload stands.
+        stands_for: how many bytes on the link one byte of a payload stands for.
     """
 
     def __init__(
@@ -46,12 +47,12 @@ class SimStream:
     ) -> None:
         self.other: SimStream
         self.serving: asyncio.Task[None] | None = None
-        """What serves this stream, on the side that was called."""
+        """The task that serves this stream, on the called side."""
         self._carry = carry
         self._when_over = when_over
         self._stands_for = stands_for
         self._coming: deque[bytes] = deque()
-        self._here = 0  # how many of them have arrived
+        self._here = 0  # the number of them that have arrived
         self._unread = 0  # chunks of ours that the other side has not read
         self._said_all = False
         self._heard_all = False
@@ -93,7 +94,7 @@ class SimStream:
             await self.say_all()
 
     async def release(self) -> None:
-        """Nothing: what was received is our own."""
+        """No effect: received chunks are copies."""
 
     def abort(self, why: str) -> None:
         if self.fail(TransportError(why)):
@@ -103,21 +104,21 @@ class SimStream:
 
     @property
     def sends(self) -> bool:
-        """True while something of ours is on its way."""
+        """True while sent chunks are in flight."""
         return self._unread > 0 and self._error is None
 
     async def say_all(self) -> None:
-        """Say that this was all, if that was not said."""
+        """Send the end of this side, if it was not sent."""
         if not self._said_all:
             await self._say(Chunk(last=True))
 
     def refuse(self, error: RefusedError) -> None:
-        """Refuse in words."""
+        """Refuse the stream with a sentence."""
         if self.fail(error):
             self._carry(0, partial(self.other.hear_end, error))
 
     def fail(self, error: P2PTrainError) -> bool:
-        """This side is over; false if it was before."""
+        """End this side; false if it had ended before."""
         if self._error or self._is_over:
             return False
         self._error = error
@@ -133,7 +134,7 @@ class SimStream:
             self.serving.cancel()
 
     async def serve(self, handler: Handler, opening: Opening) -> None:
-        """The side that was called: let `handler` do its part, then say that this was all."""
+        """Serve the called side: run `handler`, then send the end."""
         try:
             await handler.handle_stream(opening, self)
             await self.say_all()
@@ -145,10 +146,10 @@ class SimStream:
         except RefusedError as error:
             self.refuse(error)
         except TransportError:
-            pass  # the other side is gone, or the stream was aborted here
+            pass  # the other side ended, or the stream was aborted here
 
     def arrive(self) -> None:
-        """One more of what was sent to us is here."""
+        """One more chunk has arrived."""
         self._here += 1
         self._stir(self._reader)
 

@@ -1,20 +1,20 @@
-"""What happened in a world: one line per message, stream, fault, step and group; and one hash.
+"""Record a trace: one line per message, stream, fault, step and group, and one hash over all.
 
-A line starts with the world's clock, then says who, then what::
+A line starts with the world's clock, then names the peer, then the event::
 
-    t=12.041000s p03 -> p05 Claim p03#17 after 0.001000s
-    t=12.041000s p03 -x p05 Claim p03#18 lost
+    t=12.041000s p03 -> p05 Request p03#17 after 0.001000s
+    t=12.041000s p03 -x p05 Request p03#18 lost
     t=12.042000s p05 => p03 stream 7 opens: average p03#17
     t=12.046000s p05 => p03 stream 7 ends
     t=12.046000s p03 p03#17 done with p05 after 0.004000s
     t=12.500000s p03 step 11
     t=13.000000s ! p05 is paused for 2 s
 
-The hash is sha256 over the lines, each with its newline: of a trace that is written to a file it is
-what `sha256sum` prints. Two runs of one world have one hash, or something depends on what it should
-not depend on; the first line that differs says where to look.
+The hash is sha256 over the lines, each with its newline: for a trace in a file it is what
+`sha256sum` prints. Two runs of one world have the same hash, unless something depends on more than
+the seed; the first line that differs shows where to look.
 
-Worlds may be large, so the hash is fed as lines come and only the last ones are kept.
+Worlds may be large, so the hash is updated as lines come and only the last lines are kept.
 """
 
 import asyncio
@@ -30,10 +30,10 @@ from p2ptrain.sim.loop import virtual_loop
 
 KEPT = 10_000
 BATCH = 256
-"""Lines that are hashed at a time."""
+"""The number of lines that are hashed at a time."""
 
 TAIL = 12
-"""Lines that a failure shows."""
+"""The number of lines that a failure shows."""
 
 
 class Trace:
@@ -73,17 +73,17 @@ class Trace:
             self._flush()
 
     def step(self, peer: PeerId, number: int) -> None:
-        """`peer` has made one more step, of this number in its present life."""
+        """`peer` has made one more step, of this number since its last start."""
         self.note(virtual_loop().now, f"{peer} step {number}")
         self._steps[peer] += 1
         for awaited, count, reached in tuple(self._awaited):
             if awaited == peer and count <= self._steps[peer]:
                 self._awaited.remove((awaited, count, reached))
-                if not reached.done():  # or nobody waits for it any more
+                if not reached.done():  # otherwise its waiter was cancelled
                     reached.set_result(None)
 
     async def wait_for_step(self, peer: PeerId, count: int) -> None:
-        """Wait until `peer` has made `count` steps, over all its lives."""
+        """Wait until `peer` has made `count` steps, over all its restarts."""
         if self._steps[peer] < count:
             reached = asyncio.get_running_loop().create_future()
             self._awaited.append((peer, count, reached))
@@ -91,19 +91,19 @@ class Trace:
 
     @property
     def hash(self) -> str:
-        """Of all lines so far, in hex."""
+        """The hash of all lines so far, in hex."""
         self._flush()
         return self._sha.hexdigest()
 
     def close(self) -> None:
-        """Write what is left; lines that come later are hashed but in no file."""
+        """Write the remaining lines; later ones are hashed but not written."""
         self._flush()
         if self._file:
             self._file.close()
             self._file = None
 
     def trace_tail(self) -> str:
-        """The last lines, and how to see more: for whoever reads of a failure."""
+        """The last lines, and how to see more, for the report of a failure."""
         self._flush()
         last = "\n".join([*self.lines][-TAIL:])
         if not self._path or not self.lines:
@@ -126,7 +126,7 @@ class Trace:
 
 
 class TraceMetrics:
-    """Implements `Metrics`: a peer's steps, groups and doubts about others become lines."""
+    """Implements `Metrics`: a peer's steps, groups and views of others become lines."""
 
     def __init__(self, trace: Trace, peer: PeerId) -> None:
         self._trace = trace
@@ -142,7 +142,7 @@ class TraceMetrics:
 
 
 def time_of(line: str) -> Seconds:
-    """When `line` happened.
+    """The time of `line`.
 
     Raises:
         ConfigError: if it is not a line of a trace.

@@ -1,11 +1,10 @@
-"""A world of simulated peers, on virtual time.
+"""Run a world of simulated peers on virtual time.
 
-What is simulated is the network (`sim/network.py`), the clock (`sim/loop.py`) and the price of
-compute: a trainer's step is a wait of so many virtual seconds. Everything that decides is the code
-that runs in production.
+Simulated are the network (`sim/network.py`), the clock (`sim/loop.py`) and the price of compute: a
+trainer's step is a wait of so many virtual seconds. Everything that decides is production code.
 
-Each peer is a process (`sim/process.py`): what it starts belongs to it, reads its clock, and stands
-still when it is paused. What a test or a plan of faults does belongs to the world.
+Each peer is a process (`sim/process.py`): its tasks belong to it, read its clock, and stop while it
+is paused. The actions of a test or a plan of faults belong to the world.
 """
 
 import asyncio
@@ -56,7 +55,7 @@ class SimPeer:
         self.metrics = metrics
         self.trainer: asyncio.Task[None] | None = None
         self.steps_before = 0
-        """Steps of this peer's earlier lives."""
+        """Steps of this peer before its last restart."""
 
     @property
     def driver(self) -> Driver:
@@ -76,7 +75,7 @@ class SimPeer:
 
     @property
     def steps(self) -> int:
-        """Steps of all lives."""
+        """Steps over all restarts."""
         return self.steps_before + self.boundary.totals.steps
 
     async def train(
@@ -101,12 +100,12 @@ class SimPeer:
 
 
 Trainer = Callable[[SimPeer], Coroutine[Any, Any, None]]  # Any: asyncio's own types
-"""What one peer's trainer does, from its first step (of this life) to its last."""
+"""One peer's trainer, from its first step (since its last start) to its last."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Birth:
-    """What a peer was started with: its next life begins with it too."""
+    """The arguments with which a peer was started; a restart uses them too."""
 
     algorithm: str
     options: dict[str, Any]  # Any: the algorithm checks
@@ -115,13 +114,13 @@ class _Birth:
 
 
 class World:
-    """Peers, the network between them, and one seed for all chance.
+    """Peers, the network between them, and one seed for all random decisions.
 
     Args:
-        seed: of the network's losses, the peers' choices, and who runs first of those that could
-            run at one moment.
+        seed: decides the network's losses, the peers' choices, and the order of processes that
+            are ready at one moment.
         trace: by default one that keeps its last lines.
-        watch: told of every peer that begins a life, before it says anything.
+        watch: called with every peer that starts or restarts, before it sends anything.
     """
 
     def __init__(
@@ -137,7 +136,7 @@ class World:
         self.network = SimNetwork(seed, link, self.trace)
         self.peers: dict[PeerId, SimPeer] = {}
         self.dead: dict[PeerId, SimPeer] = {}
-        """Who crashed and has not come back, as it was."""
+        """Peers that crashed and have not restarted, in their last state."""
         self._loop = virtual_loop()
         self._loop.shuffle(Random(f"{seed}/order"))
         self._loop.trace_tail = self.trace.trace_tail
@@ -161,12 +160,12 @@ class World:
         metrics: Metrics | None = None,
         **options: Any,  # Any: the algorithm checks
     ) -> SimPeer:
-        """Start a peer and let it join with its replica as it is; the first has nobody to join.
+        """Start a peer and let it join with its replica as it is; the first peer joins no other.
 
-        Its records, of all its lives, go to memory and to the trace, and to `metrics` if given.
+        Its records, over all restarts, go to memory and to the trace, and to `metrics` if given.
 
         Raises:
-            RefusedError: if the others will not have it.
+            RefusedError: if the others refuse it.
         """
         sinks = (metrics,) if metrics else ()
         self._births[PeerId(name)] = _Birth(algorithm, options, replica.export_state(), sinks)
@@ -176,21 +175,21 @@ class World:
         """Kill -9."""
         peer = self.peers.pop(PeerId(name))
         self.dead[PeerId(name)] = peer
-        self._loop.resume(peer.process)  # what is dead does not stand still
+        self._loop.resume(peer.process)  # a dead process is not paused
         self.network.crash(peer.address)
         peer.driver.kill()
         if peer.trainer:
             peer.trainer.cancel()
 
     async def restart(self, name: str, *, keeps_model: bool = False) -> SimPeer:
-        """A crashed peer starts again: a fresh process, under a new incarnation, where it was.
+        """Restart a crashed peer: a new process, under a new incarnation, at its old address.
 
-        With `keeps_model` it has the model that it had, as from a checkpoint; else the one it was
-        born with, and takes another's as every late newcomer does.
+        With `keeps_model` it has its last model, as from a checkpoint; otherwise its initial one,
+        and it takes another peer's as every late newcomer does.
 
         Raises:
             ConfigError: if it has not crashed.
-            RefusedError, TransportError: if the others will not have it, or none answers.
+            RefusedError, TransportError: if the others refuse it, or none answers.
         """
         before = self.dead.get(PeerId(name))
         if before is None:
@@ -202,7 +201,7 @@ class World:
         )
         del self.dead[PeerId(name)]
         peer.steps_before = before.steps
-        peer.process.slowness = before.process.slowness  # its machine is as it was
+        peer.process.slowness = before.process.slowness  # its machine is still slow
         if self._trainer:
             self._begin(peer, self._trainer)
         return peer
@@ -210,11 +209,11 @@ class World:
     # --- what a plan of faults asks ---------------------------------------------------------------
 
     async def carry_out(self, plan: Sequence[Fault]) -> None:
-        """Let all of `plan` happen; returns when its last fault has ended. Raises ConfigError."""
+        """Carry out `plan`; returns when its last fault has ended. Raises ConfigError."""
         await carry_out(plan, self)
 
     def address_of(self, name: PeerId) -> Address:
-        """Where a peer is, or was before it crashed. Raises ConfigError for no peer of ours."""
+        """A peer's address, also after a crash. Raises ConfigError for an unknown peer."""
         peer = self.peers.get(name) or self.dead.get(name)
         if peer is None:
             known = ", ".join(sorted([*self.peers, *self.dead])) or "none"
@@ -222,7 +221,7 @@ class World:
         return peer.address
 
     def process_of(self, name: PeerId) -> Process | None:
-        """None for one that has crashed."""
+        """None for a peer that has crashed."""
         peer = self.peers.get(name)
         return peer.process if peer else None
 
@@ -234,13 +233,13 @@ class World:
         step_s: Callable[[PeerId], Seconds],
         before_step: Callable[[SimPeer, int], None] = lambda _, __: None,
     ) -> None:
-        """All peers train, until all that live have ended and nobody averages any more."""
+        """Let all peers train until all living ones have ended and no group averages any more."""
         await self.run(
             lambda peer: peer.train(steps, step_s(peer.driver.name), partial(before_step, peer))
         )
 
     async def run(self, trainer: Trainer) -> None:
-        """All peers do what `trainer` says, also those that restart meanwhile; then all serve.
+        """Run `trainer` on all peers, also on those that restart meanwhile; then all serve.
 
         Raises:
             BaseException: whatever a trainer raised, with the end of the trace as a note.
@@ -263,7 +262,7 @@ class World:
         await self.settle()
 
     async def settle(self, quiet_s: Seconds = 0.5) -> None:
-        """Wait until nobody has averaged for so long: what one has applied, all have."""
+        """Wait until no group has averaged for this long; then all have applied the same ones."""
         quiet = 0
         while quiet < 10:
             await asyncio.sleep(quiet_s / 10)
@@ -274,7 +273,7 @@ class World:
             )
 
     async def close(self) -> None:
-        """Everyone leaves."""
+        """Let all peers leave."""
         for peer in self.peers.values():
             self._loop.resume(peer.process)
             await peer.process.start(peer.lifecycle.depart(serve=False))
@@ -285,7 +284,7 @@ class World:
     async def _start(
         self, name: PeerId, replica: VectorReplica, address: str, *, keeps_model: bool
     ) -> SimPeer:
-        """A new life of `name`, which has joined the others."""
+        """A new process of `name`, which has joined the others."""
         process = Process(name)
         hosts = [other.address for other in self.peers.values()]
         peer = await process.start(self._make(name, replica, address, process))
@@ -300,7 +299,7 @@ class World:
     async def _make(
         self, name: PeerId, replica: VectorReplica, address: str, process: Process
     ) -> SimPeer:
-        """Put a peer together and let it listen, on behalf of its process."""
+        """Assemble a peer and let it listen, on behalf of its process."""
         birth, memory = self._births[name], MemoryMetrics(lambda: virtual_loop().now)
         self._lives += 1  # a peer that comes back counts under a new incarnation
         config = PeerConfig(

@@ -1,4 +1,4 @@
-"""``python -m p2ptrain.sim.explore``: explore, and say what was found; exit code 1 if it is bad."""
+"""``python -m p2ptrain.sim.explore``: explore and report; exit code 1 if a rule is violated."""
 
 import resource
 import sys

@@ -1,6 +1,7 @@
-"""Copy a peer's groups, and say their state as one value: `Peers` asks a copy what they do.
+"""Copy a peer's groups, and represent their state as one hashable value; `Peers` uses the copies.
 
-Both walk all that the slot, the barrier and the schedule remember; none of them knows of it.
+Both traverse all attributes of the slot, the barrier and the schedule, which contain no code for
+this.
 """
 
 import copy
@@ -25,11 +26,11 @@ FIXED = frozenset(
         *("_emit", "_environment", "_admits", "_lock", "_view"),
     )
 )
-"""Attributes of a part that are no state of it."""
+"""Attributes of a part that are not part of its state."""
 
 
 def frozen(groups: PeerGroups, now: Seconds) -> Hashable:
-    """All that decides what these groups will do, as one value, with times relative to `now`."""
+    """The state that decides these groups' behaviour, as one value, relative to `now`."""
     parts = groups.lock, groups.barrier, groups.wait_avoiding
     return tuple(frozen_part(part, now) for part in parts)
 
@@ -42,7 +43,7 @@ def frozen_part(part: GroupLock | Barrier | WaitAvoiding, now: Seconds) -> Hasha
 def clone(
     groups: PeerGroups, emit: Callable[[Effect], None], environment: GroupEnvironment
 ) -> PeerGroups:
-    """Independent groups in the same state, in surroundings of their own."""
+    """Independent groups in the same state, in an environment of their own."""
     twin = copy.copy(groups)
     twin._emit, twin._environment, twin._ended = emit, environment, []
     twin.lock = lock = clone_part(groups.lock)
@@ -56,7 +57,7 @@ def clone(
 
 
 def clone_part(part: Part) -> Part:
-    """One of them, with tables of its own; still in the old surroundings."""
+    """One part, with tables of its own; still in the old environment."""
     twin = copy.copy(part)
     for name, value in vars(part).items():
         if isinstance(value, dict):
@@ -86,7 +87,7 @@ def _value(value: object, now: Seconds) -> Hashable:
             resend_at, lapses_at = max(0.0, resend_at - now), max(0.0, lapses_at - now)
             return replace(value, resend_at=resend_at, lapses_at=lapses_at)
         case InGroup():
-            return replace(value, since=0.0)  # only a matter of adaptive timeouts
+            return replace(value, since=0.0)  # matters only for adaptive timeouts
         case Arrival(resend_at=resend_at, deputy_at=deputy_at):
             deputy_at = max(0.0, deputy_at - now)
             return replace(value, resend_at=resend_at - now, deputy_at=deputy_at)

@@ -1,8 +1,8 @@
-"""The real groups of each peer, asked once: what do they do in this state at this event?
+"""Run the real groups of each peer, and cache their reaction to each event in each state.
 
-Nothing of the protocol is written down here a second time. What a peer's `PeerGroups` do at an
-event is a function of their `frozen` state (`copies.py`); so a clone of them is asked once, and the
-answer is looked up from then on. States of peers and events are numbered.
+The protocol is not written down a second time here. The reaction of a peer's `PeerGroups` to an
+event is a function of their `frozen` state (`copies.py`). So a clone is run once, and the answer is
+looked up from then on. States of peers and events are numbered.
 """
 
 from collections.abc import Hashable, Sequence
@@ -52,7 +52,7 @@ class Sent:
 
     @property
     def ticket(self) -> Ticket | None:
-        """Which ticket or offer it is about; None: it is about a version."""
+        """The ticket or offer concerned; None if it concerns a version."""
         match self.message:
             case Arrive() | CatchUp() | Activate() | Past():
                 return None
@@ -62,7 +62,7 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Asks:
-    """A peer makes the request of this number."""
+    """A peer makes the request with this number."""
 
     number: int
 
@@ -93,7 +93,7 @@ class Ends:
 
 @dataclass(frozen=True, slots=True)
 class CatchesUp:
-    """A peer has taken over the state that it was sent for, or cannot have it."""
+    """A peer has received the state that it was sent for, or cannot get it."""
 
     version: int
     taken: bool
@@ -123,13 +123,13 @@ Event = Sent | Asks | Meets | Visits | Ends | CatchesUp | HearsDead | HearsDone 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Implements `GroupEnvironment`: who is there, as one peer believes."""
+    """Implements `GroupEnvironment`: one peer's view of the others."""
 
     number: int
     """This peer."""
     peers: tuple[PeerId, ...]
     meeting: tuple[PeerId, ...]
-    """Those of them that meet at the barrier."""
+    """The peers that meet at the barrier."""
     has_model: bool = True
 
     def without(self, other: PeerId) -> "View":
@@ -144,7 +144,7 @@ class View:
         return self.peers
 
     def contribution(self, purpose: Purpose) -> Contribution:
-        """Each peer's is another: one that comes to the wrong place is found out."""
+        """A different one for each peer, so that a mix-up is detected."""
         return Contribution(weight=self.number + 1)
 
     def weigh(self, members: Sequence[PeerId]) -> tuple[int, ...]:
@@ -155,18 +155,18 @@ class View:
 
 
 class Local(NamedTuple):
-    """One peer at one moment of its clock, and what of it matters to the others."""
+    """One peer at one moment of its clock, and the parts of it that matter to others."""
 
     peer: int
     groups: PeerGroups | None
-    """Never touched, only cloned; None: crashed."""
+    """Never modified, only cloned; None: crashed."""
     view: View
     taking: TakeState | None
-    """The state that it takes over."""
+    """The state transfer that it waits for."""
     now: Seconds
     due_in: Seconds | None
     current: Ticket | None
-    """What it collects for, is promised to, or averages in."""
+    """The ticket that it collects for, is promised to, or averages in."""
     held: Ticket | None
     offer: tuple[Ticket, PeerId] | None
     """Its offer, and to whom."""
@@ -177,7 +177,7 @@ class Local(NamedTuple):
 
 
 class Move(NamedTuple):
-    """What a peer in one state did at one event."""
+    """The reaction of a peer in one state to one event."""
 
     after: int
     sent: tuple[int, ...]
@@ -186,16 +186,16 @@ class Move(NamedTuple):
     requested: tuple[Ticket, ...]
     versions: tuple[VersionEnded, ...]
     abandoned: Outcome | None
-    """It left its group by itself, and why."""
+    """Why it left its group by itself, if it did."""
     is_news: bool
-    """A history has to be continued."""
+    """True if a history has to be continued."""
 
     def changes_nothing(self, before: int) -> bool:
         return self.after == before and not (self.sent or self.is_news or self.versions)
 
 
 class Interned(Generic[T]):
-    """Numbers values in the order in which they turn up."""
+    """Numbers values in the order of their first use."""
 
     def __init__(self) -> None:
         self.values: list[T] = []
@@ -209,7 +209,7 @@ class Interned(Generic[T]):
 
 
 class Peers:
-    """All states of all peers that have turned up."""
+    """All states of all peers so far."""
 
     def __init__(self, scenario: Scenario, make_groups: type[PeerGroups]) -> None:
         self.names = tuple(PeerId(name) for name in scenario.peers)
@@ -227,7 +227,7 @@ class Peers:
             self._number(peer, None, view, None, 0.0) for peer, view in enumerate(views)
         )
         schedule = _schedule(scenario.plan)
-        # Each clock shows something else: a time that crosses the wire by mistake is found out.
+        # Clocks differ, so that a time sent in a message by mistake is detected.
         self.fresh = tuple(
             self._number(
                 peer,
@@ -248,7 +248,7 @@ class Peers:
         )
 
     def move(self, number: int, event: int) -> Move:
-        """What this peer does at this event.
+        """The reaction of this peer to this event.
 
         Raises:
             UnsafeError: if it raises anything.
@@ -259,7 +259,7 @@ class Peers:
         return known
 
     def later(self, number: int, duration_s: Seconds) -> int:
-        """This peer when so much time has passed on its clock."""
+        """This peer after this much time on its clock."""
         known = self._later[number].get(duration_s)
         if known is None:
             local = self.locals[number]
@@ -284,11 +284,11 @@ class Peers:
         return f"is at {arrival}" if arrival and arrival.waits else ""
 
     def knows(self, number: int, other: int) -> bool:
-        """True if this peer believes that `other` is there."""
+        """True if `other` is alive in this peer's view."""
         return self.names[other] in self.locals[number].view.peers
 
     def target(self, event: int) -> int:
-        """To whom this message goes."""
+        """The receiver of this message."""
         sent = self.events.values[event]
         assert isinstance(sent, Sent)
         return sent.target
@@ -344,7 +344,7 @@ class Peers:
         return self.names[local.peer]
 
     def _see(self, view: View, event: Event) -> View:
-        """What a peer believes after `event`."""
+        """A peer's view after `event`."""
         if self._has_views and isinstance(event, HearsDead | HearsDone):
             return view.without(self.names[event.other])
         return view
@@ -452,7 +452,7 @@ def _schedule(plan: Plan) -> Schedule:
 
 
 def _essence(message: Message) -> FormationMessage:
-    """The message without words for people, on which nothing depends."""
+    """The message without its sentences, on which nothing depends."""
     if isinstance(message, Failed):
         return replace(message, reason="")
     return message  # type: ignore[return-value]  # groups send nothing else

@@ -1,4 +1,4 @@
-"""What is explored: who asks and waits for which groups, how time runs, how much may go wrong."""
+"""Define what is explored: requests and trainers, the clocks, and the budget of faults."""
 
 import math
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ Ticks = int
 
 
 class Fault(StrEnum):
-    """What a fault of the budget may be spent on."""
+    """The kinds of faults in the budget."""
 
     LOSE = "lose"
     REPEAT = "repeat"
@@ -72,8 +72,8 @@ class Plan:
     """The schedule of wait-avoiding groups."""
 
     groups: tuple[str, ...] = ()
-    """Of the versions, in turn, one letter for each member of the group in which everyone there is;
-    who is not in it is alone. None: everyone, always."""
+    """The groups of the versions in turn, one letter per member; a peer that is in none of them is
+    alone. None: all peers, always."""
 
     what: What = What.STALE_GRADIENTS
     rule: Rule = NOBODY
@@ -87,7 +87,7 @@ class Scenario:
     config: LockConfig
     asks: tuple[Ask, ...] = ()
     trainers: tuple[Meets | Visits, ...] = ()
-    """One of each peer at most; a trainer that has come to its end is not waited for any more."""
+    """At most one per peer; no peer waits for a trainer that has ended."""
 
     plan: Plan = Plan()
     peers: str = "abc"
@@ -95,20 +95,20 @@ class Scenario:
     kinds: tuple[Fault, ...] = tuple(Fault)
 
     slack: Ticks | None = None
-    """So many ticks may pass while somebody could go on: while an average could end, a trainer
-    compute no longer, or a peer hear that another one is gone; None: as many as they like. With
-    trainers it must be bounded: a coordinator repeats its request for as long as it waits, each
-    time under another ticket, so that there would be no end of situations."""
+    """The total number of ticks that may pass while a step other than a timer is possible: while an
+    average could end, a trainer arrive, or a peer hear that another one has crashed; None: no
+    limit. With trainers it must be bounded: a coordinator repeats its request for as long as it
+    waits, each time under another ticket, so the number of situations would be infinite."""
 
     rates: tuple[int, ...] = (1,)
     """The slowest and the fastest clock, in seconds per tick; one rate: all clocks agree."""
 
     latency_ticks: Ticks | None = 0
-    """How long a message takes at most, unless a fault holds it back; None: for ever. 0 is not as
-    little as it seems: what arrives in which order is open, and timers fire before and after."""
+    """The most a message takes, unless a fault holds it back; None: no limit. 0 is less restrictive
+    than it seems: the order of arrivals is open, and timers fire before and after."""
 
     copies: int = 2
-    """How many messages that are alike can be in flight at once."""
+    """The most equal messages in flight at once."""
 
     def __post_init__(self) -> None:
         if self.trainers and self.slack is None:
@@ -123,15 +123,15 @@ class Scenario:
 
     @property
     def barrier_resend_s(self) -> Seconds:
-        """Those who wait say so again this often."""
+        """The interval at which a waiting trainer repeats its arrival."""
         return self.config.resend_s
 
     @property
     def bounds(self) -> tuple[Ticks, Ticks, Ticks]:
-        """How long it may take until everyone is free, once faults have stopped.
+        """The most time until all peers are free, once faults have stopped.
 
-        After no fault: no time at all. After a message was lost, repeated or held back, or an
-        average has broken: until things are said again, once. After a crash or a pause: until a
+        Without a fault: no time at all. After a message was lost, repeated or held back, or an
+        average has broken: until messages are repeated, once. After a crash or a pause: until a
         lease ends, once for each of them, and until each request that waited so long is given up.
         """
         config = self.config
@@ -140,9 +140,9 @@ class Scenario:
         return (0, self.longest(config.resend_s), self.longest(grave_s))
 
     def longest(self, duration_s: Seconds) -> Ticks:
-        """So long on the slowest clock, rounded up to whole ticks."""
+        """This duration on the slowest clock, rounded up to whole ticks."""
         return math.ceil(duration_s / min(self.rates))
 
     def shortest(self, duration_s: Seconds) -> Ticks:
-        """So long on the fastest clock, rounded up to whole ticks."""
+        """This duration on the fastest clock, rounded up to whole ticks."""
         return math.ceil(duration_s / max(self.rates))

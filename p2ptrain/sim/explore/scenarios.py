@@ -1,14 +1,14 @@
-"""The explorations: the small ones run in every test run, the full ones with `make explore`."""
+"""List the explorations: the small ones run in every test run, all with `make explore`."""
 
 from p2ptrain.core.lock_state import LockConfig
 from p2ptrain.core.wait_avoiding import Rule
 from p2ptrain.sim.explore.scenario import Ask, Meets, Plan, Scenario, Visits
 
 SHORT = LockConfig(lease_s=5.0, acquire_timeout_s=2.0, resend_s=1.0)
-"""The smallest whole numbers that keep all relations: few moments."""
+"""The smallest whole numbers that satisfy all relations, so that there are few moments."""
 
 DRIFTING = LockConfig(lease_s=75.0, acquire_timeout_s=30.0, resend_s=15.0)
-"""The clocks' extremes are as 3 to 5: exact in binary, and every resend falls on a tick."""
+"""For clocks at rates of 3 and 5: exact in binary, and every resend falls on a tick."""
 
 SLOW_AND_FAST = (3, 5)
 
@@ -20,7 +20,7 @@ CIRCLE = (Ask("a", "b", 1), Ask("b", "c", 1), Ask("c", "a", 1))
 
 
 def small() -> tuple[Scenario, ...]:
-    """Some seconds each."""
+    """Scenarios of some seconds each."""
     return (
         Scenario(name="one", asks=(A_TRIO,), faults=2, config=SHORT),
         Scenario(name="crossing", asks=CROSSING, config=SHORT),
@@ -47,7 +47,7 @@ def small() -> tuple[Scenario, ...]:
 
 
 def large() -> tuple[Scenario, ...]:
-    """Minutes each; what they explore of the small ones is counted again."""
+    """Scenarios of minutes each; states shared with the small ones are counted again."""
     trio_and_pairs = (A_TRIO, *CIRCLE[1:])
     chain = (Ask("a", "b", 1), Ask("b", "c", 1), Ask("c", "d", 1))
     two_meet = (Meets("a"), Meets("b"), Visits("c"))

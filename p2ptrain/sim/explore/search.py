@@ -1,21 +1,21 @@
 """Search all situations of a scenario, shortest histories first.
 
-Every situation is visited once, breadth first, so that the first way into one that is found is a
-shortest one. Two things are looked for:
+Every situation is visited once, breadth first, so that the first path to a situation is a shortest
+one. The search looks for two things:
 
-* *Unsafe*: a step into what must not be (`explore/ticket_history.py`). The search stops there.
-* *Stuck*: when all is visited, faults stop, and nobody asks for anything new. From each situation
+* *Unsafe*: a step that violates a rule (`explore/ticket_history.py`). The search stops there.
+* *Stuck*: when all is visited, faults stop, and no peer makes a new request. From each situation
   two *fair continuations* are followed (everything in flight arrives, averages end, timers fire,
   time passes): one that always takes the message and the peer with the lowest number first, and one
-  that takes the highest. Both are steps that the search has taken anyway, so that following them
-  from every situation is following one pointer from each. A situation is stuck if it does not lead
-  to one in which everyone is free and every request has ended: in a dead end, or in a circle. If
-  nothing went wrong, somebody must also have been in a group. How long it takes is measured, and
-  bounded by `Scenario.bounds`: no time at all where nothing went wrong, so that no timer is needed
-  to get out of anything but a fault.
+  that takes the highest. Both consist of steps that the search has taken anyway, so following them
+  from every situation means following one pointer from each. A situation is stuck if it does not
+  lead to one in which all peers are free and every request has ended: if it leads to a dead end, or
+  into a cycle. Without a fault, some peer must also have been in a group. The time it takes is
+  measured, and bounded by `Scenario.bounds`: no time at all without a fault, so timers are needed
+  only to recover from faults.
 
-As every order of events leads to some situation, the continuations begin everywhere. What they
-leave out is a schedule that avoids progress for ever and yet lets every message arrive one day.
+Every order of events leads to some situation, so the continuations begin everywhere. They leave out
+schedules that avoid progress forever although every message arrives eventually.
 """
 
 from array import array
@@ -33,13 +33,13 @@ NOWHERE = 0xFFFFFFFF
 
 @dataclass(frozen=True, slots=True)
 class Counterexample:
-    """How to get to something that must not be."""
+    """A path to a violation."""
 
     why: str
     path: tuple[int, ...]
-    """The number of the root, then of each step among those that were possible."""
+    """The number of the root, then of each step among the possible ones."""
     turn: int | None = None
-    """From there on, the fair continuation that takes the lowest (0) or highest (1) first."""
+    """The fair continuation from there: lowest (0) or highest (1) first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +55,8 @@ class Findings:
     stuck_count: int
     late: Counterexample | None
     waits: tuple[Ticks, Ticks, Ticks]
-    """The longest until everyone is free: with no fault before, with a lost or repeated message or
-    a broken average, with a crash or a pause."""
+    """The longest time until all peers are free: without a fault, with a lost or repeated message
+    or a broken average, with a crash or a pause."""
 
     @property
     def counterexample(self) -> Counterexample | None:
@@ -69,7 +69,7 @@ class Findings:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a search is."""
+    """The progress of a search."""
 
     situations: int
     frontier: int
@@ -90,11 +90,11 @@ class Search:
         self._ticks = (array("H"), array("H"))
         self._steps = 0
         self._depth = 0
-        self._ends: dict[int, str] = {}  # where a fair continuation ends: who still waits there
+        self._ends: dict[int, str] = {}  # where a fair continuation ends: what is unfinished there
         self._unsafe: Counterexample | None = None
 
     def run(self, tell: Callable[[Progress], None] = lambda _: None) -> Findings:
-        """Visit everything, or as much as is allowed."""
+        """Visit all situations, or as many as allowed."""
         frontier: list[bytes] = []
         for root in self._situations.roots():
             self._visit(root, NOWHERE, 0, frontier)
@@ -129,7 +129,7 @@ class Search:
                     best, first, first_ticks = kind, there, ticks
                 last, last_ticks = there, ticks
         self._steps += choice + 1
-        # (A trainer that passes a version by without waiting says so for ever.)
+        # (A trainer that does not wait for its version repeats its arrival forever.)
         if not best or (best >= Kind.TIMER and not self._situations.unfinished(key)):
             self._ends[here] = self._situations.unfinished(key)
             first, last, first_ticks, last_ticks = here, here, 0, 0
@@ -149,7 +149,7 @@ class Search:
         return number
 
     def _path(self, number: int) -> tuple[int, ...]:
-        """The first one is the number of the root."""
+        """The path to a situation, beginning with the number of the root."""
         path: list[int] = []
         while (parent := self._parents[number]) != NOWHERE:
             path.append(self._choices[number])
@@ -183,7 +183,7 @@ class Search:
         )
 
     def _continue(self, turn: int) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-        """Follow one fair continuation from everywhere: does it end well, and after how long?
+        """Follow one fair continuation from everywhere: whether it ends well, and after how long.
 
         Each round doubles the number of steps that a pointer spans.
         """
@@ -201,7 +201,7 @@ class Search:
     def _measure(
         self, ticks: list[NDArray[np.int64]]
     ) -> tuple[Counterexample | None, tuple[Ticks, Ticks, Ticks]]:
-        """The longest waits, and the first that is longer than it may be."""
+        """The longest waits, and the first one above its bound."""
         late, waits = None, [0, 0, 0]
         trouble = np.frombuffer(self._trouble, np.uint8)
         for grade, bound in enumerate(self._situations.scenario.bounds):
@@ -216,7 +216,7 @@ class Search:
         return late, (waits[0], waits[1], waits[2])
 
     def _stuck(self, number: int, turn: int) -> Counterexample:
-        """How to get to where somebody gets stuck, and why."""
+        """The path to a stuck situation, and why it is stuck."""
         along, seen = self._next[turn], dict[int, None]()
         place = number
         while place not in seen:

@@ -1,42 +1,42 @@
-"""All that can happen to the groups of a few peers: every order of events, with a budget of faults.
+"""Enumerate all situations of the groups of a few peers: every order of events, with some faults.
 
-A **situation** is everything that decides what can happen next: each peer's groups and what it
-believes of the others, the messages in flight, the requests that were made, how far each trainer
-is, the faults that are left, and each ticket's history (`explore/ticket_history.py`, which also
-says what must hold). `Situations.steps` lists all that can happen in a situation, and where each
-step leads; `explore/search.py` searches. Peers, messages and histories are numbered
+A **situation** is everything that decides what can happen next: each peer's groups and its view of
+the others, the messages in flight, the requests that were made, the progress of each trainer, the
+remaining faults, and each ticket's history (`explore/ticket_history.py`, which also states what
+must hold). `Situations.steps` lists all steps that are possible in a situation, and where each
+leads; `explore/search.py` searches. Peers, messages and histories are numbered
 (`explore/peers.py`); a situation is a row of numbers, packed into bytes.
 
 **What can happen.** Any message in flight arrives, in any order. A peer makes a request that the
 scenario gives it, at any moment. Its trainer arrives at the barrier or at a version of the
 schedule, at any moment after its last average has ended. A timer that is due fires. An average
-ends: done if all members have been in the group at one moment, since only then all chunks can have
-moved; broken if a member will not come any more. A peer that is sent for the state of another has
-taken it over, if that one still stands at the boundary, or cannot have it. A peer hears that
-another one's trainer has come to its end, and does not wait for it any more. Time passes, to the
-next deadline of anybody, and not beyond a deadline of somebody who is awake. And, each for one of
-the faults of the budget:
+ends: successfully if all members have been in the group at one moment, since only then all chunks
+can have moved; broken if a member will not come any more. A peer that is sent for the state of
+another has received it, if that one still stands at the boundary, or cannot get it. A peer hears
+that another one's trainer has ended, and does not wait for it any more. Time passes, to the next
+deadline of any peer, and not beyond a deadline of a peer that is awake. And, each for one of the
+faults of the budget:
 
 * a message is *lost*, or *arrives and stays in flight* to arrive again, or is *held back*: from
   then on it may arrive at any moment, however late, or never;
-* a peer *crashes*, silently; each other one hears that it is gone at any later moment, or never
-  (where there are trainers: in the end, since who waits for everyone waits for membership's word);
+* a peer *crashes*, silently; each other one hears of it at any later moment, or never (where there
+  are trainers: in the end, since a peer that waits for all depends on membership for this);
 * a peer *falls asleep* when its timer is due: time passes, and nothing happens at this peer;
 * an average *breaks*, for no reason that the groups can see.
 
-A message that is sent while `copies` like it are in flight and not held back joins them: without
-this bound there would be no end of situations where messages may be late. As the network may always
-lose one, nothing impossible is explored.
+A message that is sent while `copies` equal ones are in flight and not held back joins them: without
+this bound the number of situations would be infinite where messages may be late. As the network may
+always lose one, nothing impossible is explored.
 
 **Clocks.** Time passes in whole ticks. Each peer's clock runs at one of two `rates`, in every
-combination in which not all are equal, if there are two. Nothing that must hold depends on clocks,
-which this shows; what does is how long things take. A timer that falls between two ticks fires at
-the later one, as real ones do.
+combination in which not all are equal, if there are two. Safety does not depend on clocks, as this
+shows; only durations do. A timer that falls between two ticks fires at the later one, as real ones
+do.
 
-**What is left out, because it changes nothing.** A message to somebody who has crashed. A message
-about a ticket that its receiver has left, and to which it does not react now: it never will, since
-what is remembered of a ticket that was left does not change. The same of an offer that is not made
-any more. Words for people.
+**What is left out, because it changes nothing.** A message to a crashed peer. A message about a
+ticket that its receiver has left, and to which it does not react now: it never will, since the
+memory of a ticket that was left does not change. The same for an offer that no longer exists.
+Sentences for humans.
 """
 
 import math
@@ -78,30 +78,30 @@ from p2ptrain.sim.explore.wire import AGES, Wire, each, grow_old, oldest, put, w
 
 
 class Trainer(NamedTuple):
-    """How far one peer's trainer is."""
+    """The progress of one peer's trainer."""
 
     next: int = 0
-    """The version that it arrives at next, or waits with; of a schedule: its place among those."""
+    """The version that it arrives at next, or waits with; in a schedule, its index."""
     lineage: int = 0
     waits: bool = False
 
 
 class Course(NamedTuple):
-    """The part of a situation that is nobody's groups."""
+    """The part of a situation outside of the peers' groups."""
 
     rates: tuple[int, ...]
     asked: int
     """One bit for each request that was made."""
     trainers: tuple[Trainer, ...]
-    """Of the scenario's, in order."""
+    """The scenario's trainers, in order."""
     faults: int
-    """So many may still come."""
+    """The number of faults that may still occur."""
     pauses: tuple[Ticks, ...]
-    """How long each peer may sleep on; 0: it is awake."""
+    """How long each peer may still sleep; 0: it is awake."""
     grave: bool
     """A peer has crashed or slept."""
     slack: Ticks
-    """So many ticks may still pass while somebody could go on."""
+    """The ticks that may still pass while another step is possible."""
 
 
 class Here(NamedTuple):
@@ -114,10 +114,10 @@ class Here(NamedTuple):
 
 
 class Kind(IntEnum):
-    """What kind of step it is.
+    """The kind of a step.
 
-    When no more faults come and nobody asks any more, what goes on is the first that is possible of
-    the others, in this order: the *fair continuation*.
+    Once no more faults occur and no more requests are made, the first possible kind in this order
+    is taken: the *fair continuation*.
     """
 
     MAY = 0
@@ -130,11 +130,11 @@ class Kind(IntEnum):
 
 
 COULD_GO_ON = (Kind.END, Kind.ARRIVE, Kind.HEAR)
-"""As long as such a step is possible, passing time takes slack."""
+"""As long as such a step is possible, passing time uses up slack."""
 
 
 class Step(NamedTuple):
-    """One thing that can happen, and where it leads."""
+    """One possible step, and where it leads."""
 
     kind: Kind
     after: bytes
@@ -145,7 +145,7 @@ class Step(NamedTuple):
 
 
 class Unsafe(NamedTuple):
-    """A step into something that must not be."""
+    """A step that violates a rule."""
 
     why: str
     verb: str
@@ -154,11 +154,11 @@ class Unsafe(NamedTuple):
 
 
 NOTHING = -1
-"""No event of a peer: it is not asked."""
+"""No event of a peer."""
 
 
 class Situations:
-    """The situations of one scenario; its numbers mean nothing to another one.
+    """The situations of one scenario; its numbers are valid only there.
 
     Args:
         make_groups: another class of groups; the tests plant bugs in it.
@@ -175,7 +175,7 @@ class Situations:
         self._histories: Interned[tuple[TicketHistory, ...]] = Interned()
         self._courses: Interned[Course] = Interned()
         self._layouts: list[struct.Struct] = []
-        # What was worked out once is looked up from then on.
+        # Caches of computed results.
         self._noted: dict[tuple[int, int, int], int] = {}
         self._idle: dict[tuple[int, int, int], bool] = {}
         self._fewer: dict[tuple[int, Fault], int | None] = {}
@@ -183,7 +183,7 @@ class Situations:
     # --- for the search ---------------------------------------------------------------------------
 
     def roots(self) -> list[bytes]:
-        """Everyone is free and nothing is in flight; one root for each choice of clocks."""
+        """All peers are free and nothing is in flight; one root for each choice of clocks."""
         choices = list(product(self.scenario.rates, repeat=self._count))
         if len(choices) > 1:
             choices = [rates for rates in choices if len(set(rates)) > 1]
@@ -199,7 +199,7 @@ class Situations:
         return [self._pack(fresh, histories, self._courses.number(now), ()) for now in courses]
 
     def steps(self, key: bytes) -> Iterator[Step | Unsafe]:
-        """All that can happen in this situation, always in the same order."""
+        """All possible steps in this situation, always in the same order."""
         here = self._unpack(key)
         yield from self._arrivals(here)
         could_go_on = False
@@ -218,7 +218,7 @@ class Situations:
         return 2 if now.grave else int(now.faults < self.scenario.faults)
 
     def unfinished(self, key: bytes) -> str:
-        """What is missing if nothing happens any more; empty: nothing."""
+        """What is unfinished if nothing happens any more; empty if nothing is."""
         here, peers = self._unpack(key), self.peers
         names = peers.names
         waits = [
@@ -265,7 +265,7 @@ class Situations:
                 yield self._act(here, Kind.MAY, verb, peer, event, course=repeats)
 
     def _is_idle(self, event: int, local: int, histories: int) -> bool:
-        """True if this message will never do anything; the module's docstring says why."""
+        """True if this message will never have an effect; the module's docstring says why."""
         key = (event, local, histories)
         known = self._idle.get(key)
         if known is None:
@@ -280,7 +280,7 @@ class Situations:
         return self._is_past(sent, local, histories) and self._changes_nothing(local, event)
 
     def _is_past(self, sent: Sent, local: int, histories: int) -> bool:
-        """True if it is about a ticket or an offer which its receiver has left for good."""
+        """True if it concerns a ticket or an offer which its receiver has left for good."""
         peer, ticket = self.peers.locals[local].peer, sent.ticket
         if ticket is None:
             return False
@@ -339,7 +339,7 @@ class Situations:
             yield self._act(here, Kind.MAY, "", local.peer, event, course=breaks)
 
     def _stays_out(self, here: Here, history: TicketHistory, member: int) -> bool:
-        """True if `member` is not in the group any more, or will never be."""
+        """True if `member` has left the group, or will never enter it."""
         if history.roles[member] is not Role.NONE:
             return history.roles[member] in (Role.OUT, Role.DEAD)
         values = self.peers.events.values  # it has offered its slot: has it had the answer?
@@ -396,7 +396,7 @@ class Situations:
         return trainer.next == len(plan.versions)
 
     def _hears_gone(self, here: Here, peer: int, other: int) -> Iterator[Step | Unsafe]:
-        """Hearing of a crash can wait until it changes something."""
+        """Let a peer hear of a crash, once that changes something."""
         event = self.peers.events.number(HearsDead(other))
         if self._trains:
             if self.peers.knows(here.locals[peer], other):
@@ -439,14 +439,14 @@ class Situations:
 
     @property
     def _longest_pause(self) -> Ticks:
-        """So long that every deadline of a peer can pass while it sleeps."""
+        """The longest pause, in which every deadline of a peer can pass."""
         config = self.scenario.config
         return self.scenario.longest(config.lease_s + config.resend_s)
 
     # --- time -------------------------------------------------------------------------------------
 
     def _time(self, here: Here, *, could_go_on: bool) -> Iterator[Step]:
-        """Time passes to the next moment at which somebody has something to do."""
+        """Let time pass to the next moment at which a peer has something to do."""
         now = self._courses.values[here.course]
         ticks = self._next_moment(here, now)
         slack = now.slack - ticks if could_go_on and self.scenario.slack is not None else now.slack
@@ -466,7 +466,7 @@ class Situations:
         yield Step(Kind.PASS, after, ticks, "time passes", NOTHING, ticks)
 
     def _next_moment(self, here: Here, now: Course) -> Ticks:
-        """In how many ticks; none: somebody has something to do now, or never."""
+        """The ticks until the next moment; 0 if a peer can act now, or none ever can."""
         moments = []
         for peer, number in enumerate(here.locals):
             due_in = self.peers.locals[number].due_in
@@ -497,7 +497,7 @@ class Situations:
         course: int | None = None,
         wire: Wire | None = None,
     ) -> Step | Unsafe:
-        """`event` happens to `peer`, in another course and with other messages left if given."""
+        """Apply `event` to `peer`, with another course and other remaining messages if given."""
         locals_, histories = here.locals, here.histories
         before = locals_[peer]
         course = here.course if course is None else course
@@ -526,7 +526,7 @@ class Situations:
     def _note(
         self, histories: int, before: int, event: int, move: Move, locals_: tuple[int, ...]
     ) -> int:
-        """Continue the histories of the tickets with which one peer has just had to do."""
+        """Continue the histories of the tickets that one peer's move concerns."""
         key = (histories, before, event)
         known = self._noted.get(key)
         if known is None or move.averages:  # an average depends on the other peers too
@@ -572,7 +572,7 @@ class Situations:
             raise UnsafeError(f"{name} enters {ticket} without being promised to it")
 
     def _check_wait(self, average: Average, number: int, course: int) -> None:
-        """A barrier's group is for those who wait with its version; others' begin once."""
+        """Check that a barrier's members wait with its version; other versions begin once."""
         purpose, before = average.purpose, self.peers.locals[number]
         name, groups = self.peers.names[before.peer], before.groups
         if purpose.formation is Formation.BARRIER:
@@ -584,7 +584,7 @@ class Situations:
             raise UnsafeError(f"version {purpose.version} begins at {name} again")
 
     def _version_ended(self, number: int, peer: int, ended: VersionEnded) -> int:
-        """The trainer of `peer` waits no longer."""
+        """End the wait of the trainer of `peer`."""
         course, place, name = (
             self._courses.values[number],
             self._trains[peer],
@@ -605,7 +605,7 @@ class Situations:
         )
 
     def _together(self, history: TicketHistory, locals_: tuple[int, ...]) -> TicketHistory:
-        """Once all members are in their group at one moment, the chunks can move."""
+        """Record that all members are in their group at one moment, so chunks can move."""
         members = [self.peers.locals[locals_[member]] for member in history.members]
         if members and all(member.held == history.ticket for member in members):
             return history._replace(moved=True)
@@ -614,7 +614,7 @@ class Situations:
     # --- numbers ----------------------------------------------------------------------------------
 
     def _less(self, course: int, fault: Fault) -> int | None:
-        """The course with one fault less to come; None if there is no such fault to come."""
+        """The course with one such fault fewer to come; None if there is none left."""
         key = (course, fault)
         if key not in self._fewer:
             now = self._courses.values[course]
@@ -639,7 +639,7 @@ class Situations:
 
 
 def _offered(local: Local, names: Sequence[PeerId]) -> tuple[int, ...]:
-    """Who is in the group of this initiator by an offer."""
+    """The members of this initiator's group by an offer."""
     assert local.groups
     state = local.groups.lock.state
     offers = state.offers if isinstance(state, InGroup) else ()

@@ -1,22 +1,23 @@
-"""What has become of each ticket, written down by somebody who sees all peers, and what must hold.
+"""Record the history of each ticket, with a view of all peers, and check what must hold.
 
 * *Each ticket once*: no peer promises itself to a ticket twice, enters it twice, or enters it
   without being promised to it or having offered its slot to its initiator; a promise whose lease
   has lapsed does not count. A request ends exactly once.
 * *The same group*: all who enter a ticket enter the same group, for the same purpose, with the same
-  scalars of its members; whom it counts on has promised itself, or has offered its slot.
-* *One group each*: an average can be done only if all members have been in the group at one moment,
+  scalars of its members; each member that it counts on has promised itself, or has offered its
+  slot.
+* *One group each*: an average can succeed only if all members have been in the group at one moment,
   and a peer is in one group at a time; so two groups that share a peer are not both applied at
   once.
-* *Nothing is torn by a message*: once the chunks of a group may all have moved, no message makes a
-  member throw away what the others apply. (Crashes can.)
-* *Each arrival once*: a trainer that waits hears of one end, at the barrier that of the version
-  with which it waits; a peer enters a barrier's group only while its trainer waits for just that. A
-  version of a schedule begins at most once at each peer.
+* *No message breaks a result*: once the chunks of a group may all have moved, no message makes a
+  member discard what the others apply. (Crashes can.)
+* *Each arrival once*: a waiting trainer gets exactly one end, at the barrier that of the version
+  with which it waits; a peer enters a barrier's group only while its trainer waits for exactly that
+  version. A version of a schedule begins at most once at each peer.
 
-A member that is told that its group is over, or hears that another member is gone, may be in
-another group at once, although others still hold the ticket: without it their average cannot end,
-since it refuses their streams.
+A member that learns that its group is over, or that another member is dead, may be in another group
+at once, although others still hold the ticket: without it their average cannot end, since it
+refuses their streams.
 """
 
 from collections.abc import Sequence
@@ -32,20 +33,20 @@ T = TypeVar("T")
 
 
 class UnsafeError(P2PTrainError):
-    """Something has happened that must not."""
+    """A rule was violated."""
 
 
 class Role(IntEnum):
-    """What a peer is to a ticket."""
+    """A peer's role in a ticket."""
 
     NONE = 0
     PROMISED = 1
-    """To the request; the initiator is to its own."""
+    """It is promised to the request; the initiator is to its own."""
     IN = 2
     DONE = 3
     """It was in the group and has applied the average."""
     OUT = 4
-    """It was promised or in the group, and left with nothing."""
+    """It was promised or in the group, and left without a result."""
     DEAD = 5
 
 
@@ -57,13 +58,13 @@ class TicketHistory(NamedTuple):
 
     ticket: Ticket
     answered: bool
-    """The initiator was told how its request ended."""
+    """The initiator learned how its request ended."""
     formed: bool
-    """Somebody was in its group."""
+    """A peer was in its group."""
     moved: bool
     """All members have been in the group at one moment: their chunks may have moved."""
     group: Average | None
-    """As the first that entered it did."""
+    """The group, as the first member entered it."""
     members: tuple[int, ...]
     roles: tuple[Role, ...]
 
@@ -91,15 +92,15 @@ def enter(
 ) -> TicketHistory:
     """`peer` starts to average; if `lapsed`, its promise is older than its lease.
 
-    Of the members those who are in `offered` have offered their slots, says the initiator, and need
-    not have promised themselves.
+    Members in `offered` have offered their slots, according to the initiator, and need not have
+    promised themselves.
     """
     name, ticket = names[peer], history.ticket
     if history.roles[peer] is not Role.PROMISED:
         raise UnsafeError(f"{name} enters {ticket} without being promised to it")
     if lapsed:
         raise UnsafeError(f"{name} enters {ticket} when its promise has lapsed")
-    average = replace(average, awaited=False)  # a matter of its own trainer
+    average = replace(average, awaited=False)  # concerns only its own trainer
     if history.group not in (None, average):
         raise UnsafeError(f"{name} enters another group under {ticket} than the others")
     members = tuple(names.index(member) for member in average.members)
@@ -123,7 +124,7 @@ def leave(
 
 
 def answer(history: TicketHistory) -> TicketHistory:
-    """The initiator hears how its request ended."""
+    """The initiator learns how its request ended."""
     if history.answered:
         raise UnsafeError(f"the request of {history.ticket} ends twice")
     return history._replace(answered=True)
@@ -139,9 +140,9 @@ def mark_dead(history: TicketHistory, peer: int) -> TicketHistory:
 
 
 def _settled(history: TicketHistory) -> TicketHistory:
-    """Where nobody is bound any more, all that still matters is who cannot be bound again.
+    """Simplify: if no peer is bound any more, only those that cannot be bound again matter.
 
-    (Who offered its slot may still come to enter, and find itself in the same group.)
+    (A peer that offered its slot may still enter, in the same group.)
     """
     if any(role in BOUND for role in history.roles):
         return history
@@ -152,5 +153,5 @@ def _settled(history: TicketHistory) -> TicketHistory:
 
 
 def with_one(row: Sequence[T], place: int, value: T) -> tuple[T, ...]:
-    """The same row with another value in one place."""
+    """The same row with another value at one index."""
     return (*row[:place], value, *row[place + 1 :])

@@ -1,4 +1,4 @@
-"""A way through situations in words: one line for each step, with what it changes."""
+"""Print a path through situations in words: one line for each step, with what it changes."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -54,7 +54,7 @@ def _fair_transcript(situations: Situations, key: bytes, ticks: Ticks, turn: int
 
 
 def fair_step(situations: Situations, key: bytes, turn: int) -> Step | None:
-    """What goes on when nothing else happens: the first (0) or last (1) of what comes first."""
+    """The next step of a fair continuation: the first (0) or last (1) of the earliest kind."""
     steps = [s for s in situations.steps(key) if isinstance(s, Step) and s.kind is not Kind.MAY]
     kind = min((step.kind for step in steps), default=Kind.MAY)
     return next((step for step in steps[:: -1 if turn else 1] if step.kind is kind), None)

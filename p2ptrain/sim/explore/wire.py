@@ -1,4 +1,4 @@
-"""The messages in flight, as a row of numbers in ascending order: for each its event and its age.
+"""Represent the messages in flight as a row of ascending numbers: an event and an age for each.
 
 The order of sending is not kept: any of them may arrive next.
 """
@@ -9,7 +9,7 @@ from typing import NamedTuple
 from p2ptrain.sim.explore.scenario import Ticks
 
 LATE = 7
-"""The age of a message that is held back; others are as old as that many ticks."""
+"""The age of a message that is held back; other ages are in ticks."""
 
 AGES = LATE + 1
 
@@ -27,7 +27,7 @@ class InFlight(NamedTuple):
 
 
 def each(wire: Wire) -> Iterator[InFlight]:
-    """Every message in flight, once where several are alike."""
+    """Every message in flight, once where several are equal."""
     previous = -1
     for place, item in enumerate(wire):
         if item != previous:
@@ -39,7 +39,7 @@ def each(wire: Wire) -> Iterator[InFlight]:
 
 
 def put(wire: Wire, sent: tuple[int, ...], copies: int) -> Wire:
-    """More messages in flight, but never more than so many alike that are not held back."""
+    """Add messages, up to `copies` equal ones that are not held back."""
     events = [item // AGES for item in wire if item % AGES != LATE]
     for event in sent:
         if events.count(event) < copies:
@@ -49,7 +49,7 @@ def put(wire: Wire, sent: tuple[int, ...], copies: int) -> Wire:
 
 
 def without(wire: Wire, is_idle: Callable[[int], bool]) -> Wire:
-    """Those of which `is_idle` is not true."""
+    """The messages for which `is_idle` is false."""
     if any(is_idle(item // AGES) for item in wire):
         return tuple(item for item in wire if not is_idle(item // AGES))
     return wire
@@ -62,7 +62,7 @@ def oldest(wire: Wire, waits: Callable[[int], bool]) -> Ticks:
 
 
 def grow_old(wire: Wire, ticks: Ticks, waits: Callable[[int], bool]) -> Wire:
-    """So much time has passed."""
+    """Age all messages by `ticks`."""
     return tuple(
         sorted(
             item if item % AGES == LATE or waits(item // AGES) else item + ticks for item in wire
