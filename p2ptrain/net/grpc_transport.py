@@ -467,6 +467,8 @@ class _CallerStream:
         self._call = link.take_call()
         self._address = address
         self._opening: Opening | None = opening
+        self._writing = asyncio.Lock()
+        """Two writes at a time break a call; the first one of all waits for the connection."""
         self._said_all = False
         self._heard_all = False
         self._over = False
@@ -506,13 +508,19 @@ class _CallerStream:
         """No effect: received chunks are copies."""
 
     async def _say(self, payload: memoryview | None, last: bool) -> None:
-        if self._opening and payload is not None and len(payload) > LARGE_BYTES:
-            await self._say(None, last=False)
+        async with self._writing:
+            if payload is None and not last and not self._opening:
+                return  # said meanwhile, with a chunk
+            if self._opening and payload is not None and len(payload) > LARGE_BYTES:
+                await self._write(None, last=False)
+            await self._write(payload, last)
+        self._said_all = last
+        self._maybe_put_back()
+
+    async def _write(self, payload: memoryview | None, last: bool) -> None:
         data = wire.encode_chunk(wire.Chunk(payload, last, self._opening))
         self._opening = None
         await self._use(lambda: self._call.write(data), "sending chunks")
-        self._said_all = last
-        self._maybe_put_back()
 
     def _maybe_put_back(self) -> None:
         if self._said_all and self._heard_all and not self._over:

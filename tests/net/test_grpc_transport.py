@@ -473,3 +473,15 @@ async def test_messages_and_chunks_have_connections_of_their_own():
         for task in relayed:
             task.cancel()
         await asyncio.gather(*relayed, return_exceptions=True)
+
+
+@pytest.mark.parametrize("size", [3, 200_000])
+async def test_a_stream_is_read_and_written_before_its_connection_is_there(size: int):
+    """Two writes at a time, the opening's and the first chunk's, broke the call."""
+    async with started() as (_, _, address), started(GrpcConfig(data="grpc")) as (other, _, _):
+        stream = await other.open(address, OPENING)
+        heard = asyncio.create_task(stream.receive())
+        for _ in range(3):
+            await asyncio.sleep(0)  # it has nothing to read, and says the opening
+        await stream.send(memoryview(bytes(size)), last=True)
+        assert await heard == bytes(size)
