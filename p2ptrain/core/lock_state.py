@@ -350,13 +350,18 @@ class Slot:
         self._offering = None
 
     def _tell_taken(self, offer: Ticket) -> bool:
-        """If our group has taken this offer, say so again: the first `Begin` was lost."""
-        state = self._state
-        if isinstance(state, InGroup) and offer in state.offers:
+        """If our group has taken this offer, say so again: the first `Begin` was lost.
+
+        So it was if the group took an older offer of that peer, which has not entered, or has left
+        already: it refuses the group, or has applied its average and says nothing.
+        """
+        offers = self._state.offers if isinstance(self._state, InGroup) else ()
+        theirs = (other for other in offers if other.initiator == offer.initiator)
+        taken = next((other for other in theirs if _is_behind(other, offer)), None)
+        if taken and isinstance(self._state, InGroup):
             # Lost: its offer, or its inquiry, comes again.
-            self._emit(Send(offer.initiator, replace(state.begin, offer=offer)))
-            return True
-        return False
+            self._emit(Send(offer.initiator, replace(self._state.begin, offer=taken)))
+        return taken == offer
 
     def _void(self, offer: Ticket) -> None:
         last, _ = self._offers.get(offer.initiator, (None, None))

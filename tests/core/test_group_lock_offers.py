@@ -1016,3 +1016,18 @@ def test_what_a_purpose_fulfils():
     assert not replace(BARRIER, lineage=8).fulfils(BARRIER)
     assert not GOSSIP.fulfils(GOSSIP)
     assert not replace(BARRIER, formation=Formation.WAIT_AVOIDING).fulfils(BARRIER)
+
+
+def test_a_member_that_offers_its_slot_anew_is_not_in_the_group_that_took_its_last_offer(
+    quartet: Trio,
+):
+    """`Begin` was lost and the offer was taken back; both waited, each for the other's word."""
+    waiting(quartet, "bcd")
+    ticket = quartet.request("a", "bcd")
+    quartet.drop("a", "b")
+    quartet.withdraw_offer("b")
+    quartet.drop_all()
+    quartet.offer("b", "a", NEXT)
+    quartet.deliver("b", "a")
+    quartet.settle()
+    assert not quartet.holds("a", ticket)

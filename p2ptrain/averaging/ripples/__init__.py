@@ -48,6 +48,7 @@ from p2ptrain.averaging import (
     Algorithm,
     AlgorithmMessage,
     ConfigError,
+    Outcome,
     PeerId,
     RemoteProtocolError,
     Round,
@@ -127,7 +128,10 @@ class Ripples(Algorithm):
         self.turns += 1
         if self.config.schedule == "static":
             self.turns = max(self.turns, swarm.version)  # a newcomer falls in with the others
-            await swarm.form_at(self.turns)
+            if (await swarm.form_at(self.turns)).outcome is Outcome.LATE:
+                # Members that train much faster are past every version that we come to by counting.
+                self.turns = swarm.version + 1
+                await swarm.form_at(self.turns)
         elif self.config.waits or swarm.met().get(swarm.me, 0) == self._groups:
             if self.config.schedule == "generator":
                 await self._generator_of(swarm).take_turn()
