@@ -1023,11 +1023,12 @@ def test_a_member_that_offers_its_slot_anew_is_not_in_the_group_that_took_its_la
 ):
     """`Begin` was lost and the offer was taken back; both waited, each for the other's word."""
     waiting(quartet, "bcd")
-    ticket = quartet.request("a", "bcd")
+    ticket = quartet.request("a", "bcd", purpose=BARRIER)
     quartet.drop("a", "b")
     quartet.withdraw_offer("b")
     quartet.drop_all()
     quartet.offer("b", "a", NEXT)
     quartet.deliver("b", "a")
+    assert "a -> b Begin" in quartet.on_wire()
     quartet.settle()
     assert not quartet.holds("a", ticket)
