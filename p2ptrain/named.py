@@ -75,6 +75,38 @@ def check_options(
             raise ConfigError(f"{owner}: {key} = {value!r}; there are: {there_are}")
 
 
+def check_types(
+    owner: str,
+    kind: type[Any],  # Any: a dataclass
+    values: Mapping[str, Any],  # Any: this checks
+) -> None:
+    """Raise ConfigError if one of the values of `kind`, which ``Peer`` was given, does not fit."""
+    hints = typing.get_type_hints(kind)
+    for key, value in values.items():
+        if not _fits(value, hints[key]):
+            wanted = _described(hints[key])
+            raise ConfigError(f"{owner}: {key} = {value!r} must be {wanted}")
+
+
+def whole_in(what: str, value: Any) -> int:  # Any: a number of Python, numpy or torch
+    """`value` as an int, 0 or more. Raises ConfigError, which names it `what`, if it is none."""
+    number = number_in(what, value)
+    if not (number >= 0 and number.is_integer()):
+        raise ConfigError(f"{what} = {value} must be a whole number, 0 or more")
+    return int(number)
+
+
+def number_in(what: str, value: Any) -> float:  # Any: as above
+    """`value` as a float; a tensor of one element, too. Raises ConfigError if it is no number."""
+    try:
+        if not isinstance(value, str):
+            return float(value.detach() if hasattr(value, "detach") else value)
+        raise TypeError("a text")
+    except (TypeError, ValueError, RuntimeError) as error:
+        shown = " ".join(repr(value).split())[:80]
+        raise ConfigError(f"{what} = {shown} must be one number") from error
+
+
 def suggestion(wrong: str, known: Iterable[str]) -> str:
     """What was meant, as a question for a message; empty if nothing is near."""
     near = difflib.get_close_matches(wrong, list(known), n=1, cutoff=0.5)
@@ -89,4 +121,19 @@ def _fits(value: object, hint: Any) -> bool:  # Any: whatever stands behind a fi
         return isinstance(value, (int, float)) and not isinstance(value, bool)
     if hint in (int, str, bool, types.NoneType):
         return type(value) is hint
-    return True
+    if typing.get_origin(hint) is tuple:
+        return isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value)
+    return not dataclasses.is_dataclass(hint) or isinstance(value, typing.cast("type", hint))
+
+
+def _described(hint: Any) -> str:  # Any: as above
+    """What fits the hint, in words."""
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return " or ".join(map(_described, typing.get_args(hint)))
+    if dataclasses.is_dataclass(hint):
+        first = dataclasses.fields(hint)[0]
+        return f"{getattr(hint, '__name__', hint)}({first.name}=...)"
+    words = {int: "a whole number", float: "a number", str: "a text", bool: "True or False"}
+    if typing.get_origin(hint) is tuple:
+        return "a list of texts"
+    return words.get(hint, "None" if hint is types.NoneType else str(hint))

@@ -71,11 +71,18 @@ class PeerLifecycle:
         self.algorithm = algorithm
         self._writer: SnapshotWriter | None = None
 
-    # --- what a loop asks -------------------------------------------------------------------------
+    # --- what a loop asks, before the peer listens too --------------------------------------------
+
+    @property
+    def is_listening(self) -> bool:
+        """Whether there is a driver yet."""
+        return hasattr(self, "driver")
 
     @property
     def progress(self) -> int:
         """Samples of the whole swarm so far; see `Peer.progress`."""
+        if not self.is_listening:
+            return 0
         known = self.driver.agreed.progress
         agreed = self.algorithm.averages == "gradients"  # in each average of them
         return known if agreed else max(known, self.boundary.totals.samples)
@@ -89,9 +96,12 @@ class PeerLifecycle:
     def stop(self, why: str) -> None:
         """Ask the loop to end, from any thread; a wait in a step ends."""
         self.why_stopped = self.why_stopped or why
-        self.environment.post(self.driver.withdraw)
+        if self.is_listening:
+            self.environment.post(self.driver.withdraw)
 
     def _reason_to_stop(self) -> str:
+        if not self.is_listening:
+            return ""
         stop, agreed = self.config.stop, self.driver.agreed
         if stop.samples is not None and self.progress >= stop.samples:
             return f"the swarm has trained {self.progress} samples"
@@ -232,18 +242,20 @@ class PeerLifecycle:
     async def leave(self, grace_s: Seconds) -> None:
         """Let a running average end, say goodbye, close everything."""
         driver = self.driver
-        driver.withdraw()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(grace_s):
-                while driver.averages.running:
-                    await driver.wait_for_change()
-        driver.machine.leave(driver.now)
-        driver.pump()
-        await driver.close(min(1.0, grace_s))
+        try:
+            driver.withdraw()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(grace_s):
+                    while driver.averages.running:
+                        await driver.wait_for_change()
+            driver.machine.leave(driver.now)
+            driver.pump()
+        finally:  # whatever else fails: what stays open would hang the next peer of this process
+            await driver.close(min(1.0, grace_s))
 
     async def abandon(self) -> None:
         """Joining failed: close whatever was opened."""
-        if hasattr(self, "driver"):
+        if self.is_listening:
             await self.driver.close()
 
     def record_end(self, why: str) -> None:

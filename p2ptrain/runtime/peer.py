@@ -20,14 +20,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 import uvloop
 
 from p2ptrain.compute.torch_replica import TorchReplica
 from p2ptrain.errors import ConfigError, LocalProtocolError
 from p2ptrain.ids import Address, PeerId
-from p2ptrain.named import suggestion
+from p2ptrain.named import check_types, number_in, suggestion, whole_in
 from p2ptrain.net.grpc_transport import GrpcTransport
 from p2ptrain.runtime.board import Board
 from p2ptrain.runtime.boundary import no_update
@@ -38,9 +38,10 @@ from p2ptrain.runtime.service import PeerService
 from p2ptrain.runtime.settings import Environment, PeerConfig
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
     from torch.amp import GradScaler
     from torch.optim import Optimizer
+    from torch.utils.hooks import RemovableHandle
 
 T = TypeVar("T")
 
@@ -59,6 +60,10 @@ class Peer:
                 peer.step(samples=len(inputs))          # where optimizer.step() stood
                 optimizer.zero_grad()
 
+    Leaving the ``with`` waits until all others are done as well (`PeerConfig.serve`), since those
+    who train may be about to average with this peer. Of several peers that one thread has entered,
+    only the one that is left last waits.
+
     Args:
         model: its parameters become views of one vector; do not move or replace them afterwards.
         optimizer: any torch optimizer over parameters of `model`, or several over parts of it.
@@ -70,6 +75,11 @@ class Peer:
         StateError: for a model that cannot be averaged.
     """
 
+    _process = 0
+    """In which there was one; gRPC's threads do not outlive a fork."""
+    _inside: ClassVar[dict[int, list["Peer"]]] = {}
+    """By thread: the peers whose ``with`` it is in."""
+
     def __init__(
         self,
         model: "nn.Module",
@@ -79,6 +89,15 @@ class Peer:
         metrics: Metrics | None = None,
         **settings: Any,  # Any: the fields of PeerConfig
     ) -> None:
+        if Peer._process not in (0, os.getpid()):
+            raise ConfigError(
+                "this process was forked from one that has had a peer, whose threads a fork leaves "
+                'behind; start processes by spawn (multiprocessing_context="spawn")'
+            )
+        if config is not None and settings:
+            raise ConfigError(
+                f"Peer: {next(iter(settings))} is given beside config; put it into the config"
+            )
         self.config = config or _config_from(settings)
         self.name = PeerId(self.config.name or f"{socket.gethostname()}-{os.getpid()}")
         self.replica = TorchReplica(model, optimizer, average_momentum=self.config.average_momentum)
@@ -113,6 +132,10 @@ class Peer:
         self._board = Board(time.monotonic)
         self._metrics = TeeMetrics(self._board, *([metrics] if metrics else []), *self._sinks)
         self._steps_after_stop = 0
+        self._stepping = threading.Lock()
+        self._optimizers = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
+        self._hooks: list[RemovableHandle] = []
+        self._has_left = False
         self._accumulated = 0
         self._old_handler: Any = None  # Any: what signal.signal returns
         self.address = Address("")
@@ -148,7 +171,7 @@ class Peer:
         self,
         *,
         samples: int = 1,
-        loss: float | None = None,
+        loss: "float | Tensor | None" = None,
         clip: float | None = None,
         scaler: "GradScaler | None" = None,
         closure: "Callable[[], Any] | None" = None,  # Any: what the optimizer makes of it
@@ -156,8 +179,9 @@ class Peer:
         """End a step; stands where `optimizer.step()` stood.
 
         Args:
-            samples: how many samples the gradients are the mean of; averages weigh them so.
-            loss: for the record.
+            samples: how many samples the gradients are the mean of, in any type of number;
+                averages weigh them so.
+            loss: for the record; a tensor of one element, too.
             clip: norm to clip gradients to, after they were averaged.
             scaler: of mixed precision; unscaled before averaging, updated after it.
             closure: computes loss and gradients again, for an optimizer that asks for it (LBFGS).
@@ -169,9 +193,30 @@ class Peer:
             SystemExit: if the process was asked to end and the loop does not look at `should_stop`.
             LocalProtocolError: outside of the with block.
         """
-        life = self._life
-        if life.began_at is None:
+        if self._life.began_at is None or self._has_left:
             raise LocalProtocolError("step belongs inside `with peer:`, where the peer has joined")
+        count, shown = (
+            whole_in("samples", samples),
+            None if loss is None else number_in("loss", loss),
+        )
+        if not self._stepping.acquire(blocking=False):
+            raise LocalProtocolError(
+                "step is called by two threads at once; call it from the one that trains"
+            )
+        try:
+            self._step(count, shown, clip, scaler, closure)
+        finally:
+            self._stepping.release()
+
+    def _step(
+        self,
+        samples: int,
+        loss: float | None,
+        clip: float | None,
+        scaler: "GradScaler | None",
+        closure: "Callable[[], Any] | None",  # Any: as above
+    ) -> None:
+        life = self._life
         if life.driver.stopping and not life.driver.failure:
             self._steps_after_stop += 1
             if self._steps_after_stop > 1:
@@ -196,7 +241,22 @@ class Peer:
 
     def accumulate(self, *, samples: int = 1) -> None:
         """Count a backward pass whose gradients wait for the next `step`."""
-        self._accumulated += samples
+        self._accumulated += whole_in("samples", samples)
+
+    def state_dict(self) -> dict[str, Any]:  # Any: as torch has it
+        """The model's ``state_dict``, tensors of their own, from any thread and after the end, too.
+
+        Of parameters of 16 bits it has float32: live and pending, so that nothing is rounded away.
+        """
+        return self.replica.state_dict()
+
+    def _refuse_stray(self, *_: object) -> None:
+        """An optimizer's step begins: ours, or one that a program has left in its loop."""
+        if not self._stepping.locked():
+            raise LocalProtocolError(
+                "optimizer.step() was called beside peer.step(), which makes that step itself; "
+                "leave it out"
+            )
 
     def stop(self, why: str) -> None:
         """Ask the loop to end, from any thread or a signal handler; a wait in `step` ends."""
@@ -205,6 +265,9 @@ class Peer:
     # --- life -------------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
+        if self._life.is_listening:
+            raise LocalProtocolError("a Peer is for one `with`; make another one")
+        Peer._process = os.getpid()
         self._protocol.start()
         try:
             self._protocol.run(self._arrive())
@@ -217,13 +280,19 @@ class Peer:
             self._old_handler = signal.signal(
                 signal.SIGTERM, lambda *_: self.stop("asked to end by SIGTERM")
             )
+        self._hooks = [o.register_step_pre_hook(self._refuse_stray) for o in self._optimizers]
         self._life.begin()
+        self._inside.setdefault(threading.get_ident(), []).append(self)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        life = self._life
+        life, beside = self._life, self._inside[threading.get_ident()]
+        self._has_left = True
+        for hook in self._hooks:
+            hook.remove()
+        beside.remove(self)  # one that waited for another of this thread would wait for ever
         life.boundary.end()
-        asked = life.driver.stopping
+        asked = life.driver.stopping or bool(beside)
         why = f"{type(error).__name__}: {error}" if error else life.why_stopped or "the loop ended"
         try:
             self._protocol.run(life.depart(serve=not error and not asked and self.config.serve))
@@ -234,6 +303,7 @@ class Peer:
             failure = None if error else life.driver.failure
             try:
                 self._protocol.stop()
+                self.replica.release()
                 life.record_end(f"{type(failure).__name__}: {failure}" if failure else why)
                 self._close_sinks()
             finally:  # not before: a second SIGTERM may not keep the end from being written
@@ -314,5 +384,7 @@ def _config_from(settings: dict[str, Any]) -> PeerConfig:  # Any: the fields of 
         if key not in known:
             advice = suggestion(key, known) or f"known: {', '.join(known)}"
             raise ConfigError(f"Peer has no setting {key!r}; {advice}")
-    join = settings.get("join", ())
-    return PeerConfig(**{**settings, "join": (join,) if isinstance(join, str) else tuple(join)})
+    if isinstance(settings.get("join"), str):
+        settings["join"] = (settings["join"],)
+    check_types("Peer", PeerConfig, settings)
+    return PeerConfig(**{**settings, "join": tuple(settings.get("join", ()))})

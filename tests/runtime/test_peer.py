@@ -9,6 +9,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -25,7 +26,7 @@ from p2ptrain.errors import (
 )
 from p2ptrain.runtime.metrics import MemoryMetrics
 from p2ptrain.runtime.peer import Peer
-from p2ptrain.runtime.settings import StopConfig
+from p2ptrain.runtime.settings import PeerConfig, StopConfig
 
 pytestmark = pytest.mark.sockets
 
@@ -261,6 +262,144 @@ def test_a_closure_is_refused_where_gradients_are_averaged():
         words = r"a closure .* allreduce, which averages gradients"
         with pytest.raises(ConfigError, match=words):
             peer.step(closure=lambda: 0.0)
+
+
+# --- what programs get wrong ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("samples", [4, 4.0, np.float64(4), np.int64(4), torch.tensor(4)])
+def test_samples_may_be_any_type_of_number(samples):
+    model, optimizer = tiny()
+    with peer_of(model, optimizer) as peer:
+        peer.accumulate(samples=samples)
+        backward(model, 1)
+        peer.step(samples=samples)
+        assert peer.progress == 8
+
+
+@pytest.mark.parametrize("samples", [-1, 2.5, np.float64(-3), float("nan"), "8", None, [1, 2]])
+def test_samples_that_are_no_count_are_one_sentence_and_leave_the_peer_whole(samples):
+    model, optimizer = tiny()
+    with peer_of(model, optimizer) as peer:
+        backward(model, 1)
+        with pytest.raises(ConfigError, match=r"samples = .* must be"):
+            peer.step(samples=samples)
+        peer.step(samples=1)
+        assert peer.progress == 1
+
+
+def test_a_loss_may_be_a_tensor_that_is_written_to_a_record(tmp_path):
+    model, optimizer = tiny()
+    with peer_of(model, optimizer, out=str(tmp_path), name="p0") as peer:
+        loss = model(torch.ones(1, 3)).square().mean()
+        loss.backward()
+        peer.step(loss=loss)
+        with pytest.raises(ConfigError, match=r"loss = .* must be one number"):
+            peer.step(loss=torch.ones(2))
+    records = map(json.loads, (tmp_path / "p0.jsonl").read_text().splitlines())
+    assert [r["loss"] for r in records if r["kind"] == "step"] == [pytest.approx(loss.item())]
+
+
+def test_a_schedule_may_ask_a_peer_before_it_has_joined():
+    model, optimizer = tiny()
+    peer = peer_of(model, optimizer)
+    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0 + peer.progress)
+    assert (peer.progress, peer.should_stop) == (0, False)
+    peer.stop("changed my mind")
+    with peer:
+        assert peer.should_stop
+
+
+def test_a_peer_is_for_one_with():
+    model, optimizer = tiny()
+    peer = peer_of(model, optimizer)
+    with peer:
+        with pytest.raises(LocalProtocolError, match="one `with`"):
+            peer.__enter__()
+        backward(model, 1)
+        peer.step()
+    with pytest.raises(LocalProtocolError, match="one `with`"):
+        peer.__enter__()
+    with pytest.raises(LocalProtocolError, match="inside `with peer:`"):
+        peer.step()
+
+
+def test_steps_from_two_threads_at_once_are_one_sentence():
+    model, _ = tiny()
+    inside, go_on = threading.Event(), threading.Event()
+
+    def slowly() -> torch.Tensor:
+        inside.set()
+        assert go_on.wait(10)
+        return torch.tensor(backward(model, 1))
+
+    lbfgs = torch.optim.LBFGS(model.parameters(), max_iter=1)
+    with peer_of(model, lbfgs) as peer, ThreadPoolExecutor(1) as other:
+        first = other.submit(peer.step, closure=slowly)
+        assert inside.wait(10)
+        with pytest.raises(LocalProtocolError, match="two threads at once"):
+            peer.step(closure=slowly)
+        go_on.set()
+        first.result(10)
+
+
+def test_an_optimizer_step_left_in_the_loop_is_one_sentence():
+    """It made each step twice, and models differ where they were to be equal."""
+    model, optimizer = tiny()
+    with peer_of(model, optimizer) as peer:
+        backward(model, 1)
+        with pytest.raises(LocalProtocolError, match=r"optimizer.step\(\) was called beside"):
+            optimizer.step()
+        peer.step()
+    optimizer.step()  # afterwards it is the program's own again
+
+
+def test_the_model_is_its_own_again_when_the_with_is_over():
+    model, optimizer = tiny()
+    with peer_of(model, optimizer) as peer:
+        backward(model, 1)
+        peer.step()
+        inside = peer.state_dict()
+    for name, value in model.state_dict().items():
+        assert value.untyped_storage().nbytes() == 4 * value.numel()
+        assert torch.equal(value, inside[name])
+        assert torch.equal(value, peer.state_dict()[name])
+
+
+@pytest.mark.timeout(20)
+def test_two_peers_of_one_thread_do_not_wait_for_each_other():
+    a, b = tiny(1), tiny(2)
+    with peer_of(*a, name="a") as first, peer_of(*b, name="b", join=first.address) as second:
+        for model, peer in ((a[0], first), (b[0], second)):
+            backward(model, 1)
+            peer.step()
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"stop": 100}, r"stop = 100 must be StopConfig\(samples=...\)"),
+        ({"average_momentum": "yes"}, "average_momentum = 'yes' must be True or False"),
+        ({"peers": "2"}, "peers = '2' must be a whole number"),
+        ({"join": None}, "join = None must be a list of texts"),
+        ({"exchange": {}}, r"exchange = \{\} must be ExchangeConfig"),
+        ({"leave_grace_s": "long"}, "leave_grace_s = 'long' must be a number"),
+    ],
+)
+def test_a_setting_of_another_type_is_one_sentence(settings, words):
+    with pytest.raises(ConfigError, match=words):
+        Peer(*tiny(), **settings)
+
+
+def test_keywords_beside_a_config_are_not_dropped():
+    with pytest.raises(ConfigError, match="peers is given beside config"):
+        Peer(*tiny(), PeerConfig(), peers=2)
+
+
+def test_a_forked_process_is_told_to_spawn(monkeypatch):
+    monkeypatch.setattr(Peer, "_process", -1)
+    with pytest.raises(ConfigError, match=r"forked .* spawn"):
+        Peer(*tiny())
 
 
 def test_stopping_ends_the_loop_and_a_loop_that_does_not_look_gets_system_exit():
