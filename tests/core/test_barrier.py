@@ -258,10 +258,8 @@ def test_who_waits_with_something_else_is_in_no_group_of_its_old_arrival(
     meeting.settle()
     meeting.advance(RESEND_S)
     assert meeting["b"].averages == []
-    if is_offered and is_lost:
-        assert meeting["a"].group, "nobody has told it that b will not come"
-        meeting.finish("a", Outcome.LOST)
-        meeting.advance(RESEND_S)
+    assert not meeting["a"].group, "b's new offer has brought it the lost word, which it refused"
+    meeting.advance(RESEND_S)
     assert [(t.version, t.donor) for t in meeting["a"].taking] == [(5, "b")]
 
 
