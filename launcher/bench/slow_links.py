@@ -40,6 +40,7 @@ from launcher.bench.claims import (
     some_of,
     write_bench,
 )
+from launcher.bench.namespaces import end_on_sigterm
 from launcher.collect import Json
 from launcher.plot import FAINT, INK
 from p2ptrain.averaging.base import known_algorithms
@@ -317,6 +318,7 @@ def main(
 ) -> None:
     """Count the groups that succeed where one average takes half a minute."""
     console, began = Console(), time.monotonic()
+    end_on_sigterm()
     names = some_of("--algorithms", algorithms, known_algorithms())
     sizes = some_of("--megabytes", megabytes, SIZES)
     cases = [replace(case, seconds=seconds) for case in CASES if str(case.megabytes) in sizes]

@@ -93,8 +93,8 @@ class Swarm(Protocol):
         """Claim a group with the first `count` of `candidates` that are free, or all of them.
 
         It averages models, in delta form: `DONE` is in the model, or pending until the trainer's
-        next boundary. Candidates are asked in this order, several at once, and who is busy is
-        waited for where nobody else will do. While we are in somebody else's group, the claim
+        next boundary. Candidates are asked in this order, several at once; a busy one is
+        waited for if too few others are free. While we are in somebody else's group, the claim
         waits; it ends with `YIELDED` if it gives way to an older one that includes us. An attempt
         that cannot even start (too few candidates, or the peer stops) takes a moment all the same,
         so that a loop around this never spins.

@@ -196,7 +196,7 @@ def _apart(flat: FlatModel) -> dict[str, Tensor]:
 def _written(apart: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     """On the host, each in memory of its own; copied only where it has to be, as bodies are large.
 
-    Nobody changes them until the file is written: the trainer waits.
+    They do not change until the file is written, since the trainer waits.
     """
     seen: set[int] = set()
     for name, tensor in apart.items():

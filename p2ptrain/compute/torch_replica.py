@@ -197,7 +197,7 @@ class TorchReplica:
     def release(self) -> None:
         """Give the module and the optimizer tensors of their own; this replica ends with it.
 
-        Call it when nobody delivers deltas any more. A second call does nothing.
+        Call it when no more deltas will come. A second call does nothing.
         """
         self._flat.release()
 

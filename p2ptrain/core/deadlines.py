@@ -5,9 +5,9 @@
     deadline = median + DEVIATIONS * max(median absolute deviation, median / 8)
 
 of the last `WINDOW` durations, between a floor and a ceiling that the owner states and explains.
-Both medians are robust: one straggler among many does not make everybody wait, and one lucky
-transfer hurries nobody. An eighth of the median replaces a deviation near zero, so the deadline is
-at least twice the median.
+Both medians are robust: one straggler among many does not lengthen the deadline, and one
+lucky transfer does not shorten it. An eighth of the median replaces a deviation near zero, so the
+deadline is at least twice the median.
 
 A duration that misses its deadline is never observed in full. So a miss clears the window, and the
 ceiling applies until enough new durations are known: a link that becomes ten times slower breaks

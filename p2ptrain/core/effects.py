@@ -35,7 +35,7 @@ class Outcome(StrEnum):
 
     DONE = "done"
     BUSY = "busy"
-    """Another claim of ours was under way, or there was nobody to ask."""
+    """Another claim of ours was under way, or there was no peer to ask."""
     YIELDED = "yielded"
     """We gave way to an older claim that includes us."""
     REFUSED = "refused"

@@ -297,7 +297,7 @@ class Slot:
         self._state: LockState = Free()
         self._queue: dict[PeerId, Request] = {}  # of others
         self._wishes: tuple[Wish, ...] = ()  # our own, in order
-        self._offering: tuple[PeerId, Purpose] | None = None  # whenever nobody wants us
+        self._offering: tuple[PeerId, Purpose] | None = None  # whenever no request waits
         self._offers: dict[PeerId, tuple[Ticket, Promise | None]] = {}  # to us; None: void
         self._born: dict[Formation, int] = {}  # since when we want a group and have formed none
         self._clock = 0  # Lamport's

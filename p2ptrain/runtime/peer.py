@@ -77,8 +77,8 @@ class Peer:
 
     _process = 0
     """In which there was one; gRPC's threads do not outlive a fork."""
-    _inside: ClassVar[dict[int, list["Peer"]]] = {}
-    """By thread: the peers whose ``with`` it is in."""
+    _entered: ClassVar[list["Peer"]] = []
+    """The peers of this process that a ``with`` is in."""
 
     def __init__(
         self,
@@ -135,6 +135,7 @@ class Peer:
         self._stepping = threading.Lock()
         self._optimizers = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
         self._hooks: list[RemovableHandle] = []
+        self._thread = 0
         self._has_left = False
         self._accumulated = 0
         self._old_handler: Any = None  # Any: what signal.signal returns
@@ -267,7 +268,7 @@ class Peer:
     def __enter__(self) -> Self:
         if self._life.is_listening:
             raise LocalProtocolError("a Peer is for one `with`; make another one")
-        Peer._process = os.getpid()
+        Peer._process, self._thread = os.getpid(), threading.get_ident()
         self._protocol.start()
         try:
             self._protocol.run(self._arrive())
@@ -282,15 +283,17 @@ class Peer:
             )
         self._hooks = [o.register_step_pre_hook(self._refuse_stray) for o in self._optimizers]
         self._life.begin()
-        self._inside.setdefault(threading.get_ident(), []).append(self)
+        self._entered.append(self)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        life, beside = self._life, self._inside[threading.get_ident()]
+        life = self._life
         self._has_left = True
         for hook in self._hooks:
             hook.remove()
-        beside.remove(self)  # one that waited for another of this thread would wait for ever
+        self._entered.remove(self)
+        # One that waited for another of the same thread would wait for ever.
+        beside = [peer for peer in self._entered if peer._thread == self._thread]
         life.boundary.end()
         asked = life.driver.stopping or bool(beside)
         why = f"{type(error).__name__}: {error}" if error else life.why_stopped or "the loop ended"
@@ -303,9 +306,9 @@ class Peer:
             failure = None if error else life.driver.failure
             try:
                 self._protocol.stop()
-                self.replica.release()
                 life.record_end(f"{type(failure).__name__}: {failure}" if failure else why)
                 self._close_sinks()
+                self.replica.release()
             finally:  # not before: a second SIGTERM may not keep the end from being written
                 if self._old_handler is not None:
                     signal.signal(signal.SIGTERM, self._old_handler)

@@ -127,7 +127,7 @@ class GroupGenerator:
         return min(deadlines if self.asks is None else [*deadlines, self._ask_at], default=None)
 
     async def take_turn(self) -> None:
-        """Ask for a group, until we have been in one, whoever it was proposed for."""
+        """Ask for a group until this peer has been in one, at its own request or another's."""
         self.ask()
         while self.asks is not None:
             await self._swarm.wait_for_change(RESEND_S)
@@ -175,7 +175,7 @@ class GroupGenerator:
 
     def _handle_propose(self, ticket: Ticket, members: tuple[PeerId, ...]) -> None:
         if members == (self._swarm.me,):
-            self.asks = None  # there is nobody to meet
+            self.asks = None  # no other peer trains
         elif ticket in self._settled:
             self._say_settle(ticket)  # the first one was lost
         elif ticket in self._leads:
