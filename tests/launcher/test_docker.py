@@ -113,13 +113,19 @@ def test_what_containers_cannot_do_is_refused_in_a_sentence():
 # --- with one -------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def clean_engine():
+    """An engine without containers of ours: a test run that was killed leaves some behind."""
+    clean()
+
+
 @pytest.mark.docker
 @pytest.mark.xdist_group("docker")  # one cleans up what the other would still use
 @pytest.mark.sockets
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 @needs_engine
-def test_containers_train_suffer_and_leave_nothing_behind(tmp_path):
+def test_containers_train_suffer_and_leave_nothing_behind(clean_engine, tmp_path):
     faults = (
         FaultConfig(kind="crash", peers=(1,), at_s=2.0, for_s=1.0),
         FaultConfig(kind="pause", peers=(2,), at_s=3.0, for_s=2.0),
@@ -148,7 +154,7 @@ def test_containers_train_suffer_and_leave_nothing_behind(tmp_path):
 @pytest.mark.sockets
 @pytest.mark.slow
 @needs_engine
-def test_after_kill_9_of_the_launcher_clean_removes_what_is_left(tmp_path):
+def test_after_kill_9_of_the_launcher_clean_removes_what_is_left(clean_engine, tmp_path):
     text = (
         "from launcher.backends.docker import DockerBackend\n"
         "from tests.launcher.fakes import scenario\n"
