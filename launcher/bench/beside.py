@@ -33,6 +33,9 @@ from p2ptrain.ids import Seconds
 ALGORITHMS = ("ad_psgd", "ripples", "wagma", "eager")
 """Algorithms in which no peer waits for a slow one."""
 
+OPTIONS = {"eager": {"average_models_every": 100_000}}
+"""All wait for an average of models, once in 100 versions: one slow period in some has it."""
+
 PEERS = 4
 NUMBERS = 25_000_000
 ROUND_S: Seconds = 0.5
@@ -94,6 +97,7 @@ def _train(
         torch.optim.SGD(model.parameters(), lr=0.0),
         name=f"p{rank}",
         algorithm=algorithm,
+        algorithm_options=OPTIONS.get(algorithm, {}),
         join=[host] if host else [],
         peers=PEERS,
         together=PEERS if host else 1,
