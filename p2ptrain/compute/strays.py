@@ -6,6 +6,7 @@ another model, and nothing of what is averaged shows it.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
@@ -49,7 +50,6 @@ def refuse_strays(
 
     hooks = [optimizer.register_step_pre_hook(step) for optimizer in optimizers]
     if not may_load:
-        for part in module.modules():
-            hooks.append(part.register_load_state_dict_pre_hook(load))  # type: ignore[no-untyped-call]
-        hooks += [each.register_load_state_dict_pre_hook(load) for each in optimizers]
+        owners: list[Any] = [*module.modules(), *optimizers]  # Any: torch's has no types there
+        hooks += [owner.register_load_state_dict_pre_hook(load) for owner in owners]
     return hooks
