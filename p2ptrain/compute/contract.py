@@ -104,15 +104,16 @@ def outliers(stated: Mapping[PeerId, Contribution]) -> tuple[PeerId, ...]:
     """Members whose update rule is not that of most.
 
     Of two rules that equally many have, that of the peer which has trained most counts: so a
-    newcomer cannot end a swarm of one. All members find the same.
+    newcomer cannot end a swarm of one. All members find the same. One that states no rule is let be.
     """
     rules: dict[int, list[int]] = {}
     for one in stated.values():
-        rules.setdefault(one.rule, []).append(one.samples)
+        if one.rule:
+            rules.setdefault(one.rule, []).append(one.samples)
     if len(rules) <= 1:
         return ()
     usual = max(rules, key=lambda rule: (len(rules[rule]), max(rules[rule])))
-    return tuple(peer for peer, one in stated.items() if one.rule != usual)
+    return tuple(peer for peer, one in stated.items() if one.rule not in (0, usual))
 
 
 class Newcomer(Protocol):
@@ -220,7 +221,8 @@ class Contract:
         if not wrong:
             return ""
         is_ours = self._me in wrong
-        other = next(peer for peer in stated if peer not in wrong) if is_ours else wrong[0]
+        right = (peer for peer, one in stated.items() if one.rule and peer not in wrong)
+        other = next(right) if is_ours else wrong[0]
         theirs = await rule_of(other)
         what = difference(self._me, self.rule, other, theirs) if theirs else ""
         many = len(wrong) > 1
