@@ -104,7 +104,8 @@ def outliers(stated: Mapping[PeerId, Contribution]) -> tuple[PeerId, ...]:
     """Members whose update rule is not that of most.
 
     Of two rules that equally many have, that of the peer which has trained most counts: so a
-    newcomer cannot end a swarm of one. All members find the same. One that states no rule is let be.
+    newcomer cannot end a swarm of one. One that states no rule is let be. All members find the
+    same.
     """
     rules: dict[int, list[int]] = {}
     for one in stated.values():

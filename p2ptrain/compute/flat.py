@@ -128,7 +128,9 @@ class FlatModel:
         self._coverage = Coverage(module, self.slots)
         self.tensors = (*map(str, self.slots), *lines_of(self.frozen))
         """One line for each, with its names, dtype and shape; frozen ones last."""
-        self.fingerprint = digest_of(self.tensors)
+        self.fingerprint = digest_of(self.tensors[: len(self.slots)])
+        self.fingerprint_of_all = digest_of(self.tensors)
+        """The same as long as nothing is frozen."""
         self._frozen_digest: str | None = None
         self._pending = torch.zeros(self.size, dtype=torch.float32)
         self._pending_lock = threading.Lock()

@@ -77,8 +77,8 @@ class TorchReplica:
 
     @property
     def fingerprint(self) -> str:
-        """16 hexadecimal digits for names, shapes, dtypes and ties."""
-        return self._flat.fingerprint
+        """16 hexadecimal digits for names, shapes, dtypes and ties, frozen parameters included."""
+        return self._flat.fingerprint_of_all
 
     @property
     def tensors(self) -> Sequence[str]:
