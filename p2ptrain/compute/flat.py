@@ -68,7 +68,7 @@ import torch
 from torch import Tensor, nn
 
 from p2ptrain.compute.coverage import Coverage
-from p2ptrain.compute.frozen import digest_of_values
+from p2ptrain.compute.frozen import digest_of_values, lines_of
 from p2ptrain.compute.momentum import is_never_negative
 from p2ptrain.compute.replica import Vector
 from p2ptrain.compute.slots import Slot, digest_of, find_slots, layout_of, local_buffers
@@ -121,12 +121,16 @@ class FlatModel:
         """How many of them, from the first on, are the module's own; others are of `beside`."""
         self.updates = 0
         """Optimizer updates in the live numbers; changes together with them, under `step_lock`."""
-        self.fingerprint = digest_of(self.slots)
         self.step_lock = threading.RLock()
         """Hold it while live numbers change; see "Locks" above."""
         self._runs = _move_into_segments(self.slots)
         self._module = module
         self._coverage = Coverage(module, self.slots)
+        self.tensors = (*map(str, self.slots), *lines_of(self.frozen))
+        """One line for each, with its names, dtype and shape; frozen ones last."""
+        self.fingerprint = digest_of(self.tensors[: len(self.slots)])
+        self.fingerprint_of_all = digest_of(self.tensors)
+        """The same as long as nothing is frozen."""
         self._frozen_digest: str | None = None
         self._pending = torch.zeros(self.size, dtype=torch.float32)
         self._pending_lock = threading.Lock()

@@ -38,6 +38,15 @@ def as_real(tensor: Tensor) -> Tensor:
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
+def lines_of(tensors: Mapping[str, Tensor]) -> list[str]:
+    """Name, dtype and shape of each, as those of the vector have (`compute/slots.py`)."""
+    shapes = {name: None if is_lazy(one) else list(one.shape) for name, one in tensors.items()}
+    return [
+        f"frozen {name} {str(tensors[name].dtype).removeprefix('torch.')} {shapes[name]}"
+        for name in sorted(tensors)
+    ]
+
+
 def digest_of_values(tensors: Mapping[str, Tensor]) -> str:
     """16 hexadecimal digits for names, dtypes, shapes and values; empty if there are no tensors.
 

@@ -18,7 +18,11 @@ from torch.amp import GradScaler
 from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 
+from p2ptrain.compute.contract import FROZEN, UpdateRule, digest_of, update_rule
 from p2ptrain.errors import ConfigError, StateError
+
+HOW_IT_COMPUTES = ("foreach", "fused", "capturable", "differentiable")
+"""Hyperparameters that follow from the device, so each peer has its own."""
 
 Closure = Callable[[], Any]
 """Computes loss and gradients anew and returns the loss, as torch's optimizers call it."""
@@ -52,6 +56,7 @@ class Optimizers:
             )
         self._refuse_strangers()
         self._checked = parameters
+        self._rule: tuple[object, UpdateRule] | None = None
 
     @property
     def kinds(self) -> list[str]:
@@ -78,6 +83,35 @@ class Optimizers:
         if len(now) != len(self._checked) or not all(map(is_, now, self._checked)):
             self._refuse_strangers()
             self._checked = now
+
+    def rule(self, frozen: str) -> UpdateRule:
+        """What they make of gradients at this moment; written anew only where that has changed.
+
+        Args:
+            frozen: a digest of what they do not train.
+        """
+        now = (
+            frozen,
+            [
+                [len(group["params"]), *(_plain(group.get(key)) for key in keys)]
+                for optimizer in self.all
+                for keys in [_hyperparameters(optimizer)]
+                for group in optimizer.param_groups
+            ],
+        )
+        if self._rule is None or self._rule[0] != now:
+            self._rule = now, update_rule((FROZEN, frozen), *self._described())
+        return self._rule[1]
+
+    def _described(self) -> Iterator[tuple[str, object]]:
+        groups = [(o, number, g) for o in self.all for number, g in enumerate(o.param_groups)]
+        names = [[self._names.get(id(p), "?") for p in group["params"]] for _, _, group in groups]
+        yield "optimizer", ", ".join(self.kinds)
+        yield "parameter groups", f"{' + '.join(str(len(n)) for n in names)} ({digest_of(names)})"
+        for optimizer, number, group in groups:
+            whose = f" of group {number} of {type(optimizer).__name__}" if len(groups) > 1 else ""
+            for key in _hyperparameters(optimizer):
+                yield f"{key}{whose}", _plain(group.get(key))
 
     def step(self, clip: float | None = None, closure: Closure | None = None) -> None:
         """Clip all gradients to the norm `clip`, if given, and make each one's step.
@@ -171,6 +205,20 @@ class Optimizers:
             for number, group in enumerate(optimizer.param_groups):
                 for parameter in group["params"]:
                     yield optimizer, number, parameter
+
+
+def _hyperparameters(optimizer: Optimizer) -> list[str]:
+    """What decides on an update, and not how it is computed; no notes of schedulers."""
+    return [key for key in optimizer.defaults if key not in HOW_IT_COMPUTES]
+
+
+def _plain(value: object) -> object:
+    """A hyperparameter as something that can be compared and hashed."""
+    if isinstance(value, Tensor):
+        return value.item() if value.numel() == 1 else tuple(value.flatten().tolist())
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_plain, value))
+    return value if isinstance(value, (bool, int, float, str)) else repr(value)
 
 
 def _needs_closure(optimizer: Optimizer) -> bool:

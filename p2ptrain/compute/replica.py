@@ -7,9 +7,10 @@ Legend of shapes: ``M`` numbers that models average over (parameters, then float
 ``G`` numbers that gradients average over (see `Replica.export_gradients`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from p2ptrain.compute.contract import UpdateRule
 from p2ptrain.vectors import Vector as Vector  # the port's own word
 
 State = bytes | memoryview
@@ -46,6 +47,16 @@ class Replica(Protocol):
     @property
     def fingerprint(self) -> str:
         """Names the model's shape: equal exactly when names, shapes, dtypes and ties are equal."""
+        ...
+
+    @property
+    def tensors(self) -> Sequence[str]:
+        """What the fingerprint stands for, a short line for each tensor."""
+        ...
+
+    @property
+    def update_rule(self) -> UpdateRule:
+        """How an update is made of gradients at this moment. Trainer waits."""
         ...
 
     @property

@@ -196,9 +196,9 @@ def layout_of(tensor: Tensor) -> tuple[object, ...]:
     )
 
 
-def digest_of(slots: Sequence[Slot]) -> str:
+def digest_of(tensors: Sequence[str]) -> str:
     """16 hexadecimal digits for names, ties, dtypes and shapes."""
-    return hashlib.sha256("\n".join(map(str, slots)).encode()).hexdigest()[:16]
+    return hashlib.sha256("\n".join(tensors).encode()).hexdigest()[:16]
 
 
 def _dtype_name(tensor: Tensor) -> str:

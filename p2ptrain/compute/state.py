@@ -45,15 +45,13 @@ from torch.optim import Optimizer
 
 from p2ptrain.compute.flat import FlatModel, host_copy, is_finite
 from p2ptrain.compute.frozen import as_real, travelling
+from p2ptrain.compute.optimizers import HOW_IT_COMPUTES
 from p2ptrain.compute.replica import State
 from p2ptrain.errors import StateError
 
 FORMAT = "p2ptrain-state-2"
 
 Json = Any  # whatever JSON can hold; checked value by value as it is decoded
-
-_OWN_KEYS = ("foreach", "fused", "capturable", "differentiable")
-"""How an optimizer computes, not what: that follows from the device, so each keeps its own."""
 
 
 def export_state(flat: FlatModel, optimizers: Sequence[Optimizer]) -> State:
@@ -258,7 +256,7 @@ def _merge_groups(own: list[dict[str, Any]], theirs: Json) -> list[dict[str, Any
             if key != "params" and not _is_alike(value, group.get(key)):
                 raise _unfit(f"{key} is {_short(group[key])} there and {_short(value)} here")
     return [
-        {**mine, **group, **{key: mine[key] for key in _OWN_KEYS if key in mine}}
+        {**mine, **group, **{key: mine[key] for key in HOW_IT_COMPUTES if key in mine}}
         for mine, group in zip(own, theirs, strict=True)
     ]
 

@@ -11,13 +11,16 @@ from typing import Any
 from torch import nn
 from torch.amp import GradScaler
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
+from p2ptrain.compute.contract import NONE, UpdateRule, shortened
 from p2ptrain.compute.flat import FlatModel
 from p2ptrain.compute.gradients import GradientVector
 from p2ptrain.compute.momentum import Moments
 from p2ptrain.compute.optimizers import Closure, Optimizers
 from p2ptrain.compute.replica import Replica, State, Vector
 from p2ptrain.compute.state import export_state, import_state
+from p2ptrain.compute.strays import refuse_strays
 from p2ptrain.errors import ConfigError
 
 
@@ -47,7 +50,7 @@ class TorchReplica:
             raise ConfigError(
                 f"{type(module).__name__} is no module; give the peer a model, then its optimizer"
             )
-        self._optimizers = Optimizers(module, optimizer)
+        self._module, self._optimizers = module, Optimizers(module, optimizer)
         self._moments = Moments(module, self._optimizers.all) if average_momentum else None
         self._flat = FlatModel(module, self._moments)
         self._gradients = GradientVector(self._flat)
@@ -74,8 +77,18 @@ class TorchReplica:
 
     @property
     def fingerprint(self) -> str:
-        """16 hexadecimal digits for names, shapes, dtypes and ties."""
-        return self._flat.fingerprint
+        """16 hexadecimal digits for names, shapes, dtypes and ties, frozen parameters included."""
+        return self._flat.fingerprint_of_all
+
+    @property
+    def tensors(self) -> Sequence[str]:
+        """Kind, names, dtype and shape of each tensor of the vector, then of the frozen ones."""
+        return list(map(shortened, self._flat.tensors))
+
+    @property
+    def update_rule(self) -> UpdateRule:
+        """Kinds and hyperparameters of the optimizers, and a digest of the frozen parameters."""
+        return self._optimizers.rule(self.frozen_digest or NONE)
 
     @property
     def frozen_digest(self) -> str:
@@ -193,6 +206,12 @@ class TorchReplica:
         So nothing is dropped that 16 bits cannot hold. Any thread; good after `release`, too.
         """
         return self._flat.state_dict()
+
+    def refuse_strays(
+        self, is_ours: Callable[[], bool], *, may_load: bool
+    ) -> list[RemovableHandle]:
+        """Refuse what a program does to model and optimizers beside its peer; see that function."""
+        return refuse_strays(self._module, self._optimizers.all, is_ours, may_load=may_load)
 
     def release(self) -> None:
         """Give the module and the optimizer tensors of their own; this replica ends with it.

@@ -126,6 +126,8 @@ async def diagnose(visit: Visit) -> AsyncIterator[Finding]:
             yield Finding(Level.NOTE, f"{hello.me.peer} gives no report ({error})")
             return
         yield _about_clock(report, asked_at, visit.unix_clock())
+        if report.hello.refused:
+            yield Finding(Level.NOTE, report.hello.refused)
         async for finding in _about_members(report, theirs, visit):
             yield finding
         async for finding in _about_us(visit, asker, report, ours):

@@ -32,6 +32,12 @@ class Contribution:
     gradient_mask: bytes = b""
     """One bit for each parameter, in order, lowest bit first: set where it has a gradient."""
 
+    rule: int = 0
+    """A digest of how it makes its update (`compute/contract.py`); 0 where that is its own."""
+
+    progress: int = 0
+    """Samples of the whole swarm, as far as it knows."""
+
 
 MODEL = Contribution()
 """A member that averages models, each of which weighs the same."""

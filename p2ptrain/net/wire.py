@@ -9,8 +9,8 @@ would (a test compares), because protobuf copies a payload three times where one
 """
 
 import functools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from p2ptrain.core import messages as m
@@ -33,6 +33,8 @@ from p2ptrain.net.wire_parts import (
     number,
     parse,
     read_varint,
+    settings_of,
+    settings_to_pb,
     text_of,
     ticket_of,
     ticket_to_pb,
@@ -45,6 +47,8 @@ PROTOCOL_MINOR = 0
 """``protos/p2ptrain/v1/peer.proto`` says when they change."""
 
 MAX_REASON = 300
+MAX_REFUSAL = 4 * MAX_REASON
+MAX_TENSORS = 4096
 MAX_OPENING_BYTES = 1 << 12
 MAX_MASK_BYTES = 1 << 17
 """One bit for each of a million parameters."""
@@ -73,9 +77,14 @@ class Hello:
     model: str
     model_size: int
     me: m.Member
-    codec: str = ""
-    """How models travel; empty for a caller without a model."""
-    gradient_codec: str = ""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """What all peers of a swarm have alike; empty for a caller without a model."""
+    rule: Mapping[str, str] = field(default_factory=dict)
+    """How its updates are made, as it last told the others."""
+    tensors: tuple[str, ...] = ()
+    """One line for each of the model's, the first `MAX_TENSORS`; in a join request only."""
+    refused: str = ""
+    """Whom this peer has refused last, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,13 +336,15 @@ def decode_hello(data: bytes) -> Hello:
 
 def encode_join_reply(reply: JoinReply) -> bytes:
     members = map(_member_to_pb, reply.members)
-    return bytes(pb.JoinReply(refusal=reply.refusal, members=members).SerializeToString())
+    return bytes(
+        pb.JoinReply(refusal=reply.refusal[:MAX_REFUSAL], members=members).SerializeToString()
+    )
 
 
 def decode_join_reply(data: bytes) -> JoinReply:
     """Raises CodecError."""
     packed = parse(pb.JoinReply, data)
-    return JoinReply(text_of(packed.refusal, 4 * MAX_REASON), _members(packed.members))
+    return JoinReply(text_of(packed.refusal, MAX_REFUSAL), _members(packed.members))
 
 
 # --- what strangers may ask -----------------------------------------------------------------------
@@ -521,8 +532,10 @@ def _hello_to_pb(hello: Hello) -> Any:  # Any: a generated class
         model=hello.model,
         model_size=hello.model_size,
         self=_member_to_pb(hello.me),
-        codec=hello.codec,
-        gradient_codec=hello.gradient_codec,
+        settings=settings_to_pb(hello.settings),
+        rule=settings_to_pb(hello.rule),
+        tensors=[line[:MAX_REASON] for line in hello.tensors[:MAX_TENSORS]],
+        refused=hello.refused[:MAX_REFUSAL],
     )
 
 
@@ -533,8 +546,10 @@ def _hello(p: Any) -> Hello:  # Any: a generated class
         text_of(p.model, MAX_NAME),
         number(p.model_size),
         _member(p.self),
-        text_of(p.codec, MAX_NAME),
-        text_of(p.gradient_codec, MAX_NAME),
+        settings_of(p.settings),
+        settings_of(p.rule),
+        tuple(text_of(line, MAX_REASON) for line in p.tensors[:MAX_TENSORS]),
+        text_of(p.refused, MAX_REFUSAL),
     )
 
 
@@ -642,6 +657,8 @@ def _contribution_to_pb(stated: Contribution) -> Any:  # Any: a generated class
         samples=stated.samples,
         wants_to_end=stated.wants_to_end,
         gradient_mask=stated.gradient_mask,
+        rule=stated.rule,
+        progress=stated.progress,
     )
 
 
@@ -654,6 +671,8 @@ def _contribution(p: Any) -> Contribution:  # Any: a generated class
         samples=number(p.samples),
         wants_to_end=p.wants_to_end,
         gradient_mask=p.gradient_mask,
+        rule=p.rule,
+        progress=number(p.progress),
     )
 
 

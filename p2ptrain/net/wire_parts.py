@@ -5,7 +5,7 @@ Each function takes a decoded value and returns it, or raises `CodecError` with 
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError
@@ -17,6 +17,8 @@ from p2ptrain.net._pb import peer_pb2 as pb
 MAX_NAME = 128
 MAX_MEMBERS = 4096
 MAX_NUMBER = 1 << 62
+MAX_SETTINGS = 256
+MAX_SETTING = 300
 
 T = TypeVar("T")
 
@@ -85,6 +87,16 @@ def text_of(text: str, longest: int) -> str:
     if len(text) > longest:
         raise CodecError(f"a text of {len(text)} characters where {longest} are allowed")
     return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def settings_to_pb(settings: Mapping[str, str]) -> list[Any]:  # Any: a generated class
+    return [pb.Setting(name=name, value=value) for name, value in settings.items()]
+
+
+def settings_of(packed: Sequence[Any]) -> dict[str, str]:  # Any: a generated class
+    if len(packed) > MAX_SETTINGS:
+        raise CodecError(f"{len(packed)} settings; at most {MAX_SETTINGS} are allowed")
+    return {text_of(p.name, MAX_SETTING): text_of(p.value, MAX_SETTING) for p in packed}
 
 
 def parse(kind: type[T], data: bytes) -> T:

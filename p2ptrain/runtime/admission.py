@@ -1,4 +1,4 @@
-"""Decide who may join: check version, algorithm, model, codecs, name and address of a newcomer.
+"""Decide who may join: check version, settings, model, name and address of a newcomer.
 
 A newcomer that may not join gets the reason in one sentence. The address is checked by dialling it
 back, so a peer that others cannot reach fails at once, and not in its first group.
@@ -9,8 +9,6 @@ one and replies with that; the newcomer takes a higher one before it forms a gro
 """
 
 import asyncio
-import functools
-import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -18,9 +16,9 @@ from dataclasses import replace
 from p2ptrain.core.membership import HIGHEST, LEAP, Membership
 from p2ptrain.core.messages import Member
 from p2ptrain.errors import CodecError, RefusedError, TransportError
-from p2ptrain.ids import Address, PeerId, Seconds
+from p2ptrain.ids import Address, Seconds
 from p2ptrain.net.transport import Transport
-from p2ptrain.net.wire import PROTOCOL_MAJOR, Hello
+from p2ptrain.net.wire import Hello
 
 DIAL_BACK_S: Seconds = 5.0
 """The timeout for dialling a newcomer back; a machine on which a whole fleet starts takes seconds.
@@ -33,13 +31,6 @@ fails again at once for up to a second: so a peer dials back more than once."""
 
 ASK_S: Seconds = 8.0
 """The timeout per host; longer than it takes to dial back."""
-
-
-@functools.cache  # it is part of every message
-def swarm_digest(algorithm: str, fingerprint: str, *codecs: str) -> str:
-    """A digest of what must agree among peers that talk to each other."""
-    text = "/".join((str(PROTOCOL_MAJOR), algorithm, fingerprint, *codecs))
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 async def request_join(
@@ -94,35 +85,6 @@ def successor(newcomer: Member, before: Member | None) -> Member:
     return replace(newcomer, samples=before.samples, incarnation=incarnation)
 
 
-def objection(me: PeerId, ours: Hello, theirs: Hello) -> str:
-    """Why a peer with the hello `theirs` may not join, or nothing."""
-    peer = theirs.me.peer
-    if theirs.protocol[0] != ours.protocol[0]:
-        theirs_text, ours_text = (".".join(map(str, h.protocol)) for h in (theirs, ours))
-        return (
-            f"{peer} speaks protocol version {theirs_text} and {me} {ours_text}; "
-            "install the same release of p2ptrain on both"
-        )
-    if theirs.algorithm != ours.algorithm:
-        return (
-            f"{peer} runs algorithm {theirs.algorithm!r} and this swarm {ours.algorithm!r}; "
-            "start it with the same one"
-        )
-    if (theirs.model, theirs.model_size) != (ours.model, ours.model_size):
-        return (
-            f"{peer} trains a model of {theirs.model_size:,} numbers ({theirs.model}) "
-            f"and this swarm one of {ours.model_size:,} ({ours.model}); use the same model"
-        )
-    for what, key in (("models", "codec"), ("gradients", "gradient_codec")):
-        its, swarms = getattr(theirs, key), getattr(ours, key)
-        if its != swarms:
-            return (
-                f"{peer} sends {what} as {its!r} and this swarm as {swarms!r}; "
-                f'start it with {key} = "{swarms}" under [exchange]'
-            )
-    return ""
-
-
 async def cannot_reach(transport: Transport, membership: Membership, newcomer: Member) -> str:
     """Dial back: why `newcomer` cannot be reached under its name, or nothing."""
     peer, address = newcomer.peer, newcomer.address
@@ -157,7 +119,18 @@ async def _dial(transport: Transport, address: Address) -> Hello:
 
 
 async def _answers(transport: Transport, member: Member) -> bool:
-    with suppress(TransportError, CodecError):
-        there = await transport.identify(member.address, DIAL_BACK_S)
-        return there.me.peer == member.peer
-    return False
+    there = await ask(transport, member)
+    return there is not None and there.me.peer == member.peer
+
+
+async def ask(transport: Transport, member: Member) -> Hello | None:
+    """What a member says of itself now; None if it does not answer."""
+    with suppress(TransportError, CodecError, RefusedError):
+        return await transport.identify(member.address, DIAL_BACK_S)
+    return None
+
+
+async def refusals(transport: Transport, members: Sequence[Member]) -> str:
+    """Whom these members have refused last, and why; nothing if there is no one."""
+    hellos = await asyncio.gather(*(ask(transport, member) for member in members))
+    return "".join(f"; {hello.refused}" for hello in hellos if hello and hello.refused)

@@ -56,7 +56,7 @@ class AgreedState:
         self.averaged_anything = any(one.weight for one in contributions)
         self.agreed_to_end = any(one.wants_to_end for one in contributions)
         samples = sum(one.samples for one in contributions) + outside_samples
-        self.progress = max(self.progress, samples)
+        self.progress = max(self.progress, samples, *(one.progress for one in contributions))
 
 
 def union(masks: Iterable[bytes]) -> bytes:

@@ -166,8 +166,10 @@ class Averages:
             weight = of_step if agreed.contributes else 0
             mask = self.replica.gradient_mask() if weight else b""
             own = Contribution(weight=weight, usual=of_step, samples=of_step, gradient_mask=mask)
+            own = replace(own, rule=self.host.contract.state_rule())
             before = membership.me.samples
-        return replace(own, samples=before + own.samples, wants_to_end=agreed.wants_to_end)
+        samples, ends = before + own.samples, agreed.wants_to_end
+        return replace(own, samples=samples, wants_to_end=ends, progress=agreed.progress)
 
     async def copy(self, function: Callable[[], T]) -> T:
         """Copy gradients: nobody else wants them now, so a short copy is made here and at once."""
@@ -391,6 +393,7 @@ class FormedGroup(Attempt):
                 if any(one.weight for one in stated):
                     await averages.copy(lambda: replica.import_gradients(vector_V, mask))
                 agreed.take_in(stated, outside)
+                averages.host.contract.stated = dict(zip(self.members, stated, strict=True))
                 agreed.follow(self.ticket, vector_V)
                 agreed.contributes = True
             case What.STALE_GRADIENTS:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from p2ptrain.core.messages import Phase
+from p2ptrain.errors import ConfigError
 from p2ptrain.ids import Seconds
 from p2ptrain.runtime.accounts import TrainerTotals
 from p2ptrain.runtime.driver import Driver
@@ -46,6 +47,7 @@ class Boundary:
 
         Raises:
             StateError: if what this trainer contributed cannot be averaged (not finite).
+            ConfigError: if it would make another update than most peers in step with it.
         """
         driver, algorithm, agreed = self._driver, self._driver.algorithm, self._driver.agreed
         stale = algorithm.averages == "gradients" and not algorithm.in_step
@@ -87,6 +89,12 @@ class Boundary:
             pending = driver.averages.pending
             await pending.hand_in(agreed.samples_of_step, contributes=contributes)
         await driver.algorithm.after_backward(driver.swarm)
+        try:
+            if text := await driver.contract.compare_rules(driver.replica.updates, driver.rule_of):
+                driver.metrics.record("warning", text=text)
+        except ConfigError as error:
+            driver.fail(error)
+            raise
 
     def _tell(self, phase: Phase) -> None:
         steps, samples = self.totals.steps, self.totals.samples

@@ -14,6 +14,7 @@ from random import Random
 from typing import Any, assert_never
 
 from p2ptrain.averaging.base import Algorithm, GroupResult
+from p2ptrain.compute.contract import Contract, Description
 from p2ptrain.compute.replica import Replica
 from p2ptrain.core import effects
 from p2ptrain.core.effects import Ending
@@ -34,7 +35,7 @@ from p2ptrain.ids import Address, PeerId, Seconds
 from p2ptrain.net import wire
 from p2ptrain.net.transport import ChunkStream, Transport
 from p2ptrain.runtime.accounts import Accounts
-from p2ptrain.runtime.admission import cannot_reach, objection, successor, swarm_digest
+from p2ptrain.runtime.admission import ask, cannot_reach, successor
 from p2ptrain.runtime.agreed_state import AgreedState
 from p2ptrain.runtime.averages import Averages
 from p2ptrain.runtime.buffers import Buffers
@@ -44,6 +45,8 @@ from p2ptrain.runtime.settings import Environment, PeerConfig
 from p2ptrain.runtime.silence import Watch
 from p2ptrain.runtime.state_transfer import StateTransfer
 from p2ptrain.runtime.swarm import DriverSwarm
+
+PROTOCOL = wire.PROTOCOL_MAJOR, wire.PROTOCOL_MINOR
 
 
 @dataclass(eq=False, repr=False)
@@ -70,8 +73,9 @@ class Driver:
         self.agreed = AgreedState()
         self.stopping = False
         self.failure: BaseException | None = None  # the trainer is told where it waits, or next
-        self._codecs = exchange.codec, exchange.gradient_codec
-        self.digest = swarm_digest(config.algorithm, self.replica.fingerprint, *self._codecs)
+        self.refused = ""  # whom we have refused last, and why
+        self.contract = Contract(self.name, config, self.algorithm, self.replica, PROTOCOL)
+        self.digest = self.contract.digest
         """Of the swarm; every message and opening carries it."""
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
@@ -169,23 +173,32 @@ class Driver:
 
     def handle_identify(self) -> wire.Hello:
         return wire.Hello(
-            (wire.PROTOCOL_MAJOR, wire.PROTOCOL_MINOR),
+            PROTOCOL,
             self.config.algorithm,
             self.replica.fingerprint,
             self.replica.model_size,
             self.me,
-            *self._codecs,
+            self.contract.settings,
+            self.contract.rule,
+            refused=self.refused,
         )
 
+    async def rule_of(self, peer: PeerId) -> Description:
+        """How `peer` makes updates; nothing if it does not answer."""
+        member = self.machine.membership.member(peer)
+        there = await ask(self.transport, member) if member else None
+        return there.rule if there else {}
+
     async def handle_join(self, hello: wire.Hello) -> wire.JoinReply:
-        membership = self.machine.membership
-        refusal = objection(self.name, self.handle_identify(), hello) or await cannot_reach(
+        membership, peer = self.machine.membership, hello.me.peer
+        refusal = self.contract.objection(peer, hello) or await cannot_reach(
             self.transport, membership, hello.me
         )
         if refusal:
-            self.metrics.record("warning", text=f"refused {hello.me.peer}: {refusal}")
+            self.refused = f"{self.name} refused {peer}: {refusal}"
+            self.metrics.record("warning", text=self.refused)
             return wire.JoinReply(refusal, ())
-        newcomer = successor(hello.me, membership.member(hello.me.peer))
+        newcomer = successor(hello.me, membership.member(peer))
         self.machine.learn([newcomer], self.now, "it joined here")
         self.pump()
         return wire.JoinReply("", (membership.me, *membership.others))

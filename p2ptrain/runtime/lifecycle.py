@@ -18,7 +18,7 @@ groups by hand through `driver.swarm`.
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from p2ptrain.averaging.base import load_algorithm
@@ -29,7 +29,7 @@ from p2ptrain.errors import ConfigError, TransportError
 from p2ptrain.ids import Address, PeerId, Seconds
 from p2ptrain.net.transport import Transport
 from p2ptrain.runtime.accounts import record_end
-from p2ptrain.runtime.admission import request_join
+from p2ptrain.runtime.admission import refusals, request_join
 from p2ptrain.runtime.boundary import Boundary
 from p2ptrain.runtime.driver import Driver
 from p2ptrain.runtime.metrics import Metrics
@@ -148,6 +148,7 @@ class PeerLifecycle:
         Raises:
             RefusedError: if the others refuse this peer.
             TransportError: if they are not here in time.
+            StateError: if our frozen parameters are not those of the others.
         """
         config, environment, driver = self.config, self.environment, self.driver
         driver.metrics.record(
@@ -166,6 +167,8 @@ class PeerLifecycle:
         await self.wait_for_members(config.together or config.peers, config.join_timeout_s)
         if donor := await self.take_model(keep=keeps_model):
             driver.metrics.record("warning", text=f"took over the model of {donor}")
+        first = donor or min((self.name, *driver.swarm.choosable()))
+        await driver.contract.compare_frozen(first, driver.rule_of)
         driver.describe(Phase.ARRIVING, steps=0, samples=0)  # from here on it knows progress
         driver.metrics.record("ready", members=[self.name, *driver.swarm.choosable()])
         if config.out:
@@ -181,8 +184,9 @@ class PeerLifecycle:
         """
         driver, machine = self.driver, self.driver.machine
         machine.has_model = False
-        hello, clock = driver.handle_identify(), self.environment.clock
-        host, told, us = await request_join(driver.transport, hosts, hello, timeout_s, clock)
+        hello = replace(driver.handle_identify(), tensors=driver.contract.tensors)
+        ask = request_join(driver.transport, hosts, hello, timeout_s, self.environment.clock)
+        host, told, us = await ask
         machine.outlive(us.incarnation)
         machine.learn(told, driver.now, f"admitted by {host}")
         if us.samples:  # we have been here before, and go on counting
@@ -200,8 +204,10 @@ class PeerLifecycle:
                     await self.driver.wait_for_change()
         except TimeoutError as error:
             here = ", ".join((self.name, *membership.choosable()))
+            why = await refusals(self.driver.transport, (membership.me, *membership.others))
             raise TransportError(
-                f"{count} peers were to start together; after {timeout_s:g} s there are: {here}"
+                f"{count} peers were to start together; after {timeout_s:g} s there are: "
+                f"{here}{why}"
             ) from error
 
     async def take_model(self, *, keep: bool = False) -> PeerId | None:

@@ -133,7 +133,6 @@ class Peer:
         self._metrics = TeeMetrics(self._board, *([metrics] if metrics else []), *self._sinks)
         self._steps_after_stop = 0
         self._stepping = threading.Lock()
-        self._optimizers = list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
         self._hooks: list[RemovableHandle] = []
         self._thread = 0
         self._has_left = False
@@ -251,14 +250,6 @@ class Peer:
         """
         return self.replica.state_dict()
 
-    def _refuse_stray(self, *_: object) -> None:
-        """An optimizer's step begins: ours, or one that a program has left in its loop."""
-        if not self._stepping.locked():
-            raise LocalProtocolError(
-                "optimizer.step() was called beside peer.step(), which makes that step itself; "
-                "leave it out"
-            )
-
     def stop(self, why: str) -> None:
         """Ask the loop to end, from any thread or a signal handler; a wait in `step` ends."""
         self._life.stop(why)
@@ -281,7 +272,8 @@ class Peer:
             self._old_handler = signal.signal(
                 signal.SIGTERM, lambda *_: self.stop("asked to end by SIGTERM")
             )
-        self._hooks = [o.register_step_pre_hook(self._refuse_stray) for o in self._optimizers]
+        may_load = self.averages == "models"
+        self._hooks = self.replica.refuse_strays(self._stepping.locked, may_load=may_load)
         self._life.begin()
         self._entered.append(self)
         return self

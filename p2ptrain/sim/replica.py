@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from p2ptrain.compute.contract import FROZEN, NONE, UpdateRule, update_rule
 from p2ptrain.compute.replica import State, Vector
 from p2ptrain.errors import StateError
 
@@ -20,6 +21,8 @@ class VectorReplica:
         self.pending = np.zeros_like(self.live)
         self.gradient = np.zeros_like(self.live)
         self.learning_rate = learning_rate
+        self.frozen = NONE
+        """What stands for frozen parameters, of which there are none."""
         self._updates = 0
 
     @property
@@ -41,6 +44,16 @@ class VectorReplica:
     @property
     def fingerprint(self) -> str:
         return f"vector-{len(self.live)}"
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        return (f"vector float32 [{len(self.live)}]",)
+
+    @property
+    def update_rule(self) -> UpdateRule:
+        return update_rule(
+            (FROZEN, self.frozen), ("optimizer", "descent"), ("lr", self.learning_rate)
+        )
 
     @property
     def updates(self) -> int:

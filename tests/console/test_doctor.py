@@ -13,6 +13,7 @@ from p2ptrain import cli
 from p2ptrain.console import doctor
 from p2ptrain.console.doctor import Finding, Level, Visit, diagnose
 from p2ptrain.core.messages import Member
+from p2ptrain.errors import RefusedError
 from p2ptrain.net.wire import DialedBack
 from tests.console.test_status import member, report
 
@@ -53,6 +54,15 @@ async def test_a_clock_that_is_off_is_worth_a_note_only(address):
     (clock,) = (f for f in findings if "the clock of p01" in f.text)
     assert clock.level is Level.NOTE
     assert "ahead of ours; training does not mind" in clock.text
+
+
+async def test_whom_the_peer_has_refused_is_a_note_with_the_reason(address):
+    model = torch.nn.Linear(5, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(RefusedError) as refused:
+        p2ptrain.Peer(model, optimizer, name="p02", join=address).__enter__()
+    notes = [f.text async for f in diagnose(visit(address)) if f.level is Level.NOTE]
+    assert f"p01 refused p02: {refused.value}" in notes
 
 
 async def test_nobody_listens():

@@ -24,6 +24,7 @@ AB = m.Begin(Ticket(PeerId("a"), 1, 1), (PeerId("a"), PeerId("b")))
 
 visible = st.characters(codec="utf-8").filter(lambda c: c.isprintable() and c != " ")
 names = st.text(visible, min_size=1, max_size=wire.MAX_NAME).map(PeerId)
+texts = st.text(st.characters(codec="utf-8").filter(str.isprintable), max_size=40)
 numbers = st.one_of(st.integers(0, 300), st.integers(0, wire.MAX_NUMBER))
 addresses = st.builds(
     lambda host, port: Address(f"{host}:{port}"),
@@ -62,6 +63,8 @@ contributions = st.builds(
     samples=numbers,
     wants_to_end=st.booleans(),
     gradient_mask=st.binary(max_size=40),
+    rule=lineages,
+    progress=numbers,
 )
 
 
@@ -129,7 +132,10 @@ hellos = st.builds(
     digests,
     numbers,
     members,
-    st.sampled_from(["", "fp32", "int8"]),
+    st.dictionaries(texts, texts, max_size=4),
+    st.dictionaries(texts, texts, max_size=4),
+    st.lists(texts, max_size=4).map(tuple),
+    texts,
 )
 join_replies = st.builds(
     JoinReply,
@@ -342,7 +348,15 @@ def test_valid_protobuf_with_hostile_values_decodes_or_is_refused(data):
         pb.Envelope(
             source="a", catch_up=pb.CatchUp(version=number(), donor=text(), lineage=number())
         ),
-        pb.Hello(algorithm=text(), model=text(), model_size=number(), self=member, codec=text()),
+        pb.Hello(
+            algorithm=text(),
+            model=text(),
+            model_size=number(),
+            self=member,
+            settings=[pb.Setting(name=text(), value=text())],
+            tensors=[text()],
+            refused=text(),
+        ),
         pb.JoinReply(refusal=text(), members=[member]),
         pb.Chunk(average=pb.AverageOpening(sender=text(), ticket=ticket, swarm=text())),
         pb.Chunk(state=pb.StateOpening(sender=text(), version=number())),
@@ -615,3 +629,15 @@ def test_a_chunk_with_a_field_of_a_later_minor_version_is_read():
 def test_what_is_not_a_chunk_is_refused(data):
     with pytest.raises(CodecError, match="chunk"):
         wire.decode_chunk(data)
+
+
+def test_a_peer_that_describes_itself_at_length_is_refused_or_cut():
+    me = m.Member(peer=PeerId("a"), address=Address("h:1"), incarnation=1)
+    long = Hello((1, 0), "a", "b", 1, me, tensors=("x" * 400,) * 5000, refused="y" * 5000)
+    heard = wire.decode_hello(wire.encode_hello(long))
+    assert len(heard.tensors) == wire.MAX_TENSORS
+    assert {len(line) for line in heard.tensors} == {wire.MAX_REASON}
+    assert len(heard.refused) == wire.MAX_REFUSAL
+    for settings in ({str(n): "" for n in range(300)}, {"x": "y" * 400}, {"x" * 400: "y"}):
+        with pytest.raises(CodecError, match=r"settings; at most 256|a text of 400 characters"):
+            wire.decode_hello(wire.encode_hello(Hello((1, 0), "a", "b", 1, me, settings)))

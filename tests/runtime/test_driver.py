@@ -49,6 +49,7 @@ class Stranger:
         self.transport: SimTransport = world.network.transport(address)
         self.heard: list[Envelope] = []
         self.me = Member(peer=PeerId("s"), address=Address(address), incarnation=1)
+        self.settings = world.peers[PeerId("a")].driver.contract.settings
 
     async def start(self) -> "Stranger":
         await self.transport.start(self)
@@ -64,7 +65,7 @@ class Stranger:
         stream.abort("a stranger")
 
     def handle_identify(self) -> Hello:
-        return Hello((1, 0), "ad_psgd", "vector-8", 8, self.me, "fp32", "fp32")
+        return Hello((1, 0), "ad_psgd", "vector-8", 8, self.me, self.settings)
 
 
 def average(peer: SimPeer, ticket: Ticket, swarm: str | None = None) -> AverageOpening:
@@ -588,20 +589,17 @@ async def test_silent_hosts_share_the_time_and_the_one_that_answers_lets_us_in()
     ("change", "says"),
     [
         ({"protocol": (2, 0)}, "speaks protocol version 2.0 and a 1.0; install the same release"),
-        ({"algorithm": "wagma"}, "runs algorithm 'wagma' and this swarm 'ad_psgd'"),
+        ({"model": "other"}, r"a model of 8 numbers \(other\) and a one of 8 \(vector-8\)"),
+        ({"model_size": 9}, r"a model of 9 numbers \(vector-8\) and a one of 8"),
         (
-            {"model": "other"},
-            r"a model of 8 numbers \(other\) and this swarm one of 8 \(vector-8\)",
-        ),
-        ({"model_size": 9}, r"a model of 9 numbers \(vector-8\) and this swarm one of 8"),
-        (
-            {"codec": "int8"},
-            r"s sends models as 'int8' and this swarm as 'fp32'; start it with codec = \"fp32\"",
+            {"model": "other", "tensors": ("vector float32 [9]",)},
+            r": vector float32 \[9\] instead of vector float32 \[8\]; use the same model",
         ),
         (
-            {"gradient_codec": "int8"},
-            r"as 'int8' and this swarm as 'fp32'; start it with gradient_codec = \"fp32\"",
+            {"model": "other", "tensors": ("vector float32 [8]", "buffer b float32 [2]")},
+            r": buffer b float32 \[2\] instead of nothing more; use the same model",
         ),
+        ({"settings": {}}, "algorithm is not set at s and 'ad_psgd' at a; start both with the sa"),
     ],
 )
 async def test_who_does_not_fit_is_refused_with_both_values(change, says):
@@ -612,6 +610,30 @@ async def test_who_does_not_fit_is_refused_with_both_values(change, says):
     assert reply.members == ()
     with pytest.raises(RefusedError, match=says):
         raise RefusedError(reply.refusal)
+    await world.close()
+
+
+@pytest.mark.parametrize(
+    ("setting", "theirs", "ours"),
+    [
+        ("algorithm", "'wagma'", "'ad_psgd'"),
+        ("ad_psgd option every_updates", "7", "1"),
+        ("codec", "'int8'", "'fp32'"),
+        ("gradient_codec", "'int8'", "'fp32'"),
+        ("chunk_kib", "64", "1024"),
+        ("average_momentum", "True", "False"),
+        ("of a later release", "1", "not set"),
+    ],
+)
+async def test_a_setting_that_differs_is_named_with_both_values(setting, theirs, ours):
+    world, a, _ = await pair()
+    stranger = await Stranger(world).start()
+    stranger.settings = stranger.settings | {setting: theirs}
+    reply = await stranger.transport.join(a.address, stranger.handle_identify(), 5.0)
+    sentence = f"{setting} is {theirs} at s and {ours} at a; start both with the same"
+    assert reply.refusal == sentence
+    assert a.driver.handle_identify().refused == f"a refused s: {sentence}"
+    assert a.metrics.of("warning")[-1]["text"] == f"a refused s: {sentence}"
     await world.close()
 
 

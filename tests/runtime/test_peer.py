@@ -354,6 +354,58 @@ def test_an_optimizer_step_left_in_the_loop_is_one_sentence():
     optimizer.step()  # afterwards it is the program's own again
 
 
+@pytest.mark.parametrize("loaded", ["model", "head", "optimizer"])
+def test_a_checkpoint_loaded_while_all_train_one_model_is_one_sentence(loaded):
+    """Its peer went on from another model than the others, and nothing said so."""
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    owner = {"model": model, "head": model[1], "optimizer": optimizer}[loaded]
+    state = owner.state_dict()
+    with peer_of(model, optimizer, algorithm="allreduce") as peer:
+        backward(model, 1)
+        peer.step()
+        before = flat(model)
+        with pytest.raises(LocalProtocolError, match=r"load a checkpoint before the with"):
+            owner.load_state_dict(state)
+        torch.testing.assert_close(flat(model), before, rtol=0, atol=0)
+        backward(model, 2)
+        peer.step()
+    owner.load_state_dict(state)  # afterwards it is the program's own again
+    with peer_of(model, optimizer) as peer:  # models that are averaged may differ
+        owner.load_state_dict(state)
+
+
+@pytest.mark.timeout(20)
+def test_of_three_peers_under_allreduce_the_one_with_another_rate_ends_and_the_others_go_on():
+    fleet = Fleet(3, algorithm="allreduce")
+    fleet.models[1] = tiny(learning_rate=0.05)
+
+    def body(rank, peer, model):
+        for step in range(5):
+            backward(model, step)
+            peer.step(samples=4)
+        return flat(model)
+
+    first, wrong, third = fleet.run(body)
+    torch.testing.assert_close(first, third, rtol=0, atol=0)
+    assert isinstance(wrong, ConfigError)
+    assert str(wrong).startswith(
+        "p1 makes another update than most peers at version 0: lr is 0.1 at p0 and 0.05 at p1; "
+    )
+    assert "p1 makes another update" in fleet.metrics[2].of("warning")[0]["text"]
+
+
+@pytest.mark.timeout(20)
+def test_another_kind_of_optimizer_under_allreduce_is_refused_by_name():
+    model, _ = tiny()
+    adam = torch.optim.Adam(model.parameters(), lr=0.1)
+    with (
+        peer_of(*tiny(), name="a", algorithm="allreduce") as first,
+        pytest.raises(RefusedError, match="optimizer is 'Adam' at b and 'SGD' at a; start both"),
+    ):
+        peer_of(model, adam, name="b", algorithm="allreduce", join=first.address).__enter__()
+
+
 def test_the_model_is_its_own_again_when_the_with_is_over():
     model, optimizer = tiny()
     with peer_of(model, optimizer) as peer:
@@ -772,7 +824,7 @@ def test_a_second_peer_of_the_same_name_is_refused():
 def test_a_peer_of_another_algorithm_is_refused_with_both_values():
     with (
         peer_of(*tiny(), algorithm="allreduce") as first,
-        pytest.raises(RefusedError, match="runs algorithm 'ad_psgd' and this swarm 'allreduce'"),
+        pytest.raises(RefusedError, match="algorithm is 'ad_psgd' at b and 'allreduce' at "),
     ):
         peer_of(*tiny(), name="b", join=first.address, join_timeout_s=5.0).__enter__()
 
@@ -782,7 +834,10 @@ def test_a_peer_of_another_model_is_refused_with_both_values():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with (
         peer_of(*tiny()) as first,
-        pytest.raises(RefusedError, match=r"a model of 1,240 numbers .* and this swarm one of 8 "),
+        pytest.raises(
+            RefusedError,
+            match=r"1,240 .* one of 8 .*: parameter weight float32 \[40, 30\] instead of p",
+        ),
     ):
         peer_of(model, optimizer, name="b", join=first.address, join_timeout_s=5.0).__enter__()
 

@@ -248,7 +248,7 @@ async def test_a_peer_with_another_algorithm_is_refused_with_both_names():
     world = await build(2, "ad_psgd")
     with pytest.raises(
         RefusedError,
-        match="new runs algorithm 'allreduce' and this swarm 'ad_psgd'; start it with the same one",
+        match="algorithm is 'allreduce' at new and 'ad_psgd' at p0; start both with the same",
     ):
         await request_join(world, "new", algorithm="allreduce")
     await world.close()
@@ -259,7 +259,7 @@ async def test_a_peer_with_another_model_is_refused_with_both_sizes():
     with pytest.raises(
         RefusedError,
         match=r"new trains a model of 1,000 numbers \(vector-1000\) "
-        r"and this swarm one of 24 \(vector-24\)",
+        r"and p0 one of 24 \(vector-24\): vector float32 \[1000\] instead of vector float32 \[24\]",
     ):
         await request_join(world, "new", size=1000)
     await world.close()

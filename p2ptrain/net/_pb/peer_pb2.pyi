@@ -23,24 +23,36 @@ class Nothing(_message.Message):
     def __init__(self) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_major", "protocol_minor", "algorithm", "model", "model_size", "self", "codec", "gradient_codec")
+    __slots__ = ("protocol_major", "protocol_minor", "algorithm", "model", "model_size", "self", "settings", "rule", "tensors", "refused")
     PROTOCOL_MAJOR_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_MINOR_FIELD_NUMBER: _ClassVar[int]
     ALGORITHM_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     MODEL_SIZE_FIELD_NUMBER: _ClassVar[int]
     SELF_FIELD_NUMBER: _ClassVar[int]
-    CODEC_FIELD_NUMBER: _ClassVar[int]
-    GRADIENT_CODEC_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    RULE_FIELD_NUMBER: _ClassVar[int]
+    TENSORS_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
     protocol_major: int
     protocol_minor: int
     algorithm: str
     model: str
     model_size: int
     self: Member
-    codec: str
-    gradient_codec: str
-    def __init__(self_, protocol_major: _Optional[int] = ..., protocol_minor: _Optional[int] = ..., algorithm: _Optional[str] = ..., model: _Optional[str] = ..., model_size: _Optional[int] = ..., self: _Optional[_Union[Member, _Mapping]] = ..., codec: _Optional[str] = ..., gradient_codec: _Optional[str] = ...) -> None: ...
+    settings: _containers.RepeatedCompositeFieldContainer[Setting]
+    rule: _containers.RepeatedCompositeFieldContainer[Setting]
+    tensors: _containers.RepeatedScalarFieldContainer[str]
+    refused: str
+    def __init__(self_, protocol_major: _Optional[int] = ..., protocol_minor: _Optional[int] = ..., algorithm: _Optional[str] = ..., model: _Optional[str] = ..., model_size: _Optional[int] = ..., self: _Optional[_Union[Member, _Mapping]] = ..., settings: _Optional[_Iterable[_Union[Setting, _Mapping]]] = ..., rule: _Optional[_Iterable[_Union[Setting, _Mapping]]] = ..., tensors: _Optional[_Iterable[str]] = ..., refused: _Optional[str] = ...) -> None: ...
+
+class Setting(_message.Message):
+    __slots__ = ("name", "value")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    value: str
+    def __init__(self, name: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
 
 class JoinReply(_message.Message):
     __slots__ = ("refusal", "members")
@@ -221,18 +233,22 @@ class Purpose(_message.Message):
     def __init__(self, formation: _Optional[_Union[Purpose.Formation, str]] = ..., what: _Optional[_Union[Purpose.What, str]] = ..., version: _Optional[int] = ..., lineage: _Optional[int] = ...) -> None: ...
 
 class Contribution(_message.Message):
-    __slots__ = ("weight", "usual", "samples", "wants_to_end", "gradient_mask")
+    __slots__ = ("weight", "usual", "samples", "wants_to_end", "gradient_mask", "rule", "progress")
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     USUAL_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     WANTS_TO_END_FIELD_NUMBER: _ClassVar[int]
     GRADIENT_MASK_FIELD_NUMBER: _ClassVar[int]
+    RULE_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
     weight: int
     usual: int
     samples: int
     wants_to_end: bool
     gradient_mask: bytes
-    def __init__(self, weight: _Optional[int] = ..., usual: _Optional[int] = ..., samples: _Optional[int] = ..., wants_to_end: _Optional[bool] = ..., gradient_mask: _Optional[bytes] = ...) -> None: ...
+    rule: int
+    progress: int
+    def __init__(self, weight: _Optional[int] = ..., usual: _Optional[int] = ..., samples: _Optional[int] = ..., wants_to_end: _Optional[bool] = ..., gradient_mask: _Optional[bytes] = ..., rule: _Optional[int] = ..., progress: _Optional[int] = ...) -> None: ...
 
 class Request(_message.Message):
     __slots__ = ("ticket", "born", "purpose")
