@@ -2,10 +2,12 @@
 
 Each part lives beside its owner; this module only composes them. `from_mapping` serves the
 launcher's scenarios too: unknown keys are errors with a suggestion, values are checked by pydantic,
-relations by the dataclasses' own ``__post_init__``.
+relations by the dataclasses' own ``__post_init__``. A value has the type of its field: ``"8"`` is
+no number and ``1`` is no boolean; a whole number is good where any number is.
 """
 
 import dataclasses
+import json
 import tomllib
 import types
 import typing
@@ -101,7 +103,8 @@ def from_mapping(kind: type[T], mapping: Mapping[str, Any], source: str) -> T:
     """
     _check_keys(kind, mapping, source, "")
     try:
-        return TypeAdapter(kind).validate_python(dict(mapping))
+        # As JSON: there strict types still take an array for a tuple and a table for a dataclass.
+        return TypeAdapter(kind).validate_json(json.dumps(mapping, default=str), strict=True)
     except ConfigError as error:
         raise ConfigError(f"{source}: {error}") from error
     except ValidationError as error:

@@ -14,7 +14,8 @@
     InvariantViolation(AssertionError)   we are wrong about the world
 
 A message is one sentence that names the value and the remedy. The command lines print it and exit
-with code 2; nobody who made a mistake ever sees a traceback. Expected trouble between peers (busy,
+with code 2, without a traceback; in a program with a `Peer` Python prints it below the program's
+own lines (`uncaught.py`). Expected trouble between peers (busy,
 late, lost) is no exception at all: it is an ending, a value (`core/effects.py`).
 """
 

@@ -183,7 +183,7 @@ def test_an_unknown_key_gets_a_suggestion_wherever_it_stands(mapping, says):
     [
         ({"peers": "many"}, "file: peers = 'many': input should be a valid integer"),
         ({"peers": 1.5}, "file: peers = 1.5: input should be a valid integer"),
-        ({"join": "host:1"}, "file: join = 'host:1': input should be a valid tuple"),
+        ({"join": "host:1"}, "file: join = 'host:1': input should be a valid array"),
         ({"join": [1]}, "file: join[0] = 1: input should be a valid string"),
         ({"name": 3}, "file: name = 3: input should be a valid string"),
         ({"stop": 3}, "file: stop = 3: "),
@@ -191,6 +191,17 @@ def test_an_unknown_key_gets_a_suggestion_wherever_it_stands(mapping, says):
         ({"pace": {"stragglers": {}}}, "file: pace.stragglers = {}: "),
         ({"pace": {"stragglers": [3]}}, "file: pace.stragglers[0] = 3: "),
         ({"serve": "perhaps"}, "file: serve = 'perhaps': input should be a valid boolean"),
+        ({"serve": 1}, "file: serve = 1: input should be a valid boolean"),
+        ({"peers": True}, "file: peers = True: input should be a valid integer"),
+        ({"peers": 2.0}, "file: peers = 2.0: input should be a valid integer"),
+        (
+            {"training": {"batch_size": "8"}},
+            "file: training.batch_size = '8': input should be a valid integer",
+        ),
+        (
+            {"pace": {"stragglers": [{"factor": "2", "peers": [0]}]}},
+            "file: pace.stragglers[0].factor = '2': input should be a valid number",
+        ),
     ],
 )
 def test_a_value_of_the_wrong_type_is_named_with_its_place(mapping, says):

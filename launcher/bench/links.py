@@ -76,14 +76,20 @@ class Row:
 
 
 @contextlib.contextmanager
-def linked(mbit: int) -> Iterator[tuple[Home, Home]]:
+def linked(
+    mbit: int, hosts: tuple[str, str] = ("10.77.0.1", "10.77.0.2")
+) -> Iterator[tuple[Home, Home]]:
     """Two namespaces with a link of `mbit` Mbit/s in each direction, removed at the end.
+
+    Args:
+        mbit: the rate.
+        hosts: their addresses, in one network of 24 bits.
 
     Raises:
         ConfigError: if this machine does not allow it.
     """
     name = f"p2plink{os.getpid()}"
-    homes = (Home(f"{name}-0", "10.77.0.1"), Home(f"{name}-1", "10.77.0.2"))
+    homes = (Home(f"{name}-0", hosts[0]), Home(f"{name}-1", hosts[1]))
     with made(homes, "tc"):
         _join(homes, mbit)
         yield homes

@@ -390,7 +390,8 @@ class FormedGroup(Attempt):
         match self.what:
             case What.GRADIENTS:
                 mask = union(one.gradient_mask for one in stated)
-                if any(one.weight for one in stated):
+                # Alone, gradients are their own mean, in whatever dtype they have.
+                if len(stated) > 1 and any(one.weight for one in stated):
                     await averages.copy(lambda: replica.import_gradients(vector_V, mask))
                 agreed.take_in(stated, outside)
                 averages.host.contract.stated = dict(zip(self.members, stated, strict=True))

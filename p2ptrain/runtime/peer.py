@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 import uvloop
 
 from p2ptrain.compute.torch_replica import TorchReplica
-from p2ptrain.errors import ConfigError, LocalProtocolError
+from p2ptrain.errors import ConfigError, LocalProtocolError, P2PTrainError
 from p2ptrain.ids import Address, PeerId
 from p2ptrain.named import check_types, number_in, suggestion, whole_in
 from p2ptrain.net.grpc_transport import GrpcTransport
@@ -36,6 +36,7 @@ from p2ptrain.runtime.metrics import JsonlMetrics, Metrics, TeeMetrics, TensorBo
 from p2ptrain.runtime.prometheus import PrometheusMetrics
 from p2ptrain.runtime.service import PeerService
 from p2ptrain.runtime.settings import Environment, PeerConfig
+from p2ptrain.uncaught import hide_our_frames
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -89,6 +90,7 @@ class Peer:
         metrics: Metrics | None = None,
         **settings: Any,  # Any: the fields of PeerConfig
     ) -> None:
+        hide_our_frames()
         if Peer._process not in (0, os.getpid()):
             raise ConfigError(
                 "this process was forked from one that has had a peer, whose threads a fork leaves "
@@ -193,51 +195,43 @@ class Peer:
             SystemExit: if the process was asked to end and the loop does not look at `should_stop`.
             LocalProtocolError: outside of the with block.
         """
-        if self._life.began_at is None or self._has_left:
-            raise LocalProtocolError("step belongs inside `with peer:`, where the peer has joined")
-        count, shown = (
-            whole_in("samples", samples),
-            None if loss is None else number_in("loss", loss),
-        )
-        if not self._stepping.acquire(blocking=False):
+        if self._life.began_at is None or self._has_left or os.getpid() != Peer._process:
             raise LocalProtocolError(
+                "step belongs inside `with peer:`, in the process where the peer has joined"
+            )
+        count = whole_in("samples", samples)
+        shown = None if loss is None else number_in("loss", loss)
+        if not self._stepping.acquire(blocking=False):
+            error = LocalProtocolError(
                 "step is called by two threads at once; call it from the one that trains"
             )
+            self._protocol.post(partial(self._life.driver.fail, error))  # a thread's end is no exit
+            raise error
         try:
-            self._step(count, shown, clip, scaler, closure)
+            life = self._life
+            if life.driver.stopping and not life.driver.failure:
+                self._steps_after_stop += 1
+                if self._steps_after_stop > 1:
+                    raise SystemExit(0)
+            agreed = life.algorithm.averages == "gradients"  # whether there is an update, too
+            if closure and (scaler or agreed):
+                beside = (
+                    "a scaler" if scaler else f"{self.config.algorithm}, which averages gradients"
+                )
+                raise ConfigError(
+                    f"step: a closure computes gradients of this peer alone, unscaled, and cannot "
+                    f"go with {beside}; leave it out, or take an algorithm that averages models"
+                )
+            finite = self.replica.unscale(scaler) if scaler else True
+            if agreed:
+                life.driver.agreed.contributes = life.driver.agreed.contributes and finite
+            update = partial(self.replica.optimizer_step, clip, closure)
+            count, self._accumulated = count + self._accumulated, 0
+            _run_here(life.boundary.step(count, shown, update if finite or agreed else no_update))
+            if scaler:
+                scaler.update()
         finally:
             self._stepping.release()
-
-    def _step(
-        self,
-        samples: int,
-        loss: float | None,
-        clip: float | None,
-        scaler: "GradScaler | None",
-        closure: "Callable[[], Any] | None",  # Any: as above
-    ) -> None:
-        life = self._life
-        if life.driver.stopping and not life.driver.failure:
-            self._steps_after_stop += 1
-            if self._steps_after_stop > 1:
-                raise SystemExit(0)
-        if closure and (scaler or life.algorithm.averages == "gradients"):
-            beside = "a scaler" if scaler else f"{self.config.algorithm}, which averages gradients"
-            raise ConfigError(
-                f"step: a closure computes gradients of this peer alone, unscaled, and cannot go "
-                f"with {beside}; leave it out, or take an algorithm that averages models"
-            )
-        finite = self.replica.unscale(scaler) if scaler else True
-        agreed = life.algorithm.averages == "gradients"  # whether there is an update, too
-        if agreed:
-            life.driver.agreed.contributes = life.driver.agreed.contributes and finite
-        update = (
-            partial(self.replica.optimizer_step, clip, closure) if finite or agreed else no_update
-        )
-        samples, self._accumulated = samples + self._accumulated, 0
-        _run_here(life.boundary.step(samples, loss, update))
-        if scaler:
-            scaler.update()
 
     def accumulate(self, *, samples: int = 1) -> None:
         """Count a backward pass whose gradients wait for the next `step`."""
@@ -279,8 +273,9 @@ class Peer:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        life = self._life
-        self._has_left = True
+        life, self._has_left = self._life, True
+        if os.getpid() != Peer._process:
+            return  # a forked child: nothing of the peer is in it but memory
         for hook in self._hooks:
             hook.remove()
         self._entered.remove(self)
@@ -291,9 +286,10 @@ class Peer:
         why = f"{type(error).__name__}: {error}" if error else life.why_stopped or "the loop ended"
         try:
             self._protocol.run(life.depart(serve=not error and not asked and self.config.serve))
-        except BaseException:  # interrupted: no server may outlive its loop, and others should know
+        except BaseException as other:  # interrupted: no server may outlive its loop
             self._protocol.run(life.leave(INTERRUPTED_GRACE_S))
-            raise
+            if not (error and isinstance(other, P2PTrainError)):
+                raise  # or else what the program has raised says it
         finally:
             failure = None if error else life.driver.failure
             try:

@@ -168,9 +168,10 @@ OPTIMIZERS = {
 
 
 class Program:
-    """A model, its optimizers and a loop, with a replica around them or without."""
+    """A model, its optimizers and a loop, with a replica around them, in a peer, or without."""
 
     def __init__(self, model, optimizer, seed=0, replicated=True):
+        self.peer = None
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             self.model = model()
@@ -197,6 +198,9 @@ class Program:
         return loss
 
     def _step(self, closure):
+        if self.peer:
+            self.peer.step(samples=3, closure=closure)
+            return
         if self.replica:
             self.replica.update(lambda: self.replica.optimizer_step(closure=closure))
             return

@@ -1,0 +1,117 @@
+"""What README and `docs/training-loops.md` print runs on two networks, as on two machines.
+
+Two namespaces stand for the machines, with the addresses that README has; making them takes root.
+"""
+
+import re
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launcher.bench.links import linked
+from launcher.bench.namespaces import Home
+from p2ptrain.errors import ConfigError
+from tests.docs.test_training_loops import PROGRAMS
+
+pytestmark = [pytest.mark.sockets, pytest.mark.slow]
+
+ROOT = Path(__file__).parents[2]
+LOOP = re.search(
+    r"## In your own loop\n\n```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S
+)
+FIRST, SECOND = "10.0.0.5:4000", "10.0.0.6:4000"
+LIMIT_S = 100
+
+BEFORE_THE_LOOP = """\
+import time
+import torch
+from torch import nn
+import p2ptrain
+
+torch.manual_seed(0)
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loss_function = nn.MSELoss()
+
+def batches():
+    own = 0
+    while own < 2000 or peer.progress - own < 1000:
+        yield torch.ones(8, 4), torch.ones(8, 1)
+        own += 8
+        time.sleep(0.002)
+
+loader = batches()
+"""
+"""The first one goes on until the second, which comes later, has trained so many samples."""
+
+
+@pytest.fixture(scope="module")
+def machines() -> Iterator[tuple[Home, Home]]:
+    try:
+        with linked(1000, (FIRST.split(":")[0], SECOND.split(":")[0])) as homes:
+            yield homes
+    except ConfigError as error:
+        pytest.skip(str(error))
+
+
+def run_on_both(machines, folder: Path, programs: tuple[str, str], arguments=((), ())) -> list[str]:
+    """Run one program on each machine; what they print, after both ended well."""
+    started = []
+    for number, (home, lines) in enumerate(zip(machines, programs, strict=True)):
+        path = folder / f"machine{number}" / "program.py"
+        path.parent.mkdir()
+        path.write_text(lines)
+        command = [sys.executable, "-W", "error", str(path), *arguments[number]]
+        started.append(
+            subprocess.Popen(
+                ["ip", "netns", "exec", home.namespace, *command],
+                text=True,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                cwd=path.parent,
+            )
+        )
+    try:
+        printed = [process.communicate(timeout=LIMIT_S)[0] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
+    assert [process.returncode for process in started] == [0, 0], printed
+    return printed
+
+
+def test_the_loop_of_the_readme_trains_on_two_machines(machines, tmp_path):
+    second = LOOP[1]
+    first = second.replace(f'listen="{SECOND}", join=["{FIRST}"]', f'listen="{FIRST}"')
+    assert first != second, "it has the addresses of which the text below it speaks"
+    programs = tuple(BEFORE_THE_LOOP + textwrap.dedent(lines) for lines in (first, second))
+    run_on_both(machines, tmp_path, programs)
+
+
+def test_the_plain_program_takes_its_addresses_as_arguments(machines, tmp_path):
+    plain = PROGRAMS["plain.py"]
+    both = ("--peers", "2", "--listen")
+    arguments = (*both, FIRST), (*both, SECOND, "--join", FIRST)
+    for printed in run_on_both(machines, tmp_path, (plain, plain), arguments):
+        assert re.search(r"loss (\S+) after (\d+) samples", printed), printed
+
+
+@pytest.mark.parametrize("name", sorted(set(PROGRAMS) - {"plain.py"}))
+def test_each_program_trains_on_two_machines_with_what_the_page_adds(machines, tmp_path, name):
+    both = 'Peer(model, optimizer, peers=2, out=".", listen="{}", join={}, '
+    programs = tuple(
+        PROGRAMS[name].replace("Peer(model, optimizer, ", both.format(listen, join))
+        for listen, join in ((FIRST, []), (SECOND, [FIRST]))
+    )
+    run_on_both(machines, tmp_path, programs)
+    for number in range(2):
+        (records,) = (tmp_path / f"machine{number}").glob("*.jsonl")
+        averaged = [
+            line for line in records.read_text().splitlines() if '"outcome": "done"' in line
+        ]
+        assert averaged, records.read_text()[-2000:]
