@@ -17,7 +17,7 @@ from p2ptrain.compute.gradients import GradientVector
 from p2ptrain.compute.momentum import Moments
 from p2ptrain.compute.optimizers import Closure, Optimizers
 from p2ptrain.compute.replica import Replica, State, Vector
-from p2ptrain.compute.state import export_state, import_state
+from p2ptrain.compute.state import export_state, import_state, state_digest
 from p2ptrain.errors import ConfigError
 
 
@@ -177,15 +177,20 @@ class TorchReplica:
         """
         self._gradients.load(mean_G, mask)
 
-    def export_state(self) -> State:
+    def export_state(self, *, whole: bool = True) -> State:
         """Everything of this boundary, pending included."""
-        return export_state(self._flat, self._optimizers.all)
+        return export_state(self._flat, self._optimizers.all, whole=whole)
 
-    def import_state(self, state: State) -> None:
+    def import_state(self, state: State, *, whole: bool = True) -> str:
         """Take over another replica's state; this one's pending is given up with its model."""
         with self._flat.step_lock:
-            import_state(self._flat, self._optimizers.all, state)
+            left_out = import_state(self._flat, self._optimizers.all, state, whole=whole)
             self._adopt_moments()
+        return left_out
+
+    def state_digest(self) -> int:
+        """64 bits for the values of model, buffers, frozen parameters and optimizer state."""
+        return state_digest(self._flat, self._optimizers.all)
 
     def state_dict(self) -> dict[str, Any]:  # Any: a module's `extra_state` is what it likes
         """The module's state with what is pending, in tensors of their own; 16 bits as float32.

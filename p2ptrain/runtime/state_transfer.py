@@ -1,30 +1,24 @@
-"""Transfer state: a model to a peer that joins, a replica's whole state to one that fell behind.
+"""Transfer a replica's state to a peer that starts, joins, or fell behind.
 
 Both sides buffer long states in unnamed files: many peers may ask one at a time, and a state may be
 several times as large as the model, whose memory alone is budgeted (`compute/state.py`). Files and
 models are accessed off the event loop, which must answer probes meanwhile. A transfer fails if
 nothing arrives for `average_timeout_s`; then the receiver asks another donor, or arrives again.
-
-Legend of shapes: ``M`` numbers of a model.
 """
 
 import asyncio
 import hashlib
 import mmap
 import tempfile
-from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from p2ptrain.compute.replica import Replica, State
 from p2ptrain.core.effects import StateTransferred, TakeState
-from p2ptrain.core.messages import MemberState
 from p2ptrain.core.shards import Span, chunks
 from p2ptrain.errors import CodecError, P2PTrainError, RefusedError, StateError, TransportError
-from p2ptrain.ids import PeerId
+from p2ptrain.ids import PeerId, Seconds
 from p2ptrain.net.transport import ChunkStream
 from p2ptrain.net.wire import StateOpening
 from p2ptrain.runtime.agreed_state import AgreedState
@@ -35,6 +29,9 @@ if TYPE_CHECKING:
     from p2ptrain.runtime.driver import Driver
 
 MAX_STATE_BYTES = 1 << 36
+AGAIN_S: Seconds = 0.1
+"""The pause between two attempts to take a state over."""
+
 SMALL_BYTES = 1 << 20
 """Smaller states stay in memory: a simulated world has more peers than file descriptors."""
 
@@ -50,36 +47,46 @@ class StateTransfer:
     config: ExchangeConfig
     executor: CopyExecutor
 
+    digest = 0
+    """Of our state as it was before the first step; 0: not known. An equal one is not sent."""
+
     async def take_model(self) -> PeerId | None:
-        """Take the model of a peer that already trains; returns that peer, or None.
+        """Take the state of a peer that has the model; returns that peer, or None if none is here.
 
         They are asked in an order that differs from peer to peer, by rendezvous hashing (Thaler and
         Ravishankar 1998): peers that join at the same time ask different donors.
+
+        Raises:
+            P2PTrainError: if no state fits, or none arrives within `join_timeout_s`.
         """
-        others, me = self.host.machine.membership.others, self.host.name
-        donors = [m.peer for m in others if m.state is MemberState.ALIVE and m.steps]
-        donors.sort(key=lambda donor: hashlib.sha256(f"{me} {donor}".encode()).digest())
-        for donor in donors:
-            with suppress(TransportError, RefusedError, CodecError):
-                data = await self.download(donor)
-                if await self.executor(partial(self._adopt, data)):
+        host, membership = self.host, self.host.machine.membership
+        until, me = host.now + host.config.join_timeout_s, host.name
+        if not membership.samples:
+            self.digest = await self.executor(self.replica.state_digest)
+        while donors := membership.donors:
+            errors: list[P2PTrainError] = []
+            donors.sort(key=lambda donor: hashlib.sha256(f"{me} {donor}".encode()).digest())
+            for donor in donors:
+                try:
+                    await self._take_from(donor)
                     return donor
-                text = f"the model that {donor} handed over does not fit or is not finite"
-                self.host.metrics.record("warning", text=text)
+                except P2PTrainError as error:
+                    text = f"could not take over the model of {donor}: {error}"
+                    errors.append(type(error)(text))
+                    host.metrics.record("warning", text=text)
+            if host.now > until or all(isinstance(error, StateError) for error in errors):
+                raise errors[-1]
+            await asyncio.sleep(AGAIN_S)
         return None
 
-    def _adopt(self, data: State) -> bool:
-        """Set our model to that in `data`; false, without effect, if there is none."""
-        if len(data) != 4 * self.replica.model_size:
-            return False
-        theirs_M = np.frombuffer(data, dtype="<f4")
-        if not np.isfinite(theirs_M).all():
-            return False
-        own_M = np.empty(self.replica.model_size, np.float32)
-        self.replica.snapshot(own_M)
-        self.replica.add_delta(np.subtract(theirs_M, own_M, out=own_M))
-        self.replica.settle()
-        return True
+    async def _take_from(self, donor: PeerId) -> None:
+        state = await self.download(donor, lineage=self.digest)
+        if not state and self.digest:
+            return  # its state equals ours
+        take = partial(self.replica.import_state, state, whole=False)
+        left_out, self.digest = await self.executor(take), 0
+        why = f", without its optimizer's state: {left_out}" if left_out else ""
+        self.host.metrics.record("warning", text=f"took over the model of {donor}{why}")
 
     async def catch_up(self, effect: TakeState) -> None:
         """Take the state of a peer that waits at a later version, or on another lineage."""
@@ -92,22 +99,21 @@ class StateTransfer:
         except P2PTrainError as error:
             text = f"could not catch up with {donor} at version {version}: {error}"
             self.host.metrics.record("warning", text=text)
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(AGAIN_S)
             self.host.over(StateTransferred(version, taken=False))
         else:
             self.agreed.contributes, self.agreed.lineage = False, effect.lineage
             self.host.over(StateTransferred(version, taken=True))
 
     async def download(self, donor: PeerId, version: int | None = None, lineage: int = 0) -> State:
-        """The model of `donor` (M float32), or all of its state if a version is given.
+        """The state of `donor`, as it is or at a version; nothing, if `lineage` is its digest.
 
-        There is no bound on the whole, only on silence.
+        Only silence has a time limit, not the whole.
 
         Raises:
             TransportError, RefusedError, CodecError: if it did not arrive.
         """
         timeout_s, loop = self.config.average_timeout_s, asyncio.get_running_loop()
-        most = MAX_STATE_BYTES if version is not None else 4 * self.replica.model_size
         stream = None
         try:
             with tempfile.SpooledTemporaryFile(SMALL_BYTES) as file:
@@ -117,9 +123,9 @@ class StateTransfer:
                     await stream.finish()
                     while (payload := await stream.receive()) is not None:
                         timeout.reschedule(loop.time() + timeout_s)
-                        if file.tell() + payload.nbytes > most:
+                        if file.tell() + payload.nbytes > MAX_STATE_BYTES:
                             stream.abort("too much")
-                            raise CodecError(f"{donor} sends more than {most} bytes")
+                            raise CodecError(f"{donor} sends more than {MAX_STATE_BYTES} bytes")
                         await self.executor(partial(file.write, payload))
                 return _contents(file)
         except OSError as error:
@@ -131,17 +137,19 @@ class StateTransfer:
             raise TransportError(why) from error
 
     async def serve(self, opening: StateOpening, stream: ChunkStream) -> None:
-        """Send our model, or, while the trainer waits at the requested version, our state.
+        """Send our state, at a requested version only while the trainer waits there.
 
         Raises:
-            RefusedError: if it does not wait there, or the state cannot be exported.
+            RefusedError: if it does not, or the state cannot be exported.
         """
         version = opening.version
         try:
             if version is None:
                 if not self.host.machine.has_model:
                     raise RefusedError(f"{self.host.name} is itself about to take a model")
-                state = await self.executor(self._model)
+                if opening.lineage and opening.lineage == self.digest:
+                    return
+                state = await self.executor(partial(self.replica.export_state, whole=False))
             else:
                 self._refuse_unless_waiting(version, opening.lineage)
                 state = await self.executor(self.replica.export_state)
@@ -150,13 +158,6 @@ class StateTransfer:
             raise RefusedError(f"{self.host.name} cannot hand over its state: {error}") from error
         for span in chunks(Span(0, len(state)), self.config.chunk_kib * 1024):
             await stream.send(memoryview(state)[span.start : span.stop])
-
-    def _model(self) -> State:
-        vector_M = np.empty(self.replica.model_size, np.float32)
-        self.replica.snapshot(vector_M)
-        with tempfile.SpooledTemporaryFile(SMALL_BYTES) as file:
-            file.write(vector_M.data)
-            return _contents(file)
 
     def _refuse_unless_waiting(self, version: int, lineage: int) -> None:
         if not self.host.machine.groups.barrier.waits_with(version, lineage):
