@@ -51,6 +51,7 @@ class TorchReplica:
         self._moments = Moments(module, self._optimizers.all) if average_momentum else None
         self._flat = FlatModel(module, self._moments)
         self._gradients = GradientVector(self._flat)
+        self._digest: tuple[int, int] | None = None  # after so many updates
 
     @property
     def model_size(self) -> int:
@@ -186,11 +187,18 @@ class TorchReplica:
         with self._flat.step_lock:
             left_out = import_state(self._flat, self._optimizers.all, state, whole=whole)
             self._adopt_moments()
+            self._digest = None
         return left_out
 
     def state_digest(self) -> int:
-        """64 bits for the values of model, buffers, frozen parameters and optimizer state."""
-        return state_digest(self._flat, self._optimizers.all)
+        """64 bits for the values of model, buffers, frozen parameters and optimizer state.
+
+        Computed once between two updates: many peers ask when they start together.
+        """
+        with self._flat.step_lock:
+            if self._digest is None or self._digest[0] != self.updates:
+                self._digest = self.updates, state_digest(self._flat, self._optimizers.all)
+            return self._digest[1]
 
     def state_dict(self) -> dict[str, Any]:  # Any: a module's `extra_state` is what it likes
         """The module's state with what is pending, in tensors of their own; 16 bits as float32.

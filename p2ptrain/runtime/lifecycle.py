@@ -235,22 +235,21 @@ class PeerLifecycle:
         """Say that we have the model, and wait until all have it that start together with us."""
         driver, membership = self.driver, self.driver.machine.membership
         driver.describe(Phase.TRAINING, steps=0, samples=0)
-        with suppress(TimeoutError):
+        try:
             async with asyncio.timeout(self.config.join_timeout_s):
                 # A suspect counts as missing: the first version would run without it.
                 while len(membership.participants()) > len(membership.trainees()):
                     if membership.samples:
-                        break  # others have begun
+                        return  # others have begun
                     await driver.wait_for_change()
-                return
-        missing = sorted({*membership.participants()} - {*membership.trainees()})
-        text = f"begins without {', '.join(missing)}, which have taken over no model in time"
-        driver.metrics.record("warning", text=text)
+        except TimeoutError:
+            missing = ", ".join(sorted({*membership.participants()} - {*membership.trainees()}))
+            text = f"begins without those that did not take the model over in time: {missing}"
+            driver.metrics.record("warning", text=text)
 
     def begin(self) -> None:
         """The first step begins now, and the algorithm's own loop beside it."""
         self.began_at = self.environment.clock()
-        self.driver.state_transfer.digest = 0
         self.boundary.begin()
         driver, background = self.driver, self.algorithm.background
         self.environment.post(lambda: driver.start(background(driver.swarm)))

@@ -47,9 +47,6 @@ class StateTransfer:
     config: ExchangeConfig
     executor: CopyExecutor
 
-    digest = 0
-    """Of our state as it was before the first step; 0: not known. An equal one is not sent."""
-
     async def take_model(self) -> PeerId | None:
         """Take the state of a peer that has the model; returns that peer, or None if none is here.
 
@@ -59,16 +56,16 @@ class StateTransfer:
         Raises:
             P2PTrainError: if no state fits, or none arrives within `join_timeout_s`.
         """
-        host, membership = self.host, self.host.machine.membership
+        host, membership, digest = self.host, self.host.machine.membership, 0
         until, me = host.now + host.config.join_timeout_s, host.name
-        if not membership.samples:
-            self.digest = await self.executor(self.replica.state_digest)
+        if not membership.samples:  # nobody has trained: others may have begun with our state
+            digest = await self.executor(self.replica.state_digest)
         while donors := membership.donors:
             errors: list[P2PTrainError] = []
             donors.sort(key=lambda donor: hashlib.sha256(f"{me} {donor}".encode()).digest())
             for donor in donors:
                 try:
-                    await self._take_from(donor)
+                    await self._take_from(donor, digest)
                     return donor
                 except P2PTrainError as error:
                     text = f"could not take over the model of {donor}: {error}"
@@ -79,14 +76,13 @@ class StateTransfer:
             await asyncio.sleep(AGAIN_S)
         return None
 
-    async def _take_from(self, donor: PeerId) -> None:
-        state = await self.download(donor, lineage=self.digest)
-        if not state and self.digest:
-            return  # its state equals ours
-        take = partial(self.replica.import_state, state, whole=False)
-        left_out, self.digest = await self.executor(take), 0
-        why = f", without its optimizer's state: {left_out}" if left_out else ""
-        self.host.metrics.record("warning", text=f"took over the model of {donor}{why}")
+    async def _take_from(self, donor: PeerId, digest: int) -> None:
+        state = await self.download(donor, lineage=digest)
+        if state or not digest:
+            take = partial(self.replica.import_state, state, whole=False)
+            left_out = await self.executor(take)
+            why = f", without its optimizer's state: {left_out}" if left_out else ""
+            self.host.metrics.record("warning", text=f"took over the model of {donor}{why}")
 
     async def catch_up(self, effect: TakeState) -> None:
         """Take the state of a peer that waits at a later version, or on another lineage."""
@@ -147,8 +143,9 @@ class StateTransfer:
             if version is None:
                 if not self.host.machine.has_model:
                     raise RefusedError(f"{self.host.name} is itself about to take a model")
-                if opening.lineage and opening.lineage == self.digest:
-                    return
+                if opening.lineage:
+                    if opening.lineage == await self.executor(self.replica.state_digest):
+                        return
                 state = await self.executor(partial(self.replica.export_state, whole=False))
             else:
                 self._refuse_unless_waiting(version, opening.lineage)
