@@ -54,10 +54,12 @@ def main(
         if (version := first_difference([one.models for one in seen])) is not None:
             broken += 1
             console.print(f"start {seed}: the models differ after version {version}")
+        if (seed - first) % 10 == 9:
+            console.print(f"{seed - first + 1} starts, {broken} of them with more than one model")
     for pool in pools:
         pool.shutdown()
     console.print(f"{versions} versions; {transfers} models were handed over")
-    console.print(f"{starts} starts, {broken} of them with more than one model")
+    console.print(f"In all: {starts} starts, {broken} of them with more than one model")
     sys.exit(1 if broken else 0)
 
 

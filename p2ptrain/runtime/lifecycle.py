@@ -147,8 +147,7 @@ class PeerLifecycle:
 
         Raises:
             RefusedError: if the others refuse this peer.
-            TransportError: if they are not here in time.
-            StateError: if their model does not fit.
+            TransportError, StateError: if none is here in time, or its model does not fit.
         """
         config, environment, driver = self.config, self.environment, self.driver
         driver.metrics.record(
@@ -164,8 +163,8 @@ class PeerLifecycle:
         asked = [Address(host) for host in hosts or config.join if host != self.address]
         if asked:
             await self.enter(asked, config.join_timeout_s)
-        together = config.together or config.peers
-        await self.take_model(together, founds=not asked, keep=keeps_model)
+        count = config.together or config.peers
+        await self.take_model(count, founds=not asked, keep=keeps_model)
         driver.describe(Phase.ARRIVING, steps=0, samples=0)  # from here on it knows progress
         if not keeps_model and not driver.machine.membership.samples:
             await self.wait_for_models()
@@ -194,14 +193,14 @@ class PeerLifecycle:
         driver.pump()
 
     async def take_model(
-        self, together: int = 1, *, founds: bool = False, keep: bool = False
+        self, count: int = 1, *, founds: bool = False, keep: bool = False
     ) -> PeerId | None:
-        """Take over the state of a peer that has the model; returns that peer, or None if it is ours.
+        """Take over the state of a peer that has the model; returns whose, or None for our own.
 
         From then on others average with what we have: with `keep`, the model that we came with.
         """
         donor, membership = None, self.driver.machine.membership
-        while not (keep or donor or await self.wait_for_members(together, founds=founds)):
+        while not (keep or donor or await self.wait_for_members(count, founds=founds)):
             if self.algorithm.in_step and membership.samples:
                 break  # we catch up at our first average
             donor = await self.driver.state_transfer.take_model()
@@ -209,10 +208,10 @@ class PeerLifecycle:
         return donor
 
     async def wait_for_members(self, count: int, *, founds: bool) -> bool:
-        """Wait until another peer has the model, or, then returns true, ours is to be taken.
+        """Wait until another peer has the model; returns true if ours is the one to begin with.
 
-        That of the first by name, once `count` are here; or, where it is not known how many start
-        together, that of the one that `founds` the swarm. A dead peer is not waited for.
+        That is the one of the first by name, once `count` are here; where it is not known how many
+        start together (1), of the peer that `founds` the swarm. The dead are not waited for.
         """
         membership, timeout_s = self.driver.machine.membership, self.config.join_timeout_s
         try:
@@ -234,16 +233,16 @@ class PeerLifecycle:
     async def wait_for_models(self) -> None:
         """Say that we have the model, and wait until all have it that start together with us."""
         driver, membership = self.driver, self.driver.machine.membership
+        participants, trainees = membership.participants, membership.trainees
         driver.describe(Phase.TRAINING, steps=0, samples=0)
         try:
             async with asyncio.timeout(self.config.join_timeout_s):
-                # A suspect counts as missing: the first version would run without it.
-                while len(membership.participants()) > len(membership.trainees()):
-                    if membership.samples:
-                        return  # others have begun
+                # A suspect counts as missing: the first version would run without it. Once there
+                # are samples, others have begun.
+                while len(participants()) > len(trainees()) and not membership.samples:
                     await driver.wait_for_change()
         except TimeoutError:
-            missing = ", ".join(sorted({*membership.participants()} - {*membership.trainees()}))
+            missing = ", ".join(sorted({*participants()} - {*trainees()}))
             text = f"begins without those that did not take the model over in time: {missing}"
             driver.metrics.record("warning", text=text)
 

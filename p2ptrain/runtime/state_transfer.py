@@ -8,17 +8,17 @@ nothing arrives for `average_timeout_s`; then the receiver asks another donor, o
 
 import asyncio
 import hashlib
-import mmap
 import tempfile
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 from p2ptrain.compute.replica import Replica, State
+from p2ptrain.compute.state_file import SMALL_BYTES, contents
 from p2ptrain.core.effects import StateTransferred, TakeState
 from p2ptrain.core.shards import Span, chunks
 from p2ptrain.errors import CodecError, P2PTrainError, RefusedError, StateError, TransportError
-from p2ptrain.ids import PeerId, Seconds
+from p2ptrain.ids import PeerId
 from p2ptrain.net.transport import ChunkStream
 from p2ptrain.net.wire import StateOpening
 from p2ptrain.runtime.agreed_state import AgreedState
@@ -29,11 +29,6 @@ if TYPE_CHECKING:
     from p2ptrain.runtime.driver import Driver
 
 MAX_STATE_BYTES = 1 << 36
-AGAIN_S: Seconds = 0.1
-"""The pause between two attempts to take a state over."""
-
-SMALL_BYTES = 1 << 20
-"""Smaller states stay in memory: a simulated world has more peers than file descriptors."""
 
 
 @dataclass(eq=False)
@@ -65,7 +60,12 @@ class StateTransfer:
             donors.sort(key=lambda donor: hashlib.sha256(f"{me} {donor}".encode()).digest())
             for donor in donors:
                 try:
-                    await self._take_from(donor, digest)
+                    state = await self.download(donor, lineage=digest)
+                    if state or not digest:  # otherwise its state equals ours
+                        take = partial(self.replica.import_state, state, whole=False)
+                        why = await self.executor(take)
+                        why = why and f", without its optimizer's state: {why}"
+                        host.metrics.record("warning", text=f"took over the model of {donor}{why}")
                     return donor
                 except P2PTrainError as error:
                     text = f"could not take over the model of {donor}: {error}"
@@ -73,16 +73,8 @@ class StateTransfer:
                     host.metrics.record("warning", text=text)
             if host.now > until or all(isinstance(error, StateError) for error in errors):
                 raise errors[-1]
-            await asyncio.sleep(AGAIN_S)
+            await asyncio.sleep(0.1)
         return None
-
-    async def _take_from(self, donor: PeerId, digest: int) -> None:
-        state = await self.download(donor, lineage=digest)
-        if state or not digest:
-            take = partial(self.replica.import_state, state, whole=False)
-            left_out = await self.executor(take)
-            why = f", without its optimizer's state: {left_out}" if left_out else ""
-            self.host.metrics.record("warning", text=f"took over the model of {donor}{why}")
 
     async def catch_up(self, effect: TakeState) -> None:
         """Take the state of a peer that waits at a later version, or on another lineage."""
@@ -95,7 +87,7 @@ class StateTransfer:
         except P2PTrainError as error:
             text = f"could not catch up with {donor} at version {version}: {error}"
             self.host.metrics.record("warning", text=text)
-            await asyncio.sleep(AGAIN_S)
+            await asyncio.sleep(0.1)
             self.host.over(StateTransferred(version, taken=False))
         else:
             self.agreed.contributes, self.agreed.lineage = False, effect.lineage
@@ -123,7 +115,7 @@ class StateTransfer:
                             stream.abort("too much")
                             raise CodecError(f"{donor} sends more than {MAX_STATE_BYTES} bytes")
                         await self.executor(partial(file.write, payload))
-                return _contents(file)
+                return contents(file)
         except OSError as error:
             why = f"there is no room in {tempfile.gettempdir()} for what {donor} sends: {error}"
             if isinstance(error, TimeoutError):
@@ -159,12 +151,3 @@ class StateTransfer:
     def _refuse_unless_waiting(self, version: int, lineage: int) -> None:
         if not self.host.machine.groups.barrier.waits_with(version, lineage):
             raise RefusedError(f"{self.host.name} does not stand still at version {version}")
-
-
-def _contents(file: "tempfile.SpooledTemporaryFile[bytes]") -> State:
-    """All that was written; it survives the file."""
-    if file.tell() > SMALL_BYTES:
-        file.flush()  # a mapping shows what the file has, not what its buffer has
-        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-    file.seek(0)
-    return file.read()
