@@ -1,10 +1,10 @@
-"""``python -m tests.starts --starts 100``: is it one model at every version, however fast peers start?
+"""``python -m tests.starts --starts 100``: is it one model at every version, from the first on?
 
 Four real processes start together under `eager` and make steps of 0 to 10 ms; in every second start
 their seeds differ. Each writes a digest of its model down before every update: after each version.
 All digests of a version have to be equal. The last line counts the starts in which one was not.
 
-A process makes one start after the other, as a new peer each time: what takes long is torch's import.
+A process makes one start after the other, as a new peer each time: torch's import takes long.
 """
 
 import hashlib

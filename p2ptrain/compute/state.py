@@ -21,10 +21,10 @@ Pending goes along because it belongs to the boundary: the giver adds it next, s
 Frozen parameters go along because they are the model too: what was trained fits to these alone.
 They and local buffers are compared by dtype and shape; any value is good.
 
-**Of a peer that trains on.** At a barrier the giver's trainer waits, and the taker becomes its equal:
-the *whole* state counts. A peer that starts or joins takes a state over while the giver may train.
-`FlatModel.step_lock` excludes its steps while numbers are copied, so the state is of one boundary,
-except for buffers, which a forward pass changes without the lock. The taker keeps its own
+**Of a peer that trains on.** At a barrier the giver's trainer waits, and the taker becomes its
+equal: the *whole* state counts. A peer that starts or joins takes a state over while the giver may
+train. `FlatModel.step_lock` excludes its steps while numbers are copied, so the state is of one
+boundary, except for buffers, which a forward pass changes without the lock. The taker keeps its own
 hyperparameters, which may differ where models are averaged, and its own optimizer's state where the
 giver's does not fit (another kind of optimizer, or one that cannot travel): it is told why.
 
@@ -68,8 +68,7 @@ _OWN_KEYS = ("foreach", "fused", "capturable", "differentiable")
 def export_state(flat: FlatModel, optimizers: Sequence[Optimizer], *, whole: bool = True) -> State:
     """Everything that a replica needs to continue exactly as this one would.
 
-    Args:
-        whole: without, optimizers whose state cannot travel are left out.
+    Without `whole`, optimizers whose state cannot travel are left out.
 
     Raises:
         StateError: if the optimizer's state holds something that cannot travel, or the disk is
@@ -97,9 +96,8 @@ def import_state(
 ) -> str:
     """Take over what `export_state` of another replica gave, its count of updates included.
 
-    Args:
-        whole: without, our hyperparameters stay, and so does our optimizers' state if the other
-            one does not fit.
+    Without `whole`, our hyperparameters stay, and so does our optimizers' state if the other one
+    does not fit.
 
     Returns:
         Why the optimizers' state stayed, or nothing.

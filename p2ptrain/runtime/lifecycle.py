@@ -163,8 +163,7 @@ class PeerLifecycle:
         asked = [Address(host) for host in hosts or config.join if host != self.address]
         if asked:
             await self.enter(asked, config.join_timeout_s)
-        count = config.together or config.peers
-        await self.take_model(count, founds=not asked, keep=keeps_model)
+        await self.take_model(config.together or config.peers, founds=not asked, keep=keeps_model)
         driver.describe(Phase.ARRIVING, steps=0, samples=0)  # from here on it knows progress
         if not keeps_model and not driver.machine.membership.samples:
             await self.wait_for_models()
@@ -237,8 +236,7 @@ class PeerLifecycle:
         driver.describe(Phase.TRAINING, steps=0, samples=0)
         try:
             async with asyncio.timeout(self.config.join_timeout_s):
-                # A suspect counts as missing: the first version would run without it. Once there
-                # are samples, others have begun.
+                # A suspect is missing, too: the first version would run without it.
                 while len(participants()) > len(trainees()) and not membership.samples:
                     await driver.wait_for_change()
         except TimeoutError:

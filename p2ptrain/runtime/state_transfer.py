@@ -51,17 +51,17 @@ class StateTransfer:
         Raises:
             P2PTrainError: if no state fits, or none arrives within `join_timeout_s`.
         """
-        host, membership, digest = self.host, self.host.machine.membership, 0
-        until, me = host.now + host.config.join_timeout_s, host.name
-        if not membership.samples:  # nobody has trained: others may have begun with our state
-            digest = await self.executor(self.replica.state_digest)
+        host, me, membership = self.host, self.host.name, self.host.machine.membership
+        until = host.now + host.config.join_timeout_s
+        # If nobody has trained, the donor's state may equal ours.
+        digest = 0 if membership.samples else await self.executor(self.replica.state_digest)
         while donors := membership.donors:
             errors: list[P2PTrainError] = []
             donors.sort(key=lambda donor: hashlib.sha256(f"{me} {donor}".encode()).digest())
             for donor in donors:
                 try:
                     state = await self.download(donor, lineage=digest)
-                    if state or not digest:  # otherwise its state equals ours
+                    if state or not digest:
                         take = partial(self.replica.import_state, state, whole=False)
                         why = await self.executor(take)
                         why = why and f", without its optimizer's state: {why}"
@@ -69,8 +69,8 @@ class StateTransfer:
                     return donor
                 except P2PTrainError as error:
                     text = f"could not take over the model of {donor}: {error}"
-                    errors.append(type(error)(text))
                     host.metrics.record("warning", text=text)
+                    errors.append(type(error)(text))
             if host.now > until or all(isinstance(error, StateError) for error in errors):
                 raise errors[-1]
             await asyncio.sleep(0.1)
@@ -101,8 +101,7 @@ class StateTransfer:
         Raises:
             TransportError, RefusedError, CodecError: if it did not arrive.
         """
-        timeout_s, loop = self.config.average_timeout_s, asyncio.get_running_loop()
-        stream = None
+        timeout_s, loop, stream = self.config.average_timeout_s, asyncio.get_running_loop(), None
         try:
             with tempfile.SpooledTemporaryFile(SMALL_BYTES) as file:
                 async with asyncio.timeout(timeout_s) as timeout:
@@ -135,9 +134,9 @@ class StateTransfer:
             if version is None:
                 if not self.host.machine.has_model:
                     raise RefusedError(f"{self.host.name} is itself about to take a model")
-                if opening.lineage:
-                    if opening.lineage == await self.executor(self.replica.state_digest):
-                        return
+                theirs, ours = opening.lineage, self.replica.state_digest
+                if theirs and theirs == await self.executor(ours):
+                    return
                 state = await self.executor(partial(self.replica.export_state, whole=False))
             else:
                 self._refuse_unless_waiting(version, opening.lineage)

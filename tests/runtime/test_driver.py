@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from p2ptrain.compute import state_file
 from p2ptrain.core import messages as m
 from p2ptrain.core.contribution import Contribution
 from p2ptrain.core.effects import Outcome
@@ -250,7 +251,8 @@ async def test_a_state_is_given_to_whoever_asks_in_chunks():
 
 
 async def test_what_is_long_is_kept_in_a_file_and_arrives_all_the_same(monkeypatch):
-    monkeypatch.setattr(state_transfer, "SMALL_BYTES", 4)
+    for module in (state_file, state_transfer):
+        monkeypatch.setattr(module, "SMALL_BYTES", 4)
     world, a, b = await pair()
     state = await b.driver.state_transfer.download(PeerId("a"))
     assert isinstance(state, memoryview)
@@ -261,11 +263,11 @@ async def test_what_is_long_is_kept_in_a_file_and_arrives_all_the_same(monkeypat
 @pytest.mark.parametrize("more", [1, 1234, 4096, 70_000])
 def test_a_file_that_is_mapped_has_all_that_was_written(more: int):
     """What was still in the file's buffer was missing: 1 to 4,096 bytes of a model's tail."""
-    with tempfile.SpooledTemporaryFile(state_transfer.SMALL_BYTES) as file:
-        file.write(bytes(state_transfer.SMALL_BYTES))
+    with tempfile.SpooledTemporaryFile(state_file.SMALL_BYTES) as file:
+        file.write(bytes(state_file.SMALL_BYTES))
         file.write(b"x" * more)
-        contents = state_transfer._contents(file)
-    assert len(contents) == state_transfer.SMALL_BYTES + more
+        contents = state_file.contents(file)
+    assert len(contents) == state_file.SMALL_BYTES + more
     assert bytes(contents[-1:]) == b"x"
 
 
@@ -376,7 +378,7 @@ async def test_a_state_that_fits_nowhere_is_refused_with_the_name_of_its_donor(m
 
     monkeypatch.setattr(b.driver, "open_stream", open_stream)
     own_M = b.model()
-    with pytest.raises(StateError, match="could not take over the model of a: .* 3 bytes"):
+    with pytest.raises(StateError, match=r"could not take over the model of a: .* 3 bytes"):
         await b.lifecycle.take_model()
     assert not donor.pauses_s, "it was asked"
     np.testing.assert_array_equal(b.model(), own_M)

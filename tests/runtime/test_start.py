@@ -140,26 +140,19 @@ async def train(life: PeerLifecycle, rng: Random, steps: int = 60) -> None:
     life.boundary.end()
 
 
-@pytest.mark.parametrize("after_s", [0.0, 0.02, 0.03, 0.05])
+@pytest.mark.parametrize("after_s", [0.01, 0.02, 0.03, 0.05])
 async def test_the_next_by_name_hands_its_model_over_if_the_first_dies(after_s: float):
-    fleet = Fleet(algorithm="eager", peers=3)
-    replicas = {}
-    for number, name in enumerate(("d", "a", "b", "c")):  # d lets them in
+    fleet, replicas = Fleet(algorithm="eager", peers=3), {}
+    for number, name in enumerate(NAMES):
         replicas[name] = VectorReplica(np.full(3, number, np.float32))
-        await fleet.listen(name, replicas[name], peers=4 if after_s else 3)
+        await fleet.listen(name, replicas[name])
     loop = asyncio.get_running_loop()
-    joins = [loop.create_task(fleet.join(name, via="d")) for name in ("d", "a", "b", "c")]
+    joins = {name: loop.create_task(fleet.join(name, via="d")) for name in "dabc"}
     await asyncio.sleep(after_s)
     fleet.crash("a")
-    joins.pop(1).cancel()
-    try:
-        await asyncio.gather(*joins)
-    except TransportError as error:  # where too few had heard of each other
-        assert "4 peers were to start together" in str(error)
-    else:
-        assert len({replicas[name].live.tobytes() for name in "bcd"}) == 1
-    for join in joins:
-        join.cancel()
+    joins.pop("a").cancel()
+    await asyncio.gather(*joins.values())
+    assert len({replicas[name].live.tobytes() for name in "bcd"}) == 1
     await fleet.end()
 
 
@@ -303,7 +296,7 @@ async def test_a_joiner_with_another_optimizer_takes_the_rest_over_and_says_so()
     assert not joiner.optimizer.state
     (said,) = fleet.warnings("b")
     assert said.startswith("took over the model of a, without its optimizer's state: ")
-    assert "'Adam'" in said and "'SGD'" in said
+    assert said.endswith("its optimizer is 'Adam', this replica's is 'SGD'")
     await fleet.end()
 
 
