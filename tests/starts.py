@@ -33,6 +33,8 @@ class Seen:
     models: Sequence[str]
     """Digests: before its first update, and after each version but the last."""
     took_over: bool
+    troubles: Sequence[str]
+    """Members that it took for lost, and averages that broke."""
 
 
 def main(
@@ -54,6 +56,9 @@ def main(
         if (version := first_difference([one.models for one in seen])) is not None:
             broken += 1
             console.print(f"start {seed}: the models differ after version {version}")
+            for rank, one in enumerate(seen):
+                for trouble in one.troubles:
+                    console.print(f"  p{rank}: {trouble}", markup=False)
         if (seed - first) % 10 == 9:
             console.print(f"{seed - first + 1} starts, {broken} of them with more than one model")
     for pool in pools:
@@ -110,7 +115,10 @@ def start(rank: int, seed: int, port: int) -> Seen:
             peer.step(samples=4)
             optimizer.zero_grad()
     took_over = any("took over" in record["text"] for record in records.of("warning"))
-    return Seen(models, took_over)
+    lost = [f"{r['member']} {r['state']}: {r['why']}" for r in records.of("member")]
+    broken = [f"{r['outcome']}: {r['reason']}" for r in records.of("group")]
+    troubles = [text for text in lost + broken if not text.startswith("done") and " alive:" not in text]
+    return Seen(models, took_over, troubles)
 
 
 def _free_port() -> int:
