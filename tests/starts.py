@@ -117,7 +117,8 @@ def start(rank: int, seed: int, port: int) -> Seen:
     took_over = any("took over" in record["text"] for record in records.of("warning"))
     lost = [f"{r['member']} {r['state']}: {r['why']}" for r in records.of("member")]
     broken = [f"{r['outcome']}: {r['reason']}" for r in records.of("group")]
-    troubles = [text for text in lost + broken if not text.startswith("done") and " alive:" not in text]
+    usual = ("done: ", "withdrawn: ")
+    troubles = [t for t in lost + broken if " alive: " not in t and not t.startswith(usual)]
     return Seen(models, took_over, troubles)
 
 
