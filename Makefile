@@ -7,7 +7,7 @@ RUNS   ?= runs
 SMALL  := $(if $(QUICK),--quick)
 READY  := $(VENV)/.ready
 
-.PHONY: demo test explore worlds paper paper-real bench bench-faults bench-links bench-lock bench-membership bench-slow-links protos algorithm-pages wheel clean
+.PHONY: demo test explore worlds starts paper paper-real bench bench-faults bench-links bench-lock bench-membership bench-slow-links protos algorithm-pages wheel clean
 
 demo: $(READY)  ## train with all-reduce and with gossip beside a straggler; write runs/demo
 	$(BIN)/p2plab run launcher/scenarios/one_slow.toml --out $(RUNS)/demo $(if $(QUICK),--samples 512,--check)
@@ -23,6 +23,11 @@ FIRST ?= 0
 
 worlds: $(READY)  ## fleets by seed: cruel first, then healed; SEEDS=... FIRST=... ALGORITHM=...
 	$(BIN)/python -m tests.worlds --seeds $(SEEDS) --first $(FIRST) $(if $(ALGORITHM),--algorithm $(ALGORITHM))
+
+STARTS ?= $(if $(QUICK),4,100)
+
+starts: $(READY)  ## four real processes start together, with equal and other seeds: one model at every version? STARTS=... FIRST=...
+	$(BIN)/python -m tests.starts --starts $(STARTS) --first $(FIRST)
 
 bench: $(READY)  ## averages beside Gloo and a bare gRPC exchange; runs/bench
 	$(BIN)/python -m launcher.bench.averages --out $(RUNS)/bench $(SMALL)

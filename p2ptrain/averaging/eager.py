@@ -32,7 +32,7 @@ Differences to the paper, and why:
   waits for a peer that is slow and keeps coming.
 * *Models are averaged*, not copied from one peer over the others, every `average_models_every`
   versions; everybody waits for that. It repairs what a lost peer, a newcomer or `missed = "latest"`
-  leave different. Optimizer state stays local.
+  leave different. Optimizer state is not averaged; a newcomer takes over that of one peer.
 """
 
 from collections.abc import Sequence

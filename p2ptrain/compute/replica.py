@@ -123,14 +123,25 @@ class Replica(Protocol):
         """
         ...
 
-    def export_state(self) -> State:
-        """Parameters, buffers, optimizer state and `updates` of one boundary. Trainer waits."""
+    def export_state(self, *, whole: bool = True) -> State:
+        """Parameters, buffers, optimizer state and `updates` of one boundary.
+
+        Excluded by `update`, for the duration of one copy. Without `whole`, an optimizer whose
+        state cannot travel is left out.
+        """
         ...
 
-    def import_state(self, state: State) -> None:
+    def import_state(self, state: State, *, whole: bool = True) -> str:
         """Take over what `export_state` of another peer gave. Trainer waits.
+
+        Without `whole` this replica keeps its hyperparameters, and its optimizer's state if the
+        other one does not fit; returns why, or nothing.
 
         Raises StateError, with this replica unchanged, if the bytes are not such a state or do
         not fit.
         """
+        ...
+
+    def state_digest(self) -> int:
+        """64 bits for the values of all that is taken over without `whole`."""
         ...

@@ -14,11 +14,19 @@ The bytes::
                pending            float32 (M,); absent while zero
                optimizer/<path>   every tensor of each optimizer's state
     metadata   p2ptrain           JSON: format, fingerprint, updates,
-                                  optimizers (kind, groups, state of each, in order)
+                                  optimizers (kind, groups, state of each, in order;
+                                  or a sentence: why they cannot travel)
 
 Pending goes along because it belongs to the boundary: the giver adds it next, so must the taker.
 Frozen parameters go along because they are the model too: what was trained fits to these alone.
 They and local buffers are compared by dtype and shape; any value is good.
+
+**Of a peer that trains on.** At a barrier the giver's trainer waits, and the taker becomes its
+equal: the *whole* state counts. A peer that starts or joins takes a state over while the giver may
+train. `FlatModel.step_lock` excludes its steps while numbers are copied, so the state is of one
+boundary, except for buffers, which a forward pass changes without the lock. The taker keeps its own
+hyperparameters, which may differ where models are averaged, and its own optimizer's state where the
+giver's does not fit (another kind of optimizer, or one that cannot travel): it is told why.
 
 A state may be several times as large as its model. It is written to a file that has lost its name
 and mapped from there, so that it takes room on the disk and not memory beside the model.
@@ -28,6 +36,7 @@ JSON knows neither tuples nor integer keys, and optimizers use both. So containe
 a plain value stands for itself.
 """
 
+import hashlib
 import json
 import math
 import mmap
@@ -44,7 +53,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from p2ptrain.compute.flat import FlatModel, host_copy, is_finite
-from p2ptrain.compute.frozen import as_real, travelling
+from p2ptrain.compute.frozen import as_real, digest_of_values, travelling
 from p2ptrain.compute.optimizers import HOW_IT_COMPUTES
 from p2ptrain.compute.replica import State
 from p2ptrain.errors import StateError
@@ -54,62 +63,107 @@ FORMAT = "p2ptrain-state-2"
 Json = Any  # whatever JSON can hold; checked value by value as it is decoded
 
 
-def export_state(flat: FlatModel, optimizers: Sequence[Optimizer]) -> State:
+def export_state(flat: FlatModel, optimizers: Sequence[Optimizer], *, whole: bool = True) -> State:
     """Everything that a replica needs to continue exactly as this one would.
+
+    Without `whole`, optimizers whose state cannot travel are left out.
 
     Raises:
         StateError: if the optimizer's state holds something that cannot travel, or the disk is
             full.
     """
-    tensors: dict[str, Tensor] = {}
-    with flat.step_lock:
-        flat.refuse_if_released()
-        for slot in flat.slots:
-            tensors[f"model/{slot.name}"] = host_copy(slot.tensor)
-        tensors.update(_written(_apart(flat)))
-        pending = flat.pending()
-        if pending is not None:
-            tensors["pending"] = pending
-        document = {
-            "format": FORMAT,
-            "fingerprint": flat.fingerprint,
-            "updates": flat.updates,
-            "optimizers": [
-                _describe(optimizer, tensors, f"optimizer/{number}")
-                for number, optimizer in enumerate(optimizers)
-            ],
-        }
+    tensors, document = _contents(flat, optimizers, whole=whole)
     with _file() as path:
         safetensors.torch.save_file(tensors, path, {"p2ptrain": json.dumps(document)})
         with path.open("rb") as written:
             return memoryview(mmap.mmap(written.fileno(), 0, access=mmap.ACCESS_READ))
 
 
-def import_state(flat: FlatModel, optimizers: Sequence[Optimizer], state: State) -> None:
+def state_digest(flat: FlatModel, optimizers: Sequence[Optimizer]) -> int:
+    """64 bits for the values of all that a taker without `whole` takes over, frozen ones too."""
+    tensors, document = _contents(flat, optimizers, whole=False)
+    described = document["optimizers"]
+    if not isinstance(described, str):
+        described = [(one["kind"], one["state"]) for one in described]
+    values = f"{digest_of_values(tensors)} {document['fingerprint']} {json.dumps(described)}"
+    return int.from_bytes(hashlib.blake2b(values.encode(), digest_size=8).digest())
+
+
+def import_state(
+    flat: FlatModel, optimizers: Sequence[Optimizer], state: State, *, whole: bool = True
+) -> str:
     """Take over what `export_state` of another replica gave, its count of updates included.
+
+    Without `whole`, our hyperparameters stay, and so does our optimizers' state if the other one
+    does not fit.
+
+    Returns:
+        Why the optimizers' state stayed, or nothing.
 
     Raises:
         StateError: if the bytes are no such state or do not fit, or the disk is full. Nothing has
             changed in that case.
     """
     document, tensors = _read(state)
-    updates = _header(document, flat, optimizers)
+    updates = _header(document, flat)
     values = _take_model(tensors, flat)
     apart = [
         (here, _take(tensors, name, like=here, any_value=True))
         for name, here in _apart(flat).items()
     ]
     pending = _take_pending(tensors, flat)
-    states = [
-        _take_optimizer(described, tensors, optimizer)
-        for described, optimizer in zip(document["optimizers"], optimizers, strict=True)
-    ]
+    states: list[dict[str, Any]] = []  # Any: torch's own type of a state_dict
+    left_out = ""
+    try:
+        states = _take_optimizers(document.get("optimizers"), tensors, optimizers, whole)
+    except StateError as error:
+        if whole:
+            raise
+        left_out = str(error)
+        tensors = {n: t for n, t in tensors.items() if not n.startswith("optimizer/")}
     if tensors:
         raise _unfit(f"it holds the unknown tensor {_short(min(tensors))}")
     flat.check()
     with flat.step_lock:
-        _load_optimizers(optimizers, states)
+        try:
+            _load_optimizers(optimizers if states else (), states)
+        except StateError as error:
+            if whole:
+                raise
+            left_out = str(error)
         flat.take_over(values, apart, pending, updates)
+    return left_out
+
+
+def _contents(
+    flat: FlatModel, optimizers: Sequence[Optimizer], *, whole: bool
+) -> tuple[dict[str, Tensor], dict[str, Json]]:
+    """Copies of all tensors, and what is said about them; of one moment between two steps."""
+    with flat.step_lock:
+        flat.refuse_if_released()
+        tensors = {f"model/{slot.name}": host_copy(slot.tensor) for slot in flat.slots}
+        tensors.update(_written(_apart(flat)))
+        pending = flat.pending()
+        if pending is not None:
+            tensors["pending"] = pending
+        described: Json
+        states: dict[str, Tensor] = {}
+        try:
+            described = [
+                _describe(optimizer, states, f"optimizer/{number}")
+                for number, optimizer in enumerate(optimizers)
+            ]
+        except StateError as error:
+            if whole:
+                raise
+            described, states = str(error), {}
+        document = {
+            "format": FORMAT,
+            "fingerprint": flat.fingerprint,
+            "updates": flat.updates,
+            "optimizers": described,
+        }
+    return tensors | states, document
 
 
 @contextmanager
@@ -159,17 +213,10 @@ def _describe(optimizer: Optimizer, tensors: dict[str, Tensor], path: str) -> Js
     }
 
 
-def _header(document: Mapping[str, Json], flat: FlatModel, optimizers: Sequence[Optimizer]) -> int:
-    """Compare everything that names itself; return the count of updates."""
+def _header(document: Mapping[str, Json], flat: FlatModel) -> int:
+    """Compare what names the model; return the count of updates."""
     _expect("format", document.get("format"), FORMAT)
     _expect("model's digest", document.get("fingerprint"), flat.fingerprint)
-    described = document.get("optimizers")
-    if not isinstance(described, list) or not all(isinstance(one, dict) for one in described):
-        raise _unfit("it holds no optimizer")
-    if len(described) != len(optimizers):
-        raise _unfit(f"it has {len(described)} optimizers, this replica {len(optimizers)}")
-    for one, optimizer in zip(described, optimizers, strict=True):
-        _expect("optimizer", one.get("kind"), _kind(optimizer))
     updates = document.get("updates")
     if type(updates) is not int or not 0 <= updates < 2**63:
         raise _unfit(f"its count of updates is {_short(updates)}")
@@ -194,7 +241,7 @@ def _apart(flat: FlatModel) -> dict[str, Tensor]:
 def _written(apart: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     """On the host, each in memory of its own; copied only where it has to be, as bodies are large.
 
-    They do not change until the file is written, since the trainer waits.
+    Frozen ones do not change until the file is written; local buffers may, in a forward pass.
     """
     seen: set[int] = set()
     for name, tensor in apart.items():
@@ -202,6 +249,7 @@ def _written(apart: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         is_alone = storage.nbytes() == tensor.nbytes and storage.data_ptr() not in seen
         seen.add(storage.data_ptr())
         is_ready = is_alone and tensor.device.type == "cpu" and tensor.is_contiguous()
+        is_ready = is_ready and name.startswith("frozen/")
         yield name, tensor if is_ready else host_copy(tensor)
 
 
@@ -228,10 +276,27 @@ def _take(
     return tensor if any_value else _finite(tensor, name)
 
 
+def _take_optimizers(
+    described: Json, tensors: dict[str, Tensor], optimizers: Sequence[Optimizer], whole: bool
+) -> list[dict[str, Any]]:  # Any: torch's own type of a state_dict
+    """Decode each optimizer's state_dict and check it against the one that is here."""
+    if isinstance(described, str):
+        raise _unfit(f"its optimizer stays where it is: {_short(described)}")
+    if not isinstance(described, list) or not all(isinstance(one, dict) for one in described):
+        raise _unfit("it holds no optimizer")
+    if len(described) != len(optimizers):
+        raise _unfit(f"it has {len(described)} optimizers, this replica {len(optimizers)}")
+    for one, optimizer in zip(described, optimizers, strict=True):
+        _expect("optimizer", one.get("kind"), _kind(optimizer))
+    return [
+        _take_optimizer(one, tensors, optimizer, whole)
+        for one, optimizer in zip(described, optimizers, strict=True)
+    ]
+
+
 def _take_optimizer(
-    described: Mapping[str, Json], tensors: dict[str, Tensor], optimizer: Optimizer
-) -> dict[str, Any]:  # Any: torch's own type of a state_dict
-    """Decode the optimizer's state_dict and check it against the one that is here."""
+    described: Mapping[str, Json], tensors: dict[str, Tensor], optimizer: Optimizer, whole: bool
+) -> dict[str, Any]:  # Any: as above
     try:
         groups = _decode(described.get("groups"), tensors)
         state = _decode(described.get("state"), tensors)
@@ -241,7 +306,7 @@ def _take_optimizer(
     merged = _merge_groups(own["param_groups"], groups)
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     _check_entries(state, parameters, own["state"])
-    return {"state": state, "param_groups": merged}
+    return {"state": state, "param_groups": merged if whole else own["param_groups"]}
 
 
 def _merge_groups(own: list[dict[str, Any]], theirs: Json) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ from p2ptrain.compute.gradients import GradientVector
 from p2ptrain.compute.momentum import Moments
 from p2ptrain.compute.optimizers import Closure, Optimizers
 from p2ptrain.compute.replica import Replica, State, Vector
-from p2ptrain.compute.state import export_state, import_state
+from p2ptrain.compute.state import export_state, import_state, state_digest
 from p2ptrain.compute.strays import refuse_strays
 from p2ptrain.errors import ConfigError
 
@@ -54,6 +54,7 @@ class TorchReplica:
         self._moments = Moments(module, self._optimizers.all) if average_momentum else None
         self._flat = FlatModel(module, self._moments)
         self._gradients = GradientVector(self._flat)
+        self._digest: tuple[int, int] | None = None  # after so many updates
 
     @property
     def model_size(self) -> int:
@@ -190,15 +191,27 @@ class TorchReplica:
         """
         self._gradients.load(mean_G, mask)
 
-    def export_state(self) -> State:
+    def export_state(self, *, whole: bool = True) -> State:
         """Everything of this boundary, pending included."""
-        return export_state(self._flat, self._optimizers.all)
+        return export_state(self._flat, self._optimizers.all, whole=whole)
 
-    def import_state(self, state: State) -> None:
+    def import_state(self, state: State, *, whole: bool = True) -> str:
         """Take over another replica's state; this one's pending is given up with its model."""
         with self._flat.step_lock:
-            import_state(self._flat, self._optimizers.all, state)
+            left_out = import_state(self._flat, self._optimizers.all, state, whole=whole)
             self._adopt_moments()
+            self._digest = None
+        return left_out
+
+    def state_digest(self) -> int:
+        """64 bits for the values of model, buffers, frozen parameters and optimizer state.
+
+        Computed once between two updates: many peers ask when they start together.
+        """
+        with self._flat.step_lock:
+            if self._digest is None or self._digest[0] != self.updates:
+                self._digest = self.updates, state_digest(self._flat, self._optimizers.all)
+            return self._digest[1]
 
     def state_dict(self) -> dict[str, Any]:  # Any: a module's `extra_state` is what it likes
         """The module's state with what is pending, in tensors of their own; 16 bits as float32.

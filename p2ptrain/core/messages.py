@@ -26,8 +26,9 @@ class Phase(IntEnum):
     """What a member is busy with."""
 
     ARRIVING = 0
-    """Joined; waits for the peers it starts together with."""
+    """Joined; has no model yet that it could hand over."""
     TRAINING = 1
+    """Trains, or waits until those that start together have the model, too."""
     DONE = 2
     """Its own training has ended; it serves the others until theirs has."""
 

@@ -113,9 +113,9 @@ class Roster:
         return self.me.samples + self._others_samples
 
     @property
-    def anyone_has_begun(self) -> bool:
-        """True if another one trains, or did."""
-        return any(member.phase is not Phase.ARRIVING for member in self.records.values())
+    def donors(self) -> list[PeerId]:
+        """Others that have the model: they train, are about to, or are done."""
+        return [p for p in self.reachable() if self.records[p].phase is not Phase.ARRIVING]
 
     def member(self, peer: PeerId) -> Member | None:
         return self.me if peer == self.me.peer else self.records.get(peer)

@@ -123,13 +123,13 @@ class AverageOpening:
 
 @dataclass(frozen=True, slots=True)
 class StateOpening:
-    """The caller asks for the callee's state; without a version, for its current model."""
+    """The caller asks for the callee's state; without a version, for that of the moment."""
 
     swarm: str
     sender: PeerId
     version: int | None
     lineage: int = 0
-    """Of that version."""
+    """Of that version; without one, a digest of the caller's state: an equal one is not sent."""
 
 
 Opening = AverageOpening | StateOpening

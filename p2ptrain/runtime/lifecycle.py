@@ -139,7 +139,7 @@ class PeerLifecycle:
         return self.address
 
     async def join(self, hosts: Sequence[str] = (), *, keeps_model: bool = False) -> None:
-        """Take a place in the swarm, and the model of one who is ahead; then this peer is ready.
+        """Take a place in the swarm, and its model; then this peer is ready.
 
         Args:
             hosts: to ask for a place; those of the configuration, if none are given.
@@ -147,8 +147,8 @@ class PeerLifecycle:
 
         Raises:
             RefusedError: if the others refuse this peer.
-            TransportError: if they are not here in time.
-            StateError: if our frozen parameters are not those of the others.
+            TransportError: if none is here in time.
+            StateError: if its model does not fit, or our frozen parameters are not its own.
         """
         config, environment, driver = self.config, self.environment, self.driver
         driver.metrics.record(
@@ -164,12 +164,12 @@ class PeerLifecycle:
         asked = [Address(host) for host in hosts or config.join if host != self.address]
         if asked:
             await self.enter(asked, config.join_timeout_s)
-        await self.wait_for_members(config.together or config.peers, config.join_timeout_s)
-        if donor := await self.take_model(keep=keeps_model):
-            driver.metrics.record("warning", text=f"took over the model of {donor}")
-        first = donor or min((self.name, *driver.swarm.choosable()))
-        await driver.contract.compare_frozen(first, driver.rule_of)
+        await self.take_model(config.together or config.peers, founds=not asked, keep=keeps_model)
+        for other in driver.machine.membership.donors[:1]:
+            await driver.contract.compare_frozen(other, driver.rule_of)
         driver.describe(Phase.ARRIVING, steps=0, samples=0)  # from here on it knows progress
+        if not keeps_model and not driver.machine.membership.samples:
+            await self.wait_for_models()
         driver.metrics.record("ready", members=[self.name, *driver.swarm.choosable()])
         if config.out:
             path = Path(config.out) / f"{self.name}.snapshots"
@@ -195,31 +195,59 @@ class PeerLifecycle:
         machine.membership.announce()
         driver.pump()
 
-    async def wait_for_members(self, count: int, timeout_s: Seconds) -> None:
-        """Wait until `count` peers are here, ourselves included, or others already train."""
-        membership = self.driver.machine.membership
+    async def take_model(
+        self, count: int = 1, *, founds: bool = False, keep: bool = False
+    ) -> PeerId | None:
+        """Take over the state of a peer that has the model; returns whose, or None for our own.
+
+        From then on others average with what we have: with `keep`, the model that we came with.
+        """
+        donor, membership = None, self.driver.machine.membership
+        while not (keep or donor or await self.wait_for_members(count, founds=founds)):
+            if self.algorithm.in_step and membership.samples:
+                break  # we catch up at our first average
+            donor = await self.driver.state_transfer.take_model()
+        self.driver.machine.has_model = True
+        return donor
+
+    async def wait_for_members(self, count: int, *, founds: bool) -> bool:
+        """Wait until another peer has the model; returns true if ours is the one to begin with.
+
+        That is the one of the first by name, once `count` are here; where it is not known how many
+        start together (1), of the peer that `founds` the swarm. The dead are not waited for.
+        """
+        membership, timeout_s = self.driver.machine.membership, self.config.join_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
-                while not membership.anyone_has_begun and len(membership.choosable()) + 1 < count:
+                while not membership.donors:
+                    others, first = membership.choosable(), membership.participants()[0]
+                    is_ours = first == self.name if count > 1 else founds or not others
+                    if is_ours and len(others) + 1 >= count:
+                        return True
                     await self.driver.wait_for_change()
         except TimeoutError as error:
             here = ", ".join((self.name, *membership.choosable()))
             why = await refusals(self.driver.transport, (membership.me, *membership.others))
             raise TransportError(
-                f"{count} peers were to start together; after {timeout_s:g} s there are: "
-                f"{here}{why}"
+                f"{count} peers were to start together; after {timeout_s:g} s there are: {here}; "
+                f"none of them is ready{why}"
             ) from error
+        return False
 
-    async def take_model(self, *, keep: bool = False) -> PeerId | None:
-        """If others already train, take the model of one of them; returns whose.
-
-        From then on others average with what we have: with `keep`, the model that we came with.
-        """
-        donor = None
-        if not keep and not self.algorithm.in_step:  # or we catch up at our first average
-            donor = await self.driver.state_transfer.take_model()
-        self.driver.machine.has_model = True
-        return donor
+    async def wait_for_models(self) -> None:
+        """Say that we have the model, and wait until all have it that start together with us."""
+        driver, membership = self.driver, self.driver.machine.membership
+        participants, trainees = membership.participants, membership.trainees
+        driver.describe(Phase.TRAINING, steps=0, samples=0)
+        try:
+            async with asyncio.timeout(self.config.join_timeout_s):
+                # A suspect is missing, too: the first version would run without it.
+                while len(participants()) > len(trainees()) and not membership.samples:
+                    await driver.wait_for_change()
+        except TimeoutError:
+            missing = ", ".join(sorted({*participants()} - {*trainees()}))
+            text = f"begins without those that did not take the model over in time: {missing}"
+            driver.metrics.record("warning", text=text)
 
     def begin(self) -> None:
         """The first step begins now, and the algorithm's own loop beside it."""

@@ -174,10 +174,11 @@ class WatchedReplica(VectorReplica):
         self.book.part().got = mean_G.astype(np.float64)
         super().import_gradients(mean_G, mask)
 
-    def import_state(self, state: State) -> None:
+    def import_state(self, state: State, *, whole: bool = True) -> str:
         before_M = self.live.astype(np.float64) + self.pending
-        super().import_state(state)
+        left_out = super().import_state(state, whole=whole)
         self.book.changed(self.live - before_M)
+        return left_out
 
 
 class WatchedPending(PendingGradients):

@@ -1,5 +1,6 @@
 """Implement `Replica` with plain numpy: a vector that its trainer moves."""
 
+import hashlib
 from collections.abc import Callable
 
 import numpy as np
@@ -95,12 +96,20 @@ class VectorReplica:
     def import_gradients(self, mean_G: Vector, mask: bytes) -> None:
         self.gradient = mean_G[:-1].copy()
 
-    def export_state(self) -> State:
-        return np.array([self._updates], "<i8").tobytes() + self.live.astype("<f4").tobytes()
+    def export_state(self, *, whole: bool = True) -> State:
+        model_M = (self.live + self.pending).astype("<f4")
+        return np.array([self._updates], "<i8").tobytes() + model_M.tobytes()
 
-    def import_state(self, state: State) -> None:
+    def import_state(self, state: State, *, whole: bool = True) -> str:
         if len(state) != 8 + 4 * len(self.live):
             raise StateError(f"a state of {len(state)} bytes does not fit")
+        live = np.frombuffer(state[8:], "<f4").copy()
+        if not np.isfinite(live).all():
+            raise StateError("this state holds numbers that are not finite")
         self._updates = int(np.frombuffer(state[:8], "<i8")[0])
-        self.live = np.frombuffer(state[8:], "<f4").copy()
+        self.live = live
         self.pending[:] = 0
+        return ""
+
+    def state_digest(self) -> int:
+        return int.from_bytes(hashlib.blake2b(self.export_state(), digest_size=8).digest())

@@ -711,7 +711,8 @@ def test_what_is_said_of_all_together_follows_every_record(heard: list[Member]):
         membership.learn([record], 0.0, "told")
     others = membership.others
     assert membership.samples == sum(other.samples for other in others)
-    assert membership.anyone_has_begun == any(o.phase is not Phase.ARRIVING for o in others)
+    here = [other for other in others if other.state <= MemberState.SUSPECT]
+    assert membership.donors == [o.peer for o in here if o.phase is not Phase.ARRIVING]
 
 
 def test_a_ping_tells_its_target_what_is_thought_of_it():

@@ -21,6 +21,7 @@ SMALLEST = {
     "test": ("TESTS=-n 0 -q tests/core/test_links.py", ""),
     "explore": ("QUICK=1", ""),
     "worlds": ("QUICK=1", ""),
+    "starts": ("QUICK=1", ""),
     "bench": ("QUICK=1", "bench/bench.png"),
     "bench-links": ("QUICK=1", "bench-links/bench.json"),
     "bench-slow-links": ("QUICK=1", "bench-slow-links/bench.png"),

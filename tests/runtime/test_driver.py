@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from p2ptrain.compute import state_file
 from p2ptrain.core import messages as m
 from p2ptrain.core.contribution import Contribution
 from p2ptrain.core.effects import Outcome
@@ -244,29 +245,30 @@ async def test_the_state_of_a_version_at_which_nobody_waits_is_refused():
     await world.close()
 
 
-async def test_a_model_is_given_to_whoever_asks_in_chunks():
+async def test_a_state_is_given_to_whoever_asks_in_chunks():
     world, a, b = await pair()
-    assert await b.driver.state_transfer.download(PeerId("a")) == a.model().tobytes()
+    assert await b.driver.state_transfer.download(PeerId("a")) == a.replica.export_state()
     await world.close()
 
 
 async def test_what_is_long_is_kept_in_a_file_and_arrives_all_the_same(monkeypatch):
-    monkeypatch.setattr(state_transfer, "SMALL_BYTES", 4)
+    for module in (state_file, state_transfer):
+        monkeypatch.setattr(module, "SMALL_BYTES", 4)
     world, a, b = await pair()
-    model = await b.driver.state_transfer.download(PeerId("a"))
-    assert isinstance(model, memoryview)
-    assert model == a.model().tobytes()
+    state = await b.driver.state_transfer.download(PeerId("a"))
+    assert isinstance(state, memoryview)
+    assert state == a.replica.export_state()
     await world.close()
 
 
 @pytest.mark.parametrize("more", [1, 1234, 4096, 70_000])
 def test_a_file_that_is_mapped_has_all_that_was_written(more: int):
     """What was still in the file's buffer was missing: 1 to 4,096 bytes of a model's tail."""
-    with tempfile.SpooledTemporaryFile(state_transfer.SMALL_BYTES) as file:
-        file.write(bytes(state_transfer.SMALL_BYTES))
+    with tempfile.SpooledTemporaryFile(state_file.SMALL_BYTES) as file:
+        file.write(bytes(state_file.SMALL_BYTES))
         file.write(b"x" * more)
-        contents = state_transfer._contents(file)
-    assert len(contents) == state_transfer.SMALL_BYTES + more
+        contents = state_file.contents(file)
+    assert len(contents) == state_file.SMALL_BYTES + more
     assert bytes(contents[-1:]) == b"x"
 
 
@@ -308,7 +310,11 @@ async def test_who_joins_is_in_no_group_until_it_has_a_model():
     assert a.driver.machine.has_model
     await b.lifecycle.enter([a.address], 3.0)
     assert not b.driver.machine.has_model
-    assert await b.lifecycle.take_model() is None, "a has not trained"
+    taking = asyncio.get_running_loop().create_task(b.lifecycle.take_model())
+    await asyncio.sleep(3.0)
+    assert not taking.done(), "a has not said yet that it has the model"
+    await a.train(1, 0.1)
+    assert await taking == "a"
     assert b.driver.machine.has_model
     await world.close()
 
@@ -332,23 +338,24 @@ async def test_while_a_model_is_taken_over_the_event_loop_goes_on(monkeypatch):
             assert is_beside, "a chunk was written on the event loop"
             return super().write(payload)
 
-    def add_delta(delta_M):
+    def import_state(state, whole):
         assert is_beside, "the model was touched on the event loop"
-        return honest(delta_M)
+        return honest(state, whole=whole)
 
-    honest = b.replica.add_delta
+    honest = b.replica.import_state
     monkeypatch.setattr(state_transfer.tempfile, "SpooledTemporaryFile", File)
     monkeypatch.setattr(b.driver.state_transfer, "executor", executor)
     monkeypatch.setattr(a.driver.state_transfer, "executor", executor)
-    monkeypatch.setattr(b.replica, "add_delta", add_delta)
+    monkeypatch.setattr(b.replica, "import_state", import_state)
     assert await b.lifecycle.take_model() == "a"
     np.testing.assert_array_equal(b.model(), a.model())
     await world.close()
 
 
-async def test_more_than_a_model_is_not_taken_for_one(monkeypatch):
+async def test_more_than_a_state_may_have_is_not_taken_for_one(monkeypatch):
+    monkeypatch.setattr(state_transfer, "MAX_STATE_BYTES", 32)
     world, a, b = await pair()
-    donor = Donor(*[0.0] * 9)  # the model has eight numbers
+    donor = Donor(*[0.0] * 9)
 
     async def open_stream(_peer, _opening):
         return donor
@@ -360,7 +367,7 @@ async def test_more_than_a_model_is_not_taken_for_one(monkeypatch):
     await world.close()
 
 
-async def test_a_model_of_odd_bytes_is_not_taken_over(monkeypatch):
+async def test_a_state_that_fits_nowhere_is_refused_with_the_name_of_its_donor(monkeypatch):
     world, a, b = await pair()
     await a.train(1, 0.1)
     await asyncio.sleep(5.0)  # so b has heard that a trains
@@ -371,8 +378,25 @@ async def test_a_model_of_odd_bytes_is_not_taken_over(monkeypatch):
         return donor
 
     monkeypatch.setattr(b.driver, "open_stream", open_stream)
-    assert await b.lifecycle.take_model() is None
+    own_M = b.model()
+    with pytest.raises(StateError, match=r"could not take over the model of a: .* 3 bytes"):
+        await b.lifecycle.take_model()
     assert not donor.pauses_s, "it was asked"
+    np.testing.assert_array_equal(b.model(), own_M)
+    await world.close()
+
+
+async def test_a_state_that_has_not_come_in_time_ends_the_join_with_one_sentence(monkeypatch):
+    world, a, b = await pair()
+    await a.train(1, 0.1)
+    await asyncio.sleep(5.0)  # so b has heard that a trains
+
+    async def open_stream(_peer, _opening):
+        raise TransportError("the cable was cut")
+
+    monkeypatch.setattr(b.driver, "open_stream", open_stream)
+    with pytest.raises(TransportError, match="the model of a: the cable was cut"):
+        await b.lifecycle.take_model()
     await world.close()
 
 

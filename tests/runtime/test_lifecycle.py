@@ -53,7 +53,7 @@ async def test_peers_without_a_trainer_are_ready_and_average_when_they_are_told_
     fleet = Fleet()
     a, b = await fleet.peer("a", 1.0), await fleet.peer("b", 3.0, peers=2)
     await a.join()
-    await b.join([a.address])
+    await b.join([a.address], keeps_model=True)
     result = await a.driver.swarm.form([b.name])
     assert result.done, result.why
     for peer in (a, b):
