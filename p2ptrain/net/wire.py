@@ -658,7 +658,7 @@ def _contribution_to_pb(stated: Contribution) -> Any:  # Any: a generated class
         wants_to_end=stated.wants_to_end,
         gradient_mask=stated.gradient_mask,
         rule=stated.rule,
-        progress=stated.progress,
+        progress=min(stated.progress, MAX_NUMBER),  # of sums of what others claim
     )
 
 

@@ -184,7 +184,8 @@ async def test_those_that_wait_for_a_refused_peer_say_who_it_is_and_why():
     for waiting, others in zip(ended[:2], ("a, b", "b, a"), strict=True):
         assert isinstance(waiting, TransportError)
         assert str(waiting) == (
-            f"3 peers were to start together; after 5 s there are: {others}; a refused c: {why}"
+            f"3 peers were to start together; after 5 s there are: {others}; "
+            f"none of them is ready; a refused c: {why}"
         )
     for peer in (a, b, c):
         await peer.abandon()

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from p2ptrain.compute import state_file
@@ -127,6 +127,7 @@ MEMBERS = st.builds(
     samples=NUMBERS,
     link_mbit=st.sampled_from([0, 1, MAX_MBIT]),
 )
+BOASTER = Member(peer=PeerId("c"), address=Address("sim:1"), incarnation=0, samples=1 << 62)
 RECORDS = st.lists(MEMBERS, max_size=3).map(tuple)
 PURPOSES = st.builds(
     Purpose, st.sampled_from(Formation), st.sampled_from(What), st.sampled_from([0, 1, 2]), NUMBERS
@@ -165,6 +166,7 @@ HOSTILE = st.one_of(
 @pytest.mark.parametrize("algorithm", ["ad_psgd", "allreduce"])
 @settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(said=st.lists(st.tuples(PEERS, HOSTILE), max_size=12))
+@example(said=[(PeerId("b"), m.Ping(0, (BOASTER,)))])
 def test_whatever_valid_messages_say_no_peer_falls_over_or_stops_training(algorithm, said):
     async def story() -> None:
         world, a, b = await pair(algorithm)
