@@ -195,15 +195,15 @@ class Contract:
                 f"{peer} speaks protocol version {versions[0]} and {me} {versions[1]}; "
                 "install the same release of p2ptrain on both"
             )
-        if why := difference(me, self.settings, peer, theirs.settings):
-            return f"{why}; start both with the same"
         model, size = self._replica.fingerprint, self._replica.model_size
-        if (theirs.model, theirs.model_size) == (model, size):
-            return ""
-        return (
-            f"{peer} trains a model of {theirs.model_size:,} numbers ({theirs.model}) and {me} one "
-            f"of {size:,} ({model}){self._first_tensor(theirs.tensors)}; use the same model"
-        )
+        why = difference(me, self.settings, peer, theirs.settings)
+        is_of_model = not why or why.startswith(OF_THE_PROGRAM)  # an optimizer's groups follow it
+        if is_of_model and (theirs.model, theirs.model_size) != (model, size):
+            return (
+                f"{peer} trains a model of {theirs.model_size:,} numbers ({theirs.model}) and {me} "
+                f"one of {size:,} ({model}){self._first_tensor(theirs.tensors)}; use the same model"
+            )
+        return why and f"{why}; start both with the same"
 
     async def compare_rules(
         self, version: int, rule_of: Callable[[PeerId], Awaitable[Description]]

@@ -228,9 +228,9 @@ class PeerLifecycle:
         except TimeoutError as error:
             here = ", ".join((self.name, *membership.choosable()))
             why = await refusals(self.driver.transport, (membership.me, *membership.others))
+            start = f"{count} peers were to start together; " * (count > 1)
             raise TransportError(
-                f"{count} peers were to start together; after {timeout_s:g} s there are: {here}; "
-                f"none of them is ready{why}"
+                f"{start}after {timeout_s:g} s there are: {here}; none of them is ready{why}"
             ) from error
         return False
 

@@ -40,6 +40,8 @@ class _Load:
     mask: bytes
     knew: int
     """The version that the oldest of them knew."""
+    step: int
+    """Which of the trainer's gradients it is; -1 if it is several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,8 @@ class _Result:
     mean_G: Vector
     contributions: Sequence[Contribution]
     outside_samples: int
+    step: int
+    """The mean is this gradient of the trainer's alone; -1 if not."""
 
 
 class PendingGradients:
@@ -66,7 +70,7 @@ class PendingGradients:
         self._is_under_way = False  # also where there was nothing to take along
         self._results: deque[_Result] = deque()  # both sides: one appends, one pops
         self._knows = 0  # the version whose result the trainer computes with
-        self._usual = 0  # samples of the last step
+        self._usual = self._step = 0  # samples of the last step, and how many there were
         self.samples = 0
         """Of all gradients that were handed in."""
 
@@ -80,9 +84,9 @@ class PendingGradients:
         mask = self._replica.gradient_mask() if weight else b""
         gradient_G = self._loads.take(self._replica.gradient_size)
         await self._copy(lambda: self._replica.export_gradients(gradient_G, weight))
-        self.samples += samples
-        self._usual = samples
-        self._held = self._sum(self._held, _Load(gradient_G, weight, mask, self._knows))
+        self.samples, self._usual, self._step = self.samples + samples, samples, self._step + 1
+        load = _Load(gradient_G, weight, mask, self._knows, self._step)
+        self._held = self._sum(self._held, load)
 
     def promise(self) -> Contribution:
         """Set everything that is held apart for the group to which the slot is granted.
@@ -120,7 +124,8 @@ class PendingGradients:
     ) -> int:
         """The group is done; `mean_G` is ours to keep. Returns how late the oldest gradient was."""
         load, self._under_way, self._is_under_way = self._under_way, None, False
-        self._results.append(_Result(version, mean_G, contributions, outside_samples))
+        step = load.step if load and len(contributions) == 1 else -1
+        self._results.append(_Result(version, mean_G, contributions, outside_samples, step))
         if load is None:
             return 0
         self._loads.give(load.sum_G)
@@ -163,7 +168,8 @@ class PendingGradients:
             stated, self._knows = (result.contributions, result.outside_samples), result.version
             if result.version in wanted and any(one.weight for one in result.contributions):
                 mask = union(one.gradient_mask for one in result.contributions)
-                self._replica.import_gradients(result.mean_G, mask)
+                if result.step != self._step:  # or else it is there, in whatever dtype it has
+                    self._replica.import_gradients(result.mean_G, mask)
                 self._replica.update(optimizer_step)
             self._buffers.give(result.mean_G)
         self._replica.settle()
@@ -176,6 +182,6 @@ class PendingGradients:
         one.sum_G += other.sum_G
         one.weight += other.weight
         one.mask = union((one.mask, other.mask))
-        one.knew = min(one.knew, other.knew)
+        one.knew, one.step = min(one.knew, other.knew), -1
         self._loads.give(other.sum_G)
         return one

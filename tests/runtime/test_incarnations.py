@@ -137,7 +137,7 @@ async def test_the_highest_life_that_can_be_remembered_leaves_room_for_another()
     await world.add("p3", world.peers[PeerId("p0")].replica, "allreduce")
     world.crash("p3")
     world._lives = NOW
-    again = await world.restart("p3")
+    again = await world.restart("p3", keeps_model=True)
     assert HIGHEST - LEAP <= again.driver.me.incarnation <= HIGHEST - LEAP + 2
     await asyncio.sleep(2.0)
     for name in ("p0", "p1"):

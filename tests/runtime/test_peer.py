@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 from pathlib import Path
 
 import numpy as np
@@ -639,7 +640,11 @@ def test_peers_under_allreduce_stay_equal(count):
 
 
 def test_peers_under_ad_psgd_with_no_learning_rate_keep_the_mean_and_come_closer():
+    all_differ = threading.Barrier(3, timeout=20)
+
     def body(rank: int, peer: Peer, model: nn.Module) -> torch.Tensor:
+        model.load_state_dict(own[rank])  # they began with one model
+        all_differ.wait()
         for step in range(30):
             backward(model, step)
             peer.step(samples=4)
@@ -648,6 +653,7 @@ def test_peers_under_ad_psgd_with_no_learning_rate_keep_the_mean_and_come_closer
 
     fleet = Fleet(3, algorithm="ad_psgd")
     fleet.models = [tiny(seed, learning_rate=0.0) for seed in range(3)]
+    own = [deepcopy(model.state_dict()) for model, _ in fleet.models]
     before = torch.stack([flat(model) for model, _ in fleet.models])
     fleet.run(body)
     after = torch.stack([flat(model) for model, _ in fleet.models])

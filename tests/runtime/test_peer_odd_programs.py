@@ -2,6 +2,7 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 
 import pytest
 import torch
@@ -27,7 +28,7 @@ QUICK = ProtocolConfig(membership=MembershipConfig(probe_period_s=0.05, ack_time
 CLOSURES = ("lbfgs",)
 """They go with averages of models only."""
 CASES = [
-    *((model, "adam", algorithm) for model in MODELS for algorithm in ("ad_psgd", "allreduce")),
+    *((model, "adam", name) for model in MODELS for name in ("ad_psgd", "allreduce", "eager")),
     *((Normalised, optimizer, "ad_psgd") for optimizer in OPTIMIZERS),
     *((Normalised, other, "allreduce") for other in OPTIMIZERS if other not in CLOSURES),
 ]
@@ -73,8 +74,10 @@ def test_a_model_that_changes_ends_its_peer_by_name(change, name, algorithm):
 class Two:
     """Two peers that train the same kind of program, each in a thread."""
 
-    def __init__(self, *programs: Program, **settings) -> None:
+    def __init__(self, *programs: Program, begin=lambda: None, **settings) -> None:
+        """The second one does `begin` before its first step, when it has the first one's model."""
         self.programs = programs
+        self._begin = begin
         self._settings = settings
         self._both = threading.Barrier(2, timeout=20)
 
@@ -92,6 +95,8 @@ class Two:
 
     def _train(self, rank: int, peer: Peer, steps: int) -> None:
         with peer:
+            if rank:
+                self._begin()
             for step in range(steps):
                 self._both.wait()
                 self.programs[rank].train(2 * step + rank)
@@ -115,8 +120,11 @@ def test_of_16_bits_nothing_is_lost_to_the_end():
     programs = [Program(Half, "sgd", seed, replicated=False) for seed in (1, 2)]
     for program in programs:
         program.optimizers[0].param_groups[0]["lr"] = 0.0
+    own = deepcopy(programs[1].model.state_dict())
     before = mean([program.model.state_dict() for program in programs])
-    Two(*programs, algorithm="ad_psgd").train(30)
+    Two(*programs, algorithm="ad_psgd", begin=lambda: programs[1].model.load_state_dict(own)).train(
+        30
+    )
     states = [program.peer.state_dict() for program in programs]
     for name, value in mean(states).items():
         torch.testing.assert_close(value, before[name], rtol=0, atol=1e-6)
