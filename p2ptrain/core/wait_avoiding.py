@@ -28,8 +28,8 @@ group is everyone, no version is skipped by anyone who is there.
 
 **Why no cycle of waits can exist.** A trainer waits for its version, or for its rule: for other
 trainers to arrive at it *or beyond*. So of all versions that are waited for, the smallest waits
-only for trainers that are in the middle of a step. (A trainer that is beyond has told the
-coordinator of another group, if views differed. So a coordinator that has waited for `resend_s`
+only for trainers that are in the middle of a step. (A trainer that is beyond has told another
+coordinator: views differed, or it has left versions out. So one that has waited for `resend_s`
 asks those who are missing, and is told `Past`.) A version that a member is past will never run in
 its group: the coordinator gives it up, and tells those who wait for it. A lost `Past` comes again
 with the next `Activate`.
@@ -202,9 +202,11 @@ class WaitAvoiding(Scheduled):
         if message.offer:
             purpose = self._round(version).purpose(version)
             self._lock.note_offer(source, message.offer, purpose, message.contribution)
-        group = self.group
+        group, arrival = self.group, self.arrival
         if version > self.begun:
             self._count(source, version, waits, now)
+            if arrival and arrival.version > version and source == self._round(version).members[0]:
+                self._emit(Send(source, Past(arrival.version - 1)))  # our trainer comes to no such
         elif group is None or group.ticket.initiator != self._me or source not in group.members:
             self._lock.forget_offer(source)
             self._emit(Send(source, Past(self.begun)))  # lost: its `Activate` comes again
@@ -285,6 +287,8 @@ class WaitAvoiding(Scheduled):
             return False  # the one that waits for it believes in another group
         arrived = {peer: waits for peer, (theirs, waits) in known.items() if theirs >= version}
         arrived |= {p: True for p in here.members if self._beyond.get(p, 0) >= version}
+        if self.arrival and self.arrival.version > version:
+            arrived[self._me] = self.arrival.waits
         waiting = [peer for peer, waits in arrived.items() if waits]
         if len(waiting) < rule.waiting or rule.initiator not in (None, *waiting):
             return False

@@ -46,8 +46,6 @@ from p2ptrain.runtime.silence import Watch
 from p2ptrain.runtime.state_transfer import StateTransfer
 from p2ptrain.runtime.swarm import DriverSwarm
 
-PROTOCOL = wire.PROTOCOL_MAJOR, wire.PROTOCOL_MINOR
-
 
 @dataclass(eq=False, repr=False)
 class Driver:
@@ -74,7 +72,7 @@ class Driver:
         self.stopping = False
         self.failure: BaseException | None = None  # the trainer is told where it waits, or next
         self.refused = ""  # whom we have refused last, and why
-        self.contract = Contract(self.name, config, self.algorithm, self.replica, PROTOCOL)
+        self.contract = Contract(self.name, config, self.algorithm, self.replica, wire.PROTOCOL)
         self.digest = self.contract.digest
         """Of the swarm; every message and opening carries it."""
         self._loop = asyncio.get_running_loop()
@@ -173,7 +171,7 @@ class Driver:
 
     def handle_identify(self) -> wire.Hello:
         return wire.Hello(
-            PROTOCOL,
+            wire.PROTOCOL,
             self.config.algorithm,
             self.replica.fingerprint,
             self.replica.model_size,

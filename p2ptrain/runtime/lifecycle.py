@@ -229,9 +229,8 @@ class PeerLifecycle:
             here = ", ".join((self.name, *membership.choosable()))
             why = await refusals(self.driver.transport, (membership.me, *membership.others))
             start = f"{count} peers were to start together; " * (count > 1)
-            raise TransportError(
-                f"{start}after {timeout_s:g} s there are: {here}; none of them is ready{why}"
-            ) from error
+            text = f"after {timeout_s:g} s there are: {here}; none of them is ready{why}"
+            raise TransportError(start + text) from error
         return False
 
     async def wait_for_models(self) -> None:

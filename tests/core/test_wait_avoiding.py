@@ -1151,3 +1151,30 @@ def test_a_view_that_changes_without_a_new_coordinator_costs_those_who_wait_no_m
     assert meeting.said[before:] == []
     meeting.see("b", "bc")
     assert meeting["b"].groups.next_deadline() is not None
+
+
+# --- one that has left a version out --------------------------------------------------------------
+
+
+def table(version: int, peers: Sequence[PeerId], me: PeerId) -> Round:
+    """All meet at odd versions; at even ones the first is alone. All members are waited for."""
+    alone = peers[:1] if version % 2 == 0 else ()
+    members = tuple(alone if me in alone else (p for p in peers if p not in alone))
+    return Round(members, What.MODELS, Rule(waiting=len(members)))
+
+
+@pytest.mark.parametrize(("behind", "beyond"), ["bc", "cb"])
+def test_one_that_waits_beyond_a_version_does_not_keep_its_group_waiting(behind: str, beyond: str):
+    meeting = Meeting("abc", table)
+    meeting.arrive_at("a", 5)
+    meeting.arrive_at(beyond, 5)
+    meeting.arrive_at(behind, 4)
+    meeting.settle()
+    meeting.advance(RESEND_S)
+    meeting.settle()
+    assert meeting.groups() == {"b": "4:bc", "c": "4:bc"}
+    meeting.finish("bc")
+    meeting.arrive_at(behind, 5)
+    meeting.settle()
+    assert set(meeting.groups().values()) == {"5:abc"}
+    meeting.check()
