@@ -31,8 +31,9 @@ Differences to the paper, and why:
   those that would fall more than `limiter` versions behind, which is the same bound, and nobody
   waits for a peer that is slow and keeps coming.
 * *Models are averaged*, not copied from one peer over the others, every `average_models_every`
-  versions; everybody waits for that. It repairs what a lost peer, a newcomer or `missed = "latest"`
-  leave different. Optimizer state is not averaged; a newcomer takes over that of one peer.
+  versions; everybody waits for that. It repairs what a lost peer or `missed = "latest"` leave
+  different. Optimizer state is not averaged; a newcomer takes over all that one peer has, with
+  the means since.
 """
 
 from collections.abc import Sequence

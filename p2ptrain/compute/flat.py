@@ -121,6 +121,8 @@ class FlatModel:
         """How many of them, from the first on, are the module's own; others are of `beside`."""
         self.updates = 0
         """Optimizer updates in the live numbers; changes together with them, under `step_lock`."""
+        self.version = 0
+        """`Replica.version`."""
         self.step_lock = threading.RLock()
         """Hold it while live numbers change; see "Locks" above."""
         self._runs = _move_into_segments(self.slots)
@@ -322,6 +324,7 @@ class FlatModel:
         apart: Sequence[tuple[Tensor, Tensor]],
         pending: Tensor | None,
         updates: int,
+        version: int,
     ) -> None:
         """Overwrite live numbers and pending with another replica's. Hold `step_lock`.
 
@@ -330,6 +333,7 @@ class FlatModel:
             apart: for each tensor outside of the vector, frozen or a local buffer, what it becomes.
             pending: float32 ``(M,)``, or None for zero.
             updates: the count that goes with `values`.
+            version: the `Replica.version` that does.
         """
         with self._pending_lock:
             for slot in self.slots:
@@ -343,7 +347,7 @@ class FlatModel:
             for arrival in self._arrivals:
                 if arrival:
                     arrival.forget()
-        self.updates = updates
+        self.updates, self.version = updates, version
         self.synchronize()
 
     def synchronize(self) -> None:

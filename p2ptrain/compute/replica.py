@@ -24,6 +24,10 @@ class Replica(Protocol):
     from a worker thread at any time, unless its docstring says otherwise.
     """
 
+    version: int
+    """Of stale gradients: the last version whose mean the live parameters have had. It is part of
+    the state; whoever changes parameters and version does both within one `update`."""
+
     @property
     def model_size(self) -> int:
         """M."""
@@ -124,7 +128,7 @@ class Replica(Protocol):
         ...
 
     def export_state(self, *, whole: bool = True) -> State:
-        """Parameters, buffers, optimizer state and `updates` of one boundary.
+        """Parameters, buffers, optimizer state, `updates` and `version` of one boundary.
 
         Excluded by `update`, for the duration of one copy. Without `whole`, an optimizer whose
         state cannot travel is left out.

@@ -13,7 +13,7 @@ The bytes::
                frozen/<name>      frozen parameters that can travel (`compute/frozen.py`)
                pending            float32 (M,); absent while zero
                optimizer/<path>   every tensor of each optimizer's state
-    metadata   p2ptrain           JSON: format, fingerprint, updates,
+    metadata   p2ptrain           JSON: format, fingerprint, updates, version,
                                   optimizers (kind, groups, state of each, in order;
                                   or a sentence: why they cannot travel)
 
@@ -58,7 +58,7 @@ from p2ptrain.compute.optimizers import HOW_IT_COMPUTES
 from p2ptrain.compute.replica import State
 from p2ptrain.errors import StateError
 
-FORMAT = "p2ptrain-state-2"
+FORMAT = "p2ptrain-state-3"
 
 Json = Any  # whatever JSON can hold; checked value by value as it is decoded
 
@@ -105,7 +105,7 @@ def import_state(
             changed in that case.
     """
     document, tensors = _read(state)
-    updates = _header(document, flat)
+    updates, version = _header(document, flat)
     values = _take_model(tensors, flat)
     apart = [
         (here, _take(tensors, name, like=here, any_value=True))
@@ -131,7 +131,7 @@ def import_state(
             if whole:
                 raise
             left_out = str(error)
-        flat.take_over(values, apart, pending, updates)
+        flat.take_over(values, apart, pending, updates, version)
     return left_out
 
 
@@ -161,6 +161,7 @@ def _contents(
             "format": FORMAT,
             "fingerprint": flat.fingerprint,
             "updates": flat.updates,
+            "version": flat.version,
             "optimizers": described,
         }
     return tensors | states, document
@@ -213,14 +214,18 @@ def _describe(optimizer: Optimizer, tensors: dict[str, Tensor], path: str) -> Js
     }
 
 
-def _header(document: Mapping[str, Json], flat: FlatModel) -> int:
-    """Compare what names the model; return the count of updates."""
+def _header(document: Mapping[str, Json], flat: FlatModel) -> tuple[int, int]:
+    """Compare what names the model; return the count of updates, and the version."""
     _expect("format", document.get("format"), FORMAT)
     _expect("model's digest", document.get("fingerprint"), flat.fingerprint)
-    updates = document.get("updates")
-    if type(updates) is not int or not 0 <= updates < 2**63:
-        raise _unfit(f"its count of updates is {_short(updates)}")
-    return updates
+    return _count(document, "updates"), _count(document, "version")
+
+
+def _count(document: Mapping[str, Json], what: str) -> int:
+    value = document.get(what)
+    if type(value) is not int or not 0 <= value < 2**63:
+        raise _unfit(f"its {what} is {_short(value)}")
+    return value
 
 
 def _take_model(tensors: dict[str, Tensor], flat: FlatModel) -> dict[str, Tensor]:

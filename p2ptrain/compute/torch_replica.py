@@ -114,6 +114,15 @@ class TorchReplica:
         """Optimizer updates that the live parameters have had."""
         return self._flat.updates
 
+    @property
+    def version(self) -> int:
+        """Of stale gradients: the last version whose mean the live parameters have had."""
+        return self._flat.version
+
+    @version.setter
+    def version(self, version: int) -> None:
+        self._flat.version = version
+
     def snapshot(self, into_M: Vector) -> int:
         """Copy live + pending; return the updates in it."""
         return self._flat.snapshot(into_M)

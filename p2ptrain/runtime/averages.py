@@ -35,12 +35,12 @@ from p2ptrain.net.transport import ChunkStream
 from p2ptrain.net.wire import AverageOpening
 from p2ptrain.runtime.accounts import Attempt
 from p2ptrain.runtime.agreed_state import AgreedState, union, usual_samples
-from p2ptrain.runtime.buffers import Buffers
 from p2ptrain.runtime.copy_executor import CopyExecutor
 from p2ptrain.runtime.exchange import Exchange, ExchangeConfig
 from p2ptrain.runtime.mix import Bucket
 from p2ptrain.runtime.pending_gradients import PendingGradients
 from p2ptrain.runtime.streams import GroupBroken
+from p2ptrain.vectors import Buffers
 
 if TYPE_CHECKING:
     from p2ptrain.runtime.driver import Driver

@@ -84,11 +84,14 @@ class Boundary:
     async def _average_gradients(self, stale: bool) -> None:
         """The protocol's side; stale gradients go with the next version, exactly once."""
         driver, agreed = self._driver, self._driver.agreed
+        pending = driver.averages.pending
         if stale:
             contributes, agreed.contributes = agreed.contributes, True
-            pending = driver.averages.pending
             await pending.hand_in(agreed.samples_of_step, contributes=contributes)
         await driver.algorithm.after_backward(driver.swarm)
+        if stale and pending.missed:
+            await driver.state_transfer.take_model(pending.missed)
+            pending.is_newcomer = False
         try:
             if text := await driver.contract.compare_rules(driver.replica.updates, driver.rule_of):
                 driver.metrics.record("warning", text=text)

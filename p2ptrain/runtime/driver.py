@@ -38,13 +38,13 @@ from p2ptrain.runtime.accounts import Accounts
 from p2ptrain.runtime.admission import ask, cannot_reach, successor
 from p2ptrain.runtime.agreed_state import AgreedState
 from p2ptrain.runtime.averages import Averages
-from p2ptrain.runtime.buffers import Buffers
 from p2ptrain.runtime.metrics import Metrics, TeeMetrics
 from p2ptrain.runtime.protocol_log import ProtocolLog
 from p2ptrain.runtime.settings import Environment, PeerConfig
 from p2ptrain.runtime.silence import Watch
 from p2ptrain.runtime.state_transfer import StateTransfer
 from p2ptrain.runtime.swarm import DriverSwarm
+from p2ptrain.vectors import Buffers
 
 
 @dataclass(eq=False, repr=False)

@@ -38,10 +38,10 @@ from p2ptrain.errors import ConfigError, check_above_0
 from p2ptrain.ids import PeerId, Seconds
 from p2ptrain.net.transport import ChunkStream
 from p2ptrain.net.wire import MAX_CHUNK_BYTES
-from p2ptrain.runtime.buffers import Buffers
 from p2ptrain.runtime.copy_executor import CopyExecutor
 from p2ptrain.runtime.mix import Bucket, Mix, NotFinite
 from p2ptrain.runtime.streams import GroupBroken, Streams
+from p2ptrain.vectors import Buffers
 
 WINDOW = 4
 """Chunks of one member that wait to be reduced, at most."""

@@ -208,6 +208,7 @@ class PeerLifecycle:
                 break  # we catch up at our first average
             donor = await self.driver.state_transfer.take_model()
         self.driver.machine.has_model = True
+        self.driver.averages.pending.is_newcomer = donor is not None
         return donor
 
     async def wait_for_members(self, count: int, *, founds: bool) -> bool:

@@ -20,14 +20,15 @@ Legend of shapes: ``G`` numbers of a replica's gradients and buffers, ``M`` of i
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from p2ptrain.compute.replica import Replica, Vector
 from p2ptrain.core.contribution import Contribution
 from p2ptrain.runtime.agreed_state import union
-from p2ptrain.runtime.buffers import Buffers
 from p2ptrain.runtime.copy_executor import CopyExecutor
+from p2ptrain.vectors import Buffers
 
 
 @dataclass(slots=True)
@@ -69,10 +70,17 @@ class PendingGradients:
         self._under_way: _Load | None = None
         self._is_under_way = False  # also where there was nothing to take along
         self._results: deque[_Result] = deque()  # both sides: one appends, one pops
-        self._knows = 0  # the version whose result the trainer computes with
         self._usual = self._step = 0  # samples of the last step, and how many there were
         self.samples = 0
         """Of all gradients that were handed in."""
+        self.is_newcomer = False
+        """Others made versions between the state that we took over and our first result."""
+
+    @property
+    def missed(self) -> int:
+        """Of a newcomer: the version that its state must have before its first result; or 0."""
+        before = self._results[0].version - 1 if self.is_newcomer and self._results else 0
+        return before if before > self._replica.version else 0
 
     async def hand_in(self, samples: int, *, contributes: bool) -> None:
         """Take the trainer's gradients; it waits. Those that overflowed have no say.
@@ -85,7 +93,7 @@ class PendingGradients:
         gradient_G = self._loads.take(self._replica.gradient_size)
         await self._copy(lambda: self._replica.export_gradients(gradient_G, weight))
         self.samples, self._usual, self._step = self.samples + samples, samples, self._step + 1
-        load = _Load(gradient_G, weight, mask, self._knows, self._step)
+        load = _Load(gradient_G, weight, mask, self._replica.version, self._step)
         self._held = self._sum(self._held, load)
 
     def promise(self) -> Contribution:
@@ -160,20 +168,26 @@ class PendingGradients:
             What the members of the last one stated, and the samples of all others; None if there
             was none.
         """
-        stated = None
-        versions = [result.version for result in self._results]
-        wanted = choose(versions) if versions else ()
-        for _ in versions:
-            result = self._results.popleft()
-            stated, self._knows = (result.contributions, result.outside_samples), result.version
-            if result.version in wanted and any(one.weight for one in result.contributions):
+        stated, replica = None, self._replica
+        versions = [] if self.missed else [result.version for result in self._results]
+        new = [version for version in versions if version > replica.version]
+        wanted = choose(new) if new else ()
+        for version in versions:
+            self.is_newcomer, result = False, self._results.popleft()
+            stated = result.contributions, result.outside_samples
+            if version in wanted and any(one.weight for one in result.contributions):
                 mask = union(one.gradient_mask for one in result.contributions)
                 if result.step != self._step:  # or else it is there, in whatever dtype it has
-                    self._replica.import_gradients(result.mean_G, mask)
-                self._replica.update(optimizer_step)
+                    replica.import_gradients(result.mean_G, mask)
+                replica.update(partial(self._update, optimizer_step, version))
+            replica.version = max(replica.version, version)
             self._buffers.give(result.mean_G)
-        self._replica.settle()
+        replica.settle()
         return stated
+
+    def _update(self, optimizer_step: Callable[[], None], version: int) -> None:
+        optimizer_step()
+        self._replica.version = version
 
     def _sum(self, one: _Load | None, other: _Load | None) -> _Load | None:
         """Both loads as one; they are worthless by themselves afterwards."""

@@ -42,9 +42,10 @@ class StateTransfer:
     config: ExchangeConfig
     executor: CopyExecutor
 
-    async def take_model(self) -> PeerId | None:
+    async def take_model(self, version: int | None = None) -> PeerId | None:
         """Take the state of a peer that has the model; returns that peer, or None if none is here.
 
+        With `version`, of one that has had the means of stale gradients up to that; all soon have.
         They are asked in an order that differs from peer to peer, by rendezvous hashing (Thaler and
         Ravishankar 1998): peers that join at the same time ask different donors.
 
@@ -54,13 +55,14 @@ class StateTransfer:
         host, me, membership = self.host, self.host.name, self.host.machine.membership
         until = host.now + host.config.join_timeout_s
         # If nobody has trained, the donor's state may equal ours.
-        digest = 0 if membership.samples else await self.executor(self.replica.state_digest)
-        while donors := membership.donors:
+        trained = version or membership.samples
+        digest = 0 if trained else await self.executor(self.replica.state_digest)
+        while (donors := membership.donors) and not (version and host.stopping):
             errors: list[P2PTrainError] = []
             donors.sort(key=lambda donor: hashlib.sha256(f"{me} {donor}".encode()).digest())
             for donor in donors:
                 try:
-                    state = await self.download(donor, lineage=digest)
+                    state = await self.download(donor, version, digest)
                     if state or not digest:
                         take = partial(self.replica.import_state, state, whole=False)
                         why = await self.executor(take)
@@ -69,7 +71,8 @@ class StateTransfer:
                     return donor
                 except P2PTrainError as error:
                     text = f"could not take over the model of {donor}: {error}"
-                    host.metrics.record("warning", text=text)
+                    if not version:  # or else most have not come to it yet
+                        host.metrics.record("warning", text=text)
                     errors.append(type(error)(text))
             if host.now > until or all(isinstance(error, StateError) for error in errors):
                 raise errors[-1]
@@ -124,16 +127,20 @@ class StateTransfer:
             raise TransportError(why) from error
 
     async def serve(self, opening: StateOpening, stream: ChunkStream) -> None:
-        """Send our state, at a requested version only while the trainer waits there.
+        """Send our state, at a requested version or, of stale gradients, not before it.
+
+        At the version of a barrier only while the trainer waits there.
 
         Raises:
             RefusedError: if it does not, or the state cannot be exported.
         """
         version = opening.version
         try:
-            if version is None:
+            if version is None or not self.host.algorithm.in_step:
                 if not self.host.machine.has_model:
                     raise RefusedError(f"{self.host.name} is itself about to take a model")
+                if (version or 0) > self.replica.version:
+                    raise RefusedError(f"{self.host.name} has not come to version {version}")
                 theirs, ours = opening.lineage, self.replica.state_digest
                 if theirs and theirs == await self.executor(ours):
                     return

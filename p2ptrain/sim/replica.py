@@ -24,7 +24,7 @@ class VectorReplica:
         self.learning_rate = learning_rate
         self.frozen = NONE
         """What stands for frozen parameters, of which there are none."""
-        self._updates = 0
+        self.version = self._updates = 0
 
     @property
     def model_size(self) -> int:
@@ -98,15 +98,15 @@ class VectorReplica:
 
     def export_state(self, *, whole: bool = True) -> State:
         model_M = (self.live + self.pending).astype("<f4")
-        return np.array([self._updates], "<i8").tobytes() + model_M.tobytes()
+        return np.array([self._updates, self.version], "<i8").tobytes() + model_M.tobytes()
 
     def import_state(self, state: State, *, whole: bool = True) -> str:
-        if len(state) != 8 + 4 * len(self.live):
+        if len(state) != 16 + 4 * len(self.live):
             raise StateError(f"a state of {len(state)} bytes does not fit")
-        live = np.frombuffer(state[8:], "<f4").copy()
+        live = np.frombuffer(state[16:], "<f4").copy()
         if not np.isfinite(live).all():
             raise StateError("this state holds numbers that are not finite")
-        self._updates = int(np.frombuffer(state[:8], "<i8")[0])
+        self._updates, self.version = map(int, np.frombuffer(state[:16], "<i8"))
         self.live = live
         self.pending[:] = 0
         return ""

@@ -143,7 +143,7 @@ def test_another_optimizer_is_refused_and_both_are_named():
         safetensors.torch.save({"a": torch.zeros(2)}),
         safetensors.torch.save({}, {"p2ptrain": "[]"}),
         safetensors.torch.save({}, {"p2ptrain": "[" * 100_000}),
-        safetensors.torch.save({}, {"p2ptrain": '{"format": "p2ptrain-state-2"}'}),
+        safetensors.torch.save({}, {"p2ptrain": '{"format": "p2ptrain-state-3"}'}),
     ],
 )
 def test_bytes_that_are_no_state_change_nothing(junk):
@@ -162,6 +162,8 @@ def deep(document):
     [
         ("updates is -1", lambda d: d.update(updates=-1)),
         ("updates is True", lambda d: d.update(updates=True)),
+        ("version is -1", lambda d: d.update(version=-1)),
+        ("version is None", lambda d: d.update(version=None)),
         ("no optimizer", lambda d: d.update(optimizers=None)),
         ("optimizer", lambda d: d["optimizers"][0].update(groups={"list": []})),
         ("decoded", lambda d: d["optimizers"][0].update(groups={"pickle": "x"})),

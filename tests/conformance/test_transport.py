@@ -27,12 +27,11 @@ from p2ptrain.net.wire import (
     Opening,
     StateOpening,
 )
-from p2ptrain.runtime.buffers import Buffers
 from p2ptrain.runtime.exchange import ByteString, Exchange
 from p2ptrain.runtime.mix import Bucket
 from p2ptrain.runtime.streams import GroupBroken
 from p2ptrain.sim.network import SimNetwork
-from p2ptrain.vectors import Vector
+from p2ptrain.vectors import Buffers, Vector
 from tests.helpers.tls import make_swarm
 
 OPENING = StateOpening("swarm", PeerId("caller"), 7)

@@ -16,11 +16,11 @@ from p2ptrain.errors import ConfigError, RefusedError
 from p2ptrain.ids import PeerId, Ticket
 from p2ptrain.net.transport import ChunkStream
 from p2ptrain.net.wire import AverageOpening
-from p2ptrain.runtime.buffers import Buffers
 from p2ptrain.runtime.exchange import WINDOW, ByteString, Exchange, ExchangeConfig
 from p2ptrain.runtime.mix import BLOCK, Bucket
 from p2ptrain.runtime.streams import GroupBroken
 from p2ptrain.sim.network import SimNetwork
+from p2ptrain.vectors import Buffers
 
 
 async def inline(function):

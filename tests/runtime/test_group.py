@@ -12,11 +12,11 @@ import pytest
 from p2ptrain.averaging import Algorithm, Group, Mean, Outcome, PeerId, Swarm, What
 from p2ptrain.core.effects import Abandon
 from p2ptrain.runtime.averages import FormedGroup, PendingMean
-from p2ptrain.runtime.buffers import Buffers
 from p2ptrain.runtime.exchange import Exchange
 from p2ptrain.sim.link import Link
 from p2ptrain.sim.replica import VectorReplica
 from p2ptrain.sim.world import World
+from p2ptrain.vectors import Buffers
 from tests.helpers.worlds import Books, build, models, steps_of, sum_of
 
 T = TypeVar("T")

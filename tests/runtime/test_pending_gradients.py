@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from p2ptrain.compute.replica import Vector
 from p2ptrain.core.contribution import Contribution
 from p2ptrain.errors import StateError
-from p2ptrain.runtime.buffers import Buffers
 from p2ptrain.runtime.pending_gradients import PendingGradients
 from p2ptrain.sim.loop import run
 from p2ptrain.sim.replica import VectorReplica
+from p2ptrain.vectors import Buffers
 
 T = TypeVar("T")
 SIZE = 4

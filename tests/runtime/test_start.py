@@ -213,6 +213,10 @@ class Net(nn.Module):
         return scores
 
 
+BUFFERS = {"norm.running_mean", "norm.running_var", "norm.num_batches_tracked"}
+"""A trainer's forward pass changes its own."""
+
+
 class Program:
     """A model, its optimizer and its replica."""
 
@@ -326,4 +330,85 @@ async def test_peers_that_start_together_begin_with_one_state_of_model_and_optim
     await fleet.listen("b", second.replica)
     await fleet.join("a", "b")
     assert_equal(second.state(), first.state())
+    await fleet.end()
+
+
+class EagerFleet(Fleet):
+    """Peers with Adam that step at their own speeds; what each has learned by each version."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__(seed, algorithm="eager")
+        self.programs = {name: Program(number) for number, name in enumerate(NAMES)}
+        self.learned: dict[str, dict[int, dict[str, Tensor]]] = {name: {} for name in NAMES}
+        self._seed = seed
+
+    async def start(self, *names: str) -> None:
+        for name in names:
+            await self.listen(name, self.programs[name].replica, peers=len(names))
+        await self.join(*names)
+
+    async def train(self, name: str, steps: int) -> None:
+        life, program, rng = self.lives[name], self.programs[name], Random(f"{name}{self._seed}")
+        life.begin()
+        for _ in range(steps):
+            await asyncio.sleep(rng.uniform(0.01, 0.04))
+            await program.step(life)
+            state = {k: value for k, value in program.state().items() if k not in BUFFERS}
+            self.learned[name][program.replica.version] = state
+        life.boundary.end()
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_a_joiner_under_eager_is_equal_to_the_others_from_its_first_mean_on(seed: int):
+    fleet = EagerFleet(seed)
+    await fleet.start("a", "b", "c")
+    training = [asyncio.ensure_future(fleet.train(name, 60)) for name in ("a", "b", "c")]
+    await asyncio.sleep(0.5)
+    await fleet.start("d")
+    await fleet.train("d", 20)
+    await asyncio.gather(*training)
+    joined = fleet.learned["d"]
+    common = [
+        (version, name)
+        for version in sorted(joined)[1:]
+        for name in ("a", "b", "c")
+        if version in fleet.learned[name]
+    ]
+    assert len(common) > 10
+    assert max(joined) < 100, "before models are averaged for the first time"
+    for version, name in common:
+        assert_equal(joined[version], fleet.learned[name][version])
+    await fleet.end()
+
+
+async def test_a_joiner_under_eager_waits_for_one_that_has_had_the_means_before_its_first():
+    fleet = EagerFleet()
+    await fleet.start("a", "b")
+    transfer = fleet.lives["a"].driver.state_transfer
+    transfer.replica.version = 5
+    await fleet.listen("d", fleet.programs["d"].replica)
+    await fleet.join("d")
+    asked = asyncio.ensure_future(fleet.lives["d"].driver.state_transfer.take_model(7))
+    await asyncio.sleep(1.0)
+    assert not asked.done()
+    transfer.replica.version = 7
+    assert await asked == "a"
+    assert fleet.warnings("d")[1:] == ["took over the model of a"]
+    assert fleet.programs["d"].replica.version == 7
+    await fleet.end()
+
+
+async def test_a_joiner_under_eager_goes_on_if_the_others_are_gone_before_its_first_mean():
+    fleet = EagerFleet()
+    await fleet.start("a")
+    await fleet.train("a", 3)
+    await fleet.start("d")
+    pending = fleet.lives["d"].driver.averages.pending
+    fleet.crash("a")
+    await asyncio.sleep(10.0)
+    assert fleet.lives["d"].driver.machine.membership.donors == []
+    assert pending.is_newcomer
+    await fleet.train("d", 3)
+    assert fleet.programs["d"].replica.version >= 3
+    assert not pending.is_newcomer
     await fleet.end()
