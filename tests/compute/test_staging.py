@@ -157,7 +157,7 @@ def update(flat: FlatModel, seed: int) -> None:
 def take_over(flat: FlatModel, seed: int) -> None:
     values = {slot.name: torch.full_like(slot.tensor, float(seed)) for slot in flat.slots}
     with flat.step_lock:
-        flat.take_over(values, (), torch.from_numpy(delta(flat, seed)), 0)
+        flat.take_over(values, (), torch.from_numpy(delta(flat, seed)), 0, 0)
 
 
 @pytest.mark.parametrize("lane", [HostLane, LateLane])
