@@ -36,6 +36,7 @@ from launcher.backends.cables import Cables
 from launcher.backends.peer_process import RealFleet, last_words, refuse_faults
 from launcher.external_baselines import EXTERNAL_BASELINES, PRICES
 from launcher.faults import FaultInstance
+from launcher.machine import COPYING
 from launcher.scenario import Scenario
 from p2ptrain.config import RunConfig
 from p2ptrain.errors import ConfigError
@@ -215,7 +216,8 @@ class ProcessFleet(RealFleet):
 
 def peer_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """The launcher's environment, with one compute thread: peers share the machine."""
-    return {**environment, **dict.fromkeys(_ONE_THREAD, "1"), "PYTHONUNBUFFERED": "1"}
+    ours = {**dict.fromkeys(_ONE_THREAD, "1"), "PYTHONUNBUFFERED": "1"}
+    return {**COPYING, **environment, **ours}
 
 
 def _with_addresses(configs: Sequence[RunConfig], *, returns: bool) -> list[RunConfig]:

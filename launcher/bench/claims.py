@@ -1,5 +1,6 @@
 """Provide what benchmarks share: options, claims as in `launcher.compare`, output, exit codes."""
 
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -11,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from launcher.collect import Json, write_json
-from launcher.machine import describe_machine
+from launcher.machine import COPYING, describe_machine
 from p2ptrain.errors import ConfigError, P2PTrainError
 from p2ptrain.ids import Seconds
 
@@ -103,6 +104,7 @@ def conclude(
 
 def run_bench(main: Callable[..., None]) -> None:
     """Run a benchmark's command line: a user's mistake is one sentence and exit code 2."""
+    os.environ.update(COPYING | os.environ)  # of the processes that it starts
     try:
         typer.run(main)
     except P2PTrainError as error:

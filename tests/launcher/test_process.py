@@ -153,6 +153,11 @@ def test_a_peer_has_one_compute_thread_and_the_rest_of_our_environment():
     assert environment["PATH"] == "/bin"
 
 
+def test_peers_copy_models_past_the_caches_unless_the_user_has_tuned_the_c_library():
+    assert "non_temporal_threshold" in peer_environment({})["GLIBC_TUNABLES"]
+    assert peer_environment({"GLIBC_TUNABLES": "theirs"})["GLIBC_TUNABLES"] == "theirs"
+
+
 def test_the_last_words_are_the_last_error_whatever_was_printed_after_it():
     said = "hello\nerror: the first\nerror: port 1 is in use\nbye\n\n"
     assert last_words(said) == "port 1 is in use"
