@@ -10,7 +10,6 @@ relative to the calm one before it. A round belongs to the period in which it be
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.sharedctypes import Synchronized
@@ -108,19 +107,19 @@ def _train(
             parent.send((began, perf_counter()))
 
 
-class Fleet:
+class Fleet(Children):
     """Four peers that train, one of which can be told to sleep."""
 
     def __init__(self, algorithm: str, scale: Scale) -> None:
-        self._children = Children()
-        self._sleep_s: Synchronized[float] = self._children.context.Value("d", 0.0)
-        self._awake: Synchronized[float] = self._children.context.Value("d", 0.0)
+        super().__init__()
+        self._sleep_s: Synchronized[float] = self.context.Value("d", 0.0)
+        self._awake: Synchronized[float] = self.context.Value("d", 0.0)
         self._algorithm = algorithm
         self._scale = scale
-        self._others = [self._start(0, "")]
+        self._others = [self._begin(0, "")]
         host = self._others[0].recv()
-        self._others += [self._start(rank, host) for rank in range(1, PEERS - 1)]
-        self._slow = self._start(PEERS - 1, host)
+        self._others += [self._begin(rank, host) for rank in range(1, PEERS - 1)]
+        self._slow = self._begin(PEERS - 1, host)
         for peer in (*self._others[1:], self._slow):
             peer.recv()
         time.sleep(scale.warm_s)
@@ -130,10 +129,6 @@ class Fleet:
         calm_s = [end - began for began, end in self._while(0.0)]
         slow_s = [end - began for began, end in self._while(SLEEP_S)]
         return Beside(self._algorithm, fmean(calm_s), fmean(slow_s), max(slow_s))
-
-    def close(self) -> None:
-        """End all processes."""
-        self._children.close()
 
     def _while(self, sleep_s: Seconds) -> list[Times]:
         """The others' rounds, from the fourth peer's first round with this sleep on."""
@@ -145,10 +140,10 @@ class Fleet:
         rounds = [times for peer in self._others for times in _until(peer, ended)]
         return [times for times in rounds if began <= times[0] < ended]
 
-    def _start(self, rank: int, host: str) -> Connection:
+    def _begin(self, rank: int, host: str) -> Connection:
         sleep_s = self._sleep_s if rank == PEERS - 1 else self._awake
         arguments = (rank, self._algorithm, self._scale.numbers, host, sleep_s)
-        return self._children.talk(_train, *arguments)[0]
+        return self.talk(_train, *arguments)[0]
 
 
 def _until(peer: Connection, moment: Seconds) -> list[Times]:
@@ -172,7 +167,7 @@ def measure(
     """Calm and slow periods of each algorithm; `progress` is called for each."""
     found: list[Beside] = []
     for algorithm in algorithms:
-        with closing(Fleet(algorithm, scale)) as fleet:
+        with Fleet(algorithm, scale) as fleet:
             for number in range(rounds):
                 found.append(fleet.two_whiles())
                 progress(f"{algorithm}, {number + 1}")

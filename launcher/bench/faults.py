@@ -127,11 +127,11 @@ async def _result(peer: Claimer) -> list[Json]:
 # --- the rounds -----------------------------------------------------------------------------------
 
 
-class Fleet:
+class Fleet(Children):
     """Three peers that survive, and a new victim per round, at the end of `cable`."""
 
     def __init__(self, way: str, numbers: int, cable: Cable | None = None) -> None:
-        self._children = Children()
+        super().__init__()
         self._way = way
         self._cable = cable
         self._victims = 0
@@ -139,7 +139,7 @@ class Fleet:
         self._next = self._start_victim()
         near = cable.near if cable else None
         self._peers = [
-            self._start(f"p{rank}", float(rank), near, peers=min(rank + 1, 2))[0]
+            self._begin(f"p{rank}", float(rank), near, peers=min(rank + 1, 2))[0]
             for rank in range(SURVIVORS)
         ]
         self._host = self._peers[0].recv()
@@ -163,7 +163,8 @@ class Fleet:
         if self._cable:
             self._cable.cut()
         else:
-            os.kill(process.ident, SIGNALS[fault])
+            assert process.pid is not None  # it has been started
+            os.kill(process.pid, SIGNALS[fault])
         found = [self._result(peer) for peer in self._peers]
         process.kill()
         process.join()
@@ -182,10 +183,6 @@ class Fleet:
         waits_s = max(records[0]["t"] for records, _ in found) - hit_at
         holds_s = max(records[-1]["t"] for records, _ in found) - hit_at
         return Round(fault, self._way, waits_s, holds_s)
-
-    def close(self) -> None:
-        """End all processes."""
-        self._children.close()
 
     def _average(self, peers: Sequence[Connection], name: str) -> Seconds:
         """The duration of an average without a fault."""
@@ -213,9 +210,9 @@ class Fleet:
         self._victims += 1
         name = f"v{self._victims}"
         far = self._cable.far if self._cable else None
-        return *self._start(name, 7.0, far, peers=SURVIVORS + 1), name
+        return *self._begin(name, 7.0, far, peers=SURVIVORS + 1), name
 
-    def _start(
+    def _begin(
         self, name: str, value: float, home: Home | None, *, peers: int
     ) -> tuple[Connection, Process]:
         make = partial(
@@ -228,7 +225,7 @@ class Fleet:
             peers=peers,
             limit_s=LIMIT_S,
         )
-        return self._children.talk(_live, make, value, home)
+        return self.talk(_live, make, value, home)
 
 
 def measure(
@@ -249,8 +246,7 @@ def measure(
             continue
         with ExitStack() as stack:
             cable = stack.enter_context(laid()) if fault == CUT else None
-            fleet = Fleet(way, numbers, cable)
-            stack.callback(fleet.close)
+            fleet = stack.enter_context(Fleet(way, numbers, cable))
             for number in range(rounds):
                 tries = (fleet.round(fault) for _ in range(3))
                 found += [one for one in [next((r for r in tries if r), None)] if one]

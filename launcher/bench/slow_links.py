@@ -10,7 +10,7 @@ carries one port; control messages share it, and wait behind chunks.
 import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
@@ -139,27 +139,27 @@ def _live(
 # --- a swarm --------------------------------------------------------------------------------------
 
 
-class Swarm:
+class Swarm(Children):
     """Four processes, each behind its own relay."""
 
     def __init__(self, algorithm: str, case: Case) -> None:
-        self._children = Children()
+        super().__init__()
         ports = free_ports(PEERS)
         self._cables = Cables(ports, os.getpgrp())
         for rank in range(PEERS):
             self._cables.throttle(rank, case.mbit)
             where = self._cables.addresses
-            process = self._children.start(_live, algorithm, case, rank, ports[rank], where)
+            process = self.start(_live, algorithm, case, rank, ports[rank], where)
             assert process.pid is not None  # it has been started
             self._cables.belongs(rank, process.pid)
 
     def attempts(self) -> list[Attempt]:
         """The attempts of all peers, after their end."""
-        return [attempt for _ in range(PEERS) for attempt in self._children.result()]
+        return [attempt for _ in range(PEERS) for attempt in self.result()]
 
     def close(self) -> None:
-        """End all processes."""
-        self._children.close()
+        """End all processes and their relays."""
+        super().close()
         self._cables.close()
 
 
@@ -178,7 +178,7 @@ def measure(
     while left:
         some, left = left[:together], left[together:]
         with ExitStack() as stack:
-            swarms = [stack.enter_context(closing(Swarm(name, case))) for case, name in some]
+            swarms = [stack.enter_context(Swarm(name, case)) for case, name in some]
             for (case, algorithm), swarm in zip(some, swarms, strict=True):
                 found += swarm.attempts()
                 told(f"{algorithm}, {case}")

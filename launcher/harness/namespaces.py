@@ -72,12 +72,15 @@ class Cable:
     def cut(self) -> None:
         """Drop all packets from now on."""
         for home in self.ends:
-            self.middle.do("ip", "route", "replace", "blackhole", home.host)
+            self._route("blackhole", home.host)
 
     def restore(self) -> None:
         """Route packets again."""
         for home, device in zip(self.ends, DEVICES, strict=True):
-            self.middle.do("ip", "route", "replace", home.host, "dev", device)
+            self._route(home.host, "dev", device)
+
+    def _route(self, *route: str) -> None:
+        do("ip", "-n", self.middle.namespace, "route", "replace", *route)
 
 
 @contextlib.contextmanager

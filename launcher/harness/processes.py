@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 from multiprocessing.connection import Connection
 from queue import Empty
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from p2ptrain.errors import P2PTrainError
 from p2ptrain.ids import Seconds
@@ -36,7 +36,7 @@ class Children:
         self._results = self.context.Queue()
         self._processes: list[Process] = []
 
-    def __enter__(self) -> "Children":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
