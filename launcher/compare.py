@@ -17,7 +17,7 @@ from rich.text import Text
 
 from launcher.collect import Json, mean_of, row_of
 from launcher.harness.claims import Claim, claims_table
-from launcher.harness.tables import Row, table
+from launcher.harness.tables import Cell, Row, table
 from launcher.scenario import LeftOut, Scenario, metric_of
 from p2ptrain.ids import Seconds
 
@@ -108,7 +108,7 @@ def print_comparison(console: Console, comparison: Json, left_out: Sequence[Left
 
 def _rows_table(rows: Sequence[Json]) -> Table:
     """Fits into 80 columns; a ratio to the first row stands behind each figure it belongs to."""
-    columns = {
+    columns: dict[str, Cell] = {
         "": "{algorithm}",
         "samples/s": lambda row: f"{row['samples_per_s']:,.0f}" + _times(row, "samples_per_s"),
         "to target": lambda row: (

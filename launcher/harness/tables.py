@@ -8,14 +8,11 @@ from rich import box
 from rich.table import Table
 
 Row = Mapping[str, Any]  # Any: whatever JSON can hold
+Cell = str | Callable[[Row], str]
+"""What a column shows of a row."""
 
 
-def table(
-    title: str,
-    rows: Iterable[Row],
-    columns: Mapping[str, str | Callable[[Row], str]],
-    names: int = 1,
-) -> Table:
+def table(title: str, rows: Iterable[Row], columns: Mapping[str, Cell], names: int = 1) -> Table:
     """A line per row.
 
     Args:
@@ -30,13 +27,15 @@ def table(
         made.add_column(heading, justify="left" if number < names else "right", no_wrap=True)
     for row in rows:
         cells = columns.values()
-        made.add_row(*(_CELL.vformat(c, (), row) if isinstance(c, str) else c(row) for c in cells))
+        made.add_row(
+            *(_DASHES.vformat(c, (), row) if isinstance(c, str) else c(row) for c in cells)
+        )
     return made
 
 
-class _Cell(Formatter):
+class _Dashes(Formatter):
     def format_field(self, value: Any, format_spec: str) -> str:  # Any: as in a row
         return "-" if value is None else str(super().format_field(value, format_spec))
 
 
-_CELL = _Cell()
+_DASHES = _Dashes()
