@@ -25,9 +25,10 @@ from launcher.backends import known_backends, load_backend
 from launcher.backends.base import Backend
 from launcher.backends.docker import clean as clean_docker
 from launcher.collect import Json, write_json
-from launcher.compare import compare, do_all_hold, means, print_comparison
+from launcher.compare import compare, means, print_comparison
 from launcher.compose import compose_file, to_yaml
 from launcher.evaluate import TaskEvaluator
+from launcher.harness.claims import do_all_hold
 from launcher.live import open_display
 from launcher.machine import describe_machine
 from launcher.plot import plot_comparison
@@ -99,7 +100,7 @@ def run(
         machine = describe_machine()
         write_report(folder / "report.html", chosen, finished, comparison, machine, left_out)
     _report(console, finished, comparison, left_out, folder)
-    if check and not do_all_hold(comparison):
+    if check and not do_all_hold(comparison["claims"]):
         raise typer.Exit(CLAIM_DOES_NOT_HOLD)
 
 

@@ -11,13 +11,14 @@ not hold: a claim needs evidence.
 
 from collections.abc import Mapping, Sequence
 
-from rich import box
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
 from launcher.collect import Json, mean_of, row_of
-from launcher.scenario import Claim, LeftOut, Scenario, metric_of
+from launcher.harness.claims import Claim, claims_table
+from launcher.harness.tables import Cell, Row, table
+from launcher.scenario import LeftOut, Scenario, metric_of
 from p2ptrain.ids import Seconds
 
 _COMPARED = (
@@ -55,28 +56,8 @@ def means(summaries: Sequence[Sequence[Json]]) -> list[Json]:
 
 
 def check_claim(claim: Claim, rows: Mapping[str, Json]) -> Json:
-    """Return a claim with the `measured` figure, whether it `holds`, and `why`, a sentence."""
-    measured, missing = _measure(claim, rows)
-    holds = measured is not None and _is_within(claim, measured)
-    return {
-        "text": claim.text,
-        "metric": claim.metric,
-        "of": claim.of,
-        "over": claim.over,
-        "minus": claim.minus,
-        "at_least": claim.at_least,
-        "at_most": claim.at_most,
-        "published": claim.published,
-        "source": claim.source,
-        "measured": measured,
-        "holds": holds,
-        "why": missing or f"{measured:.4g} is {'' if holds else 'not '}{_bound(claim)}",
-    }
-
-
-def do_all_hold(comparison: Json) -> bool:
-    """True if no claim was contradicted."""
-    return all(claim["holds"] for claim in comparison["claims"])
+    """Check a claim against the rows, which are by algorithm."""
+    return claim.check(*_measure(claim, rows))
 
 
 def _measure(claim: Claim, rows: Mapping[str, Json]) -> tuple[float | None, str]:
@@ -103,18 +84,6 @@ def _missing(algorithm: str, metric: str) -> str:
     return f"the run of {algorithm} has no {metric}"
 
 
-def _is_within(claim: Claim, measured: float) -> bool:
-    if claim.at_least is not None:
-        return measured >= claim.at_least
-    assert claim.at_most is not None  # a claim has exactly one bound
-    return measured <= claim.at_most
-
-
-def _bound(claim: Claim) -> str:
-    at_least = claim.at_least is not None
-    return f"at least {claim.at_least:g}" if at_least else f"at most {claim.at_most:g}"
-
-
 def _ratios(row: Json, first: Json) -> Json:
     ratios: Json = {"final": {}}
     for metric in _COMPARED:
@@ -127,9 +96,9 @@ def _ratios(row: Json, first: Json) -> Json:
 
 def print_comparison(console: Console, comparison: Json, left_out: Sequence[LeftOut]) -> None:
     """Print the rows, each claim with published and measured figures, silences and omissions."""
-    rows = comparison["rows"]
-    claims = _claims_parts(comparison["claims"])
-    console.print(Group(_rows_table(rows), _averages_table(rows), *claims))
+    rows, claims = comparison["rows"], comparison["claims"]
+    last = [claims_table(claims)] if claims else []
+    console.print(Group(_rows_table(rows), _averages_table(rows), *last))
     for row in rows:
         for sentence in row["silences"]:
             console.print(Text(f"{row['algorithm']}: {sentence}", style="bold red"))
@@ -139,68 +108,28 @@ def print_comparison(console: Console, comparison: Json, left_out: Sequence[Left
 
 def _rows_table(rows: Sequence[Json]) -> Table:
     """Fits into 80 columns; a ratio to the first row stands behind each figure it belongs to."""
-    table = Table(title="Algorithms", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("", style="bold", no_wrap=True)
-    for heading in ("samples/s", "to target", "accuracy", "loss", "distance", "run"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for row in rows:
-        final, ratio = row["final"], row["ratio"]
-        table.add_row(
-            row["algorithm"],
-            _number(row["samples_per_s"], ",.0f") + _times(ratio["samples_per_s"]),
-            seconds(row["time_to_target_s"], "-") + _times(ratio["time_to_target_s"]),
-            _number(final["accuracy"], ".4f"),
-            _number(final["loss"], ".4f"),
-            _number(final["consensus_distance"], ".3g"),
-            seconds(row["wall_s"], "-"),
-        )
-    return table
+    columns: dict[str, Cell] = {
+        "": "{algorithm}",
+        "samples/s": lambda row: f"{row['samples_per_s']:,.0f}" + _times(row, "samples_per_s"),
+        "to target": lambda row: (
+            seconds(row["time_to_target_s"], "-") + _times(row, "time_to_target_s")
+        ),
+        "accuracy": "{final[accuracy]:.4f}",
+        "loss": "{final[loss]:.4f}",
+        "distance": "{final[consensus_distance]:.3g}",
+        "run": lambda row: seconds(row["wall_s"], "-"),
+    }
+    return table("Algorithms", rows, columns)
 
 
 def _averages_table(rows: Sequence[Json]) -> Table:
     """Exposes an algorithm that trains at full speed and never averages; other tables do not."""
-    table = Table(title="Averages", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("", style="bold", no_wrap=True)
-    for heading in ("per peer", "failed"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for row in rows:
-        share = _number(row["failed_share"], ".1%")
-        table.add_row(row["algorithm"], _number(row["averages_per_peer"], ",.0f"), share)
-    return table
+    columns = {"per peer": "{averages_per_peer:,.0f}", "failed": "{failed_share:.1%}"}
+    return table("Averages", rows, {"": "{algorithm}", **columns})
 
 
-def _claims_parts(claims: Sequence[Json]) -> list[Table]:
-    if not claims:
-        return []
-    table = Table(title="Claims", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("", ratio=1)
-    for heading in ("bound", "published", "measured"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("holds")
-    for claim in claims:
-        table.add_row(*_claim_cells(claim))
-    return [table]
-
-
-def _claim_cells(claim: Json) -> list[Text]:
-    bound = (
-        f"≥ {claim['at_least']:g}" if claim["at_least"] is not None else f"≤ {claim['at_most']:g}"
-    )
-    text = Text(claim["text"])
-    if claim["measured"] is None:
-        text.append(f"\n{claim['why']}", style="red")
-    if claim["source"]:
-        text.append(f"\n{claim['source']}", style="dim")
-    verdict = Text("yes", style="green") if claim["holds"] else Text("no", style="bold red")
-    published, measured = _number(claim["published"], ".4g"), _number(claim["measured"], ".4g")
-    return [text, Text(bound), Text(published), Text(measured), verdict]
-
-
-def _number(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
-
-
-def _times(ratio: float | None) -> str:
+def _times(row: Row, metric: str) -> str:
+    ratio = row["ratio"][metric]
     return "" if ratio is None else f" x{ratio:.2f}"
 
 

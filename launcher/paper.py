@@ -14,23 +14,21 @@ that were not run this time keep their rows.
 """
 
 import json
+import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from launcher.bench.claims import Quick
 from launcher.collect import Json
+from launcher.harness.bench import Bench, Quick, leave, run_bench
+from launcher.harness.claims import bound_of, claims_table
+from launcher.harness.processes import side_by_side
 from launcher.machine import describe_machine
 from launcher.scenario import BUNDLED, Scenario, load_scenario
 from p2ptrain.errors import ConfigError, P2PTrainError
@@ -44,9 +42,6 @@ FOR_REAL = ("one_of_16", "one_of_8_050", "one_of_8_075", "one_of_8_100")
 
 QUICK = "one_of_8_050"
 """The scenario of a quick run: one, with fewer peers that take a few steps."""
-
-PIPE_COLUMNS = 160
-"""The width without a terminal: each claim fits on one line."""
 
 _PAGE = """\
 # Published and measured
@@ -194,6 +189,7 @@ def carry_out(experiment: Experiment, out: Path) -> Outcome:
     Raises:
         P2PTrainError: with the end of its output, if it failed.
     """
+    signal.signal(signal.SIGTERM, leave)  # so that its own process ends with this one
     folder = out / experiment.name
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, *experiment.command, "--out", str(folder)]
@@ -256,10 +252,8 @@ def _row(cells: Sequence[str]) -> str:
 
 def _cells(claim: Json) -> list[str]:
     """Claim, published, asked, measured, holds."""
-    least = claim["at_least"] is not None
-    asked = f"≥ {claim['at_least']:g}" if least else f"≤ {claim['at_most']:g}"
-    holds = "yes" if claim["holds"] else "**no**"
-    return [claim["text"], _number(claim["published"]), asked, _number(claim["measured"]), holds]
+    figures = [_number(claim["published"]), bound_of(claim), _number(claim["measured"])]
+    return [claim["text"], *figures, "yes" if claim["holds"] else "**no**"]
 
 
 def _speeds(row: Json) -> list[str]:
@@ -274,21 +268,6 @@ def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.4g}"
 
 
-def _table(place: Place, outcomes: Sequence[Outcome]) -> Table:
-    title = f"Published beside measured, {place.heading.lower()}"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    table.add_column("scenario", no_wrap=True)
-    table.add_column("claim", ratio=1)
-    for heading in ("published", "asked", "measured", "holds"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for outcome in outcomes:
-        for claim in outcome.claims:
-            *cells, _ = _cells(claim)
-            holds = Text("yes", "green") if claim["holds"] else Text("no", "bold red")
-            table.add_row(outcome.name, *cells, holds)
-    return table
-
-
 def main(
     names: Annotated[
         list[str] | None, typer.Argument(help="Only these of launcher/scenarios/paper.")
@@ -301,33 +280,23 @@ def main(
     quick: Quick = False,
 ) -> None:
     """Run the papers' experiments; exit with 3 if a claim does not hold."""
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_COLUMNS)
-    began = time.monotonic()
-
-    def run(experiment: Experiment) -> Outcome:
-        outcome = carry_out(experiment, out)
-        console.print(f"{time.monotonic() - began:6.0f} s  {experiment.name}")
-        return outcome
-
-    try:
-        place = place_of(backend)
-        with ThreadPoolExecutor(place.side_by_side) as pool:
-            found = pool.map(run, experiments(names or (), place, quick=quick))
-            outcomes = sorted(found, key=lambda one: one.name)
-    except P2PTrainError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(2) from error
-    console.print(_table(place, outcomes))
+    bench = Bench(out, check=True, quick=quick)
+    place = place_of(backend)
+    chosen = experiments(names or (), place, quick=quick)
+    with bench.progress("papers", len(chosen)) as told:
+        work = partial(carry_out, out=out)
+        found = side_by_side(work, chosen, lambda one: told(one.name), place.side_by_side)
+    outcomes = sorted(found, key=lambda one: one.name)
+    claims = [claim for outcome in outcomes for claim in outcome.claims]
+    title = f"Published beside measured, {place.heading.lower()}"
+    of = [outcome.name for outcome in outcomes for _ in outcome.claims]
+    bench.console.print(claims_table(claims, title, of))
     if to is not None:
         before = to.read_text(encoding="utf-8") if to.exists() else ""
-        to.write_text(
-            page(before, place, outcomes, whole=not names and not quick), encoding="utf-8"
-        )
-    if quick:
-        console.print("--quick: sizes are too small for these claims; none is enforced")
-    elif not all(claim["holds"] for outcome in outcomes for claim in outcome.claims):
-        raise typer.Exit(3)
+        text = page(before, place, outcomes, whole=not names and not quick)
+        to.write_text(text, encoding="utf-8")
+    bench.enforce(claims)
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_bench(main)

@@ -35,6 +35,7 @@ from typing import Any
 from launcher.conditions import DeviceConfig, FaultConfig, LinkConfig, MachinesConfig
 from launcher.consensus import Target
 from launcher.external_baselines import check_algorithm
+from launcher.harness.claims import Claim
 from p2ptrain.compute.step_timing import StepTiming
 from p2ptrain.compute.training import TrainingConfig
 from p2ptrain.config import RunConfig, StopConfig, load_toml
@@ -63,45 +64,6 @@ METRICS = (
 fraction of class 3 that was found."""
 
 RECALL = "final.recall."
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
-    """A sentence about a run that can be checked.
-
-    `metric` of `of`, its ratio to that of `over`, or by how much it is above that of `minus`.
-    """
-
-    text: str
-    metric: str
-    of: str
-    over: str | None = None
-    minus: str | None = None
-    at_least: float | None = None
-    at_most: float | None = None
-    published: float | None = None
-    """The published value of the same figure; shown beside the measured one."""
-
-    source: str | None = None
-
-    def __post_init__(self) -> None:
-        if (self.at_least is None) == (self.at_most is None):
-            raise ConfigError(f"claim {self.text!r}: give exactly one of at_least and at_most")
-        if self.over is not None and self.minus is not None:
-            raise ConfigError(f"claim {self.text!r}: give over, minus or neither, not both")
-        if self.metric not in METRICS and not self.metric.startswith(RECALL):
-            advice = suggestion(self.metric, METRICS)
-            raise ConfigError(f"claim {self.text!r}: unknown metric {self.metric!r}; {advice}")
-
-    @property
-    def algorithms(self) -> tuple[str, ...]:
-        """The algorithms that must have run for the claim to be checked."""
-        return tuple(name for name in (self.of, self.over, self.minus) if name is not None)
-
-    @property
-    def needs_a_model(self) -> bool:
-        """True if it is about the model, not only about speed."""
-        return self.metric == "time_to_target_s" or self.metric.startswith("final.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,6 +149,9 @@ class Scenario:
             )
 
     def _check_claim(self, claim: Claim) -> None:
+        if claim.metric not in METRICS and not claim.metric.startswith(RECALL):
+            advice = suggestion(claim.metric, METRICS)
+            raise ConfigError(f"claim {claim.text!r}: unknown metric {claim.metric!r}; {advice}")
         for name in claim.algorithms:
             self._check_is_compared(name, f"claim {claim.text!r}")
         if claim.metric == "time_to_target_s" and self.target == Target(stops=self.target.stops):

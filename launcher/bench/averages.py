@@ -6,39 +6,26 @@ the measured systems. All processes share this machine, so only medians and rati
 are meaningful; the machine should be otherwise idle.
 """
 
-import multiprocessing
-import tempfile
-import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import product
 from pathlib import Path
-from statistics import median
 from typing import Annotated
 
 import typer
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from rich import box
-from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 from launcher.bench import background as costs
-from launcher.bench.claims import (
-    Quick,
-    claim,
-    conclude,
-    print_claims,
-    run_bench,
-    some_of,
-    write_bench,
-)
-from launcher.bench.systems import SYSTEMS, Round, run
+from launcher.bench.systems import SYSTEMS, medians_of, run
 from launcher.collect import Json
-from launcher.plot import FAINT, INK
+from launcher.harness.bench import Bench, Check, Out, Quick, run_bench, some_of
+from launcher.harness.claims import Claim
+from launcher.harness.pictures import bars, headline, panels
+from launcher.harness.tables import Row, table
+from launcher.plot import INK
 from p2ptrain.errors import ConfigError
-from p2ptrain.ids import Seconds
 
 ROUNDS = 7
 QUICK_CELLS = ((2, 1),)
@@ -49,67 +36,24 @@ Cell = tuple[int, int]
 """Peers in the group, megabytes of float32."""
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """Medians of one system in one cell."""
-
-    system: str
-    peers: int
-    megabytes: int
-    whole_s: Seconds
-    slowest_s: Seconds
-    snapshot_s: Seconds | None
-    exchange_s: Seconds | None
-    apply_s: Seconds | None
-    sent_bytes: float | None
-
-
-def row_of(system: str, cell: Cell, rounds: Sequence[Round]) -> Row:
-    """The medians of `rounds`; None where the system does not report one."""
-
-    def middle(name: str) -> float | None:
-        values = [getattr(one, name) for one in rounds]
-        return None if None in values else float(median(values))
-
-    wholes = [one.whole_s for one in rounds]
-    return Row(
-        system,
-        *cell,
-        whole_s=float(median(wholes)),
-        slowest_s=max(wholes),
-        snapshot_s=middle("snapshot_s"),
-        exchange_s=middle("exchange_s"),
-        apply_s=middle("apply_s"),
-        sent_bytes=middle("sent_bytes"),
-    )
-
-
 def measure(
-    console: Console, systems: Sequence[str], cells: Sequence[Cell], rounds: int = ROUNDS
-) -> list[Row]:
-    """Run everything, one after the other."""
-    context = multiprocessing.get_context("spawn")
+    bench: Bench, systems: Sequence[str], cells: Sequence[Cell], rounds: int = ROUNDS
+) -> list[Json]:
+    """Run everything, one after the other; a row has the medians of one system in one cell."""
     rows = []
-    with Progress(console=console, transient=True) as progress:
-        bar = progress.add_task("averages", total=len(cells) * len(systems))
-        for cell, system in product(cells, systems):
-            peers, megabytes = cell
-            progress.update(bar, description=f"{system}, {peers} peers, {megabytes} MB")
-            with tempfile.TemporaryDirectory() as folder:
-                numbers = megabytes * MEGABYTE // 4
-                found = run(context, SYSTEMS[system], peers, numbers, rounds, Path(folder))
-            rows.append(row_of(system, cell, found))
-            progress.advance(bar)
+    with bench.progress("averages", len(cells) * len(systems)) as told:
+        for (peers, megabytes), system in product(cells, systems):
+            found = run(SYSTEMS[system], peers, megabytes * MEGABYTE // 4, rounds)
+            cell = {"system": system, "peers": peers, "megabytes": megabytes}
+            rows.append({"measures": "average", **cell, **medians_of(found)})
+            told(f"{system}, {peers} peers, {megabytes} MB")
     return rows
 
 
-# --- claims ---------------------------------------------------------------------------------------
-
-
-def claims_of(rows: Sequence[Row]) -> list[Json]:
+def claims_of(rows: Sequence[Json]) -> list[Json]:
     """The required ratios for 100 MB in groups of 2 and 4, and the bytes."""
     claims = []
-    by_key = {(row.system, row.peers): row for row in rows if row.megabytes == 100}
+    by_key = {(row["system"], row["peers"]): row for row in rows if row["megabytes"] == 100}
     for peers in (2, 4):
         if ("gloo", peers) not in by_key:
             continue
@@ -121,88 +65,83 @@ def claims_of(rows: Sequence[Row]) -> list[Json]:
         ):
             mine, theirs = by_key.get((ours, peers)), by_key.get((over, peers))
             if mine and theirs:
-                ratio = getattr(mine, part) / theirs.whole_s
                 what = "whole average" if part == "whole_s" else "exchange"
                 text = f"{peers} peers, 100 MB: the {what} of {ours} over {over}"
-                claims.append(claim(text, part, ours, ratio, over=over, at_most=at_most))
+                claim = Claim(text, part, ours, over=over, at_most=at_most)
+                claims.append(claim.check(mine[part] / theirs["whole_s"]))
     for row in rows:
-        if row.sent_bytes is not None and row.megabytes >= 10:
-            least = 2 * row.megabytes * MEGABYTE * (row.peers - 1) / row.peers
-            text = f"{row.peers} peers, {row.megabytes} MB, {row.system}: bytes over the least"
-            claims.append(
-                claim(text, "sent_bytes", row.system, row.sent_bytes / least, at_most=1.03)
-            )
+        peers, megabytes, system = row["peers"], row["megabytes"], row["system"]
+        if row["sent_bytes"] is not None and megabytes >= 10:
+            least = 2 * megabytes * MEGABYTE * (peers - 1) / peers
+            text = f"{peers} peers, {megabytes} MB, {system}: bytes over the least"
+            claim = Claim(text, "sent_bytes", system, at_most=1.03)
+            claims.append(claim.check(row["sent_bytes"] / least))
     return claims
 
 
 # --- output ---------------------------------------------------------------------------------------
 
 
-def print_rows(console: Console, rows: Sequence[Row]) -> None:
+def table_of(rows: Sequence[Json]) -> Table:
     """A line per system and cell, in milliseconds."""
-    title = "Averages: milliseconds, medians of the slowest peer's; snapshot, exchange"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("peers", "MB"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True)
-    for heading in ("whole", "/ gloo", "snap", "exch", "apply", "worst"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    gloo = {(row.peers, row.megabytes): row.whole_s for row in rows if row.system == "gloo"}
-    for row in rows:
-        base = gloo.get((row.peers, row.megabytes))
-        table.add_row(
-            str(row.peers),
-            str(row.megabytes),
-            row.system,
-            _ms(row.whole_s),
-            f"{row.whole_s / base:.2f}" if base else "-",
-            *(_ms(value) for value in (row.snapshot_s, row.exchange_s, row.apply_s)),
-            _ms(row.slowest_s),
-        )
-    console.print(table)
+    gloo = {(r["peers"], r["megabytes"]): r["whole_s"] for r in rows if r["system"] == "gloo"}
 
+    def over_gloo(row: Row) -> str:
+        base = gloo.get((row["peers"], row["megabytes"]))
+        return f"{row['whole_s'] / base:.2f}" if base else "-"
 
-def _ms(value: Seconds | None) -> str:
-    return "-" if value is None else f"{1000 * value:.1f}"
-
-
-def plot(path: Path, rows: Sequence[Row]) -> None:
-    """One panel per size of vector: bars by size of group, one colour per system."""
-    sizes = sorted({row.megabytes for row in rows})
-    figure = Figure(figsize=(9.6, 1.2 + 2.6 * len(sizes)), dpi=150)
-    figure.set_layout_engine("constrained", hspace=0.08)
-    figure.suptitle(
-        "One average, from barrier to barrier", x=0.01, ha="left", fontsize=13, color=INK
+    return table(
+        "Averages: milliseconds, medians of the slowest peer's; snapshot, exchange",
+        rows,
+        {
+            "system": "{system}",
+            "peers": "{peers}",
+            "MB": "{megabytes}",
+            "whole": _ms("whole_s"),
+            "/ gloo": over_gloo,
+            "snap": _ms("snapshot_s"),
+            "exch": _ms("exchange_s"),
+            "apply": _ms("apply_s"),
+            "worst": _ms("slowest_s"),
+        },
     )
-    panels = figure.subplots(len(sizes), 1, squeeze=False)[:, 0]
-    systems = [system for system in SYSTEMS if any(row.system == system for row in rows)]
-    for axes, size in zip(panels, sizes, strict=True):
-        _draw_panel(axes, [row for row in rows if row.megabytes == size], systems)
-        axes.set_title(f"{size} MB", loc="left", fontsize=11, color=INK)
-    handles, labels = panels[0].get_legend_handles_labels()
+
+
+def _ms(key: str) -> Callable[[Row], str]:
+    return lambda row: "-" if row[key] is None else f"{1000 * row[key]:.1f}"
+
+
+def picture(rows: Sequence[Json]) -> Figure:
+    """One panel per size of vector: bars by size of group, one colour per system."""
+    sizes = sorted({row["megabytes"] for row in rows})
+    systems = [system for system in SYSTEMS if any(row["system"] == system for row in rows)]
+    title = "One average, from barrier to barrier"
+    figure, axes_of = panels((9.6, 1.2 + 2.6 * len(sizes)), len(sizes), title=title)
+    for axes, size in zip(axes_of, sizes, strict=True):
+        _draw_panel(axes, [row for row in rows if row["megabytes"] == size], systems)
+        headline(axes, f"{size} MB")
+    handles, labels = axes_of[0].get_legend_handles_labels()
     figure.legend(
         handles, labels, loc="outside lower center", ncols=len(systems), frameon=False, fontsize=9
     )
-    figure.savefig(path)
+    return figure
 
 
-def _draw_panel(axes: Axes, rows: Sequence[Row], systems: Sequence[str]) -> None:
-    groups = sorted({row.peers for row in rows})
+def _draw_panel(axes: Axes, rows: Sequence[Json], systems: Sequence[str]) -> None:
+    groups = sorted({row["peers"] for row in rows})
     width = 0.8 / len(systems)
     for number, system in enumerate(systems):
-        own = {row.peers: row.whole_s for row in rows if row.system == system}
-        places = [groups.index(peers) + width * (number - len(systems) / 2 + 0.5) for peers in own]
-        heights = [1000 * value for value in own.values()]
-        axes.bar(places, heights, width=0.92 * width, color=COLOURS[number], label=system)
-        for worker, height in zip(places, heights, strict=True):
-            text = f"{height:.0f}" if height >= 10 else f"{height:.1f}"
-            axes.annotate(text, (worker, height), ha="center", va="bottom", fontsize=8, color=INK)
+        aside = width * (number - len(systems) / 2 + 0.5)
+        own = [row for row in rows if row["system"] == system]
+        heights = {groups.index(row["peers"]) + aside: 1000 * row["whole_s"] for row in own}
+        bars(axes, heights, _brief, width=0.92 * width, colour=COLOURS[number], label=system)
     axes.set_xticks(range(len(groups)), [f"{peers} peers" for peers in groups])
     axes.set_ylabel("milliseconds", color=INK)
     axes.margins(y=0.15)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(FAINT)
-    axes.tick_params(colors=INK, labelsize=9)
+
+
+def _brief(height: float) -> str:
+    return f"{height:.0f}" if height >= 10 else f"{height:.1f}"
 
 
 def _numbers(option: str, text: str, least: int) -> list[int]:
@@ -218,28 +157,25 @@ def main(
     megabytes: Annotated[str, typer.Option(help="Sizes of vectors.")] = "1,10,100",
     systems: Annotated[str, typer.Option(help="Which systems; empty: none.")] = ",".join(SYSTEMS),
     background: Annotated[bool, typer.Option(help="Trainers beside averages, and memory.")] = True,
-    out: Annotated[Path, typer.Option(help="Where the results go.")] = Path("runs/bench"),
-    check: Annotated[bool, typer.Option(help="Exit with 3 if a claim does not hold.")] = False,
+    out: Out = Path("runs/bench"),
+    check: Check = False,
     quick: Quick = False,
 ) -> None:
     """Measure averages beside Gloo and bare gRPC, and what they cost a trainer."""
-    console, began = Console(), time.monotonic()
+    bench = Bench(out, check=check, quick=quick)
     chosen = some_of("--systems", systems, tuple(SYSTEMS)) if systems else []
     cells = list(product(_numbers("--peers", peers, 2), _numbers("--megabytes", megabytes, 1)))
-    rows = measure(console, chosen, QUICK_CELLS, 1) if quick else measure(console, chosen, cells)
-    claims = claims_of(rows)
-    beside = costs.measure(console, costs.QUICK if quick else costs.FULL) if background else []
-    claims += costs.claims_of(beside)
-    averages = [{"measures": "average", **asdict(row)} for row in rows]
-    write_bench(out, [*averages, *beside], claims, began)
+    rows = measure(bench, chosen, QUICK_CELLS, 1) if quick else measure(bench, chosen, cells)
+    beside = costs.measure(bench, costs.QUICK if quick else costs.FULL) if background else []
+    tables, pictures = [], {}
     if rows:
-        plot(out / "bench.png", rows)
-        print_rows(console, rows)
+        tables.append(table_of(rows))
+        pictures["bench.png"] = partial(picture, rows)
     if beside:
-        costs.plot(out / "background.png", beside)
-        costs.print_rows(console, beside)
-    print_claims(console, claims)
-    conclude(console, out, claims, check=check, quick=quick)
+        tables += costs.tables(beside)
+        pictures["background.png"] = partial(costs.picture, beside)
+    claims = claims_of(rows) + costs.claims_of(beside)
+    bench.conclude([*rows, *beside], claims, tables, pictures)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,6 @@ every step. Measured is the maximum of the additional memory meanwhile: anonymou
 divided among processes as the kernel does it (PSS), sampled every few milliseconds.
 """
 
-import multiprocessing
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -26,17 +24,17 @@ from time import perf_counter
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from rich import box
-from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 from torch import nn
 
 from launcher.bench.claimer import FilledModel
-from launcher.bench.claims import claim
 from launcher.bench.systems import LIMIT_S, Worker, in_processes
 from launcher.collect import Json
-from launcher.plot import FAINT, INK
+from launcher.harness.bench import Bench
+from launcher.harness.claims import Claim
+from launcher.harness.pictures import GREEN, bars, headline, panels
+from launcher.harness.tables import table
+from launcher.plot import INK
 from p2ptrain.compute.tasks.chargpt import Config, chargpt
 from p2ptrain.core.effects import Outcome
 from p2ptrain.ids import Seconds
@@ -291,27 +289,21 @@ def row_of_memory(algorithm: str, peers: int, way: str, model_bytes: int, most: 
     }
 
 
-def measure(console: Console, scale: Scale = FULL) -> list[Json]:
+def measure(bench: Bench, scale: Scale = FULL) -> list[Json]:
     """Run everything, one after the other."""
-    context = multiprocessing.get_context("spawn")
-    with (
-        tempfile.TemporaryDirectory() as name,
-        Progress(console=console, transient=True) as progress,
-    ):
-        folder, teach = Path(name), partial(train, model=scale.model)
-        bar = progress.add_task("training beside averages", total=1 + len(scale.looks))
-        rows = rows_of_time(
-            in_processes(context, teach, 2, 0, scale.turns, folder), scale.parameters
-        )
+    with bench.progress("beside a trainer", 1 + len(scale.looks)) as told:
+        turns = in_processes(partial(train, model=scale.model), 2, 0, scale.turns)
+        rows = rows_of_time(turns, scale.parameters)
+        told("training")
         for (algorithm, peers), way in scale.looks:
-            progress.update(bar, advance=1, description=f"memory: {algorithm}, {peers}, {way}")
             take = partial(take_memory, algorithm=algorithm, way=way)
-            most = max(in_processes(context, take, peers, scale.numbers, 0, folder))
+            most = max(in_processes(take, peers, scale.numbers, 0))
             rows.append(row_of_memory(algorithm, peers, way, 4 * scale.numbers, most))
+            told(f"memory, {algorithm}, {way}")
     return rows
 
 
-# --- claims ---------------------------------------------------------------------------------------
+# --- results --------------------------------------------------------------------------------------
 
 
 def claims_of(rows: Sequence[Json]) -> list[Json]:
@@ -322,80 +314,66 @@ def claims_of(rows: Sequence[Json]) -> list[Json]:
         if row["measures"] == "training" and way != NEVER:
             steps = f"{row['parameters']} parameters, steps of {row['step_s']:.1f} s"
             text = f"{steps}, an average for each: {way}"
-            claims.append(claim(text, "samples_per_s", way, row["ratio"], over=NEVER, at_least=0.9))
+            speed = Claim(text, "samples_per_s", way, over=NEVER, at_least=0.9)
             text = f"averages per step of each peer, {way}"
-            claims.append(
-                claim(text, "averages_per_step", way, row["averages_per_step"], at_least=0.9)
-            )
+            averages = Claim(text, "averages_per_step", way, at_least=0.9)
+            claims += [speed.check(row["ratio"]), averages.check(row["averages_per_step"])]
         if row["measures"] == "memory":
-            text = (
-                f"{row['peers']} peers, {row['algorithm']}, {way}: memory over "
-                f"3 x the model + 64 MB"
-            )
-            claims.append(claim(text, "most_bytes", way, row["share_of_bound"], at_most=1.0))
+            fleet = f"{row['peers']} peers, {row['algorithm']}, {way}"
+            text = f"{fleet}: memory over 3 x the model + 64 MB"
+            memory = Claim(text, "most_bytes", way, at_most=1.0)
+            claims.append(memory.check(row["share_of_bound"]))
     return claims
 
 
-# --- output ---------------------------------------------------------------------------------------
-
-
-def print_rows(console: Console, rows: Sequence[Json]) -> None:
+def tables(rows: Sequence[Json]) -> list[Table]:
     """A line per transport, and per fleet's memory."""
-    parameters = rows[0]["parameters"]
-    title = f"Averages in the background: two peers, a GPT of {parameters} parameters, a core each"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("way", "samples/s", "/ never", "s per step", "averages per step"):
-        table.add_column(heading, justify="left" if heading == "way" else "right", no_wrap=True)
-    for row in rows:
-        if row["measures"] == "training":
-            figures = (row[key] for key in ("samples_per_s", "ratio", "step_s"))
-            table.add_row(
-                row["way"], *(f"{f:.2f}" for f in figures), f"{row['averages_per_step']:.2f}"
-            )
-    console.print(table)
-    memories = [row for row in rows if row["measures"] == "memory"]
-    size = memories[0]["model_bytes"] / 1e6
-    title = f"Memory beside torch, a model of {size:g} MB, gradients and optimizer: MB, at most"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("algorithm", "peers", *WAYS):
-        table.add_column(heading, justify="right", no_wrap=True)
-    most = {(row["algorithm"], row["peers"], row["way"]): row["most_bytes"] for row in memories}
-    for algorithm, peers in FLEETS:
-        found = (most.get((algorithm, peers, way)) for way in WAYS)
-        table.add_row(
-            algorithm, str(peers), *("-" if f is None else f"{f / 1e6:.0f}" for f in found)
-        )
-    console.print(table)
+    training, memories = _measuring(rows, "training"), _measuring(rows, "memory")
+    parameters, size = rows[0]["parameters"], memories[0]["model_bytes"] / 1e6
+    speeds = table(
+        f"Averages in the background: two peers, a GPT of {parameters} parameters, a core each",
+        training,
+        {
+            "way": "{way}",
+            "samples/s": "{samples_per_s:.2f}",
+            "/ never": "{ratio:.2f}",
+            "s per step": "{step_s:.2f}",
+            "averages per step": "{averages_per_step:.2f}",
+        },
+    )
+    held = table(
+        f"Memory beside torch, a model of {size:g} MB, gradients and optimizer: MB, at most",
+        [{**row, "most": row["most_bytes"] / 1e6} for row in memories],
+        {"algorithm": "{algorithm}", "way": "{way}", "peers": "{peers}", "MB": "{most:.0f}"},
+        names=2,
+    )
+    return [speeds, held]
 
 
-def plot(path: Path, rows: Sequence[Json]) -> None:
+def picture(rows: Sequence[Json]) -> Figure:
     """Left: speed beside never averaging; right: memory below its bound."""
-    figure = Figure(figsize=(9.6, 3.4), dpi=150)
-    figure.set_layout_engine("constrained")
-    speeds, memories = figure.subplots(1, 2)
-    training = [row for row in rows if row["measures"] == "training" and row["way"] != NEVER]
-    _bars(speeds, [row["way"] for row in training], [row["ratio"] for row in training], "{:.2f}")
-    speeds.axhline(0.9, color=INK, linewidth=0.8, linestyle="--")
-    speeds.set_ylim(0, 1.15)
-    speeds.set_title("Samples per second, over never averaging", loc="left", fontsize=11, color=INK)
-    looked = [row for row in rows if row["measures"] == "memory"]
-    names = [f"{row['algorithm']}\n{row['way']}" for row in looked]
-    _bars(memories, names, [row["most_bytes"] / 1e6 for row in looked], "{:.0f}")
+    figure, (speeds, memories) = panels((9.6, 3.4), 2, across=True)
+    training = [row for row in _measuring(rows, "training") if row["way"] != NEVER]
+    ratios = {row["way"]: row["ratio"] for row in training}
+    _draw(speeds, "Samples per second, over never averaging", ratios, "{:.2f}", 0.9, 1.15)
+    looked = _measuring(rows, "memory")
+    most = {f"{row['algorithm']}\n{row['way']}": row["most_bytes"] / 1e6 for row in looked}
     bound = MOST_OF_MODEL * looked[0]["model_bytes"] / 1e6 + MOST_BYTES_BESIDE / 1e6
-    memories.axhline(bound, color=INK, linewidth=0.8, linestyle="--")
-    memories.set_ylim(0, 1.15 * bound)
-    memories.tick_params(axis="x", labelsize=6)
     title = "MB beside model, gradients, optimizer"
-    memories.set_title(title, loc="left", fontsize=11, color=INK)
-    figure.savefig(path)
+    _draw(memories, title, most, "{:.0f}", bound, 1.15 * bound)
+    memories.tick_params(axis="x", labelsize=6)
+    return figure
 
 
-def _bars(axes: Axes, names: Sequence[str], heights: Sequence[float], form: str) -> None:
-    axes.bar(range(len(names)), heights, width=0.7, color="#009E73")
-    for worker, height in enumerate(heights):
-        text = form.format(height)
-        axes.annotate(text, (worker, height), ha="center", va="bottom", fontsize=8, color=INK)
-    axes.set_xticks(range(len(names)), names)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(FAINT)
-    axes.tick_params(colors=INK, labelsize=9)
+def _draw(
+    axes: Axes, title: str, heights: dict[str, float], form: str, bound: float, top: float
+) -> None:
+    bars(axes, dict(enumerate(heights.values())), form.format, width=0.7, colour=GREEN)
+    axes.set_xticks(range(len(heights)), [*heights])
+    axes.axhline(bound, color=INK, linewidth=0.8, linestyle="--")
+    axes.set_ylim(0, top)
+    headline(axes, title)
+
+
+def _measuring(rows: Sequence[Json], what: str) -> list[Json]:
+    return [row for row in rows if row["measures"] == what]

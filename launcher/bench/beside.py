@@ -8,7 +8,6 @@ machine at the same time. Reported is the duration of the three others' rounds i
 relative to the calm one before it. A round belongs to the period in which it began.
 """
 
-import multiprocessing
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,17 +15,18 @@ from multiprocessing.connection import Connection
 from multiprocessing.sharedctypes import Synchronized
 from statistics import fmean, median
 from time import perf_counter
-from typing import Any
 
 import torch
 from matplotlib.axes import Axes
-from rich import box
-from rich.console import Console
 from rich.table import Table
 
-from launcher.bench.claims import claim
+from launcher.bench.claimer import FilledModel
 from launcher.collect import Json
-from launcher.plot import FAINT, INK
+from launcher.harness.claims import Claim
+from launcher.harness.pictures import ORANGE, headline, medians
+from launcher.harness.processes import Children
+from launcher.harness.tables import table
+from launcher.plot import INK
 from p2ptrain import Peer
 from p2ptrain.ids import Seconds
 
@@ -55,8 +55,6 @@ class Scale:
 
 FULL = Scale(NUMBERS, warm_s=5.0, while_s=5.0)
 QUICK = Scale(100_000, warm_s=0.5, while_s=1.0)
-
-COLOURS = {"calm": "#999999", "slow": "#E69F00"}
 
 Times = tuple[Seconds, Seconds]
 """Beginning and end of one round."""
@@ -89,9 +87,8 @@ def _train(
 ) -> None:
     """Run one peer until it is killed."""
     torch.set_num_threads(1)
-    model = torch.nn.ParameterDict({"weight": torch.full((numbers,), float(rank))})
-    weight = model["weight"]
-    weight.grad = torch.zeros_like(weight)
+    model = FilledModel(numbers, rank)
+    model.weight.grad = torch.zeros_like(model.weight)
     with Peer(
         model,
         torch.optim.SGD(model.parameters(), lr=0.0),
@@ -110,20 +107,19 @@ def _train(
             parent.send((began, perf_counter()))
 
 
-class Fleet:
+class Fleet(Children):
     """Four peers that train, one of which can be told to sleep."""
 
     def __init__(self, algorithm: str, scale: Scale) -> None:
-        self._context = multiprocessing.get_context("spawn")
-        self._sleep_s: Synchronized[float] = self._context.Value("d", 0.0)
-        self._awake: Synchronized[float] = self._context.Value("d", 0.0)
+        super().__init__()
+        self._sleep_s: Synchronized[float] = self.context.Value("d", 0.0)
+        self._awake: Synchronized[float] = self.context.Value("d", 0.0)
         self._algorithm = algorithm
         self._scale = scale
-        self._processes: list[Any] = []  # Any: multiprocessing's own
-        self._others = [self._start(0, "")]
+        self._others = [self._begin(0, "")]
         host = self._others[0].recv()
-        self._others += [self._start(rank, host) for rank in range(1, PEERS - 1)]
-        self._slow = self._start(PEERS - 1, host)
+        self._others += [self._begin(rank, host) for rank in range(1, PEERS - 1)]
+        self._slow = self._begin(PEERS - 1, host)
         for peer in (*self._others[1:], self._slow):
             peer.recv()
         time.sleep(scale.warm_s)
@@ -133,12 +129,6 @@ class Fleet:
         calm_s = [end - began for began, end in self._while(0.0)]
         slow_s = [end - began for began, end in self._while(SLEEP_S)]
         return Beside(self._algorithm, fmean(calm_s), fmean(slow_s), max(slow_s))
-
-    def close(self) -> None:
-        """End all processes."""
-        for process in self._processes:
-            process.kill()
-            process.join()
 
     def _while(self, sleep_s: Seconds) -> list[Times]:
         """The others' rounds, from the fourth peer's first round with this sleep on."""
@@ -150,14 +140,10 @@ class Fleet:
         rounds = [times for peer in self._others for times in _until(peer, ended)]
         return [times for times in rounds if began <= times[0] < ended]
 
-    def _start(self, rank: int, host: str) -> Connection:
-        ours, theirs = self._context.Pipe()
+    def _begin(self, rank: int, host: str) -> Connection:
         sleep_s = self._sleep_s if rank == PEERS - 1 else self._awake
-        arguments = (rank, self._algorithm, self._scale.numbers, host, sleep_s, theirs)
-        process = self._context.Process(target=_train, args=arguments, daemon=True)
-        process.start()
-        self._processes.append(process)
-        return ours
+        arguments = (rank, self._algorithm, self._scale.numbers, host, sleep_s)
+        return self.talk(_train, *arguments)[0]
 
 
 def _until(peer: Connection, moment: Seconds) -> list[Times]:
@@ -181,13 +167,10 @@ def measure(
     """Calm and slow periods of each algorithm; `progress` is called for each."""
     found: list[Beside] = []
     for algorithm in algorithms:
-        fleet = Fleet(algorithm, scale)
-        try:
+        with Fleet(algorithm, scale) as fleet:
             for number in range(rounds):
                 found.append(fleet.two_whiles())
                 progress(f"{algorithm}, {number + 1}")
-        finally:
-            fleet.close()
     return found
 
 
@@ -216,60 +199,51 @@ def claims_of(found: Sequence[Beside]) -> list[Json]:
                 f"{algorithm}, one of four sleeps {SLEEP_S:g} s before each round: "
                 f"the others' rounds, {which} of {len(own)}"
             )
-            ratio = float(pick(ratios))
-            claims.append(
-                claim(text, "slow_s", algorithm, ratio, over="nobody sleeps", at_most=RATIO)
-            )
+            claim = Claim(text, "slow_s", algorithm, over="nobody sleeps", at_most=RATIO)
+            claims.append(claim.check(float(pick(ratios))))
     return claims
 
 
-def print_besides(console: Console, found: Sequence[Beside]) -> None:
+def table_of(found: Sequence[Beside]) -> Table:
     """A line per algorithm."""
-    table = Table(
-        title=f"One of four sleeps {SLEEP_S:g} s before each round: the others' rounds, in seconds",
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
+    return table(
+        f"One of four sleeps {SLEEP_S:g} s before each round: the others' rounds, in seconds",
+        [
+            {
+                "algorithm": algorithm,
+                "calm_s": median(one.calm_s for one in own),
+                "slow_s": median(one.slow_s for one in own),
+                "ratio": median(one.ratio for one in own),
+                "worst": max(one.ratio for one in own),
+                "longest_s": max(one.longest_s for one in own),
+                "whiles": len(own),
+            }
+            for algorithm, own in _by_algorithm(found).items()
+        ],
+        {
+            "": "{algorithm}",
+            "nobody sleeps": "{calm_s:.3f}",
+            "one does": "{slow_s:.3f}",
+            "ratio": "{ratio:.2f}",
+            "worst": "{worst:.2f}",
+            "longest round": "{longest_s:.3f}",
+            "whiles": "{whiles}",
+        },
     )
-    table.add_column("", no_wrap=True)
-    for heading in ("nobody sleeps", "one does", "ratio", "worst", "longest round", "whiles"):
-        table.add_column(heading, justify="right")
-    for algorithm, own in _by_algorithm(found).items():
-        ratios = [one.ratio for one in own]
-        table.add_row(
-            algorithm,
-            f"{median(one.calm_s for one in own):.3f}",
-            f"{median(one.slow_s for one in own):.3f}",
-            f"{median(ratios):.2f}",
-            f"{max(ratios):.2f}",
-            f"{max(one.longest_s for one in own):.3f}",
-            str(len(own)),
-        )
-    console.print(table)
 
 
 def draw(axes: Axes, found: Sequence[Beside]) -> None:
     """Every period as a dot, medians as bars; the line is the required bound."""
-    by_algorithm = _by_algorithm(found)
-    for place, own in enumerate(by_algorithm.values()):
-        for offset, name, label in (
-            (-0.2, "calm", "nobody sleeps"),
-            (0.2, "slow", f"one sleeps {SLEEP_S:g} s"),
-        ):
-            values = [getattr(one, f"{name}_s") for one in own]
-            shown = label if place == 0 else None
-            axes.barh(place + offset, median(values), 0.36, color=COLOURS[name], label=shown)
-            axes.plot(values, [place + offset] * len(values), ".", color=INK, markersize=4)
-        promised_s = RATIO * median(one.calm_s for one in own)
-        axes.plot([promised_s] * 2, [place - 0.4, place + 0.4], color=INK, linewidth=0.9)
-    axes.set_yticks(range(len(by_algorithm)), list(by_algorithm))
-    axes.invert_yaxis()
-    axes.set_xlabel(
-        f"seconds of the others' rounds; line: {RATIO:g} times the calm ones", color=INK
-    )
-    axes.set_title("One of four is slow", loc="left", color=INK)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(FAINT)
+    lines = {
+        algorithm: ([one.calm_s for one in own], [one.slow_s for one in own])
+        for algorithm, own in _by_algorithm(found).items()
+    }
+    medians(axes, lines, (("nobody sleeps", "#999999"), (f"one sleeps {SLEEP_S:g} s", ORANGE)))
+    for place, (calm, _) in enumerate(lines.values()):
+        axes.plot([RATIO * median(calm)] * 2, [place - 0.4, place + 0.4], color=INK, linewidth=0.9)
+    text = f"seconds of the others' rounds; line: {RATIO:g} times the calm ones"
+    axes.set_xlabel(text, color=INK)
+    headline(axes, "One of four is slow")
     axes.legend(frameon=False, fontsize=9, ncols=2, loc="lower right", bbox_to_anchor=(1, 1))
 
 

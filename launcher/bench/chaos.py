@@ -20,6 +20,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Annotated
@@ -30,13 +31,14 @@ from rich.console import Console
 from launcher.backends import load_backend
 from launcher.backends.base import Backend, Fleet
 from launcher.backends.peer_process import RealFleet
-from launcher.bench.chaos_picture import Usage, plot
-from launcher.bench.claims import Quick, claim, conclude, print_claims, run_bench, write_bench
+from launcher.bench.chaos_picture import Usage, picture
 from launcher.collect import Json
 from launcher.compare import compare
 from launcher.conditions import FaultConfig, Kind
 from launcher.evaluate import TaskEvaluator
 from launcher.faults import FaultInstance
+from launcher.harness.bench import Bench, Check, Out, Quick, run_bench
+from launcher.harness.claims import Claim
 from launcher.live import open_display
 from launcher.machine import describe_machine
 from launcher.report import write_report
@@ -209,37 +211,34 @@ def carry_out(
 
 
 def main(
-    out: Annotated[Path, typer.Option(help="Where picture, report and records go.")] = Path(
-        "runs/chaos"
-    ),
+    out: Out = Path("runs/chaos"),
     backend: Annotated[str, typer.Option(help="process or docker.")] = "process",
     seconds: Annotated[float, typer.Option(help="How long the bad time is.")] = 600.0,
     faults: Annotated[int, typer.Option(help="How many things happen in it.")] = 50,
     seed: Annotated[int, typer.Option(help="Of what happens.")] = 1,
-    check: Annotated[bool, typer.Option(help="Exit with 3 if a claim does not hold.")] = False,
+    check: Check = False,
     quick: Quick = False,
 ) -> None:
     """Train eight peers through faults and then without, and compare."""
     if backend == "sim":
         raise ConfigError("chaos is for real peers; `make worlds` is the same in simulated ones")
-    console, began = Console(highlight=False), time.monotonic()
+    bench = Bench(out, check=check, quick=quick)
     peers, quiet_s = PEERS, QUIET_S
     if quick:
         peers, quiet_s, seconds, faults = QUICK_PEERS, QUICK_QUIET_S, QUICK_SECONDS, 2
     drawn = draw_faults(seed, faults, seconds, peers, quiet_s)
     bad = scenario_of(seed, drawn, StopConfig(seconds=seconds), STEP_MS, peers)
-    run, stormy, watcher = carry_out(bad, load_backend(backend), backend, out / "bad", console)
+    run, stormy, watcher = carry_out(
+        bad, load_backend(backend), backend, out / "bad", bench.console
+    )
     good = scenario_of(seed, (), StopConfig(samples=run.samples), CALM_STEP_MS, peers)
-    calm_run, calm, _ = carry_out(good, load_backend(backend), backend, out / "good", console)
-    claims = claims_of(run, stormy, calm, watcher)
-    rows = [{"name": "bad", **stormy}, {"name": "good", **calm}]
-    write_bench(out, rows, claims, began)
-    plot(out / "bench.png", run, calm_run, list(watcher.lives.values()))
+    calm_run, calm, _ = carry_out(good, load_backend(backend), backend, out / "good", bench.console)
     comparison = compare(bad, [stormy])
     write_report(out / "report.html", bad, [(run, stormy)], comparison, describe_machine())
-    console.print(what_happened(run.instances))
-    print_claims(console, claims)
-    conclude(console, out, claims, check=check, quick=quick)
+    bench.console.print(what_happened(run.instances))
+    rows = [{"name": "bad", **stormy}, {"name": "good", **calm}]
+    pictures = {"bench.png": partial(picture, run, calm_run, [*watcher.lives.values()])}
+    bench.conclude(rows, claims_of(run, stormy, calm, watcher), pictures=pictures)
 
 
 def what_happened(instances: Sequence[FaultInstance]) -> str:
@@ -256,24 +255,21 @@ def claims_of(run: Run, stormy: Json, calm: Json, watcher: Watcher) -> list[Json
     """What must hold after ten minutes of faults."""
     memory, descriptors = growth_of(list(watcher.lives.values()))
     ended = sum(status.state == "ended" for status in run.statuses)
+    came = Claim("everybody came to the end", "ended", "bad", at_least=len(run.statuses))
+    loss = Claim(
+        "the loss is within 5 % of the undisturbed run's at equal samples",
+        "final.loss",
+        "bad",
+        over="good",
+        at_most=1.05,
+    )
+    flat = Claim("memory does not grow", "resident_bytes", "bad", at_most=MEMORY_GROWTH)
+    closed = Claim("descriptors do not grow", "descriptors", "bad", at_most=DESCRIPTOR_GROWTH)
     return [
-        claim("everybody came to the end", "ended", "bad", ended, at_least=len(run.statuses)),
-        claim(
-            "the loss is within 5 % of the undisturbed run's at equal samples",
-            "final.loss",
-            "bad",
-            stormy["final"]["loss"] / calm["final"]["loss"],
-            over="good",
-            at_most=1.05,
-        ),
-        claim("memory does not grow", "resident_bytes", "bad", memory, at_most=MEMORY_GROWTH),
-        claim(
-            "descriptors do not grow",
-            "descriptors",
-            "bad",
-            descriptors,
-            at_most=DESCRIPTOR_GROWTH,
-        ),
+        came.check(ended),
+        loss.check(stormy["final"]["loss"] / calm["final"]["loss"]),
+        flat.check(memory),
+        closed.check(descriptors),
     ]
 
 

@@ -7,7 +7,6 @@ every process, each from its own start or that of the training.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -16,6 +15,7 @@ from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from launcher.conditions import Kind
 from launcher.faults import FaultInstance
+from launcher.harness.pictures import headline
 from launcher.plot import COMPUTING, INK, clean
 from launcher.records import PeerHistory
 from launcher.run import Run
@@ -49,8 +49,8 @@ class Usage:
     descriptors: int
 
 
-def plot(path: Path, bad: Run, good: Run, lives: Sequence[Sequence[Usage]]) -> None:
-    """Draw both runs, and the usage of each process in the one with faults, into a PNG."""
+def picture(bad: Run, good: Run, lives: Sequence[Sequence[Usage]]) -> Figure:
+    """Draw both runs, and the usage of each process in the one with faults."""
     figure = Figure(figsize=(9.6, 9.6), dpi=150)
     figure.set_layout_engine("constrained", hspace=0.06)
     figure.suptitle(bad.scenario.text, x=0.01, ha="left", fontsize=13, weight="bold", color=INK)
@@ -59,7 +59,7 @@ def plot(path: Path, bad: Run, good: Run, lives: Sequence[Sequence[Usage]]) -> N
     _draw_losses(axes["L"], bad, good)
     _draw_processes(axes["M"], lives, "resident_bytes", 1e6, "Memory of every life, MB")
     _draw_processes(axes["F"], lives, "descriptors", 1, "Open files of every life")
-    figure.savefig(path)
+    return figure
 
 
 def _draw_peers(axes: Axes, run: Run) -> None:
@@ -82,7 +82,7 @@ def _draw_peers(axes: Axes, run: Run) -> None:
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
     axes.set_xlabel("seconds since the first step", color=INK)
-    axes.set_title("Who was there", loc="left", fontsize=11, color=INK)
+    headline(axes, "Who was there")
     patches = [Patch(color=COMPUTING, label="trains")]
     patches += [Patch(color=colour, label=WORDS[kind]) for kind, colour in COLOURS.items()]
     axes.legend(
@@ -126,7 +126,7 @@ def _draw_losses(axes: Axes, bad: Run, good: Run) -> None:
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     axes.set_xlim(left=0)
     axes.set_xlabel("samples, of all peers", color=INK)
-    axes.set_title("Held-out loss of the mean of all models", loc="left", fontsize=11, color=INK)
+    headline(axes, "Held-out loss of the mean of all models")
     axes.legend(frameon=False, fontsize=9)
 
 
@@ -141,4 +141,4 @@ def _draw_processes(
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
     axes.set_xlabel("seconds of its life, while the swarm trains", color=INK)
-    axes.set_title(title, loc="left", fontsize=11, color=INK)
+    headline(axes, title)

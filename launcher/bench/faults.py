@@ -6,7 +6,7 @@ shared memory. Four peers average 100 MB. During the average one of them
 * is killed (SIGKILL): its connections are reset;
 * freezes (SIGSTOP): its connections stay open, without an answer;
 * is cut off: nothing passes between it and the others any more, without an error
-  (`launcher/bench/cable.py`; needs root, and excludes shared memory).
+  (`launcher/harness/namespaces.py`; needs root, and excludes shared memory).
 
 Measured is the slowest of the three others, from the fault on: until none of them waits for the
 broken average any more, and until all hold the average of the three, which is checked.
@@ -15,7 +15,6 @@ peer that only sleeps costs the others.
 """
 
 import asyncio
-import multiprocessing
 import os
 import signal
 import time
@@ -25,38 +24,29 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import product
 from multiprocessing.connection import Connection
-from multiprocessing.context import SpawnContext
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import typer
 import uvloop
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from rich import box
-from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 from launcher.bench import beside
 from launcher.bench.beside import Beside
-from launcher.bench.cable import Cable, laid
 from launcher.bench.claimer import Claimer
-from launcher.bench.claims import (
-    Quick,
-    claim,
-    conclude,
-    print_claims,
-    run_bench,
-    some_of,
-    write_bench,
-)
-from launcher.bench.namespaces import Home, end_on_sigterm, may_be_made
 from launcher.collect import Json
-from launcher.plot import FAINT, INK
+from launcher.harness.bench import Bench, Check, Out, Quick, run_bench, some_of
+from launcher.harness.claims import Claim
+from launcher.harness.namespaces import Cable, Home, laid, may_be_made
+from launcher.harness.pictures import GREEN, SKY, headline, medians, panels
+from launcher.harness.processes import Children, Process
+from launcher.harness.tables import table
+from launcher.plot import INK
 from p2ptrain.ids import PeerId, Seconds
 
 ROUNDS = 8
@@ -69,7 +59,6 @@ CUT = "cut off"
 SLOW = "slow"
 FAULTS = (*SIGNALS, CUT, SLOW)
 LIMIT_S: Seconds = 60.0
-COLOURS = {"waits": "#56B4E9", "holds": "#009E73"}
 
 BOUNDS = {
     ("killed", "grpc"): (0.4, 0.6),
@@ -101,7 +90,6 @@ def _live(peer: Callable[[], Claimer], value: float, home: Home | None, parent: 
     """Run a peer that obeys its parent process; `home` is its namespace."""
     if home:
         home.enter()
-    os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
     uvloop.run(_serve(peer, value, parent))
 
@@ -139,22 +127,19 @@ async def _result(peer: Claimer) -> list[Json]:
 # --- the rounds -----------------------------------------------------------------------------------
 
 
-class Fleet:
+class Fleet(Children):
     """Three peers that survive, and a new victim per round, at the end of `cable`."""
 
-    def __init__(
-        self, context: SpawnContext, way: str, numbers: int, cable: Cable | None = None
-    ) -> None:
-        self._context = context
+    def __init__(self, way: str, numbers: int, cable: Cable | None = None) -> None:
+        super().__init__()
         self._way = way
         self._cable = cable
-        self._processes: list[Any] = []  # Any: multiprocessing's own
         self._victims = 0
         self._numbers = numbers
         self._next = self._start_victim()
         near = cable.near if cable else None
         self._peers = [
-            self._start(f"p{rank}", float(rank), near, peers=min(rank + 1, 2))
+            self._begin(f"p{rank}", float(rank), near, peers=min(rank + 1, 2))[0]
             for rank in range(SURVIVORS)
         ]
         self._host = self._peers[0].recv()
@@ -178,6 +163,7 @@ class Fleet:
         if self._cable:
             self._cable.cut()
         else:
+            assert process.pid is not None  # it has been started
             os.kill(process.pid, SIGNALS[fault])
         found = [self._result(peer) for peer in self._peers]
         process.kill()
@@ -197,12 +183,6 @@ class Fleet:
         waits_s = max(records[0]["t"] for records, _ in found) - hit_at
         holds_s = max(records[-1]["t"] for records, _ in found) - hit_at
         return Round(fault, self._way, waits_s, holds_s)
-
-    def close(self) -> None:
-        """End all processes."""
-        for process in self._processes:
-            process.kill()
-            process.join()
 
     def _average(self, peers: Sequence[Connection], name: str) -> Seconds:
         """The duration of an average without a fault."""
@@ -226,30 +206,26 @@ class Fleet:
         peer.send(("result",))
         return peer.recv(), peer.recv()
 
-    def _start_victim(self) -> tuple[Connection, Any, str]:  # Any: multiprocessing's own
+    def _start_victim(self) -> tuple[Connection, Process, str]:
         self._victims += 1
         name = f"v{self._victims}"
         far = self._cable.far if self._cable else None
-        return self._start(name, 7.0, far, peers=SURVIVORS + 1), self._processes[-1], name
+        return *self._begin(name, 7.0, far, peers=SURVIVORS + 1), name
 
-    def _start(self, name: str, value: float, home: Home | None, *, peers: int) -> Connection:
-        ours, theirs = self._context.Pipe()
-        host = home.host if home else "127.0.0.1"
+    def _begin(
+        self, name: str, value: float, home: Home | None, *, peers: int
+    ) -> tuple[Connection, Process]:
         make = partial(
             Claimer,
             name,
             self._numbers,
             value,
             self._way,
-            host=host,
+            host=home.host if home else "127.0.0.1",
             peers=peers,
             limit_s=LIMIT_S,
         )
-        arguments = (make, value, home, theirs)
-        process = self._context.Process(target=_live, args=arguments, daemon=True)
-        process.start()
-        self._processes.append(process)
-        return ours
+        return self.talk(_live, make, value, home)
 
 
 def measure(
@@ -264,15 +240,13 @@ def measure(
     Raises:
         ConfigError: if a peer is to be cut off and this machine does not allow it.
     """
-    context = multiprocessing.get_context("spawn")
     found: list[Round] = []
     for way, fault in product(ways, faults):
         if not is_possible(way, fault):
             continue
         with ExitStack() as stack:
             cable = stack.enter_context(laid()) if fault == CUT else None
-            fleet = Fleet(context, way, numbers, cable)
-            stack.callback(fleet.close)
+            fleet = stack.enter_context(Fleet(way, numbers, cable))
             for number in range(rounds):
                 tries = (fleet.round(fault) for _ in range(3))
                 found += [one for one in [next((r for r in tries if r), None)] if one]
@@ -288,74 +262,73 @@ def is_possible(way: str, fault: str) -> bool:
 # --- results --------------------------------------------------------------------------------------
 
 
+Kind = tuple[str, str]
+"""A fault, and how chunks travel."""
+
+
+def by_kind(rounds: Sequence[Round]) -> dict[Kind, tuple[list[Seconds], list[Seconds]]]:
+    """All times until nobody waits, and until the others hold their mean, of each kind."""
+    found: dict[Kind, tuple[list[Seconds], list[Seconds]]] = {}
+    for one in sorted(rounds, key=lambda one: (one.fault, one.way)):
+        waits, holds = found.setdefault((one.fault, one.way), ([], []))
+        waits.append(one.waits_s)
+        holds.append(one.holds_s)
+    return found
+
+
 def claims_of(rounds: Sequence[Round]) -> list[Json]:
     """Median and worst case of each transport, against the required bounds."""
     claims = []
-    for fault, way in sorted({(one.fault, one.way) for one in rounds}):
-        own = [one for one in rounds if (one.fault, one.way) == (fault, way)]
+    for (fault, way), (waits, holds) in by_kind(rounds).items():
         waits_s, holds_s = BOUNDS.get((fault, way), (SILENT_S, SILENT_S))
-        waits = [one.waits_s for one in own]
-        holds = [one.holds_s for one in own]
-        of = f"p2ptrain {way}"
+        of, what = f"p2ptrain {way}", f"{way}, one of four is {fault}"
         for which, pick in (("median", median), ("worst", max)):
-            text = f"{way}, one of four is {fault}: nobody waits any more, {which} of {len(own)}"
-            claims.append(claim(text, "waits_s", of, float(pick(waits)), at_most=waits_s))
-            text = f"{way}, one of four is {fault}: the others hold their mean, {which}"
-            claims.append(claim(text, "holds_s", of, float(pick(holds)), at_most=holds_s))
+            text = f"{what}: nobody waits any more, {which} of {len(waits)}"
+            waited = Claim(text, "waits_s", of, at_most=waits_s)
+            held = Claim(
+                f"{what}: the others hold their mean, {which}", "holds_s", of, at_most=holds_s
+            )
+            claims += [waited.check(float(pick(waits))), held.check(float(pick(holds)))]
     return claims
 
 
-def print_rounds(console: Console, rounds: Sequence[Round]) -> None:
+def table_of(rounds: Sequence[Round]) -> Table:
     """A line per fault and transport, in seconds."""
-    table = Table(
-        title="One of four, averaging 100 MB: seconds from the fault on",
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
+    return table(
+        "One of four, averaging 100 MB: seconds from the fault on",
+        [
+            {"kind": ", ".join(kind), "waits": waits, "holds": holds}
+            for kind, (waits, holds) in by_kind(rounds).items()
+        ],
+        {
+            "": "{kind}",
+            "nobody waits": lambda row: f"{median(row['waits']):.2f}",
+            "at worst": lambda row: f"{max(row['waits']):.2f}",
+            "the others hold their mean": lambda row: f"{median(row['holds']):.2f}",
+            "worst": lambda row: f"{max(row['holds']):.2f}",
+            "rounds": lambda row: str(len(row["waits"])),
+        },
     )
-    table.add_column("", no_wrap=True)
-    for heading in ("nobody waits", "worst", "the others hold their mean", "worst", "rounds"):
-        table.add_column(heading, justify="right")
-    for fault, way in sorted({(one.fault, one.way) for one in rounds}):
-        own = [one for one in rounds if (one.fault, one.way) == (fault, way)]
-        waits, holds = [one.waits_s for one in own], [one.holds_s for one in own]
-        values = (median(waits), max(waits), median(holds), max(holds))
-        table.add_row(f"{fault}, {way}", *(f"{value:.2f}" for value in values), str(len(own)))
-    console.print(table)
 
 
-def plot(path: Path, rounds: Sequence[Round], besides: Sequence[Beside]) -> None:
+def picture(rounds: Sequence[Round], besides: Sequence[Beside]) -> Figure:
     """Every round as a dot, medians as bars."""
-    kinds = len({(one.fault, one.way) for one in rounds})
-    algorithms = len({one.algorithm for one in besides})
-    heights = [1.2 + 0.6 * count for count in (kinds, algorithms) if count]
-    figure = Figure(figsize=(8, sum(heights)), dpi=150, layout="constrained")
-    panels = list(figure.subplots(len(heights), squeeze=False, height_ratios=heights)[:, 0])
+    kinds, algorithms = by_kind(rounds), {one.algorithm for one in besides}
+    heights = [1.2 + 0.6 * len(lines) for lines in (kinds, algorithms) if lines]
+    figure, axes_of = panels((8, sum(heights)), heights)
     if kinds:
-        _draw(panels.pop(0), rounds)
+        _draw(axes_of.pop(0), {", ".join(kind): times for kind, times in kinds.items()})
     if algorithms:
-        beside.draw(panels.pop(0), besides)
-    figure.savefig(path)
+        beside.draw(axes_of.pop(0), besides)
+    return figure
 
 
-def _draw(axes: Axes, rounds: Sequence[Round]) -> None:
-    for place, kind in enumerate(sorted({(one.fault, one.way) for one in rounds})):
-        own = [one for one in rounds if (one.fault, one.way) == kind]
-        for offset, name, label in (
-            (-0.2, "waits", "nobody waits any more"),
-            (0.2, "holds", "the other three hold their mean"),
-        ):
-            values = [getattr(one, f"{name}_s") for one in own]
-            shown = label if place == 0 else None
-            axes.barh(place + offset, median(values), 0.36, color=COLOURS[name], label=shown)
-            axes.plot(values, [place + offset] * len(values), ".", color=INK, markersize=4)
-    kinds = sorted({(one.fault, one.way) for one in rounds})
-    axes.set_yticks(range(len(kinds)), [f"{fault}, {way}" for fault, way in kinds])
-    axes.invert_yaxis()
+def _draw(axes: Axes, lines: dict[str, tuple[list[Seconds], list[Seconds]]]) -> None:
+    medians(
+        axes, lines, (("nobody waits any more", SKY), ("the other three hold their mean", GREEN))
+    )
     axes.set_xlabel("seconds after the fault; dots: rounds, bars: medians", color=INK)
-    axes.set_title("One of four dies while it averages 100 MB", loc="left", color=INK)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(FAINT)
+    headline(axes, "One of four dies while it averages 100 MB")
     axes.legend(frameon=False, fontsize=9)
 
 
@@ -371,44 +344,37 @@ def main(
         beside.ALGORITHMS
     ),
     rounds: Annotated[int, typer.Option(min=1, help="Of each.")] = ROUNDS,
-    out: Annotated[Path, typer.Option(help="Where the results go.")] = Path("runs/bench-faults"),
-    check: Annotated[bool, typer.Option(help="Exit with 3 if a claim does not hold.")] = False,
+    out: Out = Path("runs/bench-faults"),
+    check: Check = False,
     quick: Quick = False,
 ) -> None:
     """Measure what a peer that dies in the middle of an average, or is slow, costs the others."""
-    console, began = Console(), time.monotonic()
-    end_on_sigterm()
+    bench = Bench(out, check=check, quick=quick)
     by_way = some_of("--ways", ways, WAYS)
     may = [fault for fault in FAULTS if fault != CUT or may_be_made()]
     kinds = some_of("--faults", faults, FAULTS) if faults else may
     deaths = [kind for kind in kinds if kind != SLOW]
     if not faults and CUT not in may:
-        console.print("nobody is cut off: that takes root", style="dim")
+        bench.console.print("nobody is cut off: that takes root", style="dim")
     by_algorithm = some_of("--algorithms", algorithms, beside.ALGORITHMS) if SLOW in kinds else []
     numbers, scale = NUMBERS, beside.FULL
     if quick:
         by_way, deaths, by_algorithm, rounds = ["sockets"], ["killed"], by_algorithm[:1], 1
         numbers, scale = QUICK_NUMBERS, beside.QUICK
-    with Progress(console=console, transient=True) as progress:
-        cases = sum(is_possible(*case) for case in product(by_way, deaths))
-        total = rounds * (cases + len(by_algorithm))
-        bar = progress.add_task("faults", total=total)
-
-        def told(what: str) -> None:
-            progress.update(bar, advance=1, description=what)
-
+    cases = sum(is_possible(*case) for case in product(by_way, deaths))
+    with bench.progress("faults", rounds * (cases + len(by_algorithm))) as told:
         found = measure(by_way, deaths, rounds, told, numbers)
         besides = beside.measure(by_algorithm, rounds, told, scale)
-    claims = claims_of(found) + beside.claims_of(besides)
-    rows = [*map(asdict, found), *map(beside.row_of, besides)]
-    write_bench(out, rows, claims, began)
-    plot(out / "bench.png", found, besides)
-    if found:
-        print_rounds(console, found)
-    if besides:
-        beside.print_besides(console, besides)
-    print_claims(console, claims)
-    conclude(console, out, claims, check=check, quick=quick)
+    tables = [
+        *([table_of(found)] if found else []),
+        *([beside.table_of(besides)] if besides else []),
+    ]
+    bench.conclude(
+        [*map(asdict, found), *map(beside.row_of, besides)],
+        claims_of(found) + beside.claims_of(besides),
+        tables,
+        {"bench.png": partial(picture, found, besides)},
+    )
 
 
 if __name__ == "__main__":

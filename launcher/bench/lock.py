@@ -10,27 +10,28 @@ the time it waits: for its turn or a grant, or held by an initiator that still w
 """
 
 import asyncio
-import multiprocessing
-import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import combinations, pairwise, product
-from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated
 
 import numpy as np
-import typer
-from rich.console import Console
-from rich.progress import Progress
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from rich.table import Table
 
-from launcher.bench.claims import Quick, conclude, run_bench, write_bench
-from launcher.bench.lock_figures import Figures, claims_of, plot, print_figures
 from launcher.collect import Json
+from launcher.harness.bench import Bench, Check, Out, Quick, run_bench
+from launcher.harness.claims import Claim
+from launcher.harness.pictures import BLUE, ORANGE, headline, panels
+from launcher.harness.processes import side_by_side
+from launcher.harness.tables import table
+from launcher.plot import INK
 from p2ptrain.averaging import in_turn
 from p2ptrain.averaging.base import Algorithm, Swarm
+from p2ptrain.core.lock_state import LockConfig
 from p2ptrain.ids import PeerId, Seconds
 from p2ptrain.sim.link import Link
 from p2ptrain.sim.loop import run
@@ -57,7 +58,12 @@ MEASURED_S: Seconds = 20.0
 COOL_DOWN_S: Seconds = 2.0
 """The time until a formed group has ended, and so is on record."""
 
-TICK_S: Seconds = 0.25
+INSIDE_AT_LEAST = {2: 0.85, 8: 0.75}
+PAIRS_AT_LEAST = 0.9
+WAIT_AT_MOST_S: Seconds = 1.0
+
+COLOURS = (BLUE, ORANGE, "#CC3377")
+"""By loss."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,19 +123,54 @@ class Span:
     done: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """The figures of one world of peers; shares are from 0 to 1."""
+
+    size: int
+    loss: float
+    inside: float
+    """Fraction of all peers' time spent in a group."""
+    wait_median_s: Seconds
+    wait_p99_s: Seconds
+    wait_longest_s: Seconds
+    """The longest time of a peer from one group to the next."""
+    pairs_met: float
+    """Fraction of all pairs that have been in one group."""
+    groups: int
+    average_s: Seconds
+    """The mean time of a member in a group."""
+    messages: float
+    """Messages of the lock, per group and member."""
+
+    @property
+    def name(self) -> str:
+        """``groups of 8``, ``groups of 8, loss 5 %``."""
+        return f"groups of {self.size}{f', {loss_of(self.loss)}' if self.loss else ''}"
+
+    @property
+    def waits(self) -> tuple[Seconds, Seconds, Seconds]:
+        """Median, 99th percentile, longest."""
+        return self.wait_median_s, self.wait_p99_s, self.wait_longest_s
+
+
+def loss_of(loss: float) -> str:
+    """``loss 5 %``."""
+    return f"loss {100 * loss:g} %"
+
+
 # --- one world ------------------------------------------------------------------------------------
 
 
 async def measure(
     size: int,
     loss: float,
-    passed: Callable[[Seconds], None] = lambda _: None,
     *,
     peers: int = PEERS,
     measured_s: Seconds = MEASURED_S,
     seed: int = 0,
 ) -> Figures:
-    """Let `peers` peers request groups of `size`; report virtual time as it passes."""
+    """Let `peers` peers request groups of `size`."""
     link = Link(latency_s=LATENCY_S, loss=loss, bandwidth_bytes_s=UPLINK_BYTES_S)
     trace = CountingTrace()
     world = World(seed, link, trace=trace)
@@ -137,14 +178,14 @@ async def measure(
         replica = VectorReplica(np.zeros(NUMBERS[size], np.float32))
         algorithm = f"{AsksAlways.__module__}:AsksAlways"
         await world.add(f"p{number:02}", replica, algorithm, others=size - 1)
-    await _pass(GATHER_S, passed)
+    await asyncio.sleep(GATHER_S)
     for peer in world.peers.values():
         peer.process.start(_ask(peer))
-    await _pass(WARM_UP_S, passed)
+    await asyncio.sleep(WARM_UP_S)
     start, before = asyncio.get_running_loop().time(), trace.lock_messages
-    await _pass(measured_s, passed)
+    await asyncio.sleep(measured_s)
     end, messages = asyncio.get_running_loop().time(), trace.lock_messages - before
-    await _pass(COOL_DOWN_S, passed)
+    await asyncio.sleep(COOL_DOWN_S)
     spans = {name: spans_of(peer.metrics.of("group")) for name, peer in world.peers.items()}
     for name in tuple(world.peers):
         world.crash(name)  # they would never end
@@ -154,12 +195,6 @@ async def measure(
 async def _ask(peer: SimPeer) -> None:
     """Start its algorithm, within the peer's own process."""
     peer.driver.start(peer.driver.algorithm.background(peer.swarm))
-
-
-async def _pass(duration_s: Seconds, passed: Callable[[Seconds], None]) -> None:
-    for _ in range(round(duration_s / TICK_S)):
-        await asyncio.sleep(TICK_S)
-        passed(TICK_S)
 
 
 # --- results --------------------------------------------------------------------------------------
@@ -209,61 +244,119 @@ def _waits(own: Sequence[Span], start: Seconds, end: Seconds) -> list[Seconds]:
     ]
 
 
+def claims_of(rows: Sequence[Figures]) -> list[Json]:
+    """The claims; with loss of messages there are very few."""
+    claims = []
+    for row in rows:
+        if row.loss:
+            text = f"{row.name}: no lost message idles anybody for a lease"
+            lost = Claim(text, "wait_longest_s", row.name, at_most=LockConfig().lease_s)
+            claims.append(lost.check(row.wait_longest_s))
+            continue
+        if row.size in INSIDE_AT_LEAST:
+            text = f"{row.name}: peers that ask all the time are inside one most of it"
+            inside = Claim(text, "inside", row.name, at_least=INSIDE_AT_LEAST[row.size])
+            claims.append(inside.check(row.inside))
+        text = f"{row.name}: nearly all pairs meet in 20 s"
+        met = Claim(text, "pairs_met", row.name, at_least=PAIRS_AT_LEAST)
+        text = f"{row.name}: nobody waits for long"
+        wait = Claim(text, "wait_longest_s", row.name, at_most=WAIT_AT_MOST_S)
+        claims += [met.check(row.pairs_met), wait.check(row.wait_longest_s)]
+    return claims
+
+
+def table_of(rows: Sequence[Json]) -> Table:
+    """One line per world."""
+    return table(
+        "Peers that ask all the time (times in s)",
+        rows,
+        {
+            "": "{name}",
+            "inside": "{inside:.1%}",
+            "wait": "{wait_median_s:.3f}",
+            "99 %": "{wait_p99_s:.3f}",
+            "longest": "{wait_longest_s:.3f}",
+            "met": "{pairs_met:.1%}",
+            "average": "{average_s:.3f}",
+            "msgs": "{messages:.0f}",
+        },
+    )
+
+
+# --- as a picture ---------------------------------------------------------------------------------
+
+
+def picture(rows: Sequence[Figures]) -> Figure:
+    """Left: the fraction of time a peer is inside; right: how long it waits."""
+    title = "64 peers that ask for a group all the time"
+    figure, (inside, waits) = panels((9.6, 4.2), 2, across=True, title=title)
+    sizes = sorted({row.size for row in rows})
+    losses = sorted({row.loss for row in rows})
+    for axes in (inside, waits):
+        axes.set_xticks(range(len(sizes)), [f"groups of {size}" for size in sizes])
+    for row in rows:
+        place = sizes.index(row.size) + 0.26 * (losses.index(row.loss) - (len(losses) - 1) / 2)
+        colour = COLOURS[losses.index(row.loss) % len(COLOURS)]
+        _draw_inside(inside, place, colour, row)
+        _draw_waits(waits, place, colour, row)
+    for size, bound in INSIDE_AT_LEAST.items():
+        if size in sizes:
+            middle = sizes.index(size)
+            inside.plot([middle - 0.42, middle + 0.42], [bound, bound], color=INK, linewidth=0.9)
+    inside.set_ylim(0, 1)
+    inside.set_ylabel("share of its time that a peer is in a group", color=INK)
+    headline(inside, "Inside; lines: what is required without loss")
+    waits.set_yscale("log")
+    waits.set_ylim(0.001, 2)
+    waits.set_yticks([0.001, 0.01, 0.1, 1], ["1 ms", "10 ms", "100 ms", "1 s"])
+    waits.axhline(WAIT_AT_MOST_S, color=INK, linewidth=0.9)
+    waits.set_ylabel("from one group to the next", color=INK)
+    headline(waits, "Waiting: median, 99th percentile, longest")
+    handles = [
+        waits.scatter([], [], color=COLOURS[n % len(COLOURS)], label=loss_of(loss))
+        for n, loss in enumerate(losses)
+    ]
+    figure.legend(
+        handles=handles, loc="outside lower center", ncols=len(losses), frameon=False, fontsize=9
+    )
+    return figure
+
+
+def _draw_inside(axes: Axes, place: float, colour: str, row: Figures) -> None:
+    axes.bar(place, row.inside, width=0.22, color=colour)
+    axes.annotate(
+        f"{100 * row.inside:.0f}",
+        (place, row.inside),
+        xytext=(0, -11),
+        textcoords="offset points",
+        ha="center",
+        fontsize=9,
+        color="white",
+    )
+
+
+def _draw_waits(axes: Axes, place: float, colour: str, row: Figures) -> None:
+    axes.plot([place] * 3, row.waits, color=colour, linewidth=1.2)
+    for value, marker in zip(row.waits, "o_^", strict=True):
+        axes.scatter(place, value, color=colour, marker=marker, s=36)
+
+
 # --- all of them ----------------------------------------------------------------------------------
 
-_virtual_s: "Synchronized[float]"
+
+def _measure(setting: tuple[int, float], scale: Scale) -> Figures:
+    return run(measure(*setting, peers=scale.peers, measured_s=scale.measured_s))
 
 
-def _share(virtual_s: "Synchronized[float]") -> None:
-    """Set, in a worker process, where it reports the time of its worlds."""
-    global _virtual_s
-    _virtual_s = virtual_s
-
-
-def _passed(duration_s: Seconds) -> None:
-    with _virtual_s.get_lock():
-        _virtual_s.value += duration_s
-
-
-def _measure(scale: Scale, setting: tuple[int, float]) -> Figures:
-    return run(measure(*setting, _passed, peers=scale.peers, measured_s=scale.measured_s))
-
-
-def measure_all(console: Console, scale: Scale) -> list[Figures]:
-    """Measure all settings, each in a separate process, as many at a time as there are cores."""
-    settings = tuple(product(scale.sizes, scale.losses))
-    total_s = len(settings) * (GATHER_S + WARM_UP_S + scale.measured_s + COOL_DOWN_S)
-    context = multiprocessing.get_context("spawn")
-    virtual_s: Synchronized[float] = context.Value("d", 0.0)
-    with (
-        ProcessPoolExecutor(None, context, _share, (virtual_s,)) as pool,
-        Progress(console=console, transient=True) as progress,
-    ):
-        bar = progress.add_task(f"{len(settings)} worlds of {scale.peers} peers", total=total_s)
-        running = [pool.submit(_measure, scale, setting) for setting in settings]
-        while not all(future.done() for future in running):
-            time.sleep(0.2)
-            progress.update(bar, completed=virtual_s.value)
-        return [future.result() for future in running]
-
-
-def main(
-    out: Annotated[Path, typer.Option(help="Where bench.json and bench-lock.png go.")] = Path(
-        "runs/bench-lock"
-    ),
-    check: Annotated[bool, typer.Option(help="Exit with 3 if a claim does not hold.")] = False,
-    quick: Quick = False,
-) -> None:
+def main(out: Out = Path("runs/bench-lock"), check: Check = False, quick: Quick = False) -> None:
     """Measure how fast 64 peers that ask all the time find someone free."""
-    console = Console()
-    began = time.monotonic()
-    figures = measure_all(console, QUICK if quick else FULL)
-    claims = claims_of(figures)
-    rows = [{"name": row.name, **asdict(row)} for row in figures]
-    write_bench(out, rows, claims, began)
-    plot(out / "bench-lock.png", figures)
-    print_figures(console, figures, claims)
-    conclude(console, out, claims, check=check, quick=quick)
+    bench, scale = Bench(out, check=check, quick=quick), QUICK if quick else FULL
+    settings = tuple(product(scale.sizes, scale.losses))
+    with bench.progress(f"worlds of {scale.peers} peers", len(settings)) as told:
+        found = side_by_side(partial(_measure, scale=scale), settings, told)
+    rows = [{"name": row.name, **asdict(row)} for row in found]
+    pictures = {"bench-lock.png": partial(picture, found)}
+    bench.conclude(rows, claims_of(found), [table_of(rows)], pictures)
 
 
 if __name__ == "__main__":

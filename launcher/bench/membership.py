@@ -16,22 +16,22 @@ driver, the membership and the codec are those of production.
 
 import asyncio
 import gc
-import multiprocessing
-import time
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Annotated
 
 import numpy as np
-import typer
 from matplotlib.figure import Figure
-from rich.console import Console
 from rich.table import Table
 
-from launcher.bench.claims import Quick, claim, conclude, print_claims, run_bench, write_bench
 from launcher.collect import Json
+from launcher.harness.bench import Bench, Check, Out, Quick, run_bench
+from launcher.harness.claims import Claim
+from launcher.harness.pictures import BLUE, ORANGE, headline, panels
+from launcher.harness.processes import side_by_side
+from launcher.harness.tables import table
 from launcher.plot import INK
 from p2ptrain.ids import PeerId, Seconds
 from p2ptrain.sim.link import Link
@@ -160,104 +160,84 @@ def _words(peer: SimPeer) -> list[Json]:
 # --- results --------------------------------------------------------------------------------------
 
 
-def claims_of(rows: list[Figures]) -> list[Json]:
+def claims_of(rows: Sequence[Figures]) -> list[Json]:
     """The claims, checked against the figures."""
     claims = []
     for row in rows:
         text = f"{row.name}: a death is known to all within {DEATH_AT_MOST_S:g} s"
-        claims.append(claim(text, "death_s", row.name, row.death_s, at_most=DEATH_AT_MOST_S))
+        death = Claim(text, "death_s", row.name, at_most=DEATH_AT_MOST_S)
         text = f"{row.name}: in {row.slow_s:g} s beside a slow peer nobody is suspected for nothing"
-        false = row.falsely_suspected + row.falsely_dead
-        claims.append(claim(text, "falsely_suspected", row.name, false, at_most=0))
+        false = Claim(text, "falsely_suspected", row.name, at_most=0)
+        wrong = row.falsely_suspected + row.falsely_dead
+        claims += [death.check(row.death_s), false.check(wrong)]
     largest = rows[-1]
     others = max(row.bytes_per_s for row in rows[1:-1]) if len(rows) > 2 else rows[0].bytes_per_s
     text = f"{largest.name} cost each of them no more bytes per second than fewer do"
-    ratio = largest.bytes_per_s / others
-    claims.append(claim(text, "bytes_per_s", largest.name, ratio, over="fewer peers", at_most=1.1))
-    return claims
+    cost = Claim(text, "bytes_per_s", largest.name, over="fewer peers", at_most=1.1)
+    return [*claims, cost.check(largest.bytes_per_s / others)]
 
 
-def print_figures(console: Console, rows: list[Figures], claims: list[Json]) -> None:
-    """One line per swarm, then the claims."""
-    table = Table(title="until all know, in seconds", title_justify="left", box=None)
-    table.add_column("", no_wrap=True)
-    for heading in ("join", "death", "vanished", "bytes/s", "slow for", "suspected", "dead"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for row in rows:
-        table.add_row(
-            row.name,
-            f"{row.join_s:.3f}",
-            f"{row.death_s:.2f}",
-            f"{row.vanished_s:.2f}",
-            f"{row.bytes_per_s:,.0f}",
-            f"{row.slow_s:,.0f} s",
-            str(row.falsely_suspected),
-            str(row.falsely_dead),
-        )
-    console.print(table)
-    print_claims(console, claims)
+def table_of(rows: Sequence[Json]) -> Table:
+    """One line per swarm."""
+    return table(
+        "until all know, in seconds",
+        rows,
+        {
+            "": "{name}",
+            "join": "{join_s:.3f}",
+            "death": "{death_s:.2f}",
+            "vanished": "{vanished_s:.2f}",
+            "bytes/s": "{bytes_per_s:,.0f}",
+            "slow for": "{slow_s:,.0f} s",
+            "suspected": "{falsely_suspected}",
+            "dead": "{falsely_dead}",
+        },
+    )
 
 
-def plot(path: Path, rows: list[Figures]) -> None:
+def picture(rows: Sequence[Figures]) -> Figure:
     """Left: the time until all peers know; right: the bytes that a peer sends."""
-    figure = Figure(figsize=(9.6, 3.8), dpi=150)
-    figure.set_layout_engine("constrained", wspace=0.06)
-    left, right = figure.subplots(1, 2)
+    figure, (left, right) = panels((9.6, 3.8), 2, across=True)
     sizes = [row.peers for row in rows]
     for axes in (left, right):
-        axes.spines[["top", "right"]].set_visible(False)
         axes.set_xscale("log", base=2)
         axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
         axes.set_xlabel("peers", color=INK)
         axes.minorticks_off()
-    left.plot(sizes, [row.join_s for row in rows], "o-", color="#0072B2", label="a join")
+    left.plot(sizes, [row.join_s for row in rows], "o-", color=BLUE, label="a join")
     left.plot(sizes, [row.death_s for row in rows], "s-", color="#CC3377", label="a death")
-    left.plot(
-        sizes, [row.vanished_s for row in rows], "^-", color="#E69F00", label="vanished silently"
-    )
+    vanished = [row.vanished_s for row in rows]
+    left.plot(sizes, vanished, "^-", color=ORANGE, label="vanished silently")
     left.axhline(DEATH_AT_MOST_S, color=INK, linewidth=0.9)
     left.set_ylim(0, None)
     left.set_ylabel("seconds until all know", color=INK)
-    left.set_title("Line: what is asked of a death", loc="left", fontsize=11)
+    headline(left, "Line: what is asked of a death")
     left.legend(frameon=False, fontsize=9)
-    right.plot(sizes, [row.bytes_per_s / 1000 for row in rows], "o-", color="#0072B2")
+    right.plot(sizes, [row.bytes_per_s / 1000 for row in rows], "o-", color=BLUE)
     right.set_ylim(0, None)
     right.set_ylabel("kB per peer and second", color=INK)
-    right.set_title("Control messages, while nothing happens", loc="left", fontsize=11)
-    figure.savefig(path)
+    headline(right, "Control messages, while nothing happens")
+    return figure
 
 
 # --- all of them ----------------------------------------------------------------------------------
 
 
-def _measure(peers: int, slow_s: Seconds) -> Figures:
-    return run(measure(peers, slow_s))
+def _measure(setting: tuple[int, Seconds]) -> Figures:
+    return run(measure(*setting))
 
 
 def main(
-    out: Annotated[Path, typer.Option(help="Where bench.json and the picture go.")] = Path(
-        "runs/bench-membership"
-    ),
-    check: Annotated[bool, typer.Option(help="Exit with 3 if a claim does not hold.")] = False,
-    quick: Quick = False,
+    out: Out = Path("runs/bench-membership"), check: Check = False, quick: Quick = False
 ) -> None:
     """Measure how soon all peers of a swarm know who is here, and what that costs."""
-    console, began = Console(), time.monotonic()
-    slow_s = QUICK_SLOW_S if quick else SLOW_S
-    context = multiprocessing.get_context("spawn")
-    with (
-        console.status(f"swarms of {', '.join(f'{size:,}' for size in slow_s)} peers"),
-        ProcessPoolExecutor(None, context) as pool,
-    ):
-        largest_first = sorted(slow_s, reverse=True)
-        running = [pool.submit(_measure, size, slow_s[size]) for size in largest_first]
-        rows = sorted((future.result() for future in running), key=lambda row: row.peers)
-    claims = claims_of(rows)
-    named = [{"name": row.name, **asdict(row)} for row in rows]
-    write_bench(out, named, claims, began)
-    plot(out / "bench-membership.png", rows)
-    print_figures(console, rows, claims)
-    conclude(console, out, claims, check=check, quick=quick)
+    bench = Bench(out, check=check, quick=quick)
+    largest_first = sorted((QUICK_SLOW_S if quick else SLOW_S).items(), reverse=True)
+    with bench.progress("swarms", len(largest_first)) as told:
+        found = side_by_side(_measure, largest_first, told)[::-1]
+    rows = [{"name": row.name, **asdict(row)} for row in found]
+    pictures = {"bench-membership.png": partial(picture, found)}
+    bench.conclude(rows, claims_of(found), [table_of(rows)], pictures)
 
 
 if __name__ == "__main__":

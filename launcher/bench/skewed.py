@@ -8,16 +8,15 @@ peer that waits for all others waits 15.5 ms on average, however fast the networ
 ``python -m launcher.bench.skewed`` writes ``bench.json``.
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
-import typer
-from rich.console import Console
 
-from launcher.bench.claims import Quick, claim, print_claims
-from launcher.collect import Json, write_json
+from launcher.collect import Json
+from launcher.harness.bench import Bench, Check, Out, Quick, run_bench
+from launcher.harness.claims import Claim
 from p2ptrain.ids import Seconds
 from p2ptrain.sim.link import Link
 from p2ptrain.sim.loop import run, virtual_loop
@@ -77,33 +76,30 @@ async def measure(name: str, peers: int = PEERS, rounds: int = ROUNDS) -> Latenc
     return Latency(name, 1000 * float(mean_s), 1000 * float(p99_s))
 
 
-def claims_of(found: dict[str, Latency]) -> list[Json]:
+def claims_of(found: Sequence[Latency]) -> list[Json]:
     """How much sooner peers go on than with a full barrier."""
-    claims = []
+    mean_ms, claims = {one.name: one.mean_ms for one in found}, []
     for name, at_least, published in (("majority", 2.4, 2.46), ("solo", 53.0, 53.32)):
-        ratio = found["full"].mean_ms / found[name].mean_ms
-        text = f"32 peers, 1 to 32 ms late: mean latency of the full collective over {name}"
-        stated = claim(text, "mean_ms", "full", ratio, over=name, at_least=at_least)
-        claims.append({**stated, "published": published, "source": SOURCE})
+        claim = Claim(
+            f"32 peers, 1 to 32 ms late: mean latency of the full collective over {name}",
+            "mean_ms",
+            "full",
+            over=name,
+            at_least=at_least,
+            published=published,
+            source=SOURCE,
+        )
+        claims.append(claim.check(mean_ms["full"] / mean_ms[name]))
     return claims
 
 
-def main(
-    out: Annotated[Path, typer.Option(help="Where bench.json goes.")] = Path("runs/bench-skewed"),
-    check: Annotated[bool, typer.Option(help="Exit with 3 if a claim does not hold.")] = False,
-    quick: Quick = False,
-) -> None:
+def main(out: Out = Path("runs/bench-skewed"), check: Check = False, quick: Quick = False) -> None:
     """Measure what waiting costs where peers reach a collective at unequal times."""
+    bench = Bench(out, check=check, quick=quick)
     size = (8, 8) if quick else (PEERS, ROUNDS)
-    found = {name: run(measure(name, *size)) for name in COLLECTIVES}
-    claims = claims_of(found)
-    out.mkdir(parents=True, exist_ok=True)
-    rows = [asdict(latency) for latency in found.values()]
-    write_json(out / "bench.json", {"rows": rows, "claims": claims})
-    print_claims(Console(), claims)
-    if check and not quick and not all(one["holds"] for one in claims):
-        raise typer.Exit(3)
+    found = [run(measure(name, *size)) for name in COLLECTIVES]
+    bench.conclude([asdict(one) for one in found], claims_of(found))
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_bench(main)

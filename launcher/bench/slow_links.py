@@ -7,42 +7,33 @@ algorithms share the machine; every swarm has separate links. Chunks travel by g
 carries one port; control messages share it, and wait behind chunks.
 """
 
-import multiprocessing
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import product
-from multiprocessing.context import SpawnContext
 from pathlib import Path
-from queue import Empty
 from statistics import median
 from time import perf_counter
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import typer
 from matplotlib.figure import Figure
-from rich import box
-from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 from launcher.backends.cables import Cables, can_lay
 from launcher.backends.process import free_ports
 from launcher.bench.claimer import FilledModel
-from launcher.bench.claims import (
-    Quick,
-    claim,
-    conclude,
-    print_claims,
-    run_bench,
-    some_of,
-    write_bench,
-)
-from launcher.bench.namespaces import end_on_sigterm
 from launcher.collect import Json
-from launcher.plot import FAINT, INK
+from launcher.harness.bench import Bench, Check, Out, Quick, run_bench, some_of
+from launcher.harness.claims import Claim
+from launcher.harness.pictures import GREEN, RED, headline, panels
+from launcher.harness.processes import Children
+from launcher.harness.tables import table
+from launcher.plot import INK
 from p2ptrain.averaging.base import known_algorithms
 from p2ptrain.core.effects import Outcome
 from p2ptrain.errors import ConfigError
@@ -103,10 +94,9 @@ class Attempt:
 
 
 def _live(
-    algorithm: str, case: Case, rank: int, port: int, addresses: Sequence[str], results: Any
-) -> None:
+    algorithm: str, case: Case, rank: int, port: int, addresses: Sequence[str]
+) -> list[Attempt]:
     """Train for a while, and return the outcome of each group."""
-    os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
     metrics = MemoryMetrics(perf_counter)
     model = FilledModel(case.megabytes * 250_000, 0.0)
@@ -131,64 +121,45 @@ def _live(
             peer.step()
     silences = sum(bool(record.get("silent")) for record in metrics.of("warning"))
     formed = [record for record in metrics.of("group") if record["snapshot_s"] > 0]
-    results.put(
-        [
-            Attempt(
-                algorithm,
-                case.megabytes,
-                case.mbit,
-                peer.name,
-                record["exchange_s"],
-                record["outcome"],
-                record["reason"],
-                silences,
-            )
-            for record in formed
-        ]
-    )
+    return [
+        Attempt(
+            algorithm,
+            case.megabytes,
+            case.mbit,
+            peer.name,
+            record["exchange_s"],
+            record["outcome"],
+            record["reason"],
+            silences,
+        )
+        for record in formed
+    ]
 
 
 # --- a swarm --------------------------------------------------------------------------------------
 
 
-class Swarm:
+class Swarm(Children):
     """Four processes, each behind its own relay."""
 
-    def __init__(self, context: SpawnContext, algorithm: str, case: Case) -> None:
-        self._results = context.Queue()
+    def __init__(self, algorithm: str, case: Case) -> None:
+        super().__init__()
         ports = free_ports(PEERS)
         self._cables = Cables(ports, os.getpgrp())
-        where = self._cables.addresses
-        self._processes = [
-            context.Process(
-                target=_live,
-                args=(algorithm, case, rank, ports[rank], where, self._results),
-                daemon=True,
-            )
-            for rank in range(PEERS)
-        ]
-        for rank, process in enumerate(self._processes):
+        for rank in range(PEERS):
             self._cables.throttle(rank, case.mbit)
-            process.start()
+            where = self._cables.addresses
+            process = self.start(_live, algorithm, case, rank, ports[rank], where)
             assert process.pid is not None  # it has been started
             self._cables.belongs(rank, process.pid)
 
     def attempts(self) -> list[Attempt]:
         """The attempts of all peers, after their end."""
-        found: list[list[Attempt]] = []
-        while len(found) < PEERS:
-            try:
-                found.append(self._results.get(timeout=0.5))
-            except Empty as error:
-                if any(process.exitcode not in (None, 0) for process in self._processes):
-                    raise RuntimeError("a peer of the benchmark died") from error
-        return [attempt for attempts in found for attempt in attempts]
+        return [attempt for _ in range(PEERS) for attempt in self.result()]
 
     def close(self) -> None:
-        """End all processes."""
-        for process in self._processes:
-            process.kill()
-            process.join()
+        """End all processes and their relays."""
+        super().close()
         self._cables.close()
 
 
@@ -202,20 +173,15 @@ def measure(
     """
     if not can_lay():
         raise ConfigError("relays need to know whose a connection is, as Linux says; use it")
-    context = multiprocessing.get_context("spawn")
     found: list[Attempt] = []
     left = list(product(cases, algorithms))
     while left:
         some, left = left[:together], left[together:]
-        swarms: list[Swarm] = []
-        try:
-            swarms.extend(Swarm(context, algorithm, case) for case, algorithm in some)
+        with ExitStack() as stack:
+            swarms = [stack.enter_context(Swarm(name, case)) for case, name in some]
             for (case, algorithm), swarm in zip(some, swarms, strict=True):
                 found += swarm.attempts()
                 told(f"{algorithm}, {case}")
-        finally:
-            for swarm in swarms:
-                swarm.close()
     return found
 
 
@@ -249,38 +215,40 @@ def claims_of(rows: Sequence[Json]) -> list[Json]:
     claims = []
     for row in rows:
         text = f"{row['case']}, {row['algorithm']}: share of {row['formed']} that succeed"
-        claims.append(claim(text, "share", row["algorithm"], row["share"], at_least=SUCCEED))
+        claims.append(Claim(text, "share", row["algorithm"], at_least=SUCCEED).check(row["share"]))
     return claims
 
 
-def print_rows(console: Console, rows: Sequence[Json]) -> None:
-    """A line for each algorithm and link."""
-    title = "Groups of four processes behind relays, as their members saw them"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("", no_wrap=True)
-    table.add_column("algorithm", no_wrap=True)
-    for heading in ("formed", "succeeded", "seconds each", "silent peers"):
-        table.add_column(heading, justify="right")
-    for row in rows:
-        each = "-" if row["median_s"] is None else f"{row['median_s']:.1f}"
-        figures = (str(row["formed"]), f"{row['share']:.1%}", each, str(row["silent_peers"]))
-        table.add_row(row["case"], row["algorithm"], *figures)
-    console.print(table)
-    for row in rows:
-        for reason in row["failures"]:
-            console.print(f"{row['case']}, {row['algorithm']}: {reason}", style="dim")
+def tables(rows: Sequence[Json]) -> list[Table]:
+    """A line for each algorithm and link, and for each reason of a failure."""
+    groups = table(
+        "Groups of four processes behind relays, as their members saw them",
+        rows,
+        {
+            "": "{case}",
+            "algorithm": "{algorithm}",
+            "formed": "{formed}",
+            "succeeded": "{share:.1%}",
+            "seconds each": "{median_s:.1f}",
+            "silent peers": "{silent_peers}",
+        },
+        names=2,
+    )
+    reasons = [{**row, "reason": reason} for row in rows for reason in row["failures"]]
+    columns = {"": "{case}", "algorithm": "{algorithm}", "reason": "{reason}"}
+    failed = [table("Groups that failed", reasons, columns, names=3)]
+    return [groups, *(failed if reasons else ())]
 
 
-def plot(path: Path, rows: Sequence[Json]) -> None:
+def picture(rows: Sequence[Json]) -> Figure:
     """Every group as a dot at its duration; failed ones are crosses."""
     names = list(dict.fromkeys(row["case"] for row in rows))
     heights = [0.8 + 0.35 * sum(row["case"] == name for row in rows) for name in names]
-    figure = Figure(figsize=(8, sum(heights) + 0.4), dpi=150, layout="constrained")
-    panels = figure.subplots(len(names), squeeze=False, height_ratios=heights)[:, 0]
-    for axes, name in zip(panels, names, strict=True):
+    figure, axes_of = panels((8, sum(heights) + 0.4), heights)
+    for axes, name in zip(axes_of, names, strict=True):
         own = [row for row in rows if row["case"] == name]
         for place, row in enumerate(own):
-            for is_done, marker, colour in ((True, ".", "#009E73"), (False, "x", "#D55E00")):
+            for is_done, marker, colour in ((True, ".", GREEN), (False, "x", RED)):
                 lasted = [
                     attempt["lasted_s"]
                     for attempt in row["attempts"]
@@ -291,12 +259,9 @@ def plot(path: Path, rows: Sequence[Json]) -> None:
         axes.set_yticks(range(len(own)), labels)
         axes.invert_yaxis()
         axes.set_xlim(left=0)
-        axes.set_title(f"Four peers, {name}", loc="left", color=INK, fontsize=11)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.spines[["left", "bottom"]].set_color(FAINT)
-        axes.tick_params(colors=INK, labelsize=9)
-    panels[-1].set_xlabel("seconds that a formed group took; crosses failed", color=INK)
-    figure.savefig(path)
+        headline(axes, f"Four peers, {name}")
+    axes_of[-1].set_xlabel("seconds that a formed group took; crosses failed", color=INK)
+    return figure
 
 
 def main(
@@ -310,34 +275,21 @@ def main(
         float, typer.Option(min=1, help="Of training, of each algorithm over each link.")
     ] = SECONDS,
     together: Annotated[int, typer.Option(min=1, help="Swarms at a time.")] = TOGETHER,
-    out: Annotated[Path, typer.Option(help="Where the results go.")] = Path(
-        "runs/bench-slow-links"
-    ),
-    check: Annotated[bool, typer.Option(help="Exit with 3 if a claim does not hold.")] = False,
+    out: Out = Path("runs/bench-slow-links"),
+    check: Check = False,
     quick: Quick = False,
 ) -> None:
     """Count the groups that succeed where one average takes half a minute."""
-    console, began = Console(), time.monotonic()
-    end_on_sigterm()
+    bench = Bench(out, check=check, quick=quick)
     names = some_of("--algorithms", algorithms, known_algorithms())
     sizes = some_of("--megabytes", megabytes, SIZES)
     cases = [replace(case, seconds=seconds) for case in CASES if str(case.megabytes) in sizes]
     if quick:
         names, cases = names[:2], [QUICK_CASE]
-    with Progress(console=console, transient=True) as progress:
-        bar = progress.add_task("slow links", total=len(names) * len(cases))
-
-        def told(what: str) -> None:
-            progress.update(bar, advance=1, description=what)
-
+    with bench.progress("slow links", len(names) * len(cases)) as told:
         attempts = measure(names, cases, together, told)
     rows = [row_of(case, name, attempts) for case in cases for name in names]
-    claims = claims_of(rows)
-    write_bench(out, rows, claims, began)
-    plot(out / "bench.png", rows)
-    print_rows(console, rows)
-    print_claims(console, claims)
-    conclude(console, out, claims, check=check, quick=quick)
+    bench.conclude(rows, claims_of(rows), tables(rows), {"bench.png": partial(picture, rows)})
 
 
 if __name__ == "__main__":

@@ -9,12 +9,12 @@ import asyncio
 import os
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from itertools import product
-from multiprocessing.context import SpawnContext
 from pathlib import Path
-from queue import Empty, Queue
+from statistics import median
+from tempfile import TemporaryDirectory
 from threading import Barrier, Event, Lock, Thread
 from time import perf_counter
 from typing import Any, TypeVar
@@ -26,6 +26,8 @@ import torch.distributed
 import uvloop
 
 from launcher.bench.claimer import Claimer
+from launcher.collect import Json
+from launcher.harness.processes import Children
 from p2ptrain.ids import PeerId, Seconds
 from p2ptrain.runtime.exchange import WINDOW
 from p2ptrain.runtime.mix import blocks, squares
@@ -347,60 +349,36 @@ SYSTEMS: dict[str, System] = {
 }
 
 
-def run(
-    context: SpawnContext, system: System, peers: int, numbers: int, rounds: int, folder: Path
-) -> list[Round]:
+def run(system: System, peers: int, numbers: int, rounds: int) -> list[Round]:
     """Run `system` in `peers` processes; return the figures of the slowest.
 
     Raises:
         RuntimeError: if a process died; its error is on standard error.
     """
-    found = in_processes(context, system, peers, numbers, rounds, folder)
+    found = in_processes(system, peers, numbers, rounds)
     return [max(rounds, key=lambda one: one.whole_s) for rounds in zip(*found, strict=True)]
 
 
-def in_processes(
-    context: SpawnContext,
-    work: Callable[[Worker], T],
-    peers: int,
-    numbers: int,
-    rounds: int,
-    folder: Path,
-) -> list[T]:
-    """Return the results of `work` in `peers` processes, unordered; raises what `run` does."""
-    for path in folder.iterdir():
-        path.unlink()
-    barrier, results = context.Barrier(peers), context.Queue()
-    processes = [
-        context.Process(
-            target=_work,
-            args=(work, Worker(rank, peers, numbers, rounds, folder, barrier), results),
-        )
-        for rank in range(peers)
-    ]
-    for process in processes:
-        process.start()
-    try:
-        return _results_of(processes, results)
-    finally:
-        for process in processes:
-            process.kill()
-            process.join()
-
-
-def _results_of(processes: Sequence[Any], results: Any) -> list[Any]:  # Any: multiprocessing's own
-    found: list[Any] = []
-    while len(found) < len(processes):
-        try:
-            found.append(results.get(timeout=0.2))
-        except Empty as error:
-            if any(process.exitcode not in (None, 0) for process in processes):
-                raise RuntimeError("a process of the benchmark died") from error
+def medians_of(rounds: Sequence[Round]) -> Json:
+    """The medians of all figures, and the slowest; None where the system does not report one."""
+    found: Json = {"slowest_s": max(one.whole_s for one in rounds)}
+    for field in fields(Round):
+        values = [getattr(one, field.name) for one in rounds]
+        found[field.name] = None if None in values else float(median(values))
     return found
 
 
-def _work(work: Callable[[Worker], T], worker: Worker, results: "Queue[T]") -> None:
-    os.environ["OMP_NUM_THREADS"] = "1"
+def in_processes(work: Callable[[Worker], T], peers: int, numbers: int, rounds: int) -> list[T]:
+    """Return the results of `work` in `peers` processes, unordered; raises what `run` does."""
+    with Children() as children, TemporaryDirectory() as folder:
+        barrier = children.context.Barrier(peers)
+        for rank in range(peers):
+            worker = Worker(rank, peers, numbers, rounds, Path(folder), barrier)
+            children.start(_on_a_core, work, worker)
+        return [children.result() for _ in range(peers)]
+
+
+def _on_a_core(work: Callable[[Worker], T], worker: Worker) -> T:
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[worker.rank % len(cores)]})  # or two could share a core
-    results.put(work(worker))
+    return work(worker)

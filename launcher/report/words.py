@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from launcher.collect import Json, failed_share, failures
 from launcher.compare import seconds
+from launcher.harness.claims import bound_of
 from launcher.plot import curves_title, is_slow, strip_title
 from launcher.records import Event
 from launcher.run import Run
@@ -102,18 +103,13 @@ def _beside(checked: Json) -> str:
 
 def claim(checked: Json) -> Json:
     """A row of the table of claims: `text`, `bound`, `published`, `measured`, `holds`, `note`."""
-    bound = (
-        f"≥ {checked['at_least']:g}"
-        if checked["at_least"] is not None
-        else f"≤ {checked['at_most']:g}"
-    )
     what = f"{checked['metric']} of {checked['of']}"
     return {
         "text": checked["text"],
         "what": what + _beside(checked),
         "source": checked["source"] or "",
         "why": "" if checked["measured"] is not None else checked["why"],
-        "bound": bound,
+        "bound": bound_of(checked),
         "published": number(checked["published"], ".4g"),
         "measured": number(checked["measured"], ".4g"),
         "holds": checked["holds"],

@@ -174,6 +174,8 @@ class Membership(Roster):
         if not isinstance(message, m.IndirectPing):
             self.learn(message.members, now, f"heard from {source}", source)
         match message:
+            case m.MembershipUpdates():
+                pass  # first, since these are most messages of a large swarm
             case m.Ping(number=number):
                 self._emit(Send(source, m.Ack(number, self.piggyback(source))))
             case m.Ack(number=number, members=members):
@@ -189,8 +191,6 @@ class Membership(Roster):
                     del self._probes[target]
                 elif probe and probe.number == number:
                     probe.helpers = joined(probe.helpers, (source,))
-            case m.MembershipUpdates():
-                pass
 
     def unreachable(self, peer: PeerId, why: str, now: Seconds) -> None:
         """A connection to `peer` broke: suspect it at once, probe it directly and indirectly."""

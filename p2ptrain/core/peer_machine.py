@@ -246,8 +246,8 @@ class PeerMachine:
             elif change.state is MemberState.LEFT:
                 # It has finished its groups; our side of them ends by itself.
                 self.groups.peer_out(peer, why, now, crashed=False)
-        views = self.participants(), self.trainees()
-        changed = [view is not seen for view, seen in zip(views, self._views, strict=True)]
-        self._views = views
-        if any(changed):
-            self.groups.view_changed(now, participants=changed[0], trainees=changed[1])
+        views, seen = (self.participants(), self.trainees()), self._views
+        others, trainees = views[0] is not seen[0], views[1] is not seen[1]
+        if others or trainees:
+            self._views = views
+            self.groups.view_changed(now, participants=others, trainees=trainees)

@@ -68,7 +68,7 @@ class Names:
 
     def keep(self, name: PeerId, belongs: bool) -> None:
         at = bisect.bisect_left(self._names, name)
-        if (self._names[at : at + 1] == [name]) is belongs:
+        if (at < len(self._names) and self._names[at] == name) is belongs:
             return
         if belongs:
             self._names.insert(at, name)

@@ -231,6 +231,8 @@ class Driver:
             match effect:
                 case effects.Send(target=target, message=message):
                     self.send(target, message)
+                case effects.MemberChanged():  # with the one above most effects of a large swarm
+                    self._member_changed(effect)
                 case effects.Average():
                     self.averages.start(effect)
                 case effects.Abandon() | effects.Break() | effects.Resolve():
@@ -241,8 +243,6 @@ class Driver:
                     self.swarm.ended(ticket, GroupResult(outcome, why, members))
                 case effects.VersionEnded(outcome=outcome):
                     self.swarm.ended(None, GroupResult(outcome, ""))
-                case effects.MemberChanged():
-                    self._member_changed(effect)
                 case _:
                     assert_never(effect)
         self._rearm(self.machine.next_deadline())

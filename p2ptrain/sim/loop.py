@@ -205,7 +205,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def _run_once(self) -> None:
         """Let time pass if nothing is ready, then run everything that is."""
-        self._drop_cancelled()
+        if self._cancelled:
+            self._drop_cancelled()
         if not self._ready and not self._stopping:
             if not self._timers:
                 raise SimulationStuck(self._who_waits())

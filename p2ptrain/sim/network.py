@@ -22,7 +22,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from random import Random
 from typing import Any, TypeVar
 
@@ -36,7 +36,7 @@ from p2ptrain.net.transport import ChunkStream, Handler
 from p2ptrain.net.wire import AverageOpening, Chunk, Envelope, Hello, JoinReply, Opening
 from p2ptrain.runtime.protocol_log import said
 from p2ptrain.sim.link import Link, Uplink, check_bandwidth
-from p2ptrain.sim.loop import virtual_loop
+from p2ptrain.sim.loop import VirtualLoop, virtual_loop
 from p2ptrain.sim.streams import SimStream
 from p2ptrain.sim.trace import Trace
 
@@ -69,7 +69,7 @@ class _Machine:
     inner: Link
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class _Flight:
     """A message on its way."""
 
@@ -111,6 +111,11 @@ class SimNetwork:
         self._held: dict[Way, list[_Flight]] = {}
         self._stalled: list[_Stall] = []
         self._coded_last: tuple[Envelope, int, Envelope | None] | None = None
+
+    @cached_property
+    def _loop(self) -> VirtualLoop:
+        """The world's, found once: a large world asks for it millions of times."""
+        return virtual_loop()
 
     # --- what a world is built of -----------------------------------------------------------------
 
@@ -190,7 +195,7 @@ class SimNetwork:
     def release(self, source: Address, target: Address) -> None:
         """Deliver what was held now, in its original order."""
         for flight in self._held.pop((source, target), []):
-            self._fly(virtual_loop().now, flight)
+            self._fly(self._loop.now, flight)
         self._go_on(0.0)
 
     def crash(self, address: Address) -> None:
@@ -235,7 +240,7 @@ class SimNetwork:
 
     def carry_message(self, source: "SimTransport", target: Address, envelope: Envelope) -> None:
         """Send one message: it may be lost, delayed or duplicated."""
-        now, chance = virtual_loop().now, source.chance
+        now, chance = self._loop.now, source.chance
         link = self.link_of(source.address, target)
         size, decoded = self._coded(envelope)
         self.message_bytes += size
@@ -320,7 +325,7 @@ class SimNetwork:
     def note(self, source: Address, target: Address, arrow: str, what: str) -> None:
         """A line of the trace."""
         text = f"{self.name(source)} {arrow} {self.name(target)} {what}"
-        self.trace.note(virtual_loop().now, text)
+        self.trace.note(self._loop.now, text)
 
     # --- inside -----------------------------------------------------------------------------------
 
@@ -336,17 +341,17 @@ class SimNetwork:
 
     def _take_off(self, flight: _Flight, ways_s: Sequence[Seconds]) -> None:
         """A message has passed all uplinks."""
-        now = virtual_loop().now
+        now = self._loop.now
         for way_s in ways_s:
             self._fly(now + way_s, flight)
 
     def _fly(self, at: Seconds, flight: _Flight) -> None:
         context = flight.there.context if flight.there else self._context
-        virtual_loop().at(at, self._land, flight, context=context)
+        self._loop.at(at, self._land, flight, context=context)
 
     def _land(self, flight: _Flight) -> None:
         """A message has arrived, in the process that it is for."""
-        there, way, now = flight.there, (flight.source.address, flight.target), virtual_loop().now
+        there, way, now = flight.there, (flight.source.address, flight.target), self._loop.now
         if self.is_cut(*way):
             self._lost(flight, "cut off")
         elif way in self._held:
@@ -363,7 +368,7 @@ class SimNetwork:
 
     def _bounce(self, flight: _Flight, why: str) -> None:
         """Notify the sender that the path to its target is broken."""
-        source, loop = flight.source, virtual_loop()
+        source, loop = flight.source, self._loop
         way_back = (flight.target, source.address)
         if not self.is_cut(*way_back):
             at = loop.now + self.link_of(*way_back).latency_s
@@ -377,7 +382,7 @@ class SimNetwork:
         self, way: Way, arrive: Callable[[], None], give_up: Callable[[], None] | None
     ) -> None:
         """Bytes of a stream have passed all uplinks."""
-        loop = virtual_loop()
+        loop = self._loop
         at = loop.now + self.link_of(*way).latency_s
         loop.at(at, self._land_bytes, way, arrive, give_up, context=self._context)
 
@@ -387,7 +392,7 @@ class SimNetwork:
         if not self._stops(way):
             arrive()
             return
-        loop = virtual_loop()
+        loop = self._loop
         stall = _Stall(way, arrive)
         self._stalled.append(stall)
         if give_up:
@@ -402,7 +407,7 @@ class SimNetwork:
 
     def _go_on(self, after_s: Seconds) -> None:
         """Let what stalled on a healed connection arrive after this long."""
-        loop = virtual_loop()
+        loop = self._loop
         going = [stall for stall in self._stalled if not self._stops(stall.way)]
         self._stalled = [stall for stall in self._stalled if self._stops(stall.way)]
         for stall in going:

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.bench.links import linked
-from launcher.bench.namespaces import Home
+from launcher.harness.namespaces import Home, laid
 from p2ptrain.errors import ConfigError
 from tests.docs.test_training_loops import PROGRAMS
 
@@ -52,8 +51,8 @@ loader = batches()
 @pytest.fixture(scope="module")
 def machines() -> Iterator[tuple[Home, Home]]:
     try:
-        with linked(1000, (FIRST.split(":")[0], SECOND.split(":")[0])) as homes:
-            yield homes
+        with laid(1000, (FIRST.split(":")[0], SECOND.split(":")[0])) as cable:
+            yield cable.ends
     except ConfigError as error:
         pytest.skip(str(error))
 

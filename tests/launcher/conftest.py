@@ -3,12 +3,15 @@
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 from rich.console import Console
+from rich.table import Table
 
 from launcher.cli import main
 
@@ -37,15 +40,25 @@ def p2plab(own_signals, monkeypatch, capfd):
     return type_command
 
 
+def printed(*tables: Table) -> str:
+    """Tables as on a wide terminal."""
+    console = Console(record=True, width=160)
+    console.print(*tables)
+    return console.export_text()
+
+
+def draw(picture: Figure, folder: Path) -> None:
+    """Save a picture, and see that something is on it."""
+    picture.savefig(folder / "picture.png")
+    assert (folder / "picture.png").stat().st_size > 10_000
+
+
 @pytest.fixture
 def shown(tmp_path: Path) -> Callable[[ModuleType, Sequence[Any]], str]:
-    """What a benchmark prints of its rows and claims; its picture is drawn as well."""
+    """The table that a benchmark prints of its rows; its picture is drawn as well."""
 
     def show(bench: ModuleType, rows: Sequence[Any]) -> str:
-        bench.plot(tmp_path / "picture.png", rows)
-        assert (tmp_path / "picture.png").stat().st_size > 10_000
-        console = Console(record=True, width=120)
-        bench.print_figures(console, rows, bench.claims_of(rows))
-        return console.export_text()
+        draw(bench.picture(rows), tmp_path)
+        return printed(bench.table_of([{"name": row.name, **asdict(row)} for row in rows]))
 
     return show

@@ -4,12 +4,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from launcher.bench import beside, faults
 from launcher.bench.beside import Beside
 from launcher.bench.faults import Round
 from p2ptrain.errors import ConfigError
+from tests.launcher.conftest import draw, printed
 
 KILLED = Round("killed", "grpc", waits_s=0.1, holds_s=0.5)
 FROZEN = Round("frozen", "grpc", waits_s=2.0, holds_s=2.5)
@@ -42,12 +42,10 @@ def test_rounds_beside_a_slow_peer_are_compared_with_those_of_the_same_fleet_jus
 def test_everything_that_was_measured_is_in_one_picture(
     tmp_path: Path, rounds: list[Round], besides: list[Beside]
 ):
-    console = Console(record=True, width=120)
-    faults.print_rounds(console, rounds)
-    beside.print_besides(console, besides)
-    assert "ad_psgd" in console.export_text()
-    faults.plot(tmp_path / "bench.png", rounds, besides)
-    assert (tmp_path / "bench.png").stat().st_size > 10_000
+    text = printed(faults.table_of(rounds), beside.table_of(besides))
+    assert "ad_psgd" in text
+    assert ("killed, grpc" in text) == bool(rounds)
+    draw(faults.picture(rounds, besides), tmp_path)
 
 
 def test_a_fault_that_there_is_not_is_refused_in_one_sentence():

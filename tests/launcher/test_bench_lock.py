@@ -4,9 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.bench import lock_figures
-from launcher.bench.lock import Span, figures_of, measure, spans_of
-from launcher.bench.lock_figures import Figures, claims_of
+from launcher.bench import lock
+from launcher.bench.lock import Figures, Span, claims_of, figures_of, measure, spans_of
 from p2ptrain.ids import PeerId
 from p2ptrain.sim.loop import run
 
@@ -78,6 +77,6 @@ def test_with_loss_the_only_claim_is_that_nobody_idles_for_a_lease():
 
 def test_the_picture_and_the_table_show_every_world(shown):
     rows = [replace(GOOD, size=size, loss=loss) for size in (2, 8) for loss in (0.0, 0.05)]
-    text = shown(lock_figures, rows)
+    text = shown(lock, rows)
     for row in rows:
         assert row.name in text

@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from launcher.bench import slow_links
-from launcher.bench.slow_links import Attempt, Case, claims_of, plot, row_of
+from launcher.bench.slow_links import Attempt, Case, claims_of, picture, row_of, tables
 from p2ptrain.core.effects import Outcome
 from p2ptrain.errors import ConfigError
+from tests.launcher.conftest import draw, printed
 
 CASE = Case(megabytes=4, mbit=1, seconds=10, step_s=1)
 
@@ -39,8 +40,13 @@ def test_no_group_at_all_is_no_success():
 
 def test_every_group_is_drawn(tmp_path: Path):
     rows = [row_of(CASE, "ad_psgd", [attempt("p0", Outcome.DONE), attempt("p1", Outcome.LOST)])]
-    plot(tmp_path / "bench.png", rows)
-    assert (tmp_path / "bench.png").stat().st_size > 10_000
+    draw(picture(rows), tmp_path)
+
+
+def test_the_reason_of_a_failure_is_printed_below_the_groups():
+    row = row_of(CASE, "ad_psgd", [attempt("p0", Outcome.DONE), attempt("p1", Outcome.LOST)])
+    assert "50.0%" in printed(*tables([row]))
+    assert "p1 is broken" in printed(*tables([row]))
 
 
 def test_it_is_said_where_no_relay_can_be_laid(monkeypatch: pytest.MonkeyPatch):

@@ -10,12 +10,13 @@ from launcher.backends.peer_process import RealFleet
 from launcher.backends.process import ProcessBackend
 from launcher.bench import chaos
 from launcher.bench.chaos import MOST_AWAY, PEERS, QUIET_S, Watcher, draw_faults, growth_of
-from launcher.bench.chaos_picture import Usage, plot, training_times
+from launcher.bench.chaos_picture import Usage, picture, training_times
 from launcher.conditions import FaultConfig
 from launcher.consensus import CurvePoint
 from launcher.faults import FaultInstance
 from launcher.run import Run
 from p2ptrain.config import StopConfig
+from tests.launcher.conftest import draw
 from tests.launcher.fakes import UNIX_S, FakeEvaluator, FakePeer, scenario
 
 
@@ -92,6 +93,5 @@ def test_who_was_away_did_not_train_meanwhile(run):
 
 def test_the_picture_is_drawn_also_of_a_run_that_nothing_befell(run, tmp_path):
     for lives in ([life(), life(memory_per_s=1e6, seconds=3)], []):
-        plot(tmp_path / "bench.png", run, run, lives)
-        assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
+        draw(picture(run, run, lives), tmp_path)
         run.instances = []

@@ -1,7 +1,8 @@
 import pytest
 from rich.console import Console
 
-from launcher.compare import check_claim, compare, do_all_hold, means, print_comparison
+from launcher.compare import check_claim, compare, means, print_comparison
+from launcher.harness.claims import bound_of, do_all_hold
 from launcher.scenario import LeftOut
 from tests.launcher.fakes import claim, scenario
 
@@ -67,6 +68,15 @@ def test_a_bound_that_is_just_met_holds():
     assert not check_claim(claim(at_least=None, at_most=2.0), rows(samples_per_s=201.0))["holds"]
 
 
+@pytest.mark.parametrize(("figure", "holds"), [(179.0, False), (180.0, True), (221.0, False)])
+def test_a_figure_of_a_model_may_be_neither_below_nor_above_its_bounds(figure, holds):
+    both = claim(over=None, at_least=180.0, at_most=220.0, published=200.0)
+    checked = check_claim(both, rows(samples_per_s=figure))
+    assert checked["holds"] is holds
+    assert checked["why"] == f"{figure:g} is {'' if holds else 'not '}from 180 to 220"
+    assert bound_of(checked) == "180 to 220"
+
+
 @pytest.mark.parametrize("bound", [{"at_least": 0.0}, {"at_least": None, "at_most": 9.0}])
 def test_a_target_that_was_not_reached_does_not_hold_and_says_so(bound):
     sooner = claim(metric="time_to_target_s", **bound)
@@ -102,7 +112,7 @@ def test_rows_hold_what_is_compared_and_each_as_a_ratio_to_the_first():
     assert second["ratio"]["time_to_target_s"] is None
     assert second["ratio"]["final"]["accuracy"] == 1
     assert "peers" not in first
-    assert do_all_hold(comparison)
+    assert do_all_hold(comparison["claims"])
 
 
 def shown_at(width: int, *summaries: dict) -> list[str]:

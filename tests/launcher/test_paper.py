@@ -27,6 +27,7 @@ CLAIM = {
     "at_least": 2.0,
     "at_most": None,
     "published": 2.1,
+    "source": None,
     "measured": 2.0512,
     "holds": True,
 }
@@ -103,7 +104,10 @@ def test_a_backend_without_experiments_is_told_which_have_some():
 
 @pytest.mark.parametrize(("claims", "code"), [((CLAIM,), 0), ((CLAIM, CONTRADICTED), 3)])
 def test_a_claim_that_does_not_hold_is_the_exit_code(monkeypatch, tmp_path, claims, code):
-    monkeypatch.setattr(paper, "carry_out", lambda one, out: outcome(one.name, claims))
+    def side_by_side(work, settings, told, at_once):
+        return [outcome(one.name, claims) for one in settings]
+
+    monkeypatch.setattr(paper, "side_by_side", side_by_side)
     app = paper.typer.Typer()
     app.command()(paper.main)
     arguments = ["one_of_16", "--out", str(tmp_path), "--page", str(tmp_path / "page.md")]

@@ -90,13 +90,13 @@ def test_a_run_without_an_end_is_refused():
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"at_least": 1.0, "at_most": 2.0}, "give exactly one of at_least and at_most"),
-        ({"at_least": None}, "give exactly one of at_least and at_most"),
+        ({"at_least": 3.0, "at_most": 2.0}, "at_least = 3 is above at_most = 2"),
+        ({"at_least": None}, "give at_least, at_most or both"),
         ({"metric": "final.acuracy"}, "did you mean 'final.accuracy'?"),
     ],
 )
 def test_a_claim_that_cannot_be_checked_is_refused(changes, sentence):
-    assert sentence in refused(lambda: claim(**changes))
+    assert sentence in refused(lambda: scenario(claims=(claim(**changes),)))
 
 
 def test_a_claim_about_an_algorithm_that_is_not_compared_is_refused():

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.bench.links import linked
+from launcher.harness.namespaces import laid
 from p2ptrain.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -92,7 +92,7 @@ def run_make(target: str, *variables: str) -> None:
 
 def skip_without_namespaces() -> None:
     try:
-        with linked(1000):
+        with laid(1000):
             pass
     except ConfigError as error:
         pytest.skip(str(error))

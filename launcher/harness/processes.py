@@ -1,0 +1,128 @@
+"""Start the processes of a benchmark, and end them with it, however it ends.
+
+They are spawned, never forked. Ctrl-C at a terminal reaches them too, so they ignore it: their
+parent ends them.
+"""
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from itertools import islice
+from multiprocessing.connection import Connection
+from queue import Empty
+from typing import Any, Self, TypeVar
+
+from p2ptrain.errors import P2PTrainError
+from p2ptrain.ids import Seconds
+
+S = TypeVar("S")
+T = TypeVar("T")
+
+Process = multiprocessing.context.SpawnProcess
+
+GRACE_S: Seconds = 1.0
+"""The time that all of them get after SIGTERM."""
+
+POLL_S: Seconds = 0.2
+
+
+class Children:
+    """Processes that end with the ``with`` block."""
+
+    def __init__(self) -> None:
+        self.context = multiprocessing.get_context("spawn")
+        self._results = self.context.Queue()
+        self._processes: list[Process] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def start(self, work: Callable[..., Any], *arguments: Any) -> Process:  # Any: as work takes
+        """Start a process that calls `work`; what it returns becomes a result."""
+        target = (work, arguments, self._results)
+        process = self.context.Process(target=_work, args=target, daemon=True)
+        self._processes.append(process)
+        process.start()
+        return process
+
+    def talk(self, work: Callable[..., Any], *arguments: Any) -> tuple[Connection, Process]:
+        """Start a process that gets a connection to this one as its last argument."""
+        ours, theirs = self.context.Pipe()
+        return ours, self.start(work, *arguments, theirs)
+
+    def result(self) -> Any:  # Any: whatever `work` returned
+        """Wait for the next result, of any process.
+
+        Raises:
+            P2PTrainError: as `work` raised it.
+            RuntimeError: if a process died; its error is on standard error.
+        """
+        while True:
+            try:
+                result = self._results.get(timeout=POLL_S)
+            except Empty as error:
+                if any(process.exitcode not in (None, 0) for process in self._processes):
+                    raise RuntimeError("a process of the benchmark died") from error
+                continue
+            if isinstance(result, P2PTrainError):
+                raise result
+            return result
+
+    def close(self) -> None:
+        """End all processes. May be called again."""
+        for process in self._processes:
+            process.terminate()
+        until = time.monotonic() + GRACE_S
+        for process in self._processes:
+            process.join(max(0.0, until - time.monotonic()))
+            process.kill()
+            process.join()
+
+
+def side_by_side(
+    work: Callable[[S], T],
+    settings: Sequence[S],
+    told: Callable[[S], None],
+    at_once: int | None = None,
+) -> list[T]:
+    """Call `work` with each setting, in processes; results are in the order of `settings`.
+
+    Args:
+        work: must be picklable.
+        settings: as many processes as there are.
+        told: called with each setting that is done.
+        at_once: how many processes run at a time; as many as there are cores by default.
+    """
+    found: dict[int, T] = {}
+    left = iter(range(len(settings)))
+    with Children() as children:
+
+        def start(count: int) -> None:
+            for number in islice(left, count):
+                children.start(_numbered, work, number, settings[number])
+
+        start(at_once or os.cpu_count() or 1)
+        for _ in settings:
+            number, result = children.result()
+            found[number] = result
+            told(settings[number])
+            start(1)
+    return [found[number] for number in range(len(settings))]
+
+
+def _numbered(work: Callable[[S], T], number: int, setting: S) -> tuple[int, T]:
+    return number, work(setting)
+
+
+def _work(work: Callable[..., Any], arguments: Sequence[Any], results: Any) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    try:
+        results.put(work(*arguments))
+    except P2PTrainError as error:
+        results.put(error)

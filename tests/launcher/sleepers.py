@@ -1,0 +1,20 @@
+"""A benchmark of two processes that never end by themselves; they print who they are."""
+
+import os
+import time
+
+from launcher.harness.bench import run_bench
+from launcher.harness.processes import side_by_side
+
+
+def sleep(seconds: float) -> None:
+    print(os.getpid(), flush=True)
+    time.sleep(seconds)
+
+
+def main() -> None:
+    side_by_side(sleep, [1e6, 1e6], lambda _: None, at_once=2)
+
+
+if __name__ == "__main__":
+    run_bench(main)
