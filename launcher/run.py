@@ -24,7 +24,7 @@ from typing import Protocol
 from launcher.backends.base import Backend, Fleet, LaunchError, PeerStatus
 from launcher.collect import Json, clear_results, summarise, wall_s, write_curve, write_json
 from launcher.consensus import ConsensusCurve, Evaluator
-from launcher.faults import FaultInstance, costs_of
+from launcher.faults import FaultPlan, costs_of
 from launcher.records import PeerHistory
 from launcher.scenario import Scenario, peer_names
 from p2ptrain.ids import Seconds
@@ -59,7 +59,7 @@ class Run:
         self.is_over = False
         self.speed: float | None = None
         """Virtual seconds per real second; None where peers run in real time."""
-        self.instances: Sequence[FaultInstance] = ()
+        self.plan = FaultPlan(scenario.faults)
         """The scenario's faults, with when they began and ended."""
         self._facts: Json = {}
         self._folder = folder
@@ -83,9 +83,7 @@ class Run:
         peer that came back too late to train again does not determine the end.
         """
         start = self.curve.started_at
-        goings = [
-            instance for instance in self.instances if instance.fault.kind in ("crash", "leave")
-        ]
+        goings = [one for one in self.plan.instances if one.fault.kind in ("crash", "leave")]
         ends = [
             history.steps[-1].at
             for rank, (history, status) in enumerate(
@@ -95,7 +93,7 @@ class Run:
             if not any(rank in b.ranks and (b.began or 0.0) >= history.steps[-1].at for b in goings)
         ]
         end = min(ends, default=(start or 0.0) + self.wall_s)
-        return costs_of(self.instances, self.histories, start, end)
+        return costs_of(self.plan.instances, self.histories, start, end)
 
     def execute(self, backend: Backend, watch: Callable[["Run"], None]) -> None:
         """Start the peers, watch them until their end, and leave none running.
@@ -113,7 +111,6 @@ class Run:
         self._look(fleet)
         self._check_somebody_ended()
         self._facts = fleet.facts()
-        self.instances = fleet.instances
         self._note_what_did_not_come()
         self.curve.finish()
         self.is_over = True
@@ -134,6 +131,9 @@ class Run:
         started = time.monotonic()
         while True:
             self._look(fleet)
+            start = fleet.started_at = self.curve.started_at
+            now = fleet.record_clock()
+            self.plan.carry_out(fleet.apply, fleet.revert, self.histories, start, now)
             if self.scenario.gradients:
                 # Real peers need the processor: one moment at a time.
                 self.curve.advance(None if fleet.is_virtual else 1)
@@ -142,11 +142,10 @@ class Run:
             watch(self)
             if self._must_end():
                 return
-            fleet.let_pass()
+            fleet.let_pass(self.plan.next_at(start))
 
     def _look(self, fleet: Fleet) -> None:
         """Poll first, read second, so that the last records of an ended peer are read."""
-        fleet.apply_faults(self.histories, self.curve.started_at)
         self.statuses = fleet.poll()
         for history, status in zip(self.histories, self.statuses, strict=True):
             history.read()
@@ -166,7 +165,7 @@ class Run:
             self.notes.append(f"{status.name} was lost: it {status.why}")
 
     def _note_what_did_not_come(self) -> None:
-        for instance in self.instances:
+        for instance in self.plan.instances:
             fault, names = (
                 instance.fault,
                 ", ".join(self.histories[rank].name for rank in instance.ranks),

@@ -237,7 +237,7 @@ def main(
     plot(out / "bench.png", run, calm_run, list(watcher.lives.values()))
     comparison = compare(bad, [stormy])
     write_report(out / "report.html", bad, [(run, stormy)], comparison, describe_machine())
-    console.print(what_happened(run.instances))
+    console.print(what_happened(run.plan.instances))
     print_claims(console, claims)
     conclude(console, out, claims, check=check, quick=quick)
 

@@ -114,17 +114,23 @@ class FakeFleet:
         self.states = {name: PeerStatus(name) for name in self.names}
 
     is_virtual = False
-    instances = ()
+    started_at: float | None = None
 
     def now(self) -> float:
         return self.moments
 
-    def let_pass(self) -> None:
+    def record_clock(self) -> float:
+        return UNIX_S + self.moments
+
+    def let_pass(self, until) -> None:
         """Nothing happens but at a poll."""
         self.moments += 0.1
 
-    def apply_faults(self, histories, started_at):
-        """Nothing does."""
+    def apply(self, instance):
+        return instance.fault.for_s is not None  # nobody is there for one that does not end
+
+    def revert(self, instance):
+        """Nothing is undone."""
 
     def facts(self):
         return {}
