@@ -38,7 +38,7 @@ MOST_SILENCES = 8
 
 Json = dict[str, Any]  # Any: whatever JSON can hold
 
-_RESULT_SUFFIXES = (".jsonl", ".snapshots", ".log", ".toml", ".slowdown")
+_RESULT_SUFFIXES = ("jsonl", "jsonl.1", "snapshots", "log", "toml", "slowdown")
 _RESULT_NAMES = ("summary.json", "curve.json", "consensus.safetensors", "compose.yaml")
 
 
@@ -46,9 +46,8 @@ def clear_results(folder: Path) -> None:
     """Make `folder` and remove an earlier run's files: those that we name, and no others."""
     folder.mkdir(parents=True, exist_ok=True)
     for path in folder.iterdir():
-        is_of_a_peer = (
-            path.suffix in _RESULT_SUFFIXES and path.stem[:1] == "p" and path.stem[1:].isdigit()
-        )
+        name, _, suffix = path.name.partition(".")
+        is_of_a_peer = suffix in _RESULT_SUFFIXES and name[:1] == "p" and name[1:].isdigit()
         if is_of_a_peer or path.name in _RESULT_NAMES:
             path.unlink()
 

@@ -35,6 +35,9 @@ LATE_S: Seconds = 30.0
 GRACE_S: Seconds = 8.0
 """The time for a peer to leave: one slow step, and its goodbye."""
 
+EVALUATION_SHARE = 0.1
+"""How much of its time the launcher may evaluate models while real peers train."""
+
 
 class Run:
     """One algorithm of a scenario.
@@ -62,6 +65,7 @@ class Run:
         self.plan = FaultPlan(scenario.faults)
         """The scenario's faults, with when they began and ended."""
         self._facts: Json = {}
+        self._evaluates_at = 0.0
         self._folder = folder
         self._evaluator = evaluator
 
@@ -135,14 +139,22 @@ class Run:
             now = fleet.record_clock()
             self.plan.carry_out(fleet.apply, fleet.revert, self.histories, start, now)
             if self.scenario.gradients:
-                # Real peers need the processor: one moment at a time.
-                self.curve.advance(None if fleet.is_virtual else 1)
+                self._advance_curve(fleet)
             if fleet.is_virtual:
                 self.speed = fleet.now() / max(time.monotonic() - started, 1e-9)
             watch(self)
             if self._must_end():
                 return
             fleet.let_pass(self.plan.next_at(start))
+
+    def _advance_curve(self, fleet: Fleet) -> None:
+        """Evaluate what is settled; real peers need the processor, and get most of it."""
+        began = fleet.now()
+        if fleet.is_virtual:
+            self.curve.advance(None)
+        elif began >= self._evaluates_at:
+            self.curve.advance(1)
+            self._evaluates_at = began + (fleet.now() - began) / EVALUATION_SHARE
 
     def _look(self, fleet: Fleet) -> None:
         """Poll first, read second, so that the last records of an ended peer are read."""
@@ -156,6 +168,7 @@ class Run:
 
     def _close(self, history: PeerHistory, status: PeerStatus) -> None:
         """A peer ended; if it was killed after its `ended` record, it is not lost."""
+        history.has_left = status.state == "left"
         history.close(lost=status.state == "lost" and history.ended is None)
         if history.lost and all(other.ready_at is None for other in self.histories):
             raise LaunchError(

@@ -76,10 +76,12 @@ class FakePeer:
             **{**fields, **numbers, **more},
         )
 
-    def snapshot(self, at: float, model: Sequence[float]):
+    def snapshot(self, at: float, model: Sequence[float], step: int | None = None):
+        """One row: of the tick of half a second that `at` belongs to, or of a step made by all."""
         with self.rows_path.open("ab") as file:
             file.write(np.asarray(model, "<f4").tobytes())
-        self.write("snapshot", at, row=self._rows, step=0)
+        tick = int(at / 0.5) if step is None else None
+        self.write("snapshot", at, row=self._rows, step=step or 0, tick=tick, frees=None)
         self._rows += 1
 
     def end(self, at: float, **fields):

@@ -268,10 +268,8 @@ async def test_of_faults_of_a_kind_at_a_time_the_severest_counts_until_it_ends()
         SlowDown(peer="p1", at_s=1.0, for_s=1.0, factor=5.0),
     ]
     world = await trained(plan, steps=60)
-    paused, slow = (
-        [step["t"] for step in world.peers[PeerId(name)].metrics.of("step")]
-        for name in ("p0", "p1")
-    )
+    peers = [world.peers[PeerId(name)] for name in ("p0", "p1")]
+    paused, slow = ([step["t"] for step in peer.metrics.of("step")] for peer in peers)
     assert not [t for t in paused if 1.01 < t < 2.99]
     assert [len([t for t in slow if a < t - 0.05 <= a + 1]) for a in (1, 2, 3)] == [2, 5, 10]
     await world.close()
