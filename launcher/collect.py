@@ -7,9 +7,9 @@ gradients), ``averages_per_peer`` (the mean over the peers of how many of their 
 ``failed_share`` (0 to 1: of the attempts of all peers, those that failed; attempts with a normal
 ending other than success, such as a busy partner, count for neither side; null without attempts),
 ``silences`` (the sentences of peers that had stopped averaging, the first `MOST_SILENCES`),
-``time_to_target_s`` (null if not reached) and ``final`` with ``loss``, ``accuracy``, ``recall`` (of
-each class, where the task has classes) and ``consensus_distance`` (defined in
-`launcher.consensus`). Each peer has its name as ``peer``, its ``state`` (ended or lost) with
+``time_to_target_s`` (null if not reached), ``notes`` (sentences about lost peers and faults) and
+``final`` with ``loss``, ``accuracy``, ``recall`` (of each class, where the task has classes) and
+``consensus_distance`` (defined in `launcher.consensus`). Each peer has its name as ``peer``, its ``state`` (ended or lost) with
 ``why``, and the totals of its own ``ended`` record.
 
 ``wall_s`` is the time from the first step of the swarm to the end of its last one, not the lifetime
@@ -141,9 +141,12 @@ def mean_of(values: Sequence[Any]) -> Any:  # Any: whatever JSON can hold
     return first
 
 
+_NOT_COMPARED = ("backend", "peers", "notes")
+
+
 def row_of(summary: Json) -> Json:
     """The part of a summary in which algorithms are compared."""
-    return {key: value for key, value in summary.items() if key not in ("backend", "peers")}
+    return {key: value for key, value in summary.items() if key not in _NOT_COMPARED}
 
 
 def write_json(path: Path, value: Any) -> None:  # Any: whatever JSON can hold

@@ -127,6 +127,8 @@ def _ratios(row: Json, first: Json) -> Json:
 
 def print_comparison(console: Console, comparison: Json, left_out: Sequence[LeftOut]) -> None:
     """Print the rows, each claim with published and measured figures, silences and omissions."""
+    if comparison.get("partial"):
+        console.print(Text(comparison["partial"], style="bold yellow"))
     rows = comparison["rows"]
     claims = _claims_parts(comparison["claims"])
     console.print(Group(_rows_table(rows), _averages_table(rows), *claims))

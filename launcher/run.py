@@ -124,6 +124,7 @@ class Run:
         """Write ``summary.json``, ``curve.json`` and the consensus model; return the summary."""
         summary = summarise(self.algorithm, backend, self.histories, self.statuses, self.curve)
         summary["faults"] = self.costs
+        summary["notes"] = list(self.notes)
         summary |= self._facts
         write_json(self._folder / "summary.json", summary)
         write_curve(self._folder / "curve.json", self.curve)
@@ -259,11 +260,10 @@ def run_scenario(
     out: Path,
     evaluator: Evaluator,
     display: Display,
-) -> list[tuple[Run, Json]]:
-    """Run every algorithm of a scenario, one after the other; return each with its summary."""
-    finished = []
+    finished: list[tuple[Run, Json]],
+) -> None:
+    """Run every algorithm of a scenario, one after the other; each ends up in `finished`."""
     for algorithm in scenario.algorithms:
         run = Run(scenario, algorithm, out / algorithm, evaluator)
         run.execute(backend, display.show)
         finished.append((run, run.save(backend_name)))
-    return finished

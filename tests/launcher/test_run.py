@@ -95,6 +95,7 @@ def test_a_run_ends_when_all_peers_have_and_yields_its_summary(folder):
         "time_to_target_s",
         "final",
         "faults",
+        "notes",
     }
     assert summary["wall_s"] == 2.0, "from the first step to the end of the last, not of the run"
     assert (summary["steps"], summary["samples"], summary["samples_per_s"]) == (4, 128, 64)
