@@ -9,8 +9,8 @@ ending other than success, such as a busy partner, count for neither side; null 
 ``silences`` (the sentences of peers that had stopped averaging, the first `MOST_SILENCES`),
 ``time_to_target_s`` (null if not reached), ``notes`` (sentences about lost peers and faults) and
 ``final`` with ``loss``, ``accuracy``, ``recall`` (of each class, where the task has classes) and
-``consensus_distance`` (defined in `launcher.consensus`). Each peer has its name as ``peer``, its ``state`` (ended or lost) with
-``why``, and the totals of its own ``ended`` record.
+``consensus_distance`` (defined in `launcher.consensus`). Each peer has its name as ``peer``, its
+``state`` (ended or lost) with ``why``, and the totals of its own ``ended`` record.
 
 ``wall_s`` is the time from the first step of the swarm to the end of its last one, not the lifetime
 of the processes or the launcher: starting Python and serving the others after the last step train

@@ -216,7 +216,8 @@ def test_the_report_says_what_each_fault_cost_and_marks_it(tmp_path):
         run.plan.instances = [FaultInstance(crash, (2,), began=UNIX_S + 6.0)]
         summary["faults"] = run.costs
     page = Page(render(chosen, finished, comparison, MACHINE))
-    assert "1 p02: killed 6.0 s -" in page.text
+    assert "planned began was back" in page.text
+    assert "1 p02: killed 6.0 s 6.0 s -" in page.text
     assert "From the first fault on, 75% of the peers" in page.text
     (mark,) = page.numbers()["algorithms"][1]["faults"]
     assert mark == {"number": 1, "at": 6.0, "until": None, "ranks": [2]}
