@@ -204,8 +204,8 @@ class SimFleet:
         """True if another peer trains, or all have crashed and one is to return."""
         if self._loop.is_closed():
             return False
-        tasks = [peer.task for peer in self._world.lives.values()]
-        ended = any(task.done() and not task.cancelled() for task in tasks)
+        lives = self._world.lives.items()
+        ended = any(peer.task.done() for name, peer in lives if name not in self._away)
         return bool(self._living()) or (not ended and any(self._away.values()))
 
     async def _populate(self, scenario: Scenario, configs: Sequence[RunConfig]) -> None:

@@ -97,9 +97,8 @@ class JsonlMetrics:
                 self._file.close()
                 self._path.replace(f"{self._path}.1")
                 self._open()
-                self._file.write(self._started)
-            self._file.write(line)
-            self._bytes += len(line)
+                self._bytes += self._file.write(self._started)
+            self._bytes += self._file.write(line)
             if kind == "started":
                 self._started = json.dumps({**json.loads(line), "again": True}) + "\n"
 

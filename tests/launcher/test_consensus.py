@@ -94,7 +94,7 @@ def test_a_model_is_in_no_mean_of_a_time_at_which_its_peer_was_dead(experiment):
         first.snapshot(tick / 2, [0.4, 1.0])
     second.snapshot(0.5, [0.2, 1.0])
     second.step(at=0.7, number=0)
-    second.write("started", 9.2, unix_s=UNIX_S + 9.2 - 9.2, model_size=2, peer="p01")
+    second.write("started", 9.2, unix_s=UNIX_S + 9.2, model_size=2, peer="p01")
     second.ready(9.4)
     second.snapshot(9.5, [0.6, 1.0])
     second.snapshot(10.0, [0.6, 1.0])
