@@ -22,7 +22,7 @@ class Environment:
     """Of the event loop's timers."""
 
     unix_clock: Callable[[], Seconds]
-    """What a wall clock shows; in a simulated world, the same as `clock`."""
+    """What a wall clock shows; in a simulated world, the world's clock."""
 
     incarnation: int
     """Larger than that of any earlier life under the same name."""

@@ -458,6 +458,37 @@ def test_seconds_count_from_the_first_step_and_not_from_the_start_of_the_world(t
     assert not [at for at in paused if 1.01 < at < 1.99]
 
 
+def test_peers_whose_clocks_drift_are_in_the_curve(tmp_path):
+    drift = FaultConfig(kind="drift", peers=(1,), at_s=1.0, rate=1.2)
+    run = executed(tmp_path, faulty(drift, gradients=True))
+    assert len(run.curve.points) >= 12
+    rows = [len(history.snapshots) for history in run.histories]
+    assert rows == pytest.approx([rows[0]] * 3, abs=2)
+
+
+def test_under_all_reduce_the_models_of_one_step_are_equal(tmp_path):
+    """Also while one peer is killed and comes back."""
+    crash = FaultConfig(kind="crash", peers=(1,), at_s=1.0, for_s=1.0)
+    slow = (Straggler(factor=3, peers=(2,)),)
+    pace = StepTiming(min_step_ms=40, stragglers=slow)
+    chosen = faulty(crash, gradients=True, pace=pace, algorithms=("allreduce",))
+    run = Run(chosen, "allreduce", tmp_path / "allreduce", FakeEvaluator())
+    run.execute(SimBackend(), lambda run: None)
+    points = run.curve.points
+    assert len(points) > 8
+    assert max(point.consensus_distance for point in points) < 1e-6
+
+
+def test_no_model_of_a_dead_peer_is_in_the_curve(tmp_path):
+    """While p01 is away for three seconds, means are of the two others alone."""
+    crash = FaultConfig(kind="crash", peers=(1,), at_s=1.0, for_s=3.0)
+    run = executed(tmp_path, faulty(crash, gradients=True))
+    start, rows = run.curve.started_at, run.histories[1].snapshots
+    assert not [row for row in rows if start + 1.01 < row.at < start + 4.0]
+    assert not run.histories[1].was_there(start + 2.0)
+    assert [p for p in run.curve.points if 2.0 < p.wall_s < 3.5], "the others have a curve"
+
+
 def test_a_slow_peer_that_starts_again_is_as_slow_as_before(tmp_path):
     slow = FaultConfig(kind="slow", peers=(1,), at_s=1.0, factor=3)
     crash = FaultConfig(kind="crash", peers=(1,), at_s=2.0, for_s=1.0)
