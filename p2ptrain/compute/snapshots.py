@@ -95,8 +95,9 @@ class SnapshotWriter:
 
     async def _next_tick(self) -> None:
         now = max(self._tick, int(self.clock() // self.period_s))
-        self._tick = (now // self._stride + 1) * self._stride
-        await asyncio.sleep(max(0.0, self._tick * self.period_s - self.clock()))
+        tick = (now // self._stride + 1) * self._stride
+        await asyncio.sleep(max(0.0, tick * self.period_s - self.clock()))
+        self._tick = tick
 
     async def _next_update(self) -> None:
         assert self.changed is not None  # or else rows are of ticks
