@@ -108,7 +108,7 @@ def _partial(scenario: Scenario, whole: Sequence[Finished], why: str) -> str | N
         return None
     parts = [f"{len(whole[0])} of {len(scenario.algorithms)} algorithms"]
     parts += [f"{len(whole)} of {scenario.seeds} seeds"] if scenario.seeds > 1 else []
-    return f"Partial, since {why}: of {' and '.join(parts)} only."
+    return f"Partial, since {why}: results of {' and '.join(parts)} only."
 
 
 def present_again(folder: Path) -> tuple[Scenario, Finished, Json, tuple[LeftOut, ...]]:
