@@ -24,18 +24,23 @@ from rich.text import Text
 from launcher.backends import known_backends, load_backend
 from launcher.backends.base import Backend
 from launcher.backends.docker import clean as clean_docker
-from launcher.collect import Json, write_json
-from launcher.compare import compare, means, print_comparison
+from launcher.collect import Json
+from launcher.compare import print_comparison
 from launcher.compose import compose_file, to_yaml
 from launcher.evaluate import TaskEvaluator
 from launcher.harness.claims import do_all_hold
 from launcher.live import open_display
-from launcher.machine import describe_machine
-from launcher.plot import plot_comparison
-from launcher.report import write_report
-from launcher.run import Run, run_scenario, seeded
+from launcher.results import (
+    Finished,
+    folder_of,
+    present,
+    present_again,
+    print_beside,
+    why_it_ended,
+    write_down,
+)
+from launcher.run import run_scenario, seeded
 from launcher.scenario import LeftOut, Scenario, load_scenario, peer_names, with_changes
-from p2ptrain.config import to_toml
 from p2ptrain.errors import ConfigError, P2PTrainError
 
 USER_MISTAKE = 2
@@ -88,20 +93,44 @@ def run(
     folder = Path("runs", chosen.name) if out is None else out
     with _prepared(folder):
         console = Console(highlight=False)
-        by_seed = [
-            _carry_out(one, place, backend, _folder_of(one, chosen, folder), console)
-            for one in seeded(chosen)
-        ]
-        finished, summaries = by_seed[0], means([[each for _, each in one] for one in by_seed])
-        (folder / "scenario.toml").write_text(to_toml(chosen), encoding="utf-8")
-        comparison = compare(chosen, summaries)
-        write_json(folder / "comparison.json", comparison)
-        plot_comparison(folder / "comparison.png", chosen, [run for run, _ in finished])
-        machine = describe_machine()
-        write_report(folder / "report.html", chosen, finished, comparison, machine, left_out)
-    _report(console, finished, comparison, left_out, folder)
+        write_down(chosen, folder)
+        by_seed: list[Finished] = []
+        why_partial = ""
+        try:
+            for one in seeded(chosen):
+                by_seed.append([])
+                place_of = folder_of(one, chosen, folder)
+                _carry_out(one, place, backend, place_of, console, by_seed[-1])
+        except BaseException as error:
+            why_partial = why_it_ended(error)
+            raise
+        finally:
+            if by_seed and by_seed[0]:
+                comparison, said = present(
+                    folder, chosen, by_seed, left_out, why_partial=why_partial
+                )
+                _report(console, by_seed[0], comparison, said, folder)
     if check and not do_all_hold(comparison["claims"]):
         raise typer.Exit(CLAIM_DOES_NOT_HOLD)
+
+
+@app.command("report")
+def report_again(
+    folder: Annotated[Path, typer.Argument(help="The folder of a run.")],
+) -> None:
+    """Make table, report and pictures of a run again, from its records."""
+    with _locked(folder):
+        _, finished, comparison, left_out = present_again(folder)
+    _report(Console(highlight=False), finished, comparison, left_out, folder)
+
+
+@app.command("compare")
+def compare_runs(
+    one: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    other: Annotated[Path, typer.Argument(help="The folder of another run.")],
+) -> None:
+    """Show the figures of two runs beside each other."""
+    print_beside(Console(highlight=False), (one, other))
 
 
 @app.command()
@@ -147,21 +176,16 @@ def _there(
 
 
 @contextmanager
-def _prepared(folder: Path) -> Iterator[None]:
-    """Lock the folder for this run, and remove the files of an earlier comparison.
-
-    They would not belong to this run.
+def _locked(folder: Path) -> Iterator[None]:
+    """Keep other commands from writing to the folder meanwhile.
 
     Raises:
-        ConfigError: if it cannot be written to, or another run writes to it.
+        ConfigError: if it cannot be written to, or a run writes to it.
     """
     with ExitStack() as stack:
         try:
-            folder.mkdir(parents=True, exist_ok=True)
             lock = stack.enter_context((folder / ".lock").open("w"))
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            for name in ("comparison.json", "comparison.png", "report.html"):
-                (folder / name).unlink(missing_ok=True)
         except BlockingIOError:
             why = f"another run writes to {folder}; give this one another folder with --out"
             raise ConfigError(why) from None
@@ -170,23 +194,41 @@ def _prepared(folder: Path) -> Iterator[None]:
         yield
 
 
-def _folder_of(one: Scenario, whole: Scenario, folder: Path) -> Path:
-    """The first seed's results are where those of a single seed are; others have subfolders."""
-    return folder if one.seed == whole.seed else folder / "seeds" / str(one.seed)
+@contextmanager
+def _prepared(folder: Path) -> Iterator[None]:
+    """Lock the folder for a run, and remove an earlier one's results: they are not of this run.
+
+    Raises:
+        ConfigError: if it cannot be written to, or another run writes to it.
+    """
+    with ExitStack() as stack:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(_locked(folder))
+            for name in ("comparison.json", "comparison.png", "report.html"):
+                (folder / name).unlink(missing_ok=True)
+        except OSError as error:
+            raise ConfigError(f"cannot write to {folder}: {error.strerror}") from error
+        yield
 
 
 def _carry_out(
-    scenario: Scenario, backend: Backend, name: str, folder: Path, console: Console
-) -> list[tuple[Run, Json]]:
+    scenario: Scenario,
+    backend: Backend,
+    name: str,
+    folder: Path,
+    console: Console,
+    finished: Finished,
+) -> None:
     console.print(Text(f"{scenario.name}: {scenario.text}" if scenario.text else scenario.name))
     evaluator = TaskEvaluator(scenario.task, scenario.seed, scenario.task_options)
     with open_display(console) as display:
-        return run_scenario(scenario, backend, name, folder, evaluator, display)
+        run_scenario(scenario, backend, name, folder, evaluator, display, finished)
 
 
 def _report(
     console: Console,
-    finished: Sequence[tuple[Run, Json]],
+    finished: Finished,
     comparison: Json,
     left_out: Sequence[LeftOut],
     folder: Path,

@@ -7,10 +7,10 @@ gradients), ``averages_per_peer`` (the mean over the peers of how many of their 
 ``failed_share`` (0 to 1: of the attempts of all peers, those that failed; attempts with a normal
 ending other than success, such as a busy partner, count for neither side; null without attempts),
 ``silences`` (the sentences of peers that had stopped averaging, the first `MOST_SILENCES`),
-``time_to_target_s`` (null if not reached) and ``final`` with ``loss``, ``accuracy``, ``recall`` (of
-each class, where the task has classes) and ``consensus_distance`` (defined in
-`launcher.consensus`). Each peer has its name as ``peer``, its ``state`` (ended or lost) with
-``why``, and the totals of its own ``ended`` record.
+``time_to_target_s`` (null if not reached), ``notes`` (sentences about lost peers and faults) and
+``final`` with ``loss``, ``accuracy``, ``recall`` (of each class, where the task has classes) and
+``consensus_distance`` (defined in `launcher.consensus`). Each peer has its name as ``peer``, its
+``state`` (ended or lost) with ``why``, and the totals of its own ``ended`` record.
 
 ``wall_s`` is the time from the first step of the swarm to the end of its last one, not the lifetime
 of the processes or the launcher: starting Python and serving the others after the last step train
@@ -38,7 +38,7 @@ MOST_SILENCES = 8
 
 Json = dict[str, Any]  # Any: whatever JSON can hold
 
-_RESULT_SUFFIXES = (".jsonl", ".snapshots", ".log", ".toml", ".slowdown")
+_RESULT_SUFFIXES = ("jsonl", "jsonl.1", "snapshots", "log", "toml", "slowdown")
 _RESULT_NAMES = ("summary.json", "curve.json", "consensus.safetensors", "compose.yaml")
 
 
@@ -46,9 +46,8 @@ def clear_results(folder: Path) -> None:
     """Make `folder` and remove an earlier run's files: those that we name, and no others."""
     folder.mkdir(parents=True, exist_ok=True)
     for path in folder.iterdir():
-        is_of_a_peer = (
-            path.suffix in _RESULT_SUFFIXES and path.stem[:1] == "p" and path.stem[1:].isdigit()
-        )
+        name, _, suffix = path.name.partition(".")
+        is_of_a_peer = suffix in _RESULT_SUFFIXES and name[:1] == "p" and name[1:].isdigit()
         if is_of_a_peer or path.name in _RESULT_NAMES:
             path.unlink()
 
@@ -142,9 +141,12 @@ def mean_of(values: Sequence[Any]) -> Any:  # Any: whatever JSON can hold
     return first
 
 
+_NOT_COMPARED = ("backend", "peers", "notes")
+
+
 def row_of(summary: Json) -> Json:
     """The part of a summary in which algorithms are compared."""
-    return {key: value for key, value in summary.items() if key not in ("backend", "peers")}
+    return {key: value for key, value in summary.items() if key not in _NOT_COMPARED}
 
 
 def write_json(path: Path, value: Any) -> None:  # Any: whatever JSON can hold

@@ -96,6 +96,8 @@ def _ratios(row: Json, first: Json) -> Json:
 
 def print_comparison(console: Console, comparison: Json, left_out: Sequence[LeftOut]) -> None:
     """Print the rows, each claim with published and measured figures, silences and omissions."""
+    if comparison.get("partial"):
+        console.print(Text(comparison["partial"], style="bold yellow"))
     rows, claims = comparison["rows"], comparison["claims"]
     last = [claims_table(claims)] if claims else []
     console.print(Group(_rows_table(rows), _averages_table(rows), *last))

@@ -114,7 +114,7 @@ class FaultConfig:
     """Ranks."""
 
     at_s: Seconds | None = None
-    """Begins this long after the first step; in a simulation, after the start of the world."""
+    """Begins this long after the first step of the run."""
 
     at_step: int | None = None
     """Or as soon as the peer has made this many steps; of a partition, the first of `peers`."""

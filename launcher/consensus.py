@@ -2,17 +2,21 @@
 
 Peers that do not wait for each other have no model in common. The product of a run is the mean of
 their models, and algorithms are compared by that mean, evaluated on held-out data. Peers only write
-their models down periodically (`snapshot` records); everything else happens here, not in the peers,
-so that measuring costs an algorithm nothing.
+their models down periodically (`snapshot` records); everything else happens here, not in the peers.
 
-*Moments.* The curve has a point every `period_s` after the first step of the swarm (the earliest
-`ready`). At a moment each peer contributes its latest snapshot at or before it, so a model in the
-mean may be up to one period old, for every algorithm alike. A peer that was lost takes part until
-its last record; one that ended well keeps taking part with its last model.
+*One moment.* A point of the curve is made of rows of one version (`p2ptrain.compute.snapshots`):
+written after the same update where peers are in step, otherwise at the same tick of the clock. Only
+peers take part that were there at that moment: a model of a peer that was dead by then, or had
+left, is in no mean. A tick that a present peer passed over yields no point; one that wrote nothing
+for `STILL_PERIODS` stood still, and is not waited for. Rows of less than half of the peers yield
+no point.
 
-*Settled moments.* While the run goes on, a moment is evaluated once every peer that is still
-training has written a record after it: nothing can change the point any more. The curve that the
-live table shows is therefore the curve of the report, point by point.
+*Settled.* While the run goes on, a version is evaluated once every peer that still trains has
+written it or a later one: nothing can change the point any more. The curve that the live table
+shows is therefore the curve of the report, point by point.
+
+*The last point* is the mean of the last models of all peers that were there until the end; where
+peers are in step, of those that ended after the same update as most.
 
 *Consensus distance* is the root mean square over the P peers of the L2 distance between a peer's
 model and the mean::
@@ -22,6 +26,7 @@ model and the mean::
 Legend of shapes: ``M`` numbers of a model, ``P`` peers.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,10 +35,13 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from launcher.records import PeerHistory
+from launcher.records import PeerHistory, Snapshot
 from p2ptrain.compute.replica import Vector
 from p2ptrain.errors import ConfigError
 from p2ptrain.ids import Seconds
+
+STILL_PERIODS = 4
+"""A peer without a row for so many periods of the curve stands still; versions go on without it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +132,7 @@ class ConsensusCurve:
         self._evaluator = evaluator
         self._period_s = period_s
         self._target = target
-        self._next = 0
+        self._taken = -1  # the last version that was looked at
 
     @property
     def started_at(self) -> Seconds | None:
@@ -142,54 +150,85 @@ class ConsensusCurve:
         return next((p.wall_s for p in self.points if self._target.is_reached(p)), None)
 
     def advance(self, most: int | None = 1) -> None:
-        """Evaluate up to `most` settled moments, or all there are."""
+        """Evaluate up to `most` settled versions, or all there are."""
         taken = 0
         while most is None or taken < most:
-            moment = self._next_moment()
-            if moment is None or not self._is_settled(moment):
+            version = self._next_version()
+            if version is None or not self._is_settled(version):
                 return
-            self._take_point(moment)
-            taken += 1
+            taken += self._take(version)
 
     def finish(self) -> None:
-        """Evaluate the remaining moments, then the last models of all peers that were not lost."""
-        survivors = [h for h in self._histories if h.snapshots and not h.lost]
-        last = max((h.snapshots[-1].at for h in survivors), default=None)
-        moment = self._next_moment()
-        while last is not None and moment is not None and moment < last:
-            self._take_point(moment)
-            moment = self._next_moment()
-        if last is not None:
-            self.final_model = self._add(max(last, self._latest(last)), survivors)
+        """Evaluate the remaining versions, then the last models of all that were there."""
+        last = [
+            (history, history.snapshots[-1])
+            for history in self._histories
+            if history.snapshots and not history.lost and not history.has_left
+        ]
+        ends = Counter(row.version for _, row in last)
+        end = max(ends, default=0)
+        if any(row.in_step for _, row in last):
+            end = max(ends, key=lambda version: (ends[version], version))
+            last = [(history, row) for history, row in last if row.version == end]
+        while (version := self._next_version()) is not None and version < end:
+            self._take(version)
+        self.final_model = self._add(last)
 
-    def _is_settled(self, moment: Seconds) -> bool:
+    def _next_version(self) -> int | None:
+        """The lowest version that was not looked at and that a peer has written."""
+        if self.started_at is None:
+            return None
+        found = (self._next_of(history) for history in self._histories)
+        return min((version for version in found if version is not None), default=None)
+
+    def _next_of(self, history: PeerHistory) -> int | None:
+        """The lowest version of one peer that was not looked at."""
+        lowest = None
+        for row in reversed(history.snapshots):  # the older ones were looked at long ago
+            if row.version <= self._taken:
+                break
+            lowest = row.version
+        return lowest
+
+    def _is_settled(self, version: int) -> bool:
         come = [history for history in self._histories if history.last_at or not history.is_late]
         training = [history for history in come if not history.is_finished]
-        # Without a training peer the moments would never end; `finish` takes the last.
-        return bool(training) and all((h.last_at or 0.0) > moment for h in training)
+        # Without a training peer the versions would never end; `finish` takes the last.
+        return bool(training) and all(
+            history.snapshots and history.snapshots[-1].version >= version for history in training
+        )
 
-    def _next_moment(self) -> Seconds | None:
-        start = self.started_at
-        return None if start is None else start + self._next * self._period_s
+    def _take(self, version: int) -> int:
+        """Add a point, if this version is of one moment; return how many were added."""
+        self._taken = version
+        rows = [(history, row) for history in self._histories for row in _of(history, version)]
+        middle = sorted(row.at for _, row in rows)[len(rows) // 2]
+        rows = [(h, row) for h, row in rows if abs(row.at - middle) <= self._period_s]
+        at = max(row.at for _, row in rows)
+        rows = [(history, row) for history, row in rows if history.was_there(at)]
+        wrote = {id(history) for history, _ in rows}
+        missing = [h for h in self._histories if h.was_there(at) and id(h) not in wrote]
+        if len(rows) < len(missing) or any(self._passed_over(h, at) for h in missing):
+            return 0
+        self._add(rows)
+        return 1
 
-    def _latest(self, otherwise: Seconds) -> Seconds:
-        """The latest moment of the curve; a lost peer may have written after all survivors."""
-        start = self.started_at
-        return start + self.points[-1].wall_s if start is not None and self.points else otherwise
+    def _passed_over(self, history: PeerHistory, at: Seconds) -> bool:
+        """True if a peer without a row of `at` neither stood still nor has a model equal to it."""
+        before = next((row for row in reversed(history.snapshots) if row.at <= at), None)
+        if before is None or before.in_step:
+            return False
+        return before.at > at - STILL_PERIODS * self._period_s
 
-    def _take_point(self, moment: Seconds) -> None:
-        self._add(moment, self._histories)
-        self._next += 1
-
-    def _add(self, moment: Seconds, histories: Sequence[PeerHistory]) -> Vector | None:
-        """Evaluate the mean at `moment`.
-
-        Return it, or None if no peer had written a model by then.
-        """
-        models_PM = _models(histories, moment)
+    def _add(self, rows: Sequence[tuple[PeerHistory, Snapshot]]) -> Vector | None:
+        """Evaluate the mean of rows; return it, or None if there is none."""
+        models = [(history.model(snapshot.row), snapshot.at) for history, snapshot in rows]
+        models_PM = [model for model, _ in models if model is not None]
         start = self.started_at
         if not models_PM or start is None:
             return None
+        latest = self.points[-1].wall_s if self.points else 0.0
+        wall_s = max([latest, *(at - start for _, at in models)])
         mean_M, distance = mean_and_distance(models_PM)
         score = self._evaluator.score(mean_M)
         self.final_recall = (
@@ -197,11 +236,17 @@ class ConsensusCurve:
             if score.recall
             else None
         )
-        samples = sum(h.samples_until(moment) for h in self._histories)
-        self.points.append(
-            CurvePoint(moment - start, samples, score.loss, score.accuracy, distance)
-        )
+        samples = sum(h.samples_until(start + wall_s) for h in self._histories)
+        self.points.append(CurvePoint(wall_s, samples, score.loss, score.accuracy, distance))
         return mean_M
+
+
+def _of(history: PeerHistory, version: int) -> list[Snapshot]:
+    """The row of this version, the last one if a peer made the same steps twice; or none."""
+    for row in reversed(history.snapshots):
+        if row.version <= version:
+            return [row] if row.version == version else []
+    return []
 
 
 def mean_and_distance(models_PM: Sequence[Vector]) -> tuple[Vector, float]:
@@ -211,9 +256,3 @@ def mean_and_distance(models_PM: Sequence[Vector]) -> tuple[Vector, float]:
     mean_M = stack_PM.mean(axis=0)
     squares_P = ((stack_PM - mean_M) ** 2).sum(axis=1)
     return mean_M.astype(np.float32), float(np.sqrt(squares_P.mean()))
-
-
-def _models(histories: Sequence[PeerHistory], moment: Seconds) -> list[Vector]:
-    rows = ((history, history.row_at(moment)) for history in histories)
-    models = (history.model(row) for history, row in rows if row is not None)
-    return [model for model in models if model is not None]

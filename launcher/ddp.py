@@ -41,12 +41,11 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -55,6 +54,7 @@ from torch._C._distributed_c10d import GradBucket  # torch.distributed's own, wi
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from p2ptrain.compute.snapshots import SnapshotWriter
 from p2ptrain.compute.steps import SLICE_S
 from p2ptrain.compute.tasks import Batch, Task, load_task
 from p2ptrain.compute.torch_replica import TorchReplica
@@ -65,9 +65,6 @@ from p2ptrain.ids import Seconds
 from p2ptrain.runtime.accounts import Accounts, TrainerTotals, record_end
 from p2ptrain.runtime.metrics import JsonlMetrics
 from p2ptrain.runtime.settings import StopConfig
-from p2ptrain.runtime.snapshots import SnapshotWriter
-
-T = TypeVar("T")
 
 USER_MISTAKE = 2
 RANK_LOST = 1
@@ -119,6 +116,7 @@ class Rank:
         self._end = End(config.stop, config.training.batch_size * config.peers)
         self._metrics = JsonlMetrics(Path(config.out) / f"{config.name}.jsonl", time.monotonic)
         self._backward_s: Seconds = 0.0
+        self._updated = threading.Event()
         self.totals = TrainerTotals()
         self._accounts = Accounts()
 
@@ -126,13 +124,26 @@ class Rank:
         """Train to the end and write all records."""
         config, path = self._config, Path(self._config.out) / f"{self._config.name}.snapshots"
         self._record_start()
-        writer = SnapshotWriter(path, self.replica, self._metrics, _at_once)
+        writer = SnapshotWriter(
+            path,
+            self.replica,
+            self._metrics.record,
+            _at_once,
+            time.time,
+            config.snapshot_every_s,
+            config.snapshot_mb * 1e6,
+            self._wait_for_update,
+        )
         dist.barrier()
         self._metrics.record("ready", members=_names(config))
-        with threads(config.training.threads), _snapshots(writer, config.snapshot_every_s):
+        with threads(config.training.threads), _snapshots(writer):
             self._train()
         record_end(self._metrics, self.totals, self._accounts, self._end.why or "the loop ended")
         self._metrics.close()
+
+    async def _wait_for_update(self) -> None:
+        await asyncio.to_thread(self._updated.wait, SLICE_S)
+        self._updated.clear()
 
     def _train(self) -> None:
         config = self._config
@@ -171,6 +182,7 @@ class Rank:
         progress = self.totals.samples * self._config.peers
         set_rate(self._optimizer, training.rate_at(progress, stop.samples))
         self.replica.update(lambda: self.replica.optimizer_step(training.clip))
+        self._updated.set()
 
     def _checked(self, loss: Tensor) -> float:
         value = float(loss.detach())
@@ -340,32 +352,29 @@ def _names(config: RunConfig) -> list[str]:
 
 
 @contextmanager
-def _snapshots(writer: SnapshotWriter, period_s: Seconds) -> Iterator[None]:
-    """Write a row now, one every `period_s`, and one at the end; on a thread, as peers do."""
+def _snapshots(writer: SnapshotWriter) -> Iterator[None]:
+    """Write rows, and one at the end; on a thread, as peers do."""
     done = threading.Event()
 
-    def repeat() -> None:
-        asyncio.run(writer.write())
-        while not done.wait(period_s):
-            asyncio.run(writer.write())
+    async def write() -> None:
+        writing = asyncio.ensure_future(writer.repeat())
+        await asyncio.to_thread(done.wait)
+        writing.cancel()
+        await asyncio.gather(writing, return_exceptions=True)
+        await writer.write()
 
-    thread = threading.Thread(target=repeat, name="ddp-snapshots", daemon=True)
+    thread = threading.Thread(target=lambda: asyncio.run(write()), name="ddp-snapshots")
     thread.start()
     try:
         yield
     finally:
         done.set()
         thread.join()
-        asyncio.run(writer.write())
 
 
-async def _done(value: T) -> T:
-    return value
-
-
-def _at_once(function: Callable[[], T], /) -> Awaitable[T]:
-    """A `CopyExecutor` for a thread without other work."""
-    return _done(function())
+async def _at_once(function: Callable[[], int]) -> int:
+    """In place of a copy executor, for a thread without other work."""
+    return function()
 
 
 def _first_line(error: BaseException) -> str:

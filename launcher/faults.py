@@ -1,14 +1,17 @@
-"""Schedule the faults of a run, and measure what they cost.
+"""Plan the faults of a run, and measure what they cost.
 
-A scenario's ``[[faults]]`` become **fault instances**: one for each peer of a fault, except that a
-partition is one instance for all of its peers together. A `Schedule` says which of them begin or
-end now; the backend applies and reverts them. In every backend `run` records the same of each: when
-it began and when it ended.
+A scenario's ``[[faults]]`` are compiled once into **fault instances**: one for each peer of a
+fault, except that a partition is one instance for all of its peers together. The `FaultPlan` says
+when each begins and ends, the same in every backend: `at_s` counts from the first step of the run,
+`at_step` the steps of a peer over all its processes. A backend applies and reverts an instance, and
+knows nothing else about faults. Faults of one kind may overlap.
 
 **The cost** of a fault is read from the peers' records: samples per second of the whole swarm
 before, during and after it; the longest time in which no other peer ended a step (``stall_s``); and
 the time from its end until the swarm was as fast again as before (``recovery_s``; for a fault that
 does not end, from its beginning, until the swarm is as fast as the remaining peers can be).
+``back_s`` is when all of its peers trained again, which is later than the fault's end
+(``until_s``): a peer that starts again has to join first.
 
 **All faults together** are measured by the remaining throughput, from the first fault on:
 ``present`` is the fraction of peer-time in which peers were present; ``kept`` is the throughput as
@@ -17,9 +20,9 @@ which no peer waits for a missing one.
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +43,9 @@ SMOOTHED_S: Seconds = 1.0
 ABSENCES = ("crash", "leave", "pause", "join")
 """The kinds during which a peer is absent."""
 
+_ROUNDING_S: Seconds = 1e-6
+"""A moment that is so near has come: clocks add up with rounding errors."""
+
 
 @dataclass(slots=True)
 class FaultInstance:
@@ -57,14 +63,70 @@ class FaultInstance:
         """True while it lasts."""
         return self.began is not None and self.ended is None and not self.missed
 
+    def next_at(self, started_at: Seconds | None) -> Seconds | None:
+        """When it begins or ends next; None if it does not, or no clock says when."""
+        at_s, for_s = self.fault.at_s, self.fault.for_s
+        if self.began is None:
+            return None if at_s is None or started_at is None else started_at + at_s
+        return self.began + for_s if for_s is not None and self.is_on else None
 
-def instances_of(faults: Sequence[FaultConfig]) -> list[FaultInstance]:
-    """The fault instances of a scenario, in the order of its file."""
-    found = []
-    for fault in faults:
-        together = [fault.peers] if fault.kind == "partition" else [(rank,) for rank in fault.peers]
-        found += [FaultInstance(fault, ranks) for ranks in together]
-    return found
+
+class FaultPlan:
+    """The faults of one run, and which of them begin or end now."""
+
+    def __init__(self, faults: Sequence[FaultConfig]) -> None:
+        self.instances = [
+            FaultInstance(fault, ranks)
+            for fault in faults
+            for ranks in ([fault.peers] if fault.kind == "partition" else _each(fault.peers))
+        ]
+
+    def carry_out(
+        self,
+        apply: Callable[[FaultInstance], bool],
+        revert: Callable[[FaultInstance], None],
+        histories: Sequence[PeerHistory],
+        started_at: Seconds | None,
+        now: Seconds,
+    ) -> None:
+        """Apply what begins now and revert what ends; may be called any number of times.
+
+        Args:
+            apply: returns False if the fault found no peer there.
+            revert: ends what `apply` began.
+            histories: of the peers, by rank.
+            started_at: when the first step began, in Unix seconds; None before it has.
+            now: in Unix seconds.
+        """
+        for instance in self.instances:
+            if instance.began is None and _begins(instance, histories, started_at, now):
+                instance.began = now
+                instance.missed = not apply(instance)
+            at = instance.next_at(started_at)
+            if instance.is_on and at is not None and now >= at - _ROUNDING_S:
+                instance.ended = now
+                revert(instance)
+
+    def next_at(self, started_at: Seconds | None) -> Seconds | None:
+        """The next moment at which a fault begins or ends by the clock."""
+        moments = (instance.next_at(started_at) for instance in self.instances)
+        return min((at for at in moments if at is not None), default=None)
+
+
+def _each(ranks: Sequence[int]) -> list[tuple[int, ...]]:
+    return [(rank,) for rank in ranks]
+
+
+def _begins(
+    instance: FaultInstance,
+    histories: Sequence[PeerHistory],
+    started_at: Seconds | None,
+    now: Seconds,
+) -> bool:
+    if instance.fault.at_step is not None:
+        return len(histories[instance.ranks[0]].steps) >= instance.fault.at_step
+    at = instance.next_at(started_at)
+    return at is not None and now >= at - _ROUNDING_S
 
 
 def left_of(stop: StopConfig, passed_s: Seconds) -> StopConfig:
@@ -75,51 +137,6 @@ def left_of(stop: StopConfig, passed_s: Seconds) -> StopConfig:
     if stop.seconds is None:
         return stop
     return dataclasses.replace(stop, seconds=max(SMOOTHED_S, stop.seconds - passed_s))
-
-
-class Schedule:
-    """Decides which faults begin or end now."""
-
-    def __init__(self, faults: Sequence[FaultConfig]) -> None:
-        self.instances = instances_of(faults)
-
-    def take_due(
-        self, histories: Sequence[PeerHistory], started_at: Seconds | None, now: Seconds
-    ) -> Iterator[tuple[FaultInstance, Literal["apply", "revert"]]]:
-        """Yield each beginning and each end that is due, once; may be called any number of times.
-
-        Args:
-            histories: of the peers, by rank.
-            started_at: when the first step began, in Unix seconds; None before it has.
-            now: in Unix seconds.
-        """
-        for instance in self.instances:
-            if instance.began is None and _is_due(instance, histories, started_at, now):
-                instance.began = now
-                yield instance, "apply"
-            for_s = instance.fault.for_s
-            ends_at = None if instance.began is None or for_s is None else instance.began + for_s
-            if (
-                ends_at is not None
-                and instance.ended is None
-                and not instance.missed
-                and now >= ends_at
-            ):
-                instance.ended = now
-                yield instance, "revert"
-
-
-def _is_due(
-    instance: FaultInstance,
-    histories: Sequence[PeerHistory],
-    started_at: Seconds | None,
-    now: Seconds,
-) -> bool:
-    fault = instance.fault
-    if fault.at_step is not None:
-        return len(histories[instance.ranks[0]].steps) >= fault.at_step
-    assert fault.at_s is not None  # a fault has one of the two
-    return started_at is not None and now >= started_at + fault.at_s
 
 
 # --- what it cost ---------------------------------------------------------------------------------
@@ -204,14 +221,28 @@ class _Course:
         return {
             "kind": instance.fault.kind,
             "peers": [self._histories[rank].name for rank in instance.ranks],
+            "planned_s": instance.fault.at_s,
+            "planned_step": instance.fault.at_step,
             "at_s": began - self._start,
             "until_s": None if ended is None or ended > self._end else ended - self._start,
+            "back_s": self._back_s(instance),
             "before": before,
             "during": self._rate(began, over),
             "after": None if ended is None else self._rate(over, after_to),
             "stall_s": self._stall(instance, began, min(self._end, (ended or began) + WINDOW_S)),
             "recovery_s": self._recovery(instance, before),
         }
+
+    def _back_s(self, instance: FaultInstance) -> Seconds | None:
+        """When all of its peers trained again, or were no longer hindered; None if they were not.
+
+        In seconds since the first step.
+        """
+        if instance.fault.kind in ABSENCES:
+            back = max(self._absence(instance, rank)[1] for rank in instance.ranks)
+        else:
+            back = self._end if instance.ended is None else instance.ended
+        return back - self._start if back < self._end else None
 
     def all_together(self) -> Json:
         """The throughput kept from the first fault on, relative to the peers that were present."""

@@ -11,9 +11,12 @@ reading them are solved here:
   all processes of one machine share. Every moment in this package is therefore in Unix seconds.
   Setting the wall clock in the middle of a run does no harm, since it is read once per peer.
 * *A peer may end without a record of it.* Only its backend notices; it calls `PeerHistory.close`.
+* *A full file is replaced.* It becomes ``<name>.jsonl.1``, and a new one begins with ``started``
+  again; `read` takes the rest of the full one first.
 """
 
 import json
+import os
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Mapping
@@ -83,6 +86,19 @@ class Snapshot:
 
     at: Seconds
     row: int
+    version: int
+    """Rows of several peers with one version are of one moment (`p2ptrain.compute.snapshots`)."""
+
+    in_step: bool
+    """The version is a number of updates, after which all peers have equal models."""
+
+
+@dataclass(slots=True)
+class _Life:
+    """One process of a peer: from when it was ready, until its last word."""
+
+    began: Seconds | None = None
+    ended: Seconds | None = None
 
 
 class PeerHistory:
@@ -96,6 +112,7 @@ class PeerHistory:
         self.steps: list[Step] = []
         self.attempts: list[Attempt] = []
         self.snapshots: list[Snapshot] = []
+        """Those still on disk, in the order of writing."""
         self.warnings: list[str] = []
         self.silences: list[str] = []
         """Its sentences about averages that stopped succeeding (`p2ptrain.runtime.silence`)."""
@@ -106,12 +123,17 @@ class PeerHistory:
         self.is_late = False
         """It joins when others train already, and no peer waits for it."""
         self.lost = False
+        self.has_left = False
+        """It left for good before the end of the run."""
+        self.is_cut_short = False
+        """Its first records are gone: it wrote more than it was to keep."""
         self.damaged_lines = 0
         self._path = folder / f"{name}.jsonl"
         self._rows = folder / f"{name}.snapshots"
         self._offset = 0
         self._unix_minus_t: Seconds = 0.0
-        self._lives = 0
+        self._inode: int | None = None
+        self._lives: list[_Life] = []
         self._is_cut = False
         self._samples_after: list[int] = []
 
@@ -121,14 +143,27 @@ class PeerHistory:
             return
         try:
             with self._path.open("rb") as file:
+                inode = os.fstat(file.fileno()).st_ino
+                older = b"" if inode == self._inode else self._rest_of_older()
+                if inode != self._inode:
+                    self._inode, self._offset = inode, 0
                 file.seek(self._offset)
                 fresh = file.read()
         except FileNotFoundError:
             return  # the peer is still starting
         whole = fresh[: fresh.rfind(b"\n") + 1]
         self._offset += len(whole)
-        for line in whole.splitlines():
+        for line in [*older.splitlines(), *whole.splitlines()]:
             self._take_line(line)
+
+    def _rest_of_older(self) -> bytes:
+        """The part of the full file before this one that was not read yet."""
+        try:
+            with Path(f"{self._path}.1").open("rb") as file:
+                file.seek(self._offset if os.fstat(file.fileno()).st_ino == self._inode else 0)
+                return file.read()
+        except FileNotFoundError:
+            return b""
 
     def cut(self) -> None:
         """Ignore all later records: the launcher is ending this peer."""
@@ -138,6 +173,7 @@ class PeerHistory:
         """Expect no more records; a peer that was `lost` counts until its last record."""
         self.is_closed = True
         self.lost = lost
+        self._end_life(self.last_at)
 
     @property
     def is_finished(self) -> bool:
@@ -158,15 +194,16 @@ class PeerHistory:
         """The steps that ended at `moment` or later."""
         return self.steps[bisect_left(self.steps, moment, key=lambda step: step.at) :]
 
-    def row_at(self, moment: Seconds) -> int | None:
-        """The latest snapshot at or before `moment`.
+    def was_there(self, moment: Seconds) -> bool:
+        """True if it was ready, and had not died or left.
 
-        None if there is none, or the peer was lost by then.
+        Of a killed peer it is known for certain once it is closed, or has started again.
         """
-        if self.lost and self.last_at is not None and moment > self.last_at:
-            return None
-        count = bisect_right(self.snapshots, moment, key=lambda snapshot: snapshot.at)
-        return self.snapshots[count - 1].row if count else None
+        return any(
+            one.began <= moment and (one.ended is None or moment <= one.ended)
+            for one in self._lives
+            if one.began is not None
+        )
 
     def model(self, row: int) -> Vector | None:
         """Read one snapshot, shape ``(model_size,)``.
@@ -185,7 +222,7 @@ class PeerHistory:
 
         Added up from the other records if there is none, or if the peer was restarted.
         """
-        if self.ended is not None and self._lives == 1:
+        if self.ended is not None and len(self._lives) == 1:
             return {key: self.ended.get(key) for key in TOTALS}
         done = [attempt for attempt in self.attempts if attempt.outcome == "done"]
         stale = [a.staleness_steps for a in done if a.staleness_steps is not None]
@@ -216,30 +253,58 @@ class PeerHistory:
 
     def _take(self, record: Record) -> None:
         if record["kind"] == "started":
-            self._lives += 1
-            self.ended = None  # that of an earlier process
-            self.is_silent = False
+            self._begin_life(is_again=bool(record.get("again")))
             self._unix_minus_t = record["unix_s"] - record["t"]
             self.model_size = int(record["model_size"])
         at = record["t"] + self._unix_minus_t
         match record["kind"]:
             case "ready":
-                self.ready_at = at if self.ready_at is None else self.ready_at
+                self._note_ready(at)
             case "step":
                 self._take_step(record, at)
             case "group":
                 self._take_attempt(record, at)
             case "snapshot":
-                self.snapshots.append(Snapshot(at, int(record["row"])))
+                self._take_snapshot(record, at)
             case "warning":
                 self._take_warning(str(record["text"]), at, record.get("silent"))
             case "member":
                 self.events.append(Event(at, record["member"], record["state"], record["why"]))
             case "ended":
                 self.ended = record
+                self._end_life(at)
             case _:
                 pass  # other kinds of records are not needed here
+        if self.is_cut_short:
+            self._note_ready(at)
         self.last_at = at
+
+    def _begin_life(self, *, is_again: bool) -> None:
+        """A process began; `is_again`: it goes on in a new file, the first one that is left."""
+        if is_again and self._lives:
+            return
+        self._end_life(self.last_at)
+        self._lives.append(_Life())
+        self.ended = None  # that of an earlier process
+        self.is_silent = False
+        self.is_cut_short = is_again
+
+    def _note_ready(self, at: Seconds) -> None:
+        self.ready_at = at if self.ready_at is None else self.ready_at
+        if self._lives and self._lives[-1].began is None:
+            self._lives[-1].began = at
+
+    def _end_life(self, at: Seconds | None) -> None:
+        if self._lives and self._lives[-1].ended is None:
+            self._lives[-1].ended = at
+
+    def _take_snapshot(self, record: Record, at: Seconds) -> None:
+        gone = (record["row"], record["frees"])
+        if gone[1] is not None:
+            self.snapshots = [one for one in self.snapshots if one.row not in gone]
+        in_step = record["tick"] is None
+        version = record["step"] if in_step else record["tick"]
+        self.snapshots.append(Snapshot(at, int(record["row"]), int(version), in_step))
 
     def _take_warning(self, text: str, at: Seconds, silent: bool | None) -> None:
         self.warnings.append(text)

@@ -24,7 +24,7 @@ from typing import Protocol
 from launcher.backends.base import Backend, Fleet, LaunchError, PeerStatus
 from launcher.collect import Json, clear_results, summarise, wall_s, write_curve, write_json
 from launcher.consensus import ConsensusCurve, Evaluator
-from launcher.faults import FaultInstance, costs_of
+from launcher.faults import FaultPlan, costs_of
 from launcher.records import PeerHistory
 from launcher.scenario import Scenario, peer_names
 from p2ptrain.ids import Seconds
@@ -34,6 +34,9 @@ LATE_S: Seconds = 30.0
 
 GRACE_S: Seconds = 8.0
 """The time for a peer to leave: one slow step, and its goodbye."""
+
+EVALUATION_SHARE = 0.1
+"""How much of its time the launcher may evaluate models while real peers train."""
 
 
 class Run:
@@ -59,9 +62,10 @@ class Run:
         self.is_over = False
         self.speed: float | None = None
         """Virtual seconds per real second; None where peers run in real time."""
-        self.instances: Sequence[FaultInstance] = ()
+        self.plan = FaultPlan(scenario.faults)
         """The scenario's faults, with when they began and ended."""
         self._facts: Json = {}
+        self._evaluates_at = 0.0
         self._folder = folder
         self._evaluator = evaluator
 
@@ -83,9 +87,7 @@ class Run:
         peer that came back too late to train again does not determine the end.
         """
         start = self.curve.started_at
-        goings = [
-            instance for instance in self.instances if instance.fault.kind in ("crash", "leave")
-        ]
+        goings = [one for one in self.plan.instances if one.fault.kind in ("crash", "leave")]
         ends = [
             history.steps[-1].at
             for rank, (history, status) in enumerate(
@@ -95,7 +97,7 @@ class Run:
             if not any(rank in b.ranks and (b.began or 0.0) >= history.steps[-1].at for b in goings)
         ]
         end = min(ends, default=(start or 0.0) + self.wall_s)
-        return costs_of(self.instances, self.histories, start, end)
+        return costs_of(self.plan.instances, self.histories, start, end)
 
     def execute(self, backend: Backend, watch: Callable[["Run"], None]) -> None:
         """Start the peers, watch them until their end, and leave none running.
@@ -113,7 +115,6 @@ class Run:
         self._look(fleet)
         self._check_somebody_ended()
         self._facts = fleet.facts()
-        self.instances = fleet.instances
         self._note_what_did_not_come()
         self.curve.finish()
         self.is_over = True
@@ -123,6 +124,7 @@ class Run:
         """Write ``summary.json``, ``curve.json`` and the consensus model; return the summary."""
         summary = summarise(self.algorithm, backend, self.histories, self.statuses, self.curve)
         summary["faults"] = self.costs
+        summary["notes"] = list(self.notes)
         summary |= self._facts
         write_json(self._folder / "summary.json", summary)
         write_curve(self._folder / "curve.json", self.curve)
@@ -134,19 +136,29 @@ class Run:
         started = time.monotonic()
         while True:
             self._look(fleet)
+            start = fleet.started_at = self.curve.started_at
+            now = fleet.record_clock()
+            self.plan.carry_out(fleet.apply, fleet.revert, self.histories, start, now)
             if self.scenario.gradients:
-                # Real peers need the processor: one moment at a time.
-                self.curve.advance(None if fleet.is_virtual else 1)
+                self._advance_curve(fleet)
             if fleet.is_virtual:
                 self.speed = fleet.now() / max(time.monotonic() - started, 1e-9)
             watch(self)
             if self._must_end():
                 return
-            fleet.let_pass()
+            fleet.let_pass(self.plan.next_at(start))
+
+    def _advance_curve(self, fleet: Fleet) -> None:
+        """Evaluate what is settled; real peers need the processor, and get most of it."""
+        began = fleet.now()
+        if fleet.is_virtual:
+            self.curve.advance(None)
+        elif began >= self._evaluates_at:
+            self.curve.advance(1)
+            self._evaluates_at = began + (fleet.now() - began) / EVALUATION_SHARE
 
     def _look(self, fleet: Fleet) -> None:
         """Poll first, read second, so that the last records of an ended peer are read."""
-        fleet.apply_faults(self.histories, self.curve.started_at)
         self.statuses = fleet.poll()
         for history, status in zip(self.histories, self.statuses, strict=True):
             history.read()
@@ -157,6 +169,7 @@ class Run:
 
     def _close(self, history: PeerHistory, status: PeerStatus) -> None:
         """A peer ended; if it was killed after its `ended` record, it is not lost."""
+        history.has_left = status.state == "left"
         history.close(lost=status.state == "lost" and history.ended is None)
         if history.lost and all(other.ready_at is None for other in self.histories):
             raise LaunchError(
@@ -166,7 +179,7 @@ class Run:
             self.notes.append(f"{status.name} was lost: it {status.why}")
 
     def _note_what_did_not_come(self) -> None:
-        for instance in self.instances:
+        for instance in self.plan.instances:
             fault, names = (
                 instance.fault,
                 ", ".join(self.histories[rank].name for rank in instance.ranks),
@@ -247,11 +260,10 @@ def run_scenario(
     out: Path,
     evaluator: Evaluator,
     display: Display,
-) -> list[tuple[Run, Json]]:
-    """Run every algorithm of a scenario, one after the other; return each with its summary."""
-    finished = []
+    finished: list[tuple[Run, Json]],
+) -> None:
+    """Run every algorithm of a scenario, one after the other; each ends up in `finished`."""
     for algorithm in scenario.algorithms:
         run = Run(scenario, algorithm, out / algorithm, evaluator)
         run.execute(backend, display.show)
         finished.append((run, run.save(backend_name)))
-    return finished

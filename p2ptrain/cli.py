@@ -71,7 +71,10 @@ def peer(
     peers: Annotated[int | None, typer.Option(help="how many start together")] = None,
     rank: Annotated[int | None, typer.Option(help="place among them, from 0")] = None,
     seed: Annotated[int | None, typer.Option(help="of the model, the data and the choices")] = None,
-    out: Annotated[str | None, typer.Option(help="folder for records and snapshots")] = None,
+    out: Annotated[str | None, typer.Option(help="folder for records")] = None,
+    snapshot_every_s: Annotated[
+        float | None, typer.Option(help="seconds between models written to --out; never by default")
+    ] = None,
     samples: Annotated[int | None, typer.Option(help="stop at so many in the whole swarm")] = None,
     seconds: Annotated[float | None, typer.Option(help="stop after so many seconds")] = None,
     metrics_port: Annotated[
@@ -105,6 +108,7 @@ def peer(
         "rank": rank,
         "seed": seed,
         "out": out,
+        "snapshot_every_s": snapshot_every_s,
         "metrics_port": metrics_port,
         "tensorboard": tensorboard,
     }

@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from launcher.faults import FaultInstance
-from launcher.records import PeerHistory
 from launcher.scenario import Scenario
 from p2ptrain.config import RunConfig
 from p2ptrain.errors import P2PTrainError
@@ -47,6 +46,9 @@ class PeerStatus:
 class Fleet(Protocol):
     """The peers of one run."""
 
+    started_at: Seconds | None
+    """When the first step began, on the clock of the records; the launcher sets it."""
+
     @property
     def is_virtual(self) -> bool:
         """True if the peers' time passes only inside `let_pass`, as fast as possible."""
@@ -56,22 +58,20 @@ class Fleet(Protocol):
         """The peers' clock, to which their deadlines refer."""
         ...
 
-    def let_pass(self) -> None:
-        """Let a moment of the peers' time pass."""
+    def record_clock(self) -> Seconds:
+        """The clock of the peers' records: Unix seconds, or those of a simulated world."""
         ...
 
-    def apply_faults(self, histories: Sequence[PeerHistory], started_at: Seconds | None) -> None:
-        """Apply and revert the faults of the scenario that are due.
-
-        Args:
-            histories: of the peers, in order.
-            started_at: when the first step began, Unix seconds; None before it has.
-        """
+    def let_pass(self, until: Seconds | None) -> None:
+        """Let a moment of the peers' time pass, but nothing after `until` of the record clock."""
         ...
 
-    @property
-    def instances(self) -> Sequence[FaultInstance]:
-        """The scenario's fault instances, with when they began and ended."""
+    def apply(self, instance: FaultInstance) -> bool:
+        """Let a fault begin; False, with nothing done, if it finds none of its peers there."""
+        ...
+
+    def revert(self, instance: FaultInstance) -> None:
+        """End a fault that was applied; another one of its kind may go on."""
         ...
 
     def poll(self) -> Sequence[PeerStatus]:

@@ -32,7 +32,6 @@ import signal
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
 from launcher.backends.base import Fleet, LaunchError
 from launcher.backends.peer_process import RealFleet, last_words, refuse_faults
@@ -223,7 +222,7 @@ class DockerFleet(RealFleet):
 
     # --- the network ------------------------------------------------------------------------------
 
-    def _apply_to_network(self, instance: FaultInstance, what: Literal["apply", "revert"]) -> None:
+    def _change_network(self, instance: FaultInstance, *, cuts: bool) -> None:
         if instance.fault.kind == "throttle":
             self._shape(instance.ranks[0])
         else:
@@ -240,11 +239,7 @@ class DockerFleet(RealFleet):
 
     def _part(self) -> None:
         """Apply all cuts at the peers' current addresses, and remove those that have ended."""
-        cuts = [
-            instance
-            for instance in self.instances
-            if instance.is_on and instance.fault.kind == "partition"
-        ]
+        cuts = [one for one in self._faults if one.fault.kind == "partition"]
         for here in range(len(self._names)):
             if not self._can_be_changed(here):
                 continue

@@ -16,12 +16,11 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from launcher.backends.base import PeerStatus
 from launcher.conditions import FaultConfig, Kind
-from launcher.faults import FaultInstance, Schedule, left_of
-from launcher.records import PeerHistory
+from launcher.faults import FaultInstance, left_of
 from launcher.scenario import Scenario
 from p2ptrain.config import RunConfig, to_toml
 from p2ptrain.errors import ConfigError, InvariantViolation
@@ -64,10 +63,10 @@ class RealFleet(ABC):
     """The peers of one run, in real time."""
 
     def __init__(self, scenario: Scenario, configs: Sequence[RunConfig]) -> None:
-        self._schedule = Schedule(scenario.faults)
+        self.started_at: Seconds | None = None
+        self._faults: list[FaultInstance] = []  # those that last
         self._can_slow = any(fault.kind == "slow" for fault in scenario.faults)
         self._configs = list(configs)
-        self._started_at: Seconds | None = None
         self._is_over = False
         self._late = scenario.late
         self._peer_processes = [
@@ -102,8 +101,11 @@ class RealFleet(ABC):
     def _signal(self, rank: int, number: signal.Signals) -> None:
         """Send SIGKILL, SIGTERM, SIGSTOP or SIGCONT to a running peer."""
 
-    def _apply_to_network(self, instance: FaultInstance, what: Literal["apply", "revert"]) -> None:
-        """Throttle a link or cut a peer off, if the backend has a network of its own."""
+    def _change_network(self, instance: FaultInstance, *, cuts: bool) -> None:
+        """Throttle a link or cut a peer off, if the backend has a network of its own.
+
+        With `cuts` the fault begins, else it has ended.
+        """
         raise InvariantViolation(f"{instance.fault} was to be refused before anything started")
 
     def _death(self, rank: int, number: signal.Signals) -> str:
@@ -125,28 +127,29 @@ class RealFleet(ABC):
         """A monotonic clock of this machine."""
         return time.monotonic()
 
-    def let_pass(self) -> None:
+    def record_clock(self) -> Seconds:
+        """The wall clock."""
+        return time.time()
+
+    def let_pass(self, until: Seconds | None) -> None:
         """Leave the processor to the peers for a moment."""
-        time.sleep(LOOK_S)
+        left_s = LOOK_S if until is None else until - self.record_clock()
+        time.sleep(max(0.0, min(LOOK_S, left_s)))
 
-    def apply_faults(self, histories: Sequence[PeerHistory], started_at: Seconds | None) -> None:
-        """Apply what is due, and start the processes that could not start before."""
-        if self._is_over:
-            return  # the launcher polls once more after the stop
-        self._started_at = started_at
-        for instance, what in self._schedule.take_due(histories, started_at, time.time()):
-            if what == "apply" and not self._can_apply(instance):
-                instance.missed = True
-            elif instance.fault.kind in ("partition", "throttle"):
-                self._apply_to_network(instance, what)
-            else:
-                self._apply_to_peer(instance, instance.ranks[0], what)
-        for rank, peer_process in enumerate(self._peer_processes):
-            if peer_process.again_at is not None and self.now() >= peer_process.again_at:
-                self._live(rank)
-        self._end_late_processes(started_at)
+    def apply(self, instance: FaultInstance) -> bool:
+        """Let a fault begin; False if it finds nobody there."""
+        if not self._can_apply(instance):
+            return False
+        self._faults.append(instance)
+        self._change(instance, begins=True)
+        return True
 
-    def _end_late_processes(self, started_at: Seconds | None) -> None:
+    def revert(self, instance: FaultInstance) -> None:
+        """End a fault."""
+        self._faults.remove(instance)
+        self._change(instance, begins=False)
+
+    def _end_late_processes(self) -> None:
         """Ask peers that started later to end with the others.
 
         A peer counts the seconds of a run from its own first step, and the time from its start to
@@ -154,9 +157,10 @@ class RealFleet(ABC):
         """
         for rank, peer_process in enumerate(self._peer_processes):
             seconds = self._configs[rank].stop.seconds
-            if not peer_process.is_late or seconds is None or started_at is None:
+            if not peer_process.is_late or seconds is None or self.started_at is None:
                 continue
-            if time.time() >= started_at + seconds + AGREE_S and self._is_there(rank):
+            end = self.started_at + seconds + AGREE_S
+            if self.record_clock() >= end and self._is_there(rank):
                 peer_process.is_late = False
                 self._ask_to_end(rank)
 
@@ -164,13 +168,13 @@ class RealFleet(ABC):
         """No additional facts."""
         return {}
 
-    @property
-    def instances(self) -> Sequence[FaultInstance]:
-        """Past and future faults of the peers."""
-        return self._schedule.instances
-
     def poll(self) -> Sequence[PeerStatus]:
-        """Return the state of every peer."""
+        """Return the state of every peer, after starting those that could not start before."""
+        if not self._is_over:  # the launcher polls once more after the stop
+            for rank, peer_process in enumerate(self._peer_processes):
+                if peer_process.again_at is not None and self.now() >= peer_process.again_at:
+                    self._live(rank)
+            self._end_late_processes()
         found = [self._status(rank) for rank in range(len(self._configs))]
         someone_runs = any(status and status.state == "running" for status in found)
         if not any(status and status.state == "ended" for status in found):
@@ -182,12 +186,8 @@ class RealFleet(ABC):
     def _someone_returns(self) -> bool:
         """True if an absent peer will start, even after all have crashed."""
         retries = any(peer_process.again_at is not None for peer_process in self._peer_processes)
-        goings = (
-            instance for instance in self.instances if instance.fault.kind in ("crash", "leave")
-        )
-        return retries or any(
-            instance.is_on and instance.fault.for_s is not None for instance in goings
-        )
+        goings = (one.fault for one in self._faults if one.fault.kind in ("crash", "leave"))
+        return retries or any(fault.for_s is not None for fault in goings)
 
     # --- processes --------------------------------------------------------------------------------
 
@@ -200,8 +200,8 @@ class RealFleet(ABC):
         if peer_process.starts or peer_process.is_away:
             others = tuple(one.advertise or one.listen for one in self._configs if one != config)
             config = dataclasses.replace(config, join=others)
-        if self._started_at is not None:
-            left = left_of(config.stop, time.time() - self._started_at)
+        if self.started_at is not None:
+            left = left_of(config.stop, self.record_clock() - self.started_at)
             config = dataclasses.replace(config, stop=left)
         if self._can_slow:
             slowed = self._where(self._slowdown(rank))
@@ -211,7 +211,7 @@ class RealFleet(ABC):
         config = dataclasses.replace(config, out=self._where(file.parent))
         file.write_text(to_toml(config), encoding="utf-8")
         peer_process.starts += 1
-        peer_process.is_late = self._started_at is not None
+        peer_process.is_late = self.started_at is not None
         peer_process.is_away, peer_process.has_left, peer_process.is_asked = False, False, False
         peer_process.is_paused = False
         peer_process.again_at = None
@@ -257,16 +257,15 @@ class RealFleet(ABC):
             bool(peer_process.starts) and not peer_process.is_away and self._exit_code(rank) is None
         )
 
-    def _apply_to_peer(
-        self, instance: FaultInstance, rank: int, what: Literal["apply", "revert"]
-    ) -> None:
-        peer_process, returns = self._peer_processes[rank], instance.fault.for_s is not None
-        applies = what == "apply"
+    def _change(self, instance: FaultInstance, *, begins: bool) -> None:
+        """Do what a fault says where it `begins`, or undo it where it has ended."""
+        rank, returns = instance.ranks[0], instance.fault.for_s is not None
+        peer_process = self._peer_processes[rank]
         match instance.fault.kind:
-            case "crash" if applies:
+            case "crash" if begins:
                 self._signal(rank, signal.SIGKILL)
                 peer_process.is_away, peer_process.is_paused = returns, False
-            case "leave" if applies:
+            case "leave" if begins:
                 self._ask_to_end(rank)
                 peer_process.is_away, peer_process.has_left = returns, True
             case "crash" | "leave" | "join":
@@ -275,14 +274,14 @@ class RealFleet(ABC):
                 self._hold(rank, paused=bool(self._limits(rank, "pause")))
             case "slow":
                 self._slow_down(rank)
-            case "throttle" | "partition" | "drift":
-                raise InvariantViolation(f"{instance.fault} is none that hits a peer by itself")
+            case "throttle" | "partition":
+                self._change_network(instance, cuts=begins)
+            case "drift":
+                raise InvariantViolation(f"{instance.fault} was to be refused")
 
     def _limits(self, rank: int, kind: Kind) -> list[FaultConfig]:
         """The faults of this kind that the peer has now; they may overlap."""
-        return [
-            b.fault for b in self.instances if b.is_on and b.fault.kind == kind and rank in b.ranks
-        ]
+        return [b.fault for b in self._faults if b.fault.kind == kind and rank in b.ranks]
 
     def _hold(self, rank: int, *, paused: bool) -> None:
         peer_process = self._peer_processes[rank]

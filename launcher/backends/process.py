@@ -28,7 +28,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
 
 from launcher.backends import cables, guard
 from launcher.backends.base import Fleet, LaunchError
@@ -180,15 +179,14 @@ class ProcessFleet(RealFleet):
         if self._processes[rank].poll() is None:
             self._processes[rank].send_signal(number)
 
-    def _apply_to_network(self, instance: FaultInstance, what: Literal["apply", "revert"]) -> None:
+    def _change_network(self, instance: FaultInstance, *, cuts: bool) -> None:
         assert self._cables is not None  # a fault that needs them had them made
-        match instance.fault.kind, what:
-            case "throttle", _:
-                self._cables.throttle(instance.ranks[0], self._narrowest(instance.ranks[0]))
-            case _, "apply":
-                self._cables.cut_off(instance.ranks)
-            case _:
-                self._cables.heal(instance.ranks)
+        if instance.fault.kind == "throttle":
+            self._cables.throttle(instance.ranks[0], self._narrowest(instance.ranks[0]))
+        elif cuts:
+            self._cables.cut_off(instance.ranks)
+        else:
+            self._cables.heal(instance.ranks)
 
     def _ask_to_leave(self) -> None:
         for rank in self._processes:

@@ -13,7 +13,6 @@ inline, on one thread, unless the scenario goes without them (`p2ptrain.sim.comp
 import asyncio
 import dataclasses
 import gc
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -24,8 +23,7 @@ from launcher.backends.base import Fleet, PeerStatus
 from launcher.backends.ring import SPEC, ring_s
 from launcher.conditions import FaultConfig, LinkConfig
 from launcher.external_baselines import EXTERNAL_BASELINES, PRICES
-from launcher.faults import FaultInstance, Schedule, left_of
-from launcher.records import PeerHistory
+from launcher.faults import FaultInstance, left_of
 from launcher.scenario import Scenario
 from p2ptrain.compute.tasks import Task, load_task
 from p2ptrain.compute.torch_replica import TorchReplica
@@ -42,10 +40,10 @@ from p2ptrain.sim.compute import (
     priced_exchange,
     priced_replica,
 )
-from p2ptrain.sim.faults import Crash, Drift, Fault, Partition, Pause, SlowDown, Throttle
+from p2ptrain.sim.faults import Drift, LastingFault, Partition, Pause, SlowDown, Throttle
 from p2ptrain.sim.fleet import FleetWorld, address_of
 from p2ptrain.sim.link import Link
-from p2ptrain.sim.loop import VirtualLoop, virtual_loop
+from p2ptrain.sim.loop import VirtualLoop
 from p2ptrain.sim.peer import LivingPeer, Trainee
 from p2ptrain.sim.records import RecordFile
 from p2ptrain.sim.trace import TraceMetrics
@@ -58,9 +56,6 @@ PEERS_PER_SLICE = 256
 
 CALLBACKS = 100_000
 """After this many callbacks, a few seconds of real time, the display needs an update."""
-
-
-_GOINGS = ("leave", "join")
 
 
 class SimBackend:
@@ -84,38 +79,10 @@ class SimBackend:
                     f"{scenario.name}: a simulation has no processors and no memory to divide; "
                     "say with pace.stragglers who is slow, or use --backend docker"
                 )
-        _refuse_overlaps(scenario)
 
     def start(self, scenario: Scenario, configs: Sequence[RunConfig]) -> Fleet:
         """Build a world of one peer per configuration."""
         return SimFleet(scenario, configs)
-
-
-def _refuse_overlaps(scenario: Scenario) -> None:
-    """Raises ConfigError for overlapping faults of a kind: a world would end both with one."""
-    latest: dict[str, FaultConfig] = {}
-    timed = [(fault.at_s, fault) for fault in scenario.faults if fault.at_s is not None]
-    for at_s, fault in sorted(timed, key=lambda one: one[0]):
-        for what in _states(fault):
-            before = latest.get(what)
-            if before and (before.at_s or 0.0) + (before.for_s or math.inf) > at_s:
-                raise ConfigError(
-                    f"{scenario.name}: {fault} at {at_s:g} s begins before that at "
-                    f"{before.at_s:g} s has ended, and a simulation would end both at once; let "
-                    "one end first, or use --backend process"
-                )
-            latest[what] = fault
-
-
-def _states(fault: FaultConfig) -> list[str]:
-    """The states of the world that `fault` changes for a while."""
-    match fault.kind:
-        case "partition":
-            return ["network"]
-        case "pause" | "slow" | "drift" | "throttle":
-            return [f"{fault.kind} {rank}" for rank in fault.peers]
-        case _:
-            return []
 
 
 class SimFleet:
@@ -126,11 +93,12 @@ class SimFleet:
         self._slice_s = SLICE_S * max(1, len(configs) // PEERS_PER_SLICE)
         self._names = [PeerId(config.name) for config in configs]
         self._files: list[RecordFile] = []
-        self._plan = _plan(scenario, self._names)
-        self._schedule = Schedule(scenario.faults)
-        self._returns: dict[PeerId, bool] = {}
-        """The peers that have left, and whether each returns."""
+        self.started_at: Seconds | None = None
+        self._away: dict[PeerId, bool] = {}
+        """The peers that a fault has sent away, and whether each returns."""
+        self._returning: dict[PeerId, asyncio.Task[None]] = {}
         self._was_interrupted = False
+        self._rang = self._is_passing = False
         self._loop = VirtualLoop()
         self._loop.run_until_complete(self._populate(scenario, configs))
 
@@ -145,38 +113,41 @@ class SimFleet:
         """The world's clock, from 0."""
         return self._loop.now
 
-    def let_pass(self) -> None:
-        """Move the world on by one slice of its time."""
+    def record_clock(self) -> Seconds:
+        """The world's clock too."""
+        return self._loop.now
+
+    def let_pass(self, until: Seconds | None) -> None:
+        """Move the world on by one slice of its time, or to where a fault begins or ends."""
+        left_s = self._slice_s if until is None else until - self.now()
         try:
-            with threads(1), _rare_collections():
-                self._loop.run_for(self._slice_s, CALLBACKS)
+            if not self._rang:  # or else something waits for the launcher to look
+                self._is_passing = True
+                with threads(1), _rare_collections():
+                    self._loop.run_for(max(0.0, min(self._slice_s, left_s)), CALLBACKS)
+            self._rang = self._is_passing = False
         except BaseException:
             self._was_interrupted = True  # in the middle of a callback: it cannot go on
             raise
 
-    def apply_faults(self, histories: Sequence[PeerHistory], started_at: Seconds | None) -> None:
-        """Record the faults that the world, which has the plan, has applied."""
-        for instance, what in self._schedule.take_due(histories, 0.0, self.now()):
-            at_step, for_s = instance.fault.at_step, instance.fault.for_s
-            if what == "revert":
-                instance.ended = (instance.began or 0.0) + (for_s or 0.0)
-            elif at_step is None:
-                instance.began = instance.fault.at_s
-            elif at_step:
-                instance.began = histories[instance.ranks[0]].steps[at_step - 1].at
+    def apply(self, instance: FaultInstance) -> bool:
+        """Let a fault begin, between two callbacks of the world; False if it finds nobody there."""
+        names = [self._names[rank] for rank in instance.ranks]
+        is_there = any(self._world.process_of(name) for name in names)
+        if not is_there and instance.fault.kind != "join":
+            return False
+        self._loop.run_until_complete(self._begin(instance.fault, names))
+        return True
 
-    @property
-    def instances(self) -> Sequence[FaultInstance]:
-        """The faults of the peers, in virtual time."""
-        return self._schedule.instances
+    def revert(self, instance: FaultInstance) -> None:
+        """End a fault."""
+        names = [self._names[rank] for rank in instance.ranks]
+        self._loop.run_until_complete(self._end(instance.fault, names))
 
     def poll(self) -> Sequence[PeerStatus]:
         """Return the state of every peer, after writing all records so far to disk."""
         for file in self._files:
             file.flush()
-        for task in self._applying:
-            if task.done() and not task.cancelled():
-                task.result()  # a plan that could not be carried out is an error
         return [self._status(name) for name in self._names]
 
     def facts(self) -> dict[str, Any]:  # Any: JSON
@@ -188,13 +159,11 @@ class SimFleet:
         if self._loop.is_closed():
             return
         try:
-            for task in self._applying:
-                task.cancel()
             end = self.now() + grace_s
             for peer in self._living():
                 peer.stop("asked to end by the launcher")
             while not self._was_interrupted and self._living() and self.now() < end:
-                self.let_pass()
+                self.let_pass(end)
         finally:
             self._loop.set_exception_handler(lambda loop, context: None)  # not reported
             self._world.trace.close()
@@ -203,29 +172,41 @@ class SimFleet:
 
     # --- inside -----------------------------------------------------------------------------------
 
+    def _ring(self) -> None:
+        """Let the launcher look at once."""
+        self._rang = True
+        if self._is_passing:
+            self._loop.stop()
+
     def _living(self) -> list[LivingPeer]:
         return [peer for peer in self._world.lives.values() if not peer.task.done()]
 
     def _status(self, name: PeerId) -> PeerStatus:
-        """As from a process's exit code; a peer that is to restart counts as running."""
-        if name not in self._world.lives:
-            goes_on = not self._loop.is_closed() and bool(self._living())
-            return PeerStatus(name) if goes_on else PeerStatus(name, "lost", "was not there")
-        task = self._world.lives[name].task
-        returns = any(isinstance(f, Crash) and f.peer == name and f.for_s for f in self._plan)
-        if not task.done() or (task.cancelled() and returns and not self._loop.is_closed()):
+        """As from a process's exit code; a peer that is to come or return counts as running."""
+        life = self._world.lives.get(name)
+        if life and not life.task.done():
             return PeerStatus(name)
-        if name in self._returns and task.exception() is None:
-            is_to_come = self._returns[name] and not self._loop.is_closed() and self._living()
-            return PeerStatus(name) if is_to_come else PeerStatus(name, "left", "left")
-        if task.cancelled():
+        if (life is None or self._away.get(name)) and self._goes_on():
+            return PeerStatus(name)
+        if life is None:
+            return PeerStatus(name, "lost", "was not there")
+        if life.task.cancelled():
             return PeerStatus(name, "lost", "was killed")
-        error = task.exception()
+        error = life.task.exception()
         if error is None:
-            return PeerStatus(name, "ended", "ended its run")
+            left = name in self._away
+            return PeerStatus(name, *(("left", "left") if left else ("ended", "ended its run")))
         if isinstance(error, P2PTrainError):
             return PeerStatus(name, "refused", str(error))
         raise error
+
+    def _goes_on(self) -> bool:
+        """True if another peer trains, or all have crashed and one is to return."""
+        if self._loop.is_closed():
+            return False
+        lives = self._world.lives.items()
+        ended = any(peer.task.done() for name, peer in lives if name not in self._away)
+        return bool(self._living()) or (not ended and any(self._away.values()))
 
     async def _populate(self, scenario: Scenario, configs: Sequence[RunConfig]) -> None:
         task = load_task(scenario.task, scenario.task_options)
@@ -236,44 +217,109 @@ class SimFleet:
         world = self._world = FleetWorld(scenario.seed, link)
         world.network.stands_for = 1 if scenario.gradients else STANDS_FOR
         _place(world, scenario, self._names)
+        for device in scenario.devices:
+            rate = (device.uplink_mbit_s or 0.0) * 1e6 / 8
+            for rank in device.peers if rate else ():
+                world.faults.apply(Throttle(peer=self._names[rank], bytes_s=rate, at_s=0.0))
         train = partial(_learning, task) if scenario.gradients else _pricing(task, configs[0])
         everyone = tuple(address_of(name) for name in self._names)
+        missing = set(range(scenario.peers)) - scenario.late
         for config in configs:
             file = RecordFile(Path(config.out) / f"{config.name}.jsonl", self.now)
             self._files.append(file)
-            metrics = TeeMetrics(file, TraceMetrics(world.trace, PeerId(config.name)))
+            sinks: list[Metrics] = [file, TraceMetrics(world.trace, PeerId(config.name))]
+            if scenario.faults:
+                of_this = [fault for fault in scenario.faults if config.rank in fault.peers]
+                at_steps = frozenset(fault.at_step for fault in of_this)
+                sinks.append(_Bell(config.rank, at_steps, missing, self._ring))
+            metrics = TeeMetrics(*sinks)
             placed = dataclasses.replace(config, listen=address_of(config.name))
             is_late = config.rank in scenario.late
-            life = partial(_life, train, placed, everyone, metrics, is_late)
+            life = partial(self._life, train, placed, everyone, metrics, is_late)
             world.expect(PeerId(config.name), life)
             if not is_late:
                 world.live(PeerId(config.name))
-        goings = [fault for fault in scenario.faults if fault.kind in _GOINGS]
-        self._applying = [
-            world.apply_faults(self._plan),
-            *(asyncio.create_task(self._come_or_go(f, rank)) for f in goings for rank in f.peers),
-        ]
 
-    async def _come_or_go(self, fault: FaultConfig, rank: int) -> None:
-        """Start a late peer, or let a peer leave and start it again."""
-        world, loop, name = self._world, self._loop, self._names[rank]
-        if fault.at_s is not None:
-            await loop.wait(fault.at_s)
-        else:
-            await world.trace.wait_for_step(name, fault.at_step or 0)
-        if fault.kind == "join":
-            world.trace.note(loop.now, f"! {name} comes")
-            world.live(name)
-        elif world.process_of(name) is not None:
-            world.trace.note(loop.now, f"! {name} is asked to leave")
-            self._returns[name] = fault.for_s is not None
-            world.lives[name].stop("asked to leave by the scenario")
-            if fault.for_s is not None:
-                await loop.wait(fault.for_s)
-                await asyncio.gather(world.lives[name].task, return_exceptions=True)
-                world.trace.note(loop.now, f"! {name} comes again")
-                del self._returns[name]
+    def _life(
+        self,
+        train: "Train",
+        config: RunConfig,
+        everyone: Sequence[Address],
+        metrics: Metrics,
+        is_late: bool,
+        number: int,
+    ) -> LivingPeer:
+        """Start one peer: initially all join the first one; a later peer asks all others."""
+        others = tuple(address for address in everyone if address != config.listen)
+        first = tuple(address for address in everyone[:1] if address != config.listen)
+        hosts = others if is_late or number > 1 else first
+        passed_s = 0.0 if self.started_at is None else self.now() - self.started_at
+        placed = dataclasses.replace(config, join=hosts, stop=left_of(config.stop, passed_s))
+        return train(placed, metrics, number)
+
+    async def _begin(self, fault: FaultConfig, names: Sequence[PeerId]) -> None:
+        world, name = self._world, names[0]
+        world.trace.note(self.now(), f"! {fault} of {','.join(names)} begins")
+        match fault.kind:
+            case "join":
                 world.live(name)
+            case "crash" | "leave":
+                self._away[name] = fault.for_s is not None
+                if fault.kind == "crash":
+                    world.crash(name)
+                else:
+                    world.lives[name].stop("asked to leave by the scenario")
+            case _:
+                world.faults.apply(_of_world(fault, names))
+
+    async def _end(self, fault: FaultConfig, names: Sequence[PeerId]) -> None:
+        world, name = self._world, names[0]
+        world.trace.note(self.now(), f"! {fault} of {','.join(names)} ends")
+        if fault.kind not in ("crash", "leave"):
+            world.faults.revert(_of_world(fault, names))
+        elif self._away.get(name):
+            self._returning[name] = asyncio.create_task(self._come_back(name))
+
+    async def _come_back(self, name: PeerId) -> None:
+        """Start a peer again once its last process has ended."""
+        await asyncio.wait([self._world.lives[name].task])
+        if self._away.pop(name, False):
+            self._world.live(name)
+
+
+class _Bell:
+    """Implements `Metrics`: rings where a fault may begin that no clock announces.
+
+    Args:
+        rank: whose records these are.
+        at_steps: the numbers of this peer's steps that faults wait for.
+        missing: the ranks that have not been ready yet, shared by all bells.
+        ring: called when all are ready, and after each of those steps.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        at_steps: frozenset[int | None],
+        missing: set[int],
+        ring: Callable[[], None],
+    ) -> None:
+        self._rank = rank
+        self._at_steps = at_steps
+        self._missing = missing
+        self._ring = ring
+        self._steps = 0
+
+    def record(self, kind: str, **fields: Any) -> None:  # Any: whatever JSON can hold
+        """Ring if this record is awaited."""
+        if kind == "step":
+            self._steps += 1
+            if self._steps in self._at_steps:
+                self._ring()
+        elif kind == "ready" and self._rank in self._missing:
+            self._missing.remove(self._rank)
+            if not self._missing:
+                self._ring()
 
 
 @contextmanager
@@ -296,22 +342,6 @@ async def _cancel_all() -> None:
 
 Train = Callable[[RunConfig, Metrics, int], LivingPeer]
 """Makes a peer from its configuration, its metrics and the number of its restarts."""
-
-
-def _life(
-    train: Train,
-    config: RunConfig,
-    everyone: Sequence[Address],
-    metrics: Metrics,
-    is_late: bool,
-    number: int,
-) -> LivingPeer:
-    """Start one peer: initially all join the first one; a later peer asks all others."""
-    others = tuple(address for address in everyone if address != config.listen)
-    first = tuple(address for address in everyone[:1] if address != config.listen)
-    hosts = others if is_late or number > 1 else first
-    placed = dataclasses.replace(config, join=hosts, stop=left_of(config.stop, virtual_loop().now))
-    return train(placed, metrics, number)
 
 
 def _learning(task: Task, config: RunConfig, metrics: Metrics, number: int) -> LivingPeer:
@@ -376,44 +406,22 @@ def _place(world: FleetWorld, scenario: Scenario, names: Sequence[PeerId]) -> No
         world.network.place(address_of(name), machines.of(rank))
 
 
-def _plan(scenario: Scenario, names: Sequence[PeerId]) -> list[Fault]:
-    """The faults of a scenario as those of a world; a narrow uplink is a fault without an end."""
-    plan: list[Fault] = [
-        Throttle(peer=names[rank], bytes_s=device.uplink_mbit_s * 1e6 / 8, at_s=0.0)
-        for device in scenario.devices
-        if device.uplink_mbit_s is not None
-        for rank in device.peers
-    ]
-    for fault in scenario.faults:
-        if fault.kind in _GOINGS:
-            continue  # not faults of a world: `SimFleet` starts and stops these peers
-        victims = [names[rank] for rank in fault.peers]
-        if fault.kind == "partition":
-            of = victims[0] if fault.at_step is not None else ""
-            plan.append(Partition(parts=(tuple(victims),), of=of, **_when(fault)))
-        else:
-            plan += [_of_peer(fault, victim) for victim in victims]
-    return plan
-
-
-def _of_peer(fault: FaultConfig, peer: PeerId) -> Fault:
+def _of_world(fault: FaultConfig, names: Sequence[PeerId]) -> LastingFault:
+    """A fault of a scenario as one of a world, which is told when it begins and ends."""
+    peer = names[0]
     match fault.kind:
-        case "crash":
-            return Crash(peer=peer, **_when(fault))
         case "pause":
-            return Pause(peer=peer, **_when(fault))
+            return Pause(peer=peer, at_s=0.0)
         case "slow":
-            return SlowDown(peer=peer, factor=fault.factor or 1.0, **_when(fault))
+            return SlowDown(peer=peer, factor=fault.factor or 1.0, at_s=0.0)
         case "drift":
-            return Drift(peer=peer, rate=fault.rate or 1.0, **_when(fault))
+            return Drift(peer=peer, rate=fault.rate or 1.0, at_s=0.0)
         case "throttle":
-            return Throttle(peer=peer, bytes_s=(fault.mbit_s or 0.0) * 1e6 / 8, **_when(fault))
-        case "partition" | "leave" | "join":
-            raise InvariantViolation(f"{fault} does not hit one peer of a world")
-
-
-def _when(fault: FaultConfig) -> dict[str, Any]:  # Any: seconds or a number of steps
-    return {"at_s": fault.at_s, "at_step": fault.at_step, "for_s": fault.for_s}
+            return Throttle(peer=peer, bytes_s=(fault.mbit_s or 0.0) * 1e6 / 8, at_s=0.0)
+        case "partition":
+            return Partition(parts=(tuple(names),), at_s=0.0)
+        case "crash" | "leave" | "join":
+            raise InvariantViolation(f"{fault} does not last: it ends or starts a process")
 
 
 def _link(config: LinkConfig) -> Link:

@@ -235,7 +235,7 @@ def main(
     calm_run, calm, _ = carry_out(good, load_backend(backend), backend, out / "good", bench.console)
     comparison = compare(bad, [stormy])
     write_report(out / "report.html", bad, [(run, stormy)], comparison, describe_machine())
-    bench.console.print(what_happened(run.instances))
+    bench.console.print(what_happened(run.plan.instances))
     rows = [{"name": "bad", **stormy}, {"name": "good", **calm}]
     pictures = {"bench.png": partial(picture, run, calm_run, [*watcher.lives.values()])}
     bench.conclude(rows, claims_of(run, stormy, calm, watcher), pictures=pictures)

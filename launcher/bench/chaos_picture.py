@@ -68,7 +68,7 @@ def _draw_peers(axes: Axes, run: Run) -> None:
     for line, history in enumerate(run.histories):
         bars = [(begin - start, end - begin) for begin, end in training_times(history)]
         axes.broken_barh(bars, (line - 0.22, 0.44), facecolors=COMPUTING, linewidth=0)
-    for instance in run.instances:
+    for instance in run.plan.instances:
         if instance.began is None or instance.missed:
             continue
         for rank in instance.ranks:

@@ -6,8 +6,8 @@ its checked claims to `Bench.conclude`, which writes ``bench.json`` (``rows``, `
 was to be enforced and does not hold.
 """
 
-import signal
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -25,7 +25,7 @@ _TOGETHER_S: Seconds = 2.0
 
 def lede(scenario: Scenario, runs: Sequence[Run], comparison: Json) -> list[str]:
     """The main results, in a few sentences."""
-    said = []
+    said = [comparison.get("partial") or ""]
     if any(run.curve.time_to_target_s for run in runs[1:]) and runs[0].curve.time_to_target_s:
         said.append(curves_title(scenario, runs) + ".")
     said += [_speed(comparison["rows"]), _waiting(runs), _claims(comparison["claims"])]
@@ -163,8 +163,9 @@ def faults(summary: Json) -> Json:
         {
             "number": count,
             "what": f"{', '.join(instance['peers'])}: {_KINDS[instance['kind']]}",
-            "at": f"{instance['at_s']:.1f} s",
-            "until": seconds(instance["until_s"], "-"),
+            "planned": _planned(instance),
+            "began": f"{instance['at_s']:.1f} s",
+            "back": seconds(instance["back_s"], "-"),
             "before": number(instance["before"], ",.0f"),
             "during": number(instance["during"], ",.0f"),
             "after": number(instance["after"], ",.0f"),
@@ -181,6 +182,12 @@ def faults(summary: Json) -> Json:
             f"{cost['kept_of_present']:.2f} times their share."
         )
     return {"name": summary["algorithm"], "rows": rows, "summary": said}
+
+
+def _planned(instance: Json) -> str:
+    if instance["planned_s"] is None:
+        return f"step {instance['planned_step']}"
+    return f"{instance['planned_s']:.1f} s"
 
 
 def events(run: Run) -> Json:

@@ -93,14 +93,26 @@ def _translate(error: grpc.RpcError, address: Address, phase: str) -> P2PTrainEr
                 "--tls-key and --tls-ca of that swarm"
             )
         case grpc.StatusCode.UNAVAILABLE:
-            return TransportError(f"no connection to {address} while {phase}: {details[:200]}")
+            return TransportError(f"no connection to {address} while {phase}: {_in_words(details)}")
         case grpc.StatusCode.INVALID_ARGUMENT:
             return TransportError(f"{address} could not read what we sent while {phase}: {details}")
         case _:
-            name = code.name.lower() if code else "unknown"
-            return TransportError(
-                f"{address} ended the call while {phase} ({name}): {details[:200]}"
-            )
+            name = code.name.lower().replace("_", " ") if code else "unknown"
+            return TransportError(f"{address} ended the call while {phase} (gRPC says: {name})")
+
+
+def _in_words(details: str) -> str:
+    """Why there is no connection; gRPC's own text, which the cause keeps, names its internals."""
+    known = {
+        "Connection refused": "nothing listens there",
+        "No route to host": "there is no way to this host",
+        "Network is unreachable": "there is no way to its network",
+        "DNS resolution failed": "its name stands for no address",
+        "Name or service not known": "its name stands for no address",
+        "imeout": "it does not answer",
+        "timed out": "it does not answer",
+    }
+    return next((words for sign, words in known.items() if sign in details), "it broke off")
 
 
 class GrpcTransport:

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from p2ptrain.averaging.base import load_algorithm
 from p2ptrain.compute.replica import Replica
+from p2ptrain.compute.snapshots import SnapshotWriter
 from p2ptrain.core.messages import Member, Phase
 from p2ptrain.core.peer_machine import PeerMachine
 from p2ptrain.errors import ConfigError, TransportError
@@ -34,7 +35,6 @@ from p2ptrain.runtime.boundary import Boundary
 from p2ptrain.runtime.driver import Driver
 from p2ptrain.runtime.metrics import Metrics
 from p2ptrain.runtime.settings import Environment, PeerConfig
-from p2ptrain.runtime.snapshots import SnapshotWriter
 
 
 @dataclass(eq=False, repr=False)
@@ -171,10 +171,18 @@ class PeerLifecycle:
         if not keeps_model and not driver.machine.membership.samples:
             await self.wait_for_models()
         driver.metrics.record("ready", members=[self.name, *driver.swarm.choosable()])
-        if config.out:
-            path = Path(config.out) / f"{self.name}.snapshots"
-            self._writer = SnapshotWriter(path, self.replica, driver.metrics, environment.executor)
-            self._writing = asyncio.ensure_future(self._writer.repeat(config.snapshot_every_s))
+        if config.out and config.snapshot_every_s:
+            self._writer = SnapshotWriter(
+                Path(config.out) / f"{self.name}.snapshots",
+                self.replica,
+                driver.metrics.record,
+                environment.executor,
+                environment.unix_clock,
+                config.snapshot_every_s,
+                config.snapshot_mb * 1e6,
+                driver.wait_for_change if self.algorithm.in_step else None,
+            )
+            self._writing = asyncio.ensure_future(self._writer.repeat())
 
     async def enter(self, hosts: Sequence[Address], timeout_s: Seconds) -> None:
         """Ask `hosts` in turn until one lets us in; until `take_model`, refuse to join groups.

@@ -4,7 +4,8 @@ A peer's record is one JSON object per line (``<peer>.jsonl``), an interface tha
 tables, plots and reports are derived from. Every record has ``kind`` and ``t``, seconds on the
 clock that governs the peer (monotonic for real, virtual in the simulator):
 
-``started``   ``unix_s`` (what a wall clock showed at ``t``), ``peer``, ``rank``, ``address``,
+``started``   first in a file, also in a new one that continues a full one (then with ``again``);
+              ``unix_s`` (what a wall clock showed at ``t``), ``peer``, ``rank``, ``address``,
               ``algorithm``, ``device``, ``model_size``, ``fingerprint``
 ``ready``     all expected peers are here; the first step begins now. ``members``
 ``step``      one step ended at ``t``: ``step`` (from 0), ``samples``, ``loss`` (of this batch),
@@ -20,7 +21,8 @@ clock that governs the peer (monotonic for real, virtual in the simulator):
 ``member``    what is known of another peer changed: ``member``, ``why``, ``state`` (alive, suspect,
               dead, left)
 ``snapshot``  row ``row`` of ``<peer>.snapshots`` (float32, little endian, rows of ``model_size``)
-              holds the model as of ``t``; ``step``
+              holds the model as of ``t``, after ``step`` updates; ``tick`` of the wall clock (null
+              where peers are in step); ``frees``: the row that the next one overwrites, or null
 ``warning``   ``text``, one sentence; ``silent`` if it says that averages have stopped succeeding
               (true) or succeed again (false), see `runtime/silence.py`
 ``ended``     ``steps``, ``samples``, ``compute_s``, ``wait_s``, ``comm_s``, ``sent_bytes``,
@@ -29,7 +31,9 @@ clock that governs the peer (monotonic for real, virtual in the simulator):
 """
 
 import json
+import math
 import re
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -64,21 +68,39 @@ class MemoryMetrics:
 class JsonlMetrics:
     """Appends records to a file, flushed line by line (a killed peer loses at most one).
 
+    At half of `most_mb` the file becomes ``<name>.jsonl.1``, in place of the one before, and a new
+    one begins.
+
     Raises:
         ConfigError: if the file cannot be written.
     """
 
-    def __init__(self, path: Path, clock: Callable[[], Seconds]) -> None:
-        self._clock = clock
+    def __init__(self, path: Path, clock: Callable[[], Seconds], most_mb: float = math.inf) -> None:
+        self._clock, self._path, self._most_bytes = clock, path, most_mb * 1e6 / 2
+        self._started, self._lock = "", threading.Lock()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("a", encoding="utf-8", buffering=1)
+            self._open()
         except OSError as error:
             raise ConfigError(f"cannot write records to {path}: {error.strerror}") from error
 
+    def _open(self) -> None:
+        self._file = self._path.open("a", encoding="utf-8", buffering=1)
+        self._bytes = self._path.stat().st_size
+
     def record(self, kind: str, **fields: Any) -> None:
-        if not self._file.closed:
-            self._file.write(json.dumps({"kind": kind, "t": self._clock(), **fields}) + "\n")
+        line = json.dumps({"kind": kind, "t": self._clock(), **fields}) + "\n"
+        with self._lock:
+            if self._file.closed:
+                return
+            if self._started and self._bytes + len(line) > self._most_bytes:
+                self._file.close()
+                self._path.replace(f"{self._path}.1")
+                self._open()
+                self._bytes += self._file.write(self._started)
+            self._bytes += self._file.write(line)
+            if kind == "started":
+                self._started = json.dumps({**json.loads(line), "again": True}) + "\n"
 
     def close(self) -> None:
         """Close the file; later records are dropped."""

@@ -126,7 +126,7 @@ class Peer:
         self._sinks: list[JsonlMetrics | PrometheusMetrics | TensorBoardMetrics] = []
         if self.config.out:
             path = Path(self.config.out) / f"{self.name}.jsonl"
-            self._sinks.append(JsonlMetrics(path, time.monotonic))
+            self._sinks.append(JsonlMetrics(path, time.monotonic, self.config.records_mb))
         if self.config.metrics_port is not None:
             self._sinks.append(PrometheusMetrics(self.name))
         if self.config.tensorboard:

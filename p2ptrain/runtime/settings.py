@@ -22,7 +22,7 @@ class Environment:
     """Of the event loop's timers."""
 
     unix_clock: Callable[[], Seconds]
-    """What a wall clock shows; in a simulated world, the same as `clock`."""
+    """What a wall clock shows; in a simulated world, the world's clock."""
 
     incarnation: int
     """Larger than that of any earlier life under the same name."""
@@ -96,7 +96,10 @@ class PeerConfig:
     """After its own training, serve the others until all are done."""
 
     out: str = ""
-    """Folder for ``<name>.jsonl`` and ``<name>.snapshots``; empty: no files."""
+    """Folder for the records, ``<name>.jsonl``, and the snapshots; empty: no files."""
+
+    records_mb: float = 64.0
+    """How much of its records a peer keeps; the oldest go first. Too small: a report has gaps."""
 
     metrics_port: int | None = None
     """Port of a Prometheus endpoint on the host of `listen`; 0 takes a free one. None: no endpoint.
@@ -105,8 +108,11 @@ class PeerConfig:
     tensorboard: str = ""
     """Folder for TensorBoard scalars, one run (``<name>``) per peer; empty: none."""
 
-    snapshot_every_s: Seconds = 0.5
-    """How often a row is added to the snapshots. Too small: the disk; too large: a coarse curve."""
+    snapshot_every_s: Seconds = 0.0
+    """How often the model is added to ``<name>.snapshots``; 0: never. See docs/records.md."""
+
+    snapshot_mb: float = 64.0
+    """How much of its snapshots a peer keeps, the newest, and two at least."""
 
     leave_grace_s: Seconds = 5.0
     """How long a leaving peer lets a running average end."""
@@ -135,7 +141,9 @@ class PeerConfig:
         if self.metrics_port is not None and not 0 <= self.metrics_port < 65536:
             raise ConfigError(f"metrics_port = {self.metrics_port} is no port; write 0 to 65535")
         self._check_nesting()
-        check_above_0("", self, "join_timeout_s", "snapshot_every_s", "leave_grace_s")
+        if not 0 <= self.snapshot_every_s < float("inf"):
+            raise ConfigError(f"snapshot_every_s = {self.snapshot_every_s} must be 0 or more")
+        check_above_0("", self, "join_timeout_s", "leave_grace_s", "records_mb", "snapshot_mb")
         if self.listen.startswith(("0.0.0.0:", "[::]:")) and not self.advertise:
             raise ConfigError(
                 f"listen = {self.listen!r} is every address and none that others can use; "

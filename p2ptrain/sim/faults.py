@@ -15,22 +15,21 @@ later; without `for_s`, never. ::
     ]
     carrying_out = asyncio.create_task(world.carry_out(plan))
 
-The beginning and the end of each are lines of the trace. Faults of different peers may overlap. A
-second partition replaces the first; of two faults of one kind on one peer, the first to end ends
-both. A fault on a dead peer has no effect, and the trace says so.
+The beginning and the end of each are lines of the trace. Faults may overlap, also those of one kind
+(`ActiveFaults` counts them). A fault on a dead peer has no effect, and the trace says so.
 """
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, TypeVar
 
 from p2ptrain.errors import ConfigError, RefusedError, TransportError
 from p2ptrain.ids import Address, PeerId, Seconds
 from p2ptrain.runtime.scope import Scope
 from p2ptrain.sim.link import check_bandwidth
-from p2ptrain.sim.loop import virtual_loop
+from p2ptrain.sim.loop import VirtualLoop, virtual_loop
 from p2ptrain.sim.network import SimNetwork
 from p2ptrain.sim.process import Process
 from p2ptrain.sim.trace import Trace
@@ -78,11 +77,16 @@ class _OfPeer(_Timed):
 
     peer: str
     ends: ClassVar[str]
-    """The trace's words for its end."""
+    """What the peer does at its end."""
 
     @property
     def about(self) -> tuple[str, ...]:
         return (self.peer,)
+
+    @property
+    def end(self) -> str:
+        """The trace's words for its end."""
+        return f"{self.peer} {self.ends}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +163,7 @@ class Partition(_Timed):
     """Nothing passes between parts; peers in none of them form one more part."""
 
     parts: tuple[tuple[str, ...], ...]
+    end: ClassVar[str] = "the partition is healed"
 
     @property
     def about(self) -> tuple[str, ...]:
@@ -182,17 +187,22 @@ class Hold(_Timed):
     def __str__(self) -> str:
         return f"{self.source} to {self.target} is held"
 
+    @property
+    def end(self) -> str:
+        """The trace's words for its end."""
+        return f"{self.source} to {self.target} is released"
+
 
 PeerFault = Crash | Pause | SlowDown | Drift | Throttle
-NetworkFault = Partition | Hold
-Fault = PeerFault | NetworkFault
+LastingFault = Pause | SlowDown | Drift | Throttle | Partition | Hold
+Fault = Crash | LastingFault
+F = TypeVar("F", Pause, SlowDown, Drift, Throttle)
 
 
-class Afflicted(Protocol):
-    """The target of a plan: a world."""
+class Place(Protocol):
+    """Where faults last: peers and the network between them."""
 
     network: SimNetwork
-    trace: Trace
 
     def address_of(self, name: PeerId) -> Address:
         """A peer's address, also after a crash. Raises ConfigError for an unknown peer."""
@@ -201,6 +211,12 @@ class Afflicted(Protocol):
     def process_of(self, name: PeerId) -> Process | None:
         """None for a peer that has crashed."""
         ...
+
+
+class Afflicted(Place, Protocol):
+    """The target of a plan: a world."""
+
+    trace: Trace
 
     def crash(self, name: str) -> None: ...
 
@@ -218,12 +234,94 @@ async def carry_out(plan: Sequence[Fault], world: Afflicted) -> None:
     for fault in plan:
         for name in (*fault.about, *([fault.of] if fault.of else [])):
             world.address_of(PeerId(name))
+    active = ActiveFaults(world)
     async with Scope() as scope:
         for fault in plan:
-            scope.start(_apply(fault, world))
+            scope.start(_happen(fault, world, active))
 
 
-async def _apply(fault: Fault, world: Afflicted) -> None:
+class ActiveFaults:
+    """The faults that a world has now, except for crashes; several of one kind count together.
+
+    A peer stands still while any pause of it lasts; of slow-downs and throttles of one peer the
+    severest counts, of drifts the latest; nothing passes between two peers that any partition
+    divides, and nothing is released that another fault holds.
+    """
+
+    def __init__(self, world: Place) -> None:
+        self._world = world
+        self._active: list[LastingFault] = []
+
+    def apply(self, fault: LastingFault) -> None:
+        """Let a fault begin."""
+        self._active.append(fault)
+        self._enforce(fault)
+
+    def revert(self, fault: LastingFault) -> None:
+        """End a fault that was applied; the others go on."""
+        self._active.remove(fault)
+        self._enforce(fault)
+
+    def renew(self, peer: PeerId) -> None:
+        """`peer` has a new process: its machine is as slow as before, and its clock as wrong."""
+        for fault in self._active:
+            if isinstance(fault, SlowDown | Drift) and fault.peer == peer:
+                self._enforce(fault)
+
+    def _enforce(self, fault: LastingFault) -> None:
+        """Let the world be as all active faults of this kind and place together want it."""
+        loop, network = virtual_loop(), self._world.network
+        match fault:
+            case Partition():
+                network.partition(*self._parts())
+            case Hold(source=source, target=target):
+                way = _at(source, self._world), _at(target, self._world)
+                held = (one for one in self._active if isinstance(one, Hold))
+                is_held = any((one.source, one.target) == (source, target) for one in held)
+                change = network.hold if is_held else network.release
+                change(*way)
+            case Throttle(peer=peer):
+                rates = [one.bytes_s for one in _of(peer, Throttle, self._active)]
+                network.throttle(_at(peer, self._world), min(rates, default=None))
+            case Pause() | SlowDown() | Drift():
+                if process := self._world.process_of(PeerId(fault.peer)):
+                    _enforce_on(process, fault, self._active, loop)
+
+    def _parts(self) -> Iterator[Sequence[Address]]:
+        """The parts of all partitions at a time: whom any of them divides is divided."""
+        where: dict[str, list[int]] = {}
+        partitions = [fault for fault in self._active if isinstance(fault, Partition)]
+        for index, partition in enumerate(partitions):
+            for number, part in enumerate(partition.parts, start=1):
+                for name in part:
+                    where.setdefault(name, [0] * len(partitions))[index] = number
+        for place in sorted({tuple(numbers) for numbers in where.values()}):
+            yield [_at(name, self._world) for name in where if tuple(where[name]) == place]
+
+
+def _enforce_on(
+    process: Process,
+    fault: Pause | SlowDown | Drift,
+    active: Sequence[LastingFault],
+    loop: VirtualLoop,
+) -> None:
+    match fault:
+        case Pause():
+            change = loop.pause if _of(fault.peer, Pause, active) else loop.resume
+            change(process)
+        case SlowDown():
+            slow_downs = _of(fault.peer, SlowDown, active)
+            process.slowness = max((one.factor for one in slow_downs), default=1.0)
+        case Drift():
+            drifts = _of(fault.peer, Drift, active)
+            loop.set_rate(process, drifts[-1].rate if drifts else 1.0)
+
+
+def _of(peer: str, kind: type[F], active: Sequence[LastingFault]) -> list[F]:
+    return [one for one in active if isinstance(one, kind) and one.peer == peer]
+
+
+async def _happen(fault: Fault, world: Afflicted, active: ActiveFaults) -> None:
     loop = virtual_loop()
     if fault.at_s is not None:
         await loop.wait(max(0.0, fault.at_s - loop.now))
@@ -231,66 +329,23 @@ async def _apply(fault: Fault, world: Afflicted) -> None:
         assert fault.at_step is not None
         await world.trace.wait_for_step(PeerId(fault.counts_steps_of), fault.at_step)
     lasts = "" if fault.for_s is None else f" for {fault.for_s:g} s"
-    if isinstance(fault, PeerFault):
-        process = world.process_of(PeerId(fault.peer))
-        if process is None:
-            world.trace.note(loop.now, f"! {fault}{lasts}: no, it is dead")
-            return
-        world.trace.note(loop.now, f"! {fault}{lasts}")
-        await _apply_to_peer(fault, process, world)
+    if isinstance(fault, PeerFault) and world.process_of(PeerId(fault.peer)) is None:
+        world.trace.note(loop.now, f"! {fault}{lasts}: no, it is dead")
         return
     world.trace.note(loop.now, f"! {fault}{lasts}")
-    await _apply_to_network(fault, world)
-
-
-async def _apply_to_peer(fault: PeerFault, process: Process, world: Afflicted) -> None:
-    loop, address = virtual_loop(), world.address_of(PeerId(fault.peer))
-    match fault:
-        case Crash():
-            world.crash(fault.peer)
-        case Pause():
-            loop.pause(process)
-        case SlowDown(factor=factor):
-            process.slowness = factor
-        case Drift(rate=rate):
-            loop.set_rate(process, rate)
-        case Throttle(bytes_s=bytes_s):
-            world.network.throttle(address, bytes_s)
+    if isinstance(fault, Crash):
+        world.crash(fault.peer)
+    else:
+        active.apply(fault)
     if fault.for_s is None:
         return
     await loop.wait(fault.for_s)
-    now_it = world.process_of(PeerId(fault.peer)) or process  # the peer may have restarted
-    match fault:
-        case Crash(keeps_model=keeps_model):
-            await _come_back(fault.peer, keeps_model, world)
-        case Pause():
-            loop.resume(process)
-        case SlowDown():
-            now_it.slowness = 1.0
-        case Drift():
-            loop.set_rate(process, 1.0)
-        case Throttle():
-            world.network.throttle(address, None)
-    world.trace.note(loop.now, f"! {fault.peer} {fault.ends}")
-
-
-async def _apply_to_network(fault: NetworkFault, world: Afflicted) -> None:
-    loop, network = virtual_loop(), world.network
-    match fault:
-        case Partition(parts=parts):
-            number = network.partition(*([_at(name, world) for name in part] for part in parts))
-            if fault.for_s is not None:
-                await loop.wait(fault.for_s)
-                if network.partitions == number:  # or a later one has replaced it
-                    world.trace.note(loop.now, "! the partition is healed")
-                    network.heal()
-        case Hold(source=source, target=target):
-            way = _at(source, world), _at(target, world)
-            network.hold(*way)
-            if fault.for_s is not None:
-                await loop.wait(fault.for_s)
-                world.trace.note(loop.now, f"! {source} to {target} is released")
-                network.release(*way)
+    if isinstance(fault, Crash):
+        await _come_back(fault.peer, fault.keeps_model, world)
+        active.renew(PeerId(fault.peer))
+    else:
+        active.revert(fault)
+    world.trace.note(loop.now, f"! {fault.end}")
 
 
 async def _come_back(peer: str, keeps_model: bool, world: Afflicted) -> None:
@@ -304,7 +359,7 @@ async def _come_back(peer: str, keeps_model: bool, world: Afflicted) -> None:
             await loop.wait(TRY_AGAIN_S)
 
 
-def _at(name: str, world: Afflicted) -> Address:
+def _at(name: str, world: Place) -> Address:
     return world.address_of(PeerId(name))
 
 

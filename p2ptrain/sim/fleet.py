@@ -1,17 +1,16 @@
-"""Run a world of configured peers, restarted as often as a plan of faults says.
+"""Run a world of configured peers, started and restarted as often as its owner says.
 
 `sim/world.py` builds peers for tests that inspect them. Here a maker creates each peer anew for
 every start, as a supervisor starts a real process again; and a peer leaves the same records as a
 real one.
 """
 
-import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from random import Random
 
 from p2ptrain.errors import ConfigError
 from p2ptrain.ids import Address, PeerId
-from p2ptrain.sim.faults import Fault, carry_out
+from p2ptrain.sim.faults import ActiveFaults
 from p2ptrain.sim.link import Link
 from p2ptrain.sim.loop import virtual_loop
 from p2ptrain.sim.network import SimNetwork
@@ -24,7 +23,7 @@ Maker = Callable[[int], LivingPeer]
 
 
 class FleetWorld:
-    """Peers, their network, one seed for all random decisions; implements `Afflicted`."""
+    """Peers, their network, one seed for all random decisions, and the faults that last."""
 
     def __init__(self, seed: int, link: Link) -> None:
         self.trace = Trace()
@@ -34,6 +33,7 @@ class FleetWorld:
         self._makers: dict[PeerId, Maker] = {}
         self._numbers: dict[PeerId, int] = {}
         self._dead: dict[PeerId, None] = {}
+        self.faults = ActiveFaults(self)
         loop = virtual_loop()
         loop.shuffle(Random(f"{seed}/order"))
         loop.trace_tail = self.trace.trace_tail
@@ -44,16 +44,14 @@ class FleetWorld:
         self._numbers[name] = 0
 
     def live(self, name: PeerId) -> LivingPeer:
-        """Start `name`, for the first time or again after it has left."""
+        """Start `name`, for the first time or again after it has left or crashed."""
+        self._dead.pop(name, None)
         self._numbers[name] += 1
         peer = self._makers[name](self._numbers[name])
         self.lives[name] = peer
         peer.begin(self.network.transport(address_of(name), name))
+        self.faults.renew(name)
         return peer
-
-    def apply_faults(self, plan: Sequence[Fault]) -> asyncio.Task[None]:
-        """Let all of `plan` happen to those who are expected. Raises ConfigError in the task."""
-        return asyncio.get_running_loop().create_task(carry_out(plan, self))
 
     def address_of(self, name: PeerId) -> Address:
         """A peer's address, past or present. Raises ConfigError for an unknown peer."""
@@ -74,16 +72,6 @@ class FleetWorld:
         virtual_loop().resume(peer.process)  # a dead process is not paused
         self.network.crash(self.address_of(peer.name))
         peer.die()
-
-    async def restart(self, name: str, *, keeps_model: bool = False) -> LivingPeer:
-        """Restart a crashed peer as a process supervisor would.
-
-        It joins and takes a model by itself afterwards.
-        """
-        if keeps_model:
-            raise ConfigError(f"{name} has no checkpoint to start again from")
-        del self._dead[PeerId(name)]
-        return self.live(PeerId(name))
 
 
 def address_of(name: str) -> Address:

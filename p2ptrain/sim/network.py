@@ -105,8 +105,6 @@ class SimNetwork:
         self._machine_of: dict[Address, str] = {}
         self._uplinks: dict[object, Uplink] = {}
         self._cut: dict[Way, None] = {}
-        self.partitions = 0
-        """The number of partitions so far."""
         self._part: dict[Address, int] = {}
         self._held: dict[Way, list[_Flight]] = {}
         self._stalled: list[_Stall] = []
@@ -172,15 +170,13 @@ class SimNetwork:
         """Let nothing pass between two addresses any more, without an error."""
         self._cut[one, other] = self._cut[other, one] = None
 
-    def partition(self, *parts: Sequence[Address]) -> int:
+    def partition(self, *parts: Sequence[Address]) -> None:
         """Let nothing pass between parts; addresses in none of them form one more part.
 
-        One partition at a time: it replaces the one before. Returns its number, from 1.
+        One partition at a time: it replaces the one before. Without parts, there is none.
         """
         self._part = {address: number for number, part in enumerate(parts) for address in part}
         self._go_on(RETRY_S)
-        self.partitions += 1
-        return self.partitions
 
     def heal(self) -> None:
         """End all cuts and the partition."""

@@ -142,11 +142,14 @@ class LivingPeer:
 
 
 def simulated_environment(process: Process, incarnation: int) -> Environment:
-    """The environment of a simulated peer: its own clock, one loop, copies made inline."""
-    clock = virtual_loop().clock_of(process)
+    """The environment of a simulated peer: its own clock, one loop, copies made inline.
+
+    Wall clocks agree; what drifts is the clock of timers.
+    """
+    loop = virtual_loop()
     return Environment(
-        clock=clock,
-        unix_clock=clock,
+        clock=loop.clock_of(process),
+        unix_clock=lambda: loop.now,
         incarnation=incarnation,
         call=lambda work: work,
         post=lambda function: function(),

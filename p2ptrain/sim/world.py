@@ -201,7 +201,6 @@ class World:
         )
         del self.dead[PeerId(name)]
         peer.steps_before = before.steps
-        peer.process.slowness = before.process.slowness  # its machine is still slow
         if self._trainer:
             self._begin(peer, self._trainer)
         return peer

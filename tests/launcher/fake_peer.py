@@ -49,7 +49,7 @@ def train(folder: Path, name: str, algorithm: str) -> None:
         for row in range(2):
             rows.write(bytes(4 * MODEL_SIZE))
             rows.flush()
-            write("snapshot", row * 10 * step_s, row=row, step=row * 10)
+            write("snapshot", row * 10 * step_s, row=row, step=row * 10, tick=row, frees=None)
         for step in range(10):
             fields = {"samples": 32, "loss": 1.0, "compute_s": step_s, "wait_s": 0.0}
             write("step", (step + 1) * step_s, step=step, **fields)

@@ -76,10 +76,12 @@ class FakePeer:
             **{**fields, **numbers, **more},
         )
 
-    def snapshot(self, at: float, model: Sequence[float]):
+    def snapshot(self, at: float, model: Sequence[float], step: int | None = None):
+        """One row: of the tick of half a second that `at` belongs to, or of a step made by all."""
         with self.rows_path.open("ab") as file:
             file.write(np.asarray(model, "<f4").tobytes())
-        self.write("snapshot", at, row=self._rows, step=0)
+        tick = int(at / 0.5) if step is None else None
+        self.write("snapshot", at, row=self._rows, step=step or 0, tick=tick, frees=None)
         self._rows += 1
 
     def end(self, at: float, **fields):
@@ -114,17 +116,23 @@ class FakeFleet:
         self.states = {name: PeerStatus(name) for name in self.names}
 
     is_virtual = False
-    instances = ()
+    started_at: float | None = None
 
     def now(self) -> float:
         return self.moments
 
-    def let_pass(self) -> None:
+    def record_clock(self) -> float:
+        return UNIX_S + self.moments
+
+    def let_pass(self, until) -> None:
         """Nothing happens but at a poll."""
         self.moments += 0.1
 
-    def apply_faults(self, histories, started_at):
-        """Nothing does."""
+    def apply(self, instance):
+        return instance.fault.for_s is not None  # nobody is there for one that does not end
+
+    def revert(self, instance):
+        """Nothing is undone."""
 
     def facts(self):
         return {}

@@ -62,7 +62,7 @@ def run(tmp_path):
     for history in one.histories:
         history.read()
     fault = FaultConfig(kind="crash", peers=(0,), at_s=3.0, for_s=2.0)
-    one.instances = [
+    one.plan.instances = [
         FaultInstance(fault, (0,), began=UNIX_S + 3.0, ended=UNIX_S + 5.0),
         FaultInstance(fault, (0,)),
     ]
@@ -94,4 +94,4 @@ def test_who_was_away_did_not_train_meanwhile(run):
 def test_the_picture_is_drawn_also_of_a_run_that_nothing_befell(run, tmp_path):
     for lives in ([life(), life(memory_per_s=1e6, seconds=3)], []):
         draw(picture(run, run, lives), tmp_path)
-        run.instances = []
+        run.plan.instances = []

@@ -1,6 +1,7 @@
 """The command line, in this process: `main` always ends in `SystemExit`."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import pytest
 
 from launcher import backends
 from launcher.backends import peer_process
+from launcher.backends.base import LaunchError
 from launcher.backends.process import ProcessBackend
 from launcher.cli import _prepared
 from launcher.scenario import load_scenario
@@ -75,6 +77,88 @@ def test_a_claim_that_cannot_be_checked_is_left_out_and_said_to_be(p2plab, scena
     code, out, _ = p2plab("run", str(scenario), "--algorithms", "allreduce", "--check")
     assert code == 0
     assert "left out" in out
+
+
+class EndingBackend(ProcessBackend):
+    """Fails when the second algorithm is to start."""
+
+    def __init__(self, error):
+        super().__init__(FAKE_PEER)
+        self._error = error
+
+    def start(self, scenario, configs):
+        if configs[0].algorithm == "ad_psgd":
+            raise self._error
+        return super().start(scenario, configs)
+
+
+@pytest.mark.parametrize(
+    ("error", "exit_code", "why"),
+    [
+        (KeyboardInterrupt(), 130, "the run was interrupted"),
+        (SystemExit(143), 143, "the run was interrupted"),
+        (LaunchError("the engine does not answer"), 2, "the engine does not answer"),
+    ],
+)
+def test_whatever_ends_a_run_the_algorithms_that_ended_are_kept(
+    p2plab, scenario, tmp_path, monkeypatch, error, exit_code, why
+):
+    monkeypatch.setitem(backends._BACKENDS, "process", lambda: EndingBackend(error))
+    code, out, _ = p2plab("run", str(scenario))
+    assert code == exit_code
+    folder = tmp_path / "runs" / "small"
+    comparison = json.loads((folder / "comparison.json").read_text())
+    assert [row["algorithm"] for row in comparison["rows"]] == ["allreduce"]
+    assert comparison["partial"] == f"Partial, since {why}: results of 1 of 2 algorithms only."
+    assert comparison["partial"] in " ".join(out.split())
+    assert f"left out, since {why}: ad_psgd" in " ".join(out.split())
+    assert comparison["partial"] in (folder / "report.html").read_text()
+    assert (folder / "comparison.png").stat().st_size
+    assert p2plab("report", str(folder))[0] == 0
+    again = json.loads((folder / "comparison.json").read_text())
+    assert again["rows"] == comparison["rows"]
+    assert again["partial"].startswith("Partial, since the run ended before all had")
+
+
+@pytest.mark.usefixtures("_fake_peers")
+def test_a_report_made_again_from_the_records_is_the_same(p2plab, scenario, tmp_path):
+    folder = tmp_path / "runs" / "small"
+    _, out, _ = p2plab("run", str(scenario))
+    names = ("comparison.json", "report.html")
+    before = [(folder / name).read_bytes() for name in names]
+    (folder / "report.html").unlink()
+    (folder / "comparison.png").unlink()
+    code, again, err = p2plab("report", "runs/small")
+    assert (code, err) == (0, "")
+    assert again.splitlines() == out.splitlines()[-len(again.splitlines()) :]
+    assert [(folder / name).read_bytes() for name in names] == before
+    assert (folder / "comparison.png").stat().st_size
+
+
+@pytest.mark.usefixtures("_fake_peers")
+def test_two_runs_are_shown_beside_each_other(p2plab, scenario, tmp_path):
+    folders = [str(tmp_path / name) for name in ("before", "after")]
+    p2plab("run", str(scenario), "--out", folders[0])
+    p2plab("run", str(scenario), "--out", folders[1], "--algorithms", "ad_psgd")
+    code, out, err = p2plab("compare", *folders)
+    assert (code, err) == (0, "")
+    lines = [line.split() for line in out.splitlines()]
+    assert ["ad_psgd", "samples", "per", "second", "640", "640", "1.00"] in lines
+    assert not [line for line in lines if line[:1] == ["allreduce"]], "it is in one of them only"
+
+
+def test_a_folder_without_results_is_a_mistake_in_a_sentence(p2plab, scenario, tmp_path):
+    (tmp_path / "begun").mkdir()
+    shutil.copy(scenario, tmp_path / "begun" / "scenario.toml")
+    mistakes = {
+        ("report", "nowhere"): "cannot write to nowhere: No such file or directory",
+        ("report", "."): ". holds no run: there is no scenario.toml in it",
+        ("report", "begun"): "begun holds no results: no algorithm has a summary.json yet",
+        ("compare", "begun", "."): "begun holds no comparison; p2plab report begun makes it",
+    }
+    for arguments, sentence in mistakes.items():
+        code, _, err = p2plab(*arguments)
+        assert (code, err) == (2, f"error: {sentence}\n")
 
 
 def test_every_mistake_is_one_sentence_and_exit_code_2(p2plab, scenario):

@@ -3,7 +3,7 @@ import pytest
 
 from launcher.consensus import ConsensusCurve, CurvePoint, Target, mean_and_distance
 from launcher.records import PeerHistory
-from tests.launcher.fakes import FakeEvaluator, FakePeer
+from tests.launcher.fakes import UNIX_S, FakeEvaluator, FakePeer
 
 
 class Experiment:
@@ -55,32 +55,105 @@ def test_nothing_is_evaluated_before_everyone_is_ready(experiment):
     assert experiment.curve.started_at is None
 
 
-def test_a_moment_waits_for_every_peer_that_still_trains(experiment):
+def test_a_tick_waits_for_every_peer_that_still_trains(experiment):
     start(experiment)
     first, second = experiment.peers
-    first.step(at=2.0, number=0)
-    assert experiment.advance() == [(0.0, 0.0)], "the second has written nothing after 0.25 s"
-    second.step(at=0.7, number=0)
-    assert experiment.advance() == [(0.0, 0.0), (0.5, 0.1)]
-
-
-def test_each_peer_contributes_its_latest_model_at_or_before_the_moment(experiment):
-    start(experiment)
-    first, second = experiment.peers
-    first.snapshot(0.4, [0.4, 1.0])
-    first.snapshot(0.6, [0.9, 1.0])
+    first.snapshot(0.5, [0.4, 1.0])
+    first.snapshot(1.0, [0.4, 1.0])
     second.step(at=0.9, number=0)
-    assert experiment.advance()[1] == (0.5, pytest.approx(0.3))
+    assert experiment.advance() == [(0.25, 0.1)], "the second has written nothing after 0.25 s"
+    second.snapshot(0.6, [0.2, 1.0])
+    assert experiment.advance() == [(0.25, 0.1), (pytest.approx(0.6), 0.3)]
+
+
+def test_a_tick_that_one_peer_passed_over_is_no_point(experiment):
+    start(experiment)
+    first, second = experiment.peers
+    for at in (0.5, 1.0):
+        first.snapshot(at, [0.4, 1.0])
+    second.snapshot(1.0, [0.6, 1.0])
+    assert experiment.advance() == [(0.25, 0.1), (1.0, 0.5)]
+
+
+def test_a_peer_that_stands_still_is_left_out_after_a_while_and_comes_back(experiment):
+    start(experiment)
+    first, second = experiment.peers
+    for tick in range(1, 11):
+        first.snapshot(tick / 2, [0.4, 1.0])
+    second.snapshot(5.0, [0.6, 1.0])
+    points = experiment.advance()
+    assert [at for at, _ in points] == [0.25, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0]
+    assert [accuracy for _, accuracy in points[-2:]] == [0.4, 0.5]
+
+
+def test_a_model_is_in_no_mean_of_a_time_at_which_its_peer_was_dead(experiment):
+    """The second dies, and starts again nine seconds later with another's model."""
+    start(experiment)
+    first, second = experiment.peers
+    for tick in range(1, 21):
+        first.snapshot(tick / 2, [0.4, 1.0])
+    second.snapshot(0.5, [0.2, 1.0])
+    second.step(at=0.7, number=0)
+    second.write("started", 9.2, unix_s=UNIX_S + 9.2, model_size=2, peer="p01")
+    second.ready(9.4)
+    second.snapshot(9.5, [0.6, 1.0])
+    second.snapshot(10.0, [0.6, 1.0])
+    points = dict(experiment.advance())
+    assert points[0.5] == 0.3
+    assert {points[tick / 2] for tick in range(2, 19)} == {0.4}
+    assert points[9.5] == points[10.0] == 0.5
 
 
 def test_a_lost_peer_holds_nothing_up_and_counts_until_its_last_record(experiment):
     start(experiment)
     first, second = experiment.peers
-    first.step(at=1.2, number=0)
+    for at in (0.5, 1.0, 1.5):
+        first.snapshot(at, [0.0, 1.0])
+    second.snapshot(0.5, [0.2, 1.0])
     second.step(at=0.6, number=0)
     experiment.read()
     experiment.histories[1].close(lost=True)
-    assert experiment.advance() == [(0.0, 0.0), (0.5, 0.1), (1.0, 0.0)]
+    assert experiment.advance() == [(0.25, 0.1), (0.5, 0.1), (1.0, 0.0), (1.5, 0.0)]
+
+
+def test_peers_in_step_are_compared_after_the_same_step_whenever_they_wrote(experiment):
+    first, second = experiment.peers
+    for peer in (first, second):
+        peer.ready(0.0)
+        peer.snapshot(0.0, [0.0, 0.0], step=0)
+    first.snapshot(0.5, [0.5, 0.0], step=4)
+    second.snapshot(0.5, [0.25, 0.0], step=2)
+    second.snapshot(0.6, [0.5, 0.0], step=4)
+    first.snapshot(1.1, [1.0, 0.0], step=8)
+    second.snapshot(1.0, [0.75, 0.0], step=6)
+    for peer in (first, second):
+        peer.end(1.2)
+    experiment.read()
+    experiment.curve.finish()
+    distances = [point.consensus_distance for point in experiment.curve.points]
+    assert distances == pytest.approx([0.0] * len(distances))
+    np.testing.assert_allclose(experiment.curve.final_model, [1.0, 0.0])
+
+
+def test_who_left_long_ago_is_not_in_the_final_model(experiment):
+    start(experiment)
+    first, second = experiment.peers
+    second.snapshot(0.9, [1.0, 1.0])
+    second.end(0.9)
+    first.snapshot(9.0, [0.6, 1.0])
+    first.end(9.0)
+    experiment.read()
+    experiment.histories[1].has_left = True
+    experiment.curve.finish()
+    np.testing.assert_allclose(experiment.curve.final_model, [0.6, 1.0])
+
+
+def test_a_row_that_was_overwritten_is_not_read(experiment):
+    start(experiment)
+    first, _ = experiment.peers
+    first.write("snapshot", 0.5, row=1, step=0, tick=1, frees=0)
+    experiment.read()
+    assert [row.row for row in experiment.histories[0].snapshots] == [1]
 
 
 def test_the_final_model_is_the_mean_of_the_last_models_of_those_who_survived(experiment):
@@ -99,6 +172,8 @@ def test_the_final_model_is_the_mean_of_the_last_models_of_those_who_survived(ex
 def test_the_last_point_is_at_the_last_snapshot(experiment):
     start(experiment)
     first, second = experiment.peers
+    for peer in experiment.peers:
+        peer.snapshot(0.5, [0.5, 1.0])
     first.snapshot(1.3, [0.8, 1.0])
     second.snapshot(1.2, [0.6, 1.0])
     for peer in experiment.peers:
@@ -106,7 +181,7 @@ def test_the_last_point_is_at_the_last_snapshot(experiment):
     assert experiment.advance() == [], "nobody trains: the last moment is for finish to find"
     experiment.curve.finish()
     points = [(point.wall_s, point.accuracy) for point in experiment.curve.points]
-    assert [at for at, _ in points] == pytest.approx([0.0, 0.5, 1.0, 1.3])
+    assert [at for at, _ in points] == pytest.approx([0.25, 0.5, 1.3])
     assert points[-1][1] == pytest.approx(0.7)
 
 
@@ -117,13 +192,15 @@ def test_samples_of_a_point_are_those_of_the_whole_swarm_by_then(experiment):
     second.step(at=0.5, number=0, samples=5)
     second.step(at=0.6, number=1, samples=5)
     first.step(at=0.7, number=1, samples=10)
+    for peer in experiment.peers:
+        peer.snapshot(0.5, [0.0, 1.0])
     experiment.advance()
     assert [point.samples for point in experiment.curve.points] == [0, 15]
 
 
 def test_the_time_to_the_target_is_that_of_the_first_moment_that_meets_it(experiment):
     start(experiment)
-    for at, accuracy in ((0.4, 0.4), (0.9, 0.6), (1.4, 0.3), (1.9, 0.9)):
+    for at, accuracy in ((0.5, 0.4), (1.0, 0.6), (1.5, 0.3), (2.0, 0.9)):
         for peer in experiment.peers:
             peer.snapshot(at, [accuracy, 1.0])
     experiment.advance()

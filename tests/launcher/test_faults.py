@@ -3,7 +3,7 @@
 import pytest
 
 from launcher.conditions import FaultConfig
-from launcher.faults import Schedule, costs_of
+from launcher.faults import FaultPlan, costs_of
 from launcher.records import PeerHistory, Step
 from p2ptrain.errors import ConfigError
 from tests.launcher.fakes import scenario
@@ -24,38 +24,66 @@ def history(tmp_path, rank, *spans, step_s=0.1):
     return one
 
 
-def due(schedule, histories, started_at, now):
-    return [(b.ranks, what) for b, what in schedule.take_due(histories, started_at, now)]
+class Noted:
+    """Carries a plan out on nobody, and notes what it did at each call."""
+
+    def __init__(self, *faults, found=True):
+        self.plan = FaultPlan(faults)
+        self._found = found
+        self._done: list[tuple[tuple[int, ...], str]] = []
+
+    def _apply(self, instance):
+        self._done.append((instance.ranks, "apply"))
+        return self._found
+
+    def _revert(self, instance):
+        self._done.append((instance.ranks, "revert"))
+
+    def at(self, histories, started_at, now):
+        self._done = []
+        self.plan.carry_out(self._apply, self._revert, histories, started_at, now)
+        return self._done
 
 
 def test_a_fault_begins_once_and_ends_once(tmp_path):
-    schedule, everyone = Schedule([fault(for_s=5.0)]), [history(tmp_path, 0)]
-    assert due(schedule, everyone, None, 1000.0) == []
-    assert due(schedule, everyone, 100.0, 109.9) == []
-    assert due(schedule, everyone, 100.0, 110.0) == [((0,), "apply")]
-    assert due(schedule, everyone, 100.0, 114.9) == []
-    assert due(schedule, everyone, 100.0, 115.0) == [((0,), "revert")]
-    assert due(schedule, everyone, 100.0, 900.0) == []
+    noted, everyone = Noted(fault(for_s=5.0)), [history(tmp_path, 0)]
+    assert noted.at(everyone, None, 1000.0) == []
+    assert noted.plan.next_at(None) is None
+    assert noted.at(everyone, 100.0, 109.9) == []
+    assert noted.plan.next_at(100.0) == 110.0
+    assert noted.at(everyone, 100.0, 110.0) == [((0,), "apply")]
+    assert noted.at(everyone, 100.0, 114.9) == []
+    assert noted.plan.next_at(100.0) == 115.0
+    assert noted.at(everyone, 100.0, 115.0) == [((0,), "revert")]
+    assert noted.at(everyone, 100.0, 900.0) == []
+    assert noted.plan.next_at(100.0) is None
+
+
+def test_a_fault_that_finds_nobody_does_not_end(tmp_path):
+    noted, everyone = Noted(fault(for_s=5.0), found=False), [history(tmp_path, 0)]
+    assert noted.at(everyone, 100.0, 110.0) == [((0,), "apply")]
+    assert noted.plan.next_at(100.0) is None
+    assert noted.at(everyone, 100.0, 115.0) == []
+    assert noted.plan.instances[0].missed
 
 
 def test_steps_are_counted_for_each_peer_by_itself(tmp_path):
-    schedule = Schedule([fault("pause", (0, 1), at_step=10)])
+    noted = Noted(fault("pause", (0, 1), at_step=10))
     everyone = [history(tmp_path, 0, (0, 0.5)), history(tmp_path, 1, (0, 1))]
-    assert due(schedule, everyone, 0.0, 1.0) == [((1,), "apply")]
+    assert noted.at(everyone, 0.0, 1.0) == [((1,), "apply")]
 
 
-def test_a_partition_is_one_fault_for_all_of_its_peers(tmp_path):
-    schedule = Schedule([fault("partition", (0, 1))])
-    assert due(schedule, [], 0.0, 10.0) == [((0, 1), "apply")]
+def test_a_partition_is_one_fault_for_all_of_its_peers():
+    assert Noted(fault("partition", (0, 1))).at([], 0.0, 10.0) == [((0, 1), "apply")]
 
 
 def carried_out(*faults, until=1000.0):
-    schedule = Schedule(faults)
-    for instance in schedule.instances:
+    instances = FaultPlan(faults).instances
+    for instance in instances:
         instance.began = instance.fault.at_s
         ended = instance.began + (instance.fault.for_s or 1e9)
         instance.ended = ended if ended < until else None
-    return schedule.instances
+    return instances
 
 
 def test_who_waits_for_nobody_loses_no_more_than_who_is_missing(tmp_path):
@@ -64,7 +92,8 @@ def test_who_waits_for_nobody_loses_no_more_than_who_is_missing(tmp_path):
     cost = costs_of(instances, everyone, 0.0, 30.0)
     (told,) = cost["instances"]
     assert (told["kind"], told["peers"]) == ("crash", ["p00"])
-    assert (told["at_s"], told["until_s"]) == (10.0, 15.0)
+    assert (told["planned_s"], told["at_s"], told["until_s"]) == (10.0, 10.0, 15.0)
+    assert told["back_s"] == pytest.approx(16.0), "when it trained again, not when it was started"
     assert told["before"] == pytest.approx(200.0)
     assert told["during"] == pytest.approx(100.0)
     assert told["after"] == pytest.approx(180.0), "it trains again a second after it was started"
@@ -90,6 +119,14 @@ def test_who_waits_for_the_missing_stalls_and_keeps_less(tmp_path):
     assert cost["kept_of_present"] == pytest.approx((28 - 3 + 6) / 34, abs=0.02)
 
 
+def test_who_does_not_train_again_before_the_end_is_not_back(tmp_path):
+    instances = carried_out(fault(for_s=5.0), fault("slow", (1,), at_s=2.0, for_s=3.0, factor=2.0))
+    everyone = [history(tmp_path, 0, (0, 10)), history(tmp_path, 1, (0, 30))]
+    slow, crash = costs_of(instances, everyone, 0.0, 30.0)["instances"]
+    assert (crash["until_s"], crash["back_s"]) == (15.0, None)
+    assert slow["back_s"] == 5.0, "it was there all the time, and is hindered until then"
+
+
 def test_a_peer_lost_for_good_is_recovered_from_when_the_others_train_on(tmp_path):
     instances = carried_out(fault())
     everyone = [history(tmp_path, 0, (0, 10)), history(tmp_path, 1, (0, 10), (12, 30))]
@@ -108,7 +145,7 @@ def test_a_swarm_that_grows_is_measured_by_those_who_are_there(tmp_path):
 
 
 def test_without_a_fault_there_is_no_cost(tmp_path):
-    instances = Schedule([fault(at_s=60.0)]).instances
+    instances = FaultPlan([fault(at_s=60.0)]).instances
     cost = costs_of(instances, [history(tmp_path, 0, (0, 30))], 0.0, 30.0)
     assert cost["instances"] == []
     assert cost["kept_of_present"] is None

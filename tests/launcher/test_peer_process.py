@@ -8,6 +8,7 @@ import pytest
 from launcher.backends import peer_process
 from launcher.backends.peer_process import RealFleet
 from launcher.conditions import FaultConfig
+from launcher.faults import FaultPlan
 from launcher.records import PeerHistory
 from launcher.scenario import peer_names
 from p2ptrain.config import StopConfig
@@ -41,7 +42,7 @@ class NotedFleet(RealFleet):
     def _last_words(self, rank):
         return ""
 
-    def _apply_to_network(self, instance, what):
+    def _change_network(self, instance, *, cuts):
         self.rates.append(self._narrowest(instance.ranks[0]))
 
     def _signal(self, rank, number):
@@ -60,9 +61,11 @@ def lived(tmp_path, monkeypatch):
         fleet.begin()
         fleet.done.clear()
         histories = [PeerHistory(tmp_path, name) for name in peer_names(3)]
+        plan, fleet.started_at = FaultPlan(faults), UNIX_S
         for second in range(until):
-            monkeypatch.setattr(peer_process.time, "time", lambda at=second: UNIX_S + at)
-            fleet.apply_faults(histories, UNIX_S)
+            now = UNIX_S + second
+            monkeypatch.setattr(peer_process.time, "time", lambda now=now: now)
+            plan.carry_out(fleet.apply, fleet.revert, histories, UNIX_S, now)
             fleet.poll()
         return fleet
 

@@ -15,6 +15,7 @@ from launcher.backends import known_backends, load_backend, peer_process
 from launcher.backends.peer_process import last_words
 from launcher.backends.process import ProcessBackend, peer_environment
 from launcher.conditions import FaultConfig
+from launcher.faults import FaultPlan
 from launcher.records import PeerHistory, Step
 from p2ptrain.config import RunConfig, StopConfig
 from p2ptrain.errors import ConfigError
@@ -168,25 +169,26 @@ def is_stopped(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
-def test_a_scenario_pauses_and_kills_processes_when_they_have_come_far_enough(
-    tmp_path, monkeypatch
-):
+def test_a_scenario_pauses_and_kills_processes_when_they_have_come_far_enough(tmp_path):
     pause = FaultConfig(kind="pause", peers=(0,), at_step=3, for_s=0.3)
     crash = FaultConfig(kind="crash", peers=(1,), at_s=1.0)
     fleet = ProcessBackend(FAKE_PEER).start(
         scenario(faults=(pause, crash)), configs(tmp_path, "sleep", "sleep")
     )
     histories = [PeerHistory(tmp_path, name) for name in ("p00", "p01")]
-    monkeypatch.setattr(peer_process.time, "time", lambda: 1000.0)
+    plan = FaultPlan((pause, crash))
+
+    def carry_out(started_at, now):
+        plan.carry_out(fleet.apply, fleet.revert, histories, started_at, now)
+
     try:
-        fleet.apply_faults(histories, 999.5)
+        carry_out(999.5, 1000.0)
         assert states(fleet) == ["running", "running"]
         histories[0].steps.extend([Step(0.0, n, 1, None, 0.1, 0.0) for n in range(3)])
-        fleet.apply_faults(histories, 999.0)
+        carry_out(999.0, 1000.0)
         until(lambda: is_stopped(fleet.pids()[0]))
         until(lambda: states(fleet) == ["running", "lost"])
-        monkeypatch.setattr(peer_process.time, "time", lambda: 1000.3)
-        fleet.apply_faults(histories, 999.0)
+        carry_out(999.0, 1000.3)
         until(lambda: not is_stopped(fleet.pids()[0]))
     finally:
         fleet.stop(0.05)
@@ -201,6 +203,7 @@ class Lives:
         chosen = scenario(peers=peers, faults=faults)
         stop = StopConfig(seconds=seconds)
         each = [replace(one, stop=stop) for one in configs(folder, *[behaviour] * peers)]
+        self.plan = FaultPlan(faults)
         self.fleet = ProcessBackend(FAKE_PEER).start(chosen, each)
         self.histories = [PeerHistory(folder, name) for name in self.names]
 
@@ -208,7 +211,10 @@ class Lives:
         """Let happen what is due so long after the first step."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(peer_process.time, "time", lambda: 1000.0 + now)
-            self.fleet.apply_faults(self.histories, 1000.0)
+            self.fleet.started_at = 1000.0
+            self.fleet.poll()
+            fleet, clock = self.fleet, self.fleet.record_clock()
+            self.plan.carry_out(fleet.apply, fleet.revert, self.histories, 1000.0, clock)
 
     def listens(self, rank: int) -> bool:
         """True, once for each of its lives, as soon as it would leave if it were asked."""
@@ -251,13 +257,6 @@ def test_a_peer_that_leaves_for_good_has_left_and_the_run_goes_on(lived):
     until(lambda: run.listens(1))
     run.at(1.0)
     until(lambda: states(run.fleet) == ["running", "left"])
-
-
-def test_nothing_befalls_a_fleet_that_was_stopped(lived):
-    run = lived(FaultConfig(kind="join", peers=(1,), at_s=1.0))
-    run.fleet.stop(0.0)
-    run.at(1.0)
-    assert states(run.fleet) == ["lost", "lost"]
 
 
 def test_a_late_peer_is_not_there_until_it_comes(lived):
@@ -336,7 +335,7 @@ def test_where_the_network_suffers_everybody_is_met_at_the_end_of_a_cable(lived,
     assert {first["network"]["data"], second["network"]["data"]} == {"grpc"}
     run.at(1.0)
     run.at(2.0)
-    assert [instance.ended for instance in run.fleet.instances] == [1002.0]
+    assert [instance.ended for instance in run.plan.instances] == [1002.0]
 
 
 def test_external_baselines_have_no_cables_to_cut():

@@ -1,9 +1,9 @@
 import json
 
-import numpy as np
 import pytest
 
 from launcher.records import PeerHistory
+from p2ptrain.runtime.metrics import JsonlMetrics
 from tests.launcher.fakes import UNIX_S, FakePeer
 
 
@@ -80,23 +80,49 @@ def test_samples_are_counted_up_to_a_moment(peer, history):
     assert history.samples_until(UNIX_S + 9.0) == 48
 
 
-def test_the_row_of_a_moment_is_the_latest_at_or_before_it(peer, history):
-    for at in (1.0, 2.0):
-        peer.snapshot(at, [at, 0])
+def test_a_peer_was_there_from_its_first_step_to_its_last_word_in_each_of_its_lives(peer, history):
+    peer.ready(1.0)
+    peer.step(2.0, number=0)
     history.read()
-    assert history.row_at(UNIX_S + 0.5) is None
-    assert history.row_at(UNIX_S + 1.9) == 0
-    assert history.row_at(UNIX_S + 2.0) == 1
-    np.testing.assert_array_equal(history.model(1), [2, 0])
+    assert history.was_there(UNIX_S + 5.0), "as far as is known"
+    peer.write("started", 6.0, unix_s=UNIX_S + 6.0, model_size=2)
+    peer.ready(7.0)
+    peer.end(9.0)
+    history.read()
+    moments = (0.5, 1.5, 2.5, 6.5, 8.0, 9.5)
+    assert [history.was_there(UNIX_S + at) for at in moments] == [0, 1, 0, 0, 1, 0]
 
 
-def test_a_lost_peer_has_no_row_after_its_last_record(peer, history):
-    peer.snapshot(1.0, [1, 0])
+def test_a_lost_peer_was_there_until_its_last_record(peer, history):
+    peer.ready(1.0)
     peer.step(at=1.5, number=0)
     history.read()
     history.close(lost=True)
-    assert history.row_at(UNIX_S + 1.5) == 0
-    assert history.row_at(UNIX_S + 1.6) is None
+    assert history.was_there(UNIX_S + 1.5)
+    assert not history.was_there(UNIX_S + 1.6)
+
+
+def test_a_file_that_was_replaced_when_it_was_full_is_read_to_its_end_first(tmp_path):
+    clock = iter(number / 100 for number in range(10_000))
+    metrics = JsonlMetrics(tmp_path / "p00.jsonl", lambda: next(clock), most_mb=0.01)
+    metrics.record("started", unix_s=UNIX_S, peer="p00", model_size=2)
+    metrics.record("ready", members=[])
+    history = PeerHistory(tmp_path, "p00")
+    fields = {"samples": 1, "loss": None, "compute_s": 0.1, "wait_s": 0.0}
+    for number in range(300):
+        metrics.record("step", step=number, **fields)
+        if number % 7 == 0:
+            history.read()
+    history.read()
+    assert (tmp_path / "p00.jsonl.1").exists()
+    assert [step.number for step in history.steps] == list(range(300))
+    assert [step.at for step in history.steps] == sorted(step.at for step in history.steps)
+    assert history.damaged_lines == 0
+    late = PeerHistory(tmp_path, "p00")
+    late.read()
+    assert late.is_cut_short
+    assert late.steps[-1].number == 299
+    assert late.was_there(late.steps[0].at)
 
 
 def test_a_row_that_was_not_written_to_its_end_is_no_model(peer, history):

@@ -213,10 +213,11 @@ def test_the_report_says_what_each_fault_cost_and_marks_it(tmp_path):
     )
     crash = FaultConfig(kind="crash", peers=(2,), at_s=6.0)
     for run, summary in finished:
-        run.instances = [FaultInstance(crash, (2,), began=UNIX_S + 6.0)]
+        run.plan.instances = [FaultInstance(crash, (2,), began=UNIX_S + 6.0)]
         summary["faults"] = run.costs
     page = Page(render(chosen, finished, comparison, MACHINE))
-    assert "1 p02: killed 6.0 s -" in page.text
+    assert "planned began was back" in page.text
+    assert "1 p02: killed 6.0 s 6.0 s -" in page.text
     assert "From the first fault on, 75% of the peers" in page.text
     (mark,) = page.numbers()["algorithms"][1]["faults"]
     assert mark == {"number": 1, "at": 6.0, "until": None, "ranks": [2]}
@@ -225,7 +226,7 @@ def test_the_report_says_what_each_fault_cost_and_marks_it(tmp_path):
 def test_faults_count_until_the_first_peer_has_ended_its_run(tmp_path):
     _, finished, _ = generate(tmp_path, 4)
     run, _ = finished[1]
-    run.instances = [
+    run.plan.instances = [
         FaultInstance(FaultConfig(kind="crash", peers=(3,), at_s=9.5), (3,), began=UNIX_S + 9.5)
     ]
     assert len(run.costs["instances"]) == 1

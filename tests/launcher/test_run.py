@@ -95,6 +95,7 @@ def test_a_run_ends_when_all_peers_have_and_yields_its_summary(folder):
         "time_to_target_s",
         "final",
         "faults",
+        "notes",
     }
     assert summary["wall_s"] == 2.0, "from the first step to the end of the last, not of the run"
     assert (summary["steps"], summary["samples"], summary["samples_per_s"]) == (4, 128, 64)
@@ -192,11 +193,11 @@ def test_what_a_peer_writes_only_because_it_is_stopped_does_not_count(folder, mo
 def test_faults_that_did_not_come_or_found_nobody_are_told(folder):
     done = at_once(set_state("p00", "ended"), set_state("p01", "ended"))
     late = FaultConfig(kind="crash", peers=(1,), at_s=100.0)
+    missed = FaultConfig(kind="crash", peers=(0,), at_s=0.0)
     fleet = FakeFleet(("p00", "p01"), [train(folder, "p00"), train(folder, "p01"), done])
-    fleet.instances = [FaultInstance(late, (1,)), FaultInstance(late, (0,), began=1.0, missed=True)]
-    assert execute(folder, fleet).notes == [
+    assert execute(folder, fleet, faults=(late, missed)).notes == [
         "fault 'crash' of p01 at 100 s did not come before the end",
-        "fault 'crash' of p00 at 100 s found nobody there",
+        "fault 'crash' of p00 at 0 s found nobody there",
     ]
 
 
@@ -205,8 +206,8 @@ def test_who_comes_back_too_late_to_train_hides_no_fault(folder):
     done = at_once(set_state("p00", "ended"), set_state("p01", "ended"))
     fleet = FakeFleet(("p00", "p01"), [train(folder, "p00"), train(folder, "p01"), done])
     crash = FaultConfig(kind="crash", peers=(1,), at_s=1.0, for_s=0.9)
-    fleet.instances = [FaultInstance(crash, (1,), began=UNIX_S + 1.5, ended=UNIX_S + 1.9)]
     run = execute(folder, fleet)
+    run.plan.instances = [FaultInstance(crash, (1,), began=UNIX_S + 1.5, ended=UNIX_S + 1.9)]
     run.histories[1].steps.pop()
     assert [cost["kind"] for cost in run.costs["instances"]] == ["crash"]
 

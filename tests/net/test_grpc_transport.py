@@ -17,7 +17,7 @@ from p2ptrain.errors import CodecError, ConfigError, RefusedError, TransportErro
 from p2ptrain.ids import Address, PeerId
 from p2ptrain.net import grpc_transport, wire
 from p2ptrain.net.grpc_config import GrpcConfig, channel_arguments
-from p2ptrain.net.grpc_transport import SERVICE, GrpcTransport
+from p2ptrain.net.grpc_transport import SERVICE, GrpcTransport, _translate
 from p2ptrain.net.wire import Envelope, Hello, JoinReply, StateOpening
 
 pytestmark = pytest.mark.sockets
@@ -308,6 +308,30 @@ async def test_joining_what_is_no_peer_ends_in_time_and_names_it(silent, no_peer
                 await transport.join(Address(address), hello(), 0.5)
             assert asyncio.get_running_loop().time() - before < 2.0
             assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("details", "says"),
+    [
+        (
+            "failed to connect to all addresses; last error: UNKNOWN: ipv4:10.0.0.7:4000: "
+            "Failed to connect to remote host: connect: Connection refused (111)",
+            "no connection to 10.0.0.7:4000 while telling: nothing listens there",
+        ),
+        (
+            "recvmsg:Connection reset by peer",
+            "no connection to 10.0.0.7:4000 while telling: it broke off",
+        ),
+        (
+            "DNS resolution failed for host:4000: C-ares status is not ARES_SUCCESS",
+            "no connection to 10.0.0.7:4000 while telling: its name stands for no address",
+        ),
+    ],
+)
+def test_why_there_is_no_connection_is_said_in_our_words(details, says):
+    nothing, code = grpc.aio.Metadata(), grpc.StatusCode.UNAVAILABLE
+    error = grpc.aio.AioRpcError(code, nothing, nothing, details)
+    assert str(_translate(error, Address("10.0.0.7:4000"), "telling")) == says
 
 
 async def test_joining_another_grpc_server_says_that_it_is_no_peer():

@@ -9,10 +9,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from p2ptrain.compute.snapshots import SnapshotWriter
 from p2ptrain.errors import ConfigError, LocalProtocolError
 from p2ptrain.runtime.metrics import JsonlMetrics, MemoryMetrics
 from p2ptrain.runtime.peer import _ProtocolThread, _run_here
-from p2ptrain.runtime.snapshots import SnapshotWriter
 from p2ptrain.sim.replica import VectorReplica
 
 
@@ -70,6 +70,21 @@ def test_a_file_that_cannot_be_written_is_one_sentence(tmp_path):
         JsonlMetrics(tmp_path / "file" / "p0.jsonl", lambda: 0.0)
 
 
+def test_a_file_of_records_stays_within_its_bound_and_can_be_read_alone(tmp_path):
+    path = tmp_path / "p0.jsonl"
+    metrics = JsonlMetrics(path, lambda: 1.0, most_mb=0.002)
+    metrics.record("started", peer="p0")
+    for step in range(200):
+        metrics.record("step", step=step)
+        sizes = [file.stat().st_size for file in tmp_path.iterdir()]
+        assert sum(sizes) <= 2000 + 100
+    metrics.close()
+    for file in (path, tmp_path / "p0.jsonl.1"):
+        first = json.loads(file.read_text().splitlines()[0])
+        assert (first["kind"], first["again"]) == ("started", True)
+    assert json.loads(path.read_text().splitlines()[-1])["step"] == 199
+
+
 def test_records_in_memory_are_found_by_kind():
     metrics = MemoryMetrics(lambda: 2.0)
     metrics.record("a", x=1)
@@ -81,12 +96,19 @@ def test_records_in_memory_are_found_by_kind():
 # --- snapshots ------------------------------------------------------------------------------------
 
 
+def writer_of(path, replica, metrics, changed=None, most_bytes=1e6, period_s=0.5):
+    clock = asyncio.get_running_loop().time
+    return SnapshotWriter(
+        path, replica, metrics.record, inline, clock, period_s, most_bytes, changed
+    )
+
+
 async def test_rows_are_complete_before_their_record_and_come_every_so_often(tmp_path):
     metrics = MemoryMetrics(asyncio.get_running_loop().time)
     replica = VectorReplica(np.arange(4, dtype=np.float32))
     path = tmp_path / "deep" / "p0.snapshots"
-    writer = SnapshotWriter(path, replica, metrics, inline)
-    writing = asyncio.create_task(writer.repeat(0.5))
+    writer = writer_of(path, replica, metrics)
+    writing = asyncio.create_task(writer.repeat())
     for update in range(5):
         await asyncio.sleep(0.38)
         replica.update(lambda: None)
@@ -99,18 +121,79 @@ async def test_rows_are_complete_before_their_record_and_come_every_so_often(tmp
     assert [record["row"] for record in records] == list(range(len(rows)))
     assert [record["t"] for record in records] == pytest.approx([0.0, 0.5, 1.0, 1.5, 1.9])
     assert [record["step"] for record in records] == [0, 1, 2, 3, 5]
+    assert [record["tick"] for record in records] == [0, 1, 2, 3, 3]
     np.testing.assert_array_equal(rows[0], np.arange(4))
     np.testing.assert_array_equal(rows[-1], np.arange(4) + 100)  # pending included
+
+
+async def test_peers_write_at_the_same_ticks_whenever_they_began(tmp_path):
+    ticks = []
+    for began_s in (0.1, 0.2):
+        await asyncio.sleep(began_s)
+        metrics = MemoryMetrics(asyncio.get_running_loop().time)
+        replica = VectorReplica(np.zeros(4, np.float32))
+        writing = asyncio.create_task(writer_of(tmp_path / "rows", replica, metrics).repeat())
+        await asyncio.sleep(1.2)
+        writing.cancel()
+        ticks.append([(record["tick"], record["t"]) for record in metrics.of("snapshot")])
+    for tick, t in [*ticks[0][1:], *ticks[1][1:]]:
+        assert t == pytest.approx(tick / 2)
+
+
+async def test_peers_in_step_write_after_the_same_updates_as_often_as_the_period_says(tmp_path):
+    """One peer makes steps of 20 ms and writes after powers of two, then every half second."""
+    metrics = MemoryMetrics(asyncio.get_running_loop().time)
+    replica, changed = VectorReplica(np.zeros(4, np.float32)), asyncio.Condition()
+
+    async def change():
+        async with changed:
+            await changed.wait()
+
+    writing = asyncio.create_task(writer_of(tmp_path / "rows", replica, metrics, change).repeat())
+    for _ in range(200):
+        await asyncio.sleep(0.02)
+        replica.update(lambda: None)
+        async with changed:
+            changed.notify_all()
+    writing.cancel()
+    steps = [record["step"] for record in metrics.of("snapshot")]
+    assert steps == [0, 2, 4, 8, 16, 32, 64, 96, 128, 160, 192]
+    assert {record["tick"] for record in metrics.of("snapshot")} == {None}
+
+
+async def test_no_more_than_the_budget_is_kept_and_it_is_told_before_a_row_is_overwritten(tmp_path):
+    metrics = MemoryMetrics(asyncio.get_running_loop().time)
+    path, replica = tmp_path / "rows", VectorReplica(np.zeros(4, np.float32))
+    writing = asyncio.create_task(writer_of(path, replica, metrics, most_bytes=3 * 16).repeat())
+    await asyncio.sleep(2.2)
+    writing.cancel()
+    told = [(record["row"], record["frees"]) for record in metrics.of("snapshot")]
+    assert told == [(0, None), (1, None), (2, 0), (0, 1), (1, 2)]
+    assert path.stat().st_size == 3 * 16
+
+
+async def test_rows_that_take_long_to_write_come_less_often(tmp_path):
+    metrics = MemoryMetrics(asyncio.get_running_loop().time)
+
+    async def slow(function):
+        await asyncio.sleep(0.15)
+        return function()
+
+    writer = writer_of(tmp_path / "rows", VectorReplica(np.zeros(4, np.float32)), metrics)
+    writer.on_copy_thread = slow
+    writing = asyncio.create_task(writer.repeat())
+    await asyncio.sleep(4.4)
+    writing.cancel()
+    assert [record["tick"] for record in metrics.of("snapshot")] == [0, 2, 4, 6, 8]
 
 
 async def test_a_peer_that_starts_again_goes_on_behind_its_last_whole_row(tmp_path):
     metrics = MemoryMetrics(asyncio.get_running_loop().time)
     path = tmp_path / "p0.snapshots"
-    first = VectorReplica(np.arange(4, dtype=np.float32))
-    await SnapshotWriter(path, first, metrics, inline).write()
+    await writer_of(path, VectorReplica(np.arange(4, dtype=np.float32)), metrics).write()
     with path.open("ab") as file:
         file.write(b"half a row")
-    await SnapshotWriter(path, VectorReplica(np.full(4, 7.0)), metrics, inline).write()
+    await writer_of(path, VectorReplica(np.full(4, 7.0)), metrics).write()
     assert [record["row"] for record in metrics.of("snapshot")] == [0, 1]
     rows = np.frombuffer(path.read_bytes(), "<f4").reshape(-1, 4)
     np.testing.assert_array_equal(rows, [[0, 1, 2, 3], [7, 7, 7, 7]])

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -245,13 +246,35 @@ async def test_a_partition_divides_and_heals():
     await world.close()
 
 
-async def test_the_end_of_a_partition_does_not_heal_a_later_one():
+async def test_partitions_at_a_time_count_together_and_each_heals_alone():
     plan = [
-        Partition(parts=(("p0",),), at_s=1.0, for_s=2.0),
-        Partition(parts=(("p1",),), at_s=2.0, for_s=3.0),
+        Partition(parts=(("p0",),), at_s=1.0, for_s=3.0),
+        Partition(parts=(("p0", "p1"),), at_s=2.0, for_s=4.0),
+    ]
+    world = await trained(plan, steps=100)
+    groups = world.peers[PeerId("p0")].metrics.of("group")
+    met = [(g["t"], set(g["members"])) for g in groups if g["outcome"] == "done"]
+    assert not [t for t, _ in met if 1.2 < t < 4.0], "p0 is alone"
+    assert {"p0", "p1"} in [members for t, members in met if 4.0 < t < 6.0]
+    assert not [t for t, members in met if 4.0 < t < 6.0 and members - {"p0", "p1"}]
+    assert [t for t, members in met if t > 6.5 and members - {"p0", "p1"}]
+    await world.close()
+
+
+async def test_of_faults_of_a_kind_at_a_time_the_severest_counts_until_it_ends():
+    plan = [
+        Pause(peer="p0", at_s=1.0, for_s=1.0),
+        Pause(peer="p0", at_s=1.5, for_s=1.5),
+        SlowDown(peer="p1", at_s=1.0, for_s=2.0, factor=2.0),
+        SlowDown(peer="p1", at_s=1.0, for_s=1.0, factor=5.0),
     ]
     world = await trained(plan, steps=60)
-    assert times_of(world, "! the partition is healed") == [5.0]
+    peers = [world.peers[PeerId(name)] for name in ("p0", "p1")]
+    paused, slow = ([step["t"] for step in peer.metrics.of("step")] for peer in peers)
+    assert not [t for t in paused if 1.01 < t < 2.99]
+    gaps = [round(later - sooner, 1) for sooner, later in pairwise(slow)]
+    assert list(dict.fromkeys(gaps)) == [0.1, 0.5, 0.2], gaps
+    assert gaps[-10:] == [0.1] * 10
     await world.close()
 
 
