@@ -204,8 +204,9 @@ def print_beside(console: Console, folders: Sequence[Path]) -> None:
         table.add_column(heading, justify="right", no_wrap=True)
     for row in common:
         name = row["algorithm"]
+        other = rows[name]
         for what, (metric, form) in _FIGURES.items():
-            values = [metric_of(one, metric) for one in (row, rows[name])]
+            values = [metric_of(one, metric) for one in (row, other)]
             if any(value is not None for value in values):
                 table.add_row(name, what, *_cells(values, form))
                 name = ""
