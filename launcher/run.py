@@ -251,7 +251,7 @@ def run_scenario(
     """Run every algorithm of a scenario, one after the other; return each with its summary."""
     finished = []
     for algorithm in scenario.algorithms:
-        run = Run(scenario, algorithm, out / algorithm, evaluator)
+        run = Run(scenario, algorithm, out / algorithm.replace(" ", "_"), evaluator)
         run.execute(backend, display.show)
         finished.append((run, run.save(backend_name)))
     return finished

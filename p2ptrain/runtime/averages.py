@@ -156,9 +156,9 @@ class Averages:
 
         Each call for stale gradients promises all that is held: call it once per grant or offer.
         """
-        if purpose.what is What.MODELS:
-            return MODEL
         agreed, membership = self.agreed, self.host.machine.membership
+        if purpose.what is What.MODELS:
+            return replace(MODEL, progress=agreed.progress)
         if purpose.what is What.STALE_GRADIENTS:
             own, before = self.pending.promise(), agreed.samples_before
         else:
@@ -380,6 +380,9 @@ class FormedGroup(Attempt):
             raise AttemptOver
         self.outcome, self.why = Outcome.DONE, self.why and f"adopted: {self.why}"
         self.is_committing = True
+        host, stated = self._averages.host, self._contributions
+        if host.algorithm.averages == "models":
+            self._averages.agreed.share(stated, stated[self.members.index(host.name)])
         return self.exchange
 
     async def _take_in(self, exchange: Exchange) -> list[Vector]:

@@ -116,10 +116,14 @@ class Driver:
     def describe(self, phase: Phase, steps: int, samples: int) -> None:
         """The trainer is in `phase` and has done so much in this life."""
         with self._feeding():
-            samples += self.agreed.samples_before
+            agreed, samples = self.agreed, samples + self.agreed.samples_before
+            if self.algorithm.averages == "models":
+                agreed.advance(
+                    samples - self.me.samples, len(self.machine.membership.choosable()) + 1
+                )
             self.machine.describe(self.now, phase=phase, steps=steps, samples=samples)
-            if phase is Phase.ARRIVING or self.algorithm.averages == "models":
-                self.agreed.progress = self.machine.membership.samples
+            if phase is Phase.ARRIVING:
+                agreed.progress = self.machine.membership.samples
             self._watch.look()
 
     def withdraw(self) -> None:

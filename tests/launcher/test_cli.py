@@ -11,7 +11,7 @@ import pytest
 from launcher import backends
 from launcher.backends import peer_process
 from launcher.backends.process import ProcessBackend
-from launcher.cli import _prepared
+from launcher.lab import _prepared
 from launcher.scenario import load_scenario
 from tests.launcher.fakes import FakeBackend, FakeFleet
 
