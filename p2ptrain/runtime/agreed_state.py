@@ -38,7 +38,7 @@ class AgreedState:
     """Our vote."""
     agreed_to_end: bool = False
     progress: int = 0
-    """Samples of the whole swarm, as all agreed; where models are averaged, our estimate."""
+    """Samples of the whole swarm, as all agreed; of models, an estimate (`docs/membership.md`)."""
     lineage: int = 0
     """Where our model comes from, in 64 bits."""
 
@@ -50,15 +50,6 @@ class AgreedState:
         """The mean of this attempt goes into our model."""
         words = self.lineage, ticket.initiator, ticket.incarnation, ticket.number, ticket.attempt
         self.lineage = _digest(repr(words).encode(), mean_V)
-
-    def advance(self, samples: int, trainees: int) -> None:
-        """We made a step. Each that trains counts its own for all: the estimates' mean is right."""
-        self.progress += samples * trainees
-
-    def share(self, stated: Sequence[Contribution], own: Contribution) -> None:
-        """Models were averaged, and so are the estimates; what came meanwhile stays, as there."""
-        mean = sum(one.progress for one in stated) // len(stated)
-        self.progress = max(0, self.progress + mean - own.progress)
 
     def take_in(self, contributions: Sequence[Contribution], outside_samples: int) -> None:
         """An average is done: what its members stated, and the samples of all who are not in it."""

@@ -158,7 +158,7 @@ class Averages:
         """
         agreed, membership = self.agreed, self.host.machine.membership
         if purpose.what is What.MODELS:
-            return replace(MODEL, progress=agreed.progress)
+            return replace(MODEL, progress=max(0, agreed.progress))
         if purpose.what is What.STALE_GRADIENTS:
             own, before = self.pending.promise(), agreed.samples_before
         else:
@@ -380,9 +380,10 @@ class FormedGroup(Attempt):
             raise AttemptOver
         self.outcome, self.why = Outcome.DONE, self.why and f"adopted: {self.why}"
         self.is_committing = True
-        host, stated = self._averages.host, self._contributions
-        if host.algorithm.averages == "models":
-            self._averages.agreed.share(stated, stated[self.members.index(host.name)])
+        agreed, host, stated = self._averages.agreed, self._averages.host, self._contributions
+        if host.algorithm.averages == "models":  # and so are the estimates of progress
+            mean = sum(one.progress for one in stated) // len(stated)
+            agreed.progress += mean - stated[self.members.index(host.name)].progress
         return self.exchange
 
     async def _take_in(self, exchange: Exchange) -> list[Vector]:
