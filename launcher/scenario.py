@@ -83,22 +83,34 @@ RECALL = "final.recall."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """A sentence about a run that can be checked.
-
-    `metric` of `of`, its ratio to that of `over`, or by how much it is above that of `minus`.
-    """
+    """A sentence about a run that can be checked."""
 
     text: str
+    """The sentence."""
+
     metric: str
+    """A figure of a row in the comparison; a dot leads into an object."""
+
     of: str
+    """The algorithm that it is about."""
+
     over: str | None = None
+    """Its ratio to the figure of this algorithm counts."""
+
     minus: str | None = None
+    """By how much it is above the figure of this algorithm counts."""
+
     at_least: float | None = None
+    """It holds from here up; of this and `at_most` give one."""
+
     at_most: float | None = None
+    """It holds up to here."""
+
     published: float | None = None
     """The published value of the same figure; shown beside the measured one."""
 
     source: str | None = None
+    """Where it was published."""
 
     def __post_init__(self) -> None:
         if (self.at_least is None) == (self.at_most is None):

@@ -36,6 +36,7 @@ class RunConfig(PeerConfig):
     """A file of `p2ptrain/compute/tasks`, or ``package.module:function``."""
 
     task_options: dict[str, Any] = field(default_factory=dict)  # Any: the task checks
+    """The task's own; `docs/tasks.md` lists them."""
 
     rank: int = 0
     """Place among `peers`, from 0: which shard of the data is this peer's, and how it is paced."""
