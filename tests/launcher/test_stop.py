@@ -1,4 +1,4 @@
-"""`stop.samples` under every algorithm: where a swarm ends, with no gradients and in virtual time."""
+"""`stop.samples` under every algorithm: where a swarm ends, priced and in virtual time."""
 
 from pathlib import Path
 
