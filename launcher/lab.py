@@ -33,13 +33,8 @@ def run_lab(
 ) -> Json:
     """Run what `place` can of a scenario, write everything down, and return the comparison.
 
-    Args:
-        scenario: with its changes from the command line.
-        left_out: what those left out.
-        place: where the peers run.
-        backend: its name.
-        folder: of the results.
-        were_asked: the user named the algorithms, so that none may be left out.
+    `left_out` is what the command line left out of it; with `were_asked` the user named its
+    algorithms, so that none of them may be left out here.
 
     Raises:
         ConfigError: if `place` cannot run it as it is written.

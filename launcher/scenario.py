@@ -382,21 +382,25 @@ def _composed(file: Mapping[str, Any], source: str) -> dict[str, Any]:  # Any: T
     composed = {**file, **peer}
     composed.pop("peer", None)
     for table, kind in (("compare", Compared), ("overlays", Overlay)):
-        if isinstance(file.get(table), list):
-            composed[table] = [_lifted(entry, kind) for entry in file[table]]
-    if "compare" in composed and "algorithms" not in composed:
+        if table in file:
+            composed[table] = [_lifted(entry, kind, source) for entry in _list(file[table])]
+    if composed.get("compare") and "algorithms" not in composed:
         composed["algorithms"] = [entry.get("name", "") for entry in composed["compare"]]
     return composed
 
 
-def _lifted(entry: Any, kind: type) -> Any:  # Any: TOML
+def _lifted(entry: Any, kind: type, source: str) -> dict[str, Any]:  # Any: TOML
     """An entry in which the keys of a peer are under `peer`."""
-    if not isinstance(entry, Mapping):
-        return entry
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("peer", {}), Mapping):
+        raise ConfigError(f"{source}: {entry!r} must be a table")
     known = {key.name for key in dataclasses.fields(kind)}
     own = {key: value for key, value in entry.items() if key in known}
     peer = {key: value for key, value in entry.items() if key not in known}
     return {**own, "peer": {**own.get("peer", {}), **peer}}
+
+
+def _list(value: Any) -> list[Any]:  # Any: TOML
+    return value if isinstance(value, list) else [value]
 
 
 def _check_overlay(where: str, peer: Mapping[str, Any], but: Sequence[str] = THE_SAME) -> None:

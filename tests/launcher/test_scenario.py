@@ -243,6 +243,8 @@ def test_some_peers_can_have_other_settings(written):
         ('[peer]\nlisten = "a:1"\n', "[peer]: listen is set by the lab for each peer"),
         ("rank = 1\n", "rank is set by the lab for each peer; leave it out"),
         ("peer = 1\n", "peer = 1 must be a table, [peer]"),
+        ("compare = 1\n", "1 must be a table"),
+        ("[[overlays]]\nranks = [1]\npeer = 3\n", "'peer': 3} must be a table"),
         ('[[compare]]\nname = "a/b"\n', "name = 'a/b' must be letters, digits"),
         ('[[compare]]\nname = "ad_psgd"\nseed = 1\n', "seed is the same for all peers"),
         (
