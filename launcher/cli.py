@@ -1,6 +1,7 @@
 """``p2plab``: run fleets of peers and compare algorithms.
 
-Only this module parses arguments. Exit codes::
+Only this module parses arguments. What a command needs is imported when it runs, torch only once a
+scenario is known to be right. Exit codes::
 
     0    success
     2    a mistake that the user can correct: one sentence, "error: ...", on standard error
@@ -8,40 +9,15 @@ Only this module parses arguments. Exit codes::
     130  Ctrl-C (143 after SIGTERM, 129 after SIGHUP); no peer is left behind
 """
 
-import fcntl
 import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, NoReturn
 
 import typer
-from rich.console import Console
-from rich.text import Text
 
-from launcher.backends import known_backends, load_backend
-from launcher.backends.base import Backend
-from launcher.backends.docker import clean as clean_docker
-from launcher.collect import Json
-from launcher.compare import print_comparison
-from launcher.compose import compose_file, to_yaml
-from launcher.evaluate import TaskEvaluator
-from launcher.harness.claims import do_all_hold
-from launcher.live import open_display
-from launcher.results import (
-    Finished,
-    folder_of,
-    present,
-    present_again,
-    print_beside,
-    why_it_ended,
-    write_down,
-)
-from launcher.run import run_scenario, seeded
-from launcher.scenario import LeftOut, Scenario, load_scenario, peer_names, with_changes
-from p2ptrain.errors import ConfigError, P2PTrainError
+from p2ptrain.errors import P2PTrainError
 
 USER_MISTAKE = 2
 CLAIM_DOES_NOT_HOLD = 3
@@ -75,41 +51,36 @@ def run(
     out: Annotated[
         Path | None, typer.Option(help="Folder of the results.", show_default="runs/NAME")
     ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A few steps of each peer: does it run?")
+    ] = False,
     check: Annotated[
         bool, typer.Option("--check", help="Exit with 3 if a claim does not hold.")
     ] = False,
 ) -> None:
     """Run each algorithm of a scenario and compare them; what is not given the scenario gives."""
-    place = load_backend(backend)
-    asked = tuple(name.strip() for name in algorithms.split(",") if name.strip())
-    whole = load_scenario(scenario)
-    names, without = _there(place, backend, whole, asked)
+    from launcher.backends import load_backend
+    from launcher.scenario import load_scenario, smallest, with_changes
+
+    asked = [name.strip() for name in algorithms.split(",") if name.strip()]
     chosen, left_out = with_changes(
-        whole, algorithms=names, peers=peers, seed=seed, samples=samples, gradients=gradients
+        load_scenario(scenario),
+        algorithms=asked,
+        peers=peers,
+        seed=seed,
+        samples=samples,
+        gradients=gradients,
     )
-    left_out += without
+    if quick:
+        chosen, too_long = smallest(chosen)
+        left_out += too_long
     chosen.check_algorithms()
-    place.check(chosen)
+    place = load_backend(backend)
+    from launcher.harness.claims import do_all_hold
+    from launcher.lab import run_lab  # torch
+
     folder = Path("runs", chosen.name) if out is None else out
-    with _prepared(folder):
-        console = Console(highlight=False)
-        write_down(chosen, folder)
-        by_seed: list[Finished] = []
-        why_partial = ""
-        try:
-            for one in seeded(chosen):
-                by_seed.append([])
-                place_of = folder_of(one, chosen, folder)
-                _carry_out(one, place, backend, place_of, console, by_seed[-1])
-        except BaseException as error:
-            why_partial = why_it_ended(error)
-            raise
-        finally:
-            if by_seed and by_seed[0]:
-                comparison, said = present(
-                    folder, chosen, by_seed, left_out, why_partial=why_partial
-                )
-                _report(console, by_seed[0], comparison, said, folder)
+    comparison = run_lab(chosen, left_out, place, backend, folder, were_asked=bool(asked))
     if check and not do_all_hold(comparison["claims"]):
         raise typer.Exit(CLAIM_DOES_NOT_HOLD)
 
@@ -119,9 +90,9 @@ def report_again(
     folder: Annotated[Path, typer.Argument(help="The folder of a run.")],
 ) -> None:
     """Make table, report and pictures of a run again, from its records."""
-    with _locked(folder):
-        _, finished, comparison, left_out = present_again(folder)
-    _report(Console(highlight=False), finished, comparison, left_out, folder)
+    from launcher.lab import report_lab  # torch
+
+    report_lab(folder)
 
 
 @app.command("compare")
@@ -130,7 +101,42 @@ def compare_runs(
     other: Annotated[Path, typer.Argument(help="The folder of another run.")],
 ) -> None:
     """Show the figures of two runs beside each other."""
-    print_beside(Console(highlight=False), (one, other))
+    from launcher.results import print_beside  # torch
+
+    print_beside((one, other))
+
+
+@app.command("list")
+def list_scenarios() -> None:
+    """List the bundled scenarios, each with what it shows."""
+    from launcher.scenario import bundled_scenarios, text_of
+
+    names = bundled_scenarios()
+    width = max(map(len, names))
+    for name in names:
+        print(f"{name:{width}}  {text_of(name)}")
+
+
+@app.command()
+def show(
+    scenario: Annotated[
+        str, typer.Argument(help="A .toml file, or the name of a bundled scenario.")
+    ],
+) -> None:
+    """Print a scenario with every value it has, also those that its file leaves out."""
+    from launcher.scenario import load_scenario
+
+    print(load_scenario(scenario).written(), end="")
+
+
+@app.command()
+def new(
+    name: Annotated[str, typer.Argument(help="Of the scenario; it is written to NAME.toml.")],
+) -> None:
+    """Write a scenario with comments, which runs, to begin with."""
+    from launcher.scenario import write_new
+
+    print(f"written: {write_new(name)}; try: p2plab run {name}.toml --quick")
 
 
 @app.command()
@@ -144,6 +150,9 @@ def compose(
     ] = None,
 ) -> None:
     """Print the Compose file with which `run --backend docker` starts the first algorithm."""
+    from launcher.compose import compose_file, to_yaml
+    from launcher.scenario import load_scenario, peer_names, with_changes
+
     chosen, _ = with_changes(load_scenario(scenario), peers=peers)
     folder = (Path("runs", chosen.name) if out is None else out) / chosen.algorithms[0]
     names = peer_names(chosen.peers)
@@ -153,91 +162,10 @@ def compose(
 @app.command()
 def clean() -> None:
     """Remove every container and network of the lab, those of a run in progress too."""
+    from launcher.backends.docker import clean as clean_docker
+
     removed = clean_docker()
     print(f"removed: {', '.join(removed)}" if removed else "nothing was left")
-
-
-def _there(
-    place: Backend, backend: str, scenario: Scenario, asked: Sequence[str]
-) -> tuple[tuple[str, ...], tuple[LeftOut, ...]]:
-    """The algorithms that `place` can run, and those of the scenario that it cannot run.
-
-    Raises:
-        ConfigError: if one of the latter was asked for explicitly, or none is left to run.
-    """
-    names = tuple(asked) or scenario.algorithms
-    reasons = {name: place.refusal(name) for name in names}
-    able = tuple(name for name in names if not reasons[name])
-    unable = tuple(LeftOut(name, f"{name} {why}") for name, why in reasons.items() if why)
-    if unable and (asked or not able):
-        there_are = ", ".join(known_backends())
-        raise ConfigError(f"{unable[0].why}; use another --backend than {backend!r} ({there_are})")
-    return able, unable
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Keep other commands from writing to the folder meanwhile.
-
-    Raises:
-        ConfigError: if it cannot be written to, or a run writes to it.
-    """
-    with ExitStack() as stack:
-        try:
-            lock = stack.enter_context((folder / ".lock").open("w"))
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            why = f"another run writes to {folder}; give this one another folder with --out"
-            raise ConfigError(why) from None
-        except OSError as error:
-            raise ConfigError(f"cannot write to {folder}: {error.strerror}") from error
-        yield
-
-
-@contextmanager
-def _prepared(folder: Path) -> Iterator[None]:
-    """Lock the folder for a run, and remove an earlier one's results: they are not of this run.
-
-    Raises:
-        ConfigError: if it cannot be written to, or another run writes to it.
-    """
-    with ExitStack() as stack:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(_locked(folder))
-            for name in ("comparison.json", "comparison.png", "report.html"):
-                (folder / name).unlink(missing_ok=True)
-        except OSError as error:
-            raise ConfigError(f"cannot write to {folder}: {error.strerror}") from error
-        yield
-
-
-def _carry_out(
-    scenario: Scenario,
-    backend: Backend,
-    name: str,
-    folder: Path,
-    console: Console,
-    finished: Finished,
-) -> None:
-    console.print(Text(f"{scenario.name}: {scenario.text}" if scenario.text else scenario.name))
-    evaluator = TaskEvaluator(scenario.task, scenario.seed, scenario.task_options)
-    with open_display(console) as display:
-        run_scenario(scenario, backend, name, folder, evaluator, display, finished)
-
-
-def _report(
-    console: Console,
-    finished: Finished,
-    comparison: Json,
-    left_out: Sequence[LeftOut],
-    folder: Path,
-) -> None:
-    for one, _ in finished:
-        for note in one.notes:
-            console.print(Text(f"{one.algorithm}: {note}", style="yellow"))
-    print_comparison(console, comparison, left_out)
-    console.print(Text(f"written: {folder}/report.html, comparison.json and more"))
 
 
 def main() -> NoReturn:

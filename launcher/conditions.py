@@ -124,8 +124,13 @@ class FaultConfig:
     never."""
 
     factor: float | None = None
+    """Of ``slow``: how many times as long a step takes."""
+
     rate: float | None = None
+    """Of ``drift``: seconds on the clock per second."""
+
     mbit_s: float | None = None
+    """Of ``throttle``: the rate at which the peer can still send."""
 
     def __post_init__(self) -> None:
         if not self.peers or min(self.peers) < 0:

@@ -23,9 +23,8 @@ from launcher.machine import describe_machine
 from launcher.plot import plot_comparison
 from launcher.report import write_report
 from launcher.run import Run, seeded
-from launcher.scenario import LeftOut, Scenario, metric_of, with_changes
+from launcher.scenario import LeftOut, Scenario, load_scenario, metric_of, with_changes
 from p2ptrain.compute.replica import Vector
-from p2ptrain.config import load_toml, to_toml
 from p2ptrain.errors import ConfigError, P2PTrainError
 
 Finished = list[tuple[Run, Json]]
@@ -54,7 +53,7 @@ def write_down(scenario: Scenario, folder: Path) -> None:
         for algorithm in scenario.algorithms:
             summary = folder_of(one, scenario, folder) / algorithm / "summary.json"
             summary.unlink(missing_ok=True)
-    (folder / "scenario.toml").write_text(to_toml(scenario), encoding="utf-8")
+    (folder / "scenario.toml").write_text(scenario.written(), encoding="utf-8")
 
 
 def why_it_ended(error: BaseException) -> str:
@@ -119,7 +118,7 @@ def present_again(folder: Path) -> tuple[Scenario, Finished, Json, tuple[LeftOut
     """
     if not (folder / "scenario.toml").exists():
         raise ConfigError(f"{folder} holds no run: there is no scenario.toml in it")
-    scenario = load_toml(Scenario, folder / "scenario.toml")
+    scenario = load_scenario(str(folder / "scenario.toml"))
     by_seed = [_read_seed(one, folder_of(one, scenario, folder)) for one in seeded(scenario)]
     if not by_seed[0]:
         raise ConfigError(f"{folder} holds no results: no algorithm has a summary.json yet")
@@ -183,12 +182,13 @@ class _NoEvaluator:
         raise NotImplementedError
 
 
-def print_beside(console: Console, folders: Sequence[Path]) -> None:
+def print_beside(folders: Sequence[Path]) -> None:
     """Print the figures of two runs beside each other, algorithm by algorithm.
 
     Raises:
         ConfigError: if a folder holds no comparison, or both have no algorithm in common.
     """
+    console = Console(highlight=False)
     first, second = (_comparison(folder) for folder in folders)
     rows = {row["algorithm"]: row for row in second["rows"]}
     common = [row for row in first["rows"] if row["algorithm"] in rows]

@@ -32,6 +32,9 @@ from p2ptrain.ids import Seconds
 LATE_S: Seconds = 30.0
 """The most time between the end of the first peer and that of the last."""
 
+EQUAL = 0.02
+"""Runs whose samples differ by no more than this share, or one batch of each peer, are equal."""
+
 GRACE_S: Seconds = 8.0
 """The time for a peer to leave: one slow step, and its goodbye."""
 
@@ -116,6 +119,7 @@ class Run:
         self._check_somebody_ended()
         self._facts = fleet.facts()
         self._note_what_did_not_come()
+        self._note_unequal_samples()
         self.curve.finish()
         self.is_over = True
         watch(self)
@@ -189,6 +193,13 @@ class Run:
                 self.notes.append(f"{fault} of {names} at {when} found nobody there")
             elif instance.began is None:
                 self.notes.append(f"{fault} of {names} at {when} did not come before the end")
+
+    def _note_unequal_samples(self) -> None:
+        """Its figures would be compared with those of runs that ended where they were to."""
+        asked, done = self.scenario.stop.samples, self.samples
+        batches = self.scenario.peers * self.scenario.training.batch_size
+        if asked and done - asked > max(EQUAL * asked, batches):
+            self.notes.append(f"trained {done:,} samples where {asked:,} were asked for")
 
     def _must_end(self) -> bool:
         running = [status.name for status in self.statuses if status.state == "running"]
@@ -264,6 +275,6 @@ def run_scenario(
 ) -> None:
     """Run every algorithm of a scenario, one after the other; each ends up in `finished`."""
     for algorithm in scenario.algorithms:
-        run = Run(scenario, algorithm, out / algorithm, evaluator)
+        run = Run(scenario, algorithm, out / algorithm.replace(" ", "_"), evaluator)
         run.execute(backend, display.show)
         finished.append((run, run.save(backend_name)))

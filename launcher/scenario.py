@@ -1,32 +1,48 @@
 """Define a scenario: one experiment in a file, so that anyone can repeat it.
 
-It states the task, the peers, the stragglers, the end, the algorithms to compare, and claims about
-the result. It is a TOML file (`launcher/scenarios` holds those that come with the package)::
+A scenario is the configuration of its peers, every key that a peer's file may have, and what the
+lab adds: how many peers there are, which algorithms are compared, under which conditions, and
+claims about the result. It is a TOML file (`launcher/scenarios` holds those that come with the
+package; ``docs/scenario-reference.md`` lists every key)::
 
     name = "one_slow"
     text = "Four peers, one of them four times slower"
-    task = "digits"
     peers = 4
     algorithms = ["allreduce", "ad_psgd"]     # the first is what the others are compared with
 
-    [task_options]                            # the task's own options
-    [training]                                # p2ptrain.compute.training.TrainingConfig
-    [pace]                                    # p2ptrain.compute.step_timing.StepTiming
+    [peer]                                    # any key of a peer; may also stand at the top
+    task = "digits"
+    [peer.pace]
+    min_step_ms = 60
+    [peer.exchange]
+    codec = "bf16"
+
+    [options.ad_psgd]                         # an algorithm's own options
+    [[compare]]                               # or: a row with settings of its own
+    name = "ad_psgd int8"
+    algorithm = "ad_psgd"
+    options = { graph = "ring" }
+    [compare.exchange]                        # any key of a peer
+    codec = "int8"
+
+    [[overlays]]                              # other settings of some peers
+    ranks = [3]
+    [overlays.pace]
+    min_step_ms = 240
+
     [link]                                    # links between peers; not for processes
     [machines]                                # which peers share an uplink; for simulations
     [[devices]]                               # resources of peers; for containers
     [[faults]]                                # faults of peers, and when
     [stop]                                    # samples of the whole swarm, or seconds
     [target]                                  # the goal of the consensus model
-    [options.ad_psgd]                         # the algorithm's own options
     [[claims]]                                # sentences that a run can refute
 
-A scenario applies to all of its algorithms alike: same seed, same data, same delays, same end. With
-``seeds = 5`` each runs with that many seeds, one after the other, and figures are means.
+All algorithms have the same seed, data, delays and end. With ``seeds = 5`` each runs with that many
+seeds, one after the other, and figures are means.
 """
 
 import dataclasses
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,13 +52,13 @@ from launcher.conditions import DeviceConfig, FaultConfig, LinkConfig, MachinesC
 from launcher.consensus import Target
 from launcher.external_baselines import check_algorithm
 from launcher.harness.claims import Claim
-from p2ptrain.compute.step_timing import StepTiming
-from p2ptrain.compute.training import TrainingConfig
-from p2ptrain.config import RunConfig, StopConfig, load_toml
+from p2ptrain import named
+from p2ptrain.config import RunConfig, StopConfig, changed, from_mapping, read_toml, to_toml
 from p2ptrain.errors import ConfigError
 from p2ptrain.ids import Seconds
 
 BUNDLED = Path(__file__).parent / "scenarios"
+TEMPLATE = Path(__file__).parent / "new_scenario.toml"
 
 METRICS = (
     "samples_per_s",
@@ -66,28 +82,90 @@ fraction of class 3 that was found."""
 RECALL = "final.recall."
 
 
+BY_THE_LAB = (
+    *("rank", "together", "listen", "advertise", "advertise_ip", "join", "discover", "out"),
+    *("algorithm", "algorithm_options"),
+)
+"""Keys of a peer that the lab sets for each peer of a run."""
+
+THE_SAME = ("name", "peers", "seed", "task", "task_options", "stop", *BY_THE_LAB)
+"""Keys of a peer in which neither algorithms nor peers may differ."""
+
+
+_ANY_PEER = RunConfig()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scenario:
-    """One experiment; the same for every algorithm in it."""
+class Compared:
+    """An algorithm under a name and with settings of its own."""
 
     name: str
+    """Of the row, and of the folder of its results."""
+
+    algorithm: str = ""
+    """Empty: that of `name`."""
+
+    options: dict[str, Any] = field(default_factory=dict)  # Any: the algorithm's own
+    """Of the algorithm, beside those under ``[options]``."""
+
+    peer: dict[str, Any] = field(default_factory=dict)  # Any: keys of a peer
+    """Other settings of its peers: any key of a peer. They may stand in the entry itself."""
+
+    def __post_init__(self) -> None:
+        if not self.name or not all(c.isalnum() or c in " _-.:+" for c in self.name):
+            raise ConfigError(
+                f"[[compare]] name = {self.name!r} must be letters, digits, spaces, and any of "
+                "_-.:+; it names a folder"
+            )
+        _check_overlay(f"[[compare]] {self.name!r}", self.peer)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overlay:
+    """Other settings of some peers, whatever the algorithm."""
+
+    ranks: tuple[int, ...]
+    """From 0."""
+
+    peer: dict[str, Any] = field(default_factory=dict)  # Any: keys of a peer
+    """Any key of a peer. They may stand in the entry itself."""
+
+    def __post_init__(self) -> None:
+        if not self.ranks or min(self.ranks) < 0:
+            raise ConfigError(f"[[overlays]] ranks = {list(self.ranks)} must be ranks, from 0")
+        _check_overlay(str(self), self.peer)
+
+    def __str__(self) -> str:
+        """Format for the beginning of a sentence."""
+        return f"[[overlays]] of ranks {list(self.ranks)}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario(RunConfig):
+    """One experiment: the configuration of its peers, and what the lab adds."""
+
+    name: str
+    """Letters, digits, - and _; it names the folder of the results."""
+
     text: str = ""
-    task: str = "digits"
-    task_options: dict[str, Any] = field(default_factory=dict)  # Any: a task's own
+    """What it shows, in a sentence."""
+
     peers: int = 4
-    seed: int = 0
+    """How many peers; their ranks are 0 to ``peers - 1``."""
+
     seeds: int = 1
     """How many seeds, from `seed` on, every algorithm runs with. Figures are the means of all;
     pictures and reports show the first."""
 
     algorithms: tuple[str, ...] = ("allreduce", "ad_psgd")
-    options: dict[str, dict[str, Any]] = field(default_factory=dict)  # Any: an algorithm's own
-    average_momentum: bool = False
-    """As a peer's; see `PeerConfig`."""
+    """What is compared, by name; the first is what the others are compared with. By default the
+    names of ``[[compare]]``, if there are any."""
 
-    training: TrainingConfig = field(default_factory=TrainingConfig)
-    pace: StepTiming = field(default_factory=StepTiming)
-    stop: StopConfig = field(default_factory=StopConfig)
+    options: dict[str, dict[str, Any]] = field(default_factory=dict)  # Any: an algorithm's own
+    """An algorithm's own options, by its name; `docs/algorithms` lists them."""
+
+    compare: tuple[Compared, ...] = ()
+    overlays: tuple[Overlay, ...] = ()
     target: Target = field(default_factory=Target)
     link: LinkConfig | None = None
     """None: the real network; in a simulation, the defaults of `LinkConfig`."""
@@ -104,18 +182,16 @@ class Scenario:
 
     claims: tuple[Claim, ...] = ()
 
-    snapshot_every_s: Seconds = 0.5
-    """How often a peer writes its model down; also the resolution of time_to_target_s. Too short:
-    the writing itself slows the peers."""
-
     limit_s: Seconds = 600.0
     """A run that takes longer than this and `stop.seconds` together is ended, and the peers that
     did not end are named. Too short: healthy runs on a busy machine are cut off."""
 
     def __post_init__(self) -> None:
         _check_name(self.name)
-        if self.peers < 1:
-            raise ConfigError(f"peers = {self.peers} must be 1 or more")
+        RunConfig.__post_init__(self)
+        for key in BY_THE_LAB:
+            if getattr(self, key) != getattr(_ANY_PEER, key):
+                raise ConfigError(f"{key} is set by the lab for each peer; leave it out")
         if self.seeds < 1:
             raise ConfigError(f"seeds = {self.seeds} must be 1 or more")
         if not self.algorithms or len(set(self.algorithms)) != len(self.algorithms):
@@ -126,20 +202,23 @@ class Scenario:
             raise ConfigError(
                 "stop: give samples, seconds or both; without one the run would not end"
             )
-        if self.snapshot_every_s <= 0:
-            raise ConfigError(f"snapshot_every_s = {self.snapshot_every_s} must be above 0")
-        self.pace.check(self.peers)
         for fault in self.faults:
             self._check_ranks(str(fault), fault.peers)
         for device in self.devices:
             self._check_ranks("devices", device.peers)
+        for overlay in self.overlays:
+            self._check_ranks("overlays", overlay.ranks)
         if 0 in self.late:
             raise ConfigError("fault 'join': peer 0 is the first, and cannot come later")
-        self.training.check(self.stop.samples)
+        for one in self.compare:
+            self._check_is_compared(one.name, "[[compare]]")
+        kinds = [self.settings_of(name).algorithm for name in self.algorithms]
         for name in self.options:
-            self._check_is_compared(name, f"[options.{name}]")
+            self._check_is_compared(name, f"[options.{name}]", kinds)
         for claim in self.claims:
             self._check_claim(claim)
+        for name in self.algorithms:
+            self.configs(name, Path())  # so that a wrong overlay is found now
 
     def _check_ranks(self, what: str, ranks: tuple[int, ...]) -> None:
         if max(ranks) >= self.peers:
@@ -159,8 +238,8 @@ class Scenario:
                 f"claim {claim.text!r} needs a target: set accuracy or loss under [target]"
             )
 
-    def _check_is_compared(self, name: str, where: str) -> None:
-        if name not in self.algorithms:
+    def _check_is_compared(self, name: str, where: str, others: Sequence[str] = ()) -> None:
+        if name not in (*self.algorithms, *others):
             advice = suggestion(name, self.algorithms)
             raise ConfigError(
                 f"{where}: {name!r} is not among this scenario's algorithms; {advice}"
@@ -171,6 +250,13 @@ class Scenario:
         """The ranks that are absent at the start."""
         return frozenset(rank for f in self.faults if f.kind == "join" for rank in f.peers)
 
+    def settings_of(self, name: str) -> Compared:
+        """The algorithm behind a name, with all of its options and settings."""
+        one = next((one for one in self.compare if one.name == name), Compared(name=name))
+        algorithm = one.algorithm or name
+        options = {**self.options.get(algorithm, {}), **one.options}
+        return dataclasses.replace(one, algorithm=algorithm, options=options)
+
     def check_algorithms(self) -> None:
         """Load every algorithm with its options, so that a mistake is found before anything starts.
 
@@ -178,31 +264,36 @@ class Scenario:
             ConfigError: listing the algorithms or the options there are.
         """
         for name in self.algorithms:
-            check_algorithm(name, self.options.get(name, {}), self.peers)
+            one = self.settings_of(name)
+            check_algorithm(one.algorithm, one.options, self.peers)
 
-    def configs(self, algorithm: str, folder: Path) -> tuple[RunConfig, ...]:
+    def configs(self, name: str, folder: Path) -> tuple[RunConfig, ...]:
         """One configuration per peer, without addresses; their files go to `folder`."""
-        shared = RunConfig(
-            name="",
-            task=self.task,
-            task_options=self.task_options,
-            algorithm=algorithm,
-            algorithm_options=self.options.get(algorithm, {}),
-            seed=self.seed,
-            peers=self.peers,
-            together=self.peers - len(self.late),
-            join_timeout_s=30.0 + 10.0 * self.peers,  # all import torch at the same time
-            out=str(folder.resolve()),
-            snapshot_every_s=self.snapshot_every_s,
-            average_momentum=self.average_momentum,
-            training=self.training,
-            pace=self.pace,
-            stop=self.stop,
-        )
-        names = peer_names(self.peers)
-        return tuple(
-            dataclasses.replace(shared, name=name, rank=rank) for rank, name in enumerate(names)
-        )
+        one = self.settings_of(name)
+        values = {key.name: getattr(self, key.name) for key in dataclasses.fields(RunConfig)}
+        values |= {
+            "name": "",
+            "algorithm": one.algorithm,
+            "algorithm_options": one.options,
+            "together": self.peers - len(self.late),
+            "join_timeout_s": max(
+                self.join_timeout_s, 30.0 + 10.0 * self.peers
+            ),  # all import torch
+            "out": str(folder.resolve()),
+        }
+        shared = changed(RunConfig(**values), one.peer, f"[[compare]] {one.name!r}")
+        configs = [
+            dataclasses.replace(shared, name=peer, rank=rank)
+            for rank, peer in enumerate(peer_names(self.peers))
+        ]
+        for overlay in self.overlays:
+            for rank in overlay.ranks:
+                configs[rank] = changed(configs[rank], overlay.peer, str(overlay))
+        return tuple(configs)
+
+    def written(self) -> str:
+        """Every value as TOML, which `load_scenario` reads back."""
+        return to_toml(self, without=BY_THE_LAB)
 
 
 def peer_names(peers: int) -> tuple[str, ...]:
@@ -218,12 +309,63 @@ def load_scenario(reference: str) -> Scenario:
         ConfigError: if there is none, or it cannot work.
     """
     path = Path(reference)
-    if path.suffix == ".toml" or path.exists():
-        return load_toml(Scenario, path)
-    if reference not in bundled_scenarios():
-        there_are = ", ".join(bundled_scenarios())
-        raise ConfigError(f"no scenario {reference!r}; give a .toml file or one of: {there_are}")
-    return load_toml(Scenario, BUNDLED / f"{reference}.toml")
+    if path.suffix != ".toml" and not path.exists():
+        if reference not in bundled_scenarios():
+            there_are = ", ".join(bundled_scenarios())
+            raise ConfigError(
+                f"no scenario {reference!r}; give a .toml file or one of: {there_are}"
+            )
+        path = BUNDLED / f"{reference}.toml"
+    return from_mapping(Scenario, _composed(read_toml(path), str(path)), str(path))
+
+
+def _composed(file: Mapping[str, Any], source: str) -> dict[str, Any]:  # Any: TOML
+    """A file's tables as a scenario has them: keys of peers at the top, or in `peer` of an entry.
+
+    Raises:
+        ConfigError: if a key stands in two places, or ``[peer]`` is no table of keys of a peer.
+    """
+    peer = file.get("peer", {})
+    if not isinstance(peer, Mapping):
+        raise ConfigError(f"{source}: peer = {peer!r} must be a table, [peer]")
+    _check_overlay(f"{source}: [peer]", peer, but=("name", *BY_THE_LAB))
+    twice = sorted(file.keys() & peer.keys())
+    if twice:
+        raise ConfigError(f"{source}: {twice[0]!r} stands under [peer] and at the top; give one")
+    composed = {**file, **peer}
+    composed.pop("peer", None)
+    for table, kind in (("compare", Compared), ("overlays", Overlay)):
+        if table in file:
+            composed[table] = [_lifted(entry, kind, source) for entry in _list(file[table])]
+    if composed.get("compare") and "algorithms" not in composed:
+        composed["algorithms"] = [entry.get("name", "") for entry in composed["compare"]]
+    return composed
+
+
+def _lifted(entry: Any, kind: type, source: str) -> dict[str, Any]:  # Any: TOML
+    """An entry in which the keys of a peer are under `peer`."""
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("peer", {}), Mapping):
+        raise ConfigError(f"{source}: {entry!r} must be a table")
+    known = {key.name for key in dataclasses.fields(kind)}
+    own = {key: value for key, value in entry.items() if key in known}
+    peer = {key: value for key, value in entry.items() if key not in known}
+    return {**own, "peer": {**own.get("peer", {}), **peer}}
+
+
+def _list(value: Any) -> list[Any]:  # Any: TOML
+    return value if isinstance(value, list) else [value]
+
+
+def _check_overlay(where: str, peer: Mapping[str, Any], but: Sequence[str] = THE_SAME) -> None:
+    """Refuse keys that no peer has, and those that the lab sets, or that are the same for all."""
+    known = [key.name for key in dataclasses.fields(RunConfig) if key.name not in but]
+    for key in peer:
+        if key in BY_THE_LAB:
+            raise ConfigError(f"{where}: {key} is set by the lab for each peer; leave it out")
+        if key in but:
+            raise ConfigError(f"{where}: {key} is the same for all peers; write it at the top")
+        if key not in known:
+            raise ConfigError(f"{where}: unknown key {key!r}; {suggestion(key, known)}")
 
 
 def bundled_scenarios() -> tuple[str, ...]:
@@ -232,12 +374,38 @@ def bundled_scenarios() -> tuple[str, ...]:
     return tuple(sorted(path.as_posix() for path in found))
 
 
+def text_of(name: str) -> str:
+    """What a bundled scenario shows, by its own words."""
+    return str(read_toml(BUNDLED / f"{name}.toml").get("text", ""))
+
+
+def write_new(name: str) -> Path:
+    """Write a commented scenario to ``NAME.toml`` in this folder.
+
+    Raises:
+        ConfigError: if the name is none for a scenario, or the file is there.
+    """
+    _check_name(name)
+    path = Path(f"{name}.toml")
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(TEMPLATE.read_text(encoding="utf-8").replace("NAME", name))
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
+    return path
+
+
 @dataclass(frozen=True, slots=True)
 class LeftOut:
     """A part of a scenario that a run leaves out, and why."""
 
     what: str
     why: str
+
+
+QUICK_PEERS, QUICK_STEPS, QUICK_STEP_MS = 16, 4, 10
+"""With ``--quick``: at most so many peers, and so many steps of each, which last so long if the
+scenario does not say how long."""
 
 
 def with_changes(
@@ -256,18 +424,50 @@ def with_changes(
     """
     chosen = tuple(algorithms) or scenario.algorithms
     trains = gradients and scenario.gradients
-    reasons = {claim: _why_not(claim, chosen, trains) for claim in scenario.claims}
-    changed = dataclasses.replace(
+    kinds = {scenario.settings_of(name).algorithm for name in chosen}
+    count = scenario.peers if peers is None else peers
+    other = "" if count == scenario.peers else _of_other_peers(scenario, count)
+    reasons = {claim: _why_not(claim, chosen, trains) or other for claim in scenario.claims}
+    altered = dataclasses.replace(
         scenario,
+        text=other or scenario.text,
         algorithms=chosen,
-        options={name: value for name, value in scenario.options.items() if name in chosen},
+        compare=tuple(one for one in scenario.compare if one.name in chosen),
+        options={name: own for name, own in scenario.options.items() if name in kinds},
         claims=tuple(claim for claim, why in reasons.items() if not why),
         gradients=trains,
-        peers=scenario.peers if peers is None else peers,
+        peers=count,
         seed=scenario.seed if seed is None else seed,
         stop=scenario.stop if samples is None else StopConfig(samples=samples),
     )
-    return changed, tuple(LeftOut(claim.text, why) for claim, why in reasons.items() if why)
+    return altered, tuple(LeftOut(claim.text, why) for claim, why in reasons.items() if why)
+
+
+def smallest(scenario: Scenario) -> tuple[Scenario, tuple[LeftOut, ...]]:
+    """The smallest form of a scenario, which shows that it runs, and what is left out of it."""
+    peers = min(scenario.peers, QUICK_PEERS)
+    training, pace = scenario.training, scenario.pace
+    samples = QUICK_STEPS * peers * training.batch_size
+    warmup = min(training.warmup_samples, samples // 2)
+    step_ms = pace.min_step_ms if pace.is_priced else QUICK_STEP_MS
+    small = dataclasses.replace(
+        scenario,
+        peers=peers,
+        seeds=1,
+        training=dataclasses.replace(training, warmup_samples=warmup),
+        pace=dataclasses.replace(pace, min_step_ms=step_ms),
+        stop=StopConfig(samples=samples),
+        devices=(),
+        faults=(),
+        claims=(),
+    )
+    left_out = [f"[[devices]] of {list(device.peers)}" for device in scenario.devices]
+    left_out += [str(fault) for fault in scenario.faults] + [one.text for one in scenario.claims]
+    return small, tuple(LeftOut(what, "--quick is too short for it") for what in left_out)
+
+
+def _of_other_peers(scenario: Scenario, count: int) -> str:
+    return f"{scenario.name} is written for {scenario.peers} peers, and this is a run of {count}"
 
 
 def _why_not(claim: Claim, algorithms: Sequence[str], trains: bool) -> str:
@@ -279,8 +479,7 @@ def _why_not(claim: Claim, algorithms: Sequence[str], trains: bool) -> str:
 
 def suggestion(wrong: str, known: Sequence[str]) -> str:
     """``did you mean 'x'?``, or the list of known names."""
-    near = difflib.get_close_matches(wrong, known, n=1, cutoff=0.5)
-    return f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(known)}"
+    return named.suggestion(wrong, known) or f"there are: {', '.join(known)}"
 
 
 def metric_of(row: Mapping[str, Any], metric: str) -> float | None:

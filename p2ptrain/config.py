@@ -11,7 +11,7 @@ import json
 import tomllib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from p2ptrain.compute.step_timing import StepTiming
-from p2ptrain.compute.training import TrainingConfig
+from p2ptrain.compute.training_config import TrainingConfig
 from p2ptrain.errors import CodecError, ConfigError
 from p2ptrain.named import suggestion
 from p2ptrain.net import wire
@@ -36,6 +36,7 @@ class RunConfig(PeerConfig):
     """A file of `p2ptrain/compute/tasks`, or ``package.module:function``."""
 
     task_options: dict[str, Any] = field(default_factory=dict)  # Any: the task checks
+    """The task's own; `docs/tasks.md` lists them."""
 
     rank: int = 0
     """Place among `peers`, from 0: which shard of the data is this peer's, and how it is paced."""
@@ -73,7 +74,15 @@ class RunConfig(PeerConfig):
             raise ConfigError(f"discover = {error}") from error
 
 
-__all__ = ["RunConfig", "StopConfig", "from_mapping", "load_toml", "read_toml", "to_toml"]
+__all__ = [
+    "RunConfig",
+    "StopConfig",
+    "changed",
+    "from_mapping",
+    "load_toml",
+    "read_toml",
+    "to_toml",
+]
 
 
 def load_toml(kind: type[T], path: Path) -> T:
@@ -117,11 +126,31 @@ def from_mapping(kind: type[T], mapping: Mapping[str, Any], source: str) -> T:
         ) from error
 
 
-def to_toml(value: object) -> str:
+def to_toml(value: object, without: Collection[str] = ()) -> str:
     """Write a configuration dataclass as TOML that `load_toml` reads back; None is left out."""
     assert dataclasses.is_dataclass(value)
     assert not isinstance(value, type)
-    return "\n".join(_toml_lines(dataclasses.asdict(value), "")) + "\n"
+    table = {key: item for key, item in dataclasses.asdict(value).items() if key not in without}
+    return "\n".join(_toml_lines(table, "")) + "\n"
+
+
+def changed(config: T, changes: Mapping[str, Any], source: str) -> T:
+    """The configuration with other values; in `changes` a table has only the keys that differ.
+
+    Raises:
+        ConfigError: as `from_mapping`.
+    """
+    assert dataclasses.is_dataclass(config)
+    assert not isinstance(config, type)
+    return from_mapping(type(config), _merged(dataclasses.asdict(config), changes), source)
+
+
+def _merged(table: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    merged = {**table, **changes}
+    for key, value in changes.items():
+        if isinstance(value, Mapping) and isinstance(table.get(key), Mapping):
+            merged[key] = _merged(table[key], value)
+    return merged
 
 
 def _toml_lines(table: Mapping[str, Any], prefix: str) -> list[str]:

@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from p2ptrain.compute.step_timing import StepTiming, Straggler
-from p2ptrain.compute.training import TrainingConfig
+from p2ptrain.compute.training_config import TrainingConfig
 from p2ptrain.config import RunConfig, from_mapping, load_toml, read_toml, to_toml
 from p2ptrain.core.adaptive_timeout import MembershipConfig
 from p2ptrain.core.lock_state import LockConfig

@@ -1,16 +1,30 @@
 """Find the backends, the places where peers can run, by name."""
 
+from collections.abc import Callable
+
 from launcher.backends.base import Backend
-from launcher.backends.docker import DockerBackend
-from launcher.backends.process import ProcessBackend
-from launcher.backends.sim import SimBackend
 from p2ptrain.errors import ConfigError
 
-_BACKENDS: dict[str, type[Backend]] = {
-    "process": ProcessBackend,
-    "docker": DockerBackend,
-    "sim": SimBackend,
-}
+
+def _process() -> Backend:
+    from launcher.backends.process import ProcessBackend
+
+    return ProcessBackend()
+
+
+def _docker() -> Backend:
+    from launcher.backends.docker import DockerBackend
+
+    return DockerBackend()
+
+
+def _sim() -> Backend:
+    from launcher.backends.sim import SimBackend  # torch takes seconds to import
+
+    return SimBackend()
+
+
+_BACKENDS: dict[str, Callable[[], Backend]] = {"process": _process, "docker": _docker, "sim": _sim}
 
 
 def known_backends() -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from launcher.faults import FaultInstance
-from launcher.scenario import Scenario
+from launcher.scenario import LeftOut, Scenario
 from p2ptrain.config import RunConfig
 from p2ptrain.errors import P2PTrainError
 from p2ptrain.ids import Seconds
@@ -97,8 +97,8 @@ class Backend(Protocol):
         """Why it cannot run `algorithm`, as the end of a sentence; empty if it can."""
         ...
 
-    def check(self, scenario: Scenario) -> None:
-        """Refuse a scenario that this backend cannot run as it is written.
+    def check(self, scenario: Scenario) -> Sequence[LeftOut]:
+        """Refuse a scenario that this backend cannot run as it is written; say what has no effect.
 
         Raises:
             ConfigError: naming what is not supported, and which backend supports it.

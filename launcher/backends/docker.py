@@ -39,7 +39,7 @@ from launcher.compose import IMAGE, LABEL, PORT, RESULTS, compose_file, to_yaml
 from launcher.conditions import LinkConfig
 from launcher.external_baselines import EXTERNAL_BASELINES, PRICES
 from launcher.faults import FaultInstance
-from launcher.scenario import Scenario
+from launcher.scenario import LeftOut, Scenario
 from p2ptrain.config import RunConfig
 from p2ptrain.errors import ConfigError
 from p2ptrain.ids import Seconds
@@ -76,7 +76,7 @@ class DockerBackend:
             return "is a price, and can only be simulated"
         return "has no image to run in containers" if algorithm in EXTERNAL_BASELINES else ""
 
-    def check(self, scenario: Scenario) -> None:
+    def check(self, scenario: Scenario) -> Sequence[LeftOut]:
         """Refuse what containers do not support; see `launcher.backends.base.Backend`."""
         if not scenario.gradients:
             raise ConfigError(
@@ -93,6 +93,7 @@ class DockerBackend:
         why = engine_trouble()
         if why:
             raise ConfigError(why)
+        return ()
 
     def start(self, scenario: Scenario, configs: Sequence[RunConfig]) -> Fleet:
         """Create and start the containers of a run; see `launcher.backends.base.Backend`."""

@@ -36,7 +36,7 @@ from launcher.backends.peer_process import RealFleet, last_words, refuse_faults
 from launcher.external_baselines import EXTERNAL_BASELINES, PRICES
 from launcher.faults import FaultInstance
 from launcher.machine import COPYING
-from launcher.scenario import Scenario
+from launcher.scenario import LeftOut, Scenario
 from p2ptrain.config import RunConfig
 from p2ptrain.errors import ConfigError
 from p2ptrain.ids import Seconds
@@ -67,7 +67,7 @@ class ProcessBackend:
         """Prices have no processes."""
         return "is a price, and can only be simulated" if algorithm in PRICES else ""
 
-    def check(self, scenario: Scenario) -> None:
+    def check(self, scenario: Scenario) -> Sequence[LeftOut]:
         """Refuse what only a simulation can do; see `launcher.backends.base.Backend`."""
         if scenario.link is not None:
             raise ConfigError(
@@ -92,10 +92,15 @@ class ProcessBackend:
                 f"{scenario.name} is to run without gradients, but processes compute what they "
                 "train on; use --backend sim"
             )
+        return ()
 
     def _check_cables(self, scenario: Scenario) -> None:
         """Raises ConfigError if this machine cannot have cables."""
-        baselines = [name for name in scenario.algorithms if name in EXTERNAL_BASELINES]
+        baselines = [
+            name
+            for name in scenario.algorithms
+            if scenario.settings_of(name).algorithm in EXTERNAL_BASELINES
+        ]
         if baselines:
             raise ConfigError(
                 f"{scenario.name}: {baselines[0]} opens connections of its own, which no fault of "

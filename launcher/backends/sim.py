@@ -24,7 +24,7 @@ from launcher.backends.ring import SPEC, ring_s
 from launcher.conditions import FaultConfig, LinkConfig
 from launcher.external_baselines import EXTERNAL_BASELINES, PRICES
 from launcher.faults import FaultInstance, left_of
-from launcher.scenario import Scenario
+from launcher.scenario import LeftOut, Scenario
 from p2ptrain.compute.tasks import Task, load_task
 from p2ptrain.compute.torch_replica import TorchReplica
 from p2ptrain.compute.training import Learner, build_optimizer, threads
@@ -32,6 +32,7 @@ from p2ptrain.config import RunConfig
 from p2ptrain.console.training import data_seed
 from p2ptrain.errors import ConfigError, InvariantViolation, P2PTrainError
 from p2ptrain.ids import Address, PeerId, Seconds
+from p2ptrain.net.grpc_config import GrpcConfig
 from p2ptrain.runtime.metrics import Metrics, TeeMetrics
 from p2ptrain.sim.compute import (
     STANDS_FOR,
@@ -65,7 +66,7 @@ class SimBackend:
         """External baselines are separate programs."""
         return "cannot be simulated" if algorithm in EXTERNAL_BASELINES else ""
 
-    def check(self, scenario: Scenario) -> None:
+    def check(self, scenario: Scenario) -> Sequence[LeftOut]:
         """Refuse steps without a price; see `launcher.backends.base.Backend`."""
         if not scenario.pace.is_priced:
             raise ConfigError(
@@ -79,6 +80,11 @@ class SimBackend:
                     f"{scenario.name}: a simulation has no processors and no memory to divide; "
                     "say with pace.stragglers who is slow, or use --backend docker"
                 )
+        ways = {scenario.configs(name, Path())[0].network.data for name in scenario.algorithms}
+        return tuple(
+            LeftOut(f"network.data = {way!r}", "a simulation prices no transport, only the [link]")
+            for way in sorted(ways - {GrpcConfig().data})
+        )
 
     def start(self, scenario: Scenario, configs: Sequence[RunConfig]) -> Fleet:
         """Build a world of one peer per configuration."""
@@ -368,11 +374,11 @@ def _learning(task: Task, config: RunConfig, metrics: Metrics, number: int) -> L
 def _pricing(task: Task, config: RunConfig) -> Train:
     """Makes peers whose steps are only priced, for a model as large as the task's."""
     size = _model_size(task, config)
-    exchange = priced_exchange(config.exchange)
 
     def make(config: RunConfig, metrics: Metrics, number: int) -> LivingPeer:
         replica = priced_replica(size)
         trainee = Trainee(replica, PricedWork(config.training.batch_size), replica.descend)
+        exchange = priced_exchange(config.exchange)
         config = dataclasses.replace(config, exchange=exchange, out="")  # no model to write
         to = PricedMetrics(metrics, size)
         return LivingPeer(config, trainee, config.pace, config.rank, to, number)

@@ -43,9 +43,9 @@ from launcher.live import open_display
 from launcher.machine import describe_machine
 from launcher.report import write_report
 from launcher.run import Run
-from launcher.scenario import Scenario
+from launcher.scenario import LeftOut, Scenario
 from p2ptrain.compute.step_timing import StepTiming
-from p2ptrain.compute.training import TrainingConfig
+from p2ptrain.compute.training_config import TrainingConfig
 from p2ptrain.config import RunConfig, StopConfig
 from p2ptrain.errors import ConfigError
 from p2ptrain.ids import Seconds
@@ -114,9 +114,9 @@ class Watcher:
         """Forwarded to the backend."""
         return self._backend.refusal(algorithm)
 
-    def check(self, scenario: Scenario) -> None:
+    def check(self, scenario: Scenario) -> Sequence[LeftOut]:
         """Forwarded to the backend."""
-        self._backend.check(scenario)
+        return self._backend.check(scenario)
 
     def start(self, scenario: Scenario, configs: Sequence[RunConfig]) -> Fleet:
         """Forwarded to the backend."""

@@ -26,18 +26,31 @@ class Claim:
     """
 
     text: str
+    """The sentence."""
+
     metric: str
+    """A figure of a row in the comparison; a dot leads into an object."""
+
     of: str
+    """The algorithm that it is about."""
+
     over: str | None = None
+    """Its ratio to the figure of this algorithm counts."""
+
     minus: str | None = None
+    """By how much it is above the figure of this algorithm counts."""
+
     at_least: float | None = None
+    """It holds from here up; give this, `at_most`, or both."""
+
     at_most: float | None = None
-    """At least one of the two. Give both where the figure is a model's: it can then be too good."""
+    """It holds up to here. With both bounds a figure can also be too good to be true."""
 
     published: float | None = None
     """The published value of the same figure; shown beside the measured one."""
 
     source: str | None = None
+    """Where it was published."""
 
     def __post_init__(self) -> None:
         if self.at_least is None and self.at_most is None:

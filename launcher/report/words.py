@@ -78,15 +78,16 @@ def tiles(comparison: Json) -> list[Json]:
         ratio, name = max(known)
         found.append(
             {
-                "figure": f"{ratio:.2f} times",
-                "text": f"the samples per second of {first['algorithm']}: {name}",
+                "figure": f"{ratio:.2f}x",
+                "text": f"{name} trains {ratio:.2f}x the samples per second of "
+                f"{first['algorithm']}",
             }
         )
     times = [(r["time_to_target_s"], r["algorithm"]) for r in comparison["rows"]]
     reached = [(at, name) for at, name in times if at is not None]
     if reached:
         at, name = min(reached)
-        found.append({"figure": f"{at:.1f} s", "text": f"to the target: {name}, the earliest"})
+        found.append({"figure": f"{at:.1f} s", "text": f"{name} is the first at the target"})
     claims = comparison["claims"]
     if claims:
         held = sum(claim["holds"] for claim in claims)

@@ -149,3 +149,7 @@ class Replica(Protocol):
     def state_digest(self) -> int:
         """64 bits for the values of all that is taken over without `whole`."""
         ...
+
+
+def no_update() -> None:
+    """Instead of an optimizer's step, where there is nothing to learn from."""

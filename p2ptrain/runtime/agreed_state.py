@@ -38,7 +38,7 @@ class AgreedState:
     """Our vote."""
     agreed_to_end: bool = False
     progress: int = 0
-    """Samples of the whole swarm, as far as we know, or as all agreed."""
+    """Samples of the whole swarm, as all agreed; of models, an estimate (`docs/membership.md`)."""
     lineage: int = 0
     """Where our model comes from, in 64 bits."""
 

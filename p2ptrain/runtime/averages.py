@@ -156,9 +156,9 @@ class Averages:
 
         Each call for stale gradients promises all that is held: call it once per grant or offer.
         """
-        if purpose.what is What.MODELS:
-            return MODEL
         agreed, membership = self.agreed, self.host.machine.membership
+        if purpose.what is What.MODELS:
+            return replace(MODEL, progress=max(0, agreed.progress))
         if purpose.what is What.STALE_GRADIENTS:
             own, before = self.pending.promise(), agreed.samples_before
         else:
@@ -380,6 +380,10 @@ class FormedGroup(Attempt):
             raise AttemptOver
         self.outcome, self.why = Outcome.DONE, self.why and f"adopted: {self.why}"
         self.is_committing = True
+        agreed, host, stated = self._averages.agreed, self._averages.host, self._contributions
+        if host.algorithm.averages == "models":  # and so are the estimates of progress
+            mean = sum(one.progress for one in stated) // len(stated)
+            agreed.progress += mean - stated[self.members.index(host.name)].progress
         return self.exchange
 
     async def _take_in(self, exchange: Exchange) -> list[Vector]:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from p2ptrain.compute.replica import no_update
 from p2ptrain.core.messages import Phase
 from p2ptrain.errors import ConfigError
 from p2ptrain.ids import Seconds
@@ -55,8 +56,7 @@ class Boundary:
         if driver.failure:
             raise driver.failure
         if algorithm.trainer_waits and algorithm.acts("after_backward"):
-            agreed.averaged_anything = False
-            agreed.samples_of_step = samples
+            agreed.averaged_anything, agreed.samples_of_step = False, samples
             await driver.environment.call(self._average_gradients(stale))
             if not agreed.averaged_anything and not stale:
                 if driver.stopping:
@@ -102,7 +102,3 @@ class Boundary:
     def _tell(self, phase: Phase) -> None:
         steps, samples = self.totals.steps, self.totals.samples
         self._driver.environment.post(lambda: self._driver.describe(phase, steps, samples))
-
-
-def no_update() -> None:
-    """Instead of an optimizer's step, where there is nothing to learn from."""

@@ -116,10 +116,13 @@ class Driver:
     def describe(self, phase: Phase, steps: int, samples: int) -> None:
         """The trainer is in `phase` and has done so much in this life."""
         with self._feeding():
+            membership, before = self.machine.membership, self.me.samples
             samples += self.agreed.samples_before
             self.machine.describe(self.now, phase=phase, steps=steps, samples=samples)
-            if phase is Phase.ARRIVING or self.algorithm.averages == "models":
-                self.agreed.progress = self.machine.membership.samples
+            if phase is Phase.ARRIVING:
+                self.agreed.progress = membership.samples
+            elif self.algorithm.averages == "models":  # as if all had done so; averages share it
+                self.agreed.progress += (samples - before) * (1 + len(membership.choosable()))
             self._watch.look()
 
     def withdraw(self) -> None:
@@ -309,8 +312,7 @@ class Driver:
         """This peer cannot go on: the trainer gets `error` where it waits, or at its next step."""
         if error is None or self.failure:
             return
-        self.failure = error
-        self.stopping = True
+        self.failure, self.stopping = error, True
         self.metrics.record("warning", text=f"{type(error).__name__}: {error}")
         self.swarm.fail(error)
         self._changed.set()

@@ -63,8 +63,7 @@ class PeerLifecycle:
                 f"average_momentum: {config.algorithm} averages gradients, so that momenta are "
                 "alike anyway; leave it out"
             )
-        self.name = PeerId(config.name)
-        self.address = Address("")
+        self.name, self.address = PeerId(config.name), Address("")
         self.began_at: Seconds | None = None
         """When the first step began."""
         self.why_stopped = ""
@@ -83,9 +82,9 @@ class PeerLifecycle:
         """Samples of the whole swarm so far; see `Peer.progress`."""
         if not self.is_listening:
             return 0
-        known = self.driver.agreed.progress
+        known, heard = self.driver.agreed.progress, self.driver.machine.membership.samples
         agreed = self.algorithm.averages == "gradients"  # in each average of them
-        return known if agreed else max(known, self.boundary.totals.samples)
+        return known if agreed else max(known, heard, self.boundary.totals.samples)
 
     @property
     def should_stop(self) -> bool:

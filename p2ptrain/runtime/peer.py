@@ -24,13 +24,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 import uvloop
 
+from p2ptrain.compute.replica import no_update
 from p2ptrain.compute.torch_replica import TorchReplica
 from p2ptrain.errors import ConfigError, LocalProtocolError, P2PTrainError
 from p2ptrain.ids import Address, PeerId
 from p2ptrain.named import check_types, number_in, suggestion, whole_in
 from p2ptrain.net.grpc_transport import GrpcTransport
 from p2ptrain.runtime.board import Board
-from p2ptrain.runtime.boundary import no_update
 from p2ptrain.runtime.lifecycle import PeerLifecycle
 from p2ptrain.runtime.metrics import JsonlMetrics, Metrics, TeeMetrics, TensorBoardMetrics
 from p2ptrain.runtime.prometheus import PrometheusMetrics
@@ -150,9 +150,8 @@ class Peer:
     def progress(self) -> int:
         """Samples of the whole swarm so far, as far as this peer knows; for LR schedules.
 
-        Known from the first step on, for a peer that comes late too. Under a synchronous algorithm
-        all peers see the same number at the same version; under others a peer's own samples count
-        at once, those of others when they are heard of.
+        Known from the first step on, for a peer that comes late too. Where gradients are averaged
+        all see the same number at the same version; else averages share each peer's estimate.
         """
         return self._life.progress
 

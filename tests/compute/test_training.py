@@ -9,7 +9,8 @@ from torch import nn
 from p2ptrain.compute.step_timing import StepTiming, Straggler
 from p2ptrain.compute.tasks import load_task
 from p2ptrain.compute.torch_replica import TorchReplica
-from p2ptrain.compute.training import TrainingConfig, build_optimizer, set_rate, train
+from p2ptrain.compute.training import build_optimizer, set_rate, train
+from p2ptrain.compute.training_config import TrainingConfig
 from p2ptrain.errors import ConfigError, StateError
 
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from p2ptrain.compute.tasks import known_tasks, load_task
-from p2ptrain.compute.training import TrainingConfig, threads
+from p2ptrain.compute.training import threads
+from p2ptrain.compute.training_config import TrainingConfig
 
 PAGE = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text()
 

@@ -161,6 +161,7 @@ class FakeBackend:
 
     def check(self, scenario):
         """Everything can be done here."""
+        return ()
 
     def start(self, scenario, configs):
         self.configs = configs

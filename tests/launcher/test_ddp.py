@@ -15,7 +15,7 @@ from launcher.ddp import End
 from launcher.evaluate import TaskEvaluator
 from launcher.run import Run
 from p2ptrain.compute.step_timing import StepTiming, Straggler
-from p2ptrain.compute.training import TrainingConfig
+from p2ptrain.compute.training_config import TrainingConfig
 from p2ptrain.config import StopConfig
 from p2ptrain.errors import ConfigError
 from tests.launcher.fakes import scenario

@@ -1,9 +1,11 @@
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from launcher.consensus import Target
 from launcher.scenario import (
+    BUNDLED,
     LeftOut,
     Scenario,
     bundled_scenarios,
@@ -188,3 +190,97 @@ def test_names_sort_as_ranks_do_in_a_large_fleet():
 def test_a_value_of_the_wrong_type_is_refused_with_its_key():
     mapping = {"name": "x", "peers": "many", "stop": {"samples": 1}}
     assert "peers = 'many'" in refused(lambda: from_mapping(Scenario, mapping, "here"))
+
+
+def test_any_key_of_a_peer_may_stand_under_peer_or_at_the_top(written):
+    under = load_scenario(written('[peer.exchange]\ncodec = "bf16"\n[peer.pace]\nmean_ms = 9\n'))
+    assert (under.exchange.codec, under.pace.mean_ms) == ("bf16", 9.0)
+    assert load_scenario(written('[exchange]\ncodec = "bf16"\n[pace]\nmean_ms = 9\n')) == under
+    first, *_ = under.configs("ad_psgd", Path())
+    assert first.exchange.codec == "bf16"
+
+
+def test_an_algorithm_can_be_compared_under_several_names_with_settings_of_its_own(written):
+    loaded = load_scenario(
+        written(
+            """
+            [options.ad_psgd]
+            every_updates = 2
+            [[compare]]
+            name = "plain"
+            algorithm = "ad_psgd"
+            [[compare]]
+            name = "int8 ring"
+            algorithm = "ad_psgd"
+            options = { graph = "ring" }
+            exchange = { codec = "int8" }
+            """
+        )
+    )
+    assert loaded.algorithms == ("plain", "int8 ring")
+    loaded.check_algorithms()
+    plain, ring = (loaded.configs(name, Path())[1] for name in loaded.algorithms)
+    assert plain.algorithm == ring.algorithm == "ad_psgd"
+    assert (plain.exchange.codec, ring.exchange.codec) == ("fp32", "int8")
+    assert plain.algorithm_options == {"every_updates": 2}
+    assert ring.algorithm_options == {"every_updates": 2, "graph": "ring"}
+    assert [one.name for one in with_changes(loaded, algorithms=["plain"])[0].compare] == ["plain"]
+
+
+def test_some_peers_can_have_other_settings(written):
+    text = "[[overlays]]\nranks = [1]\ntraining = { batch_size = 8 }\npace = { mean_ms = 5 }\n"
+    first, second = load_scenario(written(text)).configs("ad_psgd", Path())
+    assert (first.training.batch_size, second.training.batch_size) == (32, 8)
+    assert (first.pace.mean_ms, second.pace.mean_ms) == (0.0, 5.0)
+    assert first.training.learning_rate == second.training.learning_rate
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("[peer]\npeers = 3\n", "'peers' stands under [peer] and at the top; give one"),
+        ("[peer]\nnmae = 3\n", "[peer]: unknown key 'nmae'"),
+        ('[peer]\nlisten = "a:1"\n', "[peer]: listen is set by the lab for each peer"),
+        ("rank = 1\n", "rank is set by the lab for each peer; leave it out"),
+        ("peer = 1\n", "peer = 1 must be a table, [peer]"),
+        ("compare = 1\n", "1 must be a table"),
+        ("[[overlays]]\nranks = [1]\npeer = 3\n", "'peer': 3} must be a table"),
+        ('[[compare]]\nname = "a/b"\n', "name = 'a/b' must be letters, digits"),
+        ('[[compare]]\nname = "ad_psgd"\nseed = 1\n', "seed is the same for all peers"),
+        (
+            '[[compare]]\nname = "ad_psgd"\nexchange = { codec = "int9" }\n',
+            "[[compare]] 'ad_psgd': codec = 'int9'",
+        ),
+        (
+            '[[compare]]\nname = "ad_psgd"\nexchange = { codek = "int8" }\n',
+            "unknown key 'exchange.codek'; did you mean 'codec'?",
+        ),
+        ("[[overlays]]\nranks = [2]\n", "there are 2 peers, ranks 0 to 1"),
+        (
+            'algorithms = ["wagma"]\n[[compare]]\nname = "ad_psgd"\n',
+            "[[compare]]: 'ad_psgd' is not among this scenario's algorithms",
+        ),
+    ],
+)
+def test_a_setting_in_the_wrong_place_is_refused_in_a_sentence(written, text, says):
+    assert says in refused(lambda: load_scenario(written(text)))
+
+
+def test_claims_made_for_another_number_of_peers_are_not_applicable():
+    changed, left_out = with_changes(load_scenario("one_slow"), peers=64)
+    why = "one_slow is written for 4 peers, and this is a run of 64"
+    assert changed.claims == ()
+    assert {one.why for one in left_out} == {why}
+    assert len(left_out) == 4
+    assert changed.text == why, "not 'Four peers'"
+
+
+def test_every_file_beside_the_code_comes_with_the_package():
+    root = BUNDLED.parents[1]
+    patterns = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]
+    packed = {
+        file for glob in patterns["package-data"]["launcher"] for file in BUNDLED.parent.glob(glob)
+    }
+    beside = {file for file in BUNDLED.parent.rglob("*.*") if file.suffix not in (".py", ".pyc")}
+    assert BUNDLED / "paper/one_of_16.toml" in packed
+    assert beside == packed

@@ -18,7 +18,7 @@ from launcher.backends.sim import SLICE_S, SimBackend, SimFleet
 from launcher.conditions import FaultConfig, LinkConfig, MachinesConfig
 from launcher.run import Run
 from p2ptrain.compute.step_timing import StepTiming, Straggler
-from p2ptrain.compute.training import TrainingConfig
+from p2ptrain.compute.training_config import TrainingConfig
 from p2ptrain.config import StopConfig
 from p2ptrain.errors import ConfigError
 from p2ptrain.sim.compute import STANDS_FOR

@@ -33,6 +33,7 @@ SMALLEST = {
     "chaos": ("QUICK=1", "chaos/report.html"),
     "protos": ("PROTOS={out}", "peer_pb2.py"),
     "algorithm-pages": ("PAGES={out}", "ad_psgd.md"),
+    "scenario-reference": ("REFERENCE={out}/reference.md", "reference.md"),
     "wheel": ("WHEELS={out}", "p2ptrain-*.whl"),
 }
 """By target: what makes it small, and a file that it leaves."""

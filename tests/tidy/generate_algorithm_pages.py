@@ -36,7 +36,7 @@ def page_of(name: str) -> str:
 
 def options_of(kind: type[Algorithm]) -> str:
     """Every option with its default and what it does."""
-    texts = _texts_under_fields(kind.Config)
+    texts = texts_under_fields(kind.Config)
     fields = dataclasses.fields(kind.Config)
     if not fields:
         return "None."
@@ -48,7 +48,7 @@ def options_of(kind: type[Algorithm]) -> str:
     return "\n\n".join(lines)
 
 
-def _texts_under_fields(config: type) -> dict[str, str]:
+def texts_under_fields(config: type) -> dict[str, str]:
     """The docstring beneath each field of a dataclass."""
     (body,) = ast.parse(textwrap.dedent(inspect.getsource(config))).body
     assert isinstance(body, ast.ClassDef)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import p2ptrain
+from tests.tidy import generate_scenario_reference
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
@@ -48,6 +49,18 @@ def test_the_pages_of_algorithms_say_what_their_files_say(tmp_path):
     fresh = {page.name: page.read_text() for page in tmp_path.glob("*.md")}
     committed = {page.name: page.read_text() for page in (ROOT / "docs/algorithms").glob("*.md")}
     assert fresh == committed, "run `make algorithm-pages`"
+
+
+def test_the_reference_of_scenarios_says_what_the_dataclasses_say():
+    committed = (ROOT / "docs/scenario-reference.md").read_text(encoding="utf-8")
+    assert generate_scenario_reference.page() == committed, "run `make scenario-reference`"
+
+
+def test_every_key_of_a_scenario_is_described():
+    lines = generate_scenario_reference.page().splitlines()
+    keys = [number for number, line in enumerate(lines) if line.startswith("**`")]
+    assert len(keys) > 100
+    assert [lines[number] for number in keys if not lines[number + 1]] == []
 
 
 def test_the_public_names_are_these():
