@@ -98,6 +98,7 @@ one = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 one.bind(("", 4000))
 one.settimeout(0.2)
 one.connect((sys.argv[1], 4000))
+print("done", flush=True)
 for word in sys.stdin:
     try:
         one.send(word.encode()) if word.strip() else print(one.recv(99).decode(), end="")
@@ -131,6 +132,7 @@ def test_a_cable_that_is_cut_loses_what_is_sent_without_an_error_until_it_is_res
             )
             for home, other in zip(cable.ends, cable.ends[::-1], strict=True)
         ]
+        assert [answers(end) for end in ends] == [[], []]  # both listen
         assert heard(ends, "before") == ["before"]
         cable.cut()
         assert heard(ends, "during") == ["nothing"]
@@ -147,6 +149,11 @@ def heard(ends: list[subprocess.Popen[str]], word: str) -> list[str]:
 def tell(end: subprocess.Popen[str], word: str) -> list[str]:
     end.stdin.write(word + "\n")
     end.stdin.flush()
+    return answers(end)
+
+
+def answers(end: subprocess.Popen[str]) -> list[str]:
+    """What an end prints until it is ready for the next word."""
     return list(iter(lambda: end.stdout.readline().strip(), "done"))
 
 

@@ -88,7 +88,7 @@ def test_a_benchmark_that_is_ended_leaves_no_process(number: int, code: int):
         assert bench.stdout is not None
         sleepers = [int(bench.stdout.readline()) for _ in range(2)]
         bench.send_signal(number)
-        assert bench.wait(30) == code
+        assert bench.wait(100) == code
     assert not any(map(is_running, sleepers))
 
 
