@@ -21,8 +21,8 @@ kill -9, the OOM killer          `launcher.backends.guard` does the same
 import contextlib
 import dataclasses
 import os
-import signal
 import random
+import signal
 import socket
 import subprocess
 import sys
