@@ -21,6 +21,7 @@ kill -9, the OOM killer          `launcher.backends.guard` does the same
 import contextlib
 import dataclasses
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -43,6 +44,8 @@ from p2ptrain.ids import Seconds
 
 PEER_COMMAND = (sys.executable, "-m", "p2ptrain", "peer", "--config")
 """The command that starts a peer, up to the path of its configuration."""
+
+PORTS = 10_000, 32_768
 
 _ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _POLL_S = 0.02
@@ -263,9 +266,14 @@ def _port(address: str) -> int:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that were free a moment ago; a peer that finds one taken ends the run."""
-    with contextlib.ExitStack() as probes:
-        found = [probes.enter_context(socket.socket()) for _ in range(count)]
-        for probe in found:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in found]
+    """Ports that were free a moment ago; a peer that finds one taken ends the run.
+
+    They are below those that the kernel hands out, or a connection of any process might take one.
+    """
+    found: list[int] = []
+    while len(found) < count:
+        port = random.randrange(*PORTS)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            found += [port] if port not in found else []
+    return found
