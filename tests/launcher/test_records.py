@@ -113,6 +113,7 @@ def test_a_file_that_was_replaced_when_it_was_full_is_read_to_its_end_first(tmp_
         metrics.record("step", step=number, **fields)
         if number % 7 == 0:
             history.read()
+    metrics.close()
     history.read()
     assert (tmp_path / "p00.jsonl.1").exists()
     assert [step.number for step in history.steps] == list(range(300))
