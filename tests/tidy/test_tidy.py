@@ -50,6 +50,13 @@ def test_the_pages_of_algorithms_say_what_their_files_say(tmp_path):
     assert fresh == committed, "run `make algorithm-pages`"
 
 
+def test_the_reference_pages_say_what_the_code_says(tmp_path):
+    output_of(sys.executable, str(ROOT / "tests/tidy/generate_reference_pages.py"), str(tmp_path))
+    for page in tmp_path.glob("*.md"):
+        committed = ROOT / "docs" / "reference" / page.name
+        assert page.read_text() == committed.read_text(), "run `make reference-pages`"
+
+
 def test_the_public_names_are_these():
     assert sorted(p2ptrain.__all__) == [
         "Algorithm",
