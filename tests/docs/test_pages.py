@@ -1,5 +1,6 @@
 """The programs of the newer pages run as they stand; what a page promises to name, it names."""
 
+import ast
 import dataclasses
 import re
 import subprocess
@@ -86,3 +87,31 @@ def test_the_help_of_peer_shows_every_setting_with_its_default_and_what_it_does(
     for field in dataclasses.fields(p2ptrain.PeerConfig):
         assert f"    {field.name}: " in shown
     assert 'join_timeout_s: How long to try to join, and to wait for `peers`. Default: 30.0' in shown
+
+
+def sentences_of_the_package() -> str:
+    """Every text in the code, with an ellipsis for what it fills in."""
+
+    def text_of(node: ast.AST) -> str:
+        match node:
+            case ast.Constant(value=str(text)):
+                return text
+            case ast.JoinedStr(values=parts):
+                return "".join(map(text_of, parts))
+            case _:
+                return "…"
+
+    files = (DOCS.parent / "p2ptrain").rglob("*.py")
+    trees = (ast.parse(path.read_text()) for path in files)
+    return "\n".join(text_of(node) for tree in trees for node in ast.walk(tree))
+
+
+def test_the_messages_in_troubleshooting_are_what_the_code_says():
+    said = " ".join(sentences_of_the_package().replace("`", '"').split())
+    rows = re.findall(r"^\| (.*?) \| ", page("troubleshooting.md"), re.MULTILINE)
+    messages = [span for row in rows for span in re.findall(r"`([^`]+)`", row) if " " in span]
+    assert len(messages) > 30
+    for message in messages:
+        for part in re.split(r"\.\.\.|'[^']*'|\[[^]]*\]|\d[\d.:]*", message):
+            fixed = part.strip(" :;,()")
+            assert len(fixed.split()) < 3 or fixed in said, (message, fixed)

@@ -90,7 +90,7 @@ def test_no_file_is_long_enough_to_hide_a_second_noun():
 
 
 DOCS = (str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))
-PAGES = ["README.md", "CHANGELOG.md", *DOCS]
+PAGES = ["README.md", "CHANGELOG.md", "examples/README.md", *DOCS]
 
 
 @pytest.mark.parametrize("name", sorted(PAGES))
