@@ -28,6 +28,7 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["_build"]
 default_role = "literal"  # the docstrings' single backquotes
 highlight_language = "text"
+smartquotes = False  # a reader searches for a sentence as the program prints it
 html_theme = "furo"
 html_title = f"p2ptrain {version}"
 html_copy_source = False

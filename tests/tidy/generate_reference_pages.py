@@ -31,6 +31,14 @@ UNITS = {
 
 RAISED = ("ConfigError", "RefusedError", "StateError", "LocalProtocolError", "TransportError")
 
+MADE_BEFORE = {
+    "runtime/admission.py": "RefusedError",
+    "runtime/lifecycle.py": "TransportError",
+    "compute/contract.py": "RefusedError",
+    "compute/coverage.py": "StateError",
+}
+"""Files whose functions return a sentence, or name it ``text``, for an error that is raised later."""
+
 
 # --- settings -------------------------------------------------------------------------------------
 
@@ -125,13 +133,22 @@ def errors_page() -> str:
 
 def sentences_of(path: Path) -> Iterator[tuple[str, str]]:
     """The class and the sentence of each error that a file raises; `…` for what it fills in."""
-    if "sim" in path.relative_to(PACKAGE).parts:
+    file = path.relative_to(PACKAGE)
+    if "sim" in file.parts:
         return
+    later = MADE_BEFORE.get(file.as_posix(), "")
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.args:
-            sentence = _text_of(node.args[0])
-            if node.func.id in RAISED and re.search(r"\w{3}", sentence):
-                yield node.func.id, sentence
+        match node:
+            case ast.Call(func=ast.Name(id=kind), args=[text, *_]) if kind in RAISED:
+                sentence = _text_of(text)
+            case ast.Return(value=ast.expr() as text) if later:
+                kind, sentence = later, _text_of(text)
+            case ast.Assign(targets=[ast.Name(id="text")], value=text) if later:
+                kind, sentence = later, _text_of(text)
+            case _:
+                continue
+        if re.search(r"\w{4}", sentence) and not sentence.startswith(":"):
+            yield kind, sentence
 
 
 def _text_of(node: ast.expr) -> str:
@@ -140,6 +157,8 @@ def _text_of(node: ast.expr) -> str:
             return " ".join(text.split("\n"))
         case ast.JoinedStr(values=parts):
             return re.sub("(… ?)+…", "…", "".join(map(_text_of, parts)))
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return _text_of(left) + _text_of(right)
         case _:
             return "…"
 
