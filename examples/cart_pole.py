@@ -26,7 +26,7 @@ LONGEST, DISCOUNT, TICK_S = 200, 0.98, 0.02
 
 def moved(state: Tensor, right: bool) -> Tensor:
     """The equations of motion (Barto, Sutton, Anderson 1983): cart 1 kg, pole 0.1 kg and 1 m."""
-    x, speed, angle, turning = state.tolist()
+    _, speed, angle, turning = state.tolist()
     force, sine, cosine = (10.0 if right else -10.0), math.sin(angle), math.cos(angle)
     push = (force + 0.05 * turning**2 * sine) / 1.1
     turned = (9.8 * sine - cosine * push) / (0.5 * (4 / 3 - 0.1 * cosine**2 / 1.1))

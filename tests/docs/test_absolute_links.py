@@ -4,7 +4,9 @@ import importlib.util
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-SPEC = importlib.util.spec_from_file_location("absolute_links", ROOT / "tests/tidy/absolute_links.py")
+SPEC = importlib.util.spec_from_file_location(
+    "absolute_links", ROOT / "tests/tidy/absolute_links.py"
+)
 assert SPEC
 assert SPEC.loader
 MODULE = importlib.util.module_from_spec(SPEC)
@@ -14,10 +16,10 @@ URL = "https://forge.example/team/p2ptrain"
 
 
 def test_a_file_is_linked_as_a_page_and_an_image_as_a_file():
-    text = "![alt, with (words)](docs/a.png) and [`code`](docs/b.md#part) and [x](https://y.example)"
-    assert MODULE.absolute(text, URL + "/") == (
-        f"![alt, with (words)]({URL}/raw/HEAD/docs/a.png) and [`code`]({URL}/blob/HEAD/docs/b.md#part) "
-        "and [x](https://y.example)"
+    text = "![alt, with (words)](docs/a.png), [`code`](docs/b.md#part), [x](https://y.example)"
+    assert MODULE.absolute(text, f"{URL}/") == (
+        f"![alt, with (words)]({URL}/raw/HEAD/docs/a.png), "
+        f"[`code`]({URL}/blob/HEAD/docs/b.md#part), [x](https://y.example)"
     )
 
 

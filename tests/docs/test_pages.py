@@ -86,7 +86,9 @@ def test_the_help_of_peer_shows_every_setting_with_its_default_and_what_it_does(
     shown = p2ptrain.Peer.__doc__ or ""
     for field in dataclasses.fields(p2ptrain.PeerConfig):
         assert f"    {field.name}: " in shown
-    assert 'join_timeout_s: How long to try to join, and to wait for `peers`. Default: 30.0' in shown
+    assert (
+        "join_timeout_s: How long to try to join, and to wait for `peers`. Default: 30.0" in shown
+    )
 
 
 def sentences_of_the_package() -> str:

@@ -25,6 +25,7 @@ ROOT = Path(__file__).parents[2]
 FIRST, SECOND = "10.0.0.5:4000", "10.0.0.6:4000"
 LIMIT_S = 100
 
+
 @pytest.fixture(scope="module")
 def machines() -> Iterator[tuple[Home, Home]]:
     try:

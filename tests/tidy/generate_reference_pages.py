@@ -10,13 +10,14 @@ import dataclasses
 import re
 import sys
 import typing
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import p2ptrain
 from p2ptrain.config import RunConfig
 from p2ptrain.documented import default_of, texts_of
 from p2ptrain.runtime import metrics
+from p2ptrain.runtime.settings import PeerConfig
 
 PACKAGE = Path(p2ptrain.__file__).parent
 
@@ -37,7 +38,7 @@ MADE_BEFORE = {
     "compute/contract.py": "RefusedError",
     "compute/coverage.py": "StateError",
 }
-"""Files whose functions return a sentence, or name it ``text``, for an error that is raised later."""
+"""Files whose functions return a sentence, or name it ``text``, for an error raised later."""
 
 
 # --- settings -------------------------------------------------------------------------------------
@@ -45,9 +46,11 @@ MADE_BEFORE = {
 SETTINGS = """\
 # Settings
 
-Made from the dataclasses by `make reference-pages`. In a program the first table and `stop`, `protocol`, `exchange` and
-`network` are keyword arguments of [`Peer`](api.md); in a file for `p2ptrain peer --config FILE` each section is a TOML table.
-A value of another type, an unknown name and a relation that cannot work are refused at the start, in one sentence.
+Made from the dataclasses by `make reference-pages`. In a program the settings of a peer are
+keyword arguments of [`Peer`](api.md), and so are its tables (`stop`, `protocol`, `exchange`,
+`network`); in a file for `p2ptrain peer --config FILE` each section is a TOML table. A value of
+another type, an unknown name and a relation that cannot work are refused at the start, in one
+sentence.
 
 ```python
 p2ptrain.Peer(model, optimizer, algorithm="ad_psgd", stop=p2ptrain.StopConfig(samples=100_000))
@@ -60,23 +63,33 @@ algorithm = "ad_psgd"
 samples = 100_000
 ```
 
-The options of an algorithm are on [its own page](../choosing.md), those of a task are on [the page of tasks](../tasks.md).
-"""
+The options of an algorithm are on [its own page](../choosing.md), those of a task are on [the
+page of tasks](../tasks.md)."""
 
 
 def settings_page() -> str:
-    """Every table of `RunConfig`."""
-    return "\n".join([SETTINGS, *_tables(RunConfig, "", repeated=False)])
+    """Every table of `PeerConfig`, then what `RunConfig` adds."""
+    of_a_peer = [field.name for field in dataclasses.fields(PeerConfig)]
+    return "\n".join(
+        [
+            SETTINGS,
+            "## A peer\n",
+            *_tables(PeerConfig, ""),
+            "## The task of `p2ptrain peer`\n\nNot in a program, which has a loop of its own.\n",
+            *_tables(RunConfig, "", but=of_a_peer),
+        ]
+    )
 
 
-def _tables(kind: type, table: str, *, repeated: bool) -> Iterator[str]:
-    brackets = f"[[{table}]]" if repeated else f"[{table}]"
+def _tables(kind: type, table: str, but: Collection[str] = ()) -> Iterator[str]:
+    """The fields of a dataclass, then a section for each field that is a dataclass itself."""
     texts, hints = texts_of(kind), typing.get_type_hints(kind)
-    yield f"## `{brackets}`\n" if table else "## A peer\n"
     yield "| setting | default | unit | |\n|---|---|---|---|"
     nested: list[tuple[type, str, bool]] = []
     for field in dataclasses.fields(kind):
         inner, many = _dataclass_in(hints[field.name])
+        if field.name in but:
+            continue
         if inner:
             nested.append((inner, f"{table}.{field.name}".lstrip("."), many))
             continue
@@ -84,7 +97,8 @@ def _tables(kind: type, table: str, *, repeated: bool) -> Iterator[str]:
         yield f"| `{field.name}` | `{default_of(field)}` | {_unit(field.name)} | {text} |"
     yield ""
     for inner, name, many in nested:
-        yield from _tables(inner, name, repeated=many)
+        yield f"## `[[{name}]]`\n" if many else f"## `[{name}]`\n"
+        yield from _tables(inner, name)
 
 
 def _dataclass_in(hint: object) -> tuple[type | None, bool]:
@@ -104,12 +118,13 @@ def _unit(name: str) -> str:
 ERRORS = """\
 # Every error sentence
 
-Made from the code by `make reference-pages`; `…` stands for a value. Search this page for a part of your message that is not a
-value. The sentence itself names the remedy; [troubleshooting](../troubleshooting.md) goes further for the frequent ones.
+Made from the code by `make reference-pages`; `…` stands for a value. Search this page for a part
+of your message that is not a value. The sentence itself names the remedy;
+[troubleshooting](../troubleshooting.md) goes further for the frequent ones.
 
-On a command line such a sentence ends the process with [exit code 2](../training-loops.md#how-a-program-ends). In a program it is
-an exception: the class is in the second column ([the tree](api.md#errors)).
-"""
+On a command line such a sentence ends the process with [exit code
+2](../training-loops.md#how-a-program-ends). In a program it is an exception: the class is in the
+second column ([the tree](api.md#errors))."""
 
 
 def errors_page() -> str:
@@ -168,9 +183,10 @@ def _text_of(node: ast.expr) -> str:
 RECORDS = """\
 # Records
 
-Made from [`runtime/metrics.py`](../../p2ptrain/runtime/metrics.py) by `make reference-pages`. With `out` (`--out DIR`) a peer writes
-one JSON object per line to `DIR/<name>.jsonl`. The tables, pictures and reports of the lab are derived from these files. Every
-record has `kind` and `t`: seconds on the clock of the peer, which is monotonic, or virtual in the simulator.
+Made from [`runtime/metrics.py`](../../p2ptrain/runtime/metrics.py) by `make reference-pages`.
+With `out` (`--out DIR`) a peer writes one JSON object per line to `DIR/<name>.jsonl`. The tables,
+pictures and reports of the lab are derived from these files. Every record has `kind` and `t`:
+seconds on the clock of the peer, which is monotonic, or virtual in the simulator.
 
 | kind | |
 |---|---|
