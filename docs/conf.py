@@ -74,10 +74,11 @@ def navigation(index: str) -> str:
     """A table of contents for each section of the index: the pages that its list links to."""
     tables = []
     for section in re.split(r"^## ", index, flags=re.MULTILINE)[1:]:
-        pages = re.findall(r"^\s*\* \[[^\]]*\]\(([\w/-]+)\.md\)", section, re.MULTILINE)
+        pages = re.findall(r"^\s*\* \[([^\]]*)\]\(([\w/-]+)\.md\)", section, re.MULTILINE)
         if pages:
             options = f":hidden:\n:caption: {section.splitlines()[0]}\n"
-            tables.append("\n```{toctree}\n" + options + "\n" + "\n".join(pages) + "\n```\n")
+            entries = "\n".join(f"{title} <{name}>" for title, name in pages)
+            tables.append("\n```{toctree}\n" + options + "\n" + entries + "\n```\n")
     return "".join(tables)
 
 

@@ -57,7 +57,7 @@ class Peer:
 
     ::
 
-        with p2ptrain.Peer(model, optimizer, join=["10.0.0.5:4000"]) as peer:
+        with Peer(model, optimizer, listen="10.0.0.6:4000", join=["10.0.0.5:4000"]) as peer:
             for inputs, targets in loader:
                 loss_function(model(inputs), targets).backward()
                 peer.step(samples=len(inputs))          # where optimizer.step() stood
