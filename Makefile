@@ -7,7 +7,7 @@ RUNS   ?= runs
 SMALL  := $(if $(QUICK),--quick)
 READY  := $(VENV)/.ready
 
-.PHONY: demo test explore worlds starts paper paper-real bench bench-faults bench-links bench-lock bench-membership bench-slow-links protos algorithm-pages scenario-reference wheel clean
+.PHONY: demo test explore worlds starts paper paper-real bench bench-faults bench-links bench-lock bench-membership bench-slow-links protos algorithm-pages scenario-reference reference-pages docs wheel clean
 
 demo: $(READY)  ## train with all-reduce and with gossip beside a straggler; write runs/demo
 	$(BIN)/p2plab run launcher/scenarios/one_slow.toml --out $(RUNS)/demo $(if $(QUICK),--samples 512,--check)
@@ -48,7 +48,6 @@ paper-real: $(READY)  ## four of them for real, a quarter of an hour on two idle
 
 PROTOS ?= p2ptrain/net/_pb
 PAGES  ?= docs/algorithms
-REFERENCE ?= docs/scenario-reference.md
 WHEELS ?= dist
 
 protos: $(READY)  ## regenerate p2ptrain/net/_pb from protos/
@@ -57,8 +56,19 @@ protos: $(READY)  ## regenerate p2ptrain/net/_pb from protos/
 algorithm-pages: $(READY)  ## regenerate docs/algorithms from the docstrings
 	$(BIN)/python tests/tidy/generate_algorithm_pages.py $(PAGES)
 
+SCENARIO_REFERENCE ?= docs/scenario-reference.md
+
 scenario-reference: $(READY)  ## regenerate docs/scenario-reference.md from the dataclasses
-	$(BIN)/python -m tests.tidy.generate_scenario_reference $(REFERENCE)
+	$(BIN)/python -m tests.tidy.generate_scenario_reference $(SCENARIO_REFERENCE)
+
+REFERENCE ?= docs/reference
+SITE      ?= $(RUNS)/docs
+
+reference-pages: $(READY)  ## regenerate docs/reference/settings.md, errors.md and records.md from the code
+	$(BIN)/python tests/tidy/generate_reference_pages.py $(REFERENCE)
+
+docs: $(READY)  ## the documentation as a site: runs/docs/index.html; a warning is an error
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -b html docs $(SITE)
 
 bench-lock: $(READY)  ## how fast 64 peers that ask all the time find someone free; runs/bench-lock
 	$(BIN)/python -m launcher.bench.lock --out $(RUNS)/bench-lock --check $(SMALL)

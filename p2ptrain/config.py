@@ -39,11 +39,11 @@ class RunConfig(PeerConfig):
     """The task's own; `docs/tasks.md` lists them."""
 
     rank: int = 0
-    """Place among `peers`, from 0: which shard of the data is this peer's, and how it is paced."""
+    """Rank among `peers`, from 0: which shard of the data is this peer's, and how it is paced."""
 
     discover: str = ""
-    """``host:port`` of a name that stands for all peers, each at that port: join whoever is there
-    (see `console/discover.py`). Instead of `join` and `listen`."""
+    """``host:port`` of a name that stands for all peers, each at that port: join the peers that are
+    there (`console/discover.py`). Instead of `join` and `listen`."""
 
     advertise_ip: bool = False
     """Look the host of `advertise` up at the start, and advertise the address behind it. For where

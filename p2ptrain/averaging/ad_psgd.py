@@ -6,22 +6,22 @@ a time and both take the mean of their two models:
     x_i, x_j  <-  (x_i + x_j) / 2          (the averaging matrix is doubly stochastic)
     x_i       <-  x_i - lr * update(g_i)   whenever a gradient is ready
 
-Nobody waits for a slow peer: it is met less often by its own wish, and answers others while it
-computes. Differences to the paper, and why:
+No peer waits for a slow one: a slow peer starts fewer exchanges, and answers those of others while
+it computes. Differences from the paper, and why:
 
 * *Delta form.* Each peer adds mean - snapshot to its live model, so an update that lands during the
-  exchange is kept. Overwriting the live model loses it; released codes do (`x_i` is then the mean
-  of two snapshots), and were measured at 8 points less accuracy on ImageNet.
+  exchange is kept. Overwriting the live model, as released codes do, loses it (`x_i` is then the
+  mean of two snapshots); this was measured at 8 points less accuracy on ImageNet.
 * *Any graph.* The paper needs a bipartite graph to exclude deadlock; the group lock excludes it on
-  every graph, with odd and even numbers of peers. `bipartite` is still there, to compare.
+  every graph, with odd and even numbers of peers. `bipartite` remains as an option, to compare.
 * *Paced.* An exchange starts once per `every_updates` own updates instead of as fast as the network
   allows, so that averaging does not take the processor from computing. Where an exchange takes
-  longer than that, the next one starts at once; what was missed meanwhile is not made up for.
-  As in the paper a peer takes part in about two exchanges for each that it starts.
-* *In turn.* A peer takes the first that is free of that half of its neighbours that it met longest
-  ago. With all of them to choose from, those who have just been in a group are the first to be free
-  for each other again: where averages follow each other closely, pairs met again and again, and the
-  swarm fell apart (measured: 6 peers, 3 of 15 pairs in 20 averages each).
+  longer than that, the next one starts at once; missed exchanges are not made up for.
+  As in the paper, a peer takes part in about two exchanges for each that it starts.
+* *In turn.* A peer asks the half of its neighbours that it met longest ago, and takes the first
+  that is free. If it asked all of them, the members of the last group would be the first to be free
+  for each other again: where averages follow each other closely, the same pairs met repeatedly, and
+  the swarm fell apart (measured: 6 peers, 3 of 15 pairs in 20 averages each).
 """
 
 from collections.abc import Sequence
@@ -38,16 +38,16 @@ class AdPsgd(Algorithm):
 
     @dataclass(frozen=True, slots=True, kw_only=True)
     class Config:
-        """Whom to ask, and how often."""
+        """Which peers to ask, and how often."""
 
         graph: Graph = "random"
-        """Whom a peer may ask. ``random``: anyone. ``ring``: the two neighbours by name; mixes
-        slowly, few links. ``exponential``: those 1, 2, 4, 8, ... places away; mixes in O(log P).
-        ``bipartite``: peers at even places ask those at odd places, which never ask."""
+        """Which peers a peer may ask. ``random``: all. ``ring``: the two neighbours by name; mixes
+        slowly, few links. ``exponential``: those 1, 2, 4, 8, ... ranks away; mixes in O(log P).
+        ``bipartite``: peers of even rank ask those of odd rank, which never ask."""
 
         every_updates: int = 1
-        """Start an average after so many own updates. Too large: models drift apart; there is no
-        smaller value, since a busy partner is replaced by another one at once."""
+        """Start an average after this many own updates. Too large: models drift apart. 1 is the
+        minimum, and not too small: a busy partner is replaced by another one at once."""
 
         def __post_init__(self) -> None:
             if self.every_updates < 1:
@@ -62,7 +62,7 @@ class AdPsgd(Algorithm):
     async def _meet_someone(self, swarm: Swarm) -> None:
         """Average with the first neighbour that is free, of those that we met longest ago.
 
-        If somebody else's older claim takes us meanwhile, that is their exchange, and ours follows.
+        If an older claim of another peer takes us meanwhile, its exchange runs first, ours follows.
         """
         for part in (2, 1):  # half of them; if none of those will do, all
             outcome = Outcome.YIELDED
@@ -78,7 +78,7 @@ class AdPsgd(Algorithm):
 
 
 def neighbours(graph: Graph, me: PeerId, others: Sequence[PeerId]) -> tuple[PeerId, ...]:
-    """Whom `me` may ask on `graph`, given the live others; places are ranks by name.
+    """The peers that `me` may ask on `graph`, given the live others; ranks are by name.
 
     Symmetric for ring and exponential graphs, up to different views.
     """

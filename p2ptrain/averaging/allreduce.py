@@ -1,15 +1,15 @@
-"""Synchronous all-reduce SGD: every step, everyone averages gradients with everyone.
+"""Synchronous all-reduce SGD: at every step all peers average their gradients.
 
     g  <-  sum over peers i of n_i g_i / sum of n_i      n_i: samples of its step
     x  <-  x - lr * update(g)
 
-All peers start equal, average the same gradients and stay equal: P peers behave as one with all of
-their batches. A step lasts as long as the slowest peer's. This is the baseline that every other
-algorithm is measured against (Li et al., PyTorch Distributed, VLDB 2020, section 2.2).
+All peers start with equal models, apply the same mean and stay equal: P peers behave like one peer
+with all of their batches. A step lasts as long as that of the slowest peer. This is the baseline of
+all other algorithms (Li et al., PyTorch Distributed, VLDB 2020, section 2.2).
 
-The group is scheduled, not claimed: all that are alive, once per version (`core/barrier.py`);
-reduce-scatter and all-gather move 2 n (P - 1) / P words (`core/shards.py`). A member that dies in
-the middle costs the others one more attempt, without it.
+The group is scheduled, not claimed: all living peers, once per version (`core/barrier.py`).
+Reduce-scatter and all-gather move 2 n (P - 1) / P words (`core/shards.py`). If a member dies during
+an average, the others repeat it once, without that member.
 """
 
 from p2ptrain.averaging import Algorithm, Swarm

@@ -1,7 +1,7 @@
 """The contract of an averaging algorithm, and how one is found by its name.
 
-An algorithm is a class in a file of its own, written against one port, the `Swarm`. It decides whom
-to meet, when, and what to average; it imports neither asyncio nor torch nor grpc, so that it reads
+An algorithm is a class in a file of its own, written against one port, the `Swarm`. It decides with
+which peers, when, and what to average; it imports neither asyncio nor torch nor grpc, so it reads
 like the paper. It acts at the moments that it defines, and leaves the others alone:
 
 * `after_backward`  gradients are ready, the optimizer has not run; the trainer waits for it.
@@ -9,13 +9,13 @@ like the paper. It acts at the moments that it defines, and leaves the others al
 * `background`      a loop of its own beside the trainer, which never waits for it.
 * `average`         it is in a group that is formed: reduce, commit, or a rule of its own.
 * `take_in`         means of gradients wait for its trainer: which of them it takes in.
-* `handle_message`  the same algorithm on another peer has told us something (`Swarm.tell`).
+* `handle_message`  a message of the same algorithm on another peer arrives (`Swarm.tell`).
 
 It declares what others must know of it, `averages`, `trainer_waits`, `in_step`, `conserves_mean`:
 the boundary, the simulator's checkers and the contract tests read these and infer nothing.
 
-One whose groups follow from versions and the view of who trains states a `schedule` as well: then
-versions run in whole groups while some of their trainers compute (`core/wait_avoiding.py`).
+An algorithm whose groups follow from the version and the peers that train has a `schedule` as well:
+then versions run in whole groups while some of their trainers compute (`core/wait_avoiding.py`).
 
 The file's name is the configuration name; ``"package.module:Class"`` loads one from anywhere.
 Options are the fields of the class's nested frozen dataclass `Config`. All that an algorithm needs
@@ -47,7 +47,7 @@ class GroupResult:
     outcome: Outcome
     why: str
     members: tuple[PeerId, ...] = ()
-    """Of a claimed group, ourselves included; who was asked, if it was never formed."""
+    """Of a claimed group, with this peer; the peers that were asked, if it was never formed."""
 
     @property
     def done(self) -> bool:
@@ -87,21 +87,20 @@ class Swarm(Protocol):
         """This peer, and all others that train by all we know, sorted."""
 
     def met(self) -> Mapping[PeerId, int]:
-        """With whom we have been in a group, whoever asked: the number of the last such group."""
+        """The peers that we have been in a group with: the number of the last such group."""
 
     async def form(self, candidates: Sequence[PeerId], count: int | None = None) -> GroupResult:
         """Claim a group with the first `count` of `candidates` that are free, or all of them.
 
         It averages models, in delta form: `DONE` is in the model, or pending until the trainer's
-        next boundary. Candidates are asked in this order, several at once; a busy one is
-        waited for if too few others are free. While we are in somebody else's group, the claim
-        waits; it ends with `YIELDED` if it gives way to an older one that includes us. An attempt
-        that cannot even start (too few candidates, or the peer stops) takes a moment all the same,
-        so that a loop around this never spins.
+        next boundary. Candidates are asked in this order, several at once; a busy one is waited for
+        if too few others are free. While this peer is in another group, the claim waits; it ends
+        with `YIELDED` if it gives way to an older one that includes this peer. An attempt that
+        cannot start (too few candidates, or the peer stops) takes a moment, so no loop spins.
         """
 
     async def form_everyone(self) -> GroupResult:
-        """Average gradients with everyone who trains; they wait for each other.
+        """Average gradients with all peers that train; they wait for each other.
 
         `DONE`, or `WITHDRAWN` when the trainer stops meanwhile: broken groups are assembled again.
         """

@@ -5,18 +5,18 @@ After each step, a peer averages its model with those of its neighbours:
     x_i  <-  x_i - lr * update(g_i)
     x_i  <-  sum of W_ij x_j over i and its neighbours,    W symmetric and doubly stochastic
 
-Each waits for its neighbours only; so a slow peer slows its neighbours at
-once, theirs a step later, and in the end everyone. It is what `ad_psgd` is measured against.
+A peer waits for its neighbours only. So a slow peer slows its neighbours at once, their neighbours
+a step later, and in the end all peers. `ad_psgd` is measured against this algorithm.
 
-What is different here, and why:
+Differences from the paper, and why:
 
-* *One edge at a time.* A peer is in one group at a time, and two that share a peer do not commute.
-  So the edges are coloured: those of one colour share no peer, and are averaged at once, pair by
-  pair; the colours follow each other within the step (as MATCHA does; Wang et al., 2019). W is the
+* *One edge at a time.* A peer is in one group at a time, and groups that share a peer do not
+  commute. So the edges are coloured: those of one colour share no peer, and are averaged at once in
+  pairs; the colours follow each other within the step (as MATCHA does; Wang et al., 2019). W is the
   product of these averages: doubly stochastic, so that the mean of all models is conserved, though
   not symmetric, and on a ring of even length each model reaches two neighbours on each side.
 * *Delta form*, as everywhere.
-* *Any number of peers*, which may come and go: the graph is drawn over those who train, by name.
+* *Any number of peers*, which may join and leave: the graph is drawn over all that train, by name.
 """
 
 from collections.abc import Sequence
@@ -38,11 +38,11 @@ class DPsgd(Algorithm):
 
     @dataclass(frozen=True, slots=True, kw_only=True)
     class Config:
-        """Who is whose neighbour."""
+        """Which peers are neighbours."""
 
         graph: Graph = "ring"
         """``ring``: the two beside each peer, by name; few averages per step, mixes in O(P^2)
-        steps. ``exponential``: those 1, 2, 4, ... away; more averages, mixes in O(log P)."""
+        steps. ``exponential``: those 1, 2, 4, ... ranks away; more averages, mixes in O(log P)."""
 
     arrived = 0  # the version that we arrived at last
 

@@ -1,39 +1,38 @@
-"""Eager-SGD: gradients are averaged without those who are late (Li et al., PPoPP 2020).
+"""Eager-SGD: gradients are averaged without waiting for late peers (Li et al., PPoPP 2020).
 
-As in all-reduce SGD everyone averages gradients with everyone, version after version; but a version
-does not wait for all of them. Each peer has a buffer b_i of what it has not delivered yet:
+As in all-reduce SGD all peers average gradients, version after version, but a version does not wait
+for all of them. Each peer has a buffer b_i of the gradients that it has not delivered yet:
 
     b_i  <-  b_i + n_i g_i                        a gradient of n_i samples is ready
     G    <-  sum of all b_i / sum of all n_i      then b_i <- 0: delivered exactly once
     x_i  <-  x_i - lr * update(G)
 
-A late peer contributes nothing, or gradients of earlier steps; what it computes meanwhile goes with
-the next version. The divisor counts one step of all P peers (with equal batches it is the paper's
-1 / P), so a gradient weighs the same whenever it comes.
+A late peer contributes nothing, or gradients of earlier steps; the gradient that it computes
+meanwhile goes into the next version. The divisor counts one step of all P peers (with equal batches
+it is the paper's 1 / P), so a gradient has the same weight whenever it arrives.
 
 When does a version run? As soon as one trainer waits for it, and
 
-* `rule = "solo"`: at once. With the same peers fast all the time, only their gradients are fresh:
-  under severe skew this is the published failure (58 % where synchronous training reaches 93 %).
-* `rule = "majority"`: a peer drawn for each version, the same one by everybody's draw, waits too.
-  Half of all are there by then, on average.
-* `rule = "quorum"`: so many wait, always. This is the default.
+* `rule = "solo"`: at once. If the same peers are always fast, only their gradients are fresh: under
+  severe skew this is the published failure (58 % where synchronous training reaches 93 %).
+* `rule = "majority"`: a second peer waits too, drawn for each version from a shared seed. On
+  average half of all peers have arrived by then.
+* `rule = "quorum"`: a fixed share of the peers waits. This is the default.
 
-Who arrives after a version has begun waits for its end at most (`waits_for_running`), takes in all
-means that it missed, and goes on; what it brought goes with the next version.
+A peer that arrives after a version has begun waits at most for its end (`waits_for_running`), takes
+in all means that it missed, and goes on; its gradient goes into the next version.
 
-Differences to the paper, and why:
+Differences from the paper, and why:
 
 * *Every mean is taken in* (`missed = "every"`), each with an optimizer step of its own: all peers
-  make the same updates from the same means, and stay equal but for how far they are. In the paper
-  (`missed = "latest"`) a peer that missed several sees the last one only, and models drift apart.
-* *A limiter by peer.* In the paper every 32nd version waits for everyone. Here a version waits for
-  those that would fall more than `limiter` versions behind, which is the same bound, and nobody
-  waits for a peer that is slow and keeps coming.
-* *Models are averaged*, not copied from one peer over the others, every `average_models_every`
-  versions; everybody waits for that. It repairs what a lost peer or `missed = "latest"` leave
-  different. Optimizer state is not averaged; a newcomer takes over all that one peer has, with
-  the means since.
+  make the same updates from the same means, and are equal at equal versions. In the paper
+  (`missed = "latest"`) a peer that missed several takes in the last one only; models drift apart.
+* *A limiter by peer.* In the paper every 32nd version waits for all peers. Here a version waits for
+  the peers that would fall more than `limiter` versions behind. The bound is the same, and no peer
+  waits for a slow one that keeps arriving.
+* *Models are averaged*, not copied from one peer to the others, every `average_models_every`
+  versions; all peers wait for that. It removes differences that a lost peer or `missed = "latest"`
+  leave. Optimizer state is not averaged; a newcomer takes over one peer's, with the means since.
 """
 
 from collections.abc import Sequence
@@ -52,7 +51,7 @@ class Eager(Algorithm):
 
     @dataclass(frozen=True, slots=True, kw_only=True)
     class Config:
-        """Whom a version waits for, and how far peers may come apart."""
+        """Which peers a version waits for, and how far apart peers may be."""
 
         rule: Literal["solo", "majority", "quorum"] = "quorum"
         """``solo``, ``majority`` or ``quorum``; see above."""
@@ -62,29 +61,29 @@ class Eager(Algorithm):
         gradients, most of them late; too large: as all-reduce, all wait for the slowest."""
 
         limiter: int = 32
-        """No gradient is more than so many versions older than the mean it goes into. Too small:
-        everybody waits for the slowest; too large: its gradients are of a model long gone, and it
-        holds as many means as that until its step ends."""
+        """No gradient is more than this many versions older than the mean that it goes into. Too
+        small: all wait for the slowest; too large: its gradients are of a model long gone, and it
+        holds that many means until its step ends."""
 
         average_models_every: int = 100
-        """Versions of gradients between two averages of models. Too small: everybody waits for the
-        slowest each time; too large: what is different stays so for long."""
+        """Versions of gradients between two averages of models. Too small: all peers wait for the
+        slowest each time; too large: differences last long."""
 
         missed: Literal["every", "latest"] = "every"
-        """Which means a late peer takes in: ``every`` one that it missed, or as in the paper the
-        ``latest``, after which its model is another one than the others'."""
+        """Which means a late peer takes in: ``every`` one that it missed or, as in the paper, the
+        ``latest``, after which its model differs from the others'."""
 
         waits_for_running: bool = True
-        """A peer that is late waits until the version that runs at that moment is over, so that its
-        next step begins with that mean. Without, as in the paper, it goes on at once: transfers and
-        steps overlap, and gradients come two versions late where it would be one. That is 6 % more
-        versions (simulated `one_of_8_100`, ``solo``: 2.02 instead of 1.90 for a step of
-        all-reduce), and what learning with much momentum does not bear (`one_slow`, five seeds,
-        ``solo``: an accuracy of 0.46 instead of 0.96). The published speeds, 1.95 and more here,
-        are claimed and reached without; by default they are not. Learning comes first."""
+        """A late peer waits for the end of the version that is running, so that its next step
+        begins with that mean. If false, as in the paper, it goes on at once: transfers and steps
+        overlap, and its gradients are two versions late instead of one. That gives 6 % more
+        versions (simulated `one_of_8_100`, ``solo``: 2.02 instead of 1.90 per step of all-reduce),
+        but learning with much momentum suffers (`one_slow`, five seeds, ``solo``: an accuracy of
+        0.46 instead of 0.96). The published speeds, 1.95 and more here, are reached with false
+        only; the default puts learning first."""
 
         seed: int = 0
-        """Of the draws of ``majority``; must be the same at all peers."""
+        """Seed of the draws of ``majority``; the same at all peers."""
 
         def __post_init__(self) -> None:
             if not 0 < self.quorum <= 1:

@@ -1,37 +1,37 @@
 """WAGMA-SGD: wait-avoiding group model averaging (Li et al., TPDS 2021).
 
-Each peer trains on its own and averages models in groups of S, which change with every version so
-that an update reaches everyone in log_S P of them; every `tau` versions, everyone averages:
+Each peer trains on its own and averages models in groups of S, which change with every version, so
+that an update reaches all peers in log_S P versions. Every `tau` versions all peers average:
 
     x_i  <-  x_i - lr * update(g_i)
     x_i  <-  (1 / S) * sum of x_j, over the group of this version
 
-Nobody waits for a slow peer: whoever arrives first has the version run in its whole group, where
-each member contributes the latest it has, wherever its own trainer is (`core/wait_avoiding.py`).
+No peer waits for a slow one: the first peer that arrives starts the version for its whole group,
+and each member contributes its latest model, whatever its trainer does (`core/wait_avoiding.py`).
 
-**Butterfly groups.** Write a peer's place among P = 2^k by name in binary. Version t joins those
-peers whose places differ in m = log2 S of the k bits only: bits (t m + r) mod k for r < m.
-(Printed, the mask is shifted in place, and 8 peers in fours end in groups of two; the paper's
-example, and this file, do what is meant.) Any other number of peers shares 2^k slots, k = log2 P
-rounded down, one or two neighbours to a slot: groups are of S slots, so of S to 2 S peers, and
-k / m versions reach everyone all the same.
+**Butterfly groups.** Write a peer's rank (by name, among P = 2^k) in binary. Version t groups the
+peers whose ranks differ only in m = log2 S of the k bits: bits (t m + r) mod k for r < m.
+(The paper prints a mask that is shifted in place, under which 8 peers in fours end in groups of
+two; its example and this file do what is meant.) Any other number of peers shares 2^k slots, k =
+log2 P rounded down, with one or two neighbours per slot: groups have S slots, so S to 2 S peers,
+and k / m versions still reach all peers.
 
-Differences to the paper, and why:
+Differences from the paper, and why:
 
 * *Delta form* (`late = "delta"`). Each member adds mean - snapshot to its live model, so a late
-  one loses nothing and the mean of all models stays what training made it. The paper's rule
-  (`late = "paper"`) has a late peer add its model to the mean that it missed, as one model more:
+  member loses nothing, and averaging does not move the mean of all models. Under the paper's rule
+  (`late = "paper"`) a late peer adds its model to the mean that it missed, as one more model:
   x <- (S * mean + x) / (S + 1). That moves the mean of all, which only `sync = "step"` repairs
   (measured, a small GPT, one of 4 peers four times slower: a loss of 2.88 instead of 2.73).
 * *Elastic synchronisation* (`sync = "elastic"`). In the paper every peer makes `tau` steps between
-  two global averages and waits there, so that one slow peer slows everybody (`sync = "step"`). Here
-  the global average runs like any other version: a slow peer joins with the steps it has. Versions
-  then count what ran, not own steps: a peer whose version was run by others goes on with the next.
+  two global averages and waits there, so that one slow peer slows all (`sync = "step"`). Here the
+  global average runs like any other version: a slow peer contributes the steps that it has made.
+  Versions then count averages, not own steps: a peer whose version others ran takes the next.
   Measured (simulated `quality_digits`, three seeds, one of 4 peers four times slower, equal
   samples): 3.2 times as fast, at an accuracy of 0.973 where the paper's rule has 0.972.
-* *Only the group is activated*, not everybody: S - 1 small messages instead of P - 1. Where nobody
-  has arrived nothing runs, and the next version finds whatever there is.
-* *Fewer words.* Groups reduce and gather shares: 2 n (S - 1) / S words instead of n log2 S.
+* *Only the group is activated*, not all peers: S - 1 small messages instead of P - 1. A group in
+  which no peer has arrived does not run, and its next version takes what its members have then.
+* *Fewer words.* Groups reduce and gather shards: 2 n (S - 1) / S words instead of n log2 S.
 """
 
 from collections.abc import Sequence
@@ -50,7 +50,7 @@ class Wagma(Algorithm):
 
     @dataclass(frozen=True, slots=True, kw_only=True)
     class Config:
-        """How large groups are, and how all of them keep together."""
+        """How large groups are, and how their models stay close."""
 
         group_size: int = 0
         """Peers per group, a power of two; 0: the one nearest to the square root of their number.
@@ -58,17 +58,17 @@ class Wagma(Algorithm):
         more and waits for more peers' transfers. A swarm of fewer peers is one group."""
 
         tau: int = 10
-        """Every so many versions everyone averages. Too small: as all-reduce, every step; too
+        """Every `tau` versions all peers average. Too small: as all-reduce, at every step; too
         large: models drift apart."""
 
         sync: Literal["elastic", "step"] = "elastic"
-        """``elastic``: nobody waits for a slow peer, it joins with the steps it has. ``step``: the
-        paper's; all make `tau` steps and wait, so no model is older, and one slow peer slows all.
+        """``elastic``: no peer waits for a slow one, which contributes the steps that it has.
+        ``step``: as in the paper, all make `tau` steps and wait; so one slow peer slows all.
         """
 
         late: Literal["delta", "paper"] = "delta"
-        """What a peer does with a mean that ran before it arrived. ``delta``: its own share of it
-        is added, nothing is lost. ``paper``: its model counts as one model more."""
+        """What a peer does with a mean that was taken before it arrived. ``delta``: adds its own
+        delta, so nothing is lost. ``paper``: counts its model as one more model."""
 
         def __post_init__(self) -> None:
             size = self.group_size

@@ -145,7 +145,7 @@ def _begin_at_zero(
     for key, value in state.items():
         if value is not None and key not in BEGINS_AT_ZERO:
             raise StateError(
-                f"nobody knows how the {key} of {type(optimizer).__name__} begins; make a step "
+                f"the {key} of {type(optimizer).__name__} begins in an unknown way; make a step "
                 "before the peer is built, or leave average_momentum out"
             )
         if isinstance(value, Tensor):

@@ -29,7 +29,7 @@ from p2ptrain.ids import Seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Straggler:
-    """Who is slow, how much, and how often."""
+    """Which peers are slow, how much, and how often."""
 
     factor: float = 1.0
     """Duration of a slow step over that of the same step undisturbed. 1 is no delay."""
@@ -91,10 +91,10 @@ class StepTiming:
 
     slowdown_file: str = ""
     """A file with one number, a factor for every step as long as the file is there. It is read at
-    each step: whoever writes and removes it slows a running peer down and lets it recover."""
+    each step, so writing it slows a running peer down, and removing it lets the peer recover."""
 
     stragglers: tuple[Straggler, ...] = ()
-    """Each stretches what those before it left; empty: nobody is slow."""
+    """Each stretches the steps as the ones before it left them; empty: no peer is slow."""
 
     def __post_init__(self) -> None:
         for name in ("min_step_ms", "mean_ms", "deviation_ms"):

@@ -209,4 +209,4 @@ async def _first_answer(
             return await look(address, timeout_s, network)
         except (TransportError, RefusedError, CodecError) as error:
             why = error
-    raise TransportError(f"nobody of this swarm answers any more ({why})")
+    raise TransportError(f"no member of this swarm answers any more ({why})")

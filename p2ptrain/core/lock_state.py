@@ -37,20 +37,20 @@ class LockConfig:
 
     acquire_timeout_s: Seconds = 2.0
     """Stop collecting grants after this, or sooner where less was seen to be enough. Too short:
-    where averages last longer, large groups seldom come together; too long: those who have granted
-    idle for somebody who is busy."""
+    where averages last longer, large groups seldom form; too long: members that have granted their
+    slot idle for one that is busy."""
 
     resend_s: Seconds = 0.2
-    """Say it again after this long without an answer; the first time sooner where answers were seen
-    to be quicker. Too short: duplicates; too long: a lost message costs more."""
+    """Repeat a request after this long without an answer; the first time sooner where answers were
+    quicker before. Too short: duplicates; too long: a lost message costs more."""
 
     spare_claims: int = 1
-    """Ask so many candidates more than are needed. Too few: a lost or slow answer holds everyone
-    up; too many: peers are promised and released for nothing."""
+    """Ask this many candidates more than are needed. Too few: a lost or slow answer delays the
+    group; too many: peers grant their slot and are released for nothing."""
 
     spare_places: int = 24
-    """Where candidates are busy, wait in the queues of so many more than are needed. Too few: the
-    first one that becomes free comes late; too many: needless messages."""
+    """Where candidates are busy, wait in the queues of this many more than are needed. Too few: the
+    first free one comes late; too many: needless messages."""
 
     def __post_init__(self) -> None:
         check_above_0("lock", self, "lease_s", "acquire_timeout_s", "resend_s")

@@ -26,6 +26,7 @@ import uvloop
 
 from p2ptrain.compute.replica import no_update
 from p2ptrain.compute.torch_replica import TorchReplica
+from p2ptrain.documented import takes_settings
 from p2ptrain.errors import ConfigError, LocalProtocolError, P2PTrainError
 from p2ptrain.ids import Address, PeerId
 from p2ptrain.named import check_types, number_in, suggestion, whole_in
@@ -47,28 +48,29 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 INTERRUPTED_GRACE_S = 0.5
-"""Whoever presses Ctrl-C in a peer that leaves is not made to wait longer."""
+"""How long a peer that is leaving goes on after Ctrl-C."""
 
 
+@takes_settings(PeerConfig)
 class Peer:
     """One peer of a swarm, around your model and your optimizer.
 
     ::
 
-        with p2ptrain.Peer(model, optimizer, join=["10.0.0.5:4000"]) as peer:
+        with Peer(model, optimizer, listen="10.0.0.6:4000", join=["10.0.0.5:4000"]) as peer:
             for inputs, targets in loader:
                 loss_function(model(inputs), targets).backward()
                 peer.step(samples=len(inputs))          # where optimizer.step() stood
                 optimizer.zero_grad()
 
-    Leaving the ``with`` waits until all others are done as well (`PeerConfig.serve`), since those
-    who train may be about to average with this peer. Of several peers that one thread has entered,
-    only the one that is left last waits.
+    Leaving the ``with`` waits until all other peers are done as well (`PeerConfig.serve`), since
+    a peer that trains may be about to average with this one. Of several peers that one thread has
+    entered, only the one that is left last waits.
 
     Args:
         model: its parameters become views of one vector; do not move or replace them afterwards.
         optimizer: any torch optimizer over parameters of `model`, or several over parts of it.
-        config: a `PeerConfig`; or give its fields as keyword arguments.
+        config: a `PeerConfig`; or give its fields as the keyword arguments below.
         metrics: where records go, beside the files of `config.out`.
 
     Raises:
@@ -150,7 +152,7 @@ class Peer:
     def progress(self) -> int:
         """Samples of the whole swarm so far, as far as this peer knows; for LR schedules.
 
-        Known from the first step on, for a peer that comes late too. Where gradients are averaged
+        Known from the first step on, for a peer that joins late too. Where gradients are averaged
         all see the same number at the same version; else averages share each peer's estimate.
         """
         return self._life.progress

@@ -16,7 +16,7 @@ from p2ptrain.runtime.exchange import ExchangeConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """What a peer finds around it: clocks, a device, and how its two sides reach each other."""
+    """The surroundings of a peer: clocks, a device, and how its two sides reach each other."""
 
     clock: Callable[[], Seconds]
     """Of the event loop's timers."""
@@ -28,10 +28,10 @@ class Environment:
     """Larger than that of any earlier life under the same name."""
 
     call: Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]]  # Any: the work's result
-    """Runs work of the trainer's on the protocol's side; whoever awaits it has its result."""
+    """Runs work of the trainer's on the protocol's side; awaiting it gives the result."""
 
     post: Callable[[Callable[[], object]], object]
-    """Runs a function on the protocol's side soon; nobody waits for it. From any thread."""
+    """Runs a function on the protocol's side soon, without waiting for it. From any thread."""
 
     executor: CopyExecutor
 
@@ -41,7 +41,7 @@ class Environment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopConfig:
-    """When a run ends by itself; whatever comes first."""
+    """When a run ends by itself: at the first of these limits that is reached."""
 
     samples: int | None = None
     """Samples of the whole swarm."""
@@ -56,7 +56,7 @@ class StopConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerConfig:
-    """Everything about a peer that is not its model."""
+    """The settings of a peer: everything that is not its model."""
 
     name: str = ""
     """Unique in the swarm; by default host and process number."""
@@ -65,29 +65,31 @@ class PeerConfig:
     """A file of `p2ptrain/averaging`, or ``package.module:Class``."""
 
     algorithm_options: dict[str, Any] = field(default_factory=dict)  # Any: the algorithm checks
+    """The algorithm's own options, by name; equal at all peers."""
 
     average_momentum: bool = False
     """Average what the optimizer keeps in the shape of its parameters (momentum of SGD, moments of
-    Adam) with the model; for algorithms that average models, and for all peers alike. Off, each
+    Adam) with the model; for algorithms that average models, and equal at all peers. Off, each
     peer keeps its own. On, everything that is sent and kept is two or three times as large."""
 
     listen: str = "127.0.0.1:0"
-    """``host:port`` to listen on; port 0 takes a free one."""
+    """``host:port`` to listen on, as other peers reach it; port 0 takes a free one. The default is
+    loopback, where only peers of this machine can join."""
 
     advertise: str = ""
-    """What other peers should use, if it is not `listen`; port 0 stands for the real port."""
+    """The address that other peers use, if it is not `listen`; port 0 stands for the real port."""
 
     join: tuple[str, ...] = ()
-    """Addresses of peers that are in; one that answers is enough. Empty: the first of a swarm."""
+    """Addresses of peers of the swarm; one that answers is enough. Empty: start a new swarm."""
 
     join_timeout_s: Seconds = 30.0
     """How long to try to join, and to wait for `peers`."""
 
     peers: int = 1
-    """How many start together: the first step waits until so many are here, or others train."""
+    """How many peers start together: the first step waits for them, or until others train."""
 
     together: int | None = None
-    """How many of `peers` the first step waits for, where some are to come later. None: all."""
+    """How many of `peers` the first step waits for, if some come later. None: all."""
 
     seed: int = 0
     """Of this peer's choices; mixed with its name."""
@@ -102,8 +104,7 @@ class PeerConfig:
     """How much of its records a peer keeps; the oldest go first. Too small: a report has gaps."""
 
     metrics_port: int | None = None
-    """Port of a Prometheus endpoint on the host of `listen`; 0 takes a free one. None: no endpoint.
-    Whoever reaches it can read it: there is no password."""
+    """Port of a Prometheus endpoint at the host of `listen`, without a password; 0: a free one."""
 
     tensorboard: str = ""
     """Folder for TensorBoard scalars, one run (``<name>``) per peer; empty: none."""
@@ -115,7 +116,7 @@ class PeerConfig:
     """How much of its snapshots a peer keeps, the newest, and two at least."""
 
     leave_grace_s: Seconds = 5.0
-    """How long a leaving peer lets a running average end."""
+    """How long a leaving peer waits for a running average."""
 
     stop: StopConfig = field(default_factory=StopConfig)
     protocol: ProtocolConfig = field(default_factory=ProtocolConfig)

@@ -129,7 +129,7 @@ def test_making_the_state_leaves_model_rate_and_gradients_as_they_were():
     ("make", "why"),
     [
         (lambda p: SGD(p, lr=0.1), "SGD keeps nothing in the shape of its parameters"),
-        (lambda p: NAdam(p), "nobody knows how the mu_product of NAdam begins"),
+        (lambda p: NAdam(p), "the mu_product of NAdam begins in an unknown way"),
         (lambda p: torch.optim.LBFGS(p), "LBFGS cannot make a step by itself"),
     ],
 )

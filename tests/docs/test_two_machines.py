@@ -6,7 +6,6 @@ Two namespaces stand for the machines, with the addresses that README has; makin
 import re
 import subprocess
 import sys
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,33 +18,11 @@ from tests.docs.test_training_loops import PROGRAMS
 pytestmark = [pytest.mark.sockets, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
-LOOP = re.search(
-    r"## In your own loop\n\n```python\n(.*?)```", (ROOT / "README.md").read_text(), re.S
+(README_PROGRAM,) = re.findall(
+    r"```python\n# train.py\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL
 )
 FIRST, SECOND = "10.0.0.5:4000", "10.0.0.6:4000"
 LIMIT_S = 100
-
-BEFORE_THE_LOOP = """\
-import time
-import torch
-from torch import nn
-import p2ptrain
-
-torch.manual_seed(0)
-model = nn.Linear(4, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-loss_function = nn.MSELoss()
-
-def batches():
-    own = 0
-    while own < 2000 or peer.progress - own < 1000:
-        yield torch.ones(8, 4), torch.ones(8, 1)
-        own += 8
-        time.sleep(0.002)
-
-loader = batches()
-"""
-"""The first one goes on until the second, which comes later, has trained so many samples."""
 
 
 @pytest.fixture(scope="module")
@@ -84,12 +61,14 @@ def run_on_both(machines, folder: Path, programs: tuple[str, str], arguments=(()
     return printed
 
 
-def test_the_loop_of_the_readme_trains_on_two_machines(machines, tmp_path):
-    second = LOOP[1]
-    first = second.replace(f'listen="{SECOND}", join=["{FIRST}"]', f'listen="{FIRST}"')
-    assert first != second, "it has the addresses of which the text below it speaks"
-    programs = tuple(BEFORE_THE_LOOP + textwrap.dedent(lines) for lines in (first, second))
-    run_on_both(machines, tmp_path, programs)
+def test_the_program_of_the_readme_trains_on_two_machines(machines, tmp_path):
+    both = (README_PROGRAM, README_PROGRAM)
+    for printed in run_on_both(machines, tmp_path, both, ((FIRST,), (SECOND, FIRST))):
+        found = re.search(r"loss (\S+) after (\d+) samples of both peers", printed)
+        assert found, printed
+        assert float(found[1]) < 1, "a guess has 64"
+        assert int(found[2]) > 32 * 1000, "this peer's own samples are not all"
+    assert (tmp_path / "machine1" / "model.pt").exists()
 
 
 def test_the_plain_program_takes_its_addresses_as_arguments(machines, tmp_path):

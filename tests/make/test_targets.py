@@ -33,7 +33,9 @@ SMALLEST = {
     "chaos": ("QUICK=1", "chaos/report.html"),
     "protos": ("PROTOS={out}", "peer_pb2.py"),
     "algorithm-pages": ("PAGES={out}", "ad_psgd.md"),
-    "scenario-reference": ("REFERENCE={out}/reference.md", "reference.md"),
+    "scenario-reference": ("SCENARIO_REFERENCE={out}/reference.md", "reference.md"),
+    "reference-pages": ("REFERENCE={out}", "settings.md"),
+    "docs": ("SITE={out}", "reference/api.html"),
     "wheel": ("WHEELS={out}", "p2ptrain-*.whl"),
 }
 """By target: what makes it small, and a file that it leaves."""
@@ -58,6 +60,8 @@ def test_a_documented_target_runs_in_its_smallest_form(target: str, tmp_path: Pa
         skip_without_namespaces()
     if target == "wheel" and importlib.util.find_spec("setuptools") is None:
         pytest.skip("without setuptools here a wheel takes a package registry")
+    if target == "docs" and importlib.util.find_spec("sphinx") is None:
+        pytest.skip("the extra docs (Sphinx) is not installed here")
     small, left = SMALLEST[target]
     run_make(
         target, small.format(out=tmp_path), f"RUNS={tmp_path}", f"BIN={Path(sys.executable).parent}"

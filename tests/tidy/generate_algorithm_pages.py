@@ -4,15 +4,14 @@ The module's docstring is the page, and its options are the fields of `Config` w
 beneath them. So what a page says stands beside the code that it is about.
 """
 
-import ast
 import dataclasses
 import inspect
 import json
 import sys
-import textwrap
 from pathlib import Path
 
 from p2ptrain.averaging.base import Algorithm, known_algorithms, load_algorithm
+from p2ptrain.documented import texts_of
 
 FOLDER = Path(inspect.getfile(Algorithm)).parent
 
@@ -27,7 +26,7 @@ def page_of(name: str) -> str:
         f"# `{name}`: {title.rstrip('.')}",
         f"Averages {kind.averages}. The code is [`{file}`](../../p2ptrain/averaging/{file}), "
         "from which this page is made (`make algorithm-pages`).",
-        _markdown(body.strip()),
+        markdown(body.strip("\n")),
         "## Options",
         options_of(kind),
     ]
@@ -36,7 +35,7 @@ def page_of(name: str) -> str:
 
 def options_of(kind: type[Algorithm]) -> str:
     """Every option with its default and what it does."""
-    texts = texts_under_fields(kind.Config)
+    texts = {name: markdown(text) for name, text in texts_of(kind.Config).items()}
     fields = dataclasses.fields(kind.Config)
     if not fields:
         return "None."
@@ -48,20 +47,7 @@ def options_of(kind: type[Algorithm]) -> str:
     return "\n\n".join(lines)
 
 
-def texts_under_fields(config: type) -> dict[str, str]:
-    """The docstring beneath each field of a dataclass."""
-    (body,) = ast.parse(textwrap.dedent(inspect.getsource(config))).body
-    assert isinstance(body, ast.ClassDef)
-    texts: dict[str, str] = {}
-    for field, text in zip(body.body, body.body[1:], strict=False):
-        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
-            assert isinstance(field.target, ast.Name)
-            assert isinstance(text.value, ast.Constant)
-            texts[field.target.id] = _markdown(inspect.cleandoc(str(text.value.value)))
-    return texts
-
-
-def _markdown(text: str) -> str:
+def markdown(text: str) -> str:
     """Double backquotes are single ones here; a block that `::` announces is indented already."""
     return text.replace("``", "`").replace("::\n", ":\n")
 

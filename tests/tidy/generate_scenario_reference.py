@@ -14,7 +14,8 @@ from typing import Any
 
 from launcher.scenario import BY_THE_LAB, Scenario
 from p2ptrain.config import RunConfig
-from tests.tidy.generate_algorithm_pages import texts_under_fields
+from p2ptrain.documented import texts_of
+from tests.tidy.generate_algorithm_pages import markdown
 
 UNITS = {
     "_mbit_s": "Mbit/s",
@@ -68,10 +69,7 @@ def _sections(
     title: str, prefix: str, kind: type, fields: list[dataclasses.Field[Any]]
 ) -> Iterator[str]:
     """A table, then the tables within it."""
-    texts: dict[str, str] = {}
-    for owner in reversed(kind.__mro__):
-        if dataclasses.is_dataclass(owner):
-            texts |= texts_under_fields(owner)
+    texts = {name: markdown(text) for name, text in texts_of(kind).items()}
     hints = typing.get_type_hints(kind)
     within = {field.name: _table_of(hints[field.name]) for field in fields}
     lines = [f"## {title}", _duty(kind)]

@@ -63,6 +63,13 @@ def test_every_key_of_a_scenario_is_described():
     assert [lines[number] for number in keys if not lines[number + 1]] == []
 
 
+def test_the_reference_pages_say_what_the_code_says(tmp_path):
+    output_of(sys.executable, str(ROOT / "tests/tidy/generate_reference_pages.py"), str(tmp_path))
+    for page in tmp_path.glob("*.md"):
+        committed = ROOT / "docs" / "reference" / page.name
+        assert page.read_text() == committed.read_text(), "run `make reference-pages`"
+
+
 def test_the_public_names_are_these():
     assert sorted(p2ptrain.__all__) == [
         "Algorithm",
@@ -96,7 +103,7 @@ def test_no_file_is_long_enough_to_hide_a_second_noun():
 
 
 DOCS = (str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))
-PAGES = ["README.md", "CHANGELOG.md", *DOCS]
+PAGES = ["README.md", "CHANGELOG.md", "examples/README.md", *DOCS]
 
 
 @pytest.mark.parametrize("name", sorted(PAGES))

@@ -1,41 +1,41 @@
 """Ripples, later Prague: Partial All-Reduce (Luo et al., arXiv 1909.08029; ASPLOS 2020).
 
-All-reduce is fast where all are alike and as slow as the slowest where they are not; gossip in
-pairs is tolerant and pays for each exchange. Between them stands **Partial All-Reduce**: a group G
-of any size averages its models as all-reduce would, and nobody else takes part:
+All-reduce is fast among equal peers, and as slow as the slowest among unequal ones. Gossip in pairs
+tolerates slow peers, at the price of an exchange per pair. **Partial All-Reduce** is between them:
+a group G of any size averages its models as all-reduce would, without the other peers:
 
     x_i  <-  x_i - lr * update(g_i)
     x_i  <-  (1 / |G|) * sum of x_j over G, for all i in G
 
-Two groups that share a peer do not commute and run one after the other; so the art is to choose
-groups that do not conflict. Three ways to choose, `schedule`:
+Groups that share a peer do not commute and run one after the other, so groups should be chosen
+that do not conflict. `schedule` is one of three ways to choose:
 
-* `"static"`: a table of four steps that everyone knows, for machines of several peers each (the
-  authors' own code has it). With four to a machine, places l = 0, 1, 2, 3:
+* `"static"`: a table of four steps, known to all peers, for machines with several peers each (as in
+  the authors' own code). With four peers to a machine, of local rank l = 0, 1, 2, 3:
 
       step 0   all l = 0 across machines; {2, 3} in each machine; l = 1 alone
       step 1   each machine
       step 2   all l = 1 across machines; {0, 3} in each machine; l = 2 alone
       step 3   each machine
 
-  So one peer of a machine at a time uses its way to the others, and every second step only.
+  So one peer of a machine at a time uses the link to other machines, in every second step only.
 * `"generator"`: one peer, the **Group Generator**, keeps a lock for each peer and a **Group
-  Buffer**, and where that is empty divides all peers into groups at once, **Group Division**
+  Buffer**. Where that is empty it divides all peers into groups at once, **Group Division**
   (`book.py`). Here it is elected, and when it dies another takes its place (`generator.py`).
-* `"decentral"`: nobody proposes. Whoever has made an update and has not been in a group since takes
-  the first of the others that are free, through the group lock.
+* `"decentral"`: without proposals. A peer that has made an update and has not been in a group since
+  takes the first free peers, through the group lock.
 
-What is different here, and why:
+Differences from the paper, and why:
 
-* *Nobody waits* (`waits = False`). Groups average beside the trainers, in delta form, so that an
-  update that lands meanwhile is kept, and a slow trainer holds up nobody. With `waits = True` a
-  trainer stands still until its group is done, and a group until all its trainers are there.
-* *A slowdown filter only where trainers wait.* Who is slow is then left out of other peers'
-  divisions; it is known by how long its steps take. Where nobody waits for it, there is nothing to
-  be saved, and its model would be older for it.
+* *Trainers do not wait* (`waits = False`). Groups average beside the trainers, in delta form: an
+  update that is made meanwhile is kept, and a slow trainer delays no other. With `waits = True` a
+  trainer stands still until its group is done, and a group until all its trainers have arrived.
+* *A slowdown filter only where trainers wait.* A peer whose steps take long is then left out of
+  other peers' divisions. Where trainers do not wait, leaving it out would save nothing, and its
+  model would become older.
 * *Any number* of peers, and of peers on a machine, in the table too.
-* *The generator only proposes.* Every member grants for itself, through the group lock, so two
-  generators waste time and break nothing.
+* *The generator only proposes.* Every member grants its own slot, through the group lock, so two
+  generators at a time waste time and break nothing.
 """
 
 import math
@@ -76,25 +76,25 @@ class Ripples(Algorithm):
         """``generator``, ``static`` or ``decentral``; see above."""
 
         group_size: int = 0
-        """Peers per group that is drawn, up to twice as many less one where peers do not divide; 0:
+        """Peers per drawn group, up to twice as many less one where the peers do not divide; 0:
         three. Too small: models drift apart; too large: more peers must be free at once, and each
-        average moves more. Groups of the table, and of a whole machine, are of the size they are.
+        average moves more. It does not apply to groups of the table, or of a whole machine.
         """
 
         peers_per_machine: int = 0
-        """So many consecutive peers, by name, share one machine's way to the others, so that half
-        of the groups stay inside and one peer of each meets the other machines in the other half.
-        0: machines make no difference; the table then takes four, as published. Too large: groups
-        that seem to stay inside a machine do not."""
+        """This many consecutive peers, by name, share one machine's link to the others. Half of the
+        groups then stay inside machines, and in the other half one peer of each machine meets the
+        others. 0: machines make no difference; the table takes four, as published. Too large:
+        groups that are meant to stay inside a machine do not."""
 
         waits: bool = False
-        """Whether a trainer stands still until its group is done. Without: averages run beside it,
+        """Whether a trainer stands still until its group is done. If not, averages run beside it
         and reach its model one step later."""
 
         slowdown: float = 1.5
-        """With `waits` and a generator: who takes so many times as long for a step as the median
-        is not drawn into other peers' groups. Too small: peers that are slow by chance are left
-        out, too; too large: everybody waits for slow ones."""
+        """With `waits` and a generator: a peer whose steps take this many times the median is not
+        drawn into other peers' groups. Too small: peers that are slow by chance are left out, too;
+        too large: all peers wait for slow ones."""
 
         def __post_init__(self) -> None:
             if self.group_size < 0 or self.group_size == 1:

@@ -1,7 +1,7 @@
-"""The book of Ripples' Group Generator: who is to average with whom next, and who is already at it.
+"""The book of Ripples' Group Generator: which groups are to average next, and which already do.
 
-Pure bookkeeping of one generator (`generator.py` says who that is). Peers *ask*, groups
-come out; when a group is *over* the book hears of it, and perhaps more groups come out.
+Pure bookkeeping of one generator (`generator.py` elects it). A peer *asks*, and the book returns
+the groups that may run. When a group is *over*, it may return more groups.
 
 ::
 
@@ -10,34 +10,34 @@ come out; when a group is *over* the book hears of it, and perhaps more groups c
                                  the Group Buffer                   locks its members
 
 * **Lock vector.** The members of a running group are locked, and no other group that has one of
-  them runs. A group takes all of its members at once or none, so nobody holds one while waiting for
-  another.
+  them runs. A group locks all of its members at once or none, so no group holds one member while it
+  waits for another.
 * **Group Buffer.** A group waits in the buffer of *all* its members until it can run. A peer that
   asks and has a group in its buffer gets that one instead of a new one.
 * **Global Division.** If the asking peer's buffer is empty, all peers whose buffers are empty are
-  divided into groups at once. Groups of one division share nobody, so they do not wait for each
-  other; groups that are drawn one by one do, and queue up.
-* **Machines.** Divisions of even updates stay inside machines: each is one group. In those of odd
-  updates one *head* of each machine meets the other heads, and the rest of a machine meet among
-  themselves, so that one peer of a machine at a time uses its way to the others.
-* **Slowdown filter.** Who takes `slowdown` times as long for a step as the median peer, or longer,
-  is left out of other peers' divisions: they do not wait for it. When it asks itself, it gets a
-  group all the same, so nobody is left out for good. A step is timed from the end of a peer's last
-  group to its question, smoothed. (Counting who is how many updates behind whom does not do: a fast
-  peer that waits for a slow one stays level with it, is drawn with it again, and trains at its pace
-  from then on.) Where members need not be waited for, there is nothing to filter.
+  divided into groups at once. Groups of one division share no peer, so they do not wait for each
+  other; groups that are drawn one by one would, and queue up.
+* **Machines.** Divisions of even updates stay inside machines: each machine is one group. In those
+  of odd updates one *head* of each machine meets the other heads, and the rest of a machine forms
+  groups of its own, so that one peer of a machine at a time uses its link to other machines.
+* **Slowdown filter.** A peer whose steps take `slowdown` times the median, or longer, is left out
+  of other peers' divisions: they do not wait for it. When it asks itself it gets a group, so no
+  peer is left out for good. A step is timed from the end of a peer's last group to its question,
+  smoothed. (Counting how many updates a peer is behind does not work: a fast peer that waits for a
+  slow one stays level with it, is drawn with it again, and trains at its pace from then on.) Where
+  trainers do not wait for members, there is nothing to filter.
 
 **With or without waiting.** Where trainers wait for their groups (`waits`), a group runs when all
 of its members have asked, each at the end of its step. Otherwise it runs as soon as its members are
-unlocked, wherever their trainers are; a division then takes those that are free, and who is alone
-among them gets a group with some that are not yet. So does who would only meet its last group
-again: of two groups that end in turns, each while the other runs, nobody would meet anybody else.
+unlocked, whatever their trainers do. A division then takes the free peers. A free peer that is
+alone gets a group with some that are still busy. So does a peer that would only meet its last group
+again: of two groups that end in turns, each while the other runs, no member would meet the other's.
 
-**Nobody waits for ever.** A peer is in one buffered group at most, since only empty buffers are
-divided. Look at the oldest buffered group: each of its members is unlocked when the group that it
-runs in is over, and no other buffered group has that member, so none can overtake, and a large
-group comes to run like a small one. Where all must ask, each does at its next boundary, which waits
-for no group: its last one is over.
+**No peer waits for ever.** A peer is in one buffered group at most, since only empty buffers are
+divided. Take the oldest buffered group: each of its members is unlocked when the group that it runs
+in is over, and no other buffered group has that member. So no group overtakes it, and a large group
+comes to run like a small one. Where all must ask, each asks at its next boundary, which waits for
+no group: its last one is over.
 """
 
 from collections.abc import Sequence
@@ -60,7 +60,7 @@ class Group:
 
     number: int
     members: tuple[PeerId, ...]
-    """Sorted. One member alone: nobody is there to meet, and its question is answered."""
+    """Sorted. One member alone: there is no peer to meet, and its question is answered."""
 
     leader: PeerId
     """Claims it."""
@@ -94,7 +94,7 @@ class GroupBook:
     # --- what happens -----------------------------------------------------------------------------
 
     def keep(self, present: Sequence[PeerId], now: Seconds) -> list[Group]:
-        """`present`, sorted, are those who train; all others are forgotten."""
+        """`present`, sorted, are the peers that train; all others are forgotten."""
         each = self._config.peers_per_machine or max(1, len(present))
         before = self._home
         self._home = {peer: place // each for place, peer in enumerate(present)}
@@ -122,7 +122,7 @@ class GroupBook:
         return self._serve(now)
 
     def check(self) -> None:
-        """Raise InvariantViolation if somebody is in two groups of a kind, or a group is torn."""
+        """Raise InvariantViolation if a peer is in two groups of a kind, or a group is torn."""
         for groups in (self.buffered, self.running):
             members = [peer for group in groups for peer in group.members]
             if len(dict.fromkeys(members)) != len(members) or any(
@@ -136,7 +136,7 @@ class GroupBook:
     # --- inside -----------------------------------------------------------------------------------
 
     def _serve(self, now: Seconds) -> list[Group]:
-        """Give everyone who asks a group; return those that can run."""
+        """Give each peer that asks a group; return those that can run."""
         alone: list[Group] = []
         for peer in tuple(self._asking):
             if peer not in self._buffered and peer not in self._running:
@@ -178,7 +178,7 @@ class GroupBook:
     # --- Global Division --------------------------------------------------------------------------
 
     def _divide(self, asker: PeerId) -> list[list[PeerId]]:
-        """Divide all whose buffers are empty into groups; nobody to meet: none with `asker`."""
+        """Divide all whose buffers are empty into groups; no peer to meet: none with `asker`."""
         pool = [peer for peer in self._home if peer not in self._buffered]
         if self._config.waits:
             pool = [peer for peer in pool if peer == asker or self._keeps_up(peer)]
@@ -209,7 +209,7 @@ class GroupBook:
     ) -> list[list[PeerId]]:
         """Groups inside machines; if it `crosses`, also of one head of each machine.
 
-        A machine that has somebody in a group with other machines already has no other head.
+        A machine that already has a peer in a group with other machines has no other head.
         """
         inside: dict[int, list[PeerId]] = {}
         for peer in self._rng.sample(free, len(free)):

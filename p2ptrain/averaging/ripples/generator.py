@@ -1,13 +1,13 @@
 """Ripples' Group Generator: one peer proposes groups, and any other can take its place.
 
-The *generator* is the first by name of those who train, as everyone sees by itself: nobody votes.
-It keeps the `GroupBook`. It only proposes; whether a group comes together is the business of the
-group lock, in which every member grants for itself.
+The *generator* is the first by name of the peers that train; each peer finds it without a vote.
+It keeps the `GroupBook`. It only proposes; whether a group is formed is decided by the group lock,
+in which every member grants its own slot.
 
 **The protocol in four lines.** A peer that wants a group sends *ask* to the generator, again and
 again until it has been in one. The generator sends each group that may run to one of its members,
-the *leader*: *propose*. The leader claims it through the group lock and says *settle* when it is
-over. A proposal that is not settled is sent again; a leader that is still at it answers *lead*.
+the *leader*: *propose*. The leader claims it through the group lock and sends *settle* when it is
+over. A proposal that is not settled is sent again; a leader that still works on it answers *lead*.
 
 ::
 
@@ -19,23 +19,23 @@ over. A proposal that is not settled is sent again; a leader that is still at it
         |                  |<----- lead -------|==== chunks =========>|
         |                  |<----- settle -----|
 
-**When the generator dies** membership says so, the next by name is first, and everyone who still
-asks asks that one. Its book is empty, so it may propose a group with a peer that is in one; the
-group lock lets them run one after the other. The same goes for two peers that both think they are
-first: they waste a little time, and nothing overlaps. A group that runs needs no generator to end.
+**When the generator dies** membership reports it, the next peer by name is the generator, and all
+peers that still ask send their questions to it. Its book is empty, so it may propose a group with a
+peer that is in one; the group lock runs them one after the other. The same holds for two peers that
+both believe to be first: they waste a little time, and no groups overlap. A running group needs no
+generator to end.
 
-**When a leader dies** its group is over for the book as soon as membership says so; for a member
-that is busy, when its average has ended. Each that still asks gets another group.
+**When a leader dies** its group is over for the book as soon as membership reports the death; for a
+busy member, when its average has ended. Each peer that still asks gets another group.
 
 **No cycle of waits.** The generator never waits. A leader waits for the group lock, which is free
-of cycles; a peer that asks waits for a group to end that the book will make or has made
-(`book.py` shows that it comes to run). A leader with several proposals claims them one
-by one, in order.
+of cycles. A peer that asks waits for the end of a group that the book will make or has made;
+`book.py` shows that it comes to run. A leader with several proposals claims them in order.
 
 **What each loss costs.** A lost *ask* or *propose* costs `RESEND_S`. A lost *settle* too: the
 proposal comes again, and is answered again. A lost *lead* costs nothing: the next one says the
-same. A leader that answers nothing, which only one that does not keep to the protocol can, keeps
-its members for `LAPSE_S`; how long an average takes does not matter.
+same. A leader that violates the protocol and does not answer keeps its members for `LAPSE_S`; how
+long an average takes does not matter.
 """
 
 from collections.abc import Sequence
@@ -50,25 +50,25 @@ if TYPE_CHECKING:
     from p2ptrain.averaging.ripples import Ripples
 
 RESEND_S: Seconds = 0.25
-"""Whatever is not answered is said again after this long. Too short: needless messages beside a
-slow average; too long: a lost message delays a group."""
+"""An unanswered message is repeated after this long. Too short: needless messages beside a slow
+average; too long: a lost message delays a group."""
 
 LAPSE_S: Seconds = 20.0
-"""The book frees the members of a group whose leader has said nothing for so long."""
+"""The book frees the members of a group whose leader has been silent for this long."""
 
 SHORTEST_S: Seconds = 0.01
-"""A timer may fire a little early; what is due would then be waited for by nothing again."""
+"""The least wait: a timer may fire a little early, and no timer would then wait for what is due."""
 
 SETTLED_REMEMBERED = 64
 """Proposals whose end a leader remembers, far more than can be under way at once."""
 
 MOST_PROPOSALS = 8
-"""A leader takes on so many at once; whatever else comes will come again."""
+"""A leader accepts this many at once; further ones are sent again."""
 
 
 @dataclass(slots=True)
 class Proposal:
-    """As the generator: what a leader has been told and has not settled."""
+    """As the generator: what was proposed to a leader and is not settled."""
 
     group: Group
     resend_at: Seconds
@@ -87,7 +87,7 @@ class GroupGenerator:
         """After so many updates this peer wants a group, and has not been in one since."""
         self._swarm = swarm
         self._incarnation = swarm.incarnation  # that a refutation raises it makes no other life
-        self._view: Sequence[PeerId] = ()  # who trains, as the book was told last
+        self._view: Sequence[PeerId] = ()  # the peers that train, as the book knows them
         self._met = 0  # our last group when we asked
         self._ask_at: Seconds = 0.0  # again
         self._asked = 0
@@ -105,7 +105,7 @@ class GroupGenerator:
         self.look()
 
     def look(self) -> None:
-        """See what may have changed: who trains, our last group, the time."""
+        """See what may have changed: the peers that train, our last group, the time."""
         now = self._swarm.now
         if not self._swarm.trains or self._last_group() != self._met:
             self.asks = None

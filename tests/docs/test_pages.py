@@ -1,0 +1,119 @@
+"""The programs of the newer pages run as they stand; what a page promises to name, it names."""
+
+import ast
+import dataclasses
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import p2ptrain
+from p2ptrain.averaging import known_algorithms
+from tests.docs.test_training_loops import free_port
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def page(name: str) -> str:
+    return (DOCS / name).read_text()
+
+
+def program(name: str, page_name: str) -> str:
+    (text,) = re.findall(rf"```python\n# {name}\n(.*?)```", page(page_name), re.DOTALL)
+    return text
+
+
+def run(folder: Path, name: str, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", name, *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.sockets
+def test_a_run_goes_on_where_its_checkpoint_says(tmp_path):
+    text = program("resume.py", "operating.md")
+    (tmp_path / "resume.py").write_text(text)
+    assert "0 samples before, 20000 now" in run(tmp_path, "resume.py")
+    longer = text.replace("20_000", "25_600")
+    (tmp_path / "resume.py").write_text(longer)
+    assert "20000 samples before, 25600 now" in run(tmp_path, "resume.py")
+
+
+@pytest.mark.sockets
+def test_the_program_for_several_machines_runs_twice_on_one(tmp_path):
+    text = program("two_machines.py", "several-machines.md")
+    first, second = (f"127.0.0.1:{free_port()}" for _ in range(2))
+    started = []
+    for number, arguments in enumerate([(first,), (second, first)]):
+        folder = tmp_path / f"machine{number}"
+        folder.mkdir()
+        (folder / "two_machines.py").write_text(text)
+        command = [sys.executable, "two_machines.py", *arguments]
+        started.append(subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True))
+    printed = [process.communicate(timeout=100)[0] for process in started]
+    assert [process.returncode for process in started] == [0, 0], printed
+    for text in printed:
+        found = re.search(r"after (\d+) samples of the whole swarm", text)
+        assert found
+        assert int(found[1]) >= 64_000
+    assert (tmp_path / "machine1" / "model.pt").exists()
+
+
+def test_the_tables_of_decisions_know_every_algorithm():
+    situation, properties = page("choosing.md").split("## By property")
+    for name in known_algorithms():
+        assert f"[`{name}`](algorithms/{name}.md)" in situation
+        assert f"\n| `{name}` |" in properties
+
+
+def test_the_index_leads_to_every_page():
+    index = page("index.md")
+    for path in DOCS.rglob("*.md"):
+        name = path.relative_to(DOCS).as_posix()
+        assert name == "index.md" or f"]({name})" in index, name
+
+
+def test_the_help_of_peer_shows_every_setting_with_its_default_and_what_it_does():
+    shown = p2ptrain.Peer.__doc__ or ""
+    for field in dataclasses.fields(p2ptrain.PeerConfig):
+        assert f"    {field.name}: " in shown
+    assert (
+        "join_timeout_s: How long to try to join, and to wait for `peers`. Default: 30.0" in shown
+    )
+
+
+def sentences_of_the_package() -> str:
+    """Every text in the code, with an ellipsis for what it fills in."""
+
+    def text_of(node: ast.AST) -> str:
+        match node:
+            case ast.Constant(value=str(text)):
+                return text
+            case ast.JoinedStr(values=parts):
+                return "".join(map(text_of, parts))
+            case _:
+                return "…"
+
+    files = (DOCS.parent / "p2ptrain").rglob("*.py")
+    trees = (ast.parse(path.read_text()) for path in files)
+    return "\n".join(text_of(node) for tree in trees for node in ast.walk(tree))
+
+
+def test_the_messages_in_troubleshooting_are_what_the_code_says():
+    said = " ".join(sentences_of_the_package().replace("`", '"').split())
+    rows = re.findall(r"^\| (.*?) \| ", page("troubleshooting.md"), re.MULTILINE)
+    messages = [span for row in rows for span in re.findall(r"`([^`]+)`", row) if " " in span]
+    assert len(messages) > 30
+    for message in messages:
+        for part in re.split(r"\.\.\.|'[^']*'|\[[^]]*\]|\d[\d.:]*", message):
+            fixed = part.strip(" :;,()")
+            assert len(fixed.split()) < 3 or fixed in said, (message, fixed)
