@@ -1,0 +1,390 @@
+"""Serve the live page of a swarm, and nothing else.
+
+===================  ===============================================================================
+``GET /``            the page; its style and script are files of ours, and nothing is fetched
+``GET /feed``        server-sent events: one ``snapshot``, then an ``update`` every `UPDATE_S`
+``GET /state.json``  the same snapshot for programs
+``POST /fault``      in the lab only: apply or revert a fault
+===================  ===============================================================================
+
+**Who may read it.** The page has no password, so it listens on loopback unless it is told to be
+public. A web site that a browser visits must not read it either: a request has to name this
+machine in its Host header (which a DNS name that was pointed here does not), and a fault has to
+come from the page itself (its Origin). What peers report is sent as JSON and shown as text.
+
+**Slow readers.** Every page has a short queue. One that falls behind gets a new snapshot in place
+of the updates that it missed.
+"""
+
+import asyncio
+import contextlib
+import ipaddress
+import json
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+from p2ptrain.errors import ConfigError
+from p2ptrain.ids import Address, Seconds
+from p2ptrain.net.grpc_config import GrpcConfig
+from p2ptrain.ui.faults import FaultControl
+from p2ptrain.ui.poller import Poller
+from p2ptrain.ui.swarm import SwarmView
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+UPDATE_S: Seconds = 0.5
+MAX_PAGES = 32
+BEHIND = 8
+"""A page that has this many updates waiting gets a snapshot instead."""
+
+START_S: Seconds = 10.0
+MAX_BODY = 1024
+
+FILES = {
+    "/": ("index.html", "text/html"),
+    "/page.css": ("page.css", "text/css"),
+    "/page.js": ("page.js", "text/javascript"),
+    "/graph.js": ("graph.js", "text/javascript"),
+    "/charts.js": ("charts.js", "text/javascript"),
+}
+
+POLICY = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "connect-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+
+LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageConfig:
+    """Where a page listens."""
+
+    listen: str = "127.0.0.1:9410"
+    """``host:port``; port 0 takes a free one."""
+
+    is_public: bool = False
+    """Allow a host beyond this machine. The page has no password."""
+
+    def __post_init__(self) -> None:
+        self.where()
+
+    def where(self) -> tuple[str, int]:
+        """Host and port. Raises ConfigError if they cannot be used."""
+        host, colon, port = self.listen.rpartition(":")
+        host = host.strip("[]")
+        if not colon or not host or not port.isdecimal() or int(port) > 65535:
+            raise ConfigError(f"{self.listen!r} is no place to listen; write host:port")
+        if not self.is_public and not is_loopback(host):
+            raise ConfigError(
+                f"{self.listen} is open to other machines, and the page has no password; listen "
+                "on 127.0.0.1 and reach it through ssh -L, or add --public"
+            )
+        return host, int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """True for an address or a name of this machine only."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+@dataclass(slots=True)
+class _Page:
+    """One open page."""
+
+    queue: asyncio.Queue[bytes] = field(default_factory=lambda: asyncio.Queue(BEHIND))
+
+
+class LivePage:
+    """Polls a swarm and serves its page.
+
+    Args:
+        config: where it listens.
+        clock: monotonic.
+        network: the connections to peers.
+        faults: how faults are applied; None: the page is read-only.
+    """
+
+    def __init__(
+        self,
+        config: PageConfig,
+        clock: Callable[[], Seconds],
+        network: GrpcConfig | None = None,
+        faults: FaultControl | None = None,
+    ) -> None:
+        self.title = ""
+        self.url = ""
+        """Where it is; empty until it listens."""
+        self._config = config
+        self._clock = clock
+        self._network = network or GrpcConfig()
+        self._faults = faults
+        self._view = SwarmView(clock())
+        self._poller: Poller | None = None
+        self._polling: asyncio.Task[None] | None = None
+        self._pages: list[_Page] = []
+        self._files = {path: _read(name) for path, (name, _) in FILES.items()}
+        self._is_new = False
+
+    @property
+    def view(self) -> SwarmView:
+        """What is shown."""
+        return self._view
+
+    def watch(self, addresses: Iterable[Address], title: str = "") -> None:
+        """Show the swarm of these peers from now on. Call it in the loop of `serving`."""
+        if self._polling is not None:
+            self._polling.cancel()
+        self.title = title
+        self._view = SwarmView(self._clock())
+        self._poller = Poller(self._view, addresses, self._network, self._clock)
+        self._polling = asyncio.create_task(self._poller.run())
+        self._is_new = True
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[str]:
+        """Listen; yields the address of the page.
+
+        Raises:
+            ConfigError: if aiohttp is missing or the port is taken.
+        """
+        web = _aiohttp_web()
+        app = web.Application(middlewares=[_guard(self._config)], client_max_size=MAX_BODY)
+        for path, (_, kind) in FILES.items():
+            app.router.add_get(path, _serve(self._files[path], kind))
+        app.router.add_get("/feed", self._feed)
+        app.router.add_get("/state.json", self._state)
+        if self._faults is not None:
+            app.router.add_post("/fault", self._fault)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5)
+        await runner.setup()
+        host, port = self._config.where()
+        try:
+            await web.TCPSite(runner, host, port).start()
+        except OSError as error:
+            await runner.cleanup()
+            raise ConfigError(
+                f"cannot listen on {self._config.listen} ({error.strerror}); give another port, or "
+                "port 0, which takes a free one"
+            ) from error
+        bound = runner.addresses[0][1]
+        self.url = f"http://{f'[{host}]' if ':' in host else host}:{bound}"
+        updates = asyncio.create_task(self._update())
+        try:
+            yield self.url
+        finally:
+            tasks = [updates, *([self._polling] if self._polling else [])]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await runner.cleanup()
+
+    async def follow(self) -> None:
+        """Serve until cancelled. Raises what the poller raises, which would be a bug."""
+        while True:
+            if self._polling is not None and self._polling.done():
+                await self._polling
+            await asyncio.sleep(UPDATE_S)
+
+    # --- what is sent -----------------------------------------------------------------------------
+
+    async def _update(self) -> None:
+        while True:
+            await asyncio.sleep(UPDATE_S)
+            if self._poller:
+                self._poller.is_watched = bool(self._pages)
+            if self._faults:
+                self._view.faults_are(self._faults.active(), self._clock())
+            update = {**self._view.take_update(), **self._about()}
+            if self._is_new:
+                self._is_new = False
+                data = self._snapshot()
+            else:
+                data = _event("update", update)
+            for page in self._pages:
+                self._send(page, data)
+
+    def _send(self, page: _Page, data: bytes) -> None:
+        if page.queue.full():
+            while not page.queue.empty():
+                page.queue.get_nowait()
+            data = self._snapshot()
+        page.queue.put_nowait(data)
+
+    def _snapshot(self) -> bytes:
+        kinds = list(self._faults.kinds) if self._faults else []
+        return _event("snapshot", {**self._view.snapshot(), **self._about(), "kinds": kinds})
+
+    def _about(self) -> dict[str, Any]:  # Any: whatever JSON can hold
+        poller = self._poller
+        return {
+            "title": self.title,
+            "why_not": poller.why_not if poller else "",
+            "every_s": round(poller.interval_s, 2) if poller else None,
+        }
+
+    # --- requests ---------------------------------------------------------------------------------
+
+    async def _feed(self, request: "web.Request") -> "web.StreamResponse":
+        web = _aiohttp_web()
+        if len(self._pages) >= MAX_PAGES:
+            raise web.HTTPServiceUnavailable(text=f"{MAX_PAGES} pages are open already\n")
+        headers = {**POLICY, "Content-Type": "text/event-stream", "X-Accel-Buffering": "no"}
+        response = web.StreamResponse(headers=headers)
+        await response.prepare(request)
+        page = _Page()
+        page.queue.put_nowait(self._snapshot())
+        self._pages.append(page)
+        try:
+            while True:
+                await response.write(await page.queue.get())
+        except ConnectionError:
+            pass
+        finally:
+            self._pages.remove(page)
+        return response
+
+    async def _state(self, _: "web.Request") -> "web.Response":
+        web = _aiohttp_web()
+        state = {**self._view.snapshot(), **self._about()}
+        return web.json_response(state, headers=POLICY)
+
+    async def _fault(self, request: "web.Request") -> "web.Response":
+        web = _aiohttp_web()
+        assert self._faults is not None  # else there is no such route
+        try:
+            order = await request.json()
+            kind, peer, on = order["kind"], order["peer"], order["on"]
+        except (ValueError, TypeError, KeyError):
+            raise web.HTTPBadRequest(text="a fault has kind, peer and on\n") from None
+        if kind not in self._faults.kinds or peer not in self._view.peers:
+            raise web.HTTPBadRequest(text="no such kind of fault, or no such peer\n")
+        try:
+            (self._faults.apply if on else self._faults.revert)(kind, peer)
+        except ConfigError as error:
+            raise web.HTTPConflict(text=f"{error}\n") from None
+        return web.Response(status=204, headers=POLICY)
+
+
+Handle = Callable[["web.Request"], Awaitable["web.StreamResponse"]]
+
+
+def _guard(config: PageConfig) -> Callable[["web.Request", Handle], Awaitable["web.StreamResponse"]]:
+    """Refuse requests of other web sites."""
+    web = _aiohttp_web()
+
+    @web.middleware
+    async def guard(request: "web.Request", handle: Handle) -> "web.StreamResponse":
+        name = request.host.rpartition(":")[0] if _has_port(request.host) else request.host
+        if not config.is_public and name not in (*LOCAL_NAMES, config.where()[0]):
+            raise web.HTTPForbidden(text="this page is for this machine: open it at its address\n")
+        if request.method == "POST":
+            origin = request.headers.get("Origin", "")
+            is_json = request.content_type == "application/json"
+            if origin != f"http://{request.host}" or not is_json:
+                raise web.HTTPForbidden(text="only the page itself may ask for that\n")
+        return await handle(request)
+
+    return guard
+
+
+def _has_port(host: str) -> bool:
+    return host.rpartition(":")[2].isdecimal()
+
+
+def _serve(body: bytes, kind: str) -> Handle:
+    web = _aiohttp_web()
+
+    async def handle(_: "web.Request") -> "web.StreamResponse":
+        return web.Response(body=body, content_type=kind, charset="utf-8", headers=POLICY)
+
+    return handle
+
+
+def _read(name: str) -> bytes:
+    return resources.files("p2ptrain.ui").joinpath("page", name).read_bytes()
+
+
+def _event(name: str, data: Mapping[str, Any]) -> bytes:  # Any: whatever JSON can hold
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    return f"event: {name}\ndata: {text}\n\n".encode()
+
+
+def _aiohttp_web() -> Any:  # Any: a module of an optional package
+    try:
+        from aiohttp import web
+    except ImportError:
+        raise ConfigError(
+            "the live page needs aiohttp; install it with: pip install 'p2ptrain[ui]'"
+        ) from None
+    return web
+
+
+# --- in a thread of its own -----------------------------------------------------------------------
+
+
+class PageThread:
+    """A live page in a thread of its own, for programs that have no loop to spare."""
+
+    def __init__(self, page: LivePage) -> None:
+        self.page = page
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._main, name="p2ptrain-page", daemon=True)
+        self._is_listening = threading.Event()
+        self._stop = asyncio.Event()
+        self._error: BaseException | None = None
+
+    def start(self) -> str:
+        """Listen; returns the address of the page. Raises ConfigError as `LivePage.serving`."""
+        self._thread.start()
+        self._is_listening.wait(START_S)
+        if self._error:
+            raise self._error
+        return self.page.url
+
+    def watch(self, addresses: Iterable[Address], title: str = "") -> None:
+        """Show the swarm of these peers from now on."""
+        self._loop.call_soon_threadsafe(self.page.watch, list(addresses), title)
+
+    def stop(self) -> None:
+        """Close the page. May be called again."""
+        if self._thread.is_alive():
+            with contextlib.suppress(RuntimeError):  # the loop has just ended
+                self._loop.call_soon_threadsafe(self._stop.set)
+            self._thread.join(START_S)
+
+    def _main(self) -> None:
+        try:
+            self._loop.run_until_complete(self._serve())
+        except ConfigError as error:
+            self._error = error
+        finally:
+            self._is_listening.set()
+            self._loop.close()
+
+    async def _serve(self) -> None:
+        async with self.page.serving():
+            self._is_listening.set()
+            await self._stop.wait()
+
+
+async def serve(page: LivePage, address: Address, say: Callable[[str], None]) -> None:
+    """Serve the swarm of the peer at `address` until cancelled."""
+    async with page.serving() as url:
+        page.watch([address])
+        say(url)
+        await page.follow()
