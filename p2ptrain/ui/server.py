@@ -107,6 +107,8 @@ class _Page:
     """One open page."""
 
     queue: asyncio.Queue[bytes] = field(default_factory=lambda: asyncio.Queue(BEHIND))
+    is_behind: bool = True
+    """It needs a snapshot: it is new, or has missed updates."""
 
 
 class LivePage:
@@ -138,7 +140,6 @@ class LivePage:
         self._polling: asyncio.Task[None] | None = None
         self._pages: list[_Page] = []
         self._files = {path: _read(name) for path, (name, _) in FILES.items()}
-        self._is_new = False
 
     @property
     def view(self) -> SwarmView:
@@ -153,7 +154,8 @@ class LivePage:
         self._view = SwarmView(self._clock())
         self._poller = Poller(self._view, addresses, self._network, self._clock)
         self._polling = asyncio.create_task(self._poller.run())
-        self._is_new = True
+        for page in self._pages:
+            page.is_behind = True
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[str]:
@@ -209,21 +211,20 @@ class LivePage:
                 self._poller.is_watched = bool(self._pages)
             if self._faults:
                 self._view.faults_are(self._faults.active(), self._clock())
-            update = {**self._view.take_update(), **self._about()}
-            if self._is_new:
-                self._is_new = False
-                data = self._snapshot()
-            else:
-                data = _event("update", update)
-            for page in self._pages:
-                self._send(page, data)
+            self._send_all()
 
-    def _send(self, page: _Page, data: bytes) -> None:
-        if page.queue.full():
-            while not page.queue.empty():
-                page.queue.get_nowait()
-            data = self._snapshot()
-        page.queue.put_nowait(data)
+    def _send_all(self) -> None:
+        """The changes to all pages, and all there is to those that need it."""
+        update = _event("update", {**self._view.take_update(), **self._about()})
+        snapshot = self._snapshot() if any(page.is_behind for page in self._pages) else b""
+        for page in self._pages:
+            if page.queue.full():
+                while not page.queue.empty():
+                    page.queue.get_nowait()
+                page.is_behind = True
+                continue  # the next time, when it may have caught up
+            page.queue.put_nowait(snapshot if page.is_behind else update)
+            page.is_behind = False
 
     def _snapshot(self) -> bytes:
         kinds = list(self._faults.kinds) if self._faults else []
@@ -247,7 +248,6 @@ class LivePage:
         response = web.StreamResponse(headers=headers)
         await response.prepare(request)
         page = _Page()
-        page.queue.put_nowait(self._snapshot())
         self._pages.append(page)
         try:
             while True:
