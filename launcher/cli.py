@@ -30,6 +30,7 @@ from launcher.compose import compose_file, to_yaml
 from launcher.evaluate import TaskEvaluator
 from launcher.live import open_display
 from launcher.machine import describe_machine
+from launcher.page import ClickedFaults, WatchedDisplay, open_page
 from launcher.plot import plot_comparison
 from launcher.report import write_report
 from launcher.run import Run, run_scenario, seeded
@@ -72,6 +73,10 @@ def run(
     check: Annotated[
         bool, typer.Option("--check", help="Exit with 3 if a claim does not hold.")
     ] = False,
+    ui: Annotated[
+        bool, typer.Option("--ui", help="Serve a live page on which peers can be hit by faults.")
+    ] = False,
+    ui_listen: Annotated[str, typer.Option(help="host:port of that page.")] = "127.0.0.1:9410",
 ) -> None:
     """Run each algorithm of a scenario and compare them; what is not given the scenario gives."""
     place = load_backend(backend)
@@ -85,10 +90,14 @@ def run(
     chosen.check_algorithms()
     place.check(chosen)
     folder = Path("runs", chosen.name) if out is None else out
-    with _prepared(folder):
+    with _prepared(folder), ExitStack() as stack:
         console = Console(highlight=False)
+        clicked = None
+        if ui:
+            url, place, clicked = stack.enter_context(open_page(place, ui_listen))
+            console.print(Text(f"live page: {url}"))
         by_seed = [
-            _carry_out(one, place, backend, _folder_of(one, chosen, folder), console)
+            _carry_out(one, place, backend, _folder_of(one, chosen, folder), console, clicked)
             for one in seeded(chosen)
         ]
         finished, summaries = by_seed[0], means([[each for _, each in one] for one in by_seed])
@@ -175,12 +184,18 @@ def _folder_of(one: Scenario, whole: Scenario, folder: Path) -> Path:
 
 
 def _carry_out(
-    scenario: Scenario, backend: Backend, name: str, folder: Path, console: Console
+    scenario: Scenario,
+    backend: Backend,
+    name: str,
+    folder: Path,
+    console: Console,
+    clicked: ClickedFaults | None,
 ) -> list[tuple[Run, Json]]:
     console.print(Text(f"{scenario.name}: {scenario.text}" if scenario.text else scenario.name))
     evaluator = TaskEvaluator(scenario.task, scenario.seed, scenario.task_options)
     with open_display(console) as display:
-        return run_scenario(scenario, backend, name, folder, evaluator, display)
+        shown = WatchedDisplay(display, clicked) if clicked else display
+        return run_scenario(scenario, backend, name, folder, evaluator, shown)
 
 
 def _report(

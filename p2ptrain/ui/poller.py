@@ -112,15 +112,6 @@ class Poller:
             for target in (*self._seeds, *self._targets.values()):
                 await target.stack.aclose()
 
-    async def ask_first(self) -> None:
-        """Ask the first address once, so that a mistake is one sentence before anything starts.
-
-        Raises:
-            TransportError, RefusedError, CodecError: if it does not answer as a peer.
-        """
-        async with asking(self._guide.address, self._network) as asker:
-            await asker.report(self._timeout_s)
-
     @property
     def interval_s(self) -> Seconds:
         """How often each peer is asked."""

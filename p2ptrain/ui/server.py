@@ -25,7 +25,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from importlib import resources
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from p2ptrain.errors import ConfigError
 from p2ptrain.ids import Address, Seconds
@@ -111,8 +111,29 @@ class _Page:
     """It needs a snapshot: it is new, or has missed updates."""
 
 
+class Feed(Protocol):
+    """Feeds a view, as `Poller` does; tests have others."""
+
+    is_watched: bool
+    """Set by the page: whether one is open."""
+
+    @property
+    def why_not(self) -> str:
+        """Why no peer answers; empty if one does."""
+        ...
+
+    @property
+    def interval_s(self) -> Seconds:
+        """How often each peer is asked."""
+        ...
+
+    async def run(self) -> None:
+        """Feed the view until cancelled."""
+        ...
+
+
 class LivePage:
-    """Polls a swarm and serves its page.
+    """Serves the page of one swarm at a time.
 
     Args:
         config: where it listens.
@@ -136,8 +157,8 @@ class LivePage:
         self._network = network or GrpcConfig()
         self._faults = faults
         self._view = SwarmView(clock())
-        self._poller: Poller | None = None
-        self._polling: asyncio.Task[None] | None = None
+        self._feed: Feed | None = None
+        self._feeding: asyncio.Task[None] | None = None
         self._pages: list[_Page] = []
         self._files = {path: _read(name) for path, (name, _) in FILES.items()}
 
@@ -148,12 +169,15 @@ class LivePage:
 
     def watch(self, addresses: Iterable[Address], title: str = "") -> None:
         """Show the swarm of these peers from now on. Call it in the loop of `serving`."""
-        if self._polling is not None:
-            self._polling.cancel()
-        self.title = title
-        self._view = SwarmView(self._clock())
-        self._poller = Poller(self._view, addresses, self._network, self._clock)
-        self._polling = asyncio.create_task(self._poller.run())
+        view = SwarmView(self._clock())
+        self.show(view, Poller(view, addresses, self._network, self._clock), title)
+
+    def show(self, view: SwarmView, feed: Feed, title: str = "") -> None:
+        """Show what `feed` tells `view` from now on."""
+        if self._feeding is not None:
+            self._feeding.cancel()
+        self.title, self._view, self._feed = title, view, feed
+        self._feeding = asyncio.create_task(feed.run())
         for page in self._pages:
             page.is_behind = True
 
@@ -168,7 +192,7 @@ class LivePage:
         app = web.Application(middlewares=[_guard(self._config)], client_max_size=MAX_BODY)
         for path, (_, kind) in FILES.items():
             app.router.add_get(path, _serve(self._files[path], kind))
-        app.router.add_get("/feed", self._feed)
+        app.router.add_get("/feed", self._events)
         app.router.add_get("/state.json", self._state)
         if self._faults is not None:
             app.router.add_post("/fault", self._fault)
@@ -189,7 +213,7 @@ class LivePage:
         try:
             yield self.url
         finally:
-            tasks = [updates, *([self._polling] if self._polling else [])]
+            tasks = [updates, *([self._feeding] if self._feeding else [])]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -198,8 +222,8 @@ class LivePage:
     async def follow(self) -> None:
         """Serve until cancelled. Raises what the poller raises, which would be a bug."""
         while True:
-            if self._polling is not None and self._polling.done():
-                await self._polling
+            if self._feeding is not None and self._feeding.done():
+                await self._feeding
             await asyncio.sleep(UPDATE_S)
 
     # --- what is sent -----------------------------------------------------------------------------
@@ -207,8 +231,8 @@ class LivePage:
     async def _update(self) -> None:
         while True:
             await asyncio.sleep(UPDATE_S)
-            if self._poller:
-                self._poller.is_watched = bool(self._pages)
+            if self._feed:
+                self._feed.is_watched = bool(self._pages)
             if self._faults:
                 self._view.faults_are(self._faults.active(), self._clock())
             self._send_all()
@@ -231,16 +255,16 @@ class LivePage:
         return _event("snapshot", {**self._view.snapshot(), **self._about(), "kinds": kinds})
 
     def _about(self) -> dict[str, Any]:  # Any: whatever JSON can hold
-        poller = self._poller
+        feed = self._feed
         return {
             "title": self.title,
-            "why_not": poller.why_not if poller else "",
-            "every_s": round(poller.interval_s, 2) if poller else None,
+            "why_not": feed.why_not if feed else "",
+            "every_s": round(feed.interval_s, 2) if feed else None,
         }
 
     # --- requests ---------------------------------------------------------------------------------
 
-    async def _feed(self, request: "web.Request") -> "web.StreamResponse":
+    async def _events(self, request: "web.Request") -> "web.StreamResponse":
         web = _aiohttp_web()
         if len(self._pages) >= MAX_PAGES:
             raise web.HTTPServiceUnavailable(text=f"{MAX_PAGES} pages are open already\n")
@@ -380,11 +404,3 @@ class PageThread:
         async with self.page.serving():
             self._is_listening.set()
             await self._stop.wait()
-
-
-async def serve(page: LivePage, address: Address, say: Callable[[str], None]) -> None:
-    """Serve the swarm of the peer at `address` until cancelled."""
-    async with page.serving() as url:
-        page.watch([address])
-        say(url)
-        await page.follow()

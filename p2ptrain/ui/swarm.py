@@ -133,6 +133,11 @@ class SwarmView:
         self._fresh_seconds: list[tuple[history.Point, str]] = []
         self._is_known = False
 
+    @property
+    def now(self) -> Seconds:
+        """The time of the last fact, counted from the first."""
+        return self._now - self._started
+
     # --- facts ------------------------------------------------------------------------------------
 
     def saw(self, members: Iterable[Member], now: Seconds) -> None:
@@ -184,7 +189,7 @@ class SwarmView:
     def faults_are(self, active: Collection[tuple[str, str]], now: Seconds) -> None:
         """The faults that last at this moment, as pairs of kind and peer."""
         self._now = now
-        for fault, begins in self.faults.see(active, self.history, now - self._started):
+        for fault, begins in self.faults.see(active, self.history, self.now):
             verb = "begins" if begins else "ends"
             self._log("warn" if begins else "note", fault.peer, f"{fault.peer}: {fault.kind} {verb}")
 
@@ -196,7 +201,7 @@ class SwarmView:
         reports = [shown.report for shown in live if shown.report]
         figures = {name: f for name, shown in self.peers.items() if (f := shown.figures())}
         point: history.Point = (
-            round(now - self._started, 2),
+            round(self.now, 2),
             _rounded(sum(f.samples_per_s for f in figures.values())),
             _rounded(sum(s.steps_per_s for s in live if s.state != "done")),
             _rounded(history.mean([f.wait_share for f in figures.values()])),
@@ -212,7 +217,7 @@ class SwarmView:
         )
         self.history.add(point, letters)
         self._fresh_seconds.append((point, letters))
-        self.faults.measure(self.history, now - self._started)
+        self.faults.measure(self.history, self.now)
         self._diagnose(figures)
 
     # --- what is shown ----------------------------------------------------------------------------
@@ -246,7 +251,7 @@ class SwarmView:
     def _head(self) -> Json:
         states = [shown.state for shown in self.peers.values()]
         return {
-            "now": round(self._now - self._started, 2),
+            "now": round(self.now, 2),
             "algorithm": self.algorithm,
             "model_size": self.model_size,
             "progress": self.progress,
@@ -314,7 +319,7 @@ class SwarmView:
         if len(self._pulsed) >= PULSES * 8:
             self._pulsed.clear()
         self._pulsed[members] = self._now
-        pulse = (round(self._now - self._started, 2), members)
+        pulse = (round(self.now, 2), members)
         self._pulses.append(pulse)
         if len(self._fresh_pulses) < PULSES:
             self._fresh_pulses.append(pulse)
@@ -349,7 +354,7 @@ class SwarmView:
         return shown.steps_per_s + weight * (rate - shown.steps_per_s)
 
     def _log(self, level: Level, peer: str, text: str) -> None:
-        event = (round(self._now - self._started, 1), level, str(peer), text)
+        event = (round(self.now, 1), level, str(peer), text)
         self.events.append(event)
         if len(self._fresh_events) < EVENTS:
             self._fresh_events.append(event)
