@@ -180,4 +180,4 @@ def open_page(
     try:
         yield url, WatchedBackend(place, thread, faults), faults
     finally:
-        thread.stop()
+        thread.close()

@@ -102,6 +102,9 @@ class PeerConfig:
     """Port of a Prometheus endpoint on the host of `listen`; 0 takes a free one. None: no endpoint.
     Whoever reaches it can read it: there is no password."""
 
+    ui_port: int | None = None
+    """Port of a live page of the swarm, on 127.0.0.1 and from a thread of this process."""
+
     tensorboard: str = ""
     """Folder for TensorBoard scalars, one run (``<name>``) per peer; empty: none."""
 

@@ -20,7 +20,9 @@ import asyncio
 import contextlib
 import ipaddress
 import json
+import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -384,7 +386,10 @@ class PageThread:
         """Show the swarm of these peers from now on."""
         self._loop.call_soon_threadsafe(self.page.watch, list(addresses), title)
 
-    def stop(self) -> None:
+    def record(self, kind: str, **fields: Any) -> None:  # Any: whatever JSON can hold
+        """Implements `Metrics` for a peer: nothing is taken, since the page asks for reports."""
+
+    def close(self) -> None:
         """Close the page. May be called again."""
         if self._thread.is_alive():
             with contextlib.suppress(RuntimeError):  # the loop has just ended
@@ -404,3 +409,16 @@ class PageThread:
         async with self.page.serving():
             self._is_listening.set()
             await self._stop.wait()
+
+
+def page_of(address: Address, port: int, network: GrpcConfig) -> PageThread:
+    """Serve the page of the swarm of the peer at `address`, on loopback, until closed.
+
+    Raises:
+        ConfigError: as `LivePage.serving`.
+    """
+    config = PageConfig(listen=f"127.0.0.1:{port}")
+    thread = PageThread(LivePage(config, time.monotonic, network))
+    print(f"the swarm of {address}: {thread.start()}", file=sys.stderr)
+    thread.watch([address])
+    return thread
