@@ -368,4 +368,4 @@ pressed("colour", "colour", "state");
 applyTheme();
 connect();
 requestAnimationFrame(frame);
-window.p2ptrain = { state, graph }; // for tests and the curious
+window.p2ptrain = { state, graph, css }; // for tests and the curious
