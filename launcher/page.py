@@ -164,9 +164,7 @@ class WatchedDisplay:
 
 
 @contextmanager
-def open_page(
-    place: Backend, listen: str
-) -> Iterator[tuple[str, WatchedBackend, ClickedFaults]]:
+def open_page(place: Backend, listen: str) -> Iterator[tuple[str, WatchedBackend, ClickedFaults]]:
     """Serve the page of the runs inside; yields its address, and the backend to run them on.
 
     Raises:

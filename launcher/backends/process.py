@@ -111,9 +111,7 @@ class ProcessBackend:
         """Start one process per configuration; see `launcher.backends.base.Backend`."""
         return self._started(scenario, configs, is_clickable=False)
 
-    def start_clickable(
-        self, scenario: Scenario, configs: Sequence[RunConfig]
-    ) -> "ProcessFleet":
+    def start_clickable(self, scenario: Scenario, configs: Sequence[RunConfig]) -> "ProcessFleet":
         """Start a fleet whose peers any fault can hit at any time. Raises as `start` does."""
         return self._started(scenario, configs, is_clickable=True)
 

@@ -59,9 +59,7 @@ COLUMNS = (
     Column("samples/s", "r", _reported(lambda r: finite(r.samples_per_s)), "{:,.0f}".format),
     Column("waiting", "w", _reported(lambda r: finite(r.wait_share)), "{:.0%}".format),
     Column("loss", "l", _reported(lambda r: finite(r.loss)), "{:.4f}".format),
-    Column(
-        "distance", "d", _reported(lambda r: finite(r.consensus_distance_l2)), "{:.3g}".format
-    ),
+    Column("distance", "d", _reported(lambda r: finite(r.consensus_distance_l2)), "{:.3g}".format),
     Column("averages", "a", _reported(lambda r: r.groups_done), "{:,}".format),
     Column("link", "k", lambda shown: shown.me.link_mbit or None, "{:,} Mbit/s".format),
 )

@@ -81,7 +81,10 @@ def sentences(found: Mapping[str, Slowness], peers: Mapping[str, Figures]) -> li
     if len(waiting) <= TOGETHER:
         return own + [f"{name} {found[name].sentence}" for name in waiting]
     share = statistics.median(peers[name].wait_share for name in waiting)
-    return [*own, f"{len(waiting)} of {len(peers)} peers wait for others, {share:.0%} of their time"]
+    return [
+        *own,
+        f"{len(waiting)} of {len(peers)} peers wait for others, {share:.0%} of their time",
+    ]
 
 
 def _median(values: Iterable[float]) -> float:

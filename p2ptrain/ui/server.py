@@ -309,7 +309,9 @@ class LivePage:
 Handle = Callable[["web.Request"], Awaitable["web.StreamResponse"]]
 
 
-def _guard(config: PageConfig) -> Callable[["web.Request", Handle], Awaitable["web.StreamResponse"]]:
+def _guard(
+    config: PageConfig,
+) -> Callable[["web.Request", Handle], Awaitable["web.StreamResponse"]]:
     """Refuse requests of other web sites."""
     web = _aiohttp_web()
 

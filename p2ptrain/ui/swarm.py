@@ -6,7 +6,8 @@ for a page that opens, and the changes since the last `take_update` for all that
 
 Rules:
 
-1. A member's state is that in the view of the asked peer, except that a peer that answers is alive.
+1. A member's state is that in the view of the asked peer, except that a peer that answers is never
+   worse than suspected.
 2. A peer's figures are its own; those of a peer that does not answer count in no sum and no mean.
 3. An average is seen when a member reports more completed groups than before. All members report
    it, so the same members are drawn at most once in `PULSE_S`; a rate counts each member's share.
@@ -175,8 +176,8 @@ class SwarmView:
         shown.report, shown.answered_at, shown.why_not = report, now, ""
         if shown.member.incarnation < report.hello.me.incarnation:
             shown.member = report.hello.me
-        self._compare(shown, before, report)
-        self._settle(shown, tells=True)
+        has_restarted = self._compare(shown, before, report)
+        self._settle(shown, tells=not has_restarted)
 
     def failed(self, name: PeerId, why: str, now: Seconds) -> None:
         """A peer did not answer."""
@@ -191,7 +192,9 @@ class SwarmView:
         self._now = now
         for fault, begins in self.faults.see(active, self.history, self.now):
             verb = "begins" if begins else "ends"
-            self._log("warn" if begins else "note", fault.peer, f"{fault.peer}: {fault.kind} {verb}")
+            self._log(
+                "warn" if begins else "note", fault.peer, f"{fault.peer}: {fault.kind} {verb}"
+            )
 
     def tick(self, now: Seconds) -> None:
         """A second has passed."""
@@ -281,7 +284,7 @@ class SwarmView:
         name, state = shown.member.peer, shown.state
         if state == "silent" and shown.report:
             self._log("bad", name, shown.report.silence)
-        elif state == "no answer":
+        elif state == "no answer" and before not in GONE:
             self._log("bad", name, f"{name} does not answer: {shown.why_not}")
         elif state == "dead":
             self._log("bad", name, f"{name} is dead")
@@ -291,24 +294,24 @@ class SwarmView:
             self._log("note", name, f"{name} {'has left' if state == 'left' else 'is done'}")
         elif before == "silent":
             self._log("good", name, f"{name} averages again")
-        elif before in (*GONE, "suspect"):
+        elif before in (*GONE, "suspect") and state not in GONE:
             self._log("good", name, f"{name} is back")
 
-    def _compare(self, shown: Shown, before: Report | None, report: Report) -> None:
-        """Find averages, warnings and restarts in a peer's new report."""
-        name = report.hello.me.peer
+    def _compare(self, shown: Shown, before: Report | None, report: Report) -> bool:
+        """Find averages and warnings in a peer's new report; True if it has started again."""
         if before is None:
-            return
-        if report.hello.me.incarnation > before.hello.me.incarnation and (
-            report.running_s < before.running_s
-        ):
+            return False
+        name = report.hello.me.peer
+        is_newer = report.hello.me.incarnation > before.hello.me.incarnation
+        if is_newer and report.running_s < before.running_s:
             self._log("good", name, f"{name} has started again")
-            return
+            return True
         if report.warning and report.warning not in (before.warning, report.silence):
             self._log("warn", name, report.warning)
         done = report.groups_done - before.groups_done
         if done > 0:
             self._meet(shown, report.partners, done)
+        return False
 
     def _meet(self, shown: Shown, partners: Sequence[PeerId], done: int) -> None:
         known = (self.peers[partner].index for partner in partners if partner in self.peers)
@@ -381,7 +384,7 @@ def _state_of_answering(report: Report, member: Member) -> str:
         case Phase.TRAINING:
             if report.silence:
                 return "silent"
-            return "suspect" if member.state is MemberState.SUSPECT else "trains"
+            return "suspect" if member.state >= MemberState.SUSPECT else "trains"
 
 
 def row(shown: Shown) -> list[Any]:  # Any: whatever JSON can hold
@@ -418,5 +421,3 @@ def finite(value: float | None) -> float | None:
 def _rounded(value: float | None) -> float | None:
     """Four digits are all that a page shows."""
     return None if value is None else float(f"{value:.4g}")
-
-

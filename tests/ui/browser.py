@@ -144,9 +144,12 @@ async def _shoot(given: argparse.Namespace) -> None:
             await tab.resize(given.width, height)
             await asyncio.sleep(1.0)
         Path(given.picture).write_bytes(await tab.picture())
-        print("complaints:", tab.complaints, "overflow:", await tab.value(
-            "document.documentElement.scrollWidth - innerWidth"
-        ))
+        print(
+            "complaints:",
+            tab.complaints,
+            "overflow:",
+            await tab.value("document.documentElement.scrollWidth - innerWidth"),
+        )
 
 
 def main() -> None:

@@ -247,9 +247,7 @@ class Answers:
     def report(self) -> Report:
         self.asked += 1
         made = self.swarm.report_of(self.rank)
-        placed = [
-            replace(one, address=self.addresses[int(one.peer[1:])]) for one in made.members
-        ]
+        placed = [replace(one, address=self.addresses[int(one.peer[1:])]) for one in made.members]
         me = replace(made.hello.me, address=self.addresses[self.rank])
         return replace(made, members=tuple(placed), hello=replace(made.hello, me=me))
 

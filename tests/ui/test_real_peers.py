@@ -87,8 +87,9 @@ def test_a_peer_serves_the_page_itself(capfd):
 
 
 def test_a_page_of_a_peer_needs_a_port(capfd):
-    with pytest.raises(ConfigError, match="127.0.0.1:70000 is no place to listen"), peer(
-        "p00", ui_port=70_000
+    with (
+        pytest.raises(ConfigError, match="127.0.0.1:70000 is no place to listen"),
+        peer("p00", ui_port=70_000),
     ):
         pass
 

@@ -9,7 +9,7 @@ const GONE = ["dead", "left", "no answer"];
 const FAULTS = { pause: ["Pause", "Let it go on"], slow: ["Slow down", "Full speed"], cut: ["Cut off", "Reconnect"], kill: ["Kill", "Start again"] };
 
 const state = {
-  columns: [], peers: [], byName: new Map(), points: [], lanes: [], events: [], faults: [], slow: [], letters: {}, kinds: [],
+  columns: [], peers: [], points: [], lanes: [], events: [], faults: [], slow: [], letters: {}, kinds: [],
   head: {}, now: 0, heardAt: 0, span: 60, pointer: null, chosen: null, sort: ["name", 1], filter: "", all: false,
 };
 
@@ -59,9 +59,7 @@ function peerOf(row, index) {
   return peer;
 }
 function putPeer(row, index) {
-  const peer = peerOf(row, index);
-  state.peers[index] = peer;
-  state.byName.set(peer.name, peer);
+  state.peers[index] = peerOf(row, index);
 }
 function takeHead(data) {
   state.head = data;
@@ -77,7 +75,7 @@ function onSnapshot(data) {
   state.columns = data.columns;
   state.letters = data.letters;
   state.kinds = data.kinds;
-  state.peers = []; state.byName.clear();
+  state.peers = [];
   data.rows.forEach(putPeer);
   state.points = data.history.points;
   state.lanes = data.history.lanes.map((letters, k) => [data.history.points[k][0], letters]);
@@ -290,7 +288,9 @@ function showTable() {
 }
 function newRow(index) {
   const row = element("tr", {}, ...TABLE.map(column => element("td", { class: column.number ? "n" : "" })));
+  row.tabIndex = 0;
   row.addEventListener("click", () => choose(index));
+  row.addEventListener("keydown", event => { if (event.key === "Enter") choose(index); });
   row.children[1].append(element("span", { class: "mark" }), document.createTextNode(""));
   row.children[4].append(document.createTextNode(""), element("span", { class: "share" }, element("span")));
   rows.set(index, row);
