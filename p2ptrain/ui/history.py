@@ -1,4 +1,4 @@
-"""Keep the last quarter of an hour of a swarm: one point of figures and one letter per peer a second.
+"""Keep the last quarter of an hour of a swarm: every second a point, and a letter per peer.
 
 A peer's letters are its timeline. A digit says how much of the second its trainer waited (``0``:
 nothing, ``9``: nearly all); the others are in `LETTERS`.

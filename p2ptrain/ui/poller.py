@@ -5,7 +5,7 @@ becomes the guide. Every member is asked in turn:
 
 * a peer is asked every `LEAST_S` to `MOST_S`, so that the swarm as a whole answers about
   `ASKS_PER_S` times a second; `IDLE` times less often while nobody looks;
-* at most `AT_ONCE` peers are asked at the same time, each over a connection of its own that is kept;
+* at most `AT_ONCE` peers are asked at the same time, each over a connection that is kept;
 * a peer that does not answer is asked half as often each time, down to every `BACKOFF_S`: it may
   come back, under a new address if its membership record says so.
 """

@@ -272,10 +272,10 @@ class LivePage:
             raise web.HTTPServiceUnavailable(text=f"{MAX_PAGES} pages are open already\n")
         headers = {**POLICY, "Content-Type": "text/event-stream", "X-Accel-Buffering": "no"}
         response = web.StreamResponse(headers=headers)
-        await response.prepare(request)
         page = _Page()
         self._pages.append(page)
         try:
+            await response.prepare(request)
             while True:
                 await response.write(await page.queue.get())
         except ConnectionError:
@@ -309,9 +309,7 @@ class LivePage:
 Handle = Callable[["web.Request"], Awaitable["web.StreamResponse"]]
 
 
-def _guard(
-    config: PageConfig,
-) -> Callable[["web.Request", Handle], Awaitable["web.StreamResponse"]]:
+def _guard(config: PageConfig) -> Any:  # Any: a middleware of aiohttp
     """Refuse requests of other web sites."""
     web = _aiohttp_web()
 

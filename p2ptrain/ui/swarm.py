@@ -191,10 +191,8 @@ class SwarmView:
         """The faults that last at this moment, as pairs of kind and peer."""
         self._now = now
         for fault, begins in self.faults.see(active, self.history, self.now):
-            verb = "begins" if begins else "ends"
-            self._log(
-                "warn" if begins else "note", fault.peer, f"{fault.peer}: {fault.kind} {verb}"
-            )
+            text = f"{fault.peer}: {fault.kind} {'begins' if begins else 'ends'}"
+            self._log("warn" if begins else "note", fault.peer, text)
 
     def tick(self, now: Seconds) -> None:
         """A second has passed."""

@@ -56,7 +56,7 @@ def test_no_two_columns_share_a_key():
 
 
 def test_an_unknown_column_is_a_sentence_with_a_suggestion():
-    with pytest.raises(ConfigError, match="--sort 'wating' is no column; .*waiting"):
+    with pytest.raises(ConfigError, match=r"--sort 'wating' is no column; .*waiting"):
         Order.by("wating")
 
 
