@@ -30,7 +30,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any, Protocol
 
 from p2ptrain.errors import ConfigError
-from p2ptrain.ids import Address, Seconds
+from p2ptrain.ids import Address, PeerId, Seconds
 from p2ptrain.net.grpc_config import GrpcConfig
 from p2ptrain.ui.faults import FaultControl
 from p2ptrain.ui.poller import Poller
@@ -241,7 +241,10 @@ class LivePage:
 
     def _send_all(self) -> None:
         """The changes to all pages, and all there is to those that need it."""
-        update = _event("update", {**self._view.take_update(), **self._about()})
+        changes = self._view.take_update()
+        if not self._pages:
+            return
+        update = _event("update", {**changes, **self._about()})
         snapshot = self._snapshot() if any(page.is_behind for page in self._pages) else b""
         for page in self._pages:
             if page.queue.full():
@@ -294,10 +297,10 @@ class LivePage:
         assert self._faults is not None  # else there is no such route
         try:
             order = await request.json()
-            kind, peer, on = order["kind"], order["peer"], order["on"]
+            kind, peer, on = str(order["kind"]), str(order["peer"]), bool(order["on"])
         except (ValueError, TypeError, KeyError):
             raise web.HTTPBadRequest(text="a fault has kind, peer and on\n") from None
-        if kind not in self._faults.kinds or peer not in self._view.peers:
+        if kind not in self._faults.kinds or PeerId(peer) not in self._view.peers:
             raise web.HTTPBadRequest(text="no such kind of fault, or no such peer\n")
         try:
             (self._faults.apply if on else self._faults.revert)(kind, peer)
@@ -314,7 +317,7 @@ def _guard(config: PageConfig) -> Any:  # Any: a middleware of aiohttp
     web = _aiohttp_web()
 
     @web.middleware
-    async def guard(request: "web.Request", handle: Handle) -> "web.StreamResponse":
+    async def guard(request: "web.Request", handler: Handle) -> "web.StreamResponse":
         name = request.host.rpartition(":")[0] if _has_port(request.host) else request.host
         if not config.is_public and name not in (*LOCAL_NAMES, config.where()[0]):
             raise web.HTTPForbidden(text="this page is for this machine: open it at its address\n")
@@ -323,7 +326,7 @@ def _guard(config: PageConfig) -> Any:  # Any: a middleware of aiohttp
             is_json = request.content_type == "application/json"
             if origin != f"http://{request.host}" or not is_json:
                 raise web.HTTPForbidden(text="only the page itself may ask for that\n")
-        return await handle(request)
+        return await handler(request)
 
     return guard
 
