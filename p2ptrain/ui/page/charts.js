@@ -149,11 +149,12 @@ const image = document.createElement("canvas");
 
 function laneColours(letters, css) {
   const named = Object.fromEntries(Object.entries(letters).map(([state, letter]) => [letter, state]));
-  const fixed = { joins: css.line, done: mix(css.card, css.good, 0.35), silent: css.averaging, suspect: css.warn, "no answer": css.bad, dead: css.gone, left: css.wash };
-  return letter => letter >= "0" && letter <= "9" ? mix(css.computing, css.waiting, Math.min(1, +letter / 8)) : fixed[named[letter]];
+  const fixed = { joins: css.line, done: mix(css.card, css.good, 0.35), silent: css.bad, suspect: css.warn, "no answer": mix(css.card, css.bad, 0.4), dead: css.gone, left: css.wash };
+  const computing = solid(mix(css.card, css.computing, 0.55));
+  return letter => letter >= "0" && letter <= "9" ? mix(computing, css.waiting, Math.min(1, +letter / 8)) : fixed[named[letter]];
 }
 
-export function laneHeight(count) { return Math.max(count > 256 ? 0.5 : 2.5, Math.min(15, 560 / Math.max(1, count))); }
+export function laneHeight(count) { return Math.max(count > 256 ? 0.5 : 2.5, Math.min(15, 440 / Math.max(1, count))); }
 
 // model as above, with { peers, lanes: [[at, letters]], letters, chosen }
 export function drawLanes(canvas, model, css) {
@@ -218,6 +219,8 @@ export function timeAt(canvas, event, model) {
   const box = canvas.getBoundingClientRect(), share = (event.clientX - box.left - LEFT) / (box.width - LEFT - RIGHT);
   return share < 0 || share > 1 ? null : model.now - model.span + share * model.span;
 }
+
+const solid = colour => "#" + parse(colour).map(v => v.toString(16).padStart(2, "0")).join("");
 
 function parse(colour) {
   if (!colour) return null;

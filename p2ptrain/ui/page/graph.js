@@ -81,7 +81,7 @@ export class Graph {
     const size = Math.min(W, H), longest = Math.max(0, ...peers.map(p => Math.min(12, p.name.length)));
     const text = n <= 40 ? 12 : n <= 80 ? 10.5 : 9;
     const isSpoked = n > 16; // names along the spokes
-    const margin = isSpoked ? longest * text * 0.62 + 14 : 46;
+    const margin = isSpoked ? longest * text * 0.66 + (n <= 40 ? 40 : 26) : 46;
     const R = Math.max(20, size / 2 - margin);
     const r = n === 1 ? 30 : Math.max(3, Math.min(26, R * Math.sin(Math.PI / n) * 0.78));
     const spots = this.spots = peers.map((peer, k) => {

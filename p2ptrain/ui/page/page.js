@@ -1,6 +1,6 @@
 // Keeps what the server sends, and shows it. What peers report is always set as text, never as HTML.
 
-import { Graph, MANY, stateColour } from "./graph.js";
+import { Graph, MANY, mix, stateColour } from "./graph.js";
 import { ago, drawCharts, drawLanes, percent, short, timeAt } from "./charts.js";
 
 const $ = id => document.getElementById(id);
@@ -140,6 +140,7 @@ function smooth(column) { // the mean of the last seconds, for what comes in few
 }
 function showHead() {
   const { head } = state, summary = $("summary");
+  if (head.now === undefined) return; // nothing has come yet
   setText($("title"), head.title || "");
   const here = element("b"), gone = head.known - head.present;
   here.textContent = `${head.present.toLocaleString("en")} peer${head.present === 1 ? "" : "s"}`;
@@ -329,7 +330,7 @@ function legends() {
     rate: [["", css.computing, "fastest"], ["", css.wash, "slowest"]], waiting: [["", css.computing, "computes"], ["", css.waiting, "waits"]] }[graph.mode];
   const circle = [["ring", css.computing, "computes"], ["ring", css.waiting, "waits"], ["round", css.computing, "disc: samples/s"], ["stroke", css.averaging, "averages"], ["ring", css.warn, "slow, or suspected"], ["ring", css.bad, "silent"], ["ring", css.gone, "gone"]];
   $("legend").replaceChildren(...(isGrid ? [...grid, ["", css.averaging, "averages"]] : circle).map(one => sample(...one)));
-  $("lanes-legend").replaceChildren(...[["", css.computing, "computes"], ["", css.waiting, "waits"], ["", css.averaging, "silent"], ["", css.warn, "suspected"], ["", css.bad, "no answer"], ["", css.gone, "dead"]].map(one => sample(...one)));
+  $("lanes-legend").replaceChildren(...[["", mix(css.card, css.computing, 0.55), "computes"], ["", css.waiting, "waits"], ["", css.bad, "silent"], ["", css.warn, "suspected"], ["", mix(css.card, css.bad, 0.4), "no answer"], ["", css.gone, "dead"]].map(one => sample(...one)));
 }
 function tip(event, text) {
   const box = $("tip");
