@@ -141,17 +141,17 @@ class MadeUpSwarm:
             "2 s, 7 of the last 9 attempts"
         )
 
-    def report_of(self, rank: int) -> Report:
+    def report_of(self, rank: int, *, members: bool = True) -> Report:
         peer = self.peers[rank]
         loss = 0.15 + 2.1 * math.exp(-self.now / 40) + 0.02 * math.sin(self.now + rank)
         return report(
             peer.name,
-            *self.members(but=rank),
+            *(self.members(but=rank) if members else ()),
             me=self._record(peer),
             running_s=self.now if peer.incarnation == 1 else self.now - 48,
             samples_per_s=peer.speed * (1 - peer.waits) * BATCH / STEP_S,
             wait_share=peer.waits,
-            progress=int(sum(p.steps for p in self.peers) * BATCH),
+            progress=int(self.now * self.count * BATCH / STEP_S),
             loss=loss,
             consensus_distance_l2=0.4 * math.exp(-self.now / 70) + 0.03,
             partners=peer.partners,
@@ -180,7 +180,7 @@ class MadeUpSwarm:
         view.saw(self.members(but=-1), now)
         for rank, peer in enumerate(self.peers):
             if peer.answers:
-                view.answered(replace(self.report_of(rank), members=()), now)
+                view.answered(self.report_of(rank, members=False), now)
             else:
                 why = f"no connection to {peer.name}:4000 (asking for its report)"
                 view.failed(PeerId(peer.name), why, now)
@@ -273,8 +273,9 @@ class Listening:
 
 
 async def _serve_page(count: int, listen: str, past_s: Seconds, lab: bool) -> None:
-    page = LivePage(PageConfig(listen=listen), time.monotonic, faults=Clicks() if lab else None)
     swarm = MadeUpSwarm(count, by_itself=True)
+    faults = Clicks() if lab else None
+    page = LivePage(PageConfig(listen=listen), lambda: swarm.now, faults=faults)
     async with page.serving() as url:
         view = SwarmView(0.0)
         page.show(view, MadeUpFeed(view, swarm, past_s), "made up")

@@ -1,7 +1,6 @@
 """The page in a real browser: it updates, a killed peer turns grey, a click slows one down."""
 
 import asyncio
-import time
 
 import aiohttp
 import pytest
@@ -12,6 +11,7 @@ from tests.ui import browser
 from tests.ui.feed import Clicks, MadeUpFeed, MadeUpSwarm
 
 CHROMIUM = browser.find()
+ANY_PORT = PageConfig(listen="127.0.0.1:0")
 
 pytestmark = [
     pytest.mark.sockets,
@@ -54,7 +54,9 @@ async def tab():
 
 async def test_the_page_lives(tab):
     swarm = MadeUpSwarm(6)
-    page = LivePage(PageConfig(listen="127.0.0.1:0"), time.monotonic, faults=SlowedByClicks(swarm))
+    page = LivePage(
+        PageConfig(listen="127.0.0.1:0"), lambda: swarm.now, faults=SlowedByClicks(swarm)
+    )
     async with page.serving() as url:
         view = SwarmView(0.0)
         page.show(view, MadeUpFeed(view, swarm, past_s=10.0), "made up")
@@ -84,7 +86,7 @@ async def test_the_page_lives(tab):
 async def test_names_of_peers_are_text_and_never_markup(tab):
     swarm = MadeUpSwarm(3)
     swarm.peers[1].name = "<img/src=x>"
-    page = LivePage(PageConfig(listen="127.0.0.1:0"), time.monotonic)
+    page = LivePage(ANY_PORT, lambda: swarm.now)
     async with page.serving() as url:
         view = SwarmView(0.0)
         page.show(view, MadeUpFeed(view, swarm, past_s=2.0))
@@ -97,10 +99,10 @@ async def test_names_of_peers_are_text_and_never_markup(tab):
 
 
 async def test_a_thousand_peers_are_drawn_within_a_frame_or_two(tab):
-    page = LivePage(PageConfig(listen="127.0.0.1:0"), time.monotonic)
+    swarm = MadeUpSwarm(1024)
+    page = LivePage(ANY_PORT, lambda: swarm.now)
     async with page.serving() as url:
         view = SwarmView(0.0)
-        swarm = MadeUpSwarm(1024)
         feed = MadeUpFeed(view, swarm, past_s=3.0)
         page.show(view, feed)
         async with aiohttp.ClientSession() as session, session.get(f"{url}/state.json") as answer:

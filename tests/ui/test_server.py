@@ -19,10 +19,11 @@ ANY_PORT = PageConfig(listen="127.0.0.1:0")
 
 @asynccontextmanager
 async def serving(count: int = 4, faults: Clicks | None = None):
-    page = LivePage(ANY_PORT, lambda: 0.0, faults=faults)
+    swarm = MadeUpSwarm(count)
+    page = LivePage(ANY_PORT, lambda: swarm.now, faults=faults)
     async with page.serving() as url, aiohttp.ClientSession(url) as session:
         view = SwarmView(0.0)
-        page.show(view, MadeUpFeed(view, MadeUpSwarm(count), past_s=3.0), "made up")
+        page.show(view, MadeUpFeed(view, swarm, past_s=3.0), "made up")
         yield page, session
 
 

@@ -80,10 +80,11 @@ export class Graph {
     const pen = this.pen, n = peers.length;
     const size = Math.min(W, H), longest = Math.max(0, ...peers.map(p => Math.min(12, p.name.length)));
     const text = n <= 40 ? 12 : n <= 80 ? 10.5 : 9;
+    const largest = n <= 8 ? 34 : 26;
     const isSpoked = n > 16; // names along the spokes
-    const margin = isSpoked ? longest * text * 0.66 + (n <= 40 ? 40 : 26) : 46;
+    const margin = isSpoked ? longest * text * 0.66 + (n <= 40 ? 40 : 26) : largest + 18 + longest * text * 0.62;
     const R = Math.max(20, size / 2 - margin);
-    const r = n === 1 ? 30 : Math.max(3, Math.min(26, R * Math.sin(Math.PI / n) * 0.78));
+    const r = n === 1 ? 30 : Math.max(3, Math.min(largest, R * Math.sin(Math.PI / n) * 0.78));
     const spots = this.spots = peers.map((peer, k) => {
       const angle = (k / n) * TURN - Math.PI / 2;
       return { index: peer.index, angle, x: n === 1 ? W / 2 : W / 2 + R * Math.cos(angle), y: n === 1 ? H / 2 : H / 2 + R * Math.sin(angle), r };
