@@ -67,7 +67,7 @@ export function drawCharts(canvas, model, css) {
     for (const fault of model.faults) band(pen, css, X, LEFT, W - RIGHT, fault, model.now, top, bottom);
     pen.strokeStyle = css.line; pen.lineWidth = 1;
     pen.fillStyle = css.soft; pen.textAlign = "right"; pen.textBaseline = "middle";
-    for (const tick of ticks(low, high, 2)) {
+    for (const tick of ticks(low, high, 3)) {
       const y = Math.round(Y(tick)) + 0.5;
       pen.beginPath(); pen.moveTo(LEFT, y); pen.lineTo(W - RIGHT, y); pen.stroke();
       pen.fillText(one.show(tick), LEFT - 8, y);
@@ -154,7 +154,7 @@ function laneColours(letters, css) {
   return letter => letter >= "0" && letter <= "9" ? mix(computing, css.waiting, Math.min(1, +letter / 8)) : fixed[named[letter]];
 }
 
-export function laneHeight(count) { return Math.max(count > 256 ? 0.5 : 2.5, Math.min(15, 440 / Math.max(1, count))); }
+export function laneHeight(count) { return Math.max(count > 256 ? 0.5 : 2.5, Math.min(20, 440 / Math.max(1, count))); }
 
 // model as above, with { peers, lanes: [[at, letters]], letters, chosen }
 export function drawLanes(canvas, model, css) {
