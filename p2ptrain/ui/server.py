@@ -18,12 +18,13 @@ of the updates that it missed.
 
 import asyncio
 import contextlib
+import importlib.util
 import ipaddress
 import json
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from importlib import resources
@@ -38,6 +39,7 @@ from p2ptrain.ui.swarm import SwarmView
 
 if TYPE_CHECKING:
     from aiohttp import web
+    from aiohttp.typedefs import Handler, Middleware
 
 UPDATE_S: Seconds = 0.5
 MAX_PAGES = 32
@@ -190,7 +192,9 @@ class LivePage:
         Raises:
             ConfigError: if aiohttp is missing or the port is taken.
         """
-        web = _aiohttp_web()
+        _check_aiohttp()
+        from aiohttp import web
+
         app = web.Application(middlewares=[_guard(self._config)], client_max_size=MAX_BODY)
         for path, (_, kind) in FILES.items():
             app.router.add_get(path, _serve(self._files[path], kind))
@@ -270,7 +274,8 @@ class LivePage:
     # --- requests ---------------------------------------------------------------------------------
 
     async def _events(self, request: "web.Request") -> "web.StreamResponse":
-        web = _aiohttp_web()
+        from aiohttp import web
+
         if len(self._pages) >= MAX_PAGES:
             raise web.HTTPServiceUnavailable(text=f"{MAX_PAGES} pages are open already\n")
         headers = {**POLICY, "Content-Type": "text/event-stream", "X-Accel-Buffering": "no"}
@@ -288,12 +293,14 @@ class LivePage:
         return response
 
     async def _state(self, _: "web.Request") -> "web.Response":
-        web = _aiohttp_web()
+        from aiohttp import web
+
         state = {**self._view.snapshot(), **self._about()}
         return web.json_response(state, headers=POLICY)
 
     async def _fault(self, request: "web.Request") -> "web.Response":
-        web = _aiohttp_web()
+        from aiohttp import web
+
         assert self._faults is not None  # else there is no such route
         try:
             order = await request.json()
@@ -309,15 +316,12 @@ class LivePage:
         return web.Response(status=204, headers=POLICY)
 
 
-Handle = Callable[["web.Request"], Awaitable["web.StreamResponse"]]
-
-
-def _guard(config: PageConfig) -> Any:  # Any: a middleware of aiohttp
+def _guard(config: PageConfig) -> "Middleware":
     """Refuse requests of other web sites."""
-    web = _aiohttp_web()
+    from aiohttp import web
 
     @web.middleware
-    async def guard(request: "web.Request", handler: Handle) -> "web.StreamResponse":
+    async def guard(request: "web.Request", handler: "Handler") -> "web.StreamResponse":
         name = request.host.rpartition(":")[0] if _has_port(request.host) else request.host
         if not config.is_public and name not in (*LOCAL_NAMES, config.where()[0]):
             raise web.HTTPForbidden(text="this page is for this machine: open it at its address\n")
@@ -335,8 +339,8 @@ def _has_port(host: str) -> bool:
     return host.rpartition(":")[2].isdecimal()
 
 
-def _serve(body: bytes, kind: str) -> Handle:
-    web = _aiohttp_web()
+def _serve(body: bytes, kind: str) -> "Handler":
+    from aiohttp import web
 
     async def handle(_: "web.Request") -> "web.StreamResponse":
         return web.Response(body=body, content_type=kind, charset="utf-8", headers=POLICY)
@@ -353,14 +357,12 @@ def _event(name: str, data: Mapping[str, Any]) -> bytes:  # Any: whatever JSON c
     return f"event: {name}\ndata: {text}\n\n".encode()
 
 
-def _aiohttp_web() -> Any:  # Any: a module of an optional package
-    try:
-        from aiohttp import web
-    except ImportError:
+def _check_aiohttp() -> None:
+    """Raises ConfigError if aiohttp, which only this file needs, is missing."""
+    if importlib.util.find_spec("aiohttp") is None:
         raise ConfigError(
             "the live page needs aiohttp; install it with: pip install 'p2ptrain[ui]'"
-        ) from None
-    return web
+        )
 
 
 # --- in a thread of its own -----------------------------------------------------------------------
