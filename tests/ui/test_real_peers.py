@@ -17,10 +17,12 @@ from p2ptrain.errors import ConfigError
 
 pytestmark = pytest.mark.sockets
 
+MODELS: dict[str, torch.nn.Module] = {}
+
 
 def peer(name: str, *join: str, **settings: object) -> p2ptrain.Peer:
     torch.manual_seed(1)
-    model = torch.nn.Linear(3, 2)
+    model = MODELS[name] = torch.nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     return p2ptrain.Peer(
         model, optimizer, name=name, join=join, algorithm="ad_psgd", serve=False, **settings
@@ -39,7 +41,7 @@ def three():
 
 def step(*peers: p2ptrain.Peer) -> None:
     for one in peers:
-        loss = one.replica.module(torch.ones(4, 3)).square().mean()
+        loss = MODELS[one.name](torch.ones(4, 3)).square().mean()
         loss.backward()
         one.step(samples=4, loss=loss.item())
 
@@ -91,7 +93,7 @@ def test_a_peer_serves_the_page_itself(capfd):
 
 def test_a_page_of_a_peer_needs_a_port():
     one = peer("p00", ui_port=70_000)
-    with pytest.raises(ConfigError, match=r"127\.0\.0\.1:70000 is no place to listen"), one:
+    with pytest.raises(ConfigError, match=r"127\.0\.0\.1:70000. is no place to listen"), one:
         pass
 
 
