@@ -52,6 +52,9 @@ class Slowness:
     sentence: str
     """The rest of a sentence that begins with the peer's name."""
 
+    factor: float
+    """How many times slower than the median; for waiting the share."""
+
 
 def diagnose(peers: Mapping[str, Figures]) -> dict[str, Slowness]:
     """The slow ones of the peers that train, by name."""
@@ -65,18 +68,20 @@ def _slowness(one: Figures, compute: float, link: float) -> Slowness | None:
     rate = one.compute_rate
     if rate and compute / rate >= SLOWER:
         text = f"computes {compute / rate:.1f} times slower than the median"
-        return Slowness("compute", text)
+        return Slowness("compute", text, compute / rate)
     if one.link_mbit and link / one.link_mbit >= NARROWER:
         text = f"has a link of {one.link_mbit:,} Mbit/s; the median is {link:,.0f}"
-        return Slowness("link", text)
+        return Slowness("link", text, link / one.link_mbit)
     if one.wait_share >= WAITS:
-        return Slowness("waiting", f"waits for others {one.wait_share:.0%} of its time")
+        text = f"waits for others {one.wait_share:.0%} of its time"
+        return Slowness("waiting", text, one.wait_share)
     return None
 
 
 def sentences(found: Mapping[str, Slowness], peers: Mapping[str, Figures]) -> list[str]:
     """One sentence per slow peer, worst cause first; many peers that wait share one."""
-    own = [f"{name} {one.sentence}" for name, one in found.items() if one.cause != "waiting"]
+    slow = sorted(found, key=lambda name: -found[name].factor)
+    own = [f"{name} {found[name].sentence}" for name in slow if found[name].cause != "waiting"]
     waiting = [name for name, one in found.items() if one.cause == "waiting"]
     if len(waiting) <= TOGETHER:
         return own + [f"{name} {found[name].sentence}" for name in waiting]

@@ -38,6 +38,9 @@ EVENTS = 400
 SLOW_AFTER = 3
 """Seconds for which a peer is slow, or no longer slow, before a line of the log says so."""
 
+TOGETHER = 5
+"""More peers than this that become slow at the same time share a line of the log."""
+
 GONE = ("dead", "left", "no answer")
 """The states of a peer that takes no part, as far as can be seen."""
 
@@ -329,6 +332,7 @@ class SwarmView:
         named = {str(name): one for name, one in figures.items()}
         found = diagnosis.diagnose(named)
         self.sentences = diagnosis.sentences(found, named)
+        fresh: list[PeerId] = []
         for name, shown in self.peers.items():
             slowness = found.get(name)
             if slowness != shown.slowness:
@@ -339,9 +343,15 @@ class SwarmView:
             if shown.slow_for >= SLOW_AFTER:
                 shown.is_logged_slow, shown.slow_for = is_slow, 0
                 if slowness and is_slow:
-                    self._log("warn", name, f"{name} {slowness.sentence}")
+                    fresh.append(name)
                 elif shown.is_live and shown.state != "done":
                     self._log("good", name, f"{name} is no longer slow")
+        if len(fresh) > TOGETHER:
+            named_some = ", ".join(fresh[:TOGETHER])
+            self._log("warn", "", f"{len(fresh)} peers are slow: {named_some} and others")
+            return
+        for name in fresh:
+            self._log("warn", name, f"{name} {found[name].sentence}")
 
     def _steps_per_s(self, before: Report | None, report: Report, passed_s: Seconds) -> float:
         """Smoothed over some seconds: between two reports a slow peer makes 0 or 1 steps."""

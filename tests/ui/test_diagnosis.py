@@ -39,8 +39,10 @@ def test_of_two_peers_the_slower_one_is_named():
 
 def test_many_peers_that_wait_share_one_sentence_below_the_cause():
     waiting = {f"w{i}": Figures(400.0, 0.6, 900) for i in range(5)}
-    peers = {**waiting, "slow": Figures(250.0, 0.0, 900)}
+    slow = {"slower": Figures(500.0, 0.0, 900), "slow": Figures(250.0, 0.0, 900)}
+    peers = {**waiting, **slow}
     assert sentences(diagnose(peers), peers) == [
         "slow computes 4.0 times slower than the median",
-        "5 of 6 peers wait for others, 60% of their time",
+        "slower computes 2.0 times slower than the median",
+        "5 of 7 peers wait for others, 60% of their time",
     ]

@@ -147,6 +147,15 @@ def test_a_slow_peer_is_logged_once_it_has_been_slow_for_some_seconds(view):
     assert view.sentences == []
 
 
+def test_many_peers_that_become_slow_together_share_a_line_of_the_log():
+    view = SwarmView(0.0)
+    for rank in range(20):
+        view.answered(report(f"p{rank:02}", samples_per_s=250.0 if rank < 8 else 1000.0), 0.0)
+    for second in range(1, 6):
+        view.tick(float(second))
+    assert texts(view)[1:] == ["8 peers are slow: p00, p01, p02, p03, p04 and others"]
+
+
 def test_an_update_has_only_what_has_changed(view):
     view.take_update()
     assert view.take_update()["rows"] == {}

@@ -154,11 +154,24 @@ function laneColours(letters, css) {
   return letter => letter >= "0" && letter <= "9" ? mix(computing, css.waiting, Math.min(1, +letter / 8)) : fixed[named[letter]];
 }
 
-export function laneHeight(count) { return Math.max(count > 256 ? 0.5 : 2.5, Math.min(20, 440 / Math.max(1, count))); }
+const LINES = 220; // more lines cannot be told apart: then one stands for several peers, and shows the worst
+const WORSE = "ldjsnx!"; // after all digits
+export const peersPerLine = count => Math.ceil(count / LINES);
+
+function worst(letters, from, to) {
+  let sum = 0, digits = 0, rank = -1;
+  for (let k = from; k < to; k++) {
+    const letter = letters[k];
+    if (letter >= "0" && letter <= "9") { sum += +letter; digits++; }
+    else rank = Math.max(rank, WORSE.indexOf(letter));
+  }
+  return rank >= 2 ? WORSE[rank] : digits ? String(Math.round(sum / digits)) : rank >= 0 ? WORSE[rank] : " ";
+}
 
 // model as above, with { peers, lanes: [[at, letters]], letters, chosen }
 export function drawLanes(canvas, model, css) {
-  const count = model.peers.length, row = laneHeight(count), height = Math.max(20, count * row) + AXIS + 4;
+  const each = peersPerLine(model.peers.length), count = Math.ceil(model.peers.length / each);
+  const row = Math.max(2, Math.min(20, 440 / Math.max(1, count))), height = Math.max(20, count * row) + AXIS + 4;
   const { pen, W } = fit(canvas, height);
   const begin = model.now - model.span, right = W - RIGHT, seconds = Math.ceil(model.span) + 1;
   const colourOf = laneColours(model.letters, css), known = new Map();
@@ -175,8 +188,8 @@ export function drawLanes(canvas, model, css) {
     if (column < 0 || column >= seconds) continue;
     const from = filled >= 0 && column - filled <= 3 ? filled + 1 : column; // a second may fall between two columns
     for (let x = from; x <= column; x++)
-      for (let k = 0; k < Math.min(count, letters.length); k++) {
-        const colour = rgb(letters[k]);
+      for (let k = 0; k * each < letters.length; k++) {
+        const colour = rgb(each === 1 ? letters[k] : worst(letters, k * each, Math.min(letters.length, (k + 1) * each)));
         if (!colour) continue;
         const offset = 4 * (k * seconds + x);
         bytes.data[offset] = colour[0]; bytes.data[offset + 1] = colour[1]; bytes.data[offset + 2] = colour[2]; bytes.data[offset + 3] = 255;
@@ -186,19 +199,19 @@ export function drawLanes(canvas, model, css) {
   brush.putImageData(bytes, 0, 0);
   pen.save();
   pen.beginPath(); pen.rect(LEFT, 0, right - LEFT, count * row); pen.clip();
-  pen.imageSmoothingEnabled = row < 1;
+  pen.imageSmoothingEnabled = false;
   pen.drawImage(image, LEFT, 0, (right - LEFT) * seconds / model.span, count * row);
   if (row >= 5) { pen.fillStyle = css.card; for (let k = 1; k < count; k++) pen.fillRect(LEFT, Math.round(k * row) - (row > 9 ? 1 : 0.5), right - LEFT, row > 9 ? 2 : 1); }
   pen.restore();
   pen.textAlign = "right"; pen.textBaseline = "middle";
   const every = Math.max(1, Math.ceil(12 / row));
   for (let k = 0; k < count; k += every) {
-    pen.fillStyle = model.chosen === model.peers[k].index ? css.ink : css.soft;
-    pen.fillText(model.peers[k].name.slice(0, 8), LEFT - 8, (k + 0.5) * row + (every > 1 ? 3 : 0));
+    pen.fillStyle = model.chosen === model.peers[k * each].index ? css.ink : css.soft;
+    pen.fillText(model.peers[k * each].name.slice(0, 8), LEFT - 8, (k + 0.5) * row + (every > 1 ? 3 : 0));
   }
   if (model.chosen !== null) {
-    const k = model.peers.findIndex(peer => peer.index === model.chosen);
-    if (k >= 0) { pen.strokeStyle = css.ink; pen.lineWidth = 1.5; pen.strokeRect(LEFT - 1, k * row - 0.5, right - LEFT + 2, Math.max(3, row)); }
+    const k = Math.floor(model.chosen / each);
+    if (k < count) { pen.strokeStyle = css.ink; pen.lineWidth = 1.5; pen.strokeRect(LEFT - 1, k * row - 0.5, right - LEFT + 2, Math.max(3, row)); }
   }
   axis(pen, css, model, count * row + 4, W);
   crosshair(pen, css, model, at => LEFT + (at - begin) / model.span * (right - LEFT), LEFT, right, 0, count * row);

@@ -1,7 +1,7 @@
 // Keeps what the server sends, and shows it. What peers report is always set as text, never as HTML.
 
 import { Graph, MANY, mix, stateColour } from "./graph.js";
-import { ago, drawCharts, drawLanes, percent, short, timeAt } from "./charts.js";
+import { ago, drawCharts, drawLanes, peersPerLine, percent, short, timeAt } from "./charts.js";
 
 const $ = id => document.getElementById(id);
 const ROWS = 200, EVENTS = 400, SECONDS = 900;
@@ -331,6 +331,8 @@ function legends() {
   const circle = [["ring", css.computing, "computes"], ["ring", css.waiting, "waits"], ["round", css.computing, "disc: samples/s"], ["stroke", css.averaging, "averages"], ["ring", css.warn, "slow, or suspected"], ["ring", css.bad, "silent"], ["ring", css.gone, "gone"]];
   $("legend").replaceChildren(...(isGrid ? [...grid, ["", css.averaging, "averages"]] : circle).map(one => sample(...one)));
   $("lanes-legend").replaceChildren(...[["", mix(css.card, css.computing, 0.55), "computes"], ["", css.waiting, "waits"], ["", css.bad, "silent"], ["", css.warn, "suspected"], ["", mix(css.card, css.bad, 0.4), "no answer"], ["", css.gone, "dead"]].map(one => sample(...one)));
+  const each = peersPerLine(state.peers.length);
+  if (each > 1) $("lanes-legend").append(element("span", {}, `a line is ${each} peers, and shows the worst of them`));
 }
 function tip(event, text) {
   const box = $("tip");
