@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from p2ptrain.net.ask import asking
 from p2ptrain.net.grpc_config import GrpcConfig
 from p2ptrain.ui import poller as module
 from p2ptrain.ui.poller import Poller
@@ -104,3 +105,9 @@ def test_many_peers_are_asked_seldom_and_fewer_while_nobody_looks():
     assert poller.interval_s == 4.0
     poller._targets = dict.fromkeys(map(str, range(100_000)))
     assert poller.interval_s == module.MOST_S * module.IDLE
+
+
+async def test_a_report_without_members_is_not_read_for_them():
+    async with listening(5) as peers, asking(peers.addresses[0], GrpcConfig()) as asker:
+        assert len((await asker.report(5.0)).members) == 4
+        assert (await asker.report(5.0, members=False)).members == ()
