@@ -156,7 +156,7 @@ function laneColours(letters, css) {
 
 const LINES = 220; // more lines cannot be told apart: then one stands for several peers, and shows the worst
 const WORSE = "ldjsnx!"; // after all digits
-export const peersPerLine = count => Math.ceil(count / LINES);
+export const peersPerLine = count => Math.max(1, Math.ceil(count / LINES));
 
 function worst(letters, from, to) {
   let sum = 0, digits = 0, rank = -1;
