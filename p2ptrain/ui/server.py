@@ -46,7 +46,9 @@ MAX_PAGES = 32
 BEHIND = 8
 """A page that has this many updates waiting gets a snapshot instead."""
 
-START_S: Seconds = 10.0
+START_S: Seconds = 60.0
+"""The most time in which a page has to listen: a busy machine takes long to import a library."""
+
 MAX_BODY = 1024
 
 FILES = {
@@ -382,7 +384,8 @@ class PageThread:
     def start(self) -> str:
         """Listen; returns the address of the page. Raises ConfigError as `LivePage.serving`."""
         self._thread.start()
-        self._is_listening.wait(START_S)
+        if not self._is_listening.wait(START_S):
+            raise ConfigError(f"the live page did not start within {START_S:g} s; try again")
         if self._error:
             raise self._error
         return self.page.url

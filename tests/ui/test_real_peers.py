@@ -73,7 +73,7 @@ def test_the_command_serves_a_page_on_which_three_peers_train(three):
         assert state["algorithm"] == "ad_psgd"
     finally:
         process.terminate()
-        process.wait(10)
+        process.communicate(timeout=60)
 
 
 def test_a_peer_serves_the_page_itself(capfd):
@@ -117,7 +117,7 @@ def test_top_shows_them_in_a_terminal_until_q(three):
         assert "3 peers" in seen
         assert "(s)teps ↓" in seen
         os.write(screen, b"q")
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
     finally:
         process.kill()
         process.wait()
