@@ -24,16 +24,16 @@ from p2ptrain.net.grpc_config import GrpcConfig
 from p2ptrain.ui.swarm import SwarmView
 
 AT_ONCE = 16
-ASKS_PER_S = 64.0
+ASKS_PER_S = 32.0
 LEAST_S: Seconds = 0.25
-MOST_S: Seconds = 5.0
-BACKOFF_S: Seconds = 10.0
+MOST_S: Seconds = 10.0
+BACKOFF_S: Seconds = 15.0
 GUIDE_S: Seconds = 1.0
 """The guide is asked for its members at most this often: a long list takes time to read."""
 
 IDLE = 4.0
 TIMEOUT_S: Seconds = 2.0
-LOOK_S: Seconds = 0.05
+LOOK_S: Seconds = 0.125
 SECOND_S: Seconds = 1.0
 KEEPALIVE_S: Seconds = 60.0
 """Every question has its own deadline, so connections need hardly any probes."""
