@@ -204,10 +204,10 @@ export function drawLanes(canvas, model, css) {
   if (row >= 5) { pen.fillStyle = css.card; for (let k = 1; k < count; k++) pen.fillRect(LEFT, Math.round(k * row) - (row > 9 ? 1 : 0.5), right - LEFT, row > 9 ? 2 : 1); }
   pen.restore();
   pen.textAlign = "right"; pen.textBaseline = "middle";
-  const every = Math.max(1, Math.ceil(12 / row));
+  const every = Math.max(1, Math.ceil(13 / row));
   for (let k = 0; k < count; k += every) {
     pen.fillStyle = model.chosen === model.peers[k * each].index ? css.ink : css.soft;
-    pen.fillText(model.peers[k * each].name.slice(0, 8), LEFT - 8, (k + 0.5) * row + (every > 1 ? 3 : 0));
+    pen.fillText(model.peers[k * each].name.slice(0, 8), LEFT - 8, Math.max(7, (k + 0.5) * row + (every > 1 ? 3 : 0)));
   }
   if (model.chosen !== null) {
     const k = Math.floor(model.chosen / each);
