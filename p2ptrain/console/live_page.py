@@ -7,7 +7,7 @@ from rich.console import Console
 from p2ptrain.ids import Address, Seconds
 from p2ptrain.net.ask import asking
 from p2ptrain.net.grpc_config import GrpcConfig
-from p2ptrain.ui.poller import TIMEOUT_S
+from p2ptrain.ui.poller import FIRST_S
 from p2ptrain.ui.server import LivePage, PageConfig
 
 
@@ -22,7 +22,7 @@ async def show_page(
         ConfigError: if aiohttp is missing or the port is taken.
     """
     async with asking(address, network) as asker:
-        await asker.report(TIMEOUT_S)
+        await asker.report(FIRST_S)
     page = LivePage(config, clock, network)
     async with page.serving() as url:
         page.watch([address])

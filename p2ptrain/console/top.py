@@ -25,7 +25,7 @@ from p2ptrain.ids import Address, Seconds
 from p2ptrain.named import suggestion
 from p2ptrain.net.ask import asking
 from p2ptrain.net.grpc_config import GrpcConfig
-from p2ptrain.ui.poller import TIMEOUT_S, Poller
+from p2ptrain.ui.poller import FIRST_S, Poller
 from p2ptrain.ui.swarm import GONE, Shown, SwarmView, finite
 
 REFRESH_S: Seconds = 0.5
@@ -188,7 +188,7 @@ async def show_top(
     if not console.is_terminal:
         raise ConfigError("top needs a terminal; for a file or a pipe use: p2ptrain status")
     async with asking(address, network) as asker:
-        await asker.report(TIMEOUT_S)
+        await asker.report(FIRST_S)
     view = SwarmView(clock())
     poller = Poller(view, [address], network, clock)
     polling = asyncio.create_task(poller.run())

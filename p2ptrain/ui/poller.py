@@ -33,6 +33,9 @@ GUIDE_S: Seconds = 1.0
 
 IDLE = 4.0
 TIMEOUT_S: Seconds = 2.0
+FIRST_S: Seconds = 10.0
+"""For the very first question, whose failure is an error of the command."""
+
 LOOK_S: Seconds = 0.125
 SECOND_S: Seconds = 1.0
 KEEPALIVE_S: Seconds = 60.0

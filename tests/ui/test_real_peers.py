@@ -97,6 +97,17 @@ def test_a_page_of_a_peer_needs_a_port():
         pass
 
 
+def read(screen: int) -> str:
+    """What the terminal shows; nothing once its program has ended."""
+    if not select.select([screen], [], [], 0.1)[0]:
+        return ""
+    try:
+        return os.read(screen, 65536).decode(errors="replace")
+    except OSError:
+        time.sleep(0.1)
+        return ""
+
+
 def test_top_shows_them_in_a_terminal_until_q(three):
     step(*three)
     screen, terminal = pty.openpty()
@@ -110,14 +121,17 @@ def test_top_shows_them_in_a_terminal_until_q(three):
         seen = ""
         for _ in range(300):
             step(*three)
-            if select.select([screen], [], [], 0.1)[0]:
-                seen += os.read(screen, 65536).decode(errors="replace")
+            seen += read(screen)
             if all(name in seen for name in ("p00", "p01", "p02", "(s)teps ↓")):
                 break
         assert "3 peers" in seen
         assert "(s)teps ↓" in seen
         os.write(screen, b"q")
-        assert process.wait(60) == 0
+        for _ in range(600):
+            read(screen)  # or else it would wait for its last screen to be read
+            if process.poll() is not None:
+                break
+        assert process.returncode == 0
     finally:
         process.kill()
         process.wait()
