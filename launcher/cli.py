@@ -57,6 +57,10 @@ def run(
     check: Annotated[
         bool, typer.Option("--check", help="Exit with 3 if a claim does not hold.")
     ] = False,
+    ui: Annotated[
+        bool, typer.Option("--ui", help="Serve a live page on which peers can be hit by faults.")
+    ] = False,
+    ui_listen: Annotated[str, typer.Option(help="host:port of that page.")] = "127.0.0.1:9410",
 ) -> None:
     """Run each algorithm of a scenario and compare them; what is not given the scenario gives."""
     from launcher.backends import load_backend
@@ -80,7 +84,15 @@ def run(
     from launcher.lab import run_lab  # torch
 
     folder = Path("runs", chosen.name) if out is None else out
-    comparison = run_lab(chosen, left_out, place, backend, folder, were_asked=bool(asked))
+    comparison = run_lab(
+        chosen,
+        left_out,
+        place,
+        backend,
+        folder,
+        were_asked=bool(asked),
+        ui_listen=ui_listen if ui else None,
+    )
     if check and not do_all_hold(comparison["claims"]):
         raise typer.Exit(CLAIM_DOES_NOT_HOLD)
 

@@ -14,6 +14,7 @@ from launcher.collect import Json
 from launcher.compare import print_comparison
 from launcher.evaluate import TaskEvaluator
 from launcher.live import open_display
+from launcher.page import ClickedFaults, WatchedDisplay, open_page
 from launcher.results import (
     Finished,
     folder_of,
@@ -35,11 +36,13 @@ def run_lab(
     folder: Path,
     *,
     were_asked: bool,
+    ui_listen: str | None = None,
 ) -> Json:
     """Run what `place` can of a scenario, write everything down, and return the comparison.
 
     `left_out` is what the command line left out of it; with `were_asked` the user named its
-    algorithms, so that none of them may be left out here.
+    algorithms, so that none of them may be left out here. With `ui_listen`, a ``host:port``, a live
+    page shows the run, on which faults can be clicked.
 
     Raises:
         ConfigError: if `place` cannot run it as it is written.
@@ -48,7 +51,11 @@ def run_lab(
     chosen, unchecked = with_changes(scenario, algorithms=names)
     left_out = [*left_out, *unchecked, *without, *place.check(chosen)]
     console = Console(highlight=False)
-    with _prepared(folder):
+    with _prepared(folder), ExitStack() as stack:
+        clicked = None
+        if ui_listen is not None:
+            url, place, clicked = stack.enter_context(open_page(place, ui_listen))
+            console.print(Text(f"live page: {url}"))
         write_down(chosen, folder)
         by_seed: list[Finished] = []
         why_partial = ""
@@ -56,7 +63,7 @@ def run_lab(
             for one in seeded(chosen):
                 by_seed.append([])
                 place_of = folder_of(one, chosen, folder)
-                _carry_out(one, place, backend, place_of, console, by_seed[-1])
+                _carry_out(one, place, backend, place_of, console, by_seed[-1], clicked)
         except BaseException as error:
             why_partial = why_it_ended(error)
             raise
@@ -142,11 +149,13 @@ def _carry_out(
     folder: Path,
     console: Console,
     finished: Finished,
+    clicked: ClickedFaults | None,
 ) -> None:
     console.print(Text(f"{scenario.name}: {scenario.text}" if scenario.text else scenario.name))
     evaluator = TaskEvaluator(scenario.task, scenario.seed, scenario.task_options)
     with open_display(console) as display:
-        run_scenario(scenario, backend, name, folder, evaluator, display, finished)
+        shown = WatchedDisplay(display, clicked) if clicked else display
+        run_scenario(scenario, backend, name, folder, evaluator, shown, finished)
 
 
 def _report(

@@ -153,6 +153,10 @@ class Scenario(RunConfig):
     peers: int = 4
     """How many peers; their ranks are 0 to ``peers - 1``."""
 
+    snapshot_every_s: Seconds = 0.5
+    """How often a peer writes its model down; also the resolution of time_to_target_s. Too short:
+    the writing itself slows the peers."""
+
     seeds: int = 1
     """How many seeds, from `seed` on, every algorithm runs with. Figures are the means of all;
     pictures and reports show the first."""

@@ -154,6 +154,45 @@ def status(
 
 
 @app.command()
+def ui(
+    address: Annotated[str, typer.Argument(help="host:port of any peer")],
+    listen: Annotated[
+        str, typer.Option(help="host:port of the page; port 0 takes a free one")
+    ] = "127.0.0.1:9410",
+    public: Annotated[
+        bool, typer.Option("--public", help="let other machines open it; it has no password")
+    ] = False,
+    tls_cert: Annotated[str, TLS_CERT] = "",
+    tls_key: Annotated[str, TLS_KEY] = "",
+    tls_ca: Annotated[str, TLS_CA] = "",
+) -> None:
+    """Serve a live page of a swarm for a browser, until Ctrl-C."""
+    from p2ptrain.console.live_page import show_page
+    from p2ptrain.ui.server import PageConfig
+
+    config = PageConfig(listen=listen, is_public=public)
+    network = _tls(tls_cert, tls_key, tls_ca)
+    with _ctrl_c_ends():
+        asyncio.run(show_page(_address(address), config, time.monotonic, network))
+
+
+@app.command()
+def top(
+    address: Annotated[str, typer.Argument(help="host:port of any peer")],
+    sort: Annotated[str, typer.Option(help="column, such as samples/s or waiting")] = "peer",
+    tls_cert: Annotated[str, TLS_CERT] = "",
+    tls_key: Annotated[str, TLS_KEY] = "",
+    tls_ca: Annotated[str, TLS_CA] = "",
+) -> None:
+    """Show a swarm live and sortable in a terminal, until q or Ctrl-C."""
+    from p2ptrain.console.top import show_top
+
+    network = _tls(tls_cert, tls_key, tls_ca)
+    with _ctrl_c_ends():
+        asyncio.run(show_top(_address(address), sort, time.monotonic, network))
+
+
+@app.command()
 def doctor(
     address: Annotated[str, typer.Argument(help="host:port of a peer that is in")],
     listen: Annotated[str, typer.Option(help="host:port where this machine would listen")] = "",

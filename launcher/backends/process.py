@@ -117,9 +117,18 @@ class ProcessBackend:
 
     def start(self, scenario: Scenario, configs: Sequence[RunConfig]) -> Fleet:
         """Start one process per configuration; see `launcher.backends.base.Backend`."""
-        placed = _with_addresses(configs, returns=bool(scenario.faults))
+        return self._started(scenario, configs, is_clickable=False)
+
+    def start_clickable(self, scenario: Scenario, configs: Sequence[RunConfig]) -> "ProcessFleet":
+        """Start a fleet whose peers any fault can hit at any time. Raises as `start` does."""
+        return self._started(scenario, configs, is_clickable=True)
+
+    def _started(
+        self, scenario: Scenario, configs: Sequence[RunConfig], *, is_clickable: bool
+    ) -> "ProcessFleet":
+        placed = _with_addresses(configs, returns=bool(scenario.faults) or is_clickable)
         command = EXTERNAL_BASELINES.get(configs[0].algorithm, self._command)
-        fleet = ProcessFleet(scenario, placed, command)
+        fleet = ProcessFleet(scenario, placed, command, is_clickable=is_clickable)
         try:
             fleet.begin()
         except OSError as error:
@@ -135,19 +144,35 @@ class ProcessFleet(RealFleet):
     """The processes of one run, all in the process group of their guard."""
 
     def __init__(
-        self, scenario: Scenario, configs: Sequence[RunConfig], command: Sequence[str]
+        self,
+        scenario: Scenario,
+        configs: Sequence[RunConfig],
+        command: Sequence[str],
+        *,
+        is_clickable: bool = False,
     ) -> None:
         super().__init__(scenario, configs)
+        self._can_slow = self._can_slow or is_clickable
         self._command = tuple(command)
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._guard = subprocess.Popen(
             [sys.executable, "-I", "-S", guard.__file__], stdin=subprocess.PIPE, process_group=0
         )
         self._cables: Cables | None = None
-        if _needs_cables(scenario):
+        if _needs_cables(scenario) or (is_clickable and _can_have_cables(configs)):
             ports = [_port(config.listen) for config in configs]
             self._cables = Cables(ports, self._guard.pid)
             self._configs = _behind(self._cables.addresses, configs)
+
+    @property
+    def addresses(self) -> Sequence[str]:
+        """The addresses of the peers, by rank."""
+        return [config.advertise or config.listen for config in self._configs]
+
+    @property
+    def can_cut(self) -> bool:
+        """True if a peer can be cut off from the others."""
+        return self._cables is not None
 
     def pids(self) -> Sequence[int]:
         """The process ids of the peers that were started, in order."""
@@ -246,6 +271,10 @@ def _with_addresses(configs: Sequence[RunConfig], *, returns: bool) -> list[RunC
 
 def _needs_cables(scenario: Scenario) -> bool:
     return any(fault.kind in OF_NETWORK for fault in scenario.faults)
+
+
+def _can_have_cables(configs: Sequence[RunConfig]) -> bool:
+    return cables.can_lay() and configs[0].algorithm not in EXTERNAL_BASELINES
 
 
 def _behind(addresses: Sequence[str], configs: Sequence[RunConfig]) -> list[RunConfig]:

@@ -39,11 +39,13 @@ class Asker:
         """Who is there. Raises TransportError, CodecError."""
         return wire.decode_hello(await self._ask("Identify", b"", timeout_s, "asking who it is"))
 
-    async def report(self, timeout_s: Seconds) -> Report:
-        """What it is doing. Raises TransportError, RefusedError, CodecError."""
-        return wire.decode_report(
-            await self._ask("Status", b"", timeout_s, "asking for its report")
-        )
+    async def report(self, timeout_s: Seconds, *, members: bool = True) -> Report:
+        """What it is doing. Raises TransportError, RefusedError, CodecError.
+
+        Without `members` the list of those it knows, which may be long, is not read.
+        """
+        data = await self._ask("Status", b"", timeout_s, "asking for its report")
+        return wire.decode_report(data, members=members)
 
     async def dial_back(self, request: DialBackRequest, timeout_s: Seconds) -> DialedBack:
         """Whether it can reach us. Raises TransportError, RefusedError, CodecError."""

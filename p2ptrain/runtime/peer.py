@@ -37,6 +37,7 @@ from p2ptrain.runtime.metrics import JsonlMetrics, Metrics, TeeMetrics, TensorBo
 from p2ptrain.runtime.prometheus import PrometheusMetrics
 from p2ptrain.runtime.service import PeerService
 from p2ptrain.runtime.settings import Environment, PeerConfig
+from p2ptrain.ui.server import PageThread, page_of
 from p2ptrain.uncaught import hide_our_frames
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ class Peer:
                 f"{kind} computes gradients again within a step, of this peer alone, and "
                 f"{self.config.algorithm} averages gradients; take one that averages models"
             )
-        self._sinks: list[JsonlMetrics | PrometheusMetrics | TensorBoardMetrics] = []
+        self._sinks: list[JsonlMetrics | PrometheusMetrics | TensorBoardMetrics | PageThread] = []
         if self.config.out:
             path = Path(self.config.out) / f"{self.name}.jsonl"
             self._sinks.append(JsonlMetrics(path, time.monotonic, self.config.records_mb))
@@ -313,6 +314,8 @@ class Peer:
         transport = GrpcTransport(config.listen, config.advertise, config.network)
         self.address = await life.listen(transport, self._metrics)
         transport.service = PeerService(life.driver, self._board, transport)
+        if config.ui_port is not None:
+            self._sinks.append(page_of(self.address, config.ui_port, config.network))
         await life.join()
 
     def _close_sinks(self) -> None:

@@ -106,6 +106,9 @@ class PeerConfig:
     metrics_port: int | None = None
     """Port of a Prometheus endpoint at the host of `listen`, without a password; 0: a free one."""
 
+    ui_port: int | None = None
+    """Port of a live page of the swarm, on 127.0.0.1 and from a thread of this process."""
+
     tensorboard: str = ""
     """Folder for TensorBoard scalars, one run (``<name>``) per peer; empty: none."""
 

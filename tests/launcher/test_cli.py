@@ -111,7 +111,7 @@ def test_whatever_ends_a_run_the_algorithms_that_ended_are_kept(
     assert [row["algorithm"] for row in comparison["rows"]] == ["allreduce"]
     assert comparison["partial"] == f"Partial, since {why}: results of 1 of 2 algorithms only."
     assert comparison["partial"] in " ".join(out.split())
-    assert f"left out, since {why}: ad_psgd" in " ".join(out.split())
+    assert f"not applicable, since {why}: ad_psgd" in " ".join(out.split())
     assert comparison["partial"] in (folder / "report.html").read_text()
     assert (folder / "comparison.png").stat().st_size
     assert p2plab("report", str(folder))[0] == 0
