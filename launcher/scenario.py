@@ -198,6 +198,8 @@ class Scenario(RunConfig):
                 raise ConfigError(f"{key} is set by the lab for each peer; leave it out")
         if self.seeds < 1:
             raise ConfigError(f"seeds = {self.seeds} must be 1 or more")
+        if self.snapshot_every_s <= 0:
+            raise ConfigError(f"snapshot_every_s = {self.snapshot_every_s} must be above 0")
         if not self.algorithms or len(set(self.algorithms)) != len(self.algorithms):
             raise ConfigError(
                 f"algorithms = {list(self.algorithms)} must name one or more, each once"
