@@ -1,14 +1,22 @@
-"""A benchmark of two processes that never end by themselves; they print who they are."""
+"""A benchmark of two processes that never end by themselves; they print who they are.
+
+What runs in them is here, and not in the tests: those import torch, which takes seconds.
+"""
 
 import os
 import time
 
 from launcher.harness.processes import side_by_side
+from p2ptrain.errors import ConfigError
 
 
 def sleep(seconds: float) -> None:
     print(os.getpid(), flush=True)
     time.sleep(seconds)
+
+
+def refuse(number: int) -> None:
+    raise ConfigError("three is too much")
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ from launcher.harness.processes import Children, side_by_side
 from launcher.harness.tables import table
 from p2ptrain.errors import ConfigError
 from tests.launcher.conftest import printed
+from tests.launcher.sleepers import refuse
 
 ROOT = Path(__file__).parents[2]
 HELD = Claim("it is fast", "speed", "us", at_least=2.0).check(3.0)
@@ -66,10 +67,6 @@ def test_results_are_in_the_order_of_the_settings_and_a_mistake_is_the_parents()
     assert sorted(told) == [-3, -2, 1]
     with pytest.raises(ConfigError, match="three is too much"):
         side_by_side(refuse, [3], told.append)
-
-
-def refuse(number: int) -> None:
-    raise ConfigError("three is too much")
 
 
 @pytest.mark.sockets
