@@ -203,13 +203,12 @@ def print_beside(folders: Sequence[Path]) -> None:
     for heading in (folders[0].name, folders[1].name, "ratio"):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in common:
-        name = row["algorithm"]
-        other = rows[name]
+        name, beside = row["algorithm"], rows[row["algorithm"]]
         for what, (metric, form) in _FIGURES.items():
-            values = [metric_of(one, metric) for one in (row, other)]
+            values = [metric_of(one, metric) for one in (row, beside)]
             if any(value is not None for value in values):
                 table.add_row(name, what, *_cells(values, form))
-                name = ""
+                name = ""  # it stands in the first line of its figures
         table.add_section()
     console.print(table)
 
