@@ -294,6 +294,12 @@ class PeerLifecycle:
         finally:  # whatever else fails: what stays open would hang the next peer of this process
             await driver.close(min(1.0, grace_s))
 
+    def kill(self) -> None:
+        """Die in the middle of everything, as a killed process does (for simulated worlds)."""
+        self.driver.kill()
+        if self._writer:
+            self._writing.cancel()
+
     async def abandon(self) -> None:
         """Joining failed: close whatever was opened."""
         if self.is_listening:

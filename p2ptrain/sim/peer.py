@@ -99,7 +99,7 @@ class LivingPeer:
     def die(self) -> None:
         """Stop at once, like a killed process."""
         if self.address:
-            self._life.driver.kill()
+            self._life.kill()
         self.task.cancel()
 
     async def _live(self, transport: Transport) -> None:
