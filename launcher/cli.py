@@ -1,11 +1,6 @@
 """``p2plab``: run fleets of peers and compare algorithms.
 
-Only this module parses arguments. Exit codes::
-
-    0    success
-    2    a mistake that the user can correct: one sentence, "error: ...", on standard error
-    3    with --check: a claim does not hold
-    130  Ctrl-C (143 after SIGTERM, 129 after SIGHUP); no peer is left behind
+Only this module parses arguments. `p2ptrain.exit_codes` says what each outcome is.
 """
 
 import fcntl
@@ -34,17 +29,16 @@ from launcher.plot import plot_comparison
 from launcher.report import write_report
 from launcher.run import Run, run_scenario, seeded
 from launcher.scenario import LeftOut, Scenario, load_scenario, peer_names, with_changes
+from p2ptrain import exit_codes
+from p2ptrain.cli import HELP, VERSION
 from p2ptrain.config import to_toml
 from p2ptrain.errors import ConfigError, P2PTrainError
 
-USER_MISTAKE = 2
-CLAIM_DOES_NOT_HOLD = 3
-
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True)
+app = typer.Typer(context_settings=HELP, pretty_exceptions_enable=False, no_args_is_help=True)
 
 
 @app.callback()
-def _root() -> None:
+def _root(version: Annotated[bool, VERSION] = False) -> None:
     """Run fleets of p2ptrain peers and compare algorithms."""
 
 
@@ -69,6 +63,7 @@ def run(
     out: Annotated[
         Path | None, typer.Option(help="Folder of the results.", show_default="runs/NAME")
     ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
     check: Annotated[
         bool, typer.Option("--check", help="Exit with 3 if a claim does not hold.")
     ] = False,
@@ -86,7 +81,7 @@ def run(
     place.check(chosen)
     folder = Path("runs", chosen.name) if out is None else out
     with _prepared(folder):
-        console = Console(highlight=False)
+        console = Console(highlight=False, quiet=quiet)
         by_seed = [
             _carry_out(one, place, backend, _folder_of(one, chosen, folder), console)
             for one in seeded(chosen)
@@ -100,7 +95,7 @@ def run(
         write_report(folder / "report.html", chosen, finished, comparison, machine, left_out)
     _report(console, finished, comparison, left_out, folder)
     if check and not do_all_hold(comparison):
-        raise typer.Exit(CLAIM_DOES_NOT_HOLD)
+        raise typer.Exit(exit_codes.CLAIM_FAILED)
 
 
 @app.command()
@@ -140,8 +135,9 @@ def _there(
     able = tuple(name for name in names if not reasons[name])
     unable = tuple(LeftOut(name, f"{name} {why}") for name, why in reasons.items() if why)
     if unable and (asked or not able):
-        there_are = ", ".join(known_backends())
-        raise ConfigError(f"{unable[0].why}; use another --backend than {backend!r} ({there_are})")
+        asked_for = unable[0].what
+        others = [one for one in known_backends() if not load_backend(one).refusal(asked_for)]
+        raise ConfigError(f"{unable[0].why}; use --backend {' or '.join(others)}")
     return able, unable
 
 
@@ -205,9 +201,9 @@ def main() -> NoReturn:
         app()
     except P2PTrainError as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(USER_MISTAKE)
+        sys.exit(exit_codes.MISTAKE)
     except KeyboardInterrupt:
-        sys.exit(128 + signal.SIGINT)
+        sys.exit(exit_codes.INTERRUPTED)
     sys.exit(0)
 
 

@@ -256,8 +256,8 @@ def load_scenario(reference: str) -> Scenario:
     if path.suffix == ".toml" or path.exists():
         return load_toml(Scenario, path)
     if reference not in bundled_scenarios():
-        there_are = ", ".join(bundled_scenarios())
-        raise ConfigError(f"no scenario {reference!r}; give a .toml file or one of: {there_are}")
+        advice = suggestion(reference, bundled_scenarios())
+        raise ConfigError(f"no scenario {reference!r}; {advice} (or give a .toml file)")
     return load_toml(Scenario, BUNDLED / f"{reference}.toml")
 
 

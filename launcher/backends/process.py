@@ -41,7 +41,7 @@ from p2ptrain.config import RunConfig
 from p2ptrain.errors import ConfigError
 from p2ptrain.ids import Seconds
 
-PEER_COMMAND = (sys.executable, "-m", "p2ptrain", "peer", "--config")
+PEER_COMMAND = (sys.executable, "-m", "p2ptrain", "peer", "--no-result", "--config")
 """The command that starts a peer, up to the path of its configuration."""
 
 _ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
