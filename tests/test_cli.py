@@ -211,8 +211,8 @@ from p2ptrain.compute.tasks.digits import Config, digits
 
 class Task:
     def __init__(self):
-        digits_ = digits(Config())
-        self.build_model, self.batches, self.loss = digits_.build_model, digits_.batches, digits_.loss
+        known = digits(Config())
+        self.build_model, self.batches, self.loss = known.build_model, known.batches, known.loss
     def evaluate(self, model):
         return 0.97
 """

@@ -26,7 +26,7 @@ class Narrator:
         clock: any monotonic clock.
         every_s: the interval between progress lines.
         plan: what the peer is configured to do; with it the peer introduces itself.
-        quiet: say warnings and nothing else.
+        warn: takes the lines of warnings, if not `say` as well.
     """
 
     def __init__(
@@ -36,10 +36,10 @@ class Narrator:
         every_s: Seconds = 5.0,
         *,
         plan: "RunConfig | None" = None,
-        quiet: bool = False,
+        warn: Callable[[str], None] | None = None,
     ) -> None:
-        self._warn = say
-        self._say: Callable[[str], object] = str if quiet else say
+        self._say = say
+        self._warn = warn or say
         self._clock = clock
         self._every_s = every_s
         self._plan = plan

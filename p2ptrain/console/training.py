@@ -39,7 +39,8 @@ def run_peer(config: RunConfig, *, quiet: bool = False, result: bool = True) -> 
     optimizer = build_optimizer(model, config.training)
     # Last, since a peer must listen soon after discovery.
     config = settled(config, Neighbourhood(config.network), time.monotonic)
-    narrator = Narrator(_say, time.monotonic, plan=config, quiet=quiet)
+    say = _keep_quiet if quiet else _say
+    narrator = Narrator(say, time.monotonic, plan=config, warn=_say)
     this = Peer(model, optimizer, config, metrics=narrator)
     with ExitStack() as stack:
         with narrator.saying_what_it_waits_for():
@@ -47,7 +48,7 @@ def run_peer(config: RunConfig, *, quiet: bool = False, result: bool = True) -> 
         ctrl_c = stack.enter_context(_CtrlC(this))
         narrator.follow(lambda: this.progress)
         if this.metrics_address:
-            _say(f"{this.name} shows its metrics at http://{this.metrics_address}/metrics")
+            say(f"{this.name} shows its metrics at http://{this.metrics_address}/metrics")
         train(
             task,
             model,
@@ -66,10 +67,9 @@ def run_peer(config: RunConfig, *, quiet: bool = False, result: bool = True) -> 
     if result and config.out:
         path = Path(config.out) / f"{this.name}.safetensors"
         save_model(model, path)
-        if not quiet:
-            _say(f"{this.name}: its model is in {path}")
+        say(f"{this.name}: its model is in {path}")
     if result and not quiet:
-        _say(f"{this.name}: on held-out data {_evaluate(config, task, model)}")
+        say(f"{this.name}: on held-out data {_evaluate(config, task, model)}")
     if ctrl_c.came:
         raise KeyboardInterrupt
 
@@ -113,3 +113,7 @@ class _CtrlC:
 
 def _say(line: str) -> None:
     print(line, flush=True)
+
+
+def _keep_quiet(line: str) -> None:
+    """In place of `_say`."""

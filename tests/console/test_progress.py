@@ -7,11 +7,10 @@ from p2ptrain.console.progress import Narrator
 
 
 class Terminal:
-    def __init__(self, plan: RunConfig | None = None, *, quiet: bool = False) -> None:
+    def __init__(self, plan: RunConfig | None = None) -> None:
         self.now = 0.0
         self.lines: list[str] = []
-        clock = lambda: self.now  # noqa: E731 - it is one
-        self.narrator = Narrator(self.lines.append, clock, every_s=5.0, plan=plan, quiet=quiet)
+        self.narrator = Narrator(self.lines.append, lambda: self.now, every_s=5.0, plan=plan)
         self.narrator.follow(lambda: 1234)
 
     def record(self, kind: str, **fields: object) -> str:
@@ -100,8 +99,8 @@ def test_groups_and_snapshots_are_no_news(training):
 # --- with a plan ----------------------------------------------------------------------------------
 
 
-def started(plan: RunConfig, *, quiet: bool = False) -> Terminal:
-    terminal = Terminal(plan, quiet=quiet)
+def started(plan: RunConfig) -> Terminal:
+    terminal = Terminal(plan)
     started = {"peer": "p01", "address": "127.0.0.1:4000", "device": "cpu"}
     terminal.narrator.record("started", **started)
     return terminal
@@ -135,11 +134,14 @@ def test_it_waits_for_an_answer_then_for_those_that_start_together_then_for_the_
     assert waits_for() == ""
 
 
-def test_a_quiet_peer_says_its_warnings_and_nothing_else():
-    terminal = started(RunConfig(), quiet=True)
-    terminal.record("ready", members=["p01"])
-    assert terminal.lines == []
-    assert terminal.record("warning", text="it is late") == "p01: it is late"
+def test_warnings_may_go_elsewhere_than_all_else():
+    said: list[str] = []
+    warned: list[str] = []
+    narrator = Narrator(said.append, lambda: 0.0, warn=warned.append)
+    narrator.record("started", peer="p01", address="127.0.0.1:4000")
+    narrator.record("warning", text="it is late")
+    assert said == ["p01 listens at 127.0.0.1:4000"]
+    assert warned == ["p01: it is late"]
 
 
 def test_a_small_loss_is_not_shown_as_none(training):
