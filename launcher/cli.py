@@ -198,7 +198,7 @@ def main() -> NoReturn:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)
     try:
-        app()
+        app(prog_name="p2plab")
     except P2PTrainError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(exit_codes.MISTAKE)

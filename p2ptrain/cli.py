@@ -7,7 +7,7 @@ import asyncio
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -275,13 +275,13 @@ def _address(text: str) -> Address:
 
 def main() -> None:
     """Entry point of ``p2ptrain``."""
-    _in_one_sentence(app)
+    _in_one_sentence(app, "p2ptrain")
 
 
-def _in_one_sentence(program: Callable[[], None]) -> None:
+def _in_one_sentence(program: typer.Typer, name: str) -> None:
     """Run; a mistake of the user's is one sentence and exit code 2, never a traceback."""
     try:
-        program()
+        program(prog_name=name)
     except P2PTrainError as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(exit_codes.MISTAKE) from None
