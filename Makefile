@@ -7,7 +7,7 @@ RUNS   ?= runs
 SMALL  := $(if $(QUICK),--quick)
 READY  := $(VENV)/.ready
 
-.PHONY: demo test explore worlds starts paper paper-real bench bench-faults bench-links bench-lock bench-membership bench-slow-links protos algorithm-pages scenario-reference reference-pages docs wheel clean
+.PHONY: demo test explore worlds starts paper paper-real bench bench-faults bench-links bench-lock bench-membership bench-slow-links protos algorithm-pages scenario-reference reference-pages docs wheel ends clean
 
 demo: $(READY)  ## train with all-reduce and with gossip beside a straggler; write runs/demo
 	$(BIN)/p2plab run launcher/scenarios/one_slow.toml --out $(RUNS)/demo $(if $(QUICK),--samples 512,--check)
@@ -79,8 +79,11 @@ bench-faults: $(READY)  ## what it costs three peers that the fourth is killed, 
 bench-membership: $(READY)  ## how soon all know of a join and of a death, up to 1,024 peers; runs/bench-membership
 	$(BIN)/python -m launcher.bench.membership --out $(RUNS)/bench-membership --check $(SMALL)
 
-wheel: $(READY)  ## a pure Python wheel in dist/
-	$(BIN)/pip wheel --quiet --no-deps --wheel-dir $(WHEELS) .
+wheel: $(READY)  ## a source distribution in dist/, and a pure Python wheel that is built from it
+	$(BIN)/python -m build $(BUILD) --outdir $(WHEELS)
+
+ends: $(READY)  ## the tests of the network with the oldest dependencies that we allow, and with the newest
+	$(BIN)/python tests/tidy/ends_of_the_range.py --out $(RUNS)/ends $(SMALL)
 
 clean:
 	rm -rf $(VENV) build dist runs *.egg-info
@@ -89,10 +92,12 @@ clean:
 chaos: $(READY)  ## eight peers through ten bad minutes, and undisturbed: runs/chaos (BACKEND=docker: in containers)
 	$(BIN)/python -m launcher.bench.chaos --out $(RUNS)/chaos --backend $(or $(BACKEND),process) --check $(SMALL)
 
-# torch goes first and by its exact version: an unpinned torch can drag in gigabytes.
+# pip goes first: the one that a new environment has may be too old for dependency groups. Then torch, by
+# its exact version: an unpinned torch can drag in gigabytes.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "p2ptrain needs Python 3.11 or later; try: make PYTHON=python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet "$$(grep '^pip==' constraints.txt)"
 	$(BIN)/python -m pip install --quiet "$$(grep '^torch==' constraints.txt)" -c constraints.txt
-	$(BIN)/python -m pip install --quiet -e '.[test]' -c constraints.txt
+	$(BIN)/python -m pip install --quiet -e '.[lab]' --group test -c constraints.txt
 	touch $(READY)

@@ -1,12 +1,7 @@
 """``p2plab``: run fleets of peers and compare algorithms.
 
 Only this module parses arguments. What a command needs is imported when it runs, torch only once a
-scenario is known to be right. Exit codes::
-
-    0    success
-    2    a mistake that the user can correct: one sentence, "error: ...", on standard error
-    3    with --check: a claim does not hold
-    130  Ctrl-C (143 after SIGTERM, 129 after SIGHUP); no peer is left behind
+scenario is known to be right. `p2ptrain.exit_codes` says what each outcome is.
 """
 
 import signal
@@ -17,16 +12,15 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from p2ptrain import exit_codes
+from p2ptrain.cli import HELP, VERSION
 from p2ptrain.errors import P2PTrainError
 
-USER_MISTAKE = 2
-CLAIM_DOES_NOT_HOLD = 3
-
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True)
+app = typer.Typer(context_settings=HELP, pretty_exceptions_enable=False, no_args_is_help=True)
 
 
 @app.callback()
-def _root() -> None:
+def _root(version: Annotated[bool, VERSION] = False) -> None:
     """Run fleets of p2ptrain peers and compare algorithms."""
 
 
@@ -54,6 +48,7 @@ def run(
     quick: Annotated[
         bool, typer.Option("--quick", help="A few steps of each peer: does it run?")
     ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
     check: Annotated[
         bool, typer.Option("--check", help="Exit with 3 if a claim does not hold.")
     ] = False,
@@ -92,9 +87,10 @@ def run(
         folder,
         were_asked=bool(asked),
         ui_listen=ui_listen if ui else None,
+        quiet=quiet,
     )
     if check and not do_all_hold(comparison["claims"]):
-        raise typer.Exit(CLAIM_DOES_NOT_HOLD)
+        raise typer.Exit(exit_codes.CLAIM_FAILED)
 
 
 @app.command("report")
@@ -185,12 +181,12 @@ def main() -> NoReturn:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)
     try:
-        app()
+        app(prog_name="p2plab")
     except P2PTrainError as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(USER_MISTAKE)
+        sys.exit(exit_codes.MISTAKE)
     except KeyboardInterrupt:
-        sys.exit(128 + signal.SIGINT)
+        sys.exit(exit_codes.INTERRUPTED)
     sys.exit(0)
 
 

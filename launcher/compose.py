@@ -48,7 +48,7 @@ def _service(
         "image": IMAGE,
         "container_name": f"{project}-{name}",
         "hostname": name,
-        "command": ["peer", "--config", f"{RESULTS}/{name}.toml"],
+        "command": ["peer", "--no-result", "--config", f"{RESULTS}/{name}.toml"],
         "user": f"{os.getuid()}:{os.getgid()}",
         "init": True,
         **_shares(scenario, rank),

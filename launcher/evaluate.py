@@ -10,7 +10,7 @@ from typing import Any
 from launcher.consensus import Score
 from p2ptrain.compute.flat import load_vector, save_model
 from p2ptrain.compute.replica import Vector
-from p2ptrain.compute.tasks import load_task
+from p2ptrain.compute.tasks import checked, load_task
 from p2ptrain.compute.training import threads
 
 
@@ -25,6 +25,8 @@ class TaskEvaluator:
         """
         self._task = load_task(task, options)
         self._module = self._task.build_model(seed)
+        if ":" in task:  # of the user's own: a mistake shows before the training
+            checked(task, self._task.evaluate(self._module))
 
     def score(self, model_M: Vector) -> Score:
         """Evaluate a model on held-out data."""

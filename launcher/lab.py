@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from launcher.backends import known_backends
+from launcher.backends import known_backends, load_backend
 from launcher.backends.base import Backend
 from launcher.collect import Json
 from launcher.compare import print_comparison
@@ -37,6 +37,7 @@ def run_lab(
     *,
     were_asked: bool,
     ui_listen: str | None = None,
+    quiet: bool = False,
 ) -> Json:
     """Run what `place` can of a scenario, write everything down, and return the comparison.
 
@@ -50,7 +51,7 @@ def run_lab(
     names, without = _there(place, backend, scenario, were_asked=were_asked)
     chosen, unchecked = with_changes(scenario, algorithms=names)
     left_out = [*left_out, *unchecked, *without, *place.check(chosen)]
-    console = Console(highlight=False)
+    console = Console(highlight=False, quiet=quiet)
     with _prepared(folder), ExitStack() as stack:
         clicked = None
         if ui_listen is not None:
@@ -100,8 +101,9 @@ def _there(
     able = tuple(name for name in names if not reasons[name])
     unable = tuple(LeftOut(name, f"{name} {why}") for name, why in reasons.items() if why)
     if unable and (were_asked or not able):
-        there_are = ", ".join(known_backends())
-        raise ConfigError(f"{unable[0].why}; use another --backend than {backend!r} ({there_are})")
+        asked_for = scenario.settings_of(unable[0].what).algorithm
+        others = [one for one in known_backends() if not load_backend(one).refusal(asked_for)]
+        raise ConfigError(f"{unable[0].why}; use --backend {' or '.join(others)}")
     return able, unable
 
 

@@ -317,10 +317,8 @@ def load_scenario(reference: str) -> Scenario:
     path = Path(reference)
     if path.suffix != ".toml" and not path.exists():
         if reference not in bundled_scenarios():
-            there_are = ", ".join(bundled_scenarios())
-            raise ConfigError(
-                f"no scenario {reference!r}; give a .toml file or one of: {there_are}"
-            )
+            advice = suggestion(reference, bundled_scenarios())
+            raise ConfigError(f"no scenario {reference!r}; {advice} (or give a .toml file)")
         path = BUNDLED / f"{reference}.toml"
     return from_mapping(Scenario, _composed(read_toml(path), str(path)), str(path))
 

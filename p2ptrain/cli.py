@@ -7,14 +7,16 @@ import asyncio
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from p2ptrain import __version__, exit_codes
 from p2ptrain.averaging.base import known_algorithms
 from p2ptrain.console.doctor import Visit, show_findings
 from p2ptrain.console.status import show_json, show_live, show_once
@@ -23,22 +25,46 @@ from p2ptrain.ids import Address, Seconds
 from p2ptrain.net import wire
 from p2ptrain.net.ask import is_serving
 from p2ptrain.net.grpc_config import GrpcConfig
+from p2ptrain.runtime.settings import PeerConfig
 
 if TYPE_CHECKING:
     from p2ptrain.config import RunConfig
-
-EXIT_INTERRUPTED = 130
 
 TLS_CERT = typer.Option(help="file with this peer's certificate, where the swarm has TLS")
 TLS_KEY = typer.Option(help="file with the certificate's key")
 TLS_CA = typer.Option(help="file with the certificate of the swarm's CA")
 
+DEFAULTS = {field.name: field.default for field in fields(PeerConfig)} | {
+    "task": "digits",  # of `RunConfig`, which imports torch
+    "rank": 0,
+}
+
+
+def _setting(name: str, *, says: str, **more: Any) -> Any:  # Any: typer's own
+    """An option that sets `name`; the help shows what it is when neither file nor option says."""
+    return typer.Option(help=says, show_default=str(DEFAULTS[name]), **more)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"p2ptrain {__version__}")
+        raise typer.Exit
+
+
+VERSION = typer.Option(
+    "--version", help="Show the version and exit.", callback=_show_version, is_eager=True
+)
+HELP = {"help_option_names": ["-h", "--help"]}
 app = typer.Typer(
-    add_completion=False,
+    context_settings=HELP,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Peers of unequal speed train one PyTorch model together, without a server.",
 )
+
+
+@app.callback()
+def _root(version: Annotated[bool, VERSION] = False) -> None:
+    """Peers of unequal speed train one PyTorch model together, without a server."""
 
 
 @app.command()
@@ -47,13 +73,18 @@ def peer(
         Path | None, typer.Option(help="TOML file; options below override it")
     ] = None,
     task: Annotated[
-        str | None, typer.Option(help="digits, chargpt, cifar10 or package.module:function")
+        str | None, _setting("task", says="digits, chargpt, cifar10 or package.module:function")
     ] = None,
     data: Annotated[
         str | None, typer.Option(help="file or folder that the task reads, if it takes one")
     ] = None,
     algorithm: Annotated[
-        str | None, typer.Option(help=f"{', '.join(known_algorithms())} or package.module:Class")
+        str | None,
+        _setting(
+            "algorithm",
+            says=f"{', '.join(known_algorithms())} or package.module:Class",
+            autocompletion=known_algorithms,
+        ),
     ] = None,
     average_momentum: Annotated[
         bool | None,
@@ -65,17 +96,35 @@ def peer(
     discover: Annotated[
         str | None, typer.Option(help="host:port of a name that stands for all peers")
     ] = None,
-    listen: Annotated[str | None, typer.Option(help="host:port; port 0 takes a free one")] = None,
-    advertise: Annotated[str | None, typer.Option(help="host:port as other peers reach us")] = None,
-    name: Annotated[str | None, typer.Option(help="unique in the swarm")] = None,
-    peers: Annotated[int | None, typer.Option(help="how many start together")] = None,
-    rank: Annotated[int | None, typer.Option(help="place among them, from 0")] = None,
-    seed: Annotated[int | None, typer.Option(help="of the model, the data and the choices")] = None,
-    out: Annotated[str | None, typer.Option(help="folder for records")] = None,
-    snapshot_every_s: Annotated[
-        float | None, typer.Option(help="seconds between models written to --out; never by default")
+    listen: Annotated[
+        str | None, _setting("listen", says="host:port; port 0 takes a free one")
     ] = None,
-    samples: Annotated[int | None, typer.Option(help="stop at so many in the whole swarm")] = None,
+    advertise: Annotated[
+        str | None,
+        typer.Option(help="host:port as other peers reach us", show_default="the one of --listen"),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="unique in the swarm", show_default="host and process number")
+    ] = None,
+    peers: Annotated[int | None, _setting("peers", says="how many start together")] = None,
+    rank: Annotated[int | None, _setting("rank", says="place among them, from 0")] = None,
+    seed: Annotated[
+        int | None, _setting("seed", says="of the model, the data and the choices")
+    ] = None,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            help="folder for records, snapshots and the model", show_default="nothing is written"
+        ),
+    ] = None,
+    snapshot_every_s: Annotated[
+        float | None,
+        typer.Option(help="seconds between models written to --out", show_default="never"),
+    ] = None,
+    samples: Annotated[
+        int | None,
+        typer.Option(help="stop at so many in the whole swarm", show_default="until Ctrl-C"),
+    ] = None,
     seconds: Annotated[float | None, typer.Option(help="stop after so many seconds")] = None,
     metrics_port: Annotated[
         int | None, typer.Option(help="port of a Prometheus endpoint; 0 takes a free one")
@@ -84,9 +133,16 @@ def peer(
     tls_cert: Annotated[str | None, TLS_CERT] = None,
     tls_key: Annotated[str | None, TLS_KEY] = None,
     tls_ca: Annotated[str | None, TLS_CA] = None,
+    result: Annotated[
+        bool,
+        typer.Option(help="at the end save the model in --out, and evaluate it on held-out data"),
+    ] = True,
     verbose: Annotated[
         int, typer.Option("-v", count=True, help="print what the protocol decides; -vv: probes too")
     ] = 0,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="print nothing but warnings and errors")
+    ] = False,
 ) -> None:
     """Train as one peer of a swarm, until its end or Ctrl-C."""
     from p2ptrain.config import RunConfig, from_mapping, read_toml
@@ -118,7 +174,8 @@ def peer(
     _override(values, "stop", {"samples": samples, "seconds": seconds})
     _override(values, "network", {"tls_cert": tls_cert, "tls_key": tls_key, "tls_ca": tls_ca})
     with _ctrl_c_ends():
-        run_peer(from_mapping(RunConfig, values, str(config or "command line")))
+        settings = from_mapping(RunConfig, values, str(config or "command line"))
+        run_peer(settings, quiet=quiet, result=result)
 
 
 def _override(values: dict[str, Any], table: str, given: dict[str, object]) -> None:  # Any: TOML
@@ -128,11 +185,11 @@ def _override(values: dict[str, Any], table: str, given: dict[str, object]) -> N
         values[table] = values[table] | present
 
 
-def run_peer(config: "RunConfig") -> None:
+def run_peer(config: "RunConfig", *, quiet: bool, result: bool) -> None:
     """Train the configured task; see `console/training.py`."""
     from p2ptrain.console.training import run_peer as run  # torch takes seconds to import
 
-    run(config)
+    run(config, quiet=quiet, result=result)
 
 
 @app.command()
@@ -215,7 +272,7 @@ def doctor(
     with _ctrl_c_ends():
         problems = asyncio.run(show_findings(visit))
     if problems:
-        raise typer.Exit(1)
+        raise typer.Exit(exit_codes.PROBLEM)
 
 
 @contextmanager
@@ -224,7 +281,7 @@ def _ctrl_c_ends() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        raise SystemExit(EXIT_INTERRUPTED) from None
+        raise SystemExit(exit_codes.INTERRUPTED) from None
 
 
 @app.command()
@@ -238,7 +295,7 @@ def health(
     """Ask a peer's health service, as a container engine does. Exit code 1 if it is not well."""
     network = _tls(tls_cert, tls_key, tls_ca)
     if not asyncio.run(is_serving(_address(address), _timeout(timeout), network)):
-        raise typer.Exit(1)
+        raise typer.Exit(exit_codes.PROBLEM)
 
 
 def _tls(cert: str, key: str, ca: str) -> GrpcConfig:
@@ -262,13 +319,13 @@ def _address(text: str) -> Address:
 
 def main() -> None:
     """Entry point of ``p2ptrain``."""
-    _in_one_sentence(app)
+    _in_one_sentence(app, "p2ptrain")
 
 
-def _in_one_sentence(program: Callable[[], None]) -> None:
+def _in_one_sentence(program: typer.Typer, name: str) -> None:
     """Run; a mistake of the user's is one sentence and exit code 2, never a traceback."""
     try:
-        program()
+        program(prog_name=name)
     except P2PTrainError as error:
         print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
+        raise SystemExit(exit_codes.MISTAKE) from None

@@ -1,7 +1,9 @@
 """The command line of one peer: a mistake is one sentence and exit code 2, never a traceback."""
 
+import dataclasses
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -12,7 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from p2ptrain import cli
+import p2ptrain as package
+from p2ptrain import cli, exit_codes
 from p2ptrain.config import RunConfig, from_mapping, to_toml
 from p2ptrain.runtime.peer import Peer
 
@@ -39,7 +42,8 @@ def fails(p2ptrain):
     def run(*arguments: str) -> str:
         code, out, err = p2ptrain(*arguments)
         assert code == 2
-        assert all("listens at" in line for line in out.splitlines())
+        heard = ("listens at", "trains digits", "writes nothing")
+        assert all(any(words in line for words in heard) for line in out.splitlines())
         assert err.startswith("error: ")
         assert err.count("\n") == 1
         assert err.endswith("\n")
@@ -61,7 +65,7 @@ def config(tmp_path):
 # --- help -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["peer", "--help"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["peer", "--help"], ["status", "-h"]])
 def test_help_works(p2ptrain, arguments):
     code, out, err = p2ptrain(*arguments)
     assert code == 0
@@ -76,6 +80,39 @@ def test_a_misspelt_command_line_is_a_usage_error_without_traceback(p2ptrain, ar
     code, _, err = p2ptrain(*arguments)
     assert code == 2
     assert "Traceback" not in err
+
+
+def test_the_version_is_the_packages(p2ptrain):
+    assert p2ptrain("--version") == (0, f"p2ptrain {package.__version__}\n", "")
+
+
+def test_a_shell_completes_commands_and_algorithms(p2ptrain, monkeypatch):
+    monkeypatch.setenv("_P2PTRAIN_COMPLETE", "complete_bash")
+    for typed, offered in (
+        ("p2ptrain sta", "status"),
+        ("p2ptrain peer --algorithm rip", "ripples"),
+    ):
+        monkeypatch.setenv("COMP_WORDS", typed)
+        monkeypatch.setenv("COMP_CWORD", str(typed.count(" ")))
+        code, out, _ = p2ptrain()
+        assert (code, out.split()) == (0, [offered])
+
+
+def test_the_help_shows_the_defaults_that_a_peer_has(p2ptrain):
+    _, out, _ = p2ptrain("peer", "--help")
+    words = " ".join(out.replace("│", " ").split())
+    for name, shown in cli.DEFAULTS.items():
+        (default,) = (f.default for f in dataclasses.fields(RunConfig) if f.name == name)
+        assert default is dataclasses.MISSING or default == shown, name
+    for shown in ("(digits)", "(ad_psgd)", "(127.0.0.1:0)", "(1)", "(0)", "(until Ctrl-C)"):
+        assert f"[default: {shown}]" in words
+
+
+def test_the_page_has_every_exit_code():
+    page = (Path(__file__).parents[1] / "docs/training-loops.md").read_text()
+    table = page.split("| exit code | |\n")[1].split("\n\n")[0]
+    listed = {int(code) for code in re.findall(r"^\| (\d+) \|", table, re.MULTILINE)}
+    assert listed == {value for name, value in vars(exit_codes).items() if name.isupper()}
 
 
 # --- files ----------------------------------------------------------------------------------------
@@ -120,7 +157,7 @@ def test_a_file_that_is_not_there_is_one_sentence(fails, tmp_path):
 
 def test_options_override_the_file_one_by_one(monkeypatch, config):
     seen = []
-    monkeypatch.setattr(cli, "run_peer", seen.append)
+    monkeypatch.setattr(cli, "run_peer", lambda config, **_: seen.append(config))
     path = config("peers = 4\nseed = 1\n[stop]\nseconds = 60\nsamples = 5\n[training]\nthreads = 2")
     arguments = ["peer", "--config", path, "--seed", "7", "--samples", "100"]
     cli.app([*arguments, "--join", "a:1", "--join", "b:2"], standalone_mode=False)
@@ -167,6 +204,45 @@ def test_a_loss_that_is_not_finite_is_one_sentence(p2ptrain, config):
     assert err.count("\n") == 1
     assert "p0: the loss of step" in err
     assert "lower learning_rate (now 1e+30)" in err
+
+
+OWN_TASK = """
+from p2ptrain.compute.tasks.digits import Config, digits
+
+class Task:
+    def __init__(self):
+        known = digits(Config())
+        self.build_model, self.batches, self.loss = known.build_model, known.batches, known.loss
+    def evaluate(self, model):
+        return 0.97
+"""
+
+
+def test_a_task_of_ones_own_whose_evaluation_is_no_evaluation_is_one_sentence(
+    fails, tmp_path, monkeypatch
+):
+    (tmp_path / "own_task.py").write_text(OWN_TASK)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert fails("peer", "--task", "own_task:Task", "--samples", "10") == (
+        "task 'own_task:Task': evaluate returned 0.97; "
+        "return p2ptrain.compute.tasks.Evaluation(loss=..., accuracy=...)"
+    )
+
+
+@pytest.mark.sockets
+def test_a_peer_ends_with_its_result_and_a_quiet_one_in_silence(p2ptrain, tmp_path):
+    given = ("peer", "--name", "p1", "--out", str(tmp_path), "--samples", "64")
+    code, out, _ = p2ptrain(*given)
+    assert code == 0
+    model, result = out.splitlines()[-2:]
+    assert model == f"p1: its model is in {tmp_path}/p1.safetensors"
+    assert re.fullmatch(r"p1: on held-out data loss \d\.\d{4}, accuracy 0\.\d{3}", result)
+    assert (tmp_path / "p1.safetensors").exists()
+    assert p2ptrain(*given, "-q") == (0, "", "")
+    (tmp_path / "p1.safetensors").unlink()
+    code, out, _ = p2ptrain(*given, "--no-result")
+    assert "held-out" not in out
+    assert not (tmp_path / "p1.safetensors").exists()
 
 
 @pytest.mark.sockets
@@ -273,7 +349,7 @@ def test_v_prints_what_the_protocol_decides_and_vv_the_probes_too(monkeypatch, g
     monkeypatch.setattr(
         "p2ptrain.runtime.protocol_log.show", lambda *, probes: shown.append(probes)
     )
-    monkeypatch.setattr(cli, "run_peer", lambda config: None)
+    monkeypatch.setattr(cli, "run_peer", lambda config, **_: None)
     monkeypatch.setattr(sys, "argv", ["p2ptrain", "peer", *given])
     with pytest.raises(SystemExit):
         cli.main()

@@ -42,7 +42,7 @@ from p2ptrain.config import RunConfig
 from p2ptrain.errors import ConfigError
 from p2ptrain.ids import Seconds
 
-PEER_COMMAND = (sys.executable, "-m", "p2ptrain", "peer", "--config")
+PEER_COMMAND = (sys.executable, "-m", "p2ptrain", "peer", "--no-result", "--config")
 """The command that starts a peer, up to the path of its configuration."""
 
 PORTS = 10_000, 32_768

@@ -3,20 +3,30 @@
 import signal
 import time
 import zlib
+from contextlib import ExitStack
+from pathlib import Path
 from types import FrameType
 from typing import Self
 
-from p2ptrain.compute.tasks import load_task
-from p2ptrain.compute.training import build_optimizer, train
+from torch import nn
+
+from p2ptrain.compute.flat import save_model
+from p2ptrain.compute.tasks import Task, checked, load_task
+from p2ptrain.compute.training import build_optimizer, threads, train
 from p2ptrain.config import RunConfig
 from p2ptrain.console.discover import Neighbourhood, settled
-from p2ptrain.console.progress import Narrator
+from p2ptrain.console.progress import Narrator, shown_loss
 from p2ptrain.ids import PeerId
 from p2ptrain.runtime.peer import Peer
 
 
-def run_peer(config: RunConfig) -> None:
+def run_peer(config: RunConfig, *, quiet: bool = False, result: bool = True) -> None:
     """Train the configured task until the run ends or the process is asked to (SIGTERM, Ctrl-C).
+
+    Args:
+        config: the peer, and what it trains.
+        quiet: print warnings and nothing else.
+        result: save the model afterwards, if there is a folder, and say how good it is.
 
     Raises:
         P2PTrainError: one sentence for the user.
@@ -24,14 +34,21 @@ def run_peer(config: RunConfig) -> None:
     """
     task = load_task(config.task, config.task_options)
     model = task.build_model(config.seed)
+    if result and ":" in config.task:  # of the user's own: a mistake shows before the training
+        _evaluate(config, task, model)
     optimizer = build_optimizer(model, config.training)
     # Last, since a peer must listen soon after discovery.
     config = settled(config, Neighbourhood(config.network), time.monotonic)
-    narrator = Narrator(_say, time.monotonic)
-    with Peer(model, optimizer, config, metrics=narrator) as this, _CtrlC(this) as ctrl_c:
+    say = _keep_quiet if quiet else _say
+    narrator = Narrator(say, time.monotonic, plan=config, warn=_say)
+    this = Peer(model, optimizer, config, metrics=narrator)
+    with ExitStack() as stack:
+        with narrator.saying_what_it_waits_for():
+            stack.enter_context(this)
+        ctrl_c = stack.enter_context(_CtrlC(this))
         narrator.follow(lambda: this.progress)
         if this.metrics_address:
-            _say(f"{this.name} shows its metrics at http://{this.metrics_address}/metrics")
+            say(f"{this.name} shows its metrics at http://{this.metrics_address}/metrics")
         train(
             task,
             model,
@@ -47,8 +64,21 @@ def run_peer(config: RunConfig) -> None:
             clock=time.perf_counter,
             sleep=time.sleep,
         )
+    if result and config.out:
+        path = Path(config.out) / f"{this.name}.safetensors"
+        save_model(model, path)
+        say(f"{this.name}: its model is in {path}")
+    if result and not quiet:
+        say(f"{this.name}: on held-out data {_evaluate(config, task, model)}")
     if ctrl_c.came:
         raise KeyboardInterrupt
+
+
+def _evaluate(config: RunConfig, task: Task, model: nn.Module) -> str:
+    with threads(config.training.threads):
+        found = checked(config.task, task.evaluate(model))
+    accuracy = "" if found.accuracy is None else f", accuracy {found.accuracy:.3f}"
+    return f"loss {shown_loss(found.loss)}{accuracy}"
 
 
 def data_seed(config: RunConfig, name: PeerId) -> int:
@@ -83,3 +113,7 @@ class _CtrlC:
 
 def _say(line: str) -> None:
     print(line, flush=True)
+
+
+def _keep_quiet(line: str) -> None:
+    """In place of `_say`."""

@@ -64,3 +64,13 @@ def _loss_in(result: object) -> float | None:
     if isinstance(result, Tensor) and result.numel() == 1 and result.device.type == "cpu":
         return float(result.detach())
     return None
+
+
+def replace_kept_step(wrapper: Any, boundary: BoundaryStep) -> None:  # Any: accelerate's
+    """With a gradient scaler, accelerate keeps the `step` that it found, and puts it back."""
+    if getattr(wrapper, "scaler", None) is None:
+        return
+    from accelerate.optimizer import patch_optimizer_step
+
+    wrapper._optimizer_original_step_method = boundary
+    wrapper._optimizer_patched_step_method = patch_optimizer_step(wrapper, boundary)

@@ -21,7 +21,7 @@ from typing import Any, Self
 from transformers import TrainerCallback
 
 from p2ptrain.errors import ConfigError
-from p2ptrain.integrations.boundary_step import BoundaryStep
+from p2ptrain.integrations.boundary_step import BoundaryStep, replace_kept_step
 from p2ptrain.runtime.peer import Peer
 
 
@@ -63,7 +63,7 @@ class P2PTrainCallback(TrainerCallback):  # type: ignore[misc]  # transformers h
         self.peer = peer
         self._args = args
         self._boundary = BoundaryStep(peer, optimizer, lambda: samples)
-        _replace_kept_step(wrapper, self._boundary)
+        replace_kept_step(wrapper, self._boundary)
         if peer.averages == "gradients" and args.max_grad_norm:
             self._boundary.clip = self._max_grad_norm = args.max_grad_norm
             args.max_grad_norm = 0.0
@@ -92,13 +92,3 @@ class P2PTrainCallback(TrainerCallback):  # type: ignore[misc]  # transformers h
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-
-def _replace_kept_step(wrapper: Any, boundary: BoundaryStep) -> None:
-    """With a gradient scaler, accelerate keeps the `step` that it found, and puts it back."""
-    if getattr(wrapper, "scaler", None) is None:
-        return
-    from accelerate.optimizer import patch_optimizer_step
-
-    wrapper._optimizer_original_step_method = boundary
-    wrapper._optimizer_patched_step_method = patch_optimizer_step(wrapper, boundary)

@@ -36,22 +36,22 @@ class _Series(NamedTuple):
     """Fields that label it, beside the peer."""
 
 
-_ONE = "1"  # in place of a field: counts records
+ONE = "1"  # in place of a field: counts records
 
 
 SERIES = {
     "started": (
-        _Series(Gauge, "info", "What this peer is", _ONE, ("algorithm", "device", "address")),
+        _Series(Gauge, "info", "What this peer is", ONE, ("algorithm", "device", "address")),
     ),
     "step": (
-        _Series(Counter, "steps", "Steps of the trainer", _ONE),
+        _Series(Counter, "steps", "Steps of the trainer", ONE),
         _Series(Counter, "samples", "Samples that the trainer trained"),
         _Series(Counter, "compute_seconds", "Forward, backward, the loop's own work", "compute_s"),
         _Series(Counter, "wait_seconds", "The trainer waiting for the protocol", "wait_s"),
         _Series(Gauge, "loss", "Loss of the last step that told it"),
     ),
     "group": (
-        _Series(Counter, "groups", "Group attempts", _ONE, ("outcome",)),
+        _Series(Counter, "groups", "Group attempts", ONE, ("outcome",)),
         _Series(Counter, "sent_bytes", "Chunks sent in groups"),
         _Series(Counter, "received_bytes", "Chunks received in groups"),
         _Series(_Seconds, "group_wait_seconds", "Asking until formed", "wait_s"),
@@ -59,7 +59,7 @@ SERIES = {
         _Series(Gauge, "consensus_distance_l2", "Norm of mean - own in the last group"),
         _Series(_Steps, "staleness_steps", "Own updates meanwhile"),
     ),
-    "warning": (_Series(Counter, "warnings", "Warnings recorded", _ONE),),
+    "warning": (_Series(Counter, "warnings", "Warnings recorded", ONE),),
 }
 
 
@@ -105,7 +105,7 @@ class PrometheusMetrics:
     def record(self, kind: str, **fields: Any) -> None:  # Any: whatever JSON can hold
         """Count one record; kinds without a metric are passed over."""
         for series in SERIES.get(kind, ()):
-            value = 1 if series.field == _ONE else fields[series.field or series.name]
+            value = 1 if series.field == ONE else fields[series.field or series.name]
             if value is not None:
                 labels = (fields[label] for label in series.labels)
                 _write(self._metrics[series.name].labels(self._peer, *labels), value)

@@ -2,14 +2,15 @@
 
 import pytest
 
+from p2ptrain.config import RunConfig, StopConfig
 from p2ptrain.console.progress import Narrator
 
 
 class Terminal:
-    def __init__(self) -> None:
+    def __init__(self, plan: RunConfig | None = None) -> None:
         self.now = 0.0
         self.lines: list[str] = []
-        self.narrator = Narrator(self.lines.append, lambda: self.now, every_s=5.0)
+        self.narrator = Narrator(self.lines.append, lambda: self.now, every_s=5.0, plan=plan)
         self.narrator.follow(lambda: 1234)
 
     def record(self, kind: str, **fields: object) -> str:
@@ -93,3 +94,56 @@ def test_groups_and_snapshots_are_no_news(training):
     fields = {"outcome": "done", "members": ["p01", "p02"], "consensus_distance_l2": 0.1}
     assert training.record("group", **fields) == ""
     assert training.record("snapshot", row=0, step=0) == ""
+
+
+# --- with a plan ----------------------------------------------------------------------------------
+
+
+def started(plan: RunConfig) -> Terminal:
+    terminal = Terminal(plan)
+    started = {"peer": "p01", "address": "127.0.0.1:4000", "device": "cpu"}
+    terminal.narrator.record("started", **started)
+    return terminal
+
+
+def test_it_says_what_it_trains_on_what_and_that_only_ctrl_c_ends_it():
+    _, what, where = started(RunConfig(task="digits", algorithm="allreduce")).lines
+    assert what == (
+        "p01 trains digits with allreduce on cpu until Ctrl-C (--samples or --seconds would end it)"
+    )
+    assert where == "p01 writes nothing; --out FOLDER keeps the model and the records"
+
+
+def test_it_says_which_end_it_has_and_where_its_records_go():
+    stop = StopConfig(samples=20_000, seconds=60)
+    _, what, where = started(RunConfig(out="here", stop=stop)).lines
+    assert what.endswith("until the swarm has trained 20,000 samples or 60 s are over")
+    assert where == "p01 writes its records to here/p01.jsonl"
+
+
+def test_it_waits_for_an_answer_then_for_those_that_start_together_then_for_the_model():
+    terminal = started(RunConfig(join=("10.0.0.5:4000",), peers=3))
+    terminal.now = 2.0
+    waits_for = terminal.narrator.waits_for
+    assert waits_for() == "p01 waits for an answer from 10.0.0.5:4000 (2 of 30 s)"
+    terminal.record("member", member="p00", state="alive", why="")
+    assert waits_for() == "p01 waits for 3 peers to start together; here: p00, p01 (2 of 30 s)"
+    terminal.record("member", member="p02", state="alive", why="")
+    assert waits_for() == "p01 waits until all that start together have one model (2 of 30 s)"
+    terminal.record("ready", members=["p00", "p01", "p02"])
+    assert waits_for() == ""
+
+
+def test_warnings_may_go_elsewhere_than_all_else():
+    said: list[str] = []
+    warned: list[str] = []
+    narrator = Narrator(said.append, lambda: 0.0, warn=warned.append)
+    narrator.record("started", peer="p01", address="127.0.0.1:4000")
+    narrator.record("warning", text="it is late")
+    assert said == ["p01 listens at 127.0.0.1:4000"]
+    assert warned == ["p01: it is late"]
+
+
+def test_a_small_loss_is_not_shown_as_none(training):
+    training.now = 1.0
+    assert ", loss 2.1e-05, " in training.step(loss=2.1e-5)

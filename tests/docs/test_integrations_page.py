@@ -1,4 +1,4 @@
-"""Both programs of `docs/integrations.md` run as they stand there."""
+"""The programs of `docs/integrations.md` run as they stand there."""
 
 import importlib.util
 import re
@@ -17,6 +17,7 @@ PROGRAMS = dict(re.findall(r"```python\n# (\w+\.py)\n(.*?)```", PAGE.read_text()
 @pytest.mark.parametrize(("name", "library", "samples"), [
     ("with_transformers.py", "transformers", 60 * 8),
     ("with_lightning.py", "lightning", 10 * 256),
+    ("with_accelerate.py", "accelerate", 10 * 256),
 ])  # fmt: skip
 def test_the_program_trains(tmp_path, name, library, samples):
     if importlib.util.find_spec(library) is None:

@@ -1,5 +1,7 @@
 """A Lightning `Trainer` is a peer by one callback; its own loop does the rest."""
 
+from importlib.metadata import entry_points
+
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -122,3 +124,22 @@ def test_what_cannot_be_a_peer_is_refused_in_a_sentence():
 ])  # fmt: skip
 def test_the_size_of_a_batch_is_the_first_dimension_of_its_first_tensor(batch, size):
     assert _size_of(batch) == size
+
+
+def test_by_the_environment_a_program_without_the_callback_is_a_peer(tmp_path, monkeypatch):
+    from p2ptrain.console.lightning import VARIABLE, callbacks
+
+    assert callbacks() == []
+    (tmp_path / "peer.toml").write_text("algorithm = 'allreduce'\n[stop]\nsamples = 8")
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "peer.toml"))
+    (callback,) = callbacks()
+    assert fit(Module(), callback, max_epochs=100).global_step == 2
+    assert callback.peer.config.algorithm == "allreduce"
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "nowhere.toml"))
+    with pytest.raises(ConfigError, match="cannot read"):
+        callbacks()
+
+
+def test_lightning_finds_the_callback_by_its_entry_point():
+    (found,) = entry_points(group="lightning.pytorch.callbacks_factory", name="p2ptrain")
+    assert found.value == "p2ptrain.console.lightning:callbacks"

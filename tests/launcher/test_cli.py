@@ -177,6 +177,25 @@ def test_every_mistake_is_one_sentence_and_exit_code_2(p2plab, scenario):
         assert err.count("\n") == 1
 
 
+def test_an_algorithm_that_a_backend_cannot_run_is_refused_with_those_that_can(p2plab, scenario):
+    given = ("run", str(scenario), "--backend", "docker", "--algorithms", "ddp")
+    code, _, err = p2plab(*given)
+    assert code == 2
+    assert err == "error: ddp has no image to run in containers; use --backend process\n"
+
+
+@pytest.mark.parametrize("arguments", [("--version",), ("-h",), ("run", "-h")])
+def test_what_only_shows_something_ends_well(p2plab, arguments):
+    code, out, _ = p2plab(*arguments)
+    assert code == 0
+    assert out
+
+
+@pytest.mark.usefixtures("_fake_peers")
+def test_a_quiet_run_says_nothing(p2plab, scenario):
+    assert p2plab("run", str(scenario), "-q") == (0, "", "")
+
+
 @pytest.mark.usefixtures("_fake_peers")
 def test_two_runs_at_a_time_have_a_folder_each(p2plab, scenario, tmp_path):
     folder = tmp_path / "shared"

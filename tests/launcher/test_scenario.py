@@ -56,9 +56,13 @@ def test_one_slow_claims_what_the_first_milestone_promises():
     ]
 
 
-def test_a_scenario_that_does_not_exist_is_refused_with_those_that_do():
-    assert refused(lambda: load_scenario("one_sloww")) == (
-        f"no scenario 'one_sloww'; give a .toml file or one of: {', '.join(bundled_scenarios())}"
+def test_a_scenario_that_does_not_exist_is_refused_with_the_nearest_or_with_those_that_do():
+    assert refused(lambda: load_scenario("one_slwo")) == (
+        "no scenario 'one_slwo'; did you mean 'one_slow'? (or give a .toml file)"
+    )
+    assert refused(lambda: load_scenario("quite else")) == (
+        f"no scenario 'quite else'; there are: {', '.join(bundled_scenarios())} "
+        "(or give a .toml file)"
     )
     assert "cannot read nowhere.toml: No such file" in refused(
         lambda: load_scenario("nowhere.toml")

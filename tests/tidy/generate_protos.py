@@ -1,18 +1,30 @@
-"""Generate the protobuf code from `protos/` into a folder: `generate_protos.py FOLDER`."""
+"""Generate the protobuf code from `protos/` into a folder: `generate_protos.py FOLDER`.
 
+Generated code runs on the protobuf that its compiler belongs to and on newer ones, never on older
+ones. So the compiler is an old one, pinned in pyproject.toml, however new the protobuf here is.
+"""
+
+import re
+import subprocess
 import sys
 from pathlib import Path
 
-from grpc_tools import protoc
-
 PROTOS = Path(__file__).parents[2] / "protos" / "p2ptrain" / "v1"
+PROTOC = Path(sys.executable).parent / "protoc"
 
 
 def generate(folder: Path) -> None:
     """Write `peer_pb2.py` and `peer_pb2.pyi` into `folder`."""
-    arguments = ["protoc", f"-I{PROTOS}", f"--python_out={folder}", f"--pyi_out={folder}"]
-    if protoc.main([*arguments, str(PROTOS / "peer.proto")]) != 0:
-        raise SystemExit("protoc failed")
+    folder.mkdir(parents=True, exist_ok=True)
+    arguments = [f"-I{PROTOS}", f"--python_out={folder}", f"--pyi_out={folder}"]
+    subprocess.run([str(PROTOC), *arguments, str(PROTOS / "peer.proto")], check=True)
+    stub = folder / "peer_pb2.pyi"
+    stub.write_text(_with_names_apart(stub.read_text()))
+
+
+def _with_names_apart(stub: str) -> str:
+    """A message with a field `self`: this compiler calls the instance so, too."""
+    return re.sub(r"(def __init__\(self)(, (?:.*, )?self:)", r"\1_\2", stub)
 
 
 if __name__ == "__main__":

@@ -95,6 +95,20 @@ def load_task(name: str, options: Mapping[str, Any] | None = None) -> Task:
     return typing.cast(Task, task)
 
 
+def checked(name: str, found: object) -> Evaluation:
+    """What the `evaluate` of the task `name` returned. Raises ConfigError if it is something else.
+
+    No type checker has seen a task of the user's own.
+    """
+    if isinstance(found, Evaluation):
+        return found
+    shown = " ".join(repr(found).split())[:80]
+    raise ConfigError(
+        f"task {name!r}: evaluate returned {shown}; "
+        "return p2ptrain.compute.tasks.Evaluation(loss=..., accuracy=...)"
+    )
+
+
 @contextmanager
 def judging(model: nn.Module) -> Iterator[None]:
     """Put `model` into evaluation mode, and each of its modules back as it was afterwards."""

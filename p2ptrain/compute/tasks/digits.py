@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from p2ptrain.compute.seeds import generator
 from p2ptrain.compute.tasks.base import Batch, Task
 from p2ptrain.compute.tasks.classification import Classification
+from p2ptrain.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,9 +41,12 @@ def digits(config: Config) -> Task:
 
 def _load_digits() -> Batch:
     """Inputs of 0 to 1, ``(1797, 64)``, and labels."""
-    # A second to import, and only this task needs it.
-    from sklearn.datasets import load_digits
-
+    try:  # a second to import, and only this task needs it
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise ConfigError(
+            "task 'digits' needs scikit-learn; pip install 'p2ptrain[lab]', or take another task"
+        ) from error
     images, labels = load_digits(return_X_y=True)
     return torch.from_numpy(images).float().div_(16), torch.from_numpy(labels).long()
 

@@ -2,8 +2,7 @@ from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Iterable as _Iterable, Mapping as _Mapping
-from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -196,7 +195,7 @@ class IndirectAck(_message.Message):
     target: str
     answered: bool
     members: _containers.RepeatedCompositeFieldContainer[Member]
-    def __init__(self, number: _Optional[int] = ..., target: _Optional[str] = ..., answered: _Optional[bool] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., target: _Optional[str] = ..., answered: bool = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
 
 class MembershipUpdates(_message.Message):
     __slots__ = ("members",)
@@ -248,7 +247,7 @@ class Contribution(_message.Message):
     gradient_mask: bytes
     rule: int
     progress: int
-    def __init__(self, weight: _Optional[int] = ..., usual: _Optional[int] = ..., samples: _Optional[int] = ..., wants_to_end: _Optional[bool] = ..., gradient_mask: _Optional[bytes] = ..., rule: _Optional[int] = ..., progress: _Optional[int] = ...) -> None: ...
+    def __init__(self, weight: _Optional[int] = ..., usual: _Optional[int] = ..., samples: _Optional[int] = ..., wants_to_end: bool = ..., gradient_mask: _Optional[bytes] = ..., rule: _Optional[int] = ..., progress: _Optional[int] = ...) -> None: ...
 
 class Request(_message.Message):
     __slots__ = ("ticket", "born", "purpose")
@@ -350,7 +349,7 @@ class Activate(_message.Message):
     waits: bool
     offer: Ticket
     contribution: Contribution
-    def __init__(self, version: _Optional[int] = ..., waits: _Optional[bool] = ..., offer: _Optional[_Union[Ticket, _Mapping]] = ..., contribution: _Optional[_Union[Contribution, _Mapping]] = ...) -> None: ...
+    def __init__(self, version: _Optional[int] = ..., waits: bool = ..., offer: _Optional[_Union[Ticket, _Mapping]] = ..., contribution: _Optional[_Union[Contribution, _Mapping]] = ...) -> None: ...
 
 class Past(_message.Message):
     __slots__ = ("version",)
@@ -376,7 +375,7 @@ class AttemptStatus(_message.Message):
     ticket: Ticket
     phase: AttemptPhase
     asks: bool
-    def __init__(self, ticket: _Optional[_Union[Ticket, _Mapping]] = ..., phase: _Optional[_Union[AttemptPhase, str]] = ..., asks: _Optional[bool] = ...) -> None: ...
+    def __init__(self, ticket: _Optional[_Union[Ticket, _Mapping]] = ..., phase: _Optional[_Union[AttemptPhase, str]] = ..., asks: bool = ...) -> None: ...
 
 class Resolution(_message.Message):
     __slots__ = ("ticket", "adopt", "again", "members")
@@ -388,7 +387,7 @@ class Resolution(_message.Message):
     adopt: bool
     again: int
     members: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, ticket: _Optional[_Union[Ticket, _Mapping]] = ..., adopt: _Optional[bool] = ..., again: _Optional[int] = ..., members: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, ticket: _Optional[_Union[Ticket, _Mapping]] = ..., adopt: bool = ..., again: _Optional[int] = ..., members: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Chunk(_message.Message):
     __slots__ = ("payload", "average", "state", "last")
@@ -400,7 +399,7 @@ class Chunk(_message.Message):
     average: AverageOpening
     state: StateOpening
     last: bool
-    def __init__(self, payload: _Optional[bytes] = ..., average: _Optional[_Union[AverageOpening, _Mapping]] = ..., state: _Optional[_Union[StateOpening, _Mapping]] = ..., last: _Optional[bool] = ...) -> None: ...
+    def __init__(self, payload: _Optional[bytes] = ..., average: _Optional[_Union[AverageOpening, _Mapping]] = ..., state: _Optional[_Union[StateOpening, _Mapping]] = ..., last: bool = ...) -> None: ...
 
 class AverageOpening(_message.Message):
     __slots__ = ("swarm", "sender", "ticket", "vector_size", "chunk_size", "codec", "bucket")
@@ -466,7 +465,7 @@ class Report(_message.Message):
     warning: str
     silence: str
     since_average_s: float
-    def __init__(self_, self: _Optional[_Union[Hello, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., unix_s: _Optional[float] = ..., running_s: _Optional[float] = ..., samples_per_s: _Optional[float] = ..., wait_share: _Optional[float] = ..., progress: _Optional[int] = ..., doing: _Optional[str] = ..., loss: _Optional[float] = ..., partners: _Optional[_Iterable[str]] = ..., consensus_distance_l2: _Optional[float] = ..., groups_done: _Optional[int] = ..., groups_failed: _Optional[int] = ..., warning: _Optional[str] = ..., silence: _Optional[str] = ..., since_average_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, self_: _Optional[_Union[Hello, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., unix_s: _Optional[float] = ..., running_s: _Optional[float] = ..., samples_per_s: _Optional[float] = ..., wait_share: _Optional[float] = ..., progress: _Optional[int] = ..., doing: _Optional[str] = ..., loss: _Optional[float] = ..., partners: _Optional[_Iterable[str]] = ..., consensus_distance_l2: _Optional[float] = ..., groups_done: _Optional[int] = ..., groups_failed: _Optional[int] = ..., warning: _Optional[str] = ..., silence: _Optional[str] = ..., since_average_s: _Optional[float] = ...) -> None: ...
 
 class DialBackRequest(_message.Message):
     __slots__ = ("port", "number")
