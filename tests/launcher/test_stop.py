@@ -39,7 +39,9 @@ def most_beyond(samples: int, peers: int) -> int:
 
 
 @pytest.mark.parametrize("algorithm", known_algorithms())
-@pytest.mark.parametrize(("peers", "steps"), [(4, 100), (64, 6)])
+@pytest.mark.parametrize(
+    ("peers", "steps"), [(4, 100), pytest.param(64, 6, marks=pytest.mark.slow)]
+)
 def test_a_swarm_stops_at_its_samples(algorithm, peers, steps, tmp_path):
     done, samples = trained(algorithm, peers, steps, tmp_path)
     assert abs(done - samples) <= most_beyond(samples, peers)
