@@ -96,6 +96,8 @@ def _translate(error: grpc.RpcError, address: Address, phase: str) -> P2PTrainEr
             return TransportError(f"no connection to {address} while {phase}: {_in_words(details)}")
         case grpc.StatusCode.INVALID_ARGUMENT:
             return TransportError(f"{address} could not read what we sent while {phase}: {details}")
+        case grpc.StatusCode.ABORTED:  # the callee's own sentence
+            return TransportError(f"{address} ended the call while {phase}: {details[:200]}")
         case _:
             name = code.name.lower().replace("_", " ") if code else "unknown"
             return TransportError(f"{address} ended the call while {phase} (gRPC says: {name})")

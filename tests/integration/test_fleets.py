@@ -115,7 +115,7 @@ def test_who_is_cut_off_trains_alone_and_meets_the_others_again(tmp_path):
     run = Run(scenario, "ad_psgd", tmp_path, TaskEvaluator("digits", 0))
     run.execute(ProcessBackend(), lambda run: None)
     assert [status.state for status in run.statuses] == ["ended"] * 3, run.notes
-    (cut,) = [instance for instance in run.instances if instance.fault.kind == "partition"]
+    (cut,) = [instance for instance in run.plan.instances if instance.fault.kind == "partition"]
     attempts = [(one.at, one.outcome) for one in run.histories[2].attempts]
     # Whatever was on its way when the cable was cut may still have been answered before.
     apart = [o for at, o in attempts if cut.began + 0.5 < at < cut.ended]
