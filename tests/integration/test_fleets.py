@@ -69,7 +69,7 @@ def records_of(folder: Path, name: str, kind: str) -> list[Json]:
 def test_peers_train_and_end(tmp_path, algorithm, peers):
     run, summary = train(tmp_path, algorithm, peers)
     assert [status.state for status in run.statuses] == ["ended"] * peers
-    assert summary["samples"] >= 32 * 25 * peers
+    assert summary["samples"] >= 32 * 24 * peers, "a swarm ends within a batch of each peer"
     assert summary["final"]["loss"] < 2.3, "no better than guessing among ten digits"
     if algorithm == "allreduce":
         assert summary["final"]["consensus_distance"] == 0, "synchronous peers differ"
@@ -83,7 +83,7 @@ def test_whoever_of_three_is_killed_the_others_go_on_and_finish(tmp_path, algori
     expected = ["ended"] * 3
     expected[victim] = "lost"
     assert [status.state for status in run.statuses] == expected
-    assert summary["samples"] >= 32 * 25 * 3
+    assert summary["samples"] >= 32 * 24 * 3
     survivors = [f"p0{rank}" for rank in range(3) if rank != victim]
     for name in survivors:
         told = [r for r in records_of(tmp_path, name, "member") if r["member"] == f"p0{victim}"]
