@@ -64,7 +64,7 @@ def test_the_program_for_several_machines_runs_twice_on_one(tmp_path):
     for text in printed:
         found = re.search(r"after (\d+) samples of the whole swarm", text)
         assert found
-        assert int(found[1]) >= 64_000
+        assert int(found[1]) >= 0.98 * 64_000
     assert (tmp_path / "machine1" / "model.pt").exists()
 
 

@@ -139,18 +139,19 @@ def test_a_click_stops_slows_and_kills_a_process(tmp_path: Path):
         plan = FaultPlan(())
         began = time.time()
 
-        def carry_out() -> None:
+        def carry_out() -> bool:
             faults.carry_out(plan.instances, began, time.time())
             plan.carry_out(fleet.apply, fleet.revert, histories, began, time.time())
+            return False
 
         carry_out()
         pid = fleet.pids()[1]
         faults.apply("pause", "p01")
         carry_out()
-        until(lambda: state_of(pid) == "T")
+        until(lambda: carry_out() or state_of(pid) == "T")
         faults.revert("pause", "p01")
         carry_out()
-        until(lambda: state_of(pid) == "S")
+        until(lambda: carry_out() or state_of(pid) == "S")
         faults.apply("slow", "p01")
         carry_out()
         assert (tmp_path / "p01.slowdown").read_text() == "4.0\n"
@@ -159,11 +160,13 @@ def test_a_click_stops_slows_and_kills_a_process(tmp_path: Path):
             carry_out()
         faults.apply("kill", "p01")
         carry_out()
-        until(lambda: state_of(pid) in ("Z", ""))
+        until(lambda: carry_out() or state_of(pid) in ("Z", ""))
         assert [status.state for status in fleet.poll()] == ["running", "running"]
         faults.revert("kill", "p01")
         carry_out()
-        until(lambda: fleet.pids()[1] != pid)
+        until(
+            lambda: carry_out() or (bool(fleet.poll()) and fleet.pids()[1] != pid)
+        )  # once the last one is gone
         assert plan.instances[0].fault.for_s < UNTIL_CLICKED_S
     finally:
         fleet.stop(0.0)
