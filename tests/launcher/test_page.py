@@ -164,9 +164,7 @@ def test_a_click_stops_slows_and_kills_a_process(tmp_path: Path):
         assert [status.state for status in fleet.poll()] == ["running", "running"]
         faults.revert("kill", "p01")
         carry_out()
-        until(
-            lambda: carry_out() or (bool(fleet.poll()) and fleet.pids()[1] != pid)
-        )  # once the last one is gone
+        until(lambda: carry_out() or (bool(fleet.poll()) and fleet.pids()[1] != pid))
         assert plan.instances[0].fault.for_s < UNTIL_CLICKED_S
     finally:
         fleet.stop(0.0)
