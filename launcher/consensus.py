@@ -15,8 +15,8 @@ no point.
 written it or a later one: nothing can change the point any more. The curve that the live table
 shows is therefore the curve of the report, point by point.
 
-*The last point* is the mean of the last models of all peers that were there until the end; where
-peers are in step, of those that ended after the same update as most.
+*The last point* is the mean of the last models of all peers that trained to the end, in their last
+process; where peers are in step, of those that ended after the same update as most.
 
 *Consensus distance* is the root mean square over the P peers of the L2 distance between a peer's
 model and the mean::
@@ -163,7 +163,7 @@ class ConsensusCurve:
         last = [
             (history, history.snapshots[-1])
             for history in self._histories
-            if history.snapshots and not history.lost and not history.has_left
+            if history.snapshots and history.ended is not None and not history.has_left
         ]
         ends = Counter(row.version for _, row in last)
         end = max(ends, default=0)
@@ -192,7 +192,7 @@ class ConsensusCurve:
 
     def _is_settled(self, version: int) -> bool:
         come = [history for history in self._histories if history.last_at or not history.is_late]
-        training = [history for history in come if not history.is_finished]
+        training = [one for one in come if not one.is_finished and not one.is_away]
         # Without a training peer the versions would never end; `finish` takes the last.
         return bool(training) and all(
             history.snapshots and history.snapshots[-1].version >= version for history in training

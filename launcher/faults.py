@@ -241,8 +241,17 @@ class _Course:
         if instance.fault.kind in ABSENCES:
             back = max(self._absence(instance, rank)[1] for rank in instance.ranks)
         else:
-            back = self._end if instance.ended is None else instance.ended
+            back = self._over(instance)
         return back - self._start if back < self._end else None
+
+    def _over(self, instance: FaultInstance) -> Seconds:
+        """When the last fault of its kind on its peers was over, of those that overlap with it."""
+        over = self._end if instance.ended is None else instance.ended
+        for one in self._instances:
+            is_like = one.fault.kind == instance.fault.kind and set(one.ranks) & set(instance.ranks)
+            if is_like and _began(one) <= over:
+                over = max(over, self._end if one.ended is None else one.ended)
+        return over
 
     def all_together(self) -> Json:
         """The throughput kept from the first fault on, relative to the peers that were present."""
@@ -320,7 +329,7 @@ class _Course:
         if instance.ended is None:
             return _began(instance), self._end
         if instance.fault.kind == "pause":
-            return _began(instance), instance.ended
+            return _began(instance), self._over(instance)
         return _began(instance), self._first_step(rank, instance.ended)
 
     def _first_step(self, rank: int, moment: Seconds) -> Seconds:

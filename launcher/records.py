@@ -123,6 +123,8 @@ class PeerHistory:
         self.is_late = False
         """It joins when others train already, and no peer waits for it."""
         self.lost = False
+        self.is_away = False
+        """It was killed, and has not been ready again."""
         self.has_left = False
         """It left for good before the end of the run."""
         self.is_cut_short = False
@@ -168,6 +170,11 @@ class PeerHistory:
     def cut(self) -> None:
         """Ignore all later records: the launcher is ending this peer."""
         self._is_cut = True
+
+    def note_death(self) -> None:
+        """It was killed just now; it may start again."""
+        self.is_away = True
+        self._end_life(self.last_at)
 
     def close(self, *, lost: bool) -> None:
         """Expect no more records; a peer that was `lost` counts until its last record."""
@@ -291,6 +298,7 @@ class PeerHistory:
 
     def _note_ready(self, at: Seconds) -> None:
         self.ready_at = at if self.ready_at is None else self.ready_at
+        self.is_away = False
         if self._lives and self._lives[-1].began is None:
             self._lives[-1].began = at
 

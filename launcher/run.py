@@ -143,6 +143,7 @@ class Run:
             start = fleet.started_at = self.curve.started_at
             now = fleet.record_clock()
             self.plan.carry_out(fleet.apply, fleet.revert, self.histories, start, now)
+            self._note_deaths()
             if self.scenario.gradients:
                 self._advance_curve(fleet)
             if fleet.is_virtual:
@@ -151,6 +152,12 @@ class Run:
             if self._must_end():
                 return
             fleet.let_pass(self.plan.next_at(start))
+
+    def _note_deaths(self) -> None:
+        """Of a peer that a fault has killed nothing is waited for, until it is back."""
+        for instance in self.plan.instances:
+            if instance.is_on and instance.fault.kind == "crash":
+                self.histories[instance.ranks[0]].note_death()
 
     def _advance_curve(self, fleet: Fleet) -> None:
         """Evaluate what is settled; real peers need the processor, and get most of it."""

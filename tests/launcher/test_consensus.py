@@ -104,6 +104,37 @@ def test_a_model_is_in_no_mean_of_a_time_at_which_its_peer_was_dead(experiment):
     assert points[9.5] == points[10.0] == 0.5
 
 
+def test_nothing_waits_for_a_peer_that_was_killed_until_it_is_back(experiment):
+    start(experiment)
+    first, second = experiment.peers
+    second.step(at=0.4, number=0)
+    first.snapshot(0.5, [0.4, 1.0])
+    first.snapshot(1.0, [0.4, 1.0])
+    experiment.read()
+    experiment.histories[1].note_death()
+    assert experiment.advance() == [(0.25, 0.1), (0.5, 0.4), (1.0, 0.4)]
+    second.write("started", 1.1, unix_s=UNIX_S + 1.1, model_size=2, peer="p01")
+    second.ready(1.2)
+    first.snapshot(1.5, [0.4, 1.0])
+    assert len(experiment.advance()) == 3, "it trains again, and has not written yet"
+    second.snapshot(1.5, [0.6, 1.0])
+    assert experiment.advance()[3] == (1.5, 0.5)
+
+
+def test_a_model_of_an_earlier_process_is_not_in_the_final_one(experiment):
+    """The second is killed, and asked to end before its next process is ready."""
+    start(experiment)
+    first, second = experiment.peers
+    second.snapshot(0.9, [1.0, 1.0])
+    second.write("started", 2.0, unix_s=UNIX_S + 2.0, model_size=2, peer="p01")
+    first.snapshot(2.8, [0.6, 1.0])
+    first.end(2.8)
+    experiment.read()
+    experiment.histories[1].close(lost=False)
+    experiment.curve.finish()
+    np.testing.assert_allclose(experiment.curve.final_model, [0.6, 1.0])
+
+
 def test_a_lost_peer_holds_nothing_up_and_counts_until_its_last_record(experiment):
     start(experiment)
     first, second = experiment.peers

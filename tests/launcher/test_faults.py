@@ -119,6 +119,13 @@ def test_who_waits_for_the_missing_stalls_and_keeps_less(tmp_path):
     assert cost["kept_of_present"] == pytest.approx((28 - 3 + 6) / 34, abs=0.02)
 
 
+def test_who_is_paused_twice_at_a_time_is_back_when_both_are_over(tmp_path):
+    pauses = (fault("pause", for_s=2.0), fault("pause", at_s=11.0, for_s=3.0))
+    everyone = [history(tmp_path, 0, (0, 10), (14, 30)), history(tmp_path, 1, (0, 30))]
+    costs = costs_of(carried_out(*pauses), everyone, 0.0, 30.0)["instances"]
+    assert [(one["until_s"], one["back_s"]) for one in costs] == [(12.0, 14.0), (14.0, 14.0)]
+
+
 def test_who_does_not_train_again_before_the_end_is_not_back(tmp_path):
     instances = carried_out(fault(for_s=5.0), fault("slow", (1,), at_s=2.0, for_s=3.0, factor=2.0))
     everyone = [history(tmp_path, 0, (0, 10)), history(tmp_path, 1, (0, 30))]
