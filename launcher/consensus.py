@@ -120,7 +120,7 @@ class ConsensusCurve:
     def __init__(
         self,
         histories: Sequence[PeerHistory],
-        evaluator: Evaluator,
+        evaluator: Evaluator | None,
         period_s: Seconds,
         target: Target,
     ) -> None:
@@ -225,7 +225,7 @@ class ConsensusCurve:
         models = [(history.model(snapshot.row), snapshot.at) for history, snapshot in rows]
         models_PM = [model for model, _ in models if model is not None]
         start = self.started_at
-        if not models_PM or start is None:
+        if not models_PM or start is None or self._evaluator is None:
             return None
         latest = self.points[-1].wall_s if self.points else 0.0
         wall_s = max([latest, *(at - start for _, at in models)])

@@ -18,13 +18,12 @@ from rich.table import Table
 from launcher.backends.base import PeerStatus
 from launcher.collect import Json, write_json
 from launcher.compare import compare, means
-from launcher.consensus import CurvePoint, Score
+from launcher.consensus import CurvePoint
 from launcher.machine import describe_machine
 from launcher.plot import plot_comparison
 from launcher.report import write_report
-from launcher.run import Run, seeded
+from launcher.run import Run, folder_of_algorithm, seeded
 from launcher.scenario import LeftOut, Scenario, load_scenario, metric_of, with_changes
-from p2ptrain.compute.replica import Vector
 from p2ptrain.errors import ConfigError, P2PTrainError
 
 Finished = list[tuple[Run, Json]]
@@ -51,8 +50,8 @@ def write_down(scenario: Scenario, folder: Path) -> None:
     """Write what is about to run, and take away what an earlier run of it yielded."""
     for one in seeded(scenario):
         for algorithm in scenario.algorithms:
-            summary = folder_of(one, scenario, folder) / algorithm / "summary.json"
-            summary.unlink(missing_ok=True)
+            place = folder_of_algorithm(folder_of(one, scenario, folder), algorithm)
+            (place / "summary.json").unlink(missing_ok=True)
     (folder / "scenario.toml").write_text(scenario.written(), encoding="utf-8")
 
 
@@ -136,17 +135,18 @@ def present_again(folder: Path) -> tuple[Scenario, Finished, Json, tuple[LeftOut
 
 
 def _read_seed(scenario: Scenario, folder: Path) -> Finished:
-    found = ((name, _read_json(folder / name / "summary.json")) for name in scenario.algorithms)
+    places = {name: folder_of_algorithm(folder, name) for name in scenario.algorithms}
+    found = {name: _read_json(place / "summary.json") for name, place in places.items()}
     return [
-        (_read_run(scenario, name, folder / name, summary), summary)
-        for name, summary in found
+        (_read_run(scenario, name, places[name], summary), summary)
+        for name, summary in found.items()
         if summary is not None
     ]
 
 
 def _read_run(scenario: Scenario, algorithm: str, folder: Path, summary: Json) -> Run:
     """A run that is over, as its records and results say."""
-    run = Run(scenario, algorithm, folder, _NoEvaluator())
+    run = Run(scenario, algorithm, folder)
     run.statuses = [PeerStatus(p["peer"], p["state"], p["why"]) for p in summary["peers"]]
     for history, status in zip(run.histories, run.statuses, strict=True):
         history.read()
@@ -170,16 +170,6 @@ def _point(point: Json) -> CurvePoint:
 
 
 _POINT_NUMBERS = ("loss", "consensus_distance")
-
-
-class _NoEvaluator:
-    """Of a run that is over nothing is evaluated any more."""
-
-    def score(self, model_M: Vector) -> Score:
-        raise NotImplementedError
-
-    def save(self, model_M: Vector, path: Path) -> None:
-        raise NotImplementedError
 
 
 def print_beside(folders: Sequence[Path]) -> None:

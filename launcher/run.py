@@ -45,11 +45,12 @@ EVALUATION_SHARE = 0.1
 class Run:
     """One algorithm of a scenario.
 
-    It holds what is known so far while it runs, and the results afterwards.
+    It holds what is known so far while it runs, and the results afterwards. Without an evaluator no
+    model is scored: its steps are only priced, or it is over.
     """
 
     def __init__(
-        self, scenario: Scenario, algorithm: str, folder: Path, evaluator: Evaluator
+        self, scenario: Scenario, algorithm: str, folder: Path, evaluator: Evaluator | None = None
     ) -> None:
         names = peer_names(scenario.peers)
         self.scenario = scenario
@@ -132,7 +133,7 @@ class Run:
         summary |= self._facts
         write_json(self._folder / "summary.json", summary)
         write_curve(self._folder / "curve.json", self.curve)
-        if self.curve.final_model is not None:
+        if self._evaluator and self.curve.final_model is not None:
             self._evaluator.save(self.curve.final_model, self._folder / "consensus.safetensors")
         return summary
 
@@ -271,6 +272,11 @@ def seeded(scenario: Scenario) -> list[Scenario]:
     return [dataclasses.replace(scenario, seed=seed, seeds=1) for seed in seeds]
 
 
+def folder_of_algorithm(folder: Path, algorithm: str) -> Path:
+    """Where the results of one algorithm are; its name may have spaces."""
+    return folder / algorithm.replace(" ", "_")
+
+
 def run_scenario(
     scenario: Scenario,
     backend: Backend,
@@ -282,6 +288,6 @@ def run_scenario(
 ) -> None:
     """Run every algorithm of a scenario, one after the other; each ends up in `finished`."""
     for algorithm in scenario.algorithms:
-        run = Run(scenario, algorithm, out / algorithm.replace(" ", "_"), evaluator)
+        run = Run(scenario, algorithm, folder_of_algorithm(out, algorithm), evaluator)
         run.execute(backend, display.show)
         finished.append((run, run.save(backend_name)))

@@ -137,7 +137,7 @@ class RealFleet(ABC):
         time.sleep(max(0.0, min(LOOK_S, left_s)))
 
     def apply(self, instance: FaultInstance) -> bool:
-        """Let a fault begin; False if it finds nobody there."""
+        """Let a fault begin; False if none of its peers is there."""
         if not self._can_apply(instance):
             return False
         self._faults.append(instance)

@@ -137,7 +137,7 @@ class SimFleet:
             raise
 
     def apply(self, instance: FaultInstance) -> bool:
-        """Let a fault begin, between two callbacks of the world; False if it finds nobody there."""
+        """Let a fault begin between two callbacks; False if none of its peers is there."""
         names = [self._names[rank] for rank in instance.ranks]
         is_there = any(self._world.process_of(name) for name in names)
         if not is_there and instance.fault.kind != "join":
@@ -413,7 +413,7 @@ def _place(world: FleetWorld, scenario: Scenario, names: Sequence[PeerId]) -> No
 
 
 def _of_world(fault: FaultConfig, names: Sequence[PeerId]) -> LastingFault:
-    """A fault of a scenario as one of a world, which is told when it begins and ends."""
+    """A fault of a scenario as one of a world; the launcher begins and ends it."""
     peer = names[0]
     match fault.kind:
         case "pause":

@@ -199,7 +199,7 @@ def claims_of(found: Sequence[Beside]) -> list[Json]:
                 f"{algorithm}, one of four sleeps {SLEEP_S:g} s before each round: "
                 f"the others' rounds, {which} of {len(own)}"
             )
-            claim = Claim(text, "slow_s", algorithm, over="nobody sleeps", at_most=RATIO)
+            claim = Claim(text, "slow_s", algorithm, over="none sleeps", at_most=RATIO)
             claims.append(claim.check(float(pick(ratios))))
     return claims
 
@@ -222,7 +222,7 @@ def table_of(found: Sequence[Beside]) -> Table:
         ],
         {
             "": "{algorithm}",
-            "nobody sleeps": "{calm_s:.3f}",
+            "none sleeps": "{calm_s:.3f}",
             "one does": "{slow_s:.3f}",
             "ratio": "{ratio:.2f}",
             "worst": "{worst:.2f}",
@@ -238,7 +238,7 @@ def draw(axes: Axes, found: Sequence[Beside]) -> None:
         algorithm: ([one.calm_s for one in own], [one.slow_s for one in own])
         for algorithm, own in _by_algorithm(found).items()
     }
-    medians(axes, lines, (("nobody sleeps", "#999999"), (f"one sleeps {SLEEP_S:g} s", ORANGE)))
+    medians(axes, lines, (("none sleeps", "#999999"), (f"one sleeps {SLEEP_S:g} s", ORANGE)))
     for place, (calm, _) in enumerate(lines.values()):
         axes.plot([RATIO * median(calm)] * 2, [place - 0.4, place + 0.4], color=INK, linewidth=0.9)
     text = f"seconds of the others' rounds; line: {RATIO:g} times the calm ones"

@@ -56,7 +56,8 @@ class Boundary:
         if driver.failure:
             raise driver.failure
         if algorithm.trainer_waits and algorithm.acts("after_backward"):
-            agreed.averaged_anything, agreed.samples_of_step = False, samples
+            agreed.averaged_anything = False
+            agreed.samples_of_step = samples
             await driver.environment.call(self._average_gradients(stale))
             if not agreed.averaged_anything and not stale:
                 if driver.stopping:

@@ -312,7 +312,8 @@ class Driver:
         """This peer cannot go on: the trainer gets `error` where it waits, or at its next step."""
         if error is None or self.failure:
             return
-        self.failure, self.stopping = error, True
+        self.failure = error
+        self.stopping = True
         self.metrics.record("warning", text=f"{type(error).__name__}: {error}")
         self.swarm.fail(error)
         self._changed.set()

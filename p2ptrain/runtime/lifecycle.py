@@ -63,7 +63,8 @@ class PeerLifecycle:
                 f"average_momentum: {config.algorithm} averages gradients, so that momenta are "
                 "alike anyway; leave it out"
             )
-        self.name, self.address = PeerId(config.name), Address("")
+        self.name = PeerId(config.name)
+        self.address = Address("")
         self.began_at: Seconds | None = None
         """When the first step began."""
         self.why_stopped = ""

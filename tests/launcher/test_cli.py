@@ -121,6 +121,19 @@ def test_whatever_ends_a_run_the_algorithms_that_ended_are_kept(
 
 
 @pytest.mark.usefixtures("_fake_peers")
+def test_a_report_is_made_again_of_an_algorithm_whose_name_has_a_space(p2plab, tmp_path):
+    named = SCENARIO.partition("[[claims]]")[0] + (
+        '[[compare]]\nname = "ad_psgd int8"\nalgorithm = "ad_psgd"\nexchange.codec = "int8"\n'
+    )
+    (tmp_path / "small.toml").write_text(named.replace('"ad_psgd"]', '"ad_psgd int8"]'))
+    assert p2plab("run", "small.toml")[0] == 0
+    code, again, _ = p2plab("report", "runs/small")
+    assert code == 0
+    assert "ad_psgd int8" in again
+    assert "Partial" not in again
+
+
+@pytest.mark.usefixtures("_fake_peers")
 def test_a_report_made_again_from_the_records_is_the_same(p2plab, scenario, tmp_path):
     folder = tmp_path / "runs" / "small"
     _, out, _ = p2plab("run", str(scenario))

@@ -29,7 +29,7 @@ def trained(algorithm: str, peers: int, steps: int, folder: Path) -> tuple[int, 
         pace=StepTiming(min_step_ms=60, stragglers=(slow,)),
         stop=StopConfig(samples=samples),
     )
-    run = Run(one, algorithm, folder, None)
+    run = Run(one, algorithm, folder)
     run.execute(load_backend("sim"), lambda run: None)
     return run.samples, samples
 
