@@ -4,14 +4,13 @@ Only this module parses arguments. What a command needs is imported when it runs
 scenario is known to be right. `p2ptrain.exit_codes` says what each outcome is.
 """
 
-import signal
 import sys
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, NoReturn
 
 import typer
 
+from launcher.signals import end_by_exceptions
 from p2ptrain import exit_codes
 from p2ptrain.cli import HELP, VERSION
 from p2ptrain.errors import P2PTrainError
@@ -159,10 +158,11 @@ def compose(
 ) -> None:
     """Print the Compose file with which `run --backend docker` starts the first algorithm."""
     from launcher.compose import compose_file, to_yaml
-    from launcher.scenario import load_scenario, peer_names, with_changes
+    from launcher.scenario import folder_of_algorithm, load_scenario, peer_names, with_changes
 
     chosen, _ = with_changes(load_scenario(scenario), peers=peers)
-    folder = (Path("runs", chosen.name) if out is None else out) / chosen.algorithms[0]
+    place = Path("runs", chosen.name) if out is None else out
+    folder = folder_of_algorithm(place, chosen.algorithms[0])
     names = peer_names(chosen.peers)
     print(to_yaml(compose_file(chosen, names, folder, f"p2plab-{chosen.name}")), end="")
 
@@ -178,8 +178,7 @@ def clean() -> None:
 
 def main() -> NoReturn:
     """Run the command line; every outcome is an exit code."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _leave)
+    end_by_exceptions()
     try:
         app(prog_name="p2plab")
     except P2PTrainError as error:
@@ -188,8 +187,3 @@ def main() -> NoReturn:
     except KeyboardInterrupt:
         sys.exit(exit_codes.INTERRUPTED)
     sys.exit(0)
-
-
-def _leave(number: int, frame: FrameType | None) -> NoReturn:
-    """Turn a signal into an exception, so that every ``finally`` runs."""
-    sys.exit(128 + number)

@@ -29,6 +29,7 @@ from typing import Any
 
 from launcher.backends.base import PeerStatus
 from launcher.consensus import ConsensusCurve
+from launcher.harness.claims import Json
 from launcher.records import PeerHistory
 from p2ptrain.core.effects import NO_FAILURE
 from p2ptrain.ids import Seconds
@@ -36,7 +37,6 @@ from p2ptrain.ids import Seconds
 MOST_SILENCES = 8
 """A fleet in which all averages fail has one such sentence per peer; the first few suffice."""
 
-Json = dict[str, Any]  # Any: whatever JSON can hold
 
 _RESULT_SUFFIXES = ("jsonl", "jsonl.1", "snapshots", "log", "toml", "slowdown")
 _RESULT_NAMES = ("summary.json", "curve.json", "consensus.safetensors", "compose.yaml")
@@ -152,7 +152,9 @@ def row_of(summary: Json) -> Json:
 def write_json(path: Path, value: Any) -> None:  # Any: whatever JSON can hold
     """Write `value` for people and for strict parsers: a number that is not finite becomes null."""
     text = json.dumps(finite(value), indent=2, ensure_ascii=False, allow_nan=False)
-    path.write_text(text + "\n", encoding="utf-8")
+    unfinished = path.with_name(f"{path.name}.tmp")  # or else a kill leaves half of it
+    unfinished.write_text(text + "\n", encoding="utf-8")
+    unfinished.replace(path)
 
 
 def write_curve(path: Path, curve: ConsensusCurve) -> None:

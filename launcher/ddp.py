@@ -35,6 +35,7 @@ ends with one sentence and exit code 1.
 
 import argparse
 import asyncio
+import contextlib
 import math
 import os
 import signal
@@ -42,6 +43,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,6 +56,7 @@ from torch._C._distributed_c10d import GradBucket  # torch.distributed's own, wi
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from p2ptrain import exit_codes
 from p2ptrain.compute.snapshots import SnapshotWriter
 from p2ptrain.compute.steps import SLICE_S
 from p2ptrain.compute.tasks import Batch, Task, load_task
@@ -66,7 +69,6 @@ from p2ptrain.runtime.accounts import Accounts, TrainerTotals, record_end
 from p2ptrain.runtime.metrics import JsonlMetrics
 from p2ptrain.runtime.settings import StopConfig
 
-USER_MISTAKE = 2
 RANK_LOST = 1
 
 _LAST_WORDS_S: Seconds = 1.0
@@ -360,16 +362,17 @@ def _snapshots(writer: SnapshotWriter) -> Iterator[None]:
         writing = asyncio.ensure_future(writer.repeat())
         await asyncio.to_thread(done.wait)
         writing.cancel()
-        await asyncio.gather(writing, return_exceptions=True)
+        with contextlib.suppress(asyncio.CancelledError):
+            await writing
         await writer.write()
 
-    thread = threading.Thread(target=lambda: asyncio.run(write()), name="ddp-snapshots")
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
+    with ThreadPoolExecutor(1, "ddp-snapshots") as executor:
+        written = executor.submit(asyncio.run, write())
+        try:
+            yield
+        finally:
+            done.set()
+        written.result()  # raises what kept a row from being written
 
 
 async def _at_once(function: Callable[[], int]) -> int:
@@ -390,7 +393,7 @@ def main() -> None:
     except P2PTrainError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         # Not sys.exit: threads of a broken Gloo may keep the interpreter from ending.
-        os._exit(RANK_LOST if isinstance(error, RankLost) else USER_MISTAKE)
+        os._exit(RANK_LOST if isinstance(error, RankLost) else exit_codes.MISTAKE)
 
 
 if __name__ == "__main__":

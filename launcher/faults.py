@@ -22,12 +22,12 @@ which no peer waits for a missing one.
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from launcher.conditions import FaultConfig
+from launcher.harness.claims import Json
 from launcher.records import PeerHistory
 from p2ptrain.config import StopConfig
 from p2ptrain.ids import Seconds
@@ -141,7 +141,6 @@ def left_of(stop: StopConfig, passed_s: Seconds) -> StopConfig:
 
 # --- what it cost ---------------------------------------------------------------------------------
 
-Json = dict[str, Any]  # Any: whatever JSON can hold
 
 _RECOVERY_STEP_S: Seconds = 0.1
 

@@ -10,9 +10,9 @@ from rich.text import Text
 
 from launcher.backends import known_backends, load_backend
 from launcher.backends.base import Backend
-from launcher.collect import Json
 from launcher.compare import print_comparison
 from launcher.evaluate import TaskEvaluator
+from launcher.harness.claims import Json
 from launcher.live import open_display
 from launcher.page import ClickedFaults, WatchedDisplay, open_page
 from launcher.results import (
@@ -50,13 +50,14 @@ def run_lab(
     """
     names, without = _there(place, backend, scenario, were_asked=were_asked)
     chosen, unchecked = with_changes(scenario, algorithms=names)
-    left_out = [*left_out, *unchecked, *without, *place.check(chosen)]
     console = Console(highlight=False, quiet=quiet)
-    with _prepared(folder), ExitStack() as stack:
+    with ExitStack() as stack:
         clicked = None
         if ui_listen is not None:
             url, place, clicked = stack.enter_context(open_page(place, ui_listen))
             console.print(Text(f"live page: {url}"))
+        left_out = [*left_out, *unchecked, *without, *place.check(chosen)]
+        stack.enter_context(_prepared(folder))  # last: a mistake costs no earlier results
         write_down(chosen, folder)
         by_seed: list[Finished] = []
         why_partial = ""
@@ -84,7 +85,7 @@ def report_lab(folder: Path) -> None:
         ConfigError: if the folder holds no results, or a run writes to it.
     """
     with _locked(folder):
-        _, finished, comparison, left_out = present_again(folder)
+        finished, comparison, left_out = present_again(folder)
     _report(Console(highlight=False), finished, comparison, left_out, folder)
 
 

@@ -12,12 +12,13 @@ from collections.abc import Collection, Iterator, MutableSequence, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from launcher.backends import cables
 from launcher.backends.base import Backend, Fleet
 from launcher.backends.process import ProcessBackend
 from launcher.conditions import FaultConfig, Kind
 from launcher.faults import FaultInstance
 from launcher.run import Display, Run
-from launcher.scenario import LeftOut, Scenario, peer_names
+from launcher.scenario import LeftOut, Scenario, peer_names, ways_left_out
 from p2ptrain.config import RunConfig
 from p2ptrain.errors import ConfigError
 from p2ptrain.ids import Address, PeerId, Seconds
@@ -65,13 +66,18 @@ class ClickedFaults:
         if not self._has_begun:
             raise ConfigError("no peer has trained yet; wait for the first step")
         if (kind, peer) not in self._active:
-            self._orders.append(Order(kind, self._names.index(PeerId(peer)), True))
+            self._note(Order(kind, self._names.index(PeerId(peer)), True))
 
     def revert(self, kind: str, peer: str) -> None:
         """Order its end."""
-        if (kind, self._names.index(PeerId(peer))) not in self._clicked:
+        order = Order(kind, self._names.index(PeerId(peer)), False)
+        if (kind, order.rank) not in self._clicked:
             raise ConfigError(f"{kind} of {peer} is in the scenario, which says when it ends")
-        self._orders.append(Order(kind, self._names.index(PeerId(peer)), False))
+        self._note(order)
+
+    def _note(self, order: Order) -> None:
+        if order not in self._orders:  # so there are never more than kinds of orders and peers
+            self._orders.append(order)
 
     def active(self) -> Collection[tuple[str, str]]:
         """The faults that last, those of the scenario too."""
@@ -92,6 +98,9 @@ class ClickedFaults:
     ) -> None:
         """Add what was ordered to the faults of the run, whose first step began at `started_at`."""
         self._has_begun = started_at is not None
+        missed = [key for key, one in self._clicked.items() if one.missed]
+        for key in missed:  # its peer was away: it may be clicked again
+            del self._clicked[key]
         while self._orders and started_at is not None:
             order = self._orders.popleft()
             key = order.kind, order.rank
@@ -136,8 +145,10 @@ class WatchedBackend:
         return self._place.refusal(algorithm)
 
     def check(self, scenario: Scenario) -> Sequence[LeftOut]:
-        """As the backend says."""
-        return self._place.check(scenario)
+        """As the backend says; chunks pass relays, so that any peer can be cut off."""
+        why = "under --ui all chunks travel by gRPC, so that a peer can be cut off"
+        left_out = ways_left_out(scenario, why, "grpc") if cables.can_lay() else ()
+        return (*self._place.check(scenario), *left_out)
 
     def start(self, scenario: Scenario, configs: Sequence[RunConfig]) -> Fleet:
         """Start a fleet, and show it."""

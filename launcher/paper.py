@@ -14,7 +14,6 @@ that were not run this time keep their rows.
 """
 
 import json
-import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -25,12 +24,12 @@ from typing import Annotated
 
 import typer
 
-from launcher.collect import Json
-from launcher.harness.bench import Bench, Quick, leave, run_bench
-from launcher.harness.claims import bound_of, claims_table
+from launcher.harness.bench import Bench, Quick, run_bench
+from launcher.harness.claims import Json, bound_of, claims_table
 from launcher.harness.processes import side_by_side
 from launcher.machine import describe_machine
 from launcher.scenario import BUNDLED, Scenario, load_scenario
+from launcher.signals import end_by_exceptions
 from p2ptrain.errors import ConfigError, P2PTrainError
 
 FOLDER = "paper"
@@ -189,7 +188,7 @@ def carry_out(experiment: Experiment, out: Path) -> Outcome:
     Raises:
         P2PTrainError: with the end of its output, if it failed.
     """
-    signal.signal(signal.SIGTERM, leave)  # so that its own process ends with this one
+    end_by_exceptions()  # so that its own process ends with this one
     folder = out / experiment.name
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, *experiment.command, "--out", str(folder)]

@@ -16,14 +16,22 @@ from rich.console import Console
 from rich.table import Table
 
 from launcher.backends.base import PeerStatus
-from launcher.collect import Json, write_json
+from launcher.collect import write_json
 from launcher.compare import compare, means
 from launcher.consensus import CurvePoint
+from launcher.harness.claims import Json
 from launcher.machine import describe_machine
 from launcher.plot import plot_comparison
 from launcher.report import write_report
-from launcher.run import Run, folder_of_algorithm, seeded
-from launcher.scenario import LeftOut, Scenario, load_scenario, metric_of, with_changes
+from launcher.run import Run, seeded
+from launcher.scenario import (
+    LeftOut,
+    Scenario,
+    folder_of_algorithm,
+    load_scenario,
+    metric_of,
+    with_changes,
+)
 from p2ptrain.errors import ConfigError, P2PTrainError
 
 Finished = list[tuple[Run, Json]]
@@ -109,7 +117,7 @@ def _partial(scenario: Scenario, whole: Sequence[Finished], why: str) -> str | N
     return f"Partial, since {why}: results of {' and '.join(parts)} only."
 
 
-def present_again(folder: Path) -> tuple[Scenario, Finished, Json, tuple[LeftOut, ...]]:
+def present_again(folder: Path) -> tuple[Finished, Json, tuple[LeftOut, ...]]:
     """Make comparison, picture and report again from the summaries and records in `folder`.
 
     Raises:
@@ -131,7 +139,7 @@ def present_again(folder: Path) -> tuple[Scenario, Finished, Json, tuple[LeftOut
         machine=before.get("machine"),
         why_partial="" if is_whole else "the run ended before all had",
     )
-    return scenario, by_seed[0], comparison, left_out
+    return by_seed[0], comparison, left_out
 
 
 def _read_seed(scenario: Scenario, folder: Path) -> Finished:

@@ -22,11 +22,12 @@ from pathlib import Path
 from typing import Protocol
 
 from launcher.backends.base import Backend, Fleet, LaunchError, PeerStatus
-from launcher.collect import Json, clear_results, summarise, wall_s, write_curve, write_json
+from launcher.collect import clear_results, summarise, wall_s, write_curve, write_json
 from launcher.consensus import ConsensusCurve, Evaluator
 from launcher.faults import FaultPlan, costs_of
+from launcher.harness.claims import Json
 from launcher.records import PeerHistory
-from launcher.scenario import Scenario, peer_names
+from launcher.scenario import Scenario, folder_of_algorithm, peer_names
 from p2ptrain.ids import Seconds
 
 LATE_S: Seconds = 30.0
@@ -126,15 +127,15 @@ class Run:
         watch(self)
 
     def save(self, backend: str) -> Json:
-        """Write ``summary.json``, ``curve.json`` and the consensus model; return the summary."""
+        """Write ``curve.json``, the consensus model and ``summary.json``; return the summary."""
         summary = summarise(self.algorithm, backend, self.histories, self.statuses, self.curve)
         summary["faults"] = self.costs
         summary["notes"] = list(self.notes)
         summary |= self._facts
-        write_json(self._folder / "summary.json", summary)
         write_curve(self._folder / "curve.json", self.curve)
         if self._evaluator and self.curve.final_model is not None:
             self._evaluator.save(self.curve.final_model, self._folder / "consensus.safetensors")
+        write_json(self._folder / "summary.json", summary)  # last: from now on it has ended
         return summary
 
     def _follow(self, fleet: Fleet, watch: Callable[["Run"], None]) -> None:
@@ -270,11 +271,6 @@ def seeded(scenario: Scenario) -> list[Scenario]:
     """One scenario per seed."""
     seeds = range(scenario.seed, scenario.seed + scenario.seeds)
     return [dataclasses.replace(scenario, seed=seed, seeds=1) for seed in seeds]
-
-
-def folder_of_algorithm(folder: Path, algorithm: str) -> Path:
-    """Where the results of one algorithm are; its name may have spaces."""
-    return folder / algorithm.replace(" ", "_")
 
 
 def run_scenario(

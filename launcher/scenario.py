@@ -100,7 +100,7 @@ class Compared:
     """An algorithm under a name and with settings of its own."""
 
     name: str
-    """Of the row, and of the folder of its results."""
+    """Of the row, and of the folder of its results, where a space becomes ``_``."""
 
     algorithm: str = ""
     """Empty: that of `name`."""
@@ -112,10 +112,10 @@ class Compared:
     """Other settings of its peers: any key of a peer. They may stand in the entry itself."""
 
     def __post_init__(self) -> None:
-        if not self.name or not all(c.isalnum() or c in " _-.:+" for c in self.name):
+        if not self.name[:1].isalnum() or not all(c.isalnum() or c in " _-.:+" for c in self.name):
             raise ConfigError(
-                f"[[compare]] name = {self.name!r} must be letters, digits, spaces, and any of "
-                "_-.:+; it names a folder"
+                f"[[compare]] name = {self.name!r} must begin with a letter or a digit and have "
+                "letters, digits, spaces, and any of _-.:+; it names a folder"
             )
         _check_overlay(f"[[compare]] {self.name!r}", self.peer)
 
@@ -200,9 +200,11 @@ class Scenario(RunConfig):
             raise ConfigError(f"seeds = {self.seeds} must be 1 or more")
         if self.snapshot_every_s <= 0:
             raise ConfigError(f"snapshot_every_s = {self.snapshot_every_s} must be above 0")
-        if not self.algorithms or len(set(self.algorithms)) != len(self.algorithms):
+        folders = {folder_of_algorithm(Path(), name) for name in self.algorithms}
+        if not self.algorithms or len(folders) != len(self.algorithms):
             raise ConfigError(
-                f"algorithms = {list(self.algorithms)} must name one or more, each once"
+                f"algorithms = {list(self.algorithms)} must name one or more, each once, and with "
+                "a folder of its own (a space becomes _)"
             )
         if self.stop.samples is None and self.stop.seconds is None:
             raise ConfigError(
@@ -213,7 +215,7 @@ class Scenario(RunConfig):
         for device in self.devices:
             self._check_ranks("devices", device.peers)
         for overlay in self.overlays:
-            self._check_ranks("overlays", overlay.ranks)
+            self._check_ranks("[[overlays]]", overlay.ranks, "ranks")
         if 0 in self.late:
             raise ConfigError("fault 'join': peer 0 is the first, and cannot come later")
         for one in self.compare:
@@ -226,10 +228,10 @@ class Scenario(RunConfig):
         for name in self.algorithms:
             self.configs(name, Path())  # so that a wrong overlay is found now
 
-    def _check_ranks(self, what: str, ranks: tuple[int, ...]) -> None:
+    def _check_ranks(self, what: str, ranks: tuple[int, ...], key: str = "peers") -> None:
         if max(ranks) >= self.peers:
             raise ConfigError(
-                f"{what}: peers = {list(ranks)}: "
+                f"{what}: {key} = {list(ranks)}: "
                 f"there are {self.peers} peers, ranks 0 to {self.peers - 1}"
             )
 
@@ -407,6 +409,12 @@ class LeftOut:
     why: str
 
 
+def ways_left_out(scenario: Scenario, why: str, only: str) -> tuple[LeftOut, ...]:
+    """The settings of transports that a run cannot follow, in which all travels by `only`."""
+    ways = {scenario.configs(name, Path())[0].network.data for name in scenario.algorithms}
+    return tuple(LeftOut(f"network.data = {way!r}", why) for way in sorted(ways - {only}))
+
+
 QUICK_PEERS, QUICK_STEPS, QUICK_STEP_MS = 16, 4, 10
 """With ``--quick``: at most so many peers, and so many steps of each, which last so long if the
 scenario does not say how long."""
@@ -454,12 +462,15 @@ def smallest(scenario: Scenario) -> tuple[Scenario, tuple[LeftOut, ...]]:
     samples = QUICK_STEPS * peers * training.batch_size
     warmup = min(training.warmup_samples, samples // 2)
     step_ms = pace.min_step_ms if pace.is_priced else QUICK_STEP_MS
+    slow = [one for one in pace.stragglers if max(one.peers) < peers]
+    overlays = tuple(one for one in scenario.overlays if max(one.ranks) < peers)
     small = dataclasses.replace(
         scenario,
         peers=peers,
         seeds=1,
         training=dataclasses.replace(training, warmup_samples=warmup),
-        pace=dataclasses.replace(pace, min_step_ms=step_ms),
+        pace=dataclasses.replace(pace, min_step_ms=step_ms, stragglers=tuple(slow)),
+        overlays=overlays,
         stop=StopConfig(samples=samples),
         devices=(),
         faults=(),
@@ -467,7 +478,9 @@ def smallest(scenario: Scenario) -> tuple[Scenario, tuple[LeftOut, ...]]:
     )
     left_out = [f"[[devices]] of {list(device.peers)}" for device in scenario.devices]
     left_out += [str(fault) for fault in scenario.faults] + [one.text for one in scenario.claims]
-    return small, tuple(LeftOut(what, "--quick is too short for it") for what in left_out)
+    left_out += [str(one) for one in scenario.overlays if one not in overlays]
+    left_out += [f"stragglers {list(one.peers)}" for one in pace.stragglers if one not in slow]
+    return small, tuple(LeftOut(what, "--quick is too small for it") for what in left_out)
 
 
 def _of_other_peers(scenario: Scenario, count: int) -> str:
@@ -481,6 +494,11 @@ def _why_not(claim: Claim, algorithms: Sequence[str], trains: bool) -> str:
     return "" if trains or not claim.needs_a_model else "nothing was trained"
 
 
+def folder_of_algorithm(folder: Path, algorithm: str) -> Path:
+    """Where the results of one algorithm are; its name may have spaces."""
+    return folder / algorithm.replace(" ", "_")
+
+
 def suggestion(wrong: str, known: Sequence[str]) -> str:
     """``did you mean 'x'?``, or the list of known names."""
     return named.suggestion(wrong, known) or f"there are: {', '.join(known)}"
@@ -490,8 +508,8 @@ def metric_of(row: Mapping[str, Any], metric: str) -> float | None:
     """Look a metric up in a row by its dotted path; None if the run did not yield it."""
     value: Any = row  # Any: JSON on the way down, a number or None at its end
     for key in metric.split("."):
-        if value is None or (metric.startswith(RECALL) and key not in value):
-            return None  # the task has no classes, or not this one
+        if value is None or key not in value:
+            return None
         value = value[key]
     return None if value is None else float(value)
 

@@ -22,12 +22,10 @@ from launcher.backends.base import PeerStatus
 from launcher.conditions import FaultConfig, Kind
 from launcher.faults import FaultInstance, left_of
 from launcher.scenario import Scenario
+from p2ptrain import exit_codes
 from p2ptrain.config import RunConfig, to_toml
 from p2ptrain.errors import ConfigError, InvariantViolation
 from p2ptrain.ids import Seconds
-
-USER_MISTAKE = 2
-"""The exit code of a peer that refuses to run; its last line says why."""
 
 LOOK_S: Seconds = 0.1
 """The interval between two reads of the peers' records."""
@@ -230,10 +228,10 @@ class RealFleet(ABC):
             return PeerStatus(
                 name, "left" if left else "ended", "left" if left else "ended its run"
             )
-        if code == USER_MISTAKE and (peer_process.starts > 1 or rank in self._late):
+        if code == exit_codes.MISTAKE and (peer_process.starts > 1 or rank in self._late):
             peer_process.is_away, peer_process.again_at = True, self.now() + TRY_AGAIN_S
             return None
-        if code == USER_MISTAKE:
+        if code == exit_codes.MISTAKE:
             return PeerStatus(name, "refused", self._last_words(rank))
         if code < 0:
             return PeerStatus(name, "lost", self._death(rank, signal.Signals(-code)))

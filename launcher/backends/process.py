@@ -37,7 +37,7 @@ from launcher.backends.peer_process import RealFleet, last_words, refuse_faults
 from launcher.external_baselines import EXTERNAL_BASELINES, PRICES
 from launcher.faults import FaultInstance
 from launcher.machine import COPYING
-from launcher.scenario import LeftOut, Scenario
+from launcher.scenario import LeftOut, Scenario, ways_left_out
 from p2ptrain.config import RunConfig
 from p2ptrain.errors import ConfigError
 from p2ptrain.ids import Seconds
@@ -95,7 +95,8 @@ class ProcessBackend:
                 f"{scenario.name} is to run without gradients, but processes compute what they "
                 "train on; use --backend sim"
             )
-        return ()
+        why = "behind the cables that faults of the network need, all travels by gRPC"
+        return ways_left_out(scenario, why, "grpc") if _needs_cables(scenario) else ()
 
     def _check_cables(self, scenario: Scenario) -> None:
         """Raises ConfigError if this machine cannot have cables."""
@@ -149,7 +150,7 @@ class ProcessFleet(RealFleet):
         configs: Sequence[RunConfig],
         command: Sequence[str],
         *,
-        is_clickable: bool = False,
+        is_clickable: bool,
     ) -> None:
         super().__init__(scenario, configs)
         self._can_slow = self._can_slow or is_clickable

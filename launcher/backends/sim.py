@@ -24,7 +24,7 @@ from launcher.backends.ring import SPEC, ring_s
 from launcher.conditions import FaultConfig, LinkConfig
 from launcher.external_baselines import EXTERNAL_BASELINES, PRICES
 from launcher.faults import FaultInstance, left_of
-from launcher.scenario import LeftOut, Scenario
+from launcher.scenario import LeftOut, Scenario, ways_left_out
 from p2ptrain.compute.tasks import Task, load_task
 from p2ptrain.compute.torch_replica import TorchReplica
 from p2ptrain.compute.training import Learner, build_optimizer, threads
@@ -80,11 +80,8 @@ class SimBackend:
                     f"{scenario.name}: a simulation has no processors and no memory to divide; "
                     "say with pace.stragglers who is slow, or use --backend docker"
                 )
-        ways = {scenario.configs(name, Path())[0].network.data for name in scenario.algorithms}
-        return tuple(
-            LeftOut(f"network.data = {way!r}", "a simulation prices no transport, only the [link]")
-            for way in sorted(ways - {GrpcConfig().data})
-        )
+        why = "a simulation prices no transport, only the [link]"
+        return ways_left_out(scenario, why, GrpcConfig().data)
 
     def start(self, scenario: Scenario, configs: Sequence[RunConfig]) -> Fleet:
         """Build a world of one peer per configuration."""

@@ -19,9 +19,8 @@ from rich.table import Table
 
 from launcher.bench import background as costs
 from launcher.bench.systems import SYSTEMS, medians_of, run
-from launcher.collect import Json
 from launcher.harness.bench import Bench, Check, Out, Quick, run_bench, some_of
-from launcher.harness.claims import Claim
+from launcher.harness.claims import Claim, Json
 from launcher.harness.pictures import bars, headline, panels
 from launcher.harness.tables import Row, table
 from launcher.plot import INK

@@ -29,9 +29,8 @@ from torch import nn
 
 from launcher.bench.claimer import FilledModel
 from launcher.bench.systems import LIMIT_S, Worker, in_processes
-from launcher.collect import Json
 from launcher.harness.bench import Bench
-from launcher.harness.claims import Claim
+from launcher.harness.claims import Claim, Json
 from launcher.harness.pictures import GREEN, bars, headline, panels
 from launcher.harness.tables import table
 from launcher.plot import INK

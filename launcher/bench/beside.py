@@ -21,8 +21,7 @@ from matplotlib.axes import Axes
 from rich.table import Table
 
 from launcher.bench.claimer import FilledModel
-from launcher.collect import Json
-from launcher.harness.claims import Claim
+from launcher.harness.claims import Claim, Json
 from launcher.harness.pictures import ORANGE, headline, medians
 from launcher.harness.processes import Children
 from launcher.harness.tables import table

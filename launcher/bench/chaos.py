@@ -32,13 +32,12 @@ from launcher.backends import load_backend
 from launcher.backends.base import Backend, Fleet
 from launcher.backends.peer_process import RealFleet
 from launcher.bench.chaos_picture import Usage, picture
-from launcher.collect import Json
 from launcher.compare import compare
 from launcher.conditions import FaultConfig, Kind
 from launcher.evaluate import TaskEvaluator
 from launcher.faults import FaultInstance
 from launcher.harness.bench import Bench, Check, Out, Quick, run_bench
-from launcher.harness.claims import Claim
+from launcher.harness.claims import Claim, Json
 from launcher.live import open_display
 from launcher.machine import describe_machine
 from launcher.report import write_report

@@ -39,9 +39,8 @@ from rich.table import Table
 from launcher.bench import beside
 from launcher.bench.beside import Beside
 from launcher.bench.claimer import Claimer
-from launcher.collect import Json
 from launcher.harness.bench import Bench, Check, Out, Quick, run_bench, some_of
-from launcher.harness.claims import Claim
+from launcher.harness.claims import Claim, Json
 from launcher.harness.namespaces import Cable, Home, laid, may_be_made
 from launcher.harness.pictures import GREEN, SKY, headline, medians, panels
 from launcher.harness.processes import Children, Process

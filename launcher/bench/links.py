@@ -16,9 +16,8 @@ import typer
 from rich.table import Table
 
 from launcher.bench.systems import Round, Worker, medians_of, p2ptrain, run
-from launcher.collect import Json
 from launcher.harness.bench import Bench, Check, Out, Quick, run_bench, some_of
-from launcher.harness.claims import Claim
+from launcher.harness.claims import Claim, Json
 from launcher.harness.namespaces import Home, laid
 from launcher.harness.tables import table
 from p2ptrain.compute.codec import load_codec

@@ -22,9 +22,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from launcher.collect import Json
 from launcher.harness.bench import Bench, Check, Out, Quick, run_bench
-from launcher.harness.claims import Claim
+from launcher.harness.claims import Claim, Json
 from launcher.harness.pictures import BLUE, ORANGE, headline, panels
 from launcher.harness.processes import side_by_side
 from launcher.harness.tables import table

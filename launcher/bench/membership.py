@@ -26,9 +26,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from launcher.collect import Json
 from launcher.harness.bench import Bench, Check, Out, Quick, run_bench
-from launcher.harness.claims import Claim
+from launcher.harness.claims import Claim, Json
 from launcher.harness.pictures import BLUE, ORANGE, headline, panels
 from launcher.harness.processes import side_by_side
 from launcher.harness.tables import table

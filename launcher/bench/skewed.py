@@ -14,9 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from launcher.collect import Json
 from launcher.harness.bench import Bench, Check, Out, Quick, run_bench
-from launcher.harness.claims import Claim
+from launcher.harness.claims import Claim, Json
 from p2ptrain.ids import Seconds
 from p2ptrain.sim.link import Link
 from p2ptrain.sim.loop import run, virtual_loop

@@ -27,9 +27,8 @@ from rich.table import Table
 from launcher.backends.cables import Cables, can_lay
 from launcher.backends.process import free_ports
 from launcher.bench.claimer import FilledModel
-from launcher.collect import Json
 from launcher.harness.bench import Bench, Check, Out, Quick, run_bench, some_of
-from launcher.harness.claims import Claim
+from launcher.harness.claims import Claim, Json
 from launcher.harness.pictures import GREEN, RED, headline, panels
 from launcher.harness.processes import Children
 from launcher.harness.tables import table

@@ -26,7 +26,7 @@ import torch.distributed
 import uvloop
 
 from launcher.bench.claimer import Claimer
-from launcher.collect import Json
+from launcher.harness.claims import Json
 from launcher.harness.processes import Children
 from p2ptrain.ids import PeerId, Seconds
 from p2ptrain.runtime.exchange import WINDOW

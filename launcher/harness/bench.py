@@ -7,14 +7,12 @@ was to be enforced and does not hold.
 """
 
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 from matplotlib.figure import Figure
@@ -22,9 +20,11 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from launcher.collect import Json, write_json
-from launcher.harness.claims import claims_table, do_all_hold
+from launcher.collect import write_json
+from launcher.harness.claims import Json, claims_table, do_all_hold
 from launcher.machine import COPYING, describe_machine
+from launcher.signals import end_by_exceptions
+from p2ptrain import exit_codes
 from p2ptrain.errors import ConfigError, P2PTrainError
 
 Out = Annotated[Path, typer.Option(help="Where the results go.")]
@@ -83,7 +83,7 @@ class Bench:
         if self._quick:
             self.console.print("--quick: sizes are too small for these claims; none is enforced")
         elif self._check and not do_all_hold(claims):
-            raise typer.Exit(3)
+            raise typer.Exit(exit_codes.CLAIM_FAILED)
 
 
 def some_of(option: str, text: str, known: Sequence[str]) -> list[str]:
@@ -98,19 +98,14 @@ def some_of(option: str, text: str, known: Sequence[str]) -> list[str]:
 def run_bench(main: Callable[..., None]) -> None:
     """Run a command line: a user's mistake is one sentence and exit code 2.
 
-    SIGTERM and Ctrl-C end it through every ``finally``, with 143 and 130.
+    SIGTERM, SIGHUP and Ctrl-C end it through every ``finally``, with 143, 129 and 130.
     """
-    signal.signal(signal.SIGTERM, leave)
+    end_by_exceptions()
     os.environ.update(COPYING | os.environ)  # of the processes that it starts
     try:
         typer.run(main)
     except P2PTrainError as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(exit_codes.MISTAKE)
     except KeyboardInterrupt:
-        sys.exit(128 + signal.SIGINT)
-
-
-def leave(number: int, frame: FrameType | None) -> NoReturn:
-    """Turn a signal into an exception."""
-    sys.exit(128 + number)
+        sys.exit(exit_codes.INTERRUPTED)

@@ -18,7 +18,8 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from launcher.collect import Json, finite
+from launcher.collect import finite
+from launcher.harness.claims import Json
 from launcher.plot import shown_ranks
 from launcher.report import series, timeline, words
 from launcher.run import Run

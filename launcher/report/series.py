@@ -10,8 +10,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from launcher.collect import Json
 from launcher.consensus import ConsensusCurve, CurvePoint
+from launcher.harness.claims import Json
 from launcher.records import PeerHistory
 from launcher.run import Run
 from p2ptrain.ids import Seconds

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from launcher.collect import Json
+from launcher.harness.claims import Json
 from launcher.plot import activities, is_slow, shown_ranks, window_s
 from launcher.records import Attempt, PeerHistory, Step
 from launcher.run import Run

@@ -6,9 +6,9 @@ Sentences are generated from the figures of the run and claim no more than these
 from collections import Counter
 from collections.abc import Sequence
 
-from launcher.collect import Json, failed_share, failures
+from launcher.collect import failed_share, failures
 from launcher.compare import seconds
-from launcher.harness.claims import bound_of
+from launcher.harness.claims import Json, bound_of
 from launcher.plot import curves_title, is_slow, strip_title
 from launcher.records import Event
 from launcher.run import Run

@@ -9,9 +9,9 @@ import pytest
 
 from launcher.backends.base import Fleet
 from launcher.backends.process import ProcessBackend
-from launcher.collect import Json
 from launcher.conditions import FaultConfig
 from launcher.evaluate import TaskEvaluator
+from launcher.harness.claims import Json
 from launcher.run import Run
 from launcher.scenario import Scenario
 from p2ptrain.compute.step_timing import StepTiming

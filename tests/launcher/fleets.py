@@ -4,9 +4,9 @@ from pathlib import Path
 from random import Random
 
 from launcher.backends.base import PeerStatus
-from launcher.collect import Json
 from launcher.compare import compare
 from launcher.consensus import CurvePoint, Target
+from launcher.harness.claims import Json
 from launcher.run import Run
 from launcher.scenario import Scenario, peer_names
 from p2ptrain.compute.step_timing import StepTiming, Straggler

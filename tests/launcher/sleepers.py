@@ -11,7 +11,7 @@ from p2ptrain.errors import ConfigError
 
 
 def sleep(seconds: float) -> None:
-    print(os.getpid(), flush=True)
+    os.write(1, f"{os.getpid()}\n".encode())  # a line at once: two write to one pipe
     time.sleep(seconds)
 
 

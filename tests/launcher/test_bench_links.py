@@ -11,9 +11,9 @@ import pytest
 
 from launcher.bench.links import WAYS, claims_of, row_of, table_of
 from launcher.bench.systems import Round
-from launcher.collect import Json
 from launcher.harness import namespaces
 from launcher.harness.bench import some_of
+from launcher.harness.claims import Json
 from launcher.harness.namespaces import Home, laid
 from p2ptrain.errors import ConfigError
 from tests.launcher.conftest import printed
