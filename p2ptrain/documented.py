@@ -30,7 +30,7 @@ def texts_of(kind: type[Any]) -> dict[str, str]:  # Any: a dataclass
                 texts[name] = (inspect.getdoc(hint) or "").partition("\n")[0]
         try:
             (body,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
-        except OSError:
+        except (OSError, TypeError):  # no source: made in a console, or by a program
             continue
         assert isinstance(body, ast.ClassDef)
         for field, text in zip(body.body, body.body[1:], strict=False):

@@ -7,8 +7,9 @@ multiples of `period_s` on the wall clock, at which all peers write, whatever st
 Versions are multiples of powers of two, so that peers that write less often than others still
 write the same ones.
 
-**Budgets.** The file holds `most_bytes`, or two rows; then a new row takes the place of the oldest.
-Copying and writing a row may last `TIME_SHARE` of the time between two, or rows become rarer.
+**Budgets.** Of each start, the file holds `most_bytes`, or two rows; then a new row takes the place
+of the oldest. Copying and writing a row may last `TIME_SHARE` of the time between two, or rows
+become rarer.
 """
 
 import asyncio
@@ -67,10 +68,10 @@ class SnapshotWriter:
         """Write one row; it is complete on disk before its record says so."""
         began = self.clock()
         self._tick = max(self._tick, int(began // self.period_s))
-        row, behind = self._row(self._count), self._count + 1 - self._kept
+        row = self._row(self._count)
         step = await self.on_copy_thread(lambda: self._write_row(row))
         tick = None if self.changed else self._tick
-        frees = self._row(self._count + 1) if behind >= 0 else None
+        frees = self._row(self._count + 1) if self._count + 1 >= self._kept else None
         self.record("snapshot", row=row, step=step, tick=tick, frees=frees)
         self._count += 1
         self._set_pace(self.clock() - began, self.clock() - self._wrote_at)
@@ -94,7 +95,9 @@ class SnapshotWriter:
             self._stride //= 2
 
     async def _next_tick(self) -> None:
-        now = max(self._tick, int(self.clock() // self.period_s))
+        now = int(self.clock() // self.period_s)
+        if now >= self._tick - self._stride:  # or else the clock was set back, and is followed
+            now = max(self._tick, now)
         tick = (now // self._stride + 1) * self._stride
         await asyncio.sleep(max(0.0, tick * self.period_s - self.clock()))
         self._tick = tick

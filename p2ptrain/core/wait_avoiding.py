@@ -209,7 +209,7 @@ class WaitAvoiding(Scheduled):
                 self._emit(Send(source, Past(arrival.version - 1)))  # our trainer comes to no such
         elif group is None or group.ticket.initiator != self._me or source not in group.members:
             self._lock.forget_offer(source)
-            self._emit(Send(source, Past(self.begun)))  # lost: its `Activate` comes again
+            self._emit(Send(source, Past(self.begun)))  # if this is lost: it asks again
 
     def _look_for_missing(self, version: int, now: Seconds) -> None:
         """If we coordinate our group: ask some who have not arrived where they are.

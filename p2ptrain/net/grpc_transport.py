@@ -60,6 +60,18 @@ SOCKETS_TIMEOUT_S: Seconds = 2.0
 GONE = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
 """What gRPC raises in a callee when its call has ended."""
 
+IN_WORDS = {
+    "Connection refused": "nothing listens there",
+    "No route to host": "there is no way to this host",
+    "Network is unreachable": "there is no way to its network",
+    "DNS resolution failed": "its name stands for no address",
+    "Name or service not known": "its name stands for no address",
+    "Timeout": "it does not answer",
+    "timeout": "it does not answer",
+    "timed out": "it does not answer",
+}
+"""Why there is no connection, by a part of gRPC's text."""
+
 T = TypeVar("T")
 
 
@@ -105,16 +117,7 @@ def _translate(error: grpc.RpcError, address: Address, phase: str) -> P2PTrainEr
 
 def _in_words(details: str) -> str:
     """Why there is no connection; gRPC's own text, which the cause keeps, names its internals."""
-    known = {
-        "Connection refused": "nothing listens there",
-        "No route to host": "there is no way to this host",
-        "Network is unreachable": "there is no way to its network",
-        "DNS resolution failed": "its name stands for no address",
-        "Name or service not known": "its name stands for no address",
-        "imeout": "it does not answer",
-        "timed out": "it does not answer",
-    }
-    return next((words for sign, words in known.items() if sign in details), "it broke off")
+    return next((words for sign, words in IN_WORDS.items() if sign in details), "it broke off")
 
 
 class GrpcTransport:

@@ -158,7 +158,7 @@ class Averages:
         """
         agreed, membership = self.agreed, self.host.machine.membership
         if purpose.what is What.MODELS:
-            return replace(MODEL, progress=max(0, agreed.progress))
+            return replace(MODEL, progress=agreed.progress)
         if purpose.what is What.STALE_GRADIENTS:
             own, before = self.pending.promise(), agreed.samples_before
         else:
@@ -382,8 +382,9 @@ class FormedGroup(Attempt):
         self.is_committing = True
         agreed, host, stated = self._averages.agreed, self._averages.host, self._contributions
         if host.algorithm.averages == "models":  # and so are the estimates of progress
-            mean = sum(one.progress for one in stated) // len(stated)
-            agreed.progress += mean - stated[self.members.index(host.name)].progress
+            rank, total = self.members.index(host.name), sum(one.progress for one in stated)
+            share = (total + rank) // len(stated)  # what a division leaves over is nobody's loss
+            agreed.progress += share - stated[rank].progress
         return self.exchange
 
     async def _take_in(self, exchange: Exchange) -> list[Vector]:

@@ -167,7 +167,6 @@ class PeerLifecycle:
         await self.take_model(config.together or config.peers, founds=not asked, keep=keeps_model)
         for other in driver.machine.membership.donors[:1]:
             await driver.contract.compare_frozen(other, driver.rule_of)
-        driver.describe(Phase.ARRIVING, steps=0, samples=0)  # from here on it knows progress
         if not keeps_model and not driver.machine.membership.samples:
             await self.wait_for_models()
         driver.metrics.record("ready", members=[self.name, *driver.swarm.choosable()])
@@ -215,6 +214,7 @@ class PeerLifecycle:
             if self.algorithm.in_step and membership.samples:
                 break  # we catch up at our first average
             donor = await self.driver.state_transfer.take_model()
+        self.driver.describe(Phase.ARRIVING, steps=0, samples=0)  # from here on it knows progress
         self.driver.machine.has_model = True
         self.driver.averages.pending.is_newcomer = donor is not None
         return donor

@@ -104,7 +104,8 @@ class JsonlMetrics:
 
     def close(self) -> None:
         """Close the file; later records are dropped."""
-        self._file.close()
+        with self._lock:
+            self._file.close()
 
 
 class TeeMetrics:

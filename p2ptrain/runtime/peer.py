@@ -315,7 +315,8 @@ class Peer:
         self.address = await life.listen(transport, self._metrics)
         transport.service = PeerService(life.driver, self._board, transport)
         if config.ui_port is not None:
-            self._sinks.append(page_of(self.address, config.ui_port, config.network))
+            page = asyncio.to_thread(page_of, self.address, config.ui_port, config.network)
+            self._sinks.append(await page)
         await life.join()
 
     def _close_sinks(self) -> None:

@@ -35,8 +35,8 @@ class ProtocolLog:
 
     def message(self, arrow: str, peer: PeerId, message: Message | AlgorithmMessage) -> None:
         """A message goes out (``->``) or has come (``<-``)."""
-        if LOG.isEnabledFor(logging.INFO):
-            level = logging.DEBUG if isinstance(message, MembershipMessage) else logging.INFO
+        level = logging.DEBUG if isinstance(message, MembershipMessage) else logging.INFO
+        if LOG.isEnabledFor(level):
             self._write(level, f"{arrow} {peer} {said(message)}")
 
     def decided(self, effect: Effect) -> None:

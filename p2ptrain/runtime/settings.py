@@ -107,7 +107,7 @@ class PeerConfig:
     """Port of a Prometheus endpoint at the host of `listen`, without a password; 0: a free one."""
 
     ui_port: int | None = None
-    """Port of a live page of the swarm, on 127.0.0.1 and from a thread of this process."""
+    """Port on 127.0.0.1 of a live page of the swarm, a thread of this process; 0: a free one."""
 
     tensorboard: str = ""
     """Folder for TensorBoard scalars, one run (``<name>``) per peer; empty: none."""
@@ -116,7 +116,7 @@ class PeerConfig:
     """How often the model is added to ``<name>.snapshots``; 0: never. See docs/records.md."""
 
     snapshot_mb: float = 64.0
-    """How much of its snapshots a peer keeps, the newest, and two at least."""
+    """How much of its snapshots a peer keeps per start: the newest, and two at least."""
 
     leave_grace_s: Seconds = 5.0
     """How long a leaving peer waits for a running average."""
@@ -142,8 +142,9 @@ class PeerConfig:
             raise ConfigError(
                 f"together = {self.together} must be between 1 and peers = {self.peers}"
             )
-        if self.metrics_port is not None and not 0 <= self.metrics_port < 65536:
-            raise ConfigError(f"metrics_port = {self.metrics_port} is no port; write 0 to 65535")
+        for name in ("metrics_port", "ui_port"):
+            if not 0 <= (port := getattr(self, name) or 0) < 65536:
+                raise ConfigError(f"{name} = {port} is no port; write 0 to 65535")
         self._check_nesting()
         if not 0 <= self.snapshot_every_s < float("inf"):
             raise ConfigError(f"snapshot_every_s = {self.snapshot_every_s} must be 0 or more")

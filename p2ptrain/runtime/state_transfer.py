@@ -45,7 +45,8 @@ class StateTransfer:
     async def take_model(self, version: int | None = None) -> PeerId | None:
         """Take the state of a peer that has the model; returns that peer, or None if none is here.
 
-        With `version`, of one that has had the means of stale gradients up to that; all soon have.
+        With `version`, of one that has had the means of stale gradients up to that; all soon have,
+        or it goes on without these means.
         They are asked in an order that differs from peer to peer, by rendezvous hashing (Thaler and
         Ravishankar 1998): peers that join at the same time ask different donors.
 
@@ -57,7 +58,7 @@ class StateTransfer:
         # If nobody has trained, the donor's state may equal ours.
         trained = version or membership.samples
         digest = 0 if trained else await self.executor(self.replica.state_digest)
-        while (donors := membership.donors) and not (version and host.stopping):
+        while donors := membership.donors:
             errors: list[P2PTrainError] = []
             donors.sort(key=lambda donor: hashlib.sha256(f"{me} {donor}".encode()).digest())
             for donor in donors:
@@ -74,6 +75,10 @@ class StateTransfer:
                     if not version:  # or else most have not come to it yet
                         host.metrics.record("warning", text=text)
                     errors.append(type(error)(text))
+            if version and (host.stopping or host.now > until or len(membership.trainees()) < 2):
+                why = f"goes on without the means before version {version}: {errors[-1]}"
+                host.metrics.record("warning", text=why)
+                break
             if host.now > until or all(isinstance(error, StateError) for error in errors):
                 raise errors[-1]
             await asyncio.sleep(0.1)

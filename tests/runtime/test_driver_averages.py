@@ -67,6 +67,21 @@ async def test_a_slow_link_is_found_out_in_pairs_and_then_does_not_reduce_for_fo
     await world.close()
 
 
+async def test_groups_share_the_estimates_of_progress_and_lose_none_of_them():
+    world, names = World(), [PeerId(name) for name in "abc"]
+    for name in names:
+        await world.add(name, VectorReplica(np.zeros(4, np.float32)), "ad_psgd")
+    a, b, c = peers = [world.peers[name] for name in names]
+    a.driver.agreed.progress, b.driver.agreed.progress, c.driver.agreed.progress = 100, 3, 1
+    for initiator, *others in ((a, b, c), (b, a), (c, b), (a, c)):
+        await initiator.swarm.form([other.driver.name for other in others], len(others))
+        for member in (initiator, *others):
+            await asyncio.gather(*member.driver.averages.running)
+        assert sum(peer.driver.agreed.progress for peer in peers) == 104
+    assert {peer.driver.agreed.progress for peer in peers} <= {34, 35}
+    await world.close()
+
+
 async def test_a_link_whose_speed_was_given_is_told_from_the_start():
     world = World(exchange=ExchangeConfig(link_mbit=50))
     for name in (A, B):

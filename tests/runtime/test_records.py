@@ -187,6 +187,20 @@ async def test_rows_that_take_long_to_write_come_less_often(tmp_path):
     assert [record["tick"] for record in metrics.of("snapshot")] == [0, 2, 4, 6, 8]
 
 
+async def test_rows_follow_a_clock_that_is_set_back(tmp_path):
+    metrics = MemoryMetrics(asyncio.get_running_loop().time)
+    replica, back_s = VectorReplica(np.zeros(4, np.float32)), [0.0]
+    writer = writer_of(tmp_path / "rows", replica, metrics)
+    true_clock = writer.clock
+    writer.clock = lambda: 100.0 + true_clock() - back_s[0]
+    writing = asyncio.create_task(writer.repeat())
+    await asyncio.sleep(0.6)
+    back_s[0] = 50.0
+    await asyncio.sleep(1.5)
+    writing.cancel()
+    assert [record["tick"] for record in metrics.of("snapshot")] == [200, 201, 202, 103, 104]
+
+
 async def test_a_peer_that_starts_again_goes_on_behind_its_last_whole_row(tmp_path):
     metrics = MemoryMetrics(asyncio.get_running_loop().time)
     path = tmp_path / "p0.snapshots"

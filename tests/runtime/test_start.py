@@ -398,6 +398,20 @@ async def test_a_joiner_under_eager_waits_for_one_that_has_had_the_means_before_
     await fleet.end()
 
 
+async def test_a_joiner_under_eager_goes_on_if_the_others_are_done_before_its_first_mean():
+    fleet = EagerFleet()
+    await fleet.start("a")
+    await fleet.train("a", 3)
+    await fleet.listen("d", fleet.programs["d"].replica)
+    await fleet.join("d")
+    assert await fleet.lives["d"].driver.state_transfer.take_model(7) is None
+    assert fleet.warnings("d")[1:] == [
+        "goes on without the means before version 7: could not take over the model of a: "
+        "a has not come to version 7"
+    ]
+    await fleet.end()
+
+
 async def test_a_joiner_under_eager_goes_on_if_the_others_are_gone_before_its_first_mean():
     fleet = EagerFleet()
     await fleet.start("a")
