@@ -56,6 +56,7 @@ from p2ptrain import named
 from p2ptrain.config import RunConfig, StopConfig, changed, from_mapping, read_toml, to_toml
 from p2ptrain.errors import ConfigError
 from p2ptrain.ids import Seconds
+from p2ptrain.net.grpc_config import GrpcConfig
 
 BUNDLED = Path(__file__).parent / "scenarios"
 TEMPLATE = Path(__file__).parent / "new_scenario.toml"
@@ -412,7 +413,8 @@ class LeftOut:
 def ways_left_out(scenario: Scenario, why: str, only: str) -> tuple[LeftOut, ...]:
     """The settings of transports that a run cannot follow, in which all travels by `only`."""
     ways = {scenario.configs(name, Path())[0].network.data for name in scenario.algorithms}
-    return tuple(LeftOut(f"network.data = {way!r}", why) for way in sorted(ways - {only}))
+    asked = sorted(ways - {only, GrpcConfig().data})
+    return tuple(LeftOut(f"network.data = {way!r}", why) for way in asked)
 
 
 QUICK_PEERS, QUICK_STEPS, QUICK_STEP_MS = 16, 4, 10
@@ -462,7 +464,7 @@ def smallest(scenario: Scenario) -> tuple[Scenario, tuple[LeftOut, ...]]:
     samples = QUICK_STEPS * peers * training.batch_size
     warmup = min(training.warmup_samples, samples // 2)
     step_ms = pace.min_step_ms if pace.is_priced else QUICK_STEP_MS
-    slow = [one for one in pace.stragglers if max(one.peers) < peers]
+    slow = [one for one in pace.stragglers if max(one.peers, default=one.random_peers - 1) < peers]
     overlays = tuple(one for one in scenario.overlays if max(one.ranks) < peers)
     small = dataclasses.replace(
         scenario,
@@ -479,7 +481,11 @@ def smallest(scenario: Scenario) -> tuple[Scenario, tuple[LeftOut, ...]]:
     left_out = [f"[[devices]] of {list(device.peers)}" for device in scenario.devices]
     left_out += [str(fault) for fault in scenario.faults] + [one.text for one in scenario.claims]
     left_out += [str(one) for one in scenario.overlays if one not in overlays]
-    left_out += [f"stragglers {list(one.peers)}" for one in pace.stragglers if one not in slow]
+    left_out += [
+        f"[[pace.stragglers]] of {list(one.peers) or one.random_peers}"
+        for one in pace.stragglers
+        if one not in slow
+    ]
     return small, tuple(LeftOut(what, "--quick is too small for it") for what in left_out)
 
 

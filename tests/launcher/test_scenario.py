@@ -11,11 +11,14 @@ from launcher.scenario import (
     bundled_scenarios,
     load_scenario,
     peer_names,
+    smallest,
+    ways_left_out,
     with_changes,
 )
 from p2ptrain.compute.step_timing import StepTiming, Straggler
 from p2ptrain.config import StopConfig, from_mapping, load_toml, to_toml
 from p2ptrain.errors import ConfigError
+from p2ptrain.net.grpc_config import GrpcConfig
 from tests.launcher.fakes import claim, scenario
 
 SMALL = 'name = "small"\npeers = 2\nstop = { samples = 64 }\n'
@@ -161,6 +164,28 @@ def test_claims_about_a_model_are_left_out_when_nothing_is_trained():
     assert left_out == (LeftOut("better", "nothing was trained"),)
 
 
+def test_the_smallest_form_keeps_stragglers_that_are_among_its_peers_and_says_who_is_left_out():
+    drawn, too_many = Straggler(factor=2, random_peers=2), Straggler(factor=2, random_peers=17)
+    first, last = Straggler(factor=2, peers=(0, 15)), Straggler(factor=2, peers=(0, 16))
+    slow = StepTiming(stragglers=(drawn, too_many, first, last))
+    small, left_out = smallest(scenario(peers=17, pace=slow, claims=()))
+    assert small.peers == 16
+    assert small.pace.stragglers == (drawn, first)
+    assert [one.what for one in left_out] == [
+        "[[pace.stragglers]] of 17",
+        "[[pace.stragglers]] of [0, 16]",
+    ]
+
+
+def test_ways_that_nobody_asked_for_are_not_called_left_out():
+    def left_out(**network):
+        text = "all travels by gRPC"
+        return ways_left_out(scenario(network=GrpcConfig(**network)), text, only="grpc")
+
+    assert left_out() == left_out(data="grpc") == ()
+    assert left_out(data="sockets") == (LeftOut("network.data = 'sockets'", "all travels by gRPC"),)
+
+
 def test_what_the_command_line_does_not_change_stays():
     before = scenario(seed=7, options={"ad_psgd": {"graph": "ring"}})
     after, left_out = with_changes(before)
@@ -249,7 +274,7 @@ def test_some_peers_can_have_other_settings(written):
         ("peer = 1\n", "peer = 1 must be a table, [peer]"),
         ("compare = 1\n", "1 must be a table"),
         ("[[overlays]]\nranks = [1]\npeer = 3\n", "'peer': 3} must be a table"),
-        ('[[compare]]\nname = "a/b"\n', "name = 'a/b' must be letters, digits"),
+        ('[[compare]]\nname = "a/b"\n', "name = 'a/b' must begin with a letter or a digit"),
         ('[[compare]]\nname = "ad_psgd"\nseed = 1\n', "seed is the same for all peers"),
         (
             '[[compare]]\nname = "ad_psgd"\nexchange = { codec = "int9" }\n',
