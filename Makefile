@@ -30,21 +30,21 @@ starts: $(READY)  ## four real processes start together, with equal and other se
 	$(BIN)/python -m tests.starts --starts $(STARTS) --first $(FIRST)
 
 bench: $(READY)  ## averages beside Gloo and a bare gRPC exchange; runs/bench
-	$(BIN)/python -m launcher.bench.averages --out $(RUNS)/bench $(SMALL)
+	$(BIN)/python -m p2plab.bench.averages --out $(RUNS)/bench $(SMALL)
 
 bench-links: $(READY)  ## averages over a link of 1 Gbit/s, with each codec; root, runs/bench-links
-	$(BIN)/python -m launcher.bench.links --out $(RUNS)/bench-links $(SMALL)
+	$(BIN)/python -m p2plab.bench.links --out $(RUNS)/bench-links $(SMALL)
 
 bench-slow-links: $(READY)  ## groups that succeed where an average takes half a minute; a quarter of an hour, runs/bench-slow-links
-	$(BIN)/python -m launcher.bench.slow_links --out $(RUNS)/bench-slow-links --check $(SMALL)
+	$(BIN)/python -m p2plab.bench.slow_links --out $(RUNS)/bench-slow-links --check $(SMALL)
 
 PAGE ?= $(if $(QUICK),$(RUNS)/paper.md,docs/paper.md)
 
 paper: $(READY)  ## the experiments of the papers, simulated; writes runs/paper and docs/paper.md
-	$(BIN)/python -m launcher.paper --out $(RUNS)/paper --page $(PAGE) $(SMALL)
+	$(BIN)/python -m p2plab.paper --out $(RUNS)/paper --page $(PAGE) $(SMALL)
 
 paper-real: $(READY)  ## four of them for real, a quarter of an hour on two idle cores; runs/paper-real and docs/paper.md
-	$(BIN)/python -m launcher.paper --backend process --out $(RUNS)/paper-real --page $(PAGE) $(SMALL)
+	$(BIN)/python -m p2plab.paper --backend process --out $(RUNS)/paper-real --page $(PAGE) $(SMALL)
 
 PROTOS ?= p2ptrain/net/_pb
 PAGES  ?= docs/algorithms
@@ -71,13 +71,13 @@ docs: $(READY)  ## the documentation as a site: runs/docs/index.html; a warning 
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet -b html docs $(SITE)
 
 bench-lock: $(READY)  ## how fast 64 peers that ask all the time find someone free; runs/bench-lock
-	$(BIN)/python -m launcher.bench.lock --out $(RUNS)/bench-lock --check $(SMALL)
+	$(BIN)/python -m p2plab.bench.lock --out $(RUNS)/bench-lock --check $(SMALL)
 
 bench-faults: $(READY)  ## what it costs three peers that the fourth is killed, frozen, cut off, or slow; runs/bench-faults
-	$(BIN)/python -m launcher.bench.faults --out $(RUNS)/bench-faults $(SMALL)
+	$(BIN)/python -m p2plab.bench.faults --out $(RUNS)/bench-faults $(SMALL)
 
 bench-membership: $(READY)  ## how soon all know of a join and of a death, up to 1,024 peers; runs/bench-membership
-	$(BIN)/python -m launcher.bench.membership --out $(RUNS)/bench-membership --check $(SMALL)
+	$(BIN)/python -m p2plab.bench.membership --out $(RUNS)/bench-membership --check $(SMALL)
 
 wheel: $(READY)  ## a source distribution in dist/, and a pure Python wheel that is built from it
 	$(BIN)/python -m build $(BUILD) --outdir $(WHEELS)
@@ -90,7 +90,7 @@ clean:
 
 .PHONY: chaos
 chaos: $(READY)  ## eight peers through ten bad minutes, and undisturbed: runs/chaos (BACKEND=docker: in containers)
-	$(BIN)/python -m launcher.bench.chaos --out $(RUNS)/chaos --backend $(or $(BACKEND),process) --check $(SMALL)
+	$(BIN)/python -m p2plab.bench.chaos --out $(RUNS)/chaos --backend $(or $(BACKEND),process) --check $(SMALL)
 
 # pip goes first: the one that a new environment has may be too old for dependency groups. Then torch, by
 # its exact version: an unpinned torch can drag in gigabytes.

@@ -1,4 +1,4 @@
-"""``p2plab`` and ``python -m launcher``: the lab, or one sentence where its extra is missing."""
+"""``p2plab`` and ``python -m p2plab``: the lab, or one sentence where its extra is missing."""
 
 import sys
 from typing import NoReturn
@@ -9,9 +9,9 @@ OF_THE_EXTRA = ("matplotlib", "jinja2", "sklearn")
 
 
 def main() -> NoReturn:
-    """Run `launcher.cli`."""
+    """Run `p2plab.cli`."""
     try:
-        from launcher.cli import main as run
+        from p2plab.cli import main as run
 
         run()
     except ModuleNotFoundError as error:

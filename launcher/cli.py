@@ -10,7 +10,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from launcher.signals import end_by_exceptions
+from p2plab.signals import end_by_exceptions
 from p2ptrain import exit_codes
 from p2ptrain.cli import HELP, VERSION
 from p2ptrain.errors import P2PTrainError
@@ -57,8 +57,8 @@ def run(
     ui_listen: Annotated[str, typer.Option(help="host:port of that page.")] = "127.0.0.1:9410",
 ) -> None:
     """Run each algorithm of a scenario and compare them; what is not given the scenario gives."""
-    from launcher.backends import load_backend
-    from launcher.scenario import load_scenario, smallest, with_changes
+    from p2plab.backends import load_backend
+    from p2plab.scenario import load_scenario, smallest, with_changes
 
     asked = [name.strip() for name in algorithms.split(",") if name.strip()]
     chosen, left_out = with_changes(
@@ -74,8 +74,8 @@ def run(
         left_out += too_long
     chosen.check_algorithms()
     place = load_backend(backend)
-    from launcher.harness.claims import do_all_hold
-    from launcher.lab import run_lab  # torch
+    from p2plab.harness.claims import do_all_hold
+    from p2plab.lab import run_lab  # torch
 
     folder = Path("runs", chosen.name) if out is None else out
     comparison = run_lab(
@@ -97,7 +97,7 @@ def report_again(
     folder: Annotated[Path, typer.Argument(help="The folder of a run.")],
 ) -> None:
     """Make table, report and pictures of a run again, from its records."""
-    from launcher.lab import report_lab  # torch
+    from p2plab.lab import report_lab  # torch
 
     report_lab(folder)
 
@@ -108,7 +108,7 @@ def compare_runs(
     other: Annotated[Path, typer.Argument(help="The folder of another run.")],
 ) -> None:
     """Show the figures of two runs beside each other."""
-    from launcher.results import print_beside  # torch
+    from p2plab.results import print_beside  # torch
 
     print_beside((one, other))
 
@@ -116,7 +116,7 @@ def compare_runs(
 @app.command("list")
 def list_scenarios() -> None:
     """List the bundled scenarios, each with what it shows."""
-    from launcher.scenario import bundled_scenarios, text_of
+    from p2plab.scenario import bundled_scenarios, text_of
 
     names = bundled_scenarios()
     width = max(map(len, names))
@@ -131,7 +131,7 @@ def show(
     ],
 ) -> None:
     """Print a scenario with every value it has, also those that its file leaves out."""
-    from launcher.scenario import load_scenario
+    from p2plab.scenario import load_scenario
 
     print(load_scenario(scenario).written(), end="")
 
@@ -141,7 +141,7 @@ def new(
     name: Annotated[str, typer.Argument(help="Of the scenario; it is written to NAME.toml.")],
 ) -> None:
     """Write a scenario with comments, which runs, to begin with."""
-    from launcher.scenario import write_new
+    from p2plab.scenario import write_new
 
     print(f"written: {write_new(name)}; try: p2plab run {name}.toml --quick")
 
@@ -157,8 +157,8 @@ def compose(
     ] = None,
 ) -> None:
     """Print the Compose file with which `run --backend docker` starts the first algorithm."""
-    from launcher.compose import compose_file, to_yaml
-    from launcher.scenario import folder_of_algorithm, load_scenario, peer_names, with_changes
+    from p2plab.compose import compose_file, to_yaml
+    from p2plab.scenario import folder_of_algorithm, load_scenario, peer_names, with_changes
 
     chosen, _ = with_changes(load_scenario(scenario), peers=peers)
     place = Path("runs", chosen.name) if out is None else out
@@ -170,7 +170,7 @@ def compose(
 @app.command()
 def clean() -> None:
     """Remove every container and network of the lab, those of a run in progress too."""
-    from launcher.backends.docker import clean as clean_docker
+    from p2plab.backends.docker import clean as clean_docker
 
     removed = clean_docker()
     print(f"removed: {', '.join(removed)}" if removed else "nothing was left")

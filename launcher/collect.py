@@ -9,7 +9,7 @@ ending other than success, such as a busy partner, count for neither side; null 
 ``silences`` (the sentences of peers that had stopped averaging, the first `MOST_SILENCES`),
 ``time_to_target_s`` (null if not reached), ``notes`` (sentences about lost peers and faults) and
 ``final`` with ``loss``, ``accuracy``, ``recall`` (of each class, where the task has classes) and
-``consensus_distance`` (defined in `launcher.consensus`). Each peer has its name as ``peer``, its
+``consensus_distance`` (defined in `p2plab.consensus`). Each peer has its name as ``peer``, its
 ``state`` (ended or lost) with ``why``, and the totals of its own ``ended`` record.
 
 ``wall_s`` is the time from the first step of the swarm to the end of its last one, not the lifetime
@@ -27,10 +27,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher.backends.base import PeerStatus
-from launcher.consensus import ConsensusCurve
-from launcher.harness.claims import Json
-from launcher.records import PeerHistory
+from p2plab.backends.base import PeerStatus
+from p2plab.consensus import ConsensusCurve
+from p2plab.harness.claims import Json
+from p2plab.records import PeerHistory
 from p2ptrain.core.effects import NO_FAILURE
 from p2ptrain.ids import Seconds
 

@@ -15,10 +15,10 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from launcher.collect import mean_of, row_of
-from launcher.harness.claims import Claim, Json, claims_table
-from launcher.harness.tables import Cell, Row, table
-from launcher.scenario import LeftOut, Scenario, metric_of
+from p2plab.collect import mean_of, row_of
+from p2plab.harness.claims import Claim, Json, claims_table
+from p2plab.harness.tables import Cell, Row, table
+from p2plab.scenario import LeftOut, Scenario, metric_of
 from p2ptrain.ids import Seconds
 
 _COMPARED = (

@@ -1,7 +1,7 @@
 """Turn a scenario into a Compose file, one service per peer; ``p2plab compose`` prints it.
 
 Peers differ in the resources that the file gives them (``cpus``, ``mem_limit``). The limits of
-their links are set inside the containers once they run (`launcher.backends.docker`), since Compose
+their links are set inside the containers once they run (`p2plab.backends.docker`), since Compose
 has no option for them. Every service has its own name as its address, mounts the folder of the
 run's results, and runs under the launcher's user id, so that the records belong to that user. A
 container starts with the rights of an ordinary process; only root inside of it may change its
@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher.scenario import Scenario
+from p2plab.scenario import Scenario
 
 IMAGE = "p2ptrain"
 PORT = 4000

@@ -35,7 +35,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from launcher.records import PeerHistory, Snapshot
+from p2plab.records import PeerHistory, Snapshot
 from p2ptrain.compute.replica import Vector
 from p2ptrain.errors import ConfigError
 from p2ptrain.ids import Seconds

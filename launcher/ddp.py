@@ -1,6 +1,6 @@
 """Run torch's DistributedDataParallel on Gloo, the external baseline of every speed claim.
 
-``python -m launcher.ddp --config peer.toml`` is one rank. It reads the same `RunConfig` as a peer,
+``python -m p2plab.ddp --config peer.toml`` is one rank. It reads the same `RunConfig` as a peer,
 takes task, model, optimizer, shards and pace from `p2ptrain.compute`, and writes the same records
 (`p2ptrain.runtime.metrics`), so that tables, claims and reports treat ``ddp`` like any other row.
 This is the one file outside `p2ptrain.compute` that imports torch.
@@ -385,7 +385,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def main() -> None:
-    """Entry point of ``python -m launcher.ddp``."""
+    """Entry point of ``python -m p2plab.ddp``."""
     parser = argparse.ArgumentParser(description="One rank of DistributedDataParallel on Gloo.")
     parser.add_argument("--config", type=Path, required=True, help="a peer's TOML file")
     try:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from launcher.consensus import Score
+from p2plab.consensus import Score
 from p2ptrain.compute.flat import load_vector, save_model
 from p2ptrain.compute.replica import Vector
 from p2ptrain.compute.tasks import checked, load_task

@@ -6,7 +6,7 @@ records, so that everything after the start treats it like any other row. It tra
 from the same seed with the same shards, pace, batch size, optimizer and end. It has no options: the
 comparison must be with what people run.
 
-A *price* is an external baseline without a program: `launcher.backends.ring` computes how long it
+A *price* is an external baseline without a program: `p2plab.backends.ring` computes how long it
 would take, in simulations only.
 """
 
@@ -18,7 +18,7 @@ from p2ptrain.averaging.base import load_algorithm
 from p2ptrain.errors import ConfigError
 
 EXTERNAL_BASELINES: Mapping[str, tuple[str, ...]] = {
-    "ddp": (sys.executable, "-m", "launcher.ddp", "--config"),
+    "ddp": (sys.executable, "-m", "p2plab.ddp", "--config"),
 }
 """The command that starts a peer of each, up to the path of its configuration."""
 

@@ -26,9 +26,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from launcher.conditions import FaultConfig
-from launcher.harness.claims import Json
-from launcher.records import PeerHistory
+from p2plab.conditions import FaultConfig
+from p2plab.harness.claims import Json
+from p2plab.records import PeerHistory
 from p2ptrain.config import StopConfig
 from p2ptrain.ids import Seconds
 

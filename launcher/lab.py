@@ -8,14 +8,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from launcher.backends import known_backends, load_backend
-from launcher.backends.base import Backend
-from launcher.compare import print_comparison
-from launcher.evaluate import TaskEvaluator
-from launcher.harness.claims import Json
-from launcher.live import open_display
-from launcher.page import ClickedFaults, WatchedDisplay, open_page
-from launcher.results import (
+from p2plab.backends import known_backends, load_backend
+from p2plab.backends.base import Backend
+from p2plab.compare import print_comparison
+from p2plab.evaluate import TaskEvaluator
+from p2plab.harness.claims import Json
+from p2plab.live import open_display
+from p2plab.page import ClickedFaults, WatchedDisplay, open_page
+from p2plab.results import (
     Finished,
     folder_of,
     present,
@@ -23,8 +23,8 @@ from launcher.results import (
     why_it_ended,
     write_down,
 )
-from launcher.run import run_scenario, seeded
-from launcher.scenario import LeftOut, Scenario, with_changes
+from p2plab.run import run_scenario, seeded
+from p2plab.scenario import LeftOut, Scenario, with_changes
 from p2ptrain.errors import ConfigError
 
 

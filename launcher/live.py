@@ -19,10 +19,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from launcher.backends.base import PeerStatus
-from launcher.plot import shown_ranks
-from launcher.records import PeerHistory
-from launcher.run import Display, Run
+from p2plab.backends.base import PeerStatus
+from p2plab.plot import shown_ranks
+from p2plab.records import PeerHistory
+from p2plab.run import Display, Run
 from p2ptrain.ids import Seconds
 
 RECENT_S: Seconds = 5.0

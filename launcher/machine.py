@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from launcher.harness.claims import Json
+    from p2plab.harness.claims import Json
 
 COPYING = {"GLIBC_TUNABLES": "glibc.cpu.x86_non_temporal_threshold=0x100000"}
 """Lets glibc write copies of 1 MiB and more past the caches.

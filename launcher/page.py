@@ -12,13 +12,13 @@ from collections.abc import Collection, Iterator, MutableSequence, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from launcher.backends import cables
-from launcher.backends.base import Backend, Fleet
-from launcher.backends.process import ProcessBackend
-from launcher.conditions import FaultConfig, Kind
-from launcher.faults import FaultInstance
-from launcher.run import Display, Run
-from launcher.scenario import LeftOut, Scenario, peer_names, ways_left_out
+from p2plab.backends import cables
+from p2plab.backends.base import Backend, Fleet
+from p2plab.backends.process import ProcessBackend
+from p2plab.conditions import FaultConfig, Kind
+from p2plab.faults import FaultInstance
+from p2plab.run import Display, Run
+from p2plab.scenario import LeftOut, Scenario, peer_names, ways_left_out
 from p2ptrain.config import RunConfig
 from p2ptrain.errors import ConfigError
 from p2ptrain.ids import Address, PeerId, Seconds

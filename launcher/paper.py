@@ -1,7 +1,7 @@
 """Run the papers' experiments (``make paper``, ``make paper-real``) and compare the figures.
 
 Every scenario of `launcher/scenarios/paper` runs in the simulator, and so does the benchmark of a
-single collective (`launcher.bench.skewed`): each in a separate process, two at a time, the largest
+single collective (`p2plab.bench.skewed`): each in a separate process, two at a time, the largest
 first. Figures are virtual, so a busy machine takes longer and finds the same ones. A scenario is
 trained if it claims something about a model; otherwise its steps are only priced.
 
@@ -24,12 +24,12 @@ from typing import Annotated
 
 import typer
 
-from launcher.harness.bench import Bench, Quick, run_bench
-from launcher.harness.claims import Json, bound_of, claims_table
-from launcher.harness.processes import side_by_side
-from launcher.machine import describe_machine
-from launcher.scenario import BUNDLED, Scenario, load_scenario
-from launcher.signals import end_by_exceptions
+from p2plab.harness.bench import Bench, Quick, run_bench
+from p2plab.harness.claims import Json, bound_of, claims_table
+from p2plab.harness.processes import side_by_side
+from p2plab.machine import describe_machine
+from p2plab.scenario import BUNDLED, Scenario, load_scenario
+from p2plab.signals import end_by_exceptions
 from p2ptrain.errors import ConfigError, P2PTrainError
 
 FOLDER = "paper"
@@ -165,10 +165,10 @@ def _experiment(name: str, place: Place, quick: bool) -> Experiment:
         raise ConfigError(f"{name!r} is only simulated; for real there are: {there_are}")
     if name == SKEWED:
         less = ("--quick",) if quick else ()
-        return Experiment(name, ("-m", "launcher.bench.skewed", *less), "bench.json", 0)
+        return Experiment(name, ("-m", "p2plab.bench.skewed", *less), "bench.json", 0)
     scenario = load_scenario(f"{FOLDER}/{name}")
     prices = () if place is REAL or _learns(scenario) else ("--no-gradients",)
-    command = ("-m", "launcher", "run", f"{FOLDER}/{name}", "--backend", place.backend, *prices)
+    command = ("-m", "p2plab", "run", f"{FOLDER}/{name}", "--backend", place.backend, *prices)
     if quick:
         command += ("--peers", "2", "--samples", "8", "--algorithms", ",".join(_FEW))
     return Experiment(name, command, "comparison.json", scenario.peers * scenario.seeds)

@@ -18,10 +18,10 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import StrMethodFormatter
 
-from launcher.consensus import CurvePoint
-from launcher.records import PeerHistory
-from launcher.run import Run
-from launcher.scenario import Scenario
+from p2plab.consensus import CurvePoint
+from p2plab.records import PeerHistory
+from p2plab.run import Run
+from p2plab.scenario import Scenario
 from p2ptrain.ids import Seconds
 
 COMPUTING = "#0072B2"

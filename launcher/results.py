@@ -15,16 +15,16 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from launcher.backends.base import PeerStatus
-from launcher.collect import write_json
-from launcher.compare import compare, means
-from launcher.consensus import CurvePoint
-from launcher.harness.claims import Json
-from launcher.machine import describe_machine
-from launcher.plot import plot_comparison
-from launcher.report import write_report
-from launcher.run import Run, seeded
-from launcher.scenario import (
+from p2plab.backends.base import PeerStatus
+from p2plab.collect import write_json
+from p2plab.compare import compare, means
+from p2plab.consensus import CurvePoint
+from p2plab.harness.claims import Json
+from p2plab.machine import describe_machine
+from p2plab.plot import plot_comparison
+from p2plab.report import write_report
+from p2plab.run import Run, seeded
+from p2plab.scenario import (
     LeftOut,
     Scenario,
     folder_of_algorithm,

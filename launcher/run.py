@@ -21,13 +21,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from launcher.backends.base import Backend, Fleet, LaunchError, PeerStatus
-from launcher.collect import clear_results, summarise, wall_s, write_curve, write_json
-from launcher.consensus import ConsensusCurve, Evaluator
-from launcher.faults import FaultPlan, costs_of
-from launcher.harness.claims import Json
-from launcher.records import PeerHistory
-from launcher.scenario import Scenario, folder_of_algorithm, peer_names
+from p2plab.backends.base import Backend, Fleet, LaunchError, PeerStatus
+from p2plab.collect import clear_results, summarise, wall_s, write_curve, write_json
+from p2plab.consensus import ConsensusCurve, Evaluator
+from p2plab.faults import FaultPlan, costs_of
+from p2plab.harness.claims import Json
+from p2plab.records import PeerHistory
+from p2plab.scenario import Scenario, folder_of_algorithm, peer_names
 from p2ptrain.ids import Seconds
 
 LATE_S: Seconds = 30.0

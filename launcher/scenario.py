@@ -48,10 +48,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from launcher.conditions import DeviceConfig, FaultConfig, LinkConfig, MachinesConfig
-from launcher.consensus import Target
-from launcher.external_baselines import check_algorithm
-from launcher.harness.claims import Claim
+from p2plab.conditions import DeviceConfig, FaultConfig, LinkConfig, MachinesConfig
+from p2plab.consensus import Target
+from p2plab.external_baselines import check_algorithm
+from p2plab.harness.claims import Claim
 from p2ptrain import named
 from p2ptrain.config import RunConfig, StopConfig, changed, from_mapping, read_toml, to_toml
 from p2ptrain.errors import ConfigError

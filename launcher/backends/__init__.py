@@ -2,24 +2,24 @@
 
 from collections.abc import Callable
 
-from launcher.backends.base import Backend
+from p2plab.backends.base import Backend
 from p2ptrain.errors import ConfigError
 
 
 def _process() -> Backend:
-    from launcher.backends.process import ProcessBackend
+    from p2plab.backends.process import ProcessBackend
 
     return ProcessBackend()
 
 
 def _docker() -> Backend:
-    from launcher.backends.docker import DockerBackend
+    from p2plab.backends.docker import DockerBackend
 
     return DockerBackend()
 
 
 def _sim() -> Backend:
-    from launcher.backends.sim import SimBackend  # torch takes seconds to import
+    from p2plab.backends.sim import SimBackend  # torch takes seconds to import
 
     return SimBackend()
 

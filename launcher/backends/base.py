@@ -21,8 +21,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from launcher.faults import FaultInstance
-from launcher.scenario import LeftOut, Scenario
+from p2plab.faults import FaultInstance
+from p2plab.scenario import LeftOut, Scenario
 from p2ptrain.config import RunConfig
 from p2ptrain.errors import P2PTrainError
 from p2ptrain.ids import Seconds

@@ -2,7 +2,7 @@
 
 Processes have no network of their own. So where a scenario changes the network, each peer
 advertises the end of a *cable* instead of its own port. The traffic is handled by
-`launcher.backends.relays`, a process beside the peers; this module controls that process.
+`p2plab.backends.relays`, a process beside the peers; this module controls that process.
 """
 
 import json
@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from launcher.backends import relays
-from launcher.backends.base import LaunchError
+from p2plab.backends import relays
+from p2plab.backends.base import LaunchError
 from p2ptrain.ids import Seconds
 
 ANSWER_S: Seconds = 30.0

@@ -1,6 +1,6 @@
 """Run peers in containers of this machine's engine, one network and one Compose file per run.
 
-The lifecycle of peers and the faults are those of `launcher.backends.peer_process`; a process
+The lifecycle of peers and the faults are those of `p2plab.backends.peer_process`; a process
 starts with ``docker start`` of a container that Compose has created. Containers also support what
 processes do not:
 
@@ -33,13 +33,13 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from launcher.backends.base import Fleet, LaunchError
-from launcher.backends.peer_process import RealFleet, last_words, refuse_faults
-from launcher.compose import IMAGE, LABEL, PORT, RESULTS, compose_file, to_yaml
-from launcher.conditions import LinkConfig
-from launcher.external_baselines import EXTERNAL_BASELINES, PRICES
-from launcher.faults import FaultInstance
-from launcher.scenario import LeftOut, Scenario
+from p2plab.backends.base import Fleet, LaunchError
+from p2plab.backends.peer_process import RealFleet, last_words, refuse_faults
+from p2plab.compose import IMAGE, LABEL, PORT, RESULTS, compose_file, to_yaml
+from p2plab.conditions import LinkConfig
+from p2plab.external_baselines import EXTERNAL_BASELINES, PRICES
+from p2plab.faults import FaultInstance
+from p2plab.scenario import LeftOut, Scenario
 from p2ptrain.config import RunConfig
 from p2ptrain.errors import ConfigError
 from p2ptrain.ids import Seconds
@@ -77,7 +77,7 @@ class DockerBackend:
         return "has no image to run in containers" if algorithm in EXTERNAL_BASELINES else ""
 
     def check(self, scenario: Scenario) -> Sequence[LeftOut]:
-        """Refuse what containers do not support; see `launcher.backends.base.Backend`."""
+        """Refuse what containers do not support; see `p2plab.backends.base.Backend`."""
         if not scenario.gradients:
             raise ConfigError(
                 f"{scenario.name} is to run without gradients, but containers compute what they "
@@ -96,7 +96,7 @@ class DockerBackend:
         return ()
 
     def start(self, scenario: Scenario, configs: Sequence[RunConfig]) -> Fleet:
-        """Create and start the containers of a run; see `launcher.backends.base.Backend`."""
+        """Create and start the containers of a run; see `p2plab.backends.base.Backend`."""
         fleet = DockerFleet(scenario, [_placed(config, configs[0].name) for config in configs])
         try:
             fleet.create()

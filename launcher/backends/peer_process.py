@@ -18,10 +18,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from launcher.backends.base import PeerStatus
-from launcher.conditions import FaultConfig, Kind
-from launcher.faults import FaultInstance, left_of
-from launcher.scenario import Scenario
+from p2plab.backends.base import PeerStatus
+from p2plab.conditions import FaultConfig, Kind
+from p2plab.faults import FaultInstance, left_of
+from p2plab.scenario import Scenario
 from p2ptrain import exit_codes
 from p2ptrain.config import RunConfig, to_toml
 from p2ptrain.errors import ConfigError, InvariantViolation

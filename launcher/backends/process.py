@@ -5,7 +5,7 @@ output beside its records, and no standard input. Processes are spawned, never f
 inherits no thread, no lock and no open file of the launcher.
 
 Processes share the network of their machine. Where a scenario cuts or narrows it, every peer is
-reached through a cable (`launcher.backends.cables`), and chunks travel by gRPC, since a cable
+reached through a cable (`p2plab.backends.cables`), and chunks travel by gRPC, since a cable
 carries one port only.
 
 Nothing is left behind, whichever way the launcher ends:
@@ -14,7 +14,7 @@ Nothing is left behind, whichever way the launcher ends:
 all peers ended                  `stop` finds nothing to do
 an error, Ctrl-C, SIGTERM        `stop`, in a ``finally``: SIGTERM to each, SIGKILL after the grace
 a second Ctrl-C during `stop`    the grace is cut short, SIGKILL at once
-kill -9, the OOM killer          `launcher.backends.guard` does the same
+kill -9, the OOM killer          `p2plab.backends.guard` does the same
 ===============================  ==================================================================
 """
 
@@ -30,14 +30,14 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from launcher.backends import cables, guard
-from launcher.backends.base import Fleet, LaunchError
-from launcher.backends.cables import Cables
-from launcher.backends.peer_process import RealFleet, last_words, refuse_faults
-from launcher.external_baselines import EXTERNAL_BASELINES, PRICES
-from launcher.faults import FaultInstance
-from launcher.machine import COPYING
-from launcher.scenario import LeftOut, Scenario, ways_left_out
+from p2plab.backends import cables, guard
+from p2plab.backends.base import Fleet, LaunchError
+from p2plab.backends.cables import Cables
+from p2plab.backends.peer_process import RealFleet, last_words, refuse_faults
+from p2plab.external_baselines import EXTERNAL_BASELINES, PRICES
+from p2plab.faults import FaultInstance
+from p2plab.machine import COPYING
+from p2plab.scenario import LeftOut, Scenario, ways_left_out
 from p2ptrain.config import RunConfig
 from p2ptrain.errors import ConfigError
 from p2ptrain.ids import Seconds
@@ -60,7 +60,7 @@ OF_NETWORK = ("throttle", "partition")
 class ProcessBackend:
     """Starts peers with `command`, followed by the path of a peer's configuration.
 
-    External baselines (`launcher.external_baselines`) have commands of their own.
+    External baselines (`p2plab.external_baselines`) have commands of their own.
     """
 
     def __init__(self, command: Sequence[str] = PEER_COMMAND) -> None:
@@ -71,7 +71,7 @@ class ProcessBackend:
         return "is a price, and can only be simulated" if algorithm in PRICES else ""
 
     def check(self, scenario: Scenario) -> Sequence[LeftOut]:
-        """Refuse what only a simulation can do; see `launcher.backends.base.Backend`."""
+        """Refuse what only a simulation can do; see `p2plab.backends.base.Backend`."""
         if scenario.link is not None:
             raise ConfigError(
                 f"{scenario.name} has a [link], but processes of one machine have the link they "
@@ -117,7 +117,7 @@ class ProcessBackend:
             )
 
     def start(self, scenario: Scenario, configs: Sequence[RunConfig]) -> Fleet:
-        """Start one process per configuration; see `launcher.backends.base.Backend`."""
+        """Start one process per configuration; see `p2plab.backends.base.Backend`."""
         return self._started(scenario, configs, is_clickable=False)
 
     def start_clickable(self, scenario: Scenario, configs: Sequence[RunConfig]) -> "ProcessFleet":

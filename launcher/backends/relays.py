@@ -1,6 +1,6 @@
 """Relay bytes between processes of one machine, and block or delay them on request.
 
-This is a separate program, which `launcher.backends.cables` starts and controls: inside a launcher
+This is a separate program, which `p2plab.backends.cables` starts and controls: inside a launcher
 that evaluates models it would wait for the interpreter's lock so often that peers suspect each
 other. It uses the standard library only, so that it starts in a tenth of a second.
 

@@ -9,13 +9,13 @@ of these links carries it. Protocol and software cost nothing, and nothing overl
 
 from dataclasses import dataclass
 
-from launcher.conditions import LinkConfig
-from launcher.scenario import Scenario
+from p2plab.conditions import LinkConfig
+from p2plab.scenario import Scenario
 from p2ptrain.averaging.allreduce import AllReduce
 from p2ptrain.averaging.base import Swarm
 from p2ptrain.ids import Seconds
 
-SPEC = "launcher.backends.ring:Ring"
+SPEC = "p2plab.backends.ring:Ring"
 """Loads the algorithm below."""
 
 

@@ -19,12 +19,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from launcher.backends.base import Fleet, PeerStatus
-from launcher.backends.ring import SPEC, ring_s
-from launcher.conditions import FaultConfig, LinkConfig
-from launcher.external_baselines import EXTERNAL_BASELINES, PRICES
-from launcher.faults import FaultInstance, left_of
-from launcher.scenario import LeftOut, Scenario, ways_left_out
+from p2plab.backends.base import Fleet, PeerStatus
+from p2plab.backends.ring import SPEC, ring_s
+from p2plab.conditions import FaultConfig, LinkConfig
+from p2plab.external_baselines import EXTERNAL_BASELINES, PRICES
+from p2plab.faults import FaultInstance, left_of
+from p2plab.scenario import LeftOut, Scenario, ways_left_out
 from p2ptrain.compute.tasks import Task, load_task
 from p2ptrain.compute.torch_replica import TorchReplica
 from p2ptrain.compute.training import Learner, build_optimizer, threads
@@ -67,7 +67,7 @@ class SimBackend:
         return "cannot be simulated" if algorithm in EXTERNAL_BASELINES else ""
 
     def check(self, scenario: Scenario) -> Sequence[LeftOut]:
-        """Refuse steps without a price; see `launcher.backends.base.Backend`."""
+        """Refuse steps without a price; see `p2plab.backends.base.Backend`."""
         if not scenario.pace.is_priced:
             raise ConfigError(
                 f"{scenario.name} cannot be simulated: computing takes no virtual time, and its "

@@ -1,7 +1,7 @@
 """Measure how long an average takes, compared with Gloo and with a bare gRPC exchange.
 
-``python -m launcher.bench.averages`` runs each system for each size of group and vector, in
-separate processes, and writes ``bench.json`` and ``bench.png``. `launcher.bench.systems` defines
+``python -m p2plab.bench.averages`` runs each system for each size of group and vector, in
+separate processes, and writes ``bench.json`` and ``bench.png``. `p2plab.bench.systems` defines
 the measured systems. All processes share this machine, so only medians and ratios within one run
 are meaningful; the machine should be otherwise idle.
 """
@@ -17,13 +17,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from launcher.bench import background as costs
-from launcher.bench.systems import SYSTEMS, medians_of, run
-from launcher.harness.bench import Bench, Check, Out, Quick, run_bench, some_of
-from launcher.harness.claims import Claim, Json
-from launcher.harness.pictures import bars, headline, panels
-from launcher.harness.tables import Row, table
-from launcher.plot import INK
+from p2plab.bench import background as costs
+from p2plab.bench.systems import SYSTEMS, medians_of, run
+from p2plab.harness.bench import Bench, Check, Out, Quick, run_bench, some_of
+from p2plab.harness.claims import Claim, Json
+from p2plab.harness.pictures import bars, headline, panels
+from p2plab.harness.tables import Row, table
+from p2plab.plot import INK
 from p2ptrain.errors import ConfigError
 
 ROUNDS = 7

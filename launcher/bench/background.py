@@ -27,13 +27,13 @@ from matplotlib.figure import Figure
 from rich.table import Table
 from torch import nn
 
-from launcher.bench.claimer import FilledModel
-from launcher.bench.systems import LIMIT_S, Worker, in_processes
-from launcher.harness.bench import Bench
-from launcher.harness.claims import Claim, Json
-from launcher.harness.pictures import GREEN, bars, headline, panels
-from launcher.harness.tables import table
-from launcher.plot import INK
+from p2plab.bench.claimer import FilledModel
+from p2plab.bench.systems import LIMIT_S, Worker, in_processes
+from p2plab.harness.bench import Bench
+from p2plab.harness.claims import Claim, Json
+from p2plab.harness.pictures import GREEN, bars, headline, panels
+from p2plab.harness.tables import table
+from p2plab.plot import INK
 from p2ptrain.compute.tasks.chargpt import Config, chargpt
 from p2ptrain.core.effects import Outcome
 from p2ptrain.ids import Seconds

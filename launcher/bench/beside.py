@@ -20,12 +20,12 @@ import torch
 from matplotlib.axes import Axes
 from rich.table import Table
 
-from launcher.bench.claimer import FilledModel
-from launcher.harness.claims import Claim, Json
-from launcher.harness.pictures import ORANGE, headline, medians
-from launcher.harness.processes import Children
-from launcher.harness.tables import table
-from launcher.plot import INK
+from p2plab.bench.claimer import FilledModel
+from p2plab.harness.claims import Claim, Json
+from p2plab.harness.pictures import ORANGE, headline, medians
+from p2plab.harness.processes import Children
+from p2plab.harness.tables import table
+from p2plab.plot import INK
 from p2ptrain import Peer
 from p2ptrain.ids import Seconds
 

@@ -28,21 +28,21 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from launcher.backends import load_backend
-from launcher.backends.base import Backend, Fleet
-from launcher.backends.peer_process import RealFleet
-from launcher.bench.chaos_picture import Usage, picture
-from launcher.compare import compare
-from launcher.conditions import FaultConfig, Kind
-from launcher.evaluate import TaskEvaluator
-from launcher.faults import FaultInstance
-from launcher.harness.bench import Bench, Check, Out, Quick, run_bench
-from launcher.harness.claims import Claim, Json
-from launcher.live import open_display
-from launcher.machine import describe_machine
-from launcher.report import write_report
-from launcher.run import Run
-from launcher.scenario import LeftOut, Scenario
+from p2plab.backends import load_backend
+from p2plab.backends.base import Backend, Fleet
+from p2plab.backends.peer_process import RealFleet
+from p2plab.bench.chaos_picture import Usage, picture
+from p2plab.compare import compare
+from p2plab.conditions import FaultConfig, Kind
+from p2plab.evaluate import TaskEvaluator
+from p2plab.faults import FaultInstance
+from p2plab.harness.bench import Bench, Check, Out, Quick, run_bench
+from p2plab.harness.claims import Claim, Json
+from p2plab.live import open_display
+from p2plab.machine import describe_machine
+from p2plab.report import write_report
+from p2plab.run import Run
+from p2plab.scenario import LeftOut, Scenario
 from p2ptrain.compute.step_timing import StepTiming
 from p2ptrain.compute.training_config import TrainingConfig
 from p2ptrain.config import RunConfig, StopConfig

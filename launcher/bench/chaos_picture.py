@@ -1,4 +1,4 @@
-"""Draw the results of `launcher.bench.chaos` as three panels, one below the other.
+"""Draw the results of `p2plab.bench.chaos` as three panels, one below the other.
 
 *Presence*: a line per peer, blue where it trained, with a mark for every fault. *Loss*: the loss of
 the mean of all models over its samples, with faults and without. *Growth*: memory and open files of
@@ -13,12 +13,12 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
-from launcher.conditions import Kind
-from launcher.faults import FaultInstance
-from launcher.harness.pictures import headline
-from launcher.plot import COMPUTING, INK, clean
-from launcher.records import PeerHistory
-from launcher.run import Run
+from p2plab.conditions import Kind
+from p2plab.faults import FaultInstance
+from p2plab.harness.pictures import headline
+from p2plab.plot import COMPUTING, INK, clean
+from p2plab.records import PeerHistory
+from p2plab.run import Run
 from p2ptrain.ids import Seconds
 
 COLOURS: Mapping[Kind, str] = {

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from launcher.harness.claims import Json
+from p2plab.harness.claims import Json
 from p2ptrain.compute.torch_replica import TorchReplica
 from p2ptrain.core.effects import Outcome
 from p2ptrain.ids import Address, PeerId, Seconds

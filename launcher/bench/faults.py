@@ -1,6 +1,6 @@
 """Measure what a fault of one of four peers costs the other three.
 
-``python -m launcher.bench.faults`` runs real processes on this machine, over gRPC, sockets and
+``python -m p2plab.bench.faults`` runs real processes on this machine, over gRPC, sockets and
 shared memory. Four peers average 100 MB. During the average one of them
 
 * is killed (SIGKILL): its connections are reset;
@@ -36,16 +36,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from launcher.bench import beside
-from launcher.bench.beside import Beside
-from launcher.bench.claimer import Claimer
-from launcher.harness.bench import Bench, Check, Out, Quick, run_bench, some_of
-from launcher.harness.claims import Claim, Json
-from launcher.harness.namespaces import Cable, Home, laid, may_be_made
-from launcher.harness.pictures import GREEN, SKY, headline, medians, panels
-from launcher.harness.processes import Children, Process
-from launcher.harness.tables import table
-from launcher.plot import INK
+from p2plab.bench import beside
+from p2plab.bench.beside import Beside
+from p2plab.bench.claimer import Claimer
+from p2plab.harness.bench import Bench, Check, Out, Quick, run_bench, some_of
+from p2plab.harness.claims import Claim, Json
+from p2plab.harness.namespaces import Cable, Home, laid, may_be_made
+from p2plab.harness.pictures import GREEN, SKY, headline, medians, panels
+from p2plab.harness.processes import Children, Process
+from p2plab.harness.tables import table
+from p2plab.plot import INK
 from p2ptrain.ids import PeerId, Seconds
 
 ROUNDS = 8

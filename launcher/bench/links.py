@@ -1,7 +1,7 @@
 """Measure what codecs gain on a slow link: averages of two peers over 1 Gbit/s.
 
-``python -m launcher.bench.links`` lays a cable of that speed (`launcher.harness.namespaces`, which
-needs root) and runs the systems of `launcher.bench.systems` with one process at each end. Both
+``python -m p2plab.bench.links`` lays a cable of that speed (`p2plab.harness.namespaces`, which
+needs root) and runs the systems of `p2plab.bench.systems` with one process at each end. Both
 processes share one processor; on a link between machines codecs do no worse.
 """
 
@@ -15,11 +15,11 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from launcher.bench.systems import Round, Worker, medians_of, p2ptrain, run
-from launcher.harness.bench import Bench, Check, Out, Quick, run_bench, some_of
-from launcher.harness.claims import Claim, Json
-from launcher.harness.namespaces import Home, laid
-from launcher.harness.tables import table
+from p2plab.bench.systems import Round, Worker, medians_of, p2ptrain, run
+from p2plab.harness.bench import Bench, Check, Out, Quick, run_bench, some_of
+from p2plab.harness.claims import Claim, Json
+from p2plab.harness.namespaces import Home, laid
+from p2plab.harness.tables import table
 from p2ptrain.compute.codec import load_codec
 from p2ptrain.ids import Seconds
 

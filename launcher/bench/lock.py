@@ -1,6 +1,6 @@
 """Measure how fast a free peer is found: 64 simulated peers request groups all the time.
 
-``python -m launcher.bench.lock`` writes ``bench.json`` and ``bench-lock.png``: groups of 2, 3 and
+``python -m p2plab.bench.lock`` writes ``bench.json`` and ``bench-lock.png``: groups of 2, 3 and
 8, without loss of messages and with some. Everything that decides is production code; the network
 is simulated (1 ms one way), and models have the size for which an average lasts about 100 ms on
 uplinks of a megabyte per second.
@@ -22,12 +22,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from launcher.harness.bench import Bench, Check, Out, Quick, run_bench
-from launcher.harness.claims import Claim, Json
-from launcher.harness.pictures import BLUE, ORANGE, headline, panels
-from launcher.harness.processes import side_by_side
-from launcher.harness.tables import table
-from launcher.plot import INK
+from p2plab.harness.bench import Bench, Check, Out, Quick, run_bench
+from p2plab.harness.claims import Claim, Json
+from p2plab.harness.pictures import BLUE, ORANGE, headline, panels
+from p2plab.harness.processes import side_by_side
+from p2plab.harness.tables import table
+from p2plab.plot import INK
 from p2ptrain.averaging import in_turn
 from p2ptrain.averaging.base import Algorithm, Swarm
 from p2ptrain.core.lock_state import LockConfig

@@ -1,6 +1,6 @@
 """Measure membership: how soon all peers learn of a change, its cost, and false suspicions.
 
-``python -m launcher.bench.membership`` writes ``bench.json`` and ``bench-membership.png``: swarms
+``python -m p2plab.bench.membership`` writes ``bench.json`` and ``bench-membership.png``: swarms
 of 8, 64, 512 and 1,024 simulated peers with the default settings, 1 ms one way, no training. The
 driver, the membership and the codec are those of production.
 
@@ -26,12 +26,12 @@ import numpy as np
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from launcher.harness.bench import Bench, Check, Out, Quick, run_bench
-from launcher.harness.claims import Claim, Json
-from launcher.harness.pictures import BLUE, ORANGE, headline, panels
-from launcher.harness.processes import side_by_side
-from launcher.harness.tables import table
-from launcher.plot import INK
+from p2plab.harness.bench import Bench, Check, Out, Quick, run_bench
+from p2plab.harness.claims import Claim, Json
+from p2plab.harness.pictures import BLUE, ORANGE, headline, panels
+from p2plab.harness.processes import side_by_side
+from p2plab.harness.tables import table
+from p2plab.plot import INK
 from p2ptrain.ids import PeerId, Seconds
 from p2ptrain.sim.link import Link
 from p2ptrain.sim.loop import run, virtual_loop

@@ -5,7 +5,7 @@
 until the peer may go on; compared is the mean over all peers and all rounds, in virtual time. A
 peer that waits for all others waits 15.5 ms on average, however fast the network is.
 
-``python -m launcher.bench.skewed`` writes ``bench.json``.
+``python -m p2plab.bench.skewed`` writes ``bench.json``.
 """
 
 from collections.abc import Sequence
@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from launcher.harness.bench import Bench, Check, Out, Quick, run_bench
-from launcher.harness.claims import Claim, Json
+from p2plab.harness.bench import Bench, Check, Out, Quick, run_bench
+from p2plab.harness.claims import Claim, Json
 from p2ptrain.ids import Seconds
 from p2ptrain.sim.link import Link
 from p2ptrain.sim.loop import run, virtual_loop

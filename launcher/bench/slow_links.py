@@ -1,7 +1,7 @@
 """Measure averages over links that are slow for the model: how many formed groups succeed.
 
-``python -m launcher.bench.slow_links`` lets four real processes train behind relays
-(`launcher.backends.relays`), each of which limits what leaves its peer: 100 MB over 20 Mbit/s, and
+``python -m p2plab.bench.slow_links`` lets four real processes train behind relays
+(`p2plab.backends.relays`), each of which limits what leaves its peer: 100 MB over 20 Mbit/s, and
 4 MB over 1 Mbit/s, so that one average takes half a minute and more. Steps only sleep, so several
 algorithms share the machine; every swarm has separate links. Chunks travel by gRPC, since a relay
 carries one port; control messages share it, and wait behind chunks.
@@ -24,15 +24,15 @@ import typer
 from matplotlib.figure import Figure
 from rich.table import Table
 
-from launcher.backends.cables import Cables, can_lay
-from launcher.backends.process import free_ports
-from launcher.bench.claimer import FilledModel
-from launcher.harness.bench import Bench, Check, Out, Quick, run_bench, some_of
-from launcher.harness.claims import Claim, Json
-from launcher.harness.pictures import GREEN, RED, headline, panels
-from launcher.harness.processes import Children
-from launcher.harness.tables import table
-from launcher.plot import INK
+from p2plab.backends.cables import Cables, can_lay
+from p2plab.backends.process import free_ports
+from p2plab.bench.claimer import FilledModel
+from p2plab.harness.bench import Bench, Check, Out, Quick, run_bench, some_of
+from p2plab.harness.claims import Claim, Json
+from p2plab.harness.pictures import GREEN, RED, headline, panels
+from p2plab.harness.processes import Children
+from p2plab.harness.tables import table
+from p2plab.plot import INK
 from p2ptrain.averaging.base import known_algorithms
 from p2ptrain.core.effects import Outcome
 from p2ptrain.errors import ConfigError

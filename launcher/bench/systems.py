@@ -25,9 +25,9 @@ import torch
 import torch.distributed
 import uvloop
 
-from launcher.bench.claimer import Claimer
-from launcher.harness.claims import Json
-from launcher.harness.processes import Children
+from p2plab.bench.claimer import Claimer
+from p2plab.harness.claims import Json
+from p2plab.harness.processes import Children
 from p2ptrain.ids import PeerId, Seconds
 from p2ptrain.runtime.exchange import WINDOW
 from p2ptrain.runtime.mix import blocks, squares

@@ -20,10 +20,10 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from launcher.collect import write_json
-from launcher.harness.claims import Json, claims_table, do_all_hold
-from launcher.machine import COPYING, describe_machine
-from launcher.signals import end_by_exceptions
+from p2plab.collect import write_json
+from p2plab.harness.claims import Json, claims_table, do_all_hold
+from p2plab.machine import COPYING, describe_machine
+from p2plab.signals import end_by_exceptions
 from p2ptrain import exit_codes
 from p2ptrain.errors import ConfigError, P2PTrainError
 

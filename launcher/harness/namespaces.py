@@ -4,7 +4,7 @@ A third namespace routes between the two. A cable can be as slow as wanted. It c
 third one then drops everything in both directions, with no reset, no refusal and no device that
 goes down, as when a distant switch fails.
 
-All is removed however the program ends, unless it is killed. `launcher.backends.cables` does
+All is removed however the program ends, unless it is killed. `p2plab.backends.cables` does
 without root, by relays for one port of each peer; through namespaces all traffic passes.
 """
 

@@ -6,7 +6,7 @@ from statistics import median
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from launcher.plot import INK, clean
+from p2plab.plot import INK, clean
 
 GREEN, BLUE, SKY, ORANGE, RED = "#009E73", "#0072B2", "#56B4E9", "#E69F00", "#D55E00"
 """From Okabe and Ito as everywhere."""

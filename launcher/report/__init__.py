@@ -18,12 +18,12 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from launcher.collect import finite
-from launcher.harness.claims import Json
-from launcher.plot import shown_ranks
-from launcher.report import series, timeline, words
-from launcher.run import Run
-from launcher.scenario import LeftOut, Scenario
+from p2plab.collect import finite
+from p2plab.harness.claims import Json
+from p2plab.plot import shown_ranks
+from p2plab.report import series, timeline, words
+from p2plab.run import Run
+from p2plab.scenario import LeftOut, Scenario
 from p2ptrain.config import to_toml
 
 BARS = 150_000

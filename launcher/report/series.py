@@ -10,10 +10,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from launcher.consensus import ConsensusCurve, CurvePoint
-from launcher.harness.claims import Json
-from launcher.records import PeerHistory
-from launcher.run import Run
+from p2plab.consensus import ConsensusCurve, CurvePoint
+from p2plab.harness.claims import Json
+from p2plab.records import PeerHistory
+from p2plab.run import Run
 from p2ptrain.ids import Seconds
 
 POINTS = 300

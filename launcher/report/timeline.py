@@ -15,10 +15,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from launcher.harness.claims import Json
-from launcher.plot import activities, is_slow, shown_ranks, window_s
-from launcher.records import Attempt, PeerHistory, Step
-from launcher.run import Run
+from p2plab.harness.claims import Json
+from p2plab.plot import activities, is_slow, shown_ranks, window_s
+from p2plab.records import Attempt, PeerHistory, Step
+from p2plab.run import Run
 from p2ptrain.ids import Seconds
 
 BINS = 600

@@ -6,13 +6,13 @@ Sentences are generated from the figures of the run and claim no more than these
 from collections import Counter
 from collections.abc import Sequence
 
-from launcher.collect import failed_share, failures
-from launcher.compare import seconds
-from launcher.harness.claims import Json, bound_of
-from launcher.plot import curves_title, is_slow, strip_title
-from launcher.records import Event
-from launcher.run import Run
-from launcher.scenario import Scenario
+from p2plab.collect import failed_share, failures
+from p2plab.compare import seconds
+from p2plab.harness.claims import Json, bound_of
+from p2plab.plot import curves_title, is_slow, strip_title
+from p2plab.records import Event
+from p2plab.run import Run
+from p2plab.scenario import Scenario
 from p2ptrain.console.progress import named
 from p2ptrain.ids import Seconds
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.harness.namespaces import Home, laid
+from p2plab.harness.namespaces import Home, laid
 from p2ptrain.errors import ConfigError
 from tests.docs.test_training_loops import PROGRAMS
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backends.base import Fleet
-from launcher.backends.process import ProcessBackend
-from launcher.conditions import FaultConfig
-from launcher.evaluate import TaskEvaluator
-from launcher.harness.claims import Json
-from launcher.run import Run
-from launcher.scenario import Scenario
+from p2plab.backends.base import Fleet
+from p2plab.backends.process import ProcessBackend
+from p2plab.conditions import FaultConfig
+from p2plab.evaluate import TaskEvaluator
+from p2plab.harness.claims import Json
+from p2plab.run import Run
+from p2plab.scenario import Scenario
 from p2ptrain.compute.step_timing import StepTiming
 from p2ptrain.runtime.settings import StopConfig
 

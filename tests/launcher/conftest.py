@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from launcher.cli import main
+from p2plab.cli import main
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from launcher.backends.base import PeerStatus
-from launcher.consensus import Score
-from launcher.scenario import Claim, Scenario
+from p2plab.backends.base import PeerStatus
+from p2plab.consensus import Score
+from p2plab.scenario import Claim, Scenario
 from p2ptrain.config import StopConfig
 
 UNIX_S = 1_000_000.0

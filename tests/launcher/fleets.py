@@ -3,12 +3,12 @@
 from pathlib import Path
 from random import Random
 
-from launcher.backends.base import PeerStatus
-from launcher.compare import compare
-from launcher.consensus import CurvePoint, Target
-from launcher.harness.claims import Json
-from launcher.run import Run
-from launcher.scenario import Scenario, peer_names
+from p2plab.backends.base import PeerStatus
+from p2plab.compare import compare
+from p2plab.consensus import CurvePoint, Target
+from p2plab.harness.claims import Json
+from p2plab.run import Run
+from p2plab.scenario import Scenario, peer_names
 from p2ptrain.compute.step_timing import StepTiming, Straggler
 from p2ptrain.config import StopConfig
 from tests.launcher.fakes import UNIX_S, FakeEvaluator, FakePeer, claim, scenario

@@ -6,7 +6,7 @@ What runs in them is here, and not in the tests: those import torch, which takes
 import os
 import time
 
-from launcher.harness.processes import side_by_side
+from p2plab.harness.processes import side_by_side
 from p2ptrain.errors import ConfigError
 
 
@@ -24,6 +24,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    from launcher.harness.bench import run_bench  # not in the two processes: it takes seconds
+    from p2plab.harness.bench import run_bench  # not in the two processes: it takes seconds
 
     run_bench(main)

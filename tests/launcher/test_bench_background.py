@@ -2,7 +2,7 @@
 
 import pytest
 
-from launcher.bench.background import (
+from p2plab.bench.background import (
     BATCH,
     NEVER,
     STEPS,

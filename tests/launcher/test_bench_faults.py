@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.bench import beside, faults
-from launcher.bench.beside import Beside
-from launcher.bench.faults import Round
+from p2plab.bench import beside, faults
+from p2plab.bench.beside import Beside
+from p2plab.bench.faults import Round
 from p2ptrain.errors import ConfigError
 from tests.launcher.conftest import draw, printed
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from launcher.bench.links import WAYS, claims_of, row_of, table_of
-from launcher.bench.systems import Round
-from launcher.harness import namespaces
-from launcher.harness.bench import some_of
-from launcher.harness.claims import Json
-from launcher.harness.namespaces import Home, laid
+from p2plab.bench.links import WAYS, claims_of, row_of, table_of
+from p2plab.bench.systems import Round
+from p2plab.harness import namespaces
+from p2plab.harness.bench import some_of
+from p2plab.harness.claims import Json
+from p2plab.harness.namespaces import Home, laid
 from p2ptrain.errors import ConfigError
 from tests.launcher.conftest import printed
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.bench import lock
-from launcher.bench.lock import Figures, Span, claims_of, figures_of, measure, spans_of
+from p2plab.bench import lock
+from p2plab.bench.lock import Figures, Span, claims_of, figures_of, measure, spans_of
 from p2ptrain.ids import PeerId
 from p2ptrain.sim.loop import run
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.bench import membership
-from launcher.bench.membership import Figures, claims_of, measure
+from p2plab.bench import membership
+from p2plab.bench.membership import Figures, claims_of, measure
 from p2ptrain.core.adaptive_timeout import MembershipConfig
 from p2ptrain.sim.loop import run
 

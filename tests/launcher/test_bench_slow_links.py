@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.bench import slow_links
-from launcher.bench.slow_links import Attempt, Case, claims_of, picture, row_of, tables
+from p2plab.bench import slow_links
+from p2plab.bench.slow_links import Attempt, Case, claims_of, picture, row_of, tables
 from p2ptrain.core.effects import Outcome
 from p2ptrain.errors import ConfigError
 from tests.launcher.conftest import draw, printed

@@ -7,9 +7,9 @@ import threading
 
 import pytest
 
-from launcher.backends import cables as cables_module
-from launcher.backends.base import LaunchError
-from launcher.backends.cables import Cables
+from p2plab.backends import cables as cables_module
+from p2plab.backends.base import LaunchError
+from p2plab.backends.cables import Cables
 
 pytestmark = pytest.mark.sockets
 

@@ -6,15 +6,15 @@ from unittest.mock import create_autospec
 
 import pytest
 
-from launcher.backends.peer_process import RealFleet
-from launcher.backends.process import ProcessBackend
-from launcher.bench import chaos
-from launcher.bench.chaos import MOST_AWAY, PEERS, QUIET_S, Watcher, draw_faults, growth_of
-from launcher.bench.chaos_picture import Usage, picture, training_times
-from launcher.conditions import FaultConfig
-from launcher.consensus import CurvePoint
-from launcher.faults import FaultInstance
-from launcher.run import Run
+from p2plab.backends.peer_process import RealFleet
+from p2plab.backends.process import ProcessBackend
+from p2plab.bench import chaos
+from p2plab.bench.chaos import MOST_AWAY, PEERS, QUIET_S, Watcher, draw_faults, growth_of
+from p2plab.bench.chaos_picture import Usage, picture, training_times
+from p2plab.conditions import FaultConfig
+from p2plab.consensus import CurvePoint
+from p2plab.faults import FaultInstance
+from p2plab.run import Run
 from p2ptrain.config import StopConfig
 from tests.launcher.conftest import draw
 from tests.launcher.fakes import UNIX_S, FakeEvaluator, FakePeer, scenario

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from launcher import backends
-from launcher.backends import peer_process
-from launcher.backends.base import LaunchError
-from launcher.backends.process import ProcessBackend
-from launcher.lab import _prepared
-from launcher.scenario import bundled_scenarios, load_scenario
+from p2plab import backends
+from p2plab.backends import peer_process
+from p2plab.backends.base import LaunchError
+from p2plab.backends.process import ProcessBackend
+from p2plab.lab import _prepared
+from p2plab.scenario import bundled_scenarios, load_scenario
 from tests.launcher.fakes import FakeBackend, FakeFleet
 
 FAKE_PEER = (sys.executable, "-I", "-S", str(Path(__file__).with_name("fake_peer.py")))
@@ -259,7 +259,7 @@ def test_sigterm_stops_the_fleet_too(p2plab, scenario, monkeypatch):
 def test_python_dash_m_launcher_is_the_same_command():
     root = Path(__file__).parents[2]
     shown = subprocess.run(
-        [sys.executable, "-m", "launcher", "run", "--help"],
+        [sys.executable, "-m", "p2plab", "run", "--help"],
         cwd=root,
         capture_output=True,
         text=True,
@@ -270,7 +270,7 @@ def test_python_dash_m_launcher_is_the_same_command():
 
 WITHOUT_TORCH = """
 import sys
-from launcher.cli import main
+from p2plab.cli import main
 sys.argv = ["p2plab", *sys.argv[1:]]
 try:
     main()

@@ -1,9 +1,9 @@
 import pytest
 from rich.console import Console
 
-from launcher.compare import check_claim, compare, means, print_comparison
-from launcher.harness.claims import bound_of, do_all_hold
-from launcher.scenario import LeftOut
+from p2plab.compare import check_claim, compare, means, print_comparison
+from p2plab.harness.claims import bound_of, do_all_hold
+from p2plab.scenario import LeftOut
 from tests.launcher.fakes import claim, scenario
 
 

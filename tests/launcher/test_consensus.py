@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from launcher.consensus import ConsensusCurve, CurvePoint, Target, mean_and_distance
-from launcher.records import PeerHistory
+from p2plab.consensus import ConsensusCurve, CurvePoint, Target, mean_and_distance
+from p2plab.records import PeerHistory
 from tests.launcher.fakes import UNIX_S, FakeEvaluator, FakePeer
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from launcher.backends.base import LaunchError
-from launcher.backends.process import ProcessBackend
-from launcher.consensus import Target
-from launcher.ddp import End
-from launcher.evaluate import TaskEvaluator
-from launcher.run import Run
+from p2plab.backends.base import LaunchError
+from p2plab.backends.process import ProcessBackend
+from p2plab.consensus import Target
+from p2plab.ddp import End
+from p2plab.evaluate import TaskEvaluator
+from p2plab.run import Run
 from p2ptrain.compute.step_timing import StepTiming, Straggler
 from p2ptrain.compute.training_config import TrainingConfig
 from p2ptrain.config import StopConfig

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from launcher.backends.docker import (
+from p2plab.backends.docker import (
     LABEL,
     DockerBackend,
     DockerFleet,
@@ -15,10 +15,10 @@ from launcher.backends.docker import (
     engine_trouble,
     shaping,
 )
-from launcher.compose import compose_file, to_yaml
-from launcher.conditions import DeviceConfig, FaultConfig, LinkConfig
-from launcher.run import Run
-from launcher.scenario import peer_names
+from p2plab.compose import compose_file, to_yaml
+from p2plab.conditions import DeviceConfig, FaultConfig, LinkConfig
+from p2plab.run import Run
+from p2plab.scenario import peer_names
 from p2ptrain.compute.step_timing import StepTiming
 from p2ptrain.config import StopConfig
 from p2ptrain.errors import ConfigError
@@ -156,7 +156,7 @@ def test_containers_train_suffer_and_leave_nothing_behind(clean_engine, tmp_path
 @needs_engine
 def test_after_kill_9_of_the_launcher_clean_removes_what_is_left(clean_engine, tmp_path):
     text = (
-        "from launcher.backends.docker import DockerBackend\n"
+        "from p2plab.backends.docker import DockerBackend\n"
         "from tests.launcher.fakes import scenario\n"
         "chosen = scenario(peers=2)\n"
         "DockerBackend().start(chosen, chosen.configs('ad_psgd', folder))\n"

@@ -2,9 +2,9 @@
 
 import pytest
 
-from launcher.conditions import FaultConfig
-from launcher.faults import FaultPlan, costs_of
-from launcher.records import PeerHistory, Step
+from p2plab.conditions import FaultConfig
+from p2plab.faults import FaultPlan, costs_of
+from p2plab.records import PeerHistory, Step
 from p2ptrain.errors import ConfigError
 from tests.launcher.fakes import scenario
 

@@ -11,10 +11,10 @@ import pytest
 import typer
 from matplotlib.figure import Figure
 
-from launcher.harness.bench import Bench
-from launcher.harness.claims import Claim
-from launcher.harness.processes import Children, side_by_side
-from launcher.harness.tables import table
+from p2plab.harness.bench import Bench
+from p2plab.harness.claims import Claim
+from p2plab.harness.processes import Children, side_by_side
+from p2plab.harness.tables import table
 from p2ptrain.errors import ConfigError
 from tests.launcher.conftest import printed
 from tests.launcher.sleepers import refuse

@@ -1,10 +1,10 @@
 import pytest
 from rich.console import Console
 
-from launcher import live
-from launcher.backends.base import PeerStatus
-from launcher.live import PlainDisplay, headline, open_display, progress_of, render, view_of
-from launcher.run import Run
+from p2plab import live
+from p2plab.backends.base import PeerStatus
+from p2plab.live import PlainDisplay, headline, open_display, progress_of, render, view_of
+from p2plab.run import Run
 from tests.launcher.fakes import FakeEvaluator, FakePeer, scenario
 
 

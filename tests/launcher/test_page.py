@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backends import load_backend
-from launcher.backends.process import ProcessBackend
-from launcher.faults import FaultInstance, FaultPlan
-from launcher.page import UNTIL_CLICKED_S, ClickedFaults, open_page
-from launcher.records import PeerHistory
+from p2plab.backends import load_backend
+from p2plab.backends.process import ProcessBackend
+from p2plab.faults import FaultInstance, FaultPlan
+from p2plab.page import UNTIL_CLICKED_S, ClickedFaults, open_page
+from p2plab.records import PeerHistory
 from p2ptrain.errors import ConfigError
 from tests.launcher.fakes import scenario
 from tests.launcher.test_process import FAKE_PEER, configs, until

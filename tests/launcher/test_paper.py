@@ -5,9 +5,9 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from launcher import paper
-from launcher.backends import load_backend
-from launcher.paper import (
+from p2plab import paper
+from p2plab.backends import load_backend
+from p2plab.paper import (
     FOR_REAL,
     REAL,
     SIMULATED,
@@ -18,7 +18,7 @@ from launcher.paper import (
     page,
     place_of,
 )
-from launcher.scenario import load_scenario
+from p2plab.scenario import load_scenario
 from p2ptrain.errors import ConfigError, P2PTrainError
 from tests.launcher.test_compare import row
 

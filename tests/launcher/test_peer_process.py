@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from launcher.backends import peer_process
-from launcher.backends.peer_process import RealFleet
-from launcher.conditions import FaultConfig
-from launcher.faults import FaultPlan
-from launcher.records import PeerHistory
-from launcher.scenario import peer_names
+from p2plab.backends import peer_process
+from p2plab.backends.peer_process import RealFleet
+from p2plab.conditions import FaultConfig
+from p2plab.faults import FaultPlan
+from p2plab.records import PeerHistory
+from p2plab.scenario import peer_names
 from p2ptrain.config import StopConfig
 from tests.launcher.fakes import UNIX_S, scenario
 

@@ -1,7 +1,7 @@
 import pytest
 
-from launcher.consensus import CurvePoint, Target
-from launcher.plot import (
+from p2plab.consensus import CurvePoint, Target
+from p2plab.plot import (
     MOST_PEERS,
     activities,
     curves_title,
@@ -9,8 +9,8 @@ from launcher.plot import (
     shown_ranks,
     strip_title,
 )
-from launcher.records import PeerHistory
-from launcher.run import Run
+from p2plab.records import PeerHistory
+from p2plab.run import Run
 from p2ptrain.compute.step_timing import StepTiming, Straggler
 from tests.launcher.fakes import UNIX_S, FakeEvaluator, FakePeer, scenario
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backends import known_backends, load_backend, peer_process
-from launcher.backends.peer_process import last_words
-from launcher.backends.process import ProcessBackend, peer_environment
-from launcher.conditions import FaultConfig
-from launcher.faults import FaultPlan
-from launcher.records import PeerHistory, Step
+from p2plab.backends import known_backends, load_backend, peer_process
+from p2plab.backends.peer_process import last_words
+from p2plab.backends.process import ProcessBackend, peer_environment
+from p2plab.conditions import FaultConfig
+from p2plab.faults import FaultPlan
+from p2plab.records import PeerHistory, Step
 from p2ptrain.config import RunConfig, StopConfig
 from p2ptrain.errors import ConfigError
 from tests.launcher.fakes import doomed_launcher, scenario
@@ -118,7 +118,7 @@ def test_stop_leaves_nothing_behind_whoever_does_not_listen(start, tmp_path):
 
 def test_a_launcher_that_is_killed_leaves_no_peer_behind(tmp_path):
     text = (
-        "from launcher.backends.process import ProcessBackend\n"
+        "from p2plab.backends.process import ProcessBackend\n"
         "from tests.launcher.test_process import FAKE_PEER, configs, scenario\n"
         "peers = configs(folder, 'polite', 'sleep')\n"
         "fleet = ProcessBackend(FAKE_PEER).start(scenario(), peers)\n"

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from launcher.records import PeerHistory
+from p2plab.records import PeerHistory
 from p2ptrain.runtime.metrics import JsonlMetrics
 from tests.launcher.fakes import UNIX_S, FakePeer
 

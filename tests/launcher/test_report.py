@@ -6,16 +6,16 @@ from html.parser import HTMLParser
 
 import pytest
 
-from launcher import report
-from launcher.collect import write_json
-from launcher.compare import compare
-from launcher.conditions import FaultConfig
-from launcher.faults import FaultInstance
-from launcher.machine import describe_machine
-from launcher.records import PeerHistory
-from launcher.report import render, series, timeline, words, write_report
-from launcher.run import Run
-from launcher.scenario import LeftOut, peer_names
+from p2plab import report
+from p2plab.collect import write_json
+from p2plab.compare import compare
+from p2plab.conditions import FaultConfig
+from p2plab.faults import FaultInstance
+from p2plab.machine import describe_machine
+from p2plab.records import PeerHistory
+from p2plab.report import render, series, timeline, words, write_report
+from p2plab.run import Run
+from p2plab.scenario import LeftOut, peer_names
 from tests.launcher.fakes import UNIX_S, FakeEvaluator, FakePeer, scenario
 from tests.launcher.fleets import MACHINE, generate
 

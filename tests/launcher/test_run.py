@@ -2,12 +2,12 @@ import json
 
 import pytest
 
-import launcher.run
-from launcher.backends.base import LaunchError
-from launcher.conditions import FaultConfig
-from launcher.consensus import Target
-from launcher.faults import FaultInstance
-from launcher.run import LATE_S, Deadline, Run
+import p2plab.run
+from p2plab.backends.base import LaunchError
+from p2plab.conditions import FaultConfig
+from p2plab.consensus import Target
+from p2plab.faults import FaultInstance
+from p2plab.run import LATE_S, Deadline, Run
 from tests.launcher.fakes import (
     UNIX_S,
     FakeBackend,
@@ -165,7 +165,7 @@ def test_a_run_in_which_nobody_ends_in_time_names_those_who_still_ran(folder):
 
 
 def test_a_peer_that_does_not_end_with_the_others_is_stopped_and_noted(folder, monkeypatch):
-    monkeypatch.setattr(launcher.run, "LATE_S", 0.0)
+    monkeypatch.setattr(p2plab.run, "LATE_S", 0.0)
     acts = [
         at_once(train(folder, "p00"), train(folder, "p01", ends=False), set_state("p00", "ended"))
     ]
@@ -177,7 +177,7 @@ def test_a_peer_that_does_not_end_with_the_others_is_stopped_and_noted(folder, m
 
 
 def test_what_a_peer_writes_only_because_it_is_stopped_does_not_count(folder, monkeypatch):
-    monkeypatch.setattr(launcher.run, "LATE_S", 0.0)
+    monkeypatch.setattr(p2plab.run, "LATE_S", 0.0)
     acts = [
         at_once(train(folder, "p00"), train(folder, "p01", ends=False), set_state("p00", "ended"))
     ]

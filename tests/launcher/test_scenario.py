@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.consensus import Target
-from launcher.scenario import (
+from p2plab.consensus import Target
+from p2plab.scenario import (
     BUNDLED,
     LeftOut,
     Scenario,
@@ -308,8 +308,19 @@ def test_every_file_beside_the_code_comes_with_the_package():
     root = BUNDLED.parents[1]
     patterns = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]
     packed = {
-        file for glob in patterns["package-data"]["launcher"] for file in BUNDLED.parent.glob(glob)
+        file for glob in patterns["package-data"]["p2plab"] for file in BUNDLED.parent.glob(glob)
     }
     beside = {file for file in BUNDLED.parent.rglob("*.*") if file.suffix not in (".py", ".pyc")}
     assert BUNDLED / "paper/one_of_16.toml" in packed
     assert beside == packed
+
+
+def test_every_folder_of_the_code_comes_with_the_package():
+    root = BUNDLED.parents[1]
+    listed = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    found = {
+        ".".join(["p2plab" if top == "launcher" else top, *file.parent.parts[1:]])
+        for top in ("p2ptrain", "launcher")
+        for file in (path.relative_to(root) for path in (root / top).rglob("__init__.py"))
+    }
+    assert found == set(listed)

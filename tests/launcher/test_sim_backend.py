@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backends.sim import SLICE_S, SimBackend, SimFleet
-from launcher.conditions import FaultConfig, LinkConfig, MachinesConfig
-from launcher.run import Run
+from p2plab.backends.sim import SLICE_S, SimBackend, SimFleet
+from p2plab.conditions import FaultConfig, LinkConfig, MachinesConfig
+from p2plab.run import Run
 from p2ptrain.compute.step_timing import StepTiming, Straggler
 from p2ptrain.compute.training_config import TrainingConfig
 from p2ptrain.config import StopConfig
@@ -177,7 +177,7 @@ def test_a_shared_uplink_is_what_limits_the_peers_of_a_machine(tmp_path):
 def test_one_seed_gives_one_trace_whatever_the_hash_seed(small, tmp_path):
     def simulate(hash_seed: str):
         out = tmp_path / f"out{hash_seed}"
-        command = (sys.executable, "-m", "launcher", "run", str(small), "--backend", "sim")
+        command = (sys.executable, "-m", "p2plab", "run", str(small), "--backend", "sim")
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
         subprocess.run(
             [*command, "--out", str(out)],

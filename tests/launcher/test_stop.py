@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.backends import load_backend
-from launcher.run import Run
-from launcher.scenario import Scenario
+from p2plab.backends import load_backend
+from p2plab.run import Run
+from p2plab.scenario import Scenario
 from p2ptrain.averaging.base import known_algorithms
 from p2ptrain.compute.step_timing import StepTiming, Straggler
 from p2ptrain.compute.training_config import TrainingConfig

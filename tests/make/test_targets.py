@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.harness.namespaces import laid
+from p2plab.harness.namespaces import laid
 from p2ptrain.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]

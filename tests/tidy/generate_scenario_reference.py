@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from launcher.scenario import BY_THE_LAB, Scenario
+from p2plab.scenario import BY_THE_LAB, Scenario
 from p2ptrain.config import RunConfig
 from p2ptrain.documented import texts_of
 from tests.tidy.generate_algorithm_pages import markdown
