@@ -122,6 +122,8 @@ def _locked(folder: Path) -> Iterator[None]:
         except BlockingIOError:
             why = f"another run writes to {folder}; give this one another folder with --out"
             raise ConfigError(why) from None
+        except FileNotFoundError:
+            raise ConfigError(f"there is no folder {folder}; give one that a run wrote") from None
         except OSError as error:
             raise ConfigError(f"cannot write to {folder}: {error.strerror}") from error
         yield

@@ -199,7 +199,7 @@ class Run:
             )
             when = f"{fault.at_s:g} s" if fault.at_s is not None else f"step {fault.at_step}"
             if instance.missed:
-                self.notes.append(f"{fault} of {names} at {when} found nobody there")
+                self.notes.append(f"{fault} of {names} at {when} found no peer there")
             elif instance.began is None:
                 self.notes.append(f"{fault} of {names} at {when} did not come before the end")
 

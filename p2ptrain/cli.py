@@ -300,7 +300,7 @@ def health(
 
 def _tls(cert: str, key: str, ca: str) -> GrpcConfig:
     config = GrpcConfig(tls_cert=cert, tls_key=key, tls_ca=ca)
-    config.security()  # a mistake is told before anybody is asked
+    config.security()  # a mistake is reported before any peer is asked
     return config
 
 

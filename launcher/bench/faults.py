@@ -266,7 +266,7 @@ Kind = tuple[str, str]
 
 
 def by_kind(rounds: Sequence[Round]) -> dict[Kind, tuple[list[Seconds], list[Seconds]]]:
-    """All times until nobody waits, and until the others hold their mean, of each kind."""
+    """All times until no peer waits, and until the others hold their mean, of each kind."""
     found: dict[Kind, tuple[list[Seconds], list[Seconds]]] = {}
     for one in sorted(rounds, key=lambda one: (one.fault, one.way)):
         waits, holds = found.setdefault((one.fault, one.way), ([], []))
@@ -282,7 +282,7 @@ def claims_of(rounds: Sequence[Round]) -> list[Json]:
         waits_s, holds_s = BOUNDS.get((fault, way), (SILENT_S, SILENT_S))
         of, what = f"p2ptrain {way}", f"{way}, one of four is {fault}"
         for which, pick in (("median", median), ("worst", max)):
-            text = f"{what}: nobody waits any more, {which} of {len(waits)}"
+            text = f"{what}: no peer waits any more, {which} of {len(waits)}"
             waited = Claim(text, "waits_s", of, at_most=waits_s)
             held = Claim(
                 f"{what}: the others hold their mean, {which}", "holds_s", of, at_most=holds_s
@@ -301,7 +301,7 @@ def table_of(rounds: Sequence[Round]) -> Table:
         ],
         {
             "": "{kind}",
-            "nobody waits": lambda row: f"{median(row['waits']):.2f}",
+            "no peer waits": lambda row: f"{median(row['waits']):.2f}",
             "at worst": lambda row: f"{max(row['waits']):.2f}",
             "the others hold their mean": lambda row: f"{median(row['holds']):.2f}",
             "worst": lambda row: f"{max(row['holds']):.2f}",
@@ -324,7 +324,7 @@ def picture(rounds: Sequence[Round], besides: Sequence[Beside]) -> Figure:
 
 def _draw(axes: Axes, lines: dict[str, tuple[list[Seconds], list[Seconds]]]) -> None:
     medians(
-        axes, lines, (("nobody waits any more", SKY), ("the other three hold their mean", GREEN))
+        axes, lines, (("no peer waits any more", SKY), ("the other three hold their mean", GREEN))
     )
     axes.set_xlabel("seconds after the fault; dots: rounds, bars: medians", color=INK)
     headline(axes, "One of four dies while it averages 100 MB")
@@ -354,7 +354,7 @@ def main(
     kinds = some_of("--faults", faults, FAULTS) if faults else may
     deaths = [kind for kind in kinds if kind != SLOW]
     if not faults and CUT not in may:
-        bench.console.print("nobody is cut off: that takes root", style="dim")
+        bench.console.print("no peer is cut off: that takes root", style="dim")
     by_algorithm = some_of("--algorithms", algorithms, beside.ALGORITHMS) if SLOW in kinds else []
     numbers, scale = NUMBERS, beside.FULL
     if quick:

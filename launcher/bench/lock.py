@@ -258,7 +258,7 @@ def claims_of(rows: Sequence[Figures]) -> list[Json]:
             claims.append(inside.check(row.inside))
         text = f"{row.name}: nearly all pairs meet in 20 s"
         met = Claim(text, "pairs_met", row.name, at_least=PAIRS_AT_LEAST)
-        text = f"{row.name}: nobody waits for long"
+        text = f"{row.name}: no peer waits for long"
         wait = Claim(text, "wait_longest_s", row.name, at_most=WAIT_AT_MOST_S)
         claims += [met.check(row.pairs_met), wait.check(row.wait_longest_s)]
     return claims

@@ -165,7 +165,7 @@ def claims_of(rows: Sequence[Figures]) -> list[Json]:
     for row in rows:
         text = f"{row.name}: a death is known to all within {DEATH_AT_MOST_S:g} s"
         death = Claim(text, "death_s", row.name, at_most=DEATH_AT_MOST_S)
-        text = f"{row.name}: in {row.slow_s:g} s beside a slow peer nobody is suspected for nothing"
+        text = f"{row.name}: in {row.slow_s:g} s beside a slow peer no living one is suspected"
         false = Claim(text, "falsely_suspected", row.name, at_most=0)
         wrong = row.falsely_suspected + row.falsely_dead
         claims += [death.check(row.death_s), false.check(wrong)]

@@ -37,15 +37,15 @@ Live and pending
 Locks
     ``step_lock`` excludes snapshots while the optimizer and the boundary change the live numbers.
     A second lock, private, makes each use of pending atomic, so that two deltas never race and
-    a snapshot holds a delta whole or not at all. They are taken in this order only; nobody waits
+    a snapshot holds a delta whole or not at all. They are taken in this order only; no thread waits
     for anything else while holding one. Normalisation layers update their buffers during forward,
     without the lock: each number of a buffer stands for itself, and a delta adds to whatever it
     is by then, so a snapshot that catches half of such an update loses nothing.
 
 On a device
     Copies between a device and the host take a lane of their own (`compute/staging.py`). Pending is
-    on the host, where deltas come from; whoever adds one also brings it to the device, so that the
-    boundary finds it there.
+    on the host, where deltas come from; the thread that adds one also brings it to the device, so
+    that the boundary finds it there.
 
 Storage replaced behind our back
     ``p.data = ...``, ``module.to(...)`` or ``load_state_dict(assign=True)`` detach the module from

@@ -26,7 +26,7 @@ class Replica(Protocol):
 
     version: int
     """Of stale gradients: the last version whose mean the live parameters have had. It is part of
-    the state; whoever changes parameters and version does both within one `update`."""
+    the state; a change of parameters and version is made within one `update`."""
 
     @property
     def model_size(self) -> int:

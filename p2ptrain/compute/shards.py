@@ -1,4 +1,4 @@
-"""Who trains on what: every sample belongs to exactly one peer, and nobody goes without.
+"""Who trains on what: every sample belongs to exactly one peer, and each peer has some.
 
 Nothing is sent: each peer computes all shards from the run's seed and the number of peers, and
 takes its own. Four ways to share:

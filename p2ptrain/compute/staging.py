@@ -46,7 +46,7 @@ class Lane(Protocol):
         ...
 
     def copy(self, into: Tensor, source: Tensor) -> Mark:
-        """Copy behind everything before; nobody else waits."""
+        """Copy behind everything before; no other thread waits."""
         ...
 
     def after(self) -> None:

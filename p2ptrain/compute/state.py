@@ -26,7 +26,7 @@ equal: the *whole* state counts. A peer that starts or joins takes a state over 
 train. `FlatModel.step_lock` excludes its steps while numbers are copied, so the state is of one
 boundary, except for buffers, which a forward pass changes without the lock. The taker keeps its own
 hyperparameters, which may differ where models are averaged, and its own optimizer's state where the
-giver's does not fit (another kind of optimizer, or one that cannot travel): it is told why.
+giver's does not fit (another kind of optimizer, or one that cannot travel); it learns why.
 
 A state may be several times as large as its model. It is written to a file that has lost its name
 and mapped from there, so that it takes room on the disk and not memory beside the model.
@@ -173,7 +173,7 @@ def _file() -> Iterator[Path]:
     try:
         with tempfile.TemporaryDirectory() as folder:
             yield Path(folder) / "state"
-    except (OSError, safetensors.SafetensorError) as error:  # whoever reads has caught the latter
+    except (OSError, safetensors.SafetensorError) as error:  # reading has caught the latter
         where = tempfile.gettempdir()
         raise StateError(
             f"a replica's state cannot be kept in {where} ({_first_line(error)}); make room there, "

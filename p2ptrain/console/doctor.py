@@ -161,7 +161,7 @@ async def _connect(address: Address, timeout_s: Seconds) -> tuple[str, str] | Fi
         async with asyncio.timeout(timeout_s):
             _, writer = await asyncio.open_connection(host, port)
     except ConnectionRefusedError:
-        text = f"{address} refuses connections: nobody listens there; start the peer, or check port"
+        text = f"{address} refuses connections: no peer listens there; start it, or check port"
         return Finding(Level.PROBLEM, f"{text} {port}")
     except TimeoutError:
         return Finding(

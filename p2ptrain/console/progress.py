@@ -170,4 +170,4 @@ def named(peer: str, sentence: str) -> str:
 
 def _others(members: list[str], me: str) -> str:
     others = [name for name in members if name != me]
-    return ", ".join(others) if others else "nobody else yet"
+    return ", ".join(others) if others else "no other peer yet"

@@ -32,7 +32,7 @@ and an arrival needs nothing but the trainer's own step (or, catching up, the st
 is waiting).
 
 **A coordinator that forms nothing** though all have arrived (it hangs, or refuses for a reason that
-no other peer knows of) stops nobody: a peer that has waited for `DEPUTY_S` tells the next
+no other peer knows of) stops no peer: one that has waited for `DEPUTY_S` tells the next
 participant by name as well, and that one requests the group when it has heard of all.
 """
 

@@ -8,7 +8,7 @@ Every group is formed by a *request* of one peer, its initiator, for itself and 
 promised to a younger request asks to be let go.
 
 **The protocol in six lines.** The *initiator* sends `Request` to as many candidates as it needs and
-some to spare. One that is free answers `Grant` and promises its slot to nobody else; any other
+some to spare. One that is free answers `Grant` and promises its slot to no other; any other
 keeps the request in its queue, answers `Failed`, at once, and the next candidate is asked. As soon
 as enough have granted, the initiator sends `Begin` to those, with the list of them, and `Release`
 to all others that it had asked: the group is formed, and each member moves its chunks under the
@@ -52,7 +52,7 @@ to break ties. Look at what a peer can wait for.
    the grant again.
 3. IN_GROUP waits for the chunks of the members of the same ticket, all of which are in that group
    and in no other, or will enter it or refuse it in the handler that receives `Begin`; and for
-   nothing else. While bytes move nobody hurries it; where none do, `core/repair.py` ends it.
+   nothing else. While bytes move no deadline ends it; where none do, `core/repair.py` ends it.
 4. OFFERED waits for whatever comes first. To get its slot back it waits for the coordinator's
    answer to `Inquire`, which that gives in the handler that receives it: `Release`, or `Begin`.
 
@@ -155,7 +155,7 @@ class GroupLock(Slot):
 
         Raises:
             LocalProtocolError: if `candidates` repeats a peer, contains us or has less than
-                `needed`, or nobody is needed.
+                `needed`, or none is needed.
         """
         alone = not candidates and not needed and purpose.formation is not Formation.CLAIMED
         once = len({self._me, *candidates}) == len(candidates) + 1
@@ -176,7 +176,7 @@ class GroupLock(Slot):
         return wish.ticket
 
     def offer(self, coordinator: PeerId, purpose: Purpose, now: Seconds) -> None:
-        """Let `coordinator` begin such a group with us, whenever nobody else wants our slot."""
+        """Let `coordinator` begin such a group with us, whenever no other wants our slot."""
         if self._offering != (coordinator, purpose):
             self._offering = (coordinator, purpose)
             self._take_offer_back(now)
@@ -504,7 +504,7 @@ class GroupLock(Slot):
         offered = [promise.peer for promise in state.granted if promise.offer]
         for peer in state.told:
             if peer not in offered:
-                # Lost: it grants, and is told again.
+                # Lost: it grants, and gets another.
                 self._emit(Send(peer, Release(state.ticket)))
         asked = tuple(sorted((self._me, *state.told, *state.dropped)))
         self._emit(GroupEnded(state.ticket, outcome, why, asked, state.request.purpose))

@@ -98,7 +98,7 @@ class TimeoutPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """Nobody's, and nobody waits for us: otherwise it would be somebody's turn."""
+    """Free, and no peer waits for us: otherwise it would be that one's turn."""
 
     def __str__(self) -> str:
         return "free"
@@ -207,7 +207,7 @@ class InGroup:
     """The group is formed; its average runs for as long as anything moves."""
 
     begin: Begin
-    """As it was formed, whoever is left; its initiator tells of it again when asked."""
+    """As it was formed, whichever members are left; its initiator tells of it again when asked."""
     members: tuple[PeerId, ...]
     since: Seconds
     """When we were promised to it."""
@@ -341,7 +341,7 @@ class Slot:
         return not overtaken
 
     def forget_offer(self, source: PeerId) -> None:
-        """`source` is told that what it offers its slot for does not come: it takes it back."""
+        """Answer `source` that what it offers its slot for does not come: it takes it back."""
         if source in self._offers:
             self._void(self._offers[source][0])
 

@@ -110,7 +110,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """I will, and promise nobody else until you say `Begin` or `Release`. Sent again until then."""
+    """I will, and promise no other until you say `Begin` or `Release`. Sent again until then."""
 
     ticket: Ticket
     contribution: Contribution = MODEL

@@ -37,7 +37,7 @@ class Arrival:
     """At a barrier."""
     waits: bool = True
     deputy_at: Seconds = math.inf
-    """From when on the second by name is told too."""
+    """From when on the second by name gets it too."""
     told: PeerId | None = None
     """The coordinator that knows of it."""
     said: Ticket | None = None

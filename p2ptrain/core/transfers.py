@@ -1,7 +1,7 @@
 """Derive how long a group waits for its members' streams, and for any progress.
 
 An average has no deadline of its own: while its chunks move it is waited for. Deadlines apply to
-*silence*, and follow observations (`core/deadlines.py`), so nobody configures how fast links are:
+*silence*, and follow observations (`core/deadlines.py`), so the speed of links is not configured:
 
 * `arrivals`: how long members, which learn of their group one after the other, wait for each
   other's streams. At first, and at least, `ARRIVAL_S`; more where messages take longer.
@@ -10,7 +10,7 @@ An average has no deadline of its own: while its chunks move it is waited for. D
   ceiling, which is `average_timeout_s` for both.
 
 **Slow is not broken.** A member that lets its chunks drip slows its group down to its own speed, as
-a trainer that computes for long does. Breaking a group that moves would free nobody: its members
+a trainer that computes for long does. Breaking a group that moves would free no peer: its members
 are alive, meet again, and would have to repeat what is done.
 
 **A link becomes ten times slower.** It breaks a group only if nothing arrives for longer than whole

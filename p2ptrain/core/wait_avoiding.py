@@ -30,7 +30,7 @@ group is everyone, no version is skipped by anyone who is there.
 trainers to arrive at it *or beyond*. So of all versions that are waited for, the smallest waits
 only for trainers that are in the middle of a step. (A trainer that is beyond has told another
 coordinator: views differed, or it has left versions out. So one that has waited for `resend_s`
-asks those who are missing, and is told `Past`.) A version that a member is past will never run in
+asks those who are missing, and gets `Past`.) A version that a member is past will never run in
 its group: the coordinator gives it up, and tells those who wait for it. A lost `Past` comes again
 with the next `Activate`.
 
@@ -61,7 +61,7 @@ class Rule:
     """When a version may run: one trainer waits for it, and so many wait there or beyond."""
 
     waiting: int = 1
-    """Trainers that must wait. 1: nobody waits for anybody."""
+    """Trainers that must wait. 1: none waits for another."""
 
     initiator: PeerId | None = None
     """Must be among them."""

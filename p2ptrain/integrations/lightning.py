@@ -49,8 +49,8 @@ class P2PTrainCallback(Callback):  # type: ignore[misc]  # lightning is skipped 
         """Join the swarm with the module and its optimizer, both where they will stay.
 
         Raises:
-            ConfigError: for several processes or optimizers, manual optimization, clipping by value
-                where gradients are averaged, or a setting that cannot work.
+            ConfigError: for several callbacks, processes or optimizers, manual optimization,
+                clipping by value where gradients are averaged, or a setting that cannot work.
         """
         optimizer = _the_optimizer(trainer, pl_module)
         peer = Peer(pl_module, optimizer, **self._settings)
@@ -101,6 +101,11 @@ class P2PTrainCallback(Callback):  # type: ignore[misc]  # lightning is skipped 
 
 def _the_optimizer(trainer: Any, pl_module: Any) -> Any:  # Any: a torch optimizer
     """The one optimizer. Raises ConfigError in a sentence if this fit cannot be a peer."""
+    if (count := sum(isinstance(one, P2PTrainCallback) for one in trainer.callbacks)) > 1:
+        raise ConfigError(
+            f"this Trainer has {count} P2PTrainCallbacks and would be as many peers; keep one: "
+            "P2PTRAIN_LIGHTNING adds one by itself"
+        )
     if trainer.world_size > 1:
         raise ConfigError(
             f"this Trainer is one of {trainer.world_size} processes; a peer is one process: "

@@ -285,7 +285,7 @@ class GrpcTransport:
 
     async def _serve_status(self, _: bytes, context: Any) -> bytes:  # Any: grpc is untyped
         if self.service is None:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "nobody reports here")
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this peer gives no reports")
             raise AssertionError("abort raises")
         return wire.encode_report(self.service.report())
 
@@ -296,7 +296,7 @@ class GrpcTransport:
             await self._reject(context, error)
         caller_ip = _ip_of(context.peer())
         if self.service is None or not caller_ip:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "nobody calls back from here")
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this peer does not call back")
             raise AssertionError("abort raises")
         try:
             return wire.encode_dialed_back(await self.service.dial_back(caller_ip, asked))
@@ -622,7 +622,7 @@ class _CalleeStream:
             if self._heard_all or self.aborted:
                 return
             await self.receive()
-        self.abort(f"more than {MAX_IGNORED} chunks that nobody waits for")
+        self.abort(f"more than {MAX_IGNORED} chunks that no group waits for")
 
     async def _say(self, content: wire.Chunk) -> None:
         if self.aborted:

@@ -1,7 +1,7 @@
 """Define the ports of a network: what a driver may assume of every transport.
 
 * A *message* may be lost, duplicated, delayed and reordered. Sending never waits and never fails;
-  if the path to a peer is seen to break, the handler is told, once per break.
+  if the path to a peer is seen to break, the handler is called, once per break.
 * A *call* (join, identify) is answered or raises TransportError within its timeout.
 * A *stream* of chunks is ordered, and completes or fails on both sides: nothing is lost in the
   middle. A receiver that does not read blocks the sender of this stream, and no other stream.

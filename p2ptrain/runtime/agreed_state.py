@@ -29,7 +29,7 @@ class AgreedState:
     contributes: bool = True
     """False: our gradients have no say in the next average."""
     averaged_anything: bool = True
-    """False: nobody's gradients had."""
+    """False: no peer's gradients had."""
     samples_of_step: int = 0
     """Of the step whose gradients are to be averaged."""
     samples_before: int = 0

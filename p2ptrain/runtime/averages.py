@@ -1,7 +1,7 @@
 """Averages are carried out: contribute, exchange, take in, each under its ticket.
 
 The machine says who averages what under which ticket, and may abandon it; until a result is being
-applied, an abandoned average leaves no trace. Whatever happens, the machine is told how it ended,
+applied, an abandoned average leaves no trace. Whatever happens, the machine learns how it ended,
 and one record is written for each attempt.
 
 The payload of a group is one bucket, ``models``, or ``gradients`` and ``buffers``: two where they
@@ -91,7 +91,7 @@ class Averages:
         return tuple(group.task for group in self._groups.values())
 
     def start(self, effect: Average) -> None:
-        """Carry out one average; its end is told to the machine."""
+        """Carry out one average; report its end to the machine."""
 
         def over(_: asyncio.Task[None]) -> None:
             # Here and not in the task: one that is cancelled before it starts runs nothing.
@@ -142,7 +142,7 @@ class Averages:
         return group.exchange if group and group.ticket == ticket else None
 
     async def _average(self, group: "FormedGroup") -> None:
-        """Carry out one `Average`: as many attempts as it takes; then the machine is told."""
+        """Carry out one `Average`: as many attempts as it takes; then tell the machine."""
         self.asked_at.pop(group.ticket, None)
         try:
             while following := await group.run():
@@ -172,7 +172,7 @@ class Averages:
         return replace(own, samples=samples, wants_to_end=ends, progress=agreed.progress)
 
     async def copy(self, function: Callable[[], T]) -> T:
-        """Copy gradients: nobody else wants them now, so a short copy is made here and at once."""
+        """Copy gradients: no other thread wants them now, so a short copy is made here."""
         short = self.replica.gradient_size <= SHORT
         return function() if short else await self.executor(function)
 
@@ -383,12 +383,12 @@ class FormedGroup(Attempt):
         agreed, host, stated = self._averages.agreed, self._averages.host, self._contributions
         if host.algorithm.averages == "models":  # and so are the estimates of progress
             rank, total = self.members.index(host.name), sum(one.progress for one in stated)
-            share = (total + rank) // len(stated)  # what a division leaves over is nobody's loss
+            share = (total + rank) // len(stated)  # what a division leaves over is not lost
             agreed.progress += share - stated[rank].progress
         return self.exchange
 
     async def _take_in(self, exchange: Exchange) -> list[Vector]:
-        """Take the result in; returns memory that nobody needs any more."""
+        """Take the result in; returns memory that is not needed any more."""
         averages, vector_V, stated = self._averages, self.vector_V, self._contributions
         replica, agreed, outside = averages.replica, averages.agreed, self._effect.outside_samples
         began, free = averages.host.now, [vector_V]

@@ -1,4 +1,4 @@
-"""What a peer has been doing lately, kept from its own records for whoever asks."""
+"""What a peer has been doing lately, kept from its own records for reports."""
 
 import threading
 from collections import deque
@@ -54,7 +54,7 @@ class Board:
         return self.clock() - self._started_at
 
     def record(self, kind: str, **fields: Any) -> None:  # Any: whatever JSON can hold
-        """Remember one record; kinds that nobody asks for are passed over."""
+        """Remember one record; kinds that no report has are passed over."""
         match kind:
             case "started":
                 self._me = fields["peer"]

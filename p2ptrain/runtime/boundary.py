@@ -61,8 +61,8 @@ class Boundary:
             await driver.environment.call(self._average_gradients(stale))
             if not agreed.averaged_anything and not stale:
                 if driver.stopping:
-                    return  # a step that nobody averaged is not made: we would differ from the rest
-                optimizer_step = no_update  # nobody had gradients; the version counts all the same
+                    return  # a step that was not averaged is not made: we would differ
+                optimizer_step = no_update  # no peer had gradients; the version counts all the same
         waited_s = driver.now - computed_at
         if not stale:
             driver.replica.update(optimizer_step)

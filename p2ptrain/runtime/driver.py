@@ -1,9 +1,9 @@
 """Drive one peer's machine: effects become I/O, endings become events. Feed, pump, re-arm.
 
-It owns the machine (`core/peer_machine.py`); nobody tells the machine anything but the driver and
-its `DriverSwarm`. Everything runs on one event loop: the protocol's own thread for real, the
-virtual loop in the simulator, the same code in both. What differs comes in as ports: the
-`Transport`, the `Replica`, and the `Environment` with its clock and its `CopyExecutor`.
+It owns the machine (`core/peer_machine.py`); only the driver and its `DriverSwarm` tell the machine
+anything. Everything runs on one event loop: the protocol's own thread for real, the virtual loop in
+the simulator, the same code in both. What differs comes in as ports: the `Transport`, the
+`Replica`, and the `Environment` with its clock and its `CopyExecutor`.
 """
 
 import asyncio
@@ -70,7 +70,7 @@ class Driver:
         self.accounts = Accounts()
         self.agreed = AgreedState()
         self.stopping = False
-        self.failure: BaseException | None = None  # the trainer is told where it waits, or next
+        self.failure: BaseException | None = None  # the trainer gets it where it waits, or next
         self.refused = ""  # whom we have refused last, and why
         self.contract = Contract(self.name, config, self.algorithm, self.replica, wire.PROTOCOL)
         self.digest = self.contract.digest
@@ -221,7 +221,7 @@ class Driver:
             self.machine.handle_timer(max(self.now, self._deadline))
 
     def over(self, ending: Ending) -> None:
-        """An effect has come to its end: the machine is told."""
+        """An effect has come to its end: tell the machine."""
         self.machine.ended(ending, self.now)
         self.pump()
 

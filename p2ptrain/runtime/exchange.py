@@ -140,10 +140,10 @@ class Exchange(Streams):
         return sum(bucket.square_sum for bucket in self.buckets)
 
     def give_back(self, *vectors: Vector) -> None:
-        """All is over: memory that nobody needs is used again, what was contributed from, too.
+        """All is over: memory that is not needed is used again, what was contributed from, too.
 
         After a break others may still read it, in an attempt that they do not know is over. They
-        read what they read: as long as we have not said that we have all, nobody commits that. A
+        read what they read: as long as we have not said that we have all, no member commits that. A
         member that decodes does it on threads that cannot be cancelled; that memory is left alone,
         and so are slots that such a thread may still fill.
         """
@@ -281,7 +281,7 @@ class BucketExchange:
             await self._contribute_own(index)
         exchange, start = partial(streams.exchange, name), streams.scope.start
         for peer in streams.others:
-            if self._shard(peer).size:  # nobody calls who has none, and hears that it has all
+            if self._shard(peer).size:  # who has no shard is not called
                 ends = not self._mine
                 start(exchange(peer, self._send_parts, self._take_means, calls=True, ends=ends))
             if self._mine:

@@ -276,7 +276,7 @@ class PeerLifecycle:
             await self._writer.write()
 
     async def wait_until_all_done(self) -> None:
-        """Serve the others until nobody who is here trains any more, or we are to stop."""
+        """Serve the others until no peer that is here trains any more, or we are to stop."""
         participants = self.driver.machine.membership.participants
         while not self.driver.stopping and any(peer != self.name for peer in participants()):
             await self.driver.wait_for_change()

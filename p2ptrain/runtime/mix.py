@@ -54,7 +54,7 @@ class Bucket:
     chunk_size: int
     """Numbers that travel at a time."""
     divisor: float
-    """The sum of the members' weights; with 0 nobody contributes, and the result is the sum."""
+    """The sum of the members' weights; with 0 no member contributes, and the result is the sum."""
     delta: bool = False
     """The group averages models, each of which weighs 1."""
     keeps_mean: bool = False
@@ -81,7 +81,7 @@ class Mix:
     ) -> None:
         vector_V, delta, codec = bucket.vector_V, bucket.delta, bucket.codec
         self.vector_V, self._codec = vector_V, codec
-        self._divisor = np.float32(bucket.divisor or 1)  # nobody has a say: the sum is nothing
+        self._divisor = np.float32(bucket.divisor or 1)  # no member has a say: the sum is nothing
         self._own_at = own_at
         self._delta = delta and not bucket.keeps_mean
         self._rounds_mean = not is_direct and not codec.is_exact
@@ -97,7 +97,7 @@ class Mix:
 
     @property
     def lent(self) -> list[Vector]:
-        """What was borrowed; nobody needs it once the exchange is complete."""
+        """What was borrowed; it is not needed once the exchange is complete."""
         return [one_V for one_V in (self._parts_V, self._handed_V) if one_V is not self.vector_V]
 
     def part(self, span: Span) -> memoryview:
@@ -205,7 +205,7 @@ def blocks(size: int) -> Iterator[slice]:
 def squares(vector_B: Vector) -> float:
     """The sum of the squares. Raises NotFinite.
 
-    It is results that are checked: shared memory may change under whoever looks at it twice.
+    It is results that are checked: shared memory may change under a second look.
     """
     square_sum = float(np.dot(vector_B, vector_B))
     if not math.isfinite(square_sum) and not np.isfinite(vector_B).all():

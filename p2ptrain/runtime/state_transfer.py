@@ -55,7 +55,7 @@ class StateTransfer:
         """
         host, me, membership = self.host, self.host.name, self.host.machine.membership
         until = host.now + host.config.join_timeout_s
-        # If nobody has trained, the donor's state may equal ours.
+        # If no peer has trained, the donor's state may equal ours.
         trained = version or membership.samples
         digest = 0 if trained else await self.executor(self.replica.state_digest)
         while donors := membership.donors:

@@ -1,7 +1,7 @@
 """Manage all streams of one ticket: openings, progress, and their common end.
 
 **A member ends when all have the result**: a member that serves a stream ends it only when it has
-all of the result itself, of all buckets, and so does the caller where nobody calls it. So a member
+all of the result itself, of all buckets, and so does the caller that is not called. So a member
 that has committed knows that every other member could, and after a break all can adopt what one of
 them has committed (`core/repair.py`).
 """
@@ -49,7 +49,7 @@ class Streams:
     clock: Callable[[], Seconds]
     """For the times that messages of failure state."""
     heard: Callable[[PeerId], None] = lambda _: None
-    """Is told whenever anything has come from a member."""
+    """Called whenever anything has come from a member."""
     open_stream: OpenStream
     arrival_s: Seconds = ARRIVAL_S
     """How long to wait for a member's stream; it may still be in another group."""

@@ -27,7 +27,7 @@ class DriverSwarm:
         """Of claims, by their tickets; None: of the version that the trainer waits for."""
 
     def ended(self, ticket: Ticket | None, ending: GroupResult | BaseException) -> None:
-        """A claim has ended, or (None) a version; nobody may wait for it."""
+        """A claim has ended, or (None) a version; it may be that no one waits for it."""
         awaited = self._endings.get(ticket)
         if awaited is None or awaited.done():
             return
@@ -124,7 +124,7 @@ class DriverSwarm:
         return updates
 
     async def wait_for_change(self, most_s: Seconds) -> None:
-        """Raises the failure of this peer, if there is one: whoever waits may be its trainer."""
+        """Raises the failure of this peer, if there is one: its trainer may be waiting."""
         with suppress(TimeoutError):
             async with asyncio.timeout(most_s):
                 await self._driver.wait_for_change()

@@ -353,7 +353,7 @@ class SimNetwork:
         elif way in self._held:
             self._held[way].append(flight)
         elif there is None or there.handler is None:
-            self._lost(flight, "nobody is there")
+            self._lost(flight, "no peer is there")
             self._bounce(flight, f"no connection to {flight.target}: it is not there")
         elif flight.envelope is None:
             self._lost(flight, "unreadable")

@@ -142,7 +142,7 @@ class SimStream:
                 if self._heard_all:
                     return
                 await self.receive()
-            self.abort(f"more than {MAX_IGNORED} chunks that nobody waits for")
+            self.abort(f"more than {MAX_IGNORED} chunks that no group waits for")
         except RefusedError as error:
             self.refuse(error)
         except TransportError:

@@ -4,7 +4,7 @@ One peer, the *guide*, is also asked for the members it knows; if it does not an
 becomes the guide. Every member is asked in turn:
 
 * a peer is asked every `LEAST_S` to `MOST_S`, so that the swarm as a whole answers about
-  `ASKS_PER_S` times a second; `IDLE` times less often while nobody looks;
+  `ASKS_PER_S` times a second; `IDLE` times less often while no browser looks;
 * at most `AT_ONCE` peers are asked at the same time, each over a connection that is kept;
 * a peer that does not answer is asked half as often each time, down to every `BACKOFF_S`: it may
   come back, under a new address if its membership record says so.

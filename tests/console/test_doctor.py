@@ -68,7 +68,7 @@ async def test_whom_the_peer_has_refused_is_a_note_with_the_reason(address):
 async def test_nobody_listens():
     (text,) = await problems(visit("127.0.0.1:1"))
     assert text == (
-        "127.0.0.1:1 refuses connections: nobody listens there; start the peer, or check port 1"
+        "127.0.0.1:1 refuses connections: no peer listens there; start it, or check port 1"
     )
 
 

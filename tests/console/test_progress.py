@@ -47,7 +47,7 @@ def test_it_says_with_whom_it_is_in(terminal):
 
 
 def test_alone_it_says_so(terminal):
-    assert terminal.record("ready", members=["p01"]) == "p01 is in, with nobody else yet"
+    assert terminal.record("ready", members=["p01"]) == "p01 is in, with no other peer yet"
 
 
 def test_members_that_it_meets_while_joining_are_named_once(terminal):

@@ -83,7 +83,8 @@ def test_whoever_of_three_is_killed_the_others_go_on_and_finish(tmp_path, algori
     expected = ["ended"] * 3
     expected[victim] = "lost"
     assert [status.state for status in run.statuses] == expected
-    assert summary["samples"] >= 32 * 24 * 3
+    # A batch of each, and one more: an average that a death cut in two may count at one side only.
+    assert summary["samples"] >= 32 * 23 * 3
     survivors = [f"p0{rank}" for rank in range(3) if rank != victim]
     for name in survivors:
         told = [r for r in records_of(tmp_path, name, "member") if r["member"] == f"p0{victim}"]

@@ -132,9 +132,12 @@ def test_by_the_environment_a_program_without_the_callback_is_a_peer(tmp_path, m
     assert callbacks() == []
     (tmp_path / "peer.toml").write_text("algorithm = 'allreduce'\n[stop]\nsamples = 8")
     monkeypatch.setenv(VARIABLE, str(tmp_path / "peer.toml"))
-    (callback,) = callbacks()
-    assert fit(Module(), callback, max_epochs=100).global_step == 2
+    trainer = fit(Module(), max_epochs=100)
+    (callback,) = [one for one in trainer.callbacks if isinstance(one, P2PTrainCallback)]
+    assert trainer.global_step == 2
     assert callback.peer.config.algorithm == "allreduce"
+    with pytest.raises(ConfigError, match="this Trainer has 2 P2PTrainCallbacks and would be"):
+        fit(Module(), P2PTrainCallback())
     monkeypatch.setenv(VARIABLE, str(tmp_path / "nowhere.toml"))
     with pytest.raises(ConfigError, match="cannot read"):
         callbacks()

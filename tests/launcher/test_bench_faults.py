@@ -20,12 +20,12 @@ def test_medians_and_the_worst_case_of_each_fault_are_held_against_its_bound():
     rounds = [KILLED, KILLED, replace(KILLED, holds_s=0.7), FROZEN]
     claims = {one["text"]: (one["measured"], one["holds"]) for one in faults.claims_of(rounds)}
     assert claims == {
-        "grpc, one of four is frozen: nobody waits any more, median of 1": (2.0, True),
-        "grpc, one of four is frozen: nobody waits any more, worst of 1": (2.0, True),
+        "grpc, one of four is frozen: no peer waits any more, median of 1": (2.0, True),
+        "grpc, one of four is frozen: no peer waits any more, worst of 1": (2.0, True),
         "grpc, one of four is frozen: the others hold their mean, median": (2.5, True),
         "grpc, one of four is frozen: the others hold their mean, worst": (2.5, True),
-        "grpc, one of four is killed: nobody waits any more, median of 3": (0.1, True),
-        "grpc, one of four is killed: nobody waits any more, worst of 3": (0.1, True),
+        "grpc, one of four is killed: no peer waits any more, median of 3": (0.1, True),
+        "grpc, one of four is killed: no peer waits any more, worst of 3": (0.1, True),
         "grpc, one of four is killed: the others hold their mean, median": (0.5, True),
         "grpc, one of four is killed: the others hold their mean, worst": (0.7, False),
     }

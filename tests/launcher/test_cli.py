@@ -164,7 +164,7 @@ def test_a_folder_without_results_is_a_mistake_in_a_sentence(p2plab, scenario, t
     (tmp_path / "begun").mkdir()
     shutil.copy(scenario, tmp_path / "begun" / "scenario.toml")
     mistakes = {
-        ("report", "nowhere"): "cannot write to nowhere: No such file or directory",
+        ("report", "nowhere"): "there is no folder nowhere; give one that a run wrote",
         ("report", "."): ". holds no run: there is no scenario.toml in it",
         ("report", "begun"): "begun holds no results: no algorithm has a summary.json yet",
         ("compare", "begun", "."): "begun holds no comparison; p2plab report begun makes it",

@@ -197,7 +197,7 @@ def test_faults_that_did_not_come_or_found_nobody_are_told(folder):
     fleet = FakeFleet(("p00", "p01"), [train(folder, "p00"), train(folder, "p01"), done])
     assert execute(folder, fleet, faults=(late, missed)).notes == [
         "fault 'crash' of p01 at 100 s did not come before the end",
-        "fault 'crash' of p00 at 0 s found nobody there",
+        "fault 'crash' of p00 at 0 s found no peer there",
     ]
 
 

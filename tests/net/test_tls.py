@@ -194,4 +194,4 @@ def test_status_of_a_swarm_with_tls(ours):
                 await look(address, 5.0, ours)
             return str(caught.value)
 
-    assert asyncio.run(story()) == "nobody reports here"
+    assert asyncio.run(story()) == "this peer gives no reports"

@@ -246,7 +246,7 @@ class NeverYields(GroupLock):
 def test_requests_that_do_not_yield_to_older_ones_are_found():
     findings = explore(CROSSING, NeverYields)
     assert findings.stuck
-    assert findings.stuck.why == "nobody was in a group, and nothing went wrong"
+    assert findings.stuck.why == "no peer was in a group, and nothing went wrong"
 
 
 class YieldsToItsEqual(GroupLock):
@@ -263,7 +263,7 @@ class YieldsToItsEqual(GroupLock):
 def test_requests_that_yield_to_each_other_are_found():
     findings = explore(CROSSING, YieldsToItsEqual)
     assert findings.stuck
-    assert findings.stuck.why == "nobody was in a group, and nothing went wrong"
+    assert findings.stuck.why == "no peer was in a group, and nothing went wrong"
 
 
 class NeverAsksToBeLetGo(GroupLock):
@@ -276,7 +276,7 @@ class NeverAsksToBeLetGo(GroupLock):
 def test_a_promise_that_is_not_given_up_for_an_older_request_is_found():
     findings = explore(THREE_OF_FOUR, NeverAsksToBeLetGo)
     assert findings.stuck
-    assert findings.stuck.why == "nobody was in a group, and nothing went wrong"
+    assert findings.stuck.why == "no peer was in a group, and nothing went wrong"
 
 
 class NeverAsksAgain(GroupLock):

@@ -1,7 +1,7 @@
 """Write the reference pages that follow from the code: `generate_reference_pages.py FOLDER`.
 
 `settings.md` lists every field of the configuration dataclasses with its default, its unit and the
-text beneath it. `errors.md` lists every sentence that the package raises, as its source has it.
+text beneath it. `errors.md` lists every sentence that peers and lab raise, as its source has it.
 `records.md` lists the kinds of records, from the docstring of `runtime/metrics.py`.
 """
 
@@ -19,7 +19,7 @@ from p2ptrain.documented import default_of, texts_of
 from p2ptrain.runtime import metrics
 from p2ptrain.runtime.settings import PeerConfig
 
-PACKAGE = Path(p2ptrain.__file__).parent
+ROOT = Path(p2ptrain.__file__).parents[1]
 
 UNITS = {
     "_s": "seconds",
@@ -33,12 +33,13 @@ UNITS = {
 RAISED = ("ConfigError", "RefusedError", "StateError", "LocalProtocolError", "TransportError")
 
 MADE_BEFORE = {
-    "runtime/admission.py": "RefusedError",
-    "runtime/lifecycle.py": "TransportError",
-    "compute/contract.py": "RefusedError",
-    "compute/coverage.py": "StateError",
+    "p2ptrain/runtime/admission.py": "RefusedError",
+    "p2ptrain/runtime/lifecycle.py": "TransportError",
+    "p2ptrain/compute/contract.py": "RefusedError",
+    "p2ptrain/compute/coverage.py": "StateError",
+    "launcher/lab.py": "ConfigError",
 }
-"""Files whose functions return a sentence, or name it ``text``, for an error raised later."""
+"""Files whose functions return a sentence, or name it ``text`` or ``why``, for a later error."""
 
 
 # --- settings -------------------------------------------------------------------------------------
@@ -130,16 +131,18 @@ second column ([the tree](api.md#errors))."""
 def errors_page() -> str:
     """Every sentence, by the folder of the package that raises it."""
     by_folder: dict[str, dict[str, tuple[str, str]]] = {}
-    for path in sorted(PACKAGE.rglob("*.py")):
-        file = path.relative_to(PACKAGE).as_posix()
-        for kind, sentence in sentences_of(path):
-            folder = file.partition("/")[0] if "/" in file else "command line and configuration"
-            by_folder.setdefault(folder, {}).setdefault(sentence, (kind, file))
+    for package, others in (("p2ptrain", "command line and configuration"), ("launcher", "")):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            file = path.relative_to(ROOT)
+            inner = file.parts[1] if len(file.parts) > 2 else others
+            folder = inner if package == "p2ptrain" else "p2plab"
+            for kind, sentence in sentences_of(path):
+                by_folder.setdefault(folder, {}).setdefault(sentence, (kind, file.as_posix()))
     parts = [ERRORS]
     for folder, found in by_folder.items():
         parts.append(f"## {folder}\n\n| sentence | class | raised in |\n|---|---|---|")
         parts += [
-            f"| {cell(sentence)} | `{kind}` | [`{file}`](../../p2ptrain/{file}) |"
+            f"| {cell(sentence)} | `{kind}` | [`{file.partition('/')[2]}`](../../{file}) |"
             for sentence, (kind, file) in sorted(found.items())
         ]
         parts.append("")
@@ -148,7 +151,7 @@ def errors_page() -> str:
 
 def sentences_of(path: Path) -> Iterator[tuple[str, str]]:
     """The class and the sentence of each error that a file raises; `…` for what it fills in."""
-    file = path.relative_to(PACKAGE)
+    file = path.relative_to(ROOT)
     if "sim" in file.parts:
         return
     later = MADE_BEFORE.get(file.as_posix(), "")
@@ -158,7 +161,7 @@ def sentences_of(path: Path) -> Iterator[tuple[str, str]]:
                 sentence = _text_of(text)
             case ast.Return(value=ast.expr() as text) if later:
                 kind, sentence = later, _text_of(text)
-            case ast.Assign(targets=[ast.Name(id="text")], value=text) if later:
+            case ast.Assign(targets=[ast.Name(id="text" | "why")], value=text) if later:
                 kind, sentence = later, _text_of(text)
             case _:
                 continue

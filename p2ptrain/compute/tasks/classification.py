@@ -36,7 +36,7 @@ class Classification:
     peer knows one or two classes. Too small: peers with a handful of samples, which they repeat."""
 
     own_class: int | None = None
-    """A class of which the last peer by rank has all samples, and nobody else any; it has no more
+    """A class of which the last peer by rank has all samples, and no other any; it has no more
     samples than the others. None: no such class. It and `skew_alpha` exclude each other."""
 
     augment: Callable[[Tensor, torch.Generator], Tensor] = unchanged

@@ -233,7 +233,7 @@ class Situations:
         never = [s.ticket for s in histories if not s.answered and s.ticket.initiator not in dead]
         in_time = self.scenario.latency_ticks is not None and not self.trouble(key)
         if histories and in_time and not any(history.formed for history in histories):
-            waits.append("nobody was in a group, and nothing went wrong")
+            waits.append("no peer was in a group, and nothing went wrong")
         return "; ".join(waits + [f"the request of {ticket} does not end" for ticket in never])
 
     def words(self, key: bytes) -> tuple[list[str], list[str], Course]:
