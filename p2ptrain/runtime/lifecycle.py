@@ -164,11 +164,12 @@ class PeerLifecycle:
         asked = [Address(host) for host in hosts or config.join if host != self.address]
         if asked:
             await self.enter(asked, config.join_timeout_s)
-        await self.take_model(config.together or config.peers, founds=not asked, keep=keeps_model)
+        count = config.together or config.peers
+        await self.take_model(count, founds=not asked, keep=keeps_model)
         for other in driver.machine.membership.donors[:1]:
             await driver.contract.compare_frozen(other, driver.rule_of)
         if not keeps_model and not driver.machine.membership.samples:
-            await self.wait_for_models()
+            await self.wait_for_models(count)
         driver.metrics.record("ready", members=[self.name, *driver.swarm.choosable()])
         if config.out and config.snapshot_every_s:
             self._writer = SnapshotWriter(
@@ -242,18 +243,20 @@ class PeerLifecycle:
             raise TransportError(start + text) from error
         return False
 
-    async def wait_for_models(self) -> None:
-        """Say that we have the model, and wait until all have it that start together with us."""
+    async def wait_for_models(self, count: int) -> None:
+        """Say that we have the model, and wait until all `count` have it that start together."""
         driver, membership = self.driver, self.driver.machine.membership
         participants, trainees = membership.participants, membership.trainees
         driver.describe(Phase.TRAINING, steps=0, samples=0)
         try:
             async with asyncio.timeout(self.config.join_timeout_s):
                 # A suspect is missing, too: the first version would run without it.
-                while len(participants()) > len(trainees()) and not membership.samples:
+                while len(membership.names()) + 1 < count or len(participants()) > len(trainees()):
+                    if membership.samples and len(trainees()) >= count:
+                        break  # only a newcomer is missing
                     await driver.wait_for_change()
         except TimeoutError:
-            missing = ", ".join(sorted({*participants()} - {*trainees()}))
+            missing = ", ".join(sorted({*participants()} - {*trainees()})) or "some unheard of"
             text = f"begins without those that did not take the model over in time: {missing}"
             driver.metrics.record("warning", text=text)
 

@@ -94,6 +94,25 @@ async def test_peers_with_different_seeds_begin_with_the_model_of_the_first(algo
     await fleet.end()
 
 
+@pytest.mark.parametrize("seed", range(10))
+async def test_a_peer_waits_for_all_though_others_train_already(seed: int):
+    """Word of who trains comes late, in another order at each peer."""
+    fleet = Fleet(seed, algorithm="eager", peers=4)
+    fleet.network.link = Link(latency_s=0.001, jitter_s=0.02)
+    seen: dict[str, tuple[PeerId, ...]] = {}
+    for name in NAMES:
+        await fleet.listen(name, VectorReplica(np.zeros(3, np.float32), 0.1))
+
+    async def take_part(life: PeerLifecycle) -> None:
+        await life.join([fleet.lives["a"].address])
+        seen[life.name] = life.driver.machine.membership.trainees()
+        await train(life, Random(f"{seed}/{life.name}"))
+
+    await asyncio.gather(*map(take_part, lives(fleet)))
+    assert seen == dict.fromkeys(NAMES, NAMES)
+    await fleet.end()
+
+
 async def test_peers_with_equal_seeds_send_no_model_when_they_start():
     fleet, _ = await started([1.0, 1.0, 1.0, 1.0], "ad_psgd")
     assert [fleet.warnings(name) for name in NAMES] == [[], [], [], []]
