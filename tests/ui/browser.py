@@ -23,7 +23,16 @@ START_S = 30.0
 
 
 def find() -> str | None:
-    return next((path for name in NAMES if (path := shutil.which(name))), None)
+    """The first browser here that starts: one whose installation was cut short does not."""
+    found = (path for name in NAMES if (path := shutil.which(name)))
+    return next((path for path in found if _starts(path)), None)
+
+
+def _starts(path: str) -> bool:
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        asked = subprocess.run([path, "--version"], capture_output=True, timeout=20, check=False)
+        return asked.returncode == 0
+    return False
 
 
 class Tab:
