@@ -6,6 +6,9 @@ The keys are an interface (`docs/architecture.md`, "Result files"): ``algorithm`
 gradients), ``averages_per_peer`` (the mean over the peers of how many of their averages succeeded),
 ``failed_share`` (0 to 1: of the attempts of all peers, those that failed; attempts with a normal
 ending other than success, such as a busy partner, count for neither side; null without attempts),
+``bytes_per_step`` (what one peer sends in one step; null without steps), ``words`` with ``mean``
+and ``worst`` (of sparse sums: the indices and numbers that one peer sends or receives for one of
+them, whichever are more; null without such sums),
 ``silences`` (the sentences of peers that had stopped averaging, the first `MOST_SILENCES`),
 ``time_to_target_s`` (null if not reached), ``notes`` (sentences about lost peers and faults) and
 ``final`` with ``loss``, ``accuracy``, ``recall`` (of each class, where the task has classes) and
@@ -83,6 +86,8 @@ def summarise(
         "versions_per_s": _versions(histories) / duration_s if duration_s else 0.0,
         "averages_per_peer": _averages_per_peer(peers),
         "failed_share": failed_share(peers),
+        "bytes_per_step": _bytes_per_step(peers),
+        "words": _words(histories),
         "silences": [said for history in histories for said in history.silences][:MOST_SILENCES],
         "time_to_target_s": curve.time_to_target_s,
         "final": _final(curve),
@@ -91,6 +96,20 @@ def summarise(
 
 def _averages_per_peer(peers: Sequence[Json]) -> float:
     return sum(peer["groups_formed"] or 0 for peer in peers) / len(peers) if peers else 0.0
+
+
+def _bytes_per_step(peers: Sequence[Json]) -> float | None:
+    """What one peer sends in one of its steps, of vectors."""
+    steps = sum(peer["steps"] or 0 for peer in peers)
+    return sum(peer["sent_bytes"] or 0 for peer in peers) / steps if steps else None
+
+
+def _words(histories: Iterable[PeerHistory]) -> Json:
+    """Of sparse sums: what one peer moves for one of them, indices and numbers alone."""
+    attempts = [attempt for history in histories for attempt in history.attempts]
+    words = [a.words for a in attempts if a.outcome == "done" and a.words is not None]
+    mean = sum(words) / len(words) if words else None
+    return {"mean": mean, "worst": max(words, default=None)}
 
 
 def failed_share(peers: Sequence[Json]) -> float | None:

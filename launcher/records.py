@@ -63,6 +63,8 @@ class Attempt:
     sent_bytes: int
     received_bytes: int
     staleness_steps: int | None
+    words: int | None = None
+    """Of a sparse sum: indices and numbers that this peer sent or received, whichever were more."""
     consensus_distance_l2: float | None = None
     """Distance of this peer from the group's mean; None unless models were averaged."""
 
@@ -334,6 +336,7 @@ class PeerHistory:
         self.steps.append(step)
 
     def _take_attempt(self, record: Record, at: Seconds) -> None:
+        words = [moved for way in ("sent", "received") if (moved := record.get(f"{way}_words"))]
         attempt = Attempt(
             at=at,
             members=tuple(record["members"]),
@@ -343,6 +346,7 @@ class PeerHistory:
             sent_bytes=record["sent_bytes"] or 0,
             received_bytes=record["received_bytes"] or 0,
             staleness_steps=record["staleness_steps"],
+            words=max(words, default=0) if record.get("sent_words") is not None else None,
             consensus_distance_l2=record.get("consensus_distance_l2"),
         )
         self.attempts.append(attempt)

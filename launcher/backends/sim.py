@@ -25,6 +25,7 @@ from p2plab.conditions import FaultConfig, LinkConfig
 from p2plab.external_baselines import EXTERNAL_BASELINES, PRICES
 from p2plab.faults import FaultInstance, left_of
 from p2plab.scenario import LeftOut, Scenario, ways_left_out
+from p2ptrain.averaging.base import load_algorithm
 from p2ptrain.compute.tasks import Task, load_task
 from p2ptrain.compute.torch_replica import TorchReplica
 from p2ptrain.compute.training import Learner, build_optimizer, threads
@@ -36,6 +37,7 @@ from p2ptrain.net.grpc_config import GrpcConfig
 from p2ptrain.runtime.metrics import Metrics, TeeMetrics
 from p2ptrain.sim.compute import (
     STANDS_FOR,
+    MadeUpWork,
     PricedMetrics,
     PricedWork,
     priced_exchange,
@@ -218,7 +220,7 @@ class SimFleet:
             configs = _priced(scenario, configs, task)
             link = dataclasses.replace(link, bandwidth_bytes_s=None)
         world = self._world = FleetWorld(scenario.seed, link)
-        world.network.stands_for = 1 if scenario.gradients else STANDS_FOR
+        world.network.stands_for = 1 if scenario.gradients else _stands_for(configs[0])
         _place(world, scenario, self._names)
         for device in scenario.devices:
             rate = (device.uplink_mbit_s or 0.0) * 1e6 / 8
@@ -370,17 +372,25 @@ def _learning(task: Task, config: RunConfig, metrics: Metrics, number: int) -> L
 
 def _pricing(task: Task, config: RunConfig) -> Train:
     """Makes peers whose steps are only priced, for a model as large as the task's."""
-    size = _model_size(task, config)
+    size, stands_for = _model_size(task, config), _stands_for(config)
 
     def make(config: RunConfig, metrics: Metrics, number: int) -> LivingPeer:
-        replica = priced_replica(size)
-        trainee = Trainee(replica, PricedWork(config.training.batch_size), replica.descend)
-        exchange = priced_exchange(config.exchange)
+        replica, samples = priced_replica(size, stands_for), config.training.batch_size
+        is_whole = stands_for == 1
+        work = MadeUpWork(samples, replica, config.rank) if is_whole else PricedWork(samples)
+        trainee = Trainee(replica, work, replica.descend)
+        exchange = priced_exchange(config.exchange, stands_for)
         config = dataclasses.replace(config, exchange=exchange, out="")  # no model to write
-        to = PricedMetrics(metrics, size)
+        to = PricedMetrics(metrics, size, stands_for)
         return LivingPeer(config, trainee, config.pace, config.rank, to, number)
 
     return make
+
+
+def _stands_for(config: RunConfig) -> int:
+    """So many numbers of a model are one where steps are only priced."""
+    algorithm = load_algorithm(config.algorithm, config.algorithm_options)
+    return 1 if algorithm.sparse else STANDS_FOR
 
 
 def _model_size(task: Task, config: RunConfig) -> int:

@@ -5,9 +5,11 @@ Neither this nor an algorithm imports torch, numpy, asyncio or grpc.
 
 from p2ptrain.averaging.base import (
     Algorithm,
+    Entries,
     Group,
     GroupResult,
     Mean,
+    SparseSum,
     Swarm,
     in_turn,
     known_algorithms,
@@ -21,6 +23,7 @@ from p2ptrain.ids import PeerId, Seconds, Ticket
 
 __all__ = ["Algorithm", "Swarm"]  # what an algorithm is, and what it may ask for
 __all__ += ["Group", "GroupResult", "Mean", "Outcome", "What"]  # groups
+__all__ += ["Entries", "SparseSum"]  # sparse sums of gradients
 __all__ += ["NOBODY", "Round", "Rule"]  # schedules
 __all__ += ["AlgorithmMessage", "in_turn"]  # what algorithms tell each other, whom they ask first
 __all__ += ["ConfigError", "RemoteProtocolError", "StateError"]  # mistakes

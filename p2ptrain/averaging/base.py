@@ -11,7 +11,8 @@ like the paper. It acts at the moments that it defines, and leaves the others al
 * `take_in`         means of gradients wait for its trainer: which of them it takes in.
 * `handle_message`  a message of the same algorithm on another peer arrives (`Swarm.tell`).
 
-It declares what others must know of it, `averages`, `trainer_waits`, `in_step`, `conserves_mean`:
+It declares what others must know of it (`averages`, `sparse`, `trainer_waits`, `in_step`,
+`conserves_mean`):
 the boundary, the simulator's checkers and the contract tests read these and infer nothing.
 
 An algorithm whose groups follow from the version and the peers that train has a `schedule` as well:
@@ -22,7 +23,7 @@ Options are the fields of the class's nested frozen dataclass `Config`. All that
 comes by one import, of `p2ptrain.averaging`.
 """
 
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any, ClassVar, Protocol
@@ -145,6 +146,78 @@ class Mean(Protocol):
         """Change the model as it is at this moment, x <- x + `share` * (mean - x)."""
 
 
+class Entries(Protocol):
+    """Some numbers of a vector with their indices, which increase; 8 bytes each as they travel."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def least(self) -> float:
+        """The smallest magnitude; 0 of none."""
+
+    def split(self, counts: Sequence[int]) -> "Sequence[Entries]":
+        """The first so many, the next so many, ..."""
+
+    def cut(self, edges: Sequence[int]) -> "Sequence[Entries]":
+        """Those with indices before the first edge, from there to the second, ..., and the rest."""
+
+    def quantiles(self, count: int, offset: float) -> Sequence[int]:
+        """How many these are, then `count` of their indices, evenly spaced; 0 if there are none.
+
+        `offset`, from 0 to 1, shifts the places.
+        """
+
+    def histogram(self) -> Sequence[int]:
+        """How many there are by magnitude: the highest bin, how many it has, and those below it."""
+
+    def largest(self, count: int) -> "Entries":
+        """Those of the largest magnitudes; of equal ones, those with the lowest indices."""
+
+
+class SparseSum(Protocol):
+    """A group on its way to the sum of few numbers of each member, as a `SparseRule` has it.
+
+    What members send each other here breaks the group if it is not what was to come.
+    """
+
+    size: int
+    """Of the accumulated gradient: samples * gradient + residual."""
+    rank: int
+    """Ours among the members."""
+    members: tuple[PeerId, ...]
+
+    async def largest(self, count: int) -> Entries:
+        """Of the accumulated gradient, the numbers of the largest magnitudes, none of them 0."""
+
+    async def above(self, threshold: float) -> Entries:
+        """Of the accumulated gradient, the numbers of at least this magnitude, above 0."""
+
+    async def all_gather(self, numbers: Sequence[int]) -> Sequence[Sequence[int]]:
+        """As many numbers of each member, in the order of ranks: each from 0 to 2^32 - 1."""
+
+    async def send(
+        self, parts: Sequence[Entries], due: Sequence[int] | None = None
+    ) -> Sequence[Entries]:
+        """Send to each rank its part; returns what each has sent to us, our own part included.
+
+        With `due`, from each rank so many entries come, and empty parts are not sent.
+        """
+
+    async def add(self, parts: Sequence[Entries]) -> Entries:
+        """Their sum, index by index, added up in this order."""
+
+    def join(self, parts: Sequence[Entries]) -> Entries:
+        """One after the other: their indices do not overlap."""
+
+
+SparseRule = Callable[[SparseSum], Awaitable[tuple[Entries, Entries]]]
+"""What a group does instead of adding up all numbers of all gradients.
+
+Returns what this member has sent of its own, and the sum, which all members get alike. What it has
+sent and the sum has is delivered, once the sum is taken in; the rest stays in its residual.
+"""
+
+
 class Group(Protocol):
     """One attempt of a formed group, as `Algorithm.average` has it in its hands.
 
@@ -160,8 +233,11 @@ class Group(Protocol):
     awaited: bool
     """Our trainer has arrived at its version, and stands still until it is over."""
 
-    async def reduce(self) -> None:
-        """Average what all members contribute; nothing here is changed by it."""
+    async def reduce(self, rule: SparseRule | None = None) -> None:
+        """Average what all members contribute; nothing here is changed by it.
+
+        Of gradients for which the trainer waits, add up what `rule` chooses, if there is one.
+        """
 
     async def commit(self) -> None:
         """Take the result in: of models, add mean - snapshot; of gradients, replace them.
@@ -184,6 +260,9 @@ class Algorithm:
     averages: ClassVar[str] = "models"
     """``models`` or ``gradients``: what its groups average. Gradients of peers that are not
     `in_step` are delivered late: those of each step with the next version that runs."""
+
+    sparse: ClassVar[bool] = False
+    """Its means leave numbers out, for later ones: what travels depends on the numbers."""
 
     state_names: ClassVar[tuple[str, ...]] = ()
     """Attributes that outlive a step: numbers, texts, and lists and dicts of such."""
@@ -311,6 +390,9 @@ def load_algorithm(name: str, options: Mapping[str, Any] | None = None) -> Algor
         if is_so and not algorithm.trainer_waits:
             mistake = f"{what}, for which trainers wait, and trainer_waits = False; write True"
             raise ConfigError(f"algorithm {name!r} declares {mistake}")
+    if algorithm.sparse and not (algorithm.in_step and algorithm.averages == "gradients"):
+        mistake = "sparse = True, which is for gradients of peers that are in_step"
+        raise ConfigError(f"algorithm {name!r} declares {mistake}; declare those, too")
     return algorithm
 
 

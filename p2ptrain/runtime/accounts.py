@@ -7,6 +7,7 @@ from p2ptrain.core.effects import AverageEnded, Outcome, What
 from p2ptrain.ids import PeerId, Seconds, Ticket
 from p2ptrain.runtime.exchange import Exchange
 from p2ptrain.runtime.metrics import Metrics
+from p2ptrain.runtime.sparse_sum import GroupSparseSum
 
 
 @dataclass(slots=True)
@@ -46,6 +47,8 @@ class Attempt:
     asked_at: Seconds
     formed_at: Seconds
     exchange: Exchange | None = None
+    sparse: GroupSparseSum | None = None
+    """Its sum of gradients, if that is a sparse one."""
     snapshot_s: Seconds = 0.0
     apply_s: Seconds = 0.0
     outcome: Outcome = Outcome.DONE
@@ -105,6 +108,8 @@ class Accounts:
             apply_s=attempt.apply_s,
             sent_bytes=sent,
             received_bytes=received,
+            sent_words=attempt.sparse.sent_words if attempt.sparse else None,
+            received_words=attempt.sparse.received_words if attempt.sparse else None,
             consensus_distance_l2=attempt.consensus_distance_l2,
             staleness_steps=attempt.staleness_steps,
         )

@@ -20,14 +20,15 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from p2ptrain.averaging.base import Mean
+from p2ptrain.averaging.base import Mean, SparseRule
 from p2ptrain.compute.codec import load_codec
 from p2ptrain.compute.replica import Replica, Vector
+from p2ptrain.compute.sparse import NOTHING, Residual
 from p2ptrain.core.contribution import MODEL, Contribution
 from p2ptrain.core.effects import Abandon, Average, AverageBroke, Break, Outcome, Resolve, What
 from p2ptrain.core.links import weights_left
 from p2ptrain.core.purpose import Formation, Purpose
-from p2ptrain.core.shards import chunk_size_of
+from p2ptrain.core.shards import SMALLEST_PART, chunk_size_of
 from p2ptrain.core.transfers import Transfers
 from p2ptrain.errors import InvariantViolation, RefusedError, StateError
 from p2ptrain.ids import PeerId, Seconds, Ticket
@@ -39,6 +40,8 @@ from p2ptrain.runtime.copy_executor import CopyExecutor
 from p2ptrain.runtime.exchange import Exchange, ExchangeConfig
 from p2ptrain.runtime.mix import Bucket
 from p2ptrain.runtime.pending_gradients import PendingGradients
+from p2ptrain.runtime.rounds import Rounds
+from p2ptrain.runtime.sparse_sum import GroupSparseSum
 from p2ptrain.runtime.streams import GroupBroken
 from p2ptrain.vectors import Buffers
 
@@ -79,6 +82,7 @@ class Averages:
     def __post_init__(self) -> None:
         self.slots = Buffers(lambda size: np.empty(size, np.float32), SLOTS)
         self.pending = PendingGradients(self.replica, self.buffers, self.copy)
+        self.residual = Residual()
         self.transfers = Transfers(self.config.average_timeout_s)
         self.asked_at: dict[Ticket, Seconds] = {}
         """When we asked for the groups that we hope for."""
@@ -165,6 +169,7 @@ class Averages:
             of_step = agreed.samples_of_step
             weight = of_step if agreed.contributes else 0
             mask = self.replica.gradient_mask() if weight else b""
+            mask = union((mask, self.residual.mask))
             own = Contribution(weight=weight, usual=of_step, samples=of_step, gradient_mask=mask)
             own = replace(own, rule=self.host.contract.state_rule())
             before = membership.me.samples
@@ -206,6 +211,8 @@ class FormedGroup(Attempt):
         self._effect = effect
         self._contributions = tuple(stated[peer] for peer in members)
         self._keeps_mean = False
+        self._has_residual = False  # it is in the gradients that we contribute
+        self._left_G: Vector | None = None  # what a codec takes from them
         self._updates = 0  # of the model that was contributed
         self._called_off: GroupBroken | None = None
         self._adopts: asyncio.Future[bool] | None = None  # it broke, and waits for this
@@ -260,8 +267,8 @@ class FormedGroup(Attempt):
 
     # --- for the algorithm ------------------------------------------------------------------------
 
-    async def reduce(self) -> None:
-        exchange = await self._contribute()
+    async def reduce(self, rule: SparseRule | None = None) -> None:
+        exchange = await self._contribute(rule)
         try:
             try:
                 await exchange.run()
@@ -290,11 +297,16 @@ class FormedGroup(Attempt):
 
     # --- inside -----------------------------------------------------------------------------------
 
-    async def _contribute(self) -> Exchange:
+    async def _contribute(self, rule: SparseRule | None) -> Exchange:
         """Make the exchange, with what we put into it."""
         averages, host, effect = self._averages, self._averages.host, self._effect
         began = host.now
         await self._fill()
+        if rule and self.what is What.GRADIENTS and len(self.members) > 1:
+            accumulated_G = self._gradients_of(self.vector_V)
+            self.sparse = GroupSparseSum(
+                rule, self.members, host.name, accumulated_G, averages.copy
+            )
         self.snapshot_s = host.now - began
         self.exchange = Exchange(
             host.name,
@@ -331,24 +343,36 @@ class FormedGroup(Attempt):
         weight = self._contributions[self.members.index(averages.host.name)].weight
         if self.what is What.GRADIENTS:
             await averages.copy(lambda: replica.export_gradients(vector_G, weight))
+            self._has_residual = averages.residual.add_to(self._gradients_of(vector_G))
         elif (taken := await averages.pending.contribute(vector_G)) != weight:
             raise InvariantViolation(f"{self.ticket}: stated {weight} samples, holds {taken}")
 
-    def _payload(self) -> list[Bucket]:
-        """The buckets of what we contribute; the same names and sizes at all members."""
+    def _gradients_of(self, vector_G: Vector) -> Vector:
+        """Without the buffers that stand behind them."""
+        return vector_G[: len(vector_G) - self._averages.replica.buffer_size]
+
+    def _payload(self) -> list[Bucket | Rounds]:
+        """The items of what we contribute; the same names and sizes at all members."""
         vector_V, config, stated = self.vector_V, self._averages.config, self._contributions
-        weight = sum(one.weight for one in stated)
+        weight, codec = sum(one.weight for one in stated), config.gradient_codec
         divisor = usual_samples(stated) if self.what is What.STALE_GRADIENTS else weight
         cut = len(vector_V) - self._averages.replica.buffer_size
+        if self.what is What.GRADIENTS and not self.sparse and codec != PLAIN:
+            if len(self.members) == 1:
+                codec = PLAIN  # nothing travels
+            else:
+                self._left_G = self._averages.buffers.take(cut)
         parts: list[tuple[str, Vector, str, float]] = [
-            ("gradients", vector_V[:cut], config.gradient_codec, divisor),
+            ("gradients", vector_V[:cut], codec, divisor),
             ("buffers", vector_V[cut:], PLAIN, weight),
         ]
-        if self.what is What.MODELS:
+        if self.sparse:
+            del parts[0]
+        elif self.what is What.MODELS:
             parts = [("models", vector_V, config.codec, weight)]
-        elif divisor == weight and config.gradient_codec == PLAIN:
+        elif divisor == weight and codec == PLAIN:
             parts = [("gradients", vector_V, PLAIN, weight)]
-        return [
+        buckets = [
             Bucket(
                 name=name,
                 vector_V=part_V,
@@ -357,9 +381,15 @@ class FormedGroup(Attempt):
                 divisor=divisor,
                 delta=self.what is What.MODELS,
                 keeps_mean=self._keeps_mean,
+                left_V=self._left_G if name == "gradients" else None,
             )
             for name, part_V, codec, divisor in parts
         ]
+        return (
+            [self.sparse.rounds(config.chunk_kib * 1024 // SMALLEST_PART), *buckets]
+            if self.sparse
+            else [*buckets]
+        )
 
     def _learn(self, exchange: Exchange) -> None:
         """What this attempt tells of how long to wait in others."""
@@ -395,8 +425,10 @@ class FormedGroup(Attempt):
         match self.what:
             case What.GRADIENTS:
                 mask = union(one.gradient_mask for one in stated)
+                await averages.copy(self._settle_residual)
                 # Alone, gradients are their own mean, in whatever dtype they have.
-                if len(stated) > 1 and any(one.weight for one in stated):
+                is_own = len(stated) == 1 and not self._has_residual
+                if any(one.weight for one in stated) and not is_own:
                     await averages.copy(lambda: replica.import_gradients(vector_V, mask))
                 agreed.take_in(stated, outside)
                 averages.host.contract.stated = dict(zip(self.members, stated, strict=True))
@@ -413,6 +445,22 @@ class FormedGroup(Attempt):
                 self.staleness_steps = replica.updates - self._updates
         self.apply_s = averages.host.now - began
         return free
+
+    def _settle_residual(self) -> None:
+        """What was not delivered is left; of a sparse sum, the vector becomes the mean."""
+        averages, sparse, left_G = self._averages, self.sparse, self._left_G
+        weight = sum(one.weight for one in self._contributions)
+        mask = self._contributions[self.members.index(averages.host.name)].gradient_mask
+        if not weight and sparse:
+            sparse.accumulated_G.fill(0)  # no member had a say: nothing is delivered
+        elif weight and sparse:
+            averages.residual.keep(sparse.accumulated_G, sparse.delivered, mask)
+            sparse.total.write(sparse.accumulated_G, weight)
+        elif weight and left_G is not None:
+            averages.residual.keep(left_G, NOTHING, mask)
+            averages.buffers.give(left_G)
+        elif weight:
+            averages.residual.keep(self._gradients_of(self.vector_V), None, b"")
 
     async def _check_model(self) -> None:
         """Raise StateError if an average failed by our own model.

@@ -1,14 +1,14 @@
 """Move a formed group's payload: named buckets, all in flight under one ticket.
 
-A *bucket* is a vector of its own codec and divisor, or a string of bytes. A vector is reduced by
-reduce-scatter and all-gather, pipelined. Every member opens one stream to every other member, the
-*owner* of a shard (`core/shards.py`):
+A *bucket* is a vector of its own codec and divisor, reduced by reduce-scatter and all-gather,
+pipelined; what travels in any other way has rounds of its own (`runtime/rounds.py`). Every member
+opens one stream to every other member, the *owner* of a shard (`core/shards.py`):
 
     caller i  ── chunks of shard j, one by one ──►  owner j   waits for chunk k of all members,
               ◄── means of the same chunks ───────            reduces it, sends the mean to all
 
-In the direct exchange members send each other whole vectors (or strings) over one stream per pair,
-opened by the later by name, and each member reduces all chunks itself.
+In the direct exchange members send each other whole vectors over one stream per pair, opened by the
+later by name, and each member reduces all chunks itself.
 
 While chunk k is being reduced, later ones are on the wire; a receiver that falls behind by `WINDOW`
 chunks stops reading, so memory is bounded and only this group waits.
@@ -40,6 +40,7 @@ from p2ptrain.net.transport import ChunkStream
 from p2ptrain.net.wire import MAX_CHUNK_BYTES
 from p2ptrain.runtime.copy_executor import CopyExecutor
 from p2ptrain.runtime.mix import Bucket, Mix, NotFinite
+from p2ptrain.runtime.rounds import Rounds, RoundsExchange
 from p2ptrain.runtime.streams import GroupBroken, Streams
 from p2ptrain.vectors import Buffers
 
@@ -66,8 +67,9 @@ class ExchangeConfig:
 
     gradient_codec: str = "fp32"
     """How gradients travel, as above; all members get the same bits with every codec. What rounding
-    takes from a gradient is lost: too coarse a codec trains worse. Statistics (buffers) always
-    travel as they are. The same at all peers."""
+    takes from a gradient stays with its peer and goes into its next one (error feedback); only
+    where gradients are delivered late (`eager`) it is lost. Statistics (buffers) always travel as
+    they are. The same at all peers."""
 
     average_timeout_s: Seconds = 60.0
     """A group in which nothing moves for so long is broken, or sooner where less was seen to be
@@ -94,25 +96,12 @@ class ExchangeConfig:
 
 T = TypeVar("T")
 
-HEADER_BYTES = 8
-"""A string's length goes before it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ByteString:
-    """One named string of a payload; every member gets those of all, whatever their lengths."""
-
-    name: str
-    content: bytes
-    most_bytes: int
-    """Of one member's string. A longer one breaks the group."""
-
 
 @dataclass(eq=False)
 class Exchange(Streams):
     """One member's side of one group's payload, all buckets of it."""
 
-    payload: Sequence[Bucket | ByteString]
+    payload: Sequence[Bucket | Rounds]
     """In the same order at all members; empty vectors are skipped."""
     _: KW_ONLY
     buffers: Buffers
@@ -127,10 +116,10 @@ class Exchange(Streams):
         super().__post_init__()
         self._moving: asyncio.Task[None] | None = None
         self.buckets: list[BucketExchange] = []
-        self.strings: dict[str, StringExchange] = {}
+        self._rounds: list[RoundsExchange] = []
         for one in self.payload:
-            if isinstance(one, ByteString):
-                self.strings[one.name] = StringExchange(self, one)
+            if isinstance(one, Rounds):
+                self._rounds.append(RoundsExchange(self, one))
             elif len(one.vector_V):
                 self.buckets.append(BucketExchange(self, one))
 
@@ -199,8 +188,8 @@ class Exchange(Streams):
             async with self.scope:
                 if not self.due:
                     self.has_all.set()
-                for name, string in self.strings.items():
-                    self.exchange_directly(name, string.send, string.take)
+                for rounds in self._rounds:
+                    rounds.start()
                 for bucket in self.buckets:
                     await bucket.start()
             broken = ""
@@ -210,40 +199,6 @@ class Exchange(Streams):
         finally:
             watching.cancel()
             self.close(broken)
-
-
-class StringExchange:
-    """All-gather of byte strings whose lengths differ: the direct exchange of one bucket."""
-
-    def __init__(self, streams: Streams, own: ByteString) -> None:
-        self._streams, self._own = streams, own
-        self._gathered = {streams.me: own.content}
-        streams.due += len(streams.others)
-        streams.expect(own.name, 0, own.most_bytes, "bytes", streams.later)
-
-    @property
-    def gathered(self) -> tuple[bytes, ...]:
-        """All members' strings in their order, once the exchange is complete."""
-        return tuple(self._gathered[peer] for peer in self._streams.members)
-
-    async def send(self, peer: PeerId, stream: ChunkStream) -> None:
-        content = memoryview(self._own.content)
-        header = memoryview(len(content).to_bytes(HEADER_BYTES, "little"))
-        await self._streams.send(peer, stream, header)
-        for span in chunks(Span(0, len(content)), MAX_CHUNK_BYTES):
-            await self._streams.send(peer, stream, content[span.start : span.stop])
-
-    async def take(self, peer: PeerId, stream: ChunkStream) -> None:
-        phase, content = "sending its string", bytearray()
-        header = await self._streams.receive(peer, stream, phase, HEADER_BYTES)
-        due = int.from_bytes(header, "little")
-        if due > self._own.most_bytes:
-            why = f"{peer} sends {due} bytes of {self._own.name}, at most {self._own.most_bytes}"
-            raise GroupBroken(Outcome.BROKEN, why)
-        for span in chunks(Span(0, due), MAX_CHUNK_BYTES):
-            content += await self._streams.receive(peer, stream, phase, span.size)
-        self._gathered[peer] = bytes(content)
-        self._streams.arrived()
 
 
 class BucketExchange:

@@ -16,7 +16,8 @@ What an owner hands out for its shard:
 takes from a part stays with its sender. An owner's own part does not travel, and is taken as it is.
 The owner also adds what Q took from the mean, once for each member. So the deltas of a group add
 up to nothing, as they do without a codec. In the direct exchange every member has all Q(s), so the
-mean is not rounded. (`tests/runtime/test_mix.py` has 2,000 steps of it.)
+mean is not rounded. (`tests/runtime/test_mix.py` has 2,000 steps of it.) Of gradients all apply the
+same Q(mean); what Q took goes into `left_V`, and into the member's next gradient.
 
 Legend of shapes: ``V`` numbers of the vector, ``S`` of one chunk, ``B`` of one block.
 """
@@ -59,6 +60,8 @@ class Bucket:
     """The group averages models, each of which weighs 1."""
     keeps_mean: bool = False
     """This member wants the mean, even with `delta`."""
+    left_V: Vector | None = None
+    """Becomes what a lossy codec took: from this member's parts, and from the sums of its shard."""
 
 
 class Mix:
@@ -80,7 +83,7 @@ class Mix:
         lend: Callable[[int], Vector],
     ) -> None:
         vector_V, delta, codec = bucket.vector_V, bucket.delta, bucket.codec
-        self.vector_V, self._codec = vector_V, codec
+        self.vector_V, self._codec, self._left_V = vector_V, codec, bucket.left_V
         self._divisor = np.float32(bucket.divisor or 1)  # no member has a say: the sum is nothing
         self._own_at = own_at
         self._delta = delta and not bucket.keeps_mean
@@ -103,7 +106,15 @@ class Mix:
     def part(self, span: Span) -> memoryview:
         """Our part of a chunk, as it travels; with a lossy codec we contribute what that says."""
         part_S = self._parts_V[span.start : span.stop]
-        return part_S.data.cast("B") if self._codec.is_exact else self._encode(part_S, part_S)
+        if self._codec.is_exact:
+            return part_S.data.cast("B")
+        if self._left_V is None:
+            return self._encode(part_S, part_S)
+        left_S = self._left_V[span.start : span.stop]
+        left_S[:] = part_S
+        encoded = self._encode(part_S, part_S)
+        np.subtract(left_S, part_S, out=left_S)
+        return encoded
 
     def read(self, payload: memoryview, into_S: Vector) -> Vector:
         """The numbers that came; they may alias `payload`. Raises CodecError."""
@@ -179,6 +190,10 @@ class Mix:
             np.subtract(mean_S, rounded_S, out=mean_S)
             np.multiply(mean_S, self._divisor, out=mean_S)
             np.add(own_S, mean_S, out=own_S)
+        if self._left_V is not None:
+            left_S = self._left_V[span.start : span.stop]
+            np.subtract(mean_S, rounded_S, out=left_S)
+            np.multiply(left_S, self._divisor, out=left_S)
         return squares(own_S)
 
     def _own(self, span: Span) -> Vector:

@@ -217,15 +217,16 @@ class Streams:
         peer: PeerId,
         stream: ChunkStream,
         phase: str,
-        due: int,
+        due: int | None = None,
         into: memoryview | None = None,
     ) -> memoryview:
-        """The next message, which has `due` bytes; see `ChunkStream.receive`."""
+        """The next message, which has `due` bytes if that is known; see `ChunkStream.receive`."""
         with self.while_it_is(peer, phase):
             payload = await stream.receive(into)
-        if payload is None or payload.nbytes != due:
+        if payload is None or payload.nbytes != (payload.nbytes if due is None else due):
             got = "the end" if payload is None else f"{payload.nbytes} bytes"
-            why = f"{peer} sent {got} where a chunk of {due} bytes was due"
+            was_due = "string" if due is None else f"chunk of {due} bytes"
+            why = f"{peer} sent {got} where a {was_due} was due"
             raise GroupBroken(Outcome.BROKEN, why)
         self.received_bytes += payload.nbytes
         self._link_received_bytes += 0 if stream.is_local else payload.nbytes

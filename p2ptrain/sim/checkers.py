@@ -9,7 +9,8 @@ independently of the machines that made the decisions:
 * *the mean*: the result that a member applies is the weighted mean of all contributions, the same
   for all;
 * *no update is lost*: a model equals its initial value, plus its trainer's updates, plus what
-  groups and state transfers added to it, and nothing else;
+  groups and state transfers added to it, and nothing else; where means are sparse, what a peer has
+  computed is delivered or in its residual, number by number;
 * *equal*: where all peers wait for each other, those that average a step together have one model.
 
 **The books** must balance in the end: the sum of all models equals the sum of the initial ones,
@@ -35,6 +36,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2ptrain.compute.replica import State, Vector
+from p2ptrain.compute.sparse import Entries, Residual
 from p2ptrain.core.contribution import Contribution
 from p2ptrain.core.effects import Outcome, What
 from p2ptrain.core.messages import MemberState, Phase
@@ -109,11 +111,16 @@ class PeerBook:
         """The part of it that comes from no group: the initial model, updates, state transfers."""
         self.others_M += self.due_M
         self.handed_in: Exact = np.zeros(len(start_M) + 1)
+        self.sent: Exact = np.zeros(len(start_M) + 1)
+        """Of those, where means are sparse, what went into one."""
         self.samples_of_step = self.usual = 0
         self.results = 0
         self.lives = 0
         self.conserves_mean = True
         """Declared by its algorithm; if true, only groups add to the model."""
+        self.has_residual = False
+        """By its algorithm or its codec; then only who takes a mean in knows what it has delivered.
+        """
         self.trains = False
         """It has made a step since its start; before, it may take a model."""
         self.unexplained_M: Exact = np.zeros_like(self.due_M)
@@ -216,6 +223,23 @@ class WatchedPending(PendingGradients):
         return super().delivered(version, mean_G, contributions, outside_samples)
 
 
+class WatchedResidual(Residual):
+    """A `Residual` that records what is delivered: what was accumulated, less what is left."""
+
+    def __init__(self, book: PeerBook) -> None:
+        super().__init__()
+        self._book = book
+
+    def keep(self, accumulated_G: Vector, delivered: Entries | None, mask: bytes) -> None:
+        part, before_G = self._book.part(), self.vector(len(accumulated_G))
+        super().keep(accumulated_G, delivered, mask)
+        assert part.contributed is not None
+        of_step_G, left_G = part.contributed[:-1], self.vector(len(accumulated_G))
+        self._book.handed_in[:-1] += of_step_G
+        part.contributed[:-1] = of_step_G + before_G - left_G
+        self._book.sent[:-1] += part.contributed[:-1]
+
+
 class Auditor:
     """Watches one world. Give its replicas and metrics to the peers, and `watch` to the world.
 
@@ -244,8 +268,11 @@ class Auditor:
         driver = peer.driver
         self.books[driver.name].lives += 1
         self.books[driver.name].conserves_mean = driver.algorithm.conserves_mean
+        is_lossy = driver.averages.config.gradient_codec != "fp32"
+        self.books[driver.name].has_residual = driver.algorithm.sparse or is_lossy
         self.books[driver.name].trains = False
         driver.averages.pending = WatchedPending(driver.averages.pending, self.books[driver.name])
+        driver.averages.residual = WatchedResidual(self.books[driver.name])
 
     # --- safety -----------------------------------------------------------------------------------
 
@@ -279,7 +306,7 @@ class Auditor:
         group.parts[name] = part
         if done:
             self._applied(book, ticket, group, part)
-        if len(group.parts) == len(group.members):
+        if len(group.parts) == len(group.members) and not (book.has_residual and group.is_partial):
             self._check_mean(ticket, group)
 
     def _applied(self, book: PeerBook, ticket: str, group: _Group, part: _Part) -> None:
@@ -354,7 +381,9 @@ class Auditor:
             for part in (group.parts[name],)
             if part.contributed is not None
         ]
-        waits_G = peer.driver.averages.pending.undelivered()
+        waits_G = peer.driver.averages.pending.undelivered().astype(np.float64)
+        waits_G[:-1] += peer.driver.averages.residual.vector(len(waits_G) - 1)
+        waits_G += self.books[name].sent
         off = np.abs(self.books[name].handed_in - sum(delivered, waits_G)).max()
         if not off <= CLOSE * 64:
             self.note("no update is lost", f"gradients of {name} are off by {off:g}")

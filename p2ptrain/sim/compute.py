@@ -7,10 +7,15 @@ vector of zeros in which **one number stands for many**: chunks are shorter by t
 network and the records multiply their bytes by it. The number of chunks and the duration of each on
 its link are as in a real run, and a thousand peers fit into one process.
 
+Where what travels depends on the numbers (`Algorithm.sparse`), all of them exist, and gradients are
+made up: heavy-tailed, with a part that all peers have in common.
+
 Such a world reports no loss, no model to evaluate and no consensus distance.
 """
 
 from dataclasses import replace
+from functools import lru_cache
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -20,6 +25,7 @@ from p2ptrain.runtime.exchange import ExchangeConfig
 from p2ptrain.runtime.metrics import Metrics
 from p2ptrain.sim.loop import virtual_loop
 from p2ptrain.sim.replica import VectorReplica
+from p2ptrain.vectors import Vector
 
 STANDS_FOR = 128
 """How many numbers of a model one simulated number stands for. Larger: a model of thousands becomes
@@ -58,28 +64,49 @@ class PricedWork:
         """There is nothing to prepare."""
 
 
-def priced_replica(model_size: int) -> VectorReplica:
-    """A model of `model_size` numbers, of which one in `STANDS_FOR` exists."""
-    return VectorReplica(np.zeros(-(-model_size // STANDS_FOR), np.float32))
+class MadeUpWork(PricedWork):
+    """As `PricedWork`, and gives its replica gradients that look like some."""
+
+    def __init__(self, samples: int, replica: VectorReplica, rank: int) -> None:
+        super().__init__(samples)
+        self._replica, self._rank = replica, rank
+
+    def compute(self, step: int) -> tuple[int, float | None]:
+        heavy_M, chance = _heavy_tailed(self._replica.model_size), Random(f"{step}/{self._rank}")
+        own, common = chance.randrange(len(heavy_M)), Random(step).randrange(len(heavy_M))
+        self._replica.gradient = np.roll(heavy_M, own) + np.roll(heavy_M, common)
+        return super().compute(step)
 
 
-def priced_exchange(config: ExchangeConfig) -> ExchangeConfig:
+@lru_cache(maxsize=1)
+def _heavy_tailed(size: int) -> Vector:
+    """Numbers of all magnitudes, as those of a gradient."""
+    return np.random.default_rng(size).standard_t(3, size).astype(np.float32)
+
+
+def priced_replica(model_size: int, stands_for: int) -> VectorReplica:
+    """A model of `model_size` numbers, of which one in `stands_for` exists."""
+    return VectorReplica(np.zeros(-(-model_size // stands_for), np.float32))
+
+
+def priced_exchange(config: ExchangeConfig, stands_for: int) -> ExchangeConfig:
     """The exchange that cuts such a model into as many chunks as the real one."""
-    return replace(config, chunk_kib=max(1, config.chunk_kib // STANDS_FOR))
+    return replace(config, chunk_kib=max(1, config.chunk_kib // stands_for))
 
 
 class PricedMetrics:
     """Implements `Metrics`: passes records on as if all numbers had travelled."""
 
-    def __init__(self, sink: Metrics, model_size: int) -> None:
+    def __init__(self, sink: Metrics, model_size: int, stands_for: int) -> None:
         self._sink = sink
         self._model_size = model_size
+        self._stands_for = stands_for
 
     def record(self, kind: str, **fields: Any) -> None:  # Any: whatever JSON can hold
         """Count bytes in full; leave out figures about models, which do not exist."""
         for name in ("sent_bytes", "received_bytes"):
             if name in fields:
-                fields[name] *= STANDS_FOR
+                fields[name] *= self._stands_for
         if "consensus_distance_l2" in fields:
             fields["consensus_distance_l2"] = None
         if "model_size" in fields:

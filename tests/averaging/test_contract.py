@@ -135,7 +135,7 @@ async def test_peers_that_average_gradients_stay_equal_when_a_member_vanishes(va
 
 
 @pytest.mark.parametrize("count", [2, 3, 5])
-@of(SYNCHRONOUS)
+@of([variant for variant in SYNCHRONOUS if variant.delivers_at_once])
 async def test_a_group_of_everyone_is_sgd_on_one_large_batch(variant: Variant, count: int):
     """With one straggler, even: it costs time and changes nothing."""
     world = await build(count, variant, equal=True)

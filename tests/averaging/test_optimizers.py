@@ -88,7 +88,8 @@ async def trained(algorithm: str, recipe: Recipe) -> list[TorchReplica]:
         replica = TorchReplica(model, optimizer, average_momentum=recipe.average_momentum)
         recipes[f"p{rank}"] = model, optimizer
         replicas.append(replica)
-        await world.add(f"p{rank}", replica, algorithm)
+        few = {"density": 0.3} if load_algorithm(algorithm).sparse else {}  # of 60 steps
+        await world.add(f"p{rank}", replica, algorithm, **few)
 
     async def trainer(peer: SimPeer) -> None:
         name = peer.driver.name

@@ -27,11 +27,12 @@ from p2ptrain.net.wire import (
     Opening,
     StateOpening,
 )
-from p2ptrain.runtime.exchange import ByteString, Exchange
+from p2ptrain.runtime.exchange import Exchange
 from p2ptrain.runtime.mix import Bucket
 from p2ptrain.runtime.streams import GroupBroken
 from p2ptrain.sim.network import SimNetwork
 from p2ptrain.vectors import Buffers, Vector
+from tests.helpers.rounds import Gathering
 from tests.helpers.tls import make_swarm
 
 OPENING = StateOpening("swarm", PeerId("caller"), 7)
@@ -204,6 +205,7 @@ class Averager:
     def __init__(self, name: str) -> None:
         self.name = PeerId(name)
         self.exchanges: dict[int, Exchange] = {}
+        self.gatherings: dict[int, Gathering] = {}
         self.may_read = asyncio.Event()
         self.may_read.set()
 
@@ -222,6 +224,8 @@ class Averager:
             stream = await self._transport.open(other.address, opening)
             return Stalled(stream, self.may_read)
 
+        both = min(self.name, other.name), max(self.name, other.name)
+        gathering = self.gatherings[number] = Gathering(self.name, both, content, MAX_STRING)
         self.exchanges[number] = Exchange(
             self.name,
             Ticket(PeerId("a"), 1, number),
@@ -234,7 +238,7 @@ class Averager:
                     chunk_size=1 << 18,
                     divisor=2,
                 ),
-                ByteString(name="indices", content=content, most_bytes=MAX_STRING),
+                gathering.item,
             ],
             buffers=Buffers(self._transport.vector),
             slots=Buffers(lambda size: np.empty(size, np.float32)),
@@ -648,7 +652,8 @@ class TransportContract:
             )
             assert all((mean_V == 2).all() for mean_V in means)
             for peer in averagers:
-                assert peer.exchanges[number].strings["indices"].gathered == strings
+                assert peer.gatherings[number].gathered == strings
+                assert peer.gatherings[number].echoes == strings[::-1]
 
     async def test_a_string_that_is_too_long_breaks_the_group(self, net):
         a, b = averagers = [Averager(name) for name in "ab"]
@@ -657,7 +662,9 @@ class TransportContract:
         runs = a.average(1, b, np.ones(9), b"x" * (MAX_STRING + 1)), b.average(1, a, np.ones(9))
         ends = await asyncio.gather(*runs, return_exceptions=True)
         assert all(isinstance(end, GroupBroken) for end in ends)
-        assert str(ends[1]) == f"a sends {MAX_STRING + 1} bytes of indices, at most {MAX_STRING}"
+        assert str(ends[1]) == (
+            f"a sends a string of {MAX_STRING + 1} bytes, at most {MAX_STRING} of indices"
+        )
 
     async def test_many_streams_at_once_keep_apart(self, net):
         a, _ = await net.start("a")

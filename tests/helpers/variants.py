@@ -21,6 +21,10 @@ MORE: dict[str, dict[str, Options]] = {
         "quorum of all": {"quorum": 1.0},
         "as published": {"rule": "solo", "missed": "latest", "waits_for_running": False},
     },
+    "ok_topk": {
+        "all numbers": {"density": 1.0, "exact_every": 1},
+        "some, at first all": {"density": 0.2, "dense_versions": 3, "exact_every": 4},
+    },
     "ripples": {
         "waits": {"waits": True, "slowdown": 3.0},
         "static": {"schedule": "static"},
@@ -28,6 +32,10 @@ MORE: dict[str, dict[str, Options]] = {
         "decentral": {"schedule": "decentral"},
         "decentral, pairs, waits": {"schedule": "decentral", "group_size": 2, "waits": True},
         "machines of two": {"peers_per_machine": 2},
+    },
+    "topk": {
+        "all numbers": {"density": 1.0},
+        "some, at first all": {"density": 0.2, "dense_versions": 3},
     },
     "wagma": {
         "pairs": {"group_size": 2, "tau": 3},
@@ -63,6 +71,12 @@ class Variant:
     def conserves_mean(self) -> bool:
         """As the algorithm declares."""
         return self.load().conserves_mean
+
+    @property
+    def delivers_at_once(self) -> bool:
+        """A mean of gradients holds all of them: nothing is left for later ones."""
+        algorithm = self.load()
+        return not algorithm.sparse or algorithm.config.density == 1
 
 
 DEFAULTS = tuple(Variant(name) for name in known_algorithms())

@@ -46,8 +46,12 @@ class Books:
 
     @property
     def due_M(self) -> Exact:
-        """What the sum of all models has to be."""
-        return self.start_M + self.updates_M
+        """What the sum of all models has to be, but for what waits in residuals."""
+        due_M = self.start_M + self.updates_M
+        for peer in self.world.peers.values():
+            waits_M = peer.driver.averages.residual.vector(peer.replica.model_size)
+            due_M = due_M + peer.replica.learning_rate * waits_M
+        return due_M
 
 
 async def build(

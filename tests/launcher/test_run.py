@@ -91,6 +91,8 @@ def test_a_run_ends_when_all_peers_have_and_yields_its_summary(folder):
         "versions_per_s",
         "averages_per_peer",
         "failed_share",
+        "bytes_per_step",
+        "words",
         "silences",
         "time_to_target_s",
         "final",

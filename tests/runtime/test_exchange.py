@@ -16,11 +16,13 @@ from p2ptrain.errors import ConfigError, RefusedError
 from p2ptrain.ids import PeerId, Ticket
 from p2ptrain.net.transport import ChunkStream
 from p2ptrain.net.wire import AverageOpening
-from p2ptrain.runtime.exchange import WINDOW, ByteString, Exchange, ExchangeConfig
+from p2ptrain.runtime.exchange import WINDOW, Exchange, ExchangeConfig
 from p2ptrain.runtime.mix import BLOCK, Bucket
+from p2ptrain.runtime.rounds import Rounds
 from p2ptrain.runtime.streams import GroupBroken
 from p2ptrain.sim.network import SimNetwork
 from p2ptrain.vectors import Buffers
+from tests.helpers.rounds import Gathering
 
 
 async def inline(function):
@@ -77,11 +79,12 @@ class Member:
         )
         self.accept = self.exchange.accept
 
-    def more(self) -> list[Bucket | ByteString]:
+    def more(self) -> list[Bucket | Rounds]:
         """What travels under the same ticket, if the group says so."""
         own = self.group.names.index(self.name) + 1
-        string = ByteString(name="indices", content=bytes(own - 1), most_bytes=8)
-        return [*(bucket(own) for bucket in self.group.buckets), *[string] * self.group.strings]
+        self.gathering = Gathering(self.name, self.group.names, bytes(own - 1))
+        rounds = [self.gathering.item] * self.group.strings
+        return [*(bucket(own) for bucket in self.group.buckets), *rounds]
 
     async def handle_stream(self, opening: AverageOpening, stream: ChunkStream) -> None:
         await self.accept(opening, stream)
@@ -287,8 +290,9 @@ async def test_buckets_under_one_ticket_have_codecs_sizes_and_divisors_of_their_
         assert len(models) == 50
         np.testing.assert_allclose(gradients, total / 12, rtol=0.02)
         np.testing.assert_allclose(buffers, total / 6, rtol=1e-6)
-        strings = member.exchange.strings["indices"].gathered
-        assert strings == tuple(bytes(own) for own in range(members))
+        assert member.gathering.gathered == tuple(bytes(own) for own in range(members))
+        echoed = [(own + 1) % members for own in range(members)]
+        assert member.gathering.echoes == tuple(bytes(own) for own in echoed)
 
 
 async def test_a_payload_of_empty_buckets_is_complete_at_once():

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
-from p2ptrain.averaging.base import known_algorithms
+from p2ptrain.averaging.base import known_algorithms, load_algorithm
 from p2ptrain.core.lock_state import LockConfig
 from p2ptrain.core.peer_machine import ProtocolConfig
 from p2ptrain.ids import Seconds
@@ -48,6 +48,15 @@ OPTIONS: dict[str, Callable[[Random], Options]] = {
         "waits_for_running": chance.random() < 0.7,
         "seed": chance.randrange(100),
     },
+    "topk": lambda chance: {
+        "density": chance.choice((0.01, 0.1, 0.5, 1.0)),
+        "dense_versions": chance.choice((0, 0, 5)),
+    },
+    "ok_topk": lambda chance: {
+        "density": chance.choice((0.01, 0.1, 0.5, 1.0)),
+        "dense_versions": chance.choice((0, 0, 5)),
+        "exact_every": chance.choice((1, 4, 64)),
+    },
     MIXED: lambda chance: {
         "every_updates": chance.choice((1, 2, 5)),
         "waiting": chance.random() < 0.6,
@@ -79,6 +88,7 @@ class Spec:
     chunk_kib: int
     cruel_s: Seconds
     plan: tuple[Fault, ...] = field(repr=False)
+    gradient_codec: str
 
     @property
     def protocol(self) -> ProtocolConfig:
@@ -86,7 +96,7 @@ class Spec:
 
     @property
     def exchange(self) -> ExchangeConfig:
-        return ExchangeConfig(chunk_kib=self.chunk_kib)
+        return ExchangeConfig(chunk_kib=self.chunk_kib, gradient_codec=self.gradient_codec)
 
     @property
     def models_meet_s(self) -> Seconds:
@@ -105,7 +115,8 @@ class Spec:
         options = "".join(f", {key}={value}" for key, value in self.options.items())
         return (
             f"world {self.seed}: {self.peers} peers, {self.algorithm}{options}, "
-            f"{self.size} numbers, {len(self.plan)} faults in {self.cruel_s:.1f} s"
+            f"{self.size} numbers in {self.gradient_codec}, {len(self.plan)} faults in "
+            f"{self.cruel_s:.1f} s"
         )
 
 
@@ -132,6 +143,7 @@ def spec_of(seed: int, algorithm: str = "") -> Spec:
         chunk_kib=1,
         cruel_s=cruel_s,
         plan=_plan(chance, seed, peers, cruel_s),
+        gradient_codec=_gradient_codec(algorithm, chance),
     )
 
 
@@ -140,6 +152,12 @@ def _options(algorithm: str, chance: Random) -> Options:
     if algorithm in OPTIONS:
         return OPTIONS[algorithm](chance)
     return chance.choice([{}, *kinds_of(algorithm).values()])
+
+
+def _gradient_codec(algorithm: str, chance: Random) -> str:
+    """Where what rounding takes stays with its peer."""
+    in_step = load_algorithm(algorithm).in_step
+    return chance.choice(("fp32", "fp32", "bf16", "int8")) if in_step else "fp32"
 
 
 def _link(chance: Random) -> Link:

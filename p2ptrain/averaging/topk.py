@@ -1,0 +1,59 @@
+"""Top-k SGD: each peer sends the largest numbers of its gradient to all others (TopkA).
+
+    a_i    <-  n_i g_i + residual_i               n_i: samples of its step
+    s_i    <-  the k numbers of a_i with the largest magnitudes; residual_i <- a_i - s_i
+    G      <-  sum of all s_i / sum of all n_i     an all-gather of indices and numbers
+    x      <-  x - lr * update(G)
+
+What is not sent stays in the residual and goes into a later mean: error feedback (Stich et al.,
+NeurIPS 2018), so every number is delivered once. All peers apply the same mean and stay equal. Each
+receives 2 k (P - 1) words, k entries of every other peer, and the sum has up to k P numbers: with
+many peers it is dense again. This is the rival that `ok_topk` is measured against (Li and Hoefler,
+PPoPP 2022, section 2: "TopkA"); up to some 8 peers it is as fast, and simpler.
+
+Momentum, Adam and clipping come after the mean, as with `allreduce`. A peer that dies takes its
+residual with it: at most what a few of its steps had learnt. A newcomer begins with none.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from p2ptrain.averaging import Algorithm, ConfigError, Entries, Group, SparseSum, Swarm
+
+
+class TopK(Algorithm):
+    averages = "gradients"
+    trainer_waits = True
+    in_step = True
+    sparse = True
+
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class Config:
+        """How much of a gradient travels."""
+
+        density: float = 0.01
+        """Share of a gradient's numbers that a peer sends in a step: k = density * n. Too small:
+        numbers wait for many steps, and learning suffers; too large: few bytes are saved."""
+
+        dense_versions: int = 0
+        """The first so many versions are averaged whole, as `allreduce` does: a young model changes
+        everywhere at once (the paper's VGG: 512)."""
+
+        def __post_init__(self) -> None:
+            if not 0 < self.density <= 1:
+                raise ConfigError(f"density = {self.density} must be above 0 and at most 1")
+            if self.dense_versions < 0:
+                raise ConfigError(f"dense_versions = {self.dense_versions} must be 0 or more")
+
+    async def after_backward(self, swarm: Swarm) -> None:
+        await swarm.form_everyone()
+
+    async def average(self, group: Group) -> None:
+        is_dense = (group.version or 0) < self.config.dense_versions
+        await group.reduce(None if is_dense else self._sum)
+        await group.commit()
+
+    async def _sum(self, group: SparseSum) -> tuple[Entries, Entries]:
+        own = await group.largest(max(1, round(self.config.density * group.size)))
+        everyone: Sequence[Entries] = await group.send([own] * len(group.members))
+        return own, await group.add(everyone)
