@@ -6,32 +6,33 @@ sending them to all others, peers reduce them together:
 
 1. *Choose.* All accumulated numbers above a local threshold: about k. The threshold is used again
    in the next step, corrected by a little, and computed exactly only now and then.
-2. *Regions of equal load.* The indices are divided into P regions, one for each peer, so that about
-   as many chosen numbers fall into each: members gather quantiles of their indices.
+2. *Regions of equal load.* The indices are divided into P regions, one for each member, its owner,
+   so that about as many chosen numbers fall into each: members gather quantiles of their indices.
 3. *Split and reduce.* Each peer sends what it has chosen to the owners of the regions, and adds up
-   what comes for its own. Rank i begins with the owner after it, so that no owner is hit by all.
+   what comes for its own. It begins with the owner after it by name, so that none is hit by all.
 4. *Choose again.* Of all sums, the k of the largest magnitudes are the result. Owners gather
    histograms of magnitudes, and each finds how many of its own belong to them.
 5. *Balance and gather.* If one owner has many more of these than others, the surplus moves first;
    then each sends an equal share of the result to all others.
 
-Each step moves about 2 k (P - 1) / P words in 3 and again in 5, and at most as many once more for
-the surplus: within the paper's bound of 6 k (P - 1) / P, where a dense all-reduce has
+Each peer sends about 2 k (P - 1) / P words in 3, the same in 5, and at most the same for the
+surplus: within the paper's bound of 6 k (P - 1) / P, where a dense all-reduce has
 2 n (P - 1) / P and `topk` 2 k (P - 1). What a peer has not sent, or has sent and the result does
 not hold, stays in its residual: sent + residual = accumulated, number by number.
 
-All peers apply the same sum and stay equal. Momentum, Adam and clipping come after the mean. If a
-member dies, the others begin the sum again without it: regions follow from who is there. It takes
-its residual with it; nobody else's is touched. A newcomer begins with an empty residual.
+All peers apply the same mean, the sum divided by the samples of the step, and stay equal. Momentum,
+Adam and clipping come after it. If a member dies, the others begin the sum again without it:
+regions follow from who is there. It takes its residual with it; nobody else's is touched. A
+newcomer begins with an empty residual.
 
 Differences from the paper and its released code, and why:
 
 * *Histograms instead of a global threshold that is used again.* The number of results is k in every
-  step. Steps that compute the threshold anew cost up to (P + 1) / 3 times the bound there.
-* *Regions follow from the present step*, not from one some 64 steps ago: P quantiles of 4 bytes per
-  member are little beside k, and no newcomer needs to be told where regions end.
-* *The residual is exact.* The released code looks delivered indices up in an array of another order
-  (on threshold steps), so that numbers are sent twice.
+  step. In the released code, steps that compute it anew cost up to (P + 1) / 3 times the bound.
+* *Regions follow from the present step*, not from one up to 64 steps ago: 64 quantiles of 4 bytes
+  for each other member are little beside k entries, and a newcomer needs no regions of others.
+* *The residual is exact.* The released code looks up delivered indices in an array that is ordered
+  otherwise on threshold steps, so that some numbers are sent twice.
 """
 
 from bisect import bisect_right
@@ -67,9 +68,9 @@ class OkTopk(Algorithm):
         """How much of a gradient travels."""
 
         density: float = 0.01
-        """Share of a gradient's numbers that a peer sends, and that a mean has: k = density * n.
-        Too small: numbers wait for many steps, and learning suffers; too large: few bytes are
-        saved."""
+        """Share of the gradient's n numbers, over all parameters, that a peer sends, and that the
+        result holds: k = density * n. Too small: numbers wait for many steps, and learning suffers;
+        too large: few bytes are saved."""
 
         dense_versions: int = 0
         """The first so many versions are averaged whole, as `allreduce` does: a young model changes

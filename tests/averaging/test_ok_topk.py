@@ -5,20 +5,26 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
+from torch.optim import SGD
 
 from p2ptrain.averaging import ConfigError, PeerId, StateError
 from p2ptrain.averaging.base import load_algorithm
 from p2ptrain.averaging.ok_topk import balanced, equal_load, shares_of
 from p2ptrain.compute import sparse
 from p2ptrain.compute.sparse import BINS, Entries, Residual, common, largest_of
+from p2ptrain.compute.torch_replica import TorchReplica
 from p2ptrain.core.effects import Outcome
 from p2ptrain.errors import CodecError
 from p2ptrain.runtime.rounds import RoundsExchange
 from p2ptrain.runtime.sparse_sum import GroupSparseSum
 from p2ptrain.sim.link import Link
+from p2ptrain.sim.loop import virtual_loop
 from p2ptrain.sim.replica import VectorReplica
+from p2ptrain.sim.world import SimPeer, World
 from p2ptrain.vectors import Vector
 from tests.helpers.worlds import Books, build, models, steps_of
 
@@ -476,3 +482,37 @@ def test_common_entries_are_those_whose_indices_both_have():
     other = Entries(np.array([0, 4, 7, 9], np.uint32), np.ones(4, np.float32))
     assert common(one, other).at_K.tolist() == [4, 7]
     assert common(one, other).values_K.tolist() == [2, 3]
+
+
+class Two(nn.Module):
+    """Two parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Parameter(torch.zeros(4))
+        self.other = nn.Parameter(torch.zeros(4))
+
+
+@BOTH
+async def test_what_waits_of_a_parameter_comes_though_it_has_no_gradient_any_more(name: str):
+    world, modules = World(seed=1), {}
+    for peer in ("p0", "p1"):
+        modules[peer] = module = Two()
+        replica = TorchReplica(module, SGD(module.parameters(), lr=0.5))
+        await world.add(peer, replica, name, density=0.25)
+
+    async def trainer(peer: SimPeer) -> None:
+        module, replica = modules[peer.driver.name], peer.replica
+        peer.lifecycle.begin()
+        for step in range(12):
+            await virtual_loop().work(0.1)
+            module.one.grad = torch.full((4,), 8.0 if step < 4 else 0.0)
+            module.other.grad = torch.ones(4) if step == 0 else None
+            await peer.boundary.step(1, None, lambda: replica.optimizer_step(None))
+        peer.boundary.end()
+
+    await world.run(trainer)
+    for module in modules.values():
+        assert module.one.tolist() == [-16.0] * 4
+        assert module.other.tolist() == [-0.5] * 4
+    await world.close()
