@@ -66,6 +66,7 @@ def test_its_options_are_checked_and_its_state_goes_round():
 def test_all_that_the_page_names_is_there():
     named = set(re.findall(r"`(\w+)(?:\([^`]*\))?`", PAGE))
     known = {*dir(Algorithm), *dir(importlib.import_module("p2ptrain.averaging")), *dir(_swarm())}
+    known |= set(dir(SparseSum))
     words = named & {name for name in named if "_" in name}
     assert words - known - {"algorithm_options"} == set()
 
