@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from p2ptrain.averaging import Algorithm, ConfigError, load_algorithm
+from p2ptrain.averaging import Algorithm, ConfigError, SparseSum, load_algorithm
 from tests.averaging import test_contract as contract
 from tests.helpers.variants import Variant
 from tests.helpers.worlds import Books, build, consensus_distance, steps_of
