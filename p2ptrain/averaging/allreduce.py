@@ -10,15 +10,42 @@ all other algorithms (Li et al., PyTorch Distributed, VLDB 2020, section 2.2).
 The group is scheduled, not claimed: all living peers, once per version (`core/barrier.py`).
 Reduce-scatter and all-gather move 2 n (P - 1) / P words (`core/shards.py`). If a member dies during
 an average, the others repeat it once, without that member.
+
+With ``overlap = "backward"`` gradients travel in buckets, each as soon as the backward pass has
+made it (section 3.2.3 there; `runtime/overlap.py`). The result is the same to the last bit.
 """
 
-from p2ptrain.averaging import Algorithm, Swarm
+from dataclasses import dataclass
+
+from p2ptrain.averaging import Algorithm, ConfigError, Swarm
 
 
 class AllReduce(Algorithm):
     averages = "gradients"
     trainer_waits = True
     in_step = True
+
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class Config:
+        """What the exchange of gradients is hidden behind."""
+
+        overlap: str = "none"
+        """``none``: gradients travel when the backward pass is over; ``backward``: while it runs.
+        That pays where the exchange takes a good part of a step."""
+
+        bucket_mib: float = 0.0
+        """With overlap: MiB of gradients that travel together; 0: a sixteenth of them, at most 25.
+        Too small: messages cost more than they hide; too large: little is hidden."""
+
+        def __post_init__(self) -> None:
+            if self.overlap not in ("none", "backward"):
+                raise ConfigError(f"overlap = {self.overlap!r} must be 'none' or 'backward'")
+            if not 0 <= self.bucket_mib <= 1024:
+                raise ConfigError(f"bucket_mib = {self.bucket_mib} must be from 0 to 1024")
+
+    @property
+    def overlaps(self) -> bool:
+        return bool(self.config.overlap == "backward")
 
     async def after_backward(self, swarm: Swarm) -> None:
         await swarm.form_everyone()

@@ -12,8 +12,8 @@ like the paper. It acts at the moments that it defines, and leaves the others al
 * `handle_message`  a message of the same algorithm on another peer arrives (`Swarm.tell`).
 
 It declares what others must know of it (`averages`, `sparse`, `trainer_waits`, `in_step`,
-`conserves_mean`):
-the boundary, the simulator's checkers and the contract tests read these and infer nothing.
+`overlaps`, `conserves_mean`): the boundary, the simulator's checkers and the contract tests read
+these and infer nothing.
 
 An algorithm whose groups follow from the version and the peers that train has a `schedule` as well:
 then versions run in whole groups while some of their trainers compute (`core/wait_avoiding.py`).
@@ -283,6 +283,16 @@ class Algorithm:
         return False
 
     @property
+    def overlaps(self) -> bool:
+        """Whether gradients travel while the backward pass still makes them; of peers `in_step`."""
+        return False
+
+    @property
+    def bucket_mib(self) -> float:
+        """Where it `overlaps`, MiB of gradients that travel together; 0: chosen by their number."""
+        return float(getattr(self.config, "bucket_mib", 0))
+
+    @property
     def conserves_mean(self) -> bool:
         """Whether its averages leave the mean of all models where training made it."""
         return True
@@ -390,6 +400,9 @@ def load_algorithm(name: str, options: Mapping[str, Any] | None = None) -> Algor
         if is_so and not algorithm.trainer_waits:
             mistake = f"{what}, for which trainers wait, and trainer_waits = False; write True"
             raise ConfigError(f"algorithm {name!r} declares {mistake}")
+    if algorithm.overlaps and (algorithm.sparse or not algorithm.in_step):
+        mistake = "overlaps = True, which is for whole gradients of peers that are in_step"
+        raise ConfigError(f"algorithm {name!r} declares {mistake}; declare those, too")
     if algorithm.sparse and not (algorithm.in_step and algorithm.averages == "gradients"):
         mistake = "sparse = True, which is for gradients of peers that are in_step"
         raise ConfigError(f"algorithm {name!r} declares {mistake}; declare those, too")

@@ -41,6 +41,9 @@ from numpy.typing import NDArray
 from p2ptrain.compute.replica import Vector
 from p2ptrain.errors import CodecError, ConfigError
 
+PLAIN = "fp32"
+"""Numbers as they are."""
+
 BLOCK = 256
 """Numbers that share a scale. Larger: a few bytes less; smaller: less rounding beside a large one.
 """

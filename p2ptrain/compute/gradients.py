@@ -28,7 +28,7 @@ for once, in all that was written; only then does somebody ask for names.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, compress, groupby
 
 import numpy as np
@@ -38,6 +38,7 @@ from torch import Tensor
 
 from p2ptrain.compute.flat import FlatModel, check_vector, is_finite
 from p2ptrain.compute.replica import Vector
+from p2ptrain.core.shards import Span
 from p2ptrain.errors import StateError
 
 SMALL = 1 << 14
@@ -195,10 +196,12 @@ class GradientVector:
     def __init__(self, flat: FlatModel) -> None:
         self._flat = flat
         self._parts = list(_parts(flat))
-        self._parameters = [part.tensor for part in self._parts if part.is_gradient]
-        count = len(self._parameters)
+        self.parameters = [part.tensor for part in self._parts if part.is_gradient]
+        """Those whose gradients these are, in order."""
+        count = len(self.parameters)
         self._gradients = list(_moves(self._parts[:count]))
         self._buffers = list(_moves(self._parts[count:]))
+        self._spans: dict[Span, Sequence[_Part | _Batch]] = {}
         self.size: int = self._parts[-1].at.stop
         """G."""
         self.buffer_size: int = self.size - self._parts[count - 1].at.stop
@@ -206,7 +209,7 @@ class GradientVector:
 
     def mask(self) -> bytes:
         """Which parameters have a gradient, as `Contribution.gradient_mask` has it."""
-        here = [parameter.grad is not None for parameter in self._parameters]
+        here = [parameter.grad is not None for parameter in self.parameters]
         return np.packbits(here, bitorder="little").tobytes()
 
     def export(self, into_G: Vector, weight: int) -> None:
@@ -231,6 +234,22 @@ class GradientVector:
             into_G.fill(0)
             raise
 
+    def export_span(self, span: Span, into_S: Vector, weight: int) -> None:
+        """As `export`, of the whole parts (gradients or buffers) in one span of the G numbers."""
+        if span not in self._spans:
+            parts = [p for p in self._parts if span.start <= p.at.start < span.stop]
+            shifted = (
+                replace(p, at=slice(p.at.start - span.start, p.at.stop - span.start)) for p in parts
+            )
+            self._spans[span] = list(_moves(shifted))
+        check_vector(into_S, span.size, "the bucket")
+        into = torch.from_numpy(into_S)
+        with torch.no_grad():
+            for move in self._spans[span]:
+                move.write(into, weight)
+        if not is_finite(into):
+            raise StateError("a number of this bucket is not finite")
+
     def load(self, mean_G: Vector, mask: bytes) -> None:
         """Set gradients and buffers from the group's mean.
 
@@ -245,7 +264,7 @@ class GradientVector:
         if not (np.isfinite(mean_G.min()) and np.isfinite(mean_G.max())):  # a NaN is both of them
             raise StateError("the mean of gradients is not finite; it was not applied")
         flags = np.unpackbits(
-            np.frombuffer(mask, np.uint8), count=len(self._parameters), bitorder="little"
+            np.frombuffer(mask, np.uint8), count=len(self.parameters), bitorder="little"
         )
         with torch.no_grad():
             for move in self._gradients:

@@ -10,6 +10,7 @@ Legend of shapes: ``M`` numbers that models average over (parameters, then float
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from p2ptrain.compute.buckets import Buckets
 from p2ptrain.compute.contract import UpdateRule
 from p2ptrain.vectors import Vector as Vector  # the port's own word
 
@@ -125,6 +126,10 @@ class Replica(Protocol):
 
         Raises StateError, with nothing changed, if the mean is not finite.
         """
+        ...
+
+    def buckets(self, most: int) -> Buckets:
+        """The G numbers in buckets of about `most`, filled as the backward pass makes them."""
         ...
 
     def export_state(self, *, whole: bool = True) -> State:

@@ -113,6 +113,11 @@ class StepTiming:
         """True if a step costs time even where computing costs none."""
         return bool(self.min_step_ms or self.mean_ms or self.trace_ms or self.trace_file)
 
+    @property
+    def takes_time(self) -> bool:
+        """True if a step is made to last longer than computing takes."""
+        return bool(self.is_priced or self.stragglers or self.slowdown_file)
+
     def check(self, peers: int) -> None:
         """Refuse stragglers that do not exist among `peers` peers, and a trace that is none.
 

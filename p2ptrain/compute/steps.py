@@ -11,11 +11,16 @@ slice of its sleep, and what it was computing is dropped, for it would have come
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
+from p2ptrain.compute.buckets import Buckets
 from p2ptrain.compute.step_timing import StepTiming
 from p2ptrain.ids import Seconds
 
 SLICE_S: Seconds = 0.05
 """How long a real peer sleeps at a time."""
+
+FORWARD = 1 / 3
+"""Of a step that is made to last, the share of the forward pass; a backward pass takes twice as
+long, as it computes gradients of inputs and of parameters."""
 
 
 class Work(Protocol):
@@ -41,6 +46,11 @@ class Stepping(Protocol):
     @property
     def progress(self) -> int:
         """Samples of the whole swarm so far."""
+        ...
+
+    @property
+    def buckets(self) -> Buckets | None:
+        """What the backward pass fills, if anything travels meanwhile."""
         ...
 
     def step(self, samples: int, loss: float | None) -> Awaitable[None]:
@@ -77,11 +87,19 @@ async def take_steps(
         ConfigError: if `rank`, `peers` or the stragglers do not fit together.
     """
     pace.check(peers)
-    step = 0
+    step, buckets = 0, peer.buckets
+    if buckets and pace.takes_time:
+        buckets.is_held = True
     while not peer.should_stop:
         started = clock()
         samples, loss = work.compute(step)
         duration_s = pace.step_s(clock() - started, rank, step, peers, seed)
+        if buckets and buckets.is_held:
+            for share in buckets.shares:
+                at = started + duration_s * (FORWARD + (1 - FORWARD) * share)
+                if not await _slept_until(at, peer, clock, sleep, slice_s):
+                    return
+                buckets.reach(share)
         if not await _slept_until(started + duration_s, peer, clock, sleep, slice_s):
             return
         work.prepare(peer.progress)

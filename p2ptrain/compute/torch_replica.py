@@ -13,8 +13,10 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from p2ptrain.compute.buckets import Buckets
 from p2ptrain.compute.contract import NONE, UpdateRule, shortened
 from p2ptrain.compute.flat import FlatModel
+from p2ptrain.compute.gradient_hooks import TorchBuckets
 from p2ptrain.compute.gradients import GradientVector
 from p2ptrain.compute.momentum import Moments
 from p2ptrain.compute.optimizers import Closure, Optimizers
@@ -55,6 +57,7 @@ class TorchReplica:
         self._flat = FlatModel(module, self._moments)
         self._gradients = GradientVector(self._flat)
         self._digest: tuple[int, int] | None = None  # after so many updates
+        self._hooks: list[RemovableHandle] = []
 
     @property
     def model_size(self) -> int:
@@ -200,6 +203,12 @@ class TorchReplica:
         """
         self._gradients.load(mean_G, mask)
 
+    def buckets(self, most: int) -> Buckets:
+        """Buckets that hooks on the parameters fill, until `release`."""
+        buckets = TorchBuckets(self._gradients, most)
+        self._hooks.extend(buckets.hooks)
+        return buckets
+
     def export_state(self, *, whole: bool = True) -> State:
         """Everything of this boundary, pending included."""
         return export_state(self._flat, self._optimizers.all, whole=whole)
@@ -240,6 +249,8 @@ class TorchReplica:
 
         Call it when no more deltas will come. A second call does nothing.
         """
+        for hook in self._hooks:
+            hook.remove()
         self._flat.release()
 
     def _check(self) -> None:

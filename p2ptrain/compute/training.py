@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
+from p2ptrain.compute.buckets import Buckets
 from p2ptrain.compute.step_timing import StepTiming
 from p2ptrain.compute.steps import take_steps
 from p2ptrain.compute.tasks import Task
@@ -34,6 +35,11 @@ class SteppingPeer(Protocol):
     @property
     def progress(self) -> int:
         """Samples of the whole swarm so far."""
+        ...
+
+    @property
+    def buckets(self) -> Buckets | None:
+        """What the backward pass fills, if anything travels meanwhile."""
         ...
 
     def step(self, *, samples: int, loss: float | None = None, clip: float | None = None) -> None:
@@ -181,6 +187,10 @@ class _Calling:
     @property
     def progress(self) -> int:
         return self._peer.progress
+
+    @property
+    def buckets(self) -> Buckets | None:
+        return self._peer.buckets
 
     async def step(self, samples: int, loss: float | None) -> None:
         self._peer.step(samples=samples, loss=loss, clip=self._clip)

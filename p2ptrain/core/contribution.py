@@ -38,6 +38,10 @@ class Contribution:
     progress: int = 0
     """Samples of the whole swarm, as far as it knows."""
 
+    begun: int = 0
+    """A digest of the exchange that began behind its backward pass, if what it put into that still
+    holds (`runtime/overlap.py`); 0 if not. The group finishes it where all state the same."""
+
 
 MODEL = Contribution()
 """A member that averages models, each of which weighs the same."""

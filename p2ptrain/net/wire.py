@@ -660,6 +660,7 @@ def _contribution_to_pb(stated: Contribution) -> Any:  # Any: a generated class
         gradient_mask=stated.gradient_mask,
         rule=stated.rule,
         progress=min(stated.progress, MAX_NUMBER),  # of sums of what others claim
+        begun=stated.begun,
     )
 
 
@@ -674,6 +675,7 @@ def _contribution(p: Any) -> Contribution:  # Any: a generated class
         gradient_mask=p.gradient_mask,
         rule=p.rule,
         progress=number(p.progress),
+        begun=p.begun,
     )
 
 

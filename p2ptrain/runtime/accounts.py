@@ -51,6 +51,8 @@ class Attempt:
     """Its sum of gradients, if that is a sparse one."""
     snapshot_s: Seconds = 0.0
     apply_s: Seconds = 0.0
+    overlap_s: Seconds | None = None
+    """How long before the group its exchange had begun; None if it began with it."""
     outcome: Outcome = Outcome.DONE
     why: str = ""
     consensus_distance_l2: float | None = None
@@ -59,8 +61,8 @@ class Attempt:
     @property
     def ending(self) -> AverageEnded:
         ended = AverageEnded(self.ticket.root, self.outcome, self.why)
-        if self.exchange is None:
-            return ended
+        if self.exchange is None or not self.exchange.is_awaited:
+            return ended  # no transfer, or one that waited for backward passes
         moved_bytes, moving_s = self.exchange.moved_bytes, self.exchange.moving_s
         return replace(ended, moved_bytes=moved_bytes, moving_s=moving_s)
 
@@ -106,6 +108,7 @@ class Accounts:
             exchange_s=now - attempt.formed_at,
             snapshot_s=attempt.snapshot_s,
             apply_s=attempt.apply_s,
+            overlap_s=attempt.overlap_s,
             sent_bytes=sent,
             received_bytes=received,
             sent_words=attempt.sparse.sent_words if attempt.sparse else None,

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from p2ptrain.averaging.base import Mean, SparseRule
-from p2ptrain.compute.codec import load_codec
+from p2ptrain.compute.codec import PLAIN, load_codec
 from p2ptrain.compute.replica import Replica, Vector
 from p2ptrain.compute.sparse import NOTHING, Residual
 from p2ptrain.core.contribution import MODEL, Contribution
@@ -39,6 +39,7 @@ from p2ptrain.runtime.agreed_state import AgreedState, union, usual_samples
 from p2ptrain.runtime.copy_executor import CopyExecutor
 from p2ptrain.runtime.exchange import Exchange, ExchangeConfig
 from p2ptrain.runtime.mix import Bucket
+from p2ptrain.runtime.overlap import Overlap
 from p2ptrain.runtime.pending_gradients import PendingGradients
 from p2ptrain.runtime.rounds import Rounds
 from p2ptrain.runtime.sparse_sum import GroupSparseSum
@@ -62,8 +63,6 @@ LEAVES_FIRST = 4
 """Turns of the loop before a model is copied, so that what was just said leaves: the others wait
 for the word that forms the group, and the copy may have the only core."""
 
-PLAIN = "fp32"
-
 T = TypeVar("T")
 
 
@@ -83,6 +82,8 @@ class Averages:
         self.slots = Buffers(lambda size: np.empty(size, np.float32), SLOTS)
         self.pending = PendingGradients(self.replica, self.buffers, self.copy)
         self.residual = Residual()
+        algorithm = self.host.algorithm
+        self.overlap = Overlap(self, algorithm.bucket_mib) if algorithm.overlaps else None
         self.transfers = Transfers(self.config.average_timeout_s)
         self.asked_at: dict[Ticket, Seconds] = {}
         """When we asked for the groups that we hope for."""
@@ -122,14 +123,16 @@ class Averages:
             RefusedError: if we are not in that group, or too many streams wait for theirs.
         """
         host, ticket = self.host, opening.ticket
-        most = max(MAX_PARKED, 4 * len(host.machine.membership.participants()))
+        each = 4 + (len(self.overlap.buckets.spans) if self.overlap else 0)
+        most = max(MAX_PARKED, each * len(host.machine.membership.participants()))
         if self._parked >= most:
             raise RefusedError(f"{host.name} has {most} streams waiting for their groups")
         self._parked += 1
         until = host.now + self.transfers.arrivals.seconds  # or for as long as we may yet be in it
         try:
             while (exchange := self._exchange_of(ticket)) is None:
-                expected = host.machine.expects(ticket)
+                # What begins after a group may come while that ends here.
+                expected = host.machine.expects(ticket) or ticket.root in self._groups
                 async with asyncio.timeout(None if expected else until - host.now):
                     await host.wait_for_change()
         except (TimeoutError, KeyError) as error:
@@ -140,6 +143,8 @@ class Averages:
 
     def _exchange_of(self, ticket: Ticket) -> Exchange | None:
         """That of this attempt, once there is one. Raises KeyError if there will be none."""
+        if self.overlap and (begun := self.overlap.exchange_of(ticket)):
+            return begun
         if self.host.machine.is_over(ticket):
             raise KeyError(ticket)
         group = self._groups.get(ticket.root)
@@ -171,7 +176,8 @@ class Averages:
             mask = self.replica.gradient_mask() if weight else b""
             mask = union((mask, self.residual.mask))
             own = Contribution(weight=weight, usual=of_step, samples=of_step, gradient_mask=mask)
-            own = replace(own, rule=self.host.contract.state_rule())
+            begun = self.overlap.stated if self.overlap else 0
+            own = replace(own, rule=self.host.contract.state_rule(), begun=begun)
             before = membership.me.samples
         samples, ends = before + own.samples, agreed.wants_to_end
         return replace(own, samples=samples, wants_to_end=ends, progress=agreed.progress)
@@ -300,6 +306,9 @@ class FormedGroup(Attempt):
     async def _contribute(self, rule: SparseRule | None) -> Exchange:
         """Make the exchange, with what we put into it."""
         averages, host, effect = self._averages, self._averages.host, self._effect
+        if self._finishes_what_began():
+            assert self.exchange is not None
+            return self.exchange
         began = host.now
         await self._fill()
         if rule and self.what is What.GRADIENTS and len(self.members) > 1:
@@ -329,6 +338,21 @@ class FormedGroup(Attempt):
             self.exchange.scope.fail(self._called_off)  # before anything moves
         host.notify_change()
         return self.exchange
+
+    def _finishes_what_began(self) -> bool:
+        """True if our vector travels already, behind the backward passes of all members."""
+        overlap, host = self._averages.overlap, self._averages.host
+        if overlap is None or self.what is not What.GRADIENTS:
+            return False
+        taken = overlap.taken(self.members, self._contributions)
+        if taken is None or self.ticket.attempt:
+            return False
+        self.vector_V, self.exchange, self.overlap_s = taken
+        self.exchange.await_from_now(partial(host.machine.heard, self.ticket))
+        if self._called_off:
+            self.exchange.scope.fail(self._called_off)
+        host.notify_change()
+        return True
 
     async def _fill(self) -> None:
         """Copy what we put into the group, on a worker thread."""
@@ -392,7 +416,9 @@ class FormedGroup(Attempt):
         )
 
     def _learn(self, exchange: Exchange) -> None:
-        """What this attempt tells of how long to wait in others."""
+        """What this attempt tells of how long to wait in others; nothing if trainers computed."""
+        if not exchange.is_awaited:
+            return
         transfers, kind = self._averages.transfers, (self.what, len(self.members))
         for after_s in exchange.arrivals.values():
             transfers.arrivals.took(after_s)
@@ -434,6 +460,9 @@ class FormedGroup(Attempt):
                 averages.host.contract.stated = dict(zip(self.members, stated, strict=True))
                 agreed.follow(self.ticket, vector_V)
                 agreed.contributes = True
+                if averages.overlap:
+                    shards = weights_left(self._effect.members, self._effect.weights, self.members)
+                    averages.overlap.begin(self.ticket, self.members, stated, shards)
             case What.STALE_GRADIENTS:
                 version, free = self._effect.purpose.version, []
                 self.staleness_steps = averages.pending.delivered(

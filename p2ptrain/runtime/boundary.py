@@ -89,6 +89,8 @@ class Boundary:
         if stale:
             contributes, agreed.contributes = agreed.contributes, True
             await pending.hand_in(agreed.samples_of_step, contributes=contributes)
+        if overlap := driver.averages.overlap:
+            await overlap.settle(agreed.samples_of_step, contributes=agreed.contributes)
         await driver.algorithm.after_backward(driver.swarm)
         if stale and pending.missed:
             await driver.state_transfer.take_model(pending.missed)

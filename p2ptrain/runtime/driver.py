@@ -128,6 +128,8 @@ class Driver:
     def withdraw(self) -> None:
         """The trainer stops: whatever it waits for ends now."""
         self.stopping = True
+        if self.averages.overlap:
+            self.averages.overlap.drop(f"{self.name} stops")
         with self._feeding():
             self.machine.withdraw(self.now)
 

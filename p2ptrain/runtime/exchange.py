@@ -155,14 +155,24 @@ class Exchange(Streams):
             GroupBroken: if any member vanished, refused, or sent what cannot be averaged.
         """
         self.means_may_leave.set()
-        await self._move()
+        if self._moving is None:
+            await self._move()
+        else:
+            await self._moving
+
+    def start(self) -> None:
+        """Begin to move what there is; `run` or `all_gather` waits for the end."""
+        self._moving = asyncio.get_running_loop().create_task(self._move())
 
     async def reduce_scatter(self) -> None:
         """Returns when this member's shard of each bucket is reduced, in place.
 
         The others get it with `all_gather`, which must follow. Raises GroupBroken, as `run`.
         """
-        moving = self._moving = asyncio.get_running_loop().create_task(self._move())
+        if self._moving is None:
+            self.start()
+        moving = self._moving
+        assert moving is not None
         reduced = asyncio.gather(*(f for bucket in self.buckets for f in bucket.reduced))
         moving.add_done_callback(lambda _: reduced.cancel())
         try:
@@ -220,6 +230,7 @@ class BucketExchange:
         loop = asyncio.get_running_loop()
         self.reduced = [loop.create_future() for _ in self._mine]
         """One for each chunk of this member's shard."""
+        self._has_refilled = False
         self._writing = asyncio.Lock()
         self._written: dict[int, memoryview] = {}
         owners = () if direct else [peer for peer in exchange.others if self._shard(peer).size]
@@ -232,9 +243,11 @@ class BucketExchange:
         if self._is_direct and streams.others:
             streams.exchange_directly(name, self._send_whole, self._take_parts)
             return
-        for index in range(len(self._mine)):
-            await self._contribute_own(index)
         exchange, start = partial(streams.exchange, name), streams.scope.start
+        if self._bucket.filled is None:
+            await self._contribute_all()
+        else:
+            start(self._contribute_all())
         for peer in streams.others:
             if self._shard(peer).size:  # who has no shard is not called
                 ends = not self._mine
@@ -242,8 +255,22 @@ class BucketExchange:
             if self._mine:
                 start(exchange(peer, self._return_means, self._take_parts, calls=False))
 
+    async def _contribute_all(self) -> None:
+        await self._is_filled()
+        for index in range(len(self._mine)):
+            await self._contribute_own(index)
+
+    async def _is_filled(self) -> None:
+        if self._bucket.filled is None:
+            return
+        await self._bucket.filled.wait()
+        if not self._has_refilled:
+            self._has_refilled = True
+            self.mix.refill()
+
     async def _send_whole(self, peer: PeerId, stream: ChunkStream) -> None:
         """Direct exchange: our vector, encoded once for all."""
+        await self._is_filled()
         for index, span in enumerate(self._mine):
             async with self._writing:
                 if index not in self._written:
@@ -255,6 +282,7 @@ class BucketExchange:
 
     async def _send_parts(self, owner: PeerId, stream: ChunkStream) -> None:
         """Our part of the owner's shard; who is called itself ends its side with the last chunk."""
+        await self._is_filled()
         shard, ends = self._shard(owner), bool(self._mine)
         if self.codec.is_exact and await self._exchange.refer(
             owner, stream, self.mix.part(shard), last=ends

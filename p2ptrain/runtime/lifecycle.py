@@ -22,6 +22,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from p2ptrain.averaging.base import load_algorithm
+from p2ptrain.compute.buckets import Buckets
+from p2ptrain.compute.codec import PLAIN
 from p2ptrain.compute.replica import Replica
 from p2ptrain.compute.snapshots import SnapshotWriter
 from p2ptrain.core.messages import Member, Phase
@@ -63,6 +65,12 @@ class PeerLifecycle:
                 f"average_momentum: {config.algorithm} averages gradients, so that momenta are "
                 "alike anyway; leave it out"
             )
+        codec = config.exchange.gradient_codec
+        if algorithm.overlaps and codec != PLAIN:
+            raise ConfigError(
+                f"gradient_codec = {codec!r}: {config.algorithm} with overlap sends gradients as "
+                f"they are; leave one of the two out"
+            )
         self.name = PeerId(config.name)
         self.address = Address("")
         self.began_at: Seconds | None = None
@@ -72,6 +80,12 @@ class PeerLifecycle:
         self._writer: SnapshotWriter | None = None
 
     # --- what a loop asks, before the peer listens too --------------------------------------------
+
+    @property
+    def buckets(self) -> Buckets | None:
+        """What the backward pass fills, where the algorithm overlaps."""
+        overlap = self.driver.averages.overlap if self.is_listening else None
+        return overlap.buckets if overlap else None
 
     @property
     def is_listening(self) -> bool:

@@ -22,6 +22,7 @@ same Q(mean); what Q took goes into `left_V`, and into the member's next gradien
 Legend of shapes: ``V`` numbers of the vector, ``S`` of one chunk, ``B`` of one block.
 """
 
+import asyncio
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -62,6 +63,8 @@ class Bucket:
     """This member wants the mean, even with `delta`."""
     left_V: Vector | None = None
     """Becomes what a lossy codec took: from this member's parts, and from the sums of its shard."""
+    filled: asyncio.Event | None = None
+    """Set when `vector_V` is; None: it is from the beginning."""
 
 
 class Mix:
@@ -97,6 +100,11 @@ class Mix:
         if delta and not is_direct and codec.is_exact and not (self._opposes and self._delta):
             self._handed_V, self._handed_at = lend(mine.size), mine.start
         self._encoded: dict[int, memoryview] = {}  # the same with a lossy codec, chunk by chunk
+
+    def refill(self) -> None:
+        """The vector has been filled since; nothing has been reduced."""
+        if self._parts_V is not self.vector_V:
+            self._parts_V[:] = self.vector_V
 
     @property
     def lent(self) -> list[Vector]:

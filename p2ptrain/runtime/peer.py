@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 import uvloop
 
+from p2ptrain.compute.buckets import Buckets
 from p2ptrain.compute.replica import no_update
 from p2ptrain.compute.torch_replica import TorchReplica
 from p2ptrain.documented import takes_settings
@@ -162,6 +163,11 @@ class Peer:
     def averages(self) -> str:
         """What this peer's algorithm averages: ``models`` or ``gradients``."""
         return self._life.algorithm.averages
+
+    @property
+    def buckets(self) -> Buckets | None:
+        """What the backward pass fills, where gradients travel meanwhile (`compute/buckets.py`)."""
+        return self._life.buckets
 
     @property
     def should_stop(self) -> bool:

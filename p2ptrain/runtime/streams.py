@@ -57,6 +57,8 @@ class Streams:
     """A group in which nothing has moved for so long is broken."""
     most_s: Seconds = STALL_S
     """The same for who has all: it waits for those who have not, and who see whether it moves."""
+    is_awaited: bool = True
+    """False: trainers compute meanwhile, and silence is no failure; until `await_from_now`."""
 
     def __post_init__(self) -> None:
         self.others = tuple(peer for peer in self.members if peer != self.me)
@@ -73,6 +75,9 @@ class Streams:
         self.due = 0
         """Parts of the result that are yet to come."""
         self.scope = Scope()
+        self._awaited = asyncio.Event()
+        if self.is_awaited:
+            self._awaited.set()
         self._started = self._moved_at = self.clock()
         self._link_sent_bytes = self._link_received_bytes = 0  # what left the machine, or may have
         self._openings: dict[str, AverageOpening] = {}
@@ -96,8 +101,14 @@ class Streams:
         is_missing = any(peer not in self.arrivals for _, peer in self._incoming)
         return self.clock() - self._started if is_missing else 0.0
 
+    def await_from_now(self, heard: Callable[[PeerId], None]) -> None:
+        """All trainers wait for this from now on; `heard` is called whenever anything comes."""
+        self.heard, self._moved_at = heard, self.clock()
+        self._awaited.set()
+
     async def watch(self) -> None:
         """Break the group when nothing has moved for too long."""
+        await self._awaited.wait()
         while True:
             is_met = len(self._met) == len(self.others)
             waits_s = self.stall_s if is_met else self.arrival_s
@@ -186,7 +197,7 @@ class Streams:
 
     async def _called_by(self, bucket: str, peer: PeerId) -> ChunkStream:
         try:
-            async with asyncio.timeout(self.arrival_s):
+            async with asyncio.timeout(self.arrival_s if self.is_awaited else None):
                 return await self._incoming[bucket, peer][0]
         except TimeoutError as error:
             why = f"{peer} opened no stream within {self.arrival_s:g} s"

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from p2ptrain.compute.buckets import Buckets
 from p2ptrain.compute.replica import Replica
 from p2ptrain.compute.step_timing import StepTiming
 from p2ptrain.compute.steps import Work, take_steps
@@ -83,6 +84,10 @@ class LivingPeer:
     @property
     def progress(self) -> int:
         return self._life.progress
+
+    @property
+    def buckets(self) -> Buckets | None:
+        return self._life.buckets
 
     async def step(self, samples: int, loss: float | None) -> None:
         """The boundary."""

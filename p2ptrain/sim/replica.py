@@ -5,8 +5,10 @@ from collections.abc import Callable
 
 import numpy as np
 
+from p2ptrain.compute.buckets import Buckets
 from p2ptrain.compute.contract import FROZEN, NONE, UpdateRule, update_rule
 from p2ptrain.compute.replica import State, Vector
+from p2ptrain.core.shards import Span
 from p2ptrain.errors import StateError
 
 
@@ -96,6 +98,9 @@ class VectorReplica:
     def import_gradients(self, mean_G: Vector, mask: bytes) -> None:
         self.gradient = mean_G[:-1].copy()
 
+    def buckets(self, most: int) -> Buckets:
+        return VectorBuckets(self, most)
+
     def export_state(self, *, whole: bool = True) -> State:
         model_M = (self.live + self.pending).astype("<f4")
         return np.array([self._updates, self.version], "<i8").tobytes() + model_M.tobytes()
@@ -113,3 +118,32 @@ class VectorReplica:
 
     def state_digest(self) -> int:
         return int.from_bytes(hashlib.blake2b(self.export_state(), digest_size=8).digest())
+
+
+class VectorBuckets(Buckets):
+    """Of a vector each number is a parameter; its buffer is the last bucket."""
+
+    def __init__(self, replica: VectorReplica, most: int) -> None:
+        size = replica.model_size
+        spans = [Span(max(0, stop - most), stop) for stop in range(size, 0, -most)]
+        super().__init__([*spans, Span(size, size + 1)])
+        self._replica = replica
+        self._seen: dict[int, Vector] = {}
+        self.is_held = True  # a gradient is there at once; the loop says when it would be
+
+    @property
+    def _count_of_gradients(self) -> int:
+        return len(self.spans) - 1
+
+    def _write(self, index: int, into_S: Vector, weight: int) -> None:
+        span, gradient = self.spans[index], self._replica.gradient
+        if index == self._count_of_gradients:
+            into_S[:] = weight
+            return
+        if not np.isfinite(gradient).all():
+            raise StateError("the gradient is not finite")
+        self._seen[index] = gradient
+        into_S[:] = gradient[span.start : span.stop] * np.float32(weight)
+
+    def _holds(self, index: int) -> bool:
+        return index == self._count_of_gradients or self._seen[index] is self._replica.gradient

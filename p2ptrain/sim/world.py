@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from p2ptrain.compute.replica import State, Vector
+from p2ptrain.compute.steps import FORWARD
 from p2ptrain.core.peer_machine import ProtocolConfig
 from p2ptrain.errors import ConfigError
 from p2ptrain.ids import Address, PeerId, Seconds
@@ -87,8 +88,14 @@ class SimPeer:
         """Train until step `steps`, of `step_s` each, then serve; `before_step` sets gradients."""
         self.lifecycle.begin()
         for step in range(self.steps_before, steps):
-            await virtual_loop().work(step_s)
+            buckets, work = self.lifecycle.buckets, virtual_loop().work
+            await work(step_s * FORWARD if buckets else step_s)
             before_step(step)
+            if buckets:
+                reached = 0.0
+                for share in buckets.shares:
+                    await work(step_s * (1 - FORWARD) * (share - reached))
+                    buckets.reach(reached := share)
             await self.boundary.step(1, None, self.replica.descend)
         self.boundary.end()
 

@@ -232,7 +232,7 @@ class Purpose(_message.Message):
     def __init__(self, formation: _Optional[_Union[Purpose.Formation, str]] = ..., what: _Optional[_Union[Purpose.What, str]] = ..., version: _Optional[int] = ..., lineage: _Optional[int] = ...) -> None: ...
 
 class Contribution(_message.Message):
-    __slots__ = ("weight", "usual", "samples", "wants_to_end", "gradient_mask", "rule", "progress")
+    __slots__ = ("weight", "usual", "samples", "wants_to_end", "gradient_mask", "rule", "progress", "begun")
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     USUAL_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
@@ -240,6 +240,7 @@ class Contribution(_message.Message):
     GRADIENT_MASK_FIELD_NUMBER: _ClassVar[int]
     RULE_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    BEGUN_FIELD_NUMBER: _ClassVar[int]
     weight: int
     usual: int
     samples: int
@@ -247,7 +248,8 @@ class Contribution(_message.Message):
     gradient_mask: bytes
     rule: int
     progress: int
-    def __init__(self, weight: _Optional[int] = ..., usual: _Optional[int] = ..., samples: _Optional[int] = ..., wants_to_end: bool = ..., gradient_mask: _Optional[bytes] = ..., rule: _Optional[int] = ..., progress: _Optional[int] = ...) -> None: ...
+    begun: int
+    def __init__(self, weight: _Optional[int] = ..., usual: _Optional[int] = ..., samples: _Optional[int] = ..., wants_to_end: bool = ..., gradient_mask: _Optional[bytes] = ..., rule: _Optional[int] = ..., progress: _Optional[int] = ..., begun: _Optional[int] = ...) -> None: ...
 
 class Request(_message.Message):
     __slots__ = ("ticket", "born", "purpose")

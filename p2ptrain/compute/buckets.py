@@ -1,0 +1,136 @@
+"""Cut the gradient vector into buckets, each final while the backward pass still runs.
+
+A backward pass makes the gradients of the last layers first. So the vector of G numbers is cut from
+its end: a bucket holds neighbouring parameters, whole, and is final when all of these are::
+
+    G numbers:  | layer 1, 2 | layer 3 | layer 4, 5, 6 | buffers |
+    buckets:         2            1            0            3
+
+Buffers come last: a forward pass that is repeated within the backward pass changes them again.
+Which parameters share a bucket follows from the model and the size alone, so all peers cut alike;
+*when* a bucket is final may differ from peer to peer.
+
+What a bucket held when it was taken must still hold at the boundary, or it counts for nothing: a
+program may clip, unscale or add to its gradients in between, or go backward once more.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+
+from p2ptrain.core.shards import Span
+from p2ptrain.errors import StateError
+from p2ptrain.vectors import Vector
+
+MOST_NUMBERS = 25 << 18
+"""Numbers of a bucket where no size is given: 25 MiB, as torch's DDP has it ...
+
+Larger: less of the exchange is hidden; smaller: messages that cost more than their bytes."""
+
+USUAL_COUNT = 16
+"""... and so many buckets of a smaller model, unless they became smaller than ..."""
+
+LEAST_NUMBERS = 1 << 16
+"""... this."""
+
+
+def bucket_size(size: int, mib: float) -> int:
+    """Numbers of a bucket, of `size` numbers in all; `mib` is what was asked for, or 0."""
+    if mib:
+        return max(1, round(mib * (1 << 18)))
+    return min(MOST_NUMBERS, max(LEAST_NUMBERS, -(-size // USUAL_COUNT)))
+
+
+def cut(sizes: Sequence[int], most: int) -> list[Span]:
+    """Spans of whole parameters of these `sizes`, from the last on, of about `most` numbers."""
+    spans, stop = [], sum(sizes)
+    start = stop
+    for size in reversed(sizes):
+        start -= size
+        if stop - start >= most or not start:
+            spans.append(Span(start, stop))
+            stop = start
+    return [span for span in spans if span.size]
+
+
+class Buckets:
+    """The buckets of one replica, during one step after the other.
+
+    The trainer's side fills them: by itself as gradients become final, or, where a step is made to
+    last (`compute/step_timing.py`), as far as it is `reach`ed. The protocol's side says where they
+    go. Subclasses know the numbers.
+    """
+
+    def __init__(self, spans: Sequence[Span]) -> None:
+        self.spans = tuple(spans)
+        """Of the G numbers, in the order in which they are final; the last one may be buffers."""
+        self.is_held = False
+        """They wait for `reach`, although they are final."""
+        self._lock = threading.RLock()
+        self._into_G: Vector | None = None
+        self._weight = 0
+        self._taken: Callable[[int], None] = lambda _: None
+        self._has_taken: set[int] = set()
+        self._is_good = False
+
+    @property
+    def shares(self) -> Sequence[float]:
+        """How much of the vector is final with each bucket, from above 0 to 1."""
+        sizes = [span.size for span in self.spans]
+        return [sum(sizes[: index + 1]) / sum(sizes) for index in range(len(sizes))]
+
+    def begin(self, into_G: Vector, weight: int, taken: Callable[[int], None]) -> None:
+        """From now on buckets go into `into_G`, times `weight`; `taken` says which one is there."""
+        with self._lock:
+            self._into_G, self._weight, self._taken = into_G, weight, taken
+            self._has_taken, self._is_good = set(), True
+
+    def stop(self) -> None:
+        """Nothing is written any more once this returns."""
+        with self._lock:
+            self._into_G, self._is_good = None, False
+
+    def reach(self, share: float) -> None:
+        """So much of the backward pass is done."""
+        for index, reached in enumerate(self.shares):
+            if reached <= share + 1e-9 and index < self._count_of_gradients:
+                self.take(index)
+
+    def take(self, index: int) -> None:
+        """This bucket is final: write it, unless it is there or nothing has begun."""
+        with self._lock:
+            if not self._is_good or self._into_G is None or index in self._has_taken:
+                return
+            span = self.spans[index]
+            try:
+                self._write(index, self._into_G[span.start : span.stop], self._weight)
+            except StateError:
+                self._is_good = False  # the boundary finds it again, and says so
+                return
+            self._has_taken.add(index)
+            self._taken(index)
+
+    def finish(self) -> bool:
+        """The backward pass is over: write what is left; true if all that was written still holds.
+
+        Trainer waits.
+        """
+        with self._lock:
+            if self._into_G is None:
+                return False
+            self._is_good = self._is_good and all(map(self._holds, self._has_taken))
+            for index in range(len(self.spans)):
+                self.take(index)
+            return self._is_good
+
+    @property
+    def _count_of_gradients(self) -> int:
+        """So many of the buckets, the first ones, are gradients."""
+        raise NotImplementedError
+
+    def _write(self, index: int, into_S: Vector, weight: int) -> None:
+        """Write `weight` times this bucket. Raises StateError if a number is not finite."""
+        raise NotImplementedError
+
+    def _holds(self, index: int) -> bool:
+        """True if what was written of this bucket is what there is."""
+        raise NotImplementedError

@@ -1,0 +1,93 @@
+"""Tell when the gradients of a bucket are final: torch's hooks, counted.
+
+A parameter's gradient is final when as many backward passes have added to it as in the step before
+(gradient accumulation, modules that run twice are one pass each). That is a guess; what comes after
+it is found at the boundary, and costs that step its overlap. A bucket with a parameter that had no
+gradient in the step before does not wait for it.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from torch import Tensor
+from torch.utils.hooks import RemovableHandle
+
+from p2ptrain.compute.buckets import Buckets, cut
+from p2ptrain.compute.gradients import GradientVector
+from p2ptrain.core.shards import Span
+from p2ptrain.vectors import Vector
+
+Seen = tuple[int, int] | None
+"""Which memory a gradient is in, and how often that was written; None without a gradient."""
+
+
+class TorchBuckets(Buckets):
+    """The buckets of one gradient vector, of about `most` numbers each."""
+
+    def __init__(self, gradients: GradientVector, most: int) -> None:
+        sizes = [parameter.numel() for parameter in gradients.parameters]
+        spans = cut(sizes, most)
+        ends = np.cumsum([0, *sizes])
+        self._of_bucket = [  # which parameters
+            range(int(np.searchsorted(ends, span.start)), int(np.searchsorted(ends, span.stop)))
+            for span in spans
+        ]
+        buffers = Span(sum(sizes), gradients.size)
+        super().__init__([*spans, buffers] if buffers.size else spans)
+        self._gradients, self._parameters = gradients, gradients.parameters
+        self._bucket_of = {i: b for b, own in enumerate(self._of_bucket) for i in own}
+        self._fired = [0] * len(sizes)
+        self._due = [1] * len(sizes)
+        self._missing = [0] * len(spans)
+        self._seen: dict[int, list[Seen]] = {}
+        self._count_due()
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]  # torch's
+                self._hook(index)
+            )
+            for index, parameter in enumerate(self._parameters)
+        ]
+
+    @property
+    def hooks(self) -> Sequence[RemovableHandle]:
+        """To be removed in the end."""
+        return self._hooks
+
+    def finish(self) -> bool:
+        good = super().finish()
+        with self._lock:
+            if any(self._fired):
+                self._due = self._fired
+            self._fired = [0] * len(self._parameters)
+            self._count_due()
+        return good
+
+    @property
+    def _count_of_gradients(self) -> int:
+        return len(self._of_bucket)
+
+    def _hook(self, index: int) -> Callable[[Tensor], None]:
+        def final(_: Tensor) -> None:
+            self._fired[index] += 1
+            if self._fired[index] == self._due[index]:
+                bucket = self._bucket_of[index]
+                self._missing[bucket] -= 1
+                if not self._missing[bucket] and not self.is_held:
+                    self.take(bucket)
+
+        return final
+
+    def _count_due(self) -> None:
+        self._missing = [sum(self._due[i] > 0 for i in own) for own in self._of_bucket]
+
+    def _write(self, index: int, into_S: Vector, weight: int) -> None:
+        if index < len(self._of_bucket):
+            self._seen[index] = self._look(index)
+        self._gradients.export_span(self.spans[index], into_S, weight)
+
+    def _holds(self, index: int) -> bool:
+        return index == len(self._of_bucket) or self._seen[index] == self._look(index)
+
+    def _look(self, index: int) -> list[Seen]:
+        grads = (self._parameters[i].grad for i in self._of_bucket[index])
+        return [None if grad is None else (grad.data_ptr(), grad._version) for grad in grads]

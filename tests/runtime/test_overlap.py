@@ -1,0 +1,196 @@
+"""Gradients travel during the backward pass, and nothing else changes."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from p2ptrain.core.effects import Outcome
+from p2ptrain.errors import ConfigError
+from p2ptrain.runtime.exchange import ExchangeConfig
+from p2ptrain.sim.link import Link
+from p2ptrain.sim.loop import virtual_loop
+from tests.helpers.worlds import build, models, steps_of
+
+STEPS = 12
+SIZE = 4000
+OVERLAP = {"overlap": "backward", "bucket_mib": 0.004}
+"""Buckets of 1,049 numbers: four of gradients."""
+SLOW = Link(latency_s=0.001, bandwidth_bytes_s=320_000)
+"""Averaging takes as long as a backward pass: 67 ms."""
+
+
+async def trained(options, *, count=3, link=SLOW, step_s=0.1, disturb=None, samples=None):
+    """Peers that descend random gradients; the world, and how long it took."""
+    world = await build(
+        count,
+        "allreduce",
+        equal=True,
+        size=SIZE,
+        link=link,
+        exchange=ExchangeConfig(chunk_kib=1),
+        **options,
+    )
+    chances = {name: np.random.default_rng(rank) for rank, name in enumerate(world.peers)}
+
+    def descend(peer, step: int) -> None:
+        name = peer.driver.name
+        peer.replica.gradient = chances[name].standard_t(3, SIZE).astype(np.float32)
+        if samples and step in samples.get(name, {}):
+            given = samples[name][step]
+            step_of = peer.boundary.step
+            peer.boundary.step = lambda _, loss, update: step_of(given, loss, update)
+        elif "step" in vars(peer.boundary):
+            del peer.boundary.step
+        if disturb:
+            disturb(peer, step)
+
+    await world.train(STEPS, steps_of(step_s), descend)
+    totals = world.peers["p0"].boundary.totals
+    return world, totals.compute_s + totals.wait_s
+
+
+def overlapped(world) -> dict[str, int]:
+    """Of each peer, how many groups finished what had begun."""
+    return {
+        name: sum(is_overlapped(r) for r in peer.metrics.of("group") if r["outcome"] == Outcome.DONE)
+        for name, peer in world.peers.items()
+    }
+
+
+def is_overlapped(record) -> bool:
+    return record["overlap_s"] is not None and record["sent_bytes"] > 0
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+async def test_models_are_bitwise_those_without_overlap(count: int):
+    rows = []
+    for options in ({}, OVERLAP):
+        world, _ = await trained(options, count=count)
+        rows.append(models(world))
+        await world.close()
+    assert np.array_equal(rows[0], rows[1])
+    assert np.array_equal(rows[1], np.tile(rows[1][0], (count, 1)))
+
+
+async def test_the_exchange_is_hidden_behind_the_backward_pass():
+    plain, plain_s = await trained({})
+    world, took_s = await trained(OVERLAP)
+    assert took_s < 0.75 * plain_s
+    assert sum(overlapped(world).values()) == 3 * (STEPS - 1), "all but the first step"
+    assert bytes_of(world) == pytest.approx(bytes_of(plain), rel=0.01)
+    await plain.close()
+    await world.close()
+
+
+def bytes_of(world) -> int:
+    return sum(r["sent_bytes"] for p in world.peers.values() for r in p.metrics.of("group"))
+
+
+async def test_a_straggler_is_waited_for_and_its_own_backward_pass_hides_the_exchange():
+    world, took_s = await trained(OVERLAP, step_s=0.1)
+    await world.close()
+    slow = await build(3, "allreduce", equal=True, size=SIZE, link=SLOW, **OVERLAP)
+    began = virtual_loop().now
+    await slow.train(STEPS, steps_of(0.1, p2=12.0), lambda *_: None)
+    assert sum(overlapped(slow).values()) == 3 * (STEPS - 1)
+    assert virtual_loop().now - began < STEPS * 12.0 * (1 + 2 / 37) + STEPS * 0.1
+    failed = [r for p in slow.peers.values() for r in p.metrics.of("group") if r["outcome"] != "done"]
+    assert not failed, "silence while others compute is no failure"
+    await slow.close()
+
+
+async def test_other_samples_than_announced_cost_the_overlap_of_one_step_and_nothing_else():
+    samples = {"p1": {4: 7}, "p0": {8: 3}}
+    rows, worlds = [], []
+    for options in ({}, OVERLAP):
+        world, _ = await trained(options, samples=samples)
+        rows.append(models(world))
+        worlds.append(world)
+    assert np.array_equal(rows[0], rows[1])
+    lost = 4  # the step with another number, and the one after it, twice
+    assert set(overlapped(worlds[1]).values()) == {STEPS - 1 - lost}
+    for world in worlds:
+        await world.close()
+
+
+async def test_a_gradient_that_changes_after_it_has_left_counts_as_it_is_at_the_boundary():
+    def clip(peer, step: int) -> None:
+        """As a program does between the backward pass and the boundary."""
+        if step == 5:
+            gradient = peer.replica.gradient
+            inner = peer.boundary.step
+
+            async def stepped(*args):
+                peer.boundary.step = inner
+                peer.replica.gradient = gradient / 2
+                await inner(*args)
+
+            peer.boundary.step = stepped
+
+    rows = []
+    for options in ({}, OVERLAP):
+        world, _ = await trained(options, disturb=clip)
+        rows.append(models(world))
+        await world.close()
+    assert np.array_equal(rows[0], rows[1])
+
+
+@pytest.mark.parametrize("at_s", [1.02, 1.05, 1.08, 1.11, 1.14, 1.17, 1.2])
+async def test_a_member_that_dies_in_any_phase_leaves_equal_models(at_s: float):
+    world = await build(
+        4, "allreduce", equal=True, size=SIZE, link=SLOW,
+        exchange=ExchangeConfig(chunk_kib=1), **OVERLAP,
+    )  # fmt: skip
+    asyncio.get_running_loop().call_later(at_s, world.crash, "p2")
+    chances = {name: np.random.default_rng(rank) for rank, name in enumerate(world.peers)}
+
+    def descend(peer, step: int) -> None:
+        peer.replica.gradient = chances[peer.driver.name].standard_t(3, SIZE).astype(np.float32)
+
+    await world.train(30, steps_of(0.1), descend)
+    rows = models(world)
+    assert np.array_equal(rows, np.tile(rows[0], (3, 1)))
+    last = [p.metrics.of("group")[-5:] for p in world.peers.values()]
+    assert all(is_overlapped(r) and len(r["members"]) == 3 for records in last for r in records)
+    await world.close()
+
+
+async def test_a_newcomer_takes_part_in_the_overlap_from_its_second_step_on():
+    world = await build(3, "allreduce", equal=True, size=SIZE, link=SLOW, **OVERLAP)
+
+    async def come_back() -> None:
+        await asyncio.sleep(1.05)
+        world.crash("p1")
+        await asyncio.sleep(1.0)
+        await world.restart("p1")
+
+    back = asyncio.get_running_loop().create_task(come_back())
+    await world.train(60, steps_of(0.1), lambda *_: None)
+    await back
+    rows = models(world)
+    assert np.array_equal(rows, np.tile(rows[0], (3, 1)))
+    assert all(is_overlapped(p.metrics.of("group")[-1]) for p in world.peers.values())
+    assert {len(p.metrics.of("group")[-1]["members"]) for p in world.peers.values()} == {3}
+    await world.close()
+
+
+async def test_memory_is_given_back_step_after_step():
+    world, _ = await trained(OVERLAP)
+    for peer in world.peers.values():
+        assert len(peer.driver.averages.buffers._made) <= 9
+    await world.close()
+
+
+def test_what_cannot_overlap_is_refused_in_a_sentence():
+    from p2ptrain.averaging.base import load_algorithm
+
+    with pytest.raises(ConfigError, match="overlap = 'forward' must be 'none' or 'backward'"):
+        load_algorithm("allreduce", {"overlap": "forward"})
+    with pytest.raises(ConfigError, match="bucket_mib = -1"):
+        load_algorithm("allreduce", {"bucket_mib": -1.0})
+
+
+async def test_a_lossy_gradient_codec_does_not_go_with_overlap():
+    with pytest.raises(ConfigError, match="gradient_codec = 'int8': allreduce with overlap"):
+        await build(2, "allreduce", exchange=ExchangeConfig(gradient_codec="int8"), **OVERLAP)
