@@ -67,7 +67,7 @@ async def measure(name: str, peers: int = PEERS, rounds: int = ROUNDS) -> Latenc
             reached_at = loop.now
             await peer.boundary.step(1, None, peer.replica.descend)
             lasted_s.append(loop.now - reached_at)
-        peer.boundary.end()
+        await peer.boundary.end()
 
     await world.run(trainer)
     await world.close()

@@ -44,8 +44,8 @@ class AllReduce(Algorithm):
                 raise ConfigError(f"bucket_mib = {self.bucket_mib} must be from 0 to 1024")
 
     @property
-    def overlaps(self) -> bool:
-        return bool(self.config.overlap == "backward")
+    def overlaps(self) -> str:
+        return str(self.config.overlap)
 
     async def after_backward(self, swarm: Swarm) -> None:
         await swarm.form_everyone()

@@ -246,6 +246,23 @@ class Group(Protocol):
         between `reduce` and this that others have to bring about.
         """
 
+    async def reduce_scatter(self) -> None:
+        """The first half of `reduce`: of gradients, our shard of the sum is here."""
+
+    def release_trainer(self) -> None:
+        """All agree that the version stands: our trainer goes on, into its next forward pass.
+
+        There each part of the update is made as soon as its means are here, and no later than the
+        forward pass needs it. `all_gather` and `commit` must follow. Alone in a group, nothing.
+        """
+
+    async def all_gather(self) -> None:
+        """The second half of `reduce`: the result is here.
+
+        If the group breaks and the trainer is released, what has come counts. A member that lacks
+        some of it takes over the model of another one at the next barrier.
+        """
+
     async def keep(self) -> Mean:
         """Reduce models, and take the mean away instead of taking it in."""
 
@@ -283,9 +300,13 @@ class Algorithm:
         return False
 
     @property
-    def overlaps(self) -> bool:
-        """Whether gradients travel while the backward pass still makes them; of peers `in_step`."""
-        return False
+    def overlaps(self) -> str:
+        """What gradients of peers `in_step` travel behind: ``none``, ``backward`` or ``both``.
+
+        ``backward``: a step's own, which still makes them; ``both``: their means come behind the
+        next forward pass.
+        """
+        return "none"
 
     @property
     def bucket_mib(self) -> float:
@@ -400,8 +421,8 @@ def load_algorithm(name: str, options: Mapping[str, Any] | None = None) -> Algor
         if is_so and not algorithm.trainer_waits:
             mistake = f"{what}, for which trainers wait, and trainer_waits = False; write True"
             raise ConfigError(f"algorithm {name!r} declares {mistake}")
-    if algorithm.overlaps and (algorithm.sparse or not algorithm.in_step):
-        mistake = "overlaps = True, which is for whole gradients of peers that are in_step"
+    if algorithm.overlaps != "none" and (algorithm.sparse or not algorithm.in_step):
+        mistake = f"overlaps = {algorithm.overlaps!r}, for whole gradients of peers in_step"
         raise ConfigError(f"algorithm {name!r} declares {mistake}; declare those, too")
     if algorithm.sparse and not (algorithm.in_step and algorithm.averages == "gradients"):
         mistake = "sparse = True, which is for gradients of peers that are in_step"

@@ -78,6 +78,16 @@ class Buckets:
         sizes = [span.size for span in self.spans]
         return [sum(sizes[: index + 1]) / sum(sizes) for index in range(len(sizes))]
 
+    @property
+    def in_forward_order(self) -> Sequence[tuple[int, float]]:
+        """Each bucket of gradients, and how much of the forward pass has gone by when it is needed.
+
+        Buffers are needed first.
+        """
+        shares = self.shares
+        order = [(index, 1 - shares[index]) for index in range(len(shares))]
+        return sorted(order, key=lambda one: (one[0] < self._count_of_gradients, one[1]))
+
     def begin(self, into_G: Vector, weight: int, taken: Callable[[int], None]) -> None:
         """From now on buckets go into `into_G`, times `weight`; `taken` says which one is there."""
         with self._lock:

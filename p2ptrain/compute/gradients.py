@@ -28,6 +28,7 @@ for once, in all that was written; only then does somebody ask for names.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain, compress, groupby
 
@@ -274,6 +275,36 @@ class GradientVector:
                 for move in self._buffers:
                     move.read(mean_G, flags)
         self._flat.synchronize()
+
+    @contextmanager
+    def lent(self, span: Span, mean_G: Vector, mask: bytes) -> Iterator[list[Tensor]]:
+        """Set the gradients and buffers in one span from their means.
+
+        Yields the parameters that have one; afterwards gradients are as they were.
+        """
+        flags = np.unpackbits(
+            np.frombuffer(mask, np.uint8), count=len(self.parameters), bitorder="little"
+        )
+        here = [p for p in self._parts if span.start <= p.at.start < span.stop]
+        first = self._index_of(span)
+        parts = [p for i, p in enumerate(here, first) if p.is_gradient and flags[i]]
+        before = [part.tensor.grad for part in parts]
+        with torch.no_grad():
+            for part in parts:
+                part.tensor.grad = None
+                part.take(mean_G)
+            for part in here:
+                if not part.is_gradient:
+                    part.take(mean_G)
+        try:
+            yield [part.tensor for part in parts]
+        finally:
+            for part, grad in zip(parts, before, strict=True):
+                part.tensor.grad = grad
+
+    def _index_of(self, span: Span) -> int:
+        """Of the first part in a span."""
+        return next(i for i, p in enumerate(self._parts) if p.at.start >= span.start)
 
     def _refuse_infinite(self, into: Tensor) -> None:
         if is_finite(into):

@@ -7,7 +7,7 @@ optimizers share the module among them, say Muon for matrices and AdamW for the 
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from itertools import chain
 from operator import is_
 from typing import Any
@@ -23,6 +23,9 @@ from p2ptrain.errors import ConfigError, StateError
 
 HOW_IT_COMPUTES = ("foreach", "fused", "capturable", "differentiable")
 """Hyperparameters that follow from the device, so each peer has its own."""
+
+Settings = list[list[dict[str, Any]]]  # Any: of each optimizer and group, what it has
+"""Hyperparameters as they were at some boundary."""
 
 Closure = Callable[[], Any]
 """Computes loss and gradients anew and returns the loss, as torch's optimizers call it."""
@@ -138,6 +141,28 @@ class Optimizers:
         for optimizer in self.all:
             optimizer.step()
 
+    def settings(self) -> Settings:
+        """The hyperparameters of all groups at this moment."""
+        return [
+            [{key: _held(value) for key, value in group.items() if key != "params"} for group in o]
+            for o in (optimizer.param_groups for optimizer in self.all)
+        ]
+
+    def step_some(self, wanted: Set[int], settings: Settings) -> None:
+        """Make the step of some parameters, by their `id`, with these hyperparameters."""
+        for optimizer, groups in zip(self.all, settings, strict=True):
+            before = [dict(group) for group in optimizer.param_groups]
+            some = [[p for p in group["params"] if id(p) in wanted] for group in before]
+            if not any(some):
+                continue
+            try:
+                for group, now, params in zip(optimizer.param_groups, groups, some, strict=False):
+                    group.update(now, params=params)
+                optimizer.step()
+            finally:
+                for group, was in zip(optimizer.param_groups, before, strict=True):
+                    group.update(was)
+
     def unscale(self, scaler: GradScaler) -> bool:
         """Divide `scaler`'s factor out of all gradients; false if they overflowed.
 
@@ -210,6 +235,11 @@ class Optimizers:
 def _hyperparameters(optimizer: Optimizer) -> list[str]:
     """What decides on an update, and not how it is computed; no notes of schedulers."""
     return [key for key in optimizer.defaults if key not in HOW_IT_COMPUTES]
+
+
+def _held(value: Any) -> Any:  # Any: a hyperparameter
+    """As it is now: a tensor may be changed in place."""
+    return value.clone() if isinstance(value, Tensor) else value
 
 
 def _plain(value: object) -> object:

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from p2ptrain.compute.buckets import Buckets
 from p2ptrain.compute.contract import UpdateRule
+from p2ptrain.core.shards import Span
 from p2ptrain.vectors import Vector as Vector  # the port's own word
 
 State = bytes | memoryview
@@ -93,6 +94,17 @@ class Replica(Protocol):
 
         Trainer's thread only. Counts one update. Raises StateError if a parameter's storage was
         replaced behind our back (named), before anything changes.
+        """
+        ...
+
+    def update_settings(self) -> object:
+        """The settings of an update at this moment, for pieces of it that are made later."""
+        ...
+
+    def update_piece(self, span: Span, mean_G: Vector, mask: bytes, settings: object) -> None:
+        """The update of the parameters and buffers in one span of the G numbers, from their means.
+
+        Counts nothing: `update` does, once all pieces are made. Any thread.
         """
         ...
 

@@ -53,6 +53,10 @@ class Stepping(Protocol):
         """What the backward pass fills, if anything travels meanwhile."""
         ...
 
+    def before_forward(self, bucket: int) -> Awaitable[None]:
+        """The forward pass is about to use the parameters of this bucket."""
+        ...
+
     def step(self, samples: int, loss: float | None) -> Awaitable[None]:
         """The boundary: average, update, count. Gradients are ready."""
         ...
@@ -92,6 +96,14 @@ async def take_steps(
         buckets.is_held = True
     while not peer.should_stop:
         started = clock()
+        if buckets and buckets.is_held:
+            forward_s = FORWARD * pace.step_s(0.0, rank, step, peers, seed)
+            for bucket, share in buckets.in_forward_order:
+                if not await _slept_until(started + forward_s * share, peer, clock, sleep, slice_s):
+                    return
+                before = clock()
+                await peer.before_forward(bucket)
+                started += clock() - before
         samples, loss = work.compute(step)
         duration_s = pace.step_s(clock() - started, rank, step, peers, seed)
         if buckets and buckets.is_held:

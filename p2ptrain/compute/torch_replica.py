@@ -6,7 +6,7 @@ only the order of things at the boundary: check, optimizer, pending, count, all 
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 from torch.amp import GradScaler
@@ -19,10 +19,11 @@ from p2ptrain.compute.flat import FlatModel
 from p2ptrain.compute.gradient_hooks import TorchBuckets
 from p2ptrain.compute.gradients import GradientVector
 from p2ptrain.compute.momentum import Moments
-from p2ptrain.compute.optimizers import Closure, Optimizers
+from p2ptrain.compute.optimizers import Closure, Optimizers, Settings
 from p2ptrain.compute.replica import Replica, State, Vector
 from p2ptrain.compute.state import export_state, import_state, state_digest
 from p2ptrain.compute.strays import refuse_strays
+from p2ptrain.core.shards import Span
 from p2ptrain.errors import ConfigError
 
 
@@ -58,6 +59,8 @@ class TorchReplica:
         self._gradients = GradientVector(self._flat)
         self._digest: tuple[int, int] | None = None  # after so many updates
         self._hooks: list[RemovableHandle] = []
+        self.is_updating = False
+        """It makes a piece of an update: the optimizer's step is ours."""
 
     @property
     def model_size(self) -> int:
@@ -175,6 +178,23 @@ class TorchReplica:
             ConfigError: if an optimizer needs a closure and has none, or several are to share one.
         """
         self._optimizers.step(clip, closure)
+
+    def update_settings(self) -> object:
+        """The optimizers' hyperparameters."""
+        return self._optimizers.settings()
+
+    def update_piece(self, span: Span, mean_G: Vector, mask: bytes, settings: object) -> None:
+        """Load these means, and make the optimizers' step of their parameters; under the lock."""
+        with self._flat.step_lock:
+            self._check()
+            self.is_updating = True
+            try:
+                with self._gradients.lent(span, mean_G, mask) as parameters:
+                    wanted = {id(parameter) for parameter in parameters}
+                    self._optimizers.step_some(wanted, cast("Settings", settings))
+                self._adopt_moments()
+            finally:
+                self.is_updating = False
 
     def settle(self) -> None:
         """Take pending in without an update.

@@ -42,6 +42,10 @@ class SteppingPeer(Protocol):
         """What the backward pass fills, if anything travels meanwhile."""
         ...
 
+    def before_forward(self, bucket: int) -> None:
+        """The forward pass is about to use the parameters of this bucket."""
+        ...
+
     def step(self, *, samples: int, loss: float | None = None, clip: float | None = None) -> None:
         """The boundary: average, clip, update, count. Gradients are ready."""
         ...
@@ -191,6 +195,9 @@ class _Calling:
     @property
     def buckets(self) -> Buckets | None:
         return self._peer.buckets
+
+    async def before_forward(self, bucket: int) -> None:
+        self._peer.before_forward(bucket)
 
     async def step(self, samples: int, loss: float | None) -> None:
         self._peer.step(samples=samples, loss=loss, clip=self._clip)

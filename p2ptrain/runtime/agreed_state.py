@@ -14,9 +14,11 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from p2ptrain.compute.replica import Vector
 from p2ptrain.core.contribution import Contribution
-from p2ptrain.ids import Ticket
+from p2ptrain.ids import PeerId, Ticket
 
 SAMPLED = 1024
 """Numbers of a vector that go into a lineage."""
@@ -50,6 +52,10 @@ class AgreedState:
         """The mean of this attempt goes into our model."""
         words = self.lineage, ticket.initiator, ticket.incarnation, ticket.number, ticket.attempt
         self.lineage = _digest(repr(words).encode(), mean_V)
+
+    def fork(self, name: PeerId) -> None:
+        """Part of the last mean is missing in our model: it is like no other one."""
+        self.lineage = _digest(f"{self.lineage} of {name}".encode(), np.empty(0, np.float32))
 
     def take_in(self, contributions: Sequence[Contribution], outside_samples: int) -> None:
         """An average is done: what its members stated, and the samples of all who are not in it."""

@@ -13,14 +13,15 @@ or G.
 
 import asyncio
 import math
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Coroutine
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from p2ptrain.averaging.base import Mean, SparseRule
+from p2ptrain.averaging.base import GroupResult, Mean, SparseRule
 from p2ptrain.compute.codec import PLAIN, load_codec
 from p2ptrain.compute.replica import Replica, Vector
 from p2ptrain.compute.sparse import NOTHING, Residual
@@ -37,6 +38,7 @@ from p2ptrain.net.wire import AverageOpening
 from p2ptrain.runtime.accounts import Attempt
 from p2ptrain.runtime.agreed_state import AgreedState, union, usual_samples
 from p2ptrain.runtime.copy_executor import CopyExecutor
+from p2ptrain.runtime.deferred import DeferredUpdate, Piece
 from p2ptrain.runtime.exchange import Exchange, ExchangeConfig
 from p2ptrain.runtime.mix import Bucket
 from p2ptrain.runtime.overlap import Overlap
@@ -63,6 +65,8 @@ LEAVES_FIRST = 4
 """Turns of the loop before a model is copied, so that what was just said leaves: the others wait
 for the word that forms the group, and the copy may have the only core."""
 
+NO_NUMBERS = np.empty(0, np.float32)
+
 T = TypeVar("T")
 
 
@@ -83,10 +87,13 @@ class Averages:
         self.pending = PendingGradients(self.replica, self.buffers, self.copy)
         self.residual = Residual()
         algorithm = self.host.algorithm
-        self.overlap = Overlap(self, algorithm.bucket_mib) if algorithm.overlaps else None
+        self.overlap = Overlap(self, algorithm.bucket_mib) if algorithm.overlaps != "none" else None
         self.transfers = Transfers(self.config.average_timeout_s)
         self.asked_at: dict[Ticket, Seconds] = {}
         """When we asked for the groups that we hope for."""
+        self.deferred: DeferredUpdate | None = None
+        """The last one, made or not."""
+        self.update_lock = threading.RLock()
         self._groups: dict[Ticket, FormedGroup] = {}  # by first ticket, the present attempt
         self._parked = 0
 
@@ -158,7 +165,8 @@ class Averages:
                 group = following
         finally:
             self.pending.give_back()
-        self.host.over(group.ending)
+        if not group.is_abandoned:
+            self.host.over(group.ending)
 
     def contribution(self, purpose: Purpose) -> Contribution:
         """What this peer states beside its vectors when it grants or offers its slot.
@@ -181,6 +189,20 @@ class Averages:
             before = membership.me.samples
         samples, ends = before + own.samples, agreed.wants_to_end
         return replace(own, samples=samples, wants_to_end=ends, progress=agreed.progress)
+
+    async def whole(self, function: Callable[[], T]) -> T:
+        """Run this on the worker thread when no update is half made; of the model, if it copies."""
+
+        def attempt() -> list[T]:
+            with self.update_lock:
+                half_made = self.deferred and self.deferred.is_partial
+                return [] if half_made else [function()]
+
+        while not (result := await self.executor(attempt)):
+            if deferred := self.deferred:
+                await deferred.until_all()
+                await self.executor(deferred.make)
+        return result[0]
 
     async def copy(self, function: Callable[[], T]) -> T:
         """Copy gradients: no other thread wants them now, so a short copy is made here."""
@@ -213,6 +235,10 @@ class FormedGroup(Attempt):
         """The attempt that follows when this one has broken, if any does."""
         self.is_committing = False
         """Its result is being applied: no way back."""
+        self.is_abandoned = False
+        """The machine has forgotten it, and our trainer was released already."""
+        self._deferred: DeferredUpdate | None = None
+        self._is_over = False
         self._averages = averages
         self._effect = effect
         self._contributions = tuple(stated[peer] for peer in members)
@@ -228,12 +254,15 @@ class FormedGroup(Attempt):
     def handle(self, effect: Abandon | Break | Resolve) -> "FormedGroup":
         """Do what the machine has decided; returns the attempt that is the present one then."""
         match effect:
+            case Abandon() if self._deferred:
+                self.is_abandoned = True
+                self._break(GroupBroken(effect.outcome, effect.why))
+                if self._adopts and not self._adopts.done():
+                    self._adopts.set_result(False)
             case Abandon():
                 self.task.cancel(effect)
             case Break(ticket=self.ticket, why=why):
-                self._called_off = GroupBroken(Outcome.LOST, why)
-                if self.exchange:
-                    self.exchange.scope.fail(self._called_off)
+                self._break(GroupBroken(Outcome.LOST, why))
             case Resolve(ticket=self.ticket) if self._adopts and not self._adopts.done():
                 if effect.again:
                     averages, members = self._averages, effect.members
@@ -243,6 +272,11 @@ class FormedGroup(Attempt):
             case _:
                 pass  # of an attempt that is over
         return self.next or self
+
+    def _break(self, why: GroupBroken) -> None:
+        self._called_off = why
+        if self.exchange:
+            self.exchange.scope.fail(why)
 
     async def run(self) -> "FormedGroup | None":
         """Do what the algorithm does in a group; returns the attempt that follows, if any does."""
@@ -268,6 +302,8 @@ class FormedGroup(Attempt):
                 self.outcome, self.why = abandon.outcome, abandon.why
             raise
         finally:
+            if self._deferred:
+                self._deferred.give_up()  # nothing more will come
             host.accounts.close(self, host.now, host.metrics)
         return self.next
 
@@ -275,22 +311,73 @@ class FormedGroup(Attempt):
 
     async def reduce(self, rule: SparseRule | None = None) -> None:
         exchange = await self._contribute(rule)
+        await self._until_broken(exchange, exchange.run())
+
+    async def reduce_scatter(self) -> None:
+        exchange = await self._contribute(None)
+        await self._until_broken(exchange, exchange.reduce_scatter())
+
+    async def all_gather(self) -> None:
+        assert self.exchange is not None
+        await self._until_broken(self.exchange, self.exchange.all_gather())
+
+    async def _until_broken(self, exchange: Exchange, moves: Coroutine[Any, Any, None]) -> None:
         try:
-            try:
-                await exchange.run()
-            finally:
-                self._learn(exchange)
+            await moves
         except GroupBroken as broken:
-            self.outcome, self.why = broken.outcome, str(broken)
-            if broken.outcome is Outcome.BROKEN:
-                raise AttemptOver from broken  # who sends such numbers would send them again
+            self._learn(exchange)
+            await self._resolve(exchange, broken)
+        except asyncio.CancelledError:
+            self._learn(exchange)
+            raise
+        else:
+            if exchange.ended_well:
+                self._learn(exchange)
+
+    async def _resolve(self, exchange: Exchange, broken: GroupBroken) -> None:
+        """Returns if our result counts all the same; raises AttemptOver if not."""
+        self.outcome, self.why = broken.outcome, str(broken)
+        if broken.outcome is Outcome.BROKEN and not self._deferred:
+            raise AttemptOver from broken  # who sends such numbers would send them again
+        if not self.is_abandoned:
             self._adopts = asyncio.get_running_loop().create_future()
             self._averages.host.over(AverageBroke(self.ticket, exchange.has_all.is_set()))
-            if not await self._adopts:
-                exchange.give_back(self.vector_V)
-                raise AttemptOver from broken
+            adopts = await self._adopts
+        if self._deferred:
+            self.next = None  # the trainer is beyond this version: what has come counts
+            if self._deferred.give_up():
+                self._averages.agreed.fork(self._averages.host.name)
+        elif not adopts:
+            exchange.give_back(self.vector_V)
+            raise AttemptOver from broken
+
+    def release_trainer(self) -> None:
+        averages, host, stated = self._averages, self._averages.host, self._contributions
+        exchange, replica, vector_G = self.exchange, averages.replica, self.vector_V
+        if exchange is None or len(stated) == 1 or not any(one.weight for one in stated):
+            return
+        self._check_held()
+        self._deferred = averages.deferred = DeferredUpdate(
+            replica,
+            vector_G,
+            union(one.gradient_mask for one in stated),
+            [Piece(bucket.span, bucket.is_complete) for bucket in exchange.buckets],
+            averages.update_lock,
+            lambda: host.environment.post(self._give_back),
+        )
+        self._agree(NO_NUMBERS)
+        host.swarm.ended(None, GroupResult(Outcome.DONE, ""))
+
+    def _give_back(self) -> None:
+        """The update is made, or the group is over: once both are, memory is free."""
+        if self.exchange and self._is_over and self._deferred and self._deferred.is_made:
+            self.exchange.give_back(self.vector_V)
 
     async def commit(self) -> None:
+        if self._deferred:
+            self.outcome, self._is_over = Outcome.DONE, True
+            self._give_back()
+            return
         exchange = self._count()
         exchange.give_back(*await self._take_in(exchange))
 
@@ -430,10 +517,7 @@ class FormedGroup(Attempt):
     def _count(self) -> Exchange:
         """From here on the result counts. Raises AttemptOver if the group is over meanwhile."""
         assert self.exchange is not None
-        if not self._averages.host.machine.holds(self.ticket):
-            self.outcome = Outcome.LATE
-            self.why = f"{self.ticket} was over before its result was there"
-            raise AttemptOver
+        self._check_held()
         self.outcome, self.why = Outcome.DONE, self.why and f"adopted: {self.why}"
         self.is_committing = True
         agreed, host, stated = self._averages.agreed, self._averages.host, self._contributions
@@ -443,10 +527,28 @@ class FormedGroup(Attempt):
             agreed.progress += share - stated[rank].progress
         return self.exchange
 
+    def _check_held(self) -> None:
+        if not self._averages.host.machine.holds(self.ticket):
+            self.outcome = Outcome.LATE
+            self.why = f"{self.ticket} was over before its result was there"
+            raise AttemptOver
+
+    def _agree(self, mean_V: Vector) -> None:
+        """The version stands: what its members stated, and the next exchange, which may begin."""
+        averages, effect, stated = self._averages, self._effect, self._contributions
+        agreed = averages.agreed
+        agreed.take_in(stated, effect.outside_samples)
+        averages.host.contract.stated = dict(zip(self.members, stated, strict=True))
+        agreed.follow(self.ticket, mean_V)
+        agreed.contributes = True
+        if averages.overlap:
+            shards = weights_left(effect.members, effect.weights, self.members)
+            averages.overlap.begin(self.ticket, self.members, stated, shards)
+
     async def _take_in(self, exchange: Exchange) -> list[Vector]:
         """Take the result in; returns memory that is not needed any more."""
         averages, vector_V, stated = self._averages, self.vector_V, self._contributions
-        replica, agreed, outside = averages.replica, averages.agreed, self._effect.outside_samples
+        replica, outside = averages.replica, self._effect.outside_samples
         began, free = averages.host.now, [vector_V]
         match self.what:
             case What.GRADIENTS:
@@ -456,13 +558,7 @@ class FormedGroup(Attempt):
                 is_own = len(stated) == 1 and not self._has_residual
                 if any(one.weight for one in stated) and not is_own:
                     await averages.copy(lambda: replica.import_gradients(vector_V, mask))
-                agreed.take_in(stated, outside)
-                averages.host.contract.stated = dict(zip(self.members, stated, strict=True))
-                agreed.follow(self.ticket, vector_V)
-                agreed.contributes = True
-                if averages.overlap:
-                    shards = weights_left(self._effect.members, self._effect.weights, self.members)
-                    averages.overlap.begin(self.ticket, self.members, stated, shards)
+                self._agree(vector_V)
             case What.STALE_GRADIENTS:
                 version, free = self._effect.purpose.version, []
                 self.staleness_steps = averages.pending.delivered(

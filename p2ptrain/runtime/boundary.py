@@ -24,6 +24,7 @@ class Boundary:
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self._since: Seconds = driver.now
+        self._waited_s: Seconds = 0.0  # by the forward pass of this step
         self.totals = TrainerTotals()
 
     def begin(self) -> None:
@@ -36,8 +37,38 @@ class Boundary:
         self._since = driver.now
         self._tell(Phase.TRAINING)
 
+    async def before_forward(self, index: int) -> None:
+        """The forward pass is about to use the parameters of this bucket."""
+        driver = self._driver
+        deferred, overlap = driver.averages.deferred, driver.averages.overlap
+        if deferred is None or overlap is None:
+            return
+        wanted = overlap.buckets.spans[index]
+        if deferred.is_made_of(wanted):
+            return
+        if not deferred.is_here(wanted):
+            before = driver.now
+            await driver.environment.call(deferred.until(wanted))
+            self._waited_s += driver.now - before
+        deferred.make(wanted)
+
+    async def finish_update(self) -> None:
+        """Make what is left of the last update, once it is here."""
+        deferred = self._driver.averages.deferred
+        if deferred is None or deferred.is_made:
+            return
+        before = self._driver.now
+        await self._driver.environment.call(deferred.until_all())
+        self._waited_s += self._driver.now - before
+        deferred.make()
+
     async def step(
-        self, samples: int, loss: float | None, optimizer_step: Callable[[], None]
+        self,
+        samples: int,
+        loss: float | None,
+        optimizer_step: Callable[[], None],
+        *,
+        needs_all: bool = False,
     ) -> None:
         """End one step: average gradients if the algorithm does, update, take in what others gave.
 
@@ -45,6 +76,7 @@ class Boundary:
             samples: how many this step's gradients are of.
             loss: of this step's batch, for the record.
             optimizer_step: changes the live parameters from the gradients, under the step lock.
+            needs_all: of them, as one that clips by their norm does; so it cannot be deferred.
 
         Raises:
             StateError: if what this trainer contributed cannot be averaged (not finite).
@@ -52,7 +84,8 @@ class Boundary:
         """
         driver, algorithm, agreed = self._driver, self._driver.algorithm, self._driver.agreed
         stale = algorithm.averages == "gradients" and not algorithm.in_step
-        computed_at = driver.now
+        await self.finish_update()
+        computed_at, waited_s = driver.now, self._waited_s
         if driver.failure:
             raise driver.failure
         if algorithm.trainer_waits and algorithm.acts("after_backward"):
@@ -63,8 +96,16 @@ class Boundary:
                 if driver.stopping:
                     return  # a step that was not averaged is not made: we would differ
                 optimizer_step = no_update  # no peer had gradients; the version counts all the same
-        waited_s = driver.now - computed_at
-        if not stale:
+        deferred = driver.averages.deferred
+        is_deferred = deferred is not None and not deferred.is_made
+        if deferred and is_deferred and needs_all:
+            await driver.environment.call(deferred.until_all())
+        waited_s += driver.now - computed_at
+        self._waited_s = 0.0
+        if deferred and is_deferred:
+            if needs_all:
+                deferred.make_whole(optimizer_step)
+        elif not stale:
             driver.replica.update(optimizer_step)
         elif stated := driver.averages.pending.take_in(algorithm.take_in, optimizer_step):
             agreed.take_in(*stated)
@@ -78,8 +119,9 @@ class Boundary:
             self.totals.wait_s += driver.now - before
         self._since = driver.now
 
-    def end(self) -> None:
+    async def end(self) -> None:
         """The trainer has stopped; the peer serves the others."""
+        await self.finish_update()
         self._tell(Phase.DONE)
 
     async def _average_gradients(self, stale: bool) -> None:

@@ -318,4 +318,6 @@ class Driver:
         self.stopping = True
         self.metrics.record("warning", text=f"{type(error).__name__}: {error}")
         self.swarm.fail(error)
+        if self.averages.deferred:
+            self.averages.deferred.give_up()
         self._changed.set()

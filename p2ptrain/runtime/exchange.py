@@ -47,6 +47,10 @@ from p2ptrain.vectors import Buffers
 WINDOW = 4
 """Chunks of one member that wait to be reduced, at most."""
 
+AT_A_TIME = 2
+"""Buckets whose means travel together, where their order matters: one is on its way while the other
+one ends."""
+
 MEANS, RAW = WINDOW, WINDOW + 1
 """Where a mean arrives, or bytes that are still to be decoded; before them, `WINDOW` parts."""
 
@@ -154,15 +158,25 @@ class Exchange(Streams):
         Raises:
             GroupBroken: if any member vanished, refused, or sent what cannot be averaged.
         """
-        self.means_may_leave.set()
+        self.let_means_leave()
         if self._moving is None:
             await self._move()
         else:
-            await self._moving
+            await self.wait()
+
+    def let_means_leave(self) -> None:
+        """What is reduced from now on goes out to the others at once."""
+        for bucket in self.buckets:
+            bucket.means_may_leave.set()
 
     def start(self) -> None:
         """Begin to move what there is; `run` or `all_gather` waits for the end."""
         self._moving = asyncio.get_running_loop().create_task(self._move())
+
+    async def wait(self) -> None:
+        """Until what has been started is over. Raises GroupBroken, as `run`."""
+        assert self._moving is not None
+        await self._moving
 
     async def reduce_scatter(self) -> None:
         """Returns when this member's shard of each bucket is reduced, in place.
@@ -178,18 +192,27 @@ class Exchange(Streams):
         try:
             await reduced
         except asyncio.CancelledError:
-            moving.cancel()
+            if (task := asyncio.current_task()) and task.cancelling():
+                moving.cancel()
             await moving  # if it broke, that is why
             raise
 
     async def all_gather(self) -> None:
         """Hand out the means of this member's shards; returns when all of the result is here.
 
-        Raises GroupBroken, as `run`.
+        The last bucket comes first: that is the one which a forward pass needs first. Raises
+        GroupBroken, as `run`.
         """
-        assert self._moving is not None
-        self.means_may_leave.set()
-        await self._moving
+        self.scope.start(self._hand_out())
+        await self.wait()
+
+    async def _hand_out(self) -> None:
+        """Few buckets at a time: on one link all that travel together arrive together, at last."""
+        order = self.buckets[::-1]
+        for index, bucket in enumerate(order):
+            if index >= AT_A_TIME:
+                await order[index - AT_A_TIME].is_complete.wait()
+            bucket.means_may_leave.set()
 
     async def _move(self) -> None:
         broken = "the average was abandoned"
@@ -217,6 +240,8 @@ class BucketExchange:
     def __init__(self, exchange: Exchange, bucket: Bucket) -> None:
         me, members = exchange.me, exchange.members
         self._exchange, self._bucket, self._members = exchange, bucket, members
+        self.span = Span(bucket.at, bucket.at + len(bucket.vector_V))
+        """Of all the numbers that the member contributes."""
         self.codec = bucket.codec
         self.square_sum = 0.0
         size, count, chunk_size = len(bucket.vector_V), len(members), bucket.chunk_size
@@ -235,7 +260,12 @@ class BucketExchange:
         self._written: dict[int, memoryview] = {}
         owners = () if direct else [peer for peer in exchange.others if self._shard(peer).size]
         callers = exchange.later if direct else exchange.others
-        exchange.due += len(owners) + len(self._mine)
+        self._due = len(owners) + len(self._mine)
+        self.is_complete = asyncio.Event()
+        """All means of this bucket are here."""
+        self.means_may_leave = asyncio.Event()
+        """Set: what this member has reduced goes out to the others."""
+        exchange.due += self._due
         exchange.expect(bucket.name, size, chunk_size, self.codec.name, callers)
 
     async def start(self) -> None:
@@ -298,7 +328,7 @@ class BucketExchange:
             take = partial(self.mix.take, span, mean_S)
             squares = await self._compute(take, {owner: mean_S})
             self.square_sum += squares  # not in one: others add meanwhile
-        self._exchange.arrived()
+        self._arrived()
 
     async def _take_parts(self, peer: PeerId, stream: ChunkStream) -> None:
         """Of our shard, or, in the direct exchange, of the whole vector."""
@@ -315,7 +345,7 @@ class BucketExchange:
     async def _return_means(self, caller: PeerId, stream: ChunkStream) -> None:
         for index, span in enumerate(self._mine):
             await self.reduced[index]
-            await self._exchange.means_may_leave.wait()
+            await self.means_may_leave.wait()
             await self._exchange.send(caller, stream, self.mix.handed_out(span))
 
     async def _contribute_own(self, index: int) -> None:
@@ -334,6 +364,12 @@ class BucketExchange:
         self.square_sum += squares
         parts.clear()
         self.reduced[index].set_result(None)
+        self._arrived()
+
+    def _arrived(self) -> None:
+        self._due -= 1
+        if not self._due:
+            self.is_complete.set()
         self._exchange.arrived()
 
     async def _part(self, span: Span) -> memoryview:

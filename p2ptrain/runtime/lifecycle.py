@@ -66,7 +66,7 @@ class PeerLifecycle:
                 "alike anyway; leave it out"
             )
         codec = config.exchange.gradient_codec
-        if algorithm.overlaps and codec != PLAIN:
+        if algorithm.overlaps != "none" and codec != PLAIN:
             raise ConfigError(
                 f"gradient_codec = {codec!r}: {config.algorithm} with overlap sends gradients as "
                 f"they are; leave one of the two out"
@@ -190,7 +190,7 @@ class PeerLifecycle:
                 Path(config.out) / f"{self.name}.snapshots",
                 self.replica,
                 driver.metrics.record,
-                environment.executor,
+                driver.averages.whole,
                 environment.unix_clock,
                 config.snapshot_every_s,
                 config.snapshot_mb * 1e6,

@@ -55,6 +55,8 @@ class Bucket:
     codec: Codec
     chunk_size: int
     """Numbers that travel at a time."""
+    at: int = 0
+    """Where its vector begins in all that this member contributes."""
     divisor: float
     """The sum of the members' weights; with 0 no member contributes, and the result is the sum."""
     delta: bool = False

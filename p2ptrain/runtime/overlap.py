@@ -101,6 +101,7 @@ class Overlap:
                 vector_V=vector_G[span.start : span.stop],
                 codec=load_codec(PLAIN),
                 chunk_size=chunk_size_of(span.size, len(members), chunk),
+                at=span.start,
                 divisor=sum(weights),
                 filled=asyncio.Event(),
             )
@@ -124,6 +125,8 @@ class Overlap:
         )
         weight = weights[members.index(host.name)]
         begun = self._begun = _Begun(members, weight, vector_G, exchange, host.now)
+        if host.algorithm.overlaps == "backward":
+            exchange.let_means_leave()
         exchange.start()
         host.start(self._carry(begun))
         self.buckets.begin(vector_G, weight, self._filler(payload))
@@ -177,7 +180,7 @@ class Overlap:
     async def _carry(self, begun: _Begun) -> None:
         """Until it is over; if it breaks, a group that is to finish it breaks as well."""
         try:
-            await begun.exchange.run()
+            await begun.exchange.wait()
         except GroupBroken:
             if self._begun is begun and not self.stated:
                 self._begun = None

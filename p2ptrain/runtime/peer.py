@@ -289,7 +289,7 @@ class Peer:
         self._entered.remove(self)
         # One that waited for another of the same thread would wait for ever.
         beside = [peer for peer in self._entered if peer._thread == self._thread]
-        life.boundary.end()
+        _run_here(life.boundary.end())
         asked = life.driver.stopping or bool(beside)
         why = f"{type(error).__name__}: {error}" if error else life.why_stopped or "the loop ended"
         try:

@@ -149,7 +149,8 @@ class StateTransfer:
                 theirs, ours = opening.lineage, self.replica.state_digest
                 if theirs and theirs == await self.executor(ours):
                     return
-                state = await self.executor(partial(self.replica.export_state, whole=False))
+                export = partial(self.replica.export_state, whole=False)
+                state = await self.host.averages.whole(export)
             else:
                 self._refuse_unless_waiting(version, opening.lineage)
                 state = await self.executor(self.replica.export_state)

@@ -89,6 +89,10 @@ class LivingPeer:
     def buckets(self) -> Buckets | None:
         return self._life.buckets
 
+    async def before_forward(self, bucket: int) -> None:
+        """The forward pass is about to use this bucket."""
+        await self._life.boundary.before_forward(bucket)
+
     async def step(self, samples: int, loss: float | None) -> None:
         """The boundary."""
         await self._life.boundary.step(samples, loss, self._trainee.update)
@@ -125,7 +129,7 @@ class LivingPeer:
             await self._train()
         except P2PTrainError as raised:
             error = raised
-        life.boundary.end()
+        await life.boundary.end()
         await life.depart(serve=not error and not life.driver.stopping and self._config.serve)
         life.record_end(f"{type(error).__name__}: {error}" if error else life.why_stopped)
         if error:

@@ -82,6 +82,13 @@ class VectorReplica:
         """Plain gradient descent; pass it to the boundary as the optimizer's step."""
         self.live -= np.float32(self.learning_rate) * self.gradient
 
+    def update_settings(self) -> object:
+        return self.learning_rate
+
+    def update_piece(self, span: Span, mean_G: Vector, mask: bytes, settings: object) -> None:
+        rate, stop = np.float32(settings), min(span.stop, self.model_size)  # type: ignore[arg-type]
+        self.live[span.start : stop] -= rate * mean_G[span.start : stop]
+
     def settle(self) -> None:
         self.live += self.pending
         self.pending[:] = 0

@@ -89,7 +89,15 @@ class SimPeer:
         self.lifecycle.begin()
         for step in range(self.steps_before, steps):
             buckets, work = self.lifecycle.buckets, virtual_loop().work
-            await work(step_s * FORWARD if buckets else step_s)
+            if buckets:
+                passed = 0.0
+                for bucket, share in buckets.in_forward_order:
+                    await work(step_s * FORWARD * (share - passed))
+                    passed = share
+                    await self.boundary.before_forward(bucket)
+                await work(step_s * FORWARD * (1 - passed))
+            else:
+                await work(step_s)
             before_step(step)
             if buckets:
                 reached = 0.0
@@ -97,7 +105,7 @@ class SimPeer:
                     await work(step_s * (1 - FORWARD) * (share - reached))
                     buckets.reach(reached := share)
             await self.boundary.step(1, None, self.replica.descend)
-        self.boundary.end()
+        await self.boundary.end()
 
     def model(self) -> Vector:
         """Live + pending."""

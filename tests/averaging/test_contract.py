@@ -167,7 +167,7 @@ async def test_a_newcomer_takes_part(variant: Variant):
             await asyncio.sleep(0.1)
             downhill(peer, 0)
             await peer.boundary.step(1, None, peer.replica.descend)
-        peer.boundary.end()
+        await peer.boundary.end()
 
     late = loop.create_task(come_late())
     await world.train(40, steps_of(0.1), downhill)

@@ -98,7 +98,7 @@ async def on_the_beat(
             else:
                 peer.replica.gradient[own] = 1
             await peer.boundary.step(1, None, update)
-        peer.boundary.end()
+        await peer.boundary.end()
 
     await world.run(trainer)
     return said

@@ -433,7 +433,7 @@ async def test_a_newcomer_has_an_empty_residual_and_the_same_model_as_all(name: 
             await asyncio.sleep(0.05)
             peer.replica.gradient = np.ones(24, np.float32)
             await peer.boundary.step(1, None, peer.replica.descend)
-        peer.boundary.end()
+        await peer.boundary.end()
 
     late = asyncio.get_running_loop().create_task(come_late())
     await world.train(40, steps_of(0.05), Books(world).injecting(40))
@@ -509,7 +509,7 @@ async def test_what_waits_of_a_parameter_comes_though_it_has_no_gradient_any_mor
             module.one.grad = torch.full((4,), 8.0 if step < 4 else 0.0)
             module.other.grad = torch.ones(4) if step == 0 else None
             await peer.boundary.step(1, None, lambda: replica.optimizer_step(None))
-        peer.boundary.end()
+        await peer.boundary.end()
 
     await world.run(trainer)
     for module in modules.values():

@@ -104,7 +104,7 @@ async def trained(algorithm: str, recipe: Recipe) -> list[TorchReplica]:
             await peer.boundary.step(16, loss, lambda: replica.optimizer_step(recipe.clip))
             optimizer.zero_grad()
             schedule.step()
-        peer.boundary.end()
+        await peer.boundary.end()
 
     await world.run(trainer)
     await world.close()

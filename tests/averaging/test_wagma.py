@@ -142,7 +142,7 @@ async def test_a_group_of_everyone_is_sgd_on_one_large_batch_if_nobody_is_late(
             await asyncio.sleep(0.1 * (step + 1) - asyncio.get_running_loop().time())
             peer.replica.gradient = peer.replica.live - np.float32(int(peer.driver.name[1:]))
             await peer.boundary.step(1, None, peer.replica.descend)
-        peer.boundary.end()
+        await peer.boundary.end()
 
     await world.run(on_the_beat)
     for _ in range(25):

@@ -62,7 +62,7 @@ class Fleet:
                 replica.gradient[:] = 1
                 await peer.boundary.step(1, None, replica.descend)
         finally:
-            peer.boundary.end()
+            await peer.boundary.end()
             await peer.depart(serve=False)
 
     def warnings(self, name: str) -> list[str]:

@@ -156,7 +156,7 @@ async def train(life: PeerLifecycle, rng: Random, steps: int = 60) -> None:
         await asyncio.sleep(rng.uniform(0, 0.01))
         replica.gradient = np.array([rng.uniform(-1, 1) for _ in range(3)], np.float32)
         await life.boundary.step(1, None, replica.descend)
-    life.boundary.end()
+    await life.boundary.end()
 
 
 @pytest.mark.parametrize("after_s", [0.01, 0.02, 0.03, 0.05])
@@ -304,8 +304,8 @@ async def test_a_joiner_under_allreduce_has_the_moments_of_the_others_after_its_
     for _ in range(2):
         await asyncio.gather(*(p.step(fleet.lives[name]) for name, p in programs.items()))
     assert_equal(joiner.state(), first.state())
-    life.boundary.end()
-    fleet.lives["b"].boundary.end()
+    await life.boundary.end()
+    await fleet.lives["b"].boundary.end()
     await fleet.end()
 
 
@@ -374,7 +374,7 @@ class EagerFleet(Fleet):
             await program.step(life)
             state = {k: value for k, value in program.state().items() if k not in BUFFERS}
             self.learned[name][program.replica.version] = state
-        life.boundary.end()
+        await life.boundary.end()
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -100,7 +100,7 @@ async def trained_together(
             backward(models[name], step, rows_of(name), parts)
             await virtual_loop().work(STEP_S)
             await peer.boundary.step(BATCHES[name], None, replica.optimizer_step)
-        peer.boundary.end()
+        await peer.boundary.end()
 
     await world.run(train)
     assert world.peers[PeerId("p0")].driver.agreed.progress == STEPS * sum(BATCHES.values())

@@ -166,7 +166,7 @@ class Fleet:
             gradient = chance.randrange(-8, 8) if self._is_cruel else 0
             peer.replica.gradient = np.full_like(peer.replica.live, gradient)
             await peer.boundary.step(1, None, peer.replica.descend)
-        peer.boundary.end()
+        await peer.boundary.end()
 
 
 class _Found(Exception):

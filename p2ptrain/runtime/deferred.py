@@ -1,0 +1,128 @@
+"""Make an update piece by piece, while its gradients still arrive behind the next forward pass.
+
+All members have agreed that a version stands; reduce-scatter has ended or is about to, and the
+all-gather brings means, bucket by bucket. A piece of the update needs its own means alone. So the
+trainer goes on, and each piece is made just before the forward pass needs it (Zhang et al., DeAR,
+2302.12445). Whatever else wants the model (a newcomer, a snapshot, a checkpoint, the boundary)
+waits until all pieces are there and makes those that are left: an early piece changes nothing for a
+forward pass that has not come to it.
+
+The optimizer's settings are those of the boundary, wherever a schedule has moved them meanwhile.
+
+**If the all-gather breaks**, pieces whose means never came are left out, and this peer's model is
+of another lineage than that of the peers that have all: at the next barrier those that differ take
+over the model of one (`core/barrier.py`). So a death in between leaves all survivors with one.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from p2ptrain.compute.replica import Replica, no_update
+from p2ptrain.core.shards import Span
+from p2ptrain.vectors import Vector
+
+
+@dataclass(slots=True)
+class Piece:
+    """One bucket of means."""
+
+    span: Span
+    """Of the G numbers."""
+    is_here: asyncio.Event
+    """Its means are, or will never be."""
+    is_lost: bool = False
+    is_made: bool = False
+
+
+class DeferredUpdate:
+    """The pieces of one update. `until` is of the protocol's side; pieces are made on any thread.
+
+    Args:
+        replica: whose.
+        vector_G: becomes the means; `release` is called when it is not needed any more.
+        mask: which parameters any member had a gradient for.
+        pieces: all of it.
+        lock: held while a piece is made.
+    """
+
+    def __init__(
+        self,
+        replica: Replica,
+        vector_G: Vector,
+        mask: bytes,
+        pieces: Sequence[Piece],
+        lock: threading.RLock,
+        release: Callable[[], object],
+    ) -> None:
+        self._replica, self._vector_G, self._mask = replica, vector_G, mask
+        self._pieces, self._lock, self._release = pieces, lock, release
+        self._settings = replica.update_settings()
+        self.is_made = False
+        """All of it."""
+
+    async def until(self, wanted: Span) -> None:
+        """Wait for the means of these numbers."""
+        for piece in self._of(wanted):
+            await piece.is_here.wait()
+
+    async def until_all(self) -> None:
+        """Wait for all of them."""
+        for piece in self._pieces:
+            await piece.is_here.wait()
+
+    def give_up(self) -> bool:
+        """What has not come by now never will; true if there was any such."""
+        missing = [piece for piece in self._pieces if not piece.is_here.is_set()]
+        for piece in missing:
+            piece.is_lost = True
+            piece.is_here.set()
+        return bool(missing)
+
+    @property
+    def is_partial(self) -> bool:
+        """Some pieces are made, and others not."""
+        return not self.is_made and any(piece.is_made for piece in self._pieces)
+
+    def is_here(self, wanted: Span) -> bool:
+        """Whether nothing is to be waited for, to make the update of these numbers."""
+        return self.is_made or all(piece.is_here.is_set() for piece in self._of(wanted))
+
+    def is_made_of(self, wanted: Span) -> bool:
+        """Whether nothing is left to do for these numbers."""
+        return self.is_made or all(piece.is_made for piece in self._of(wanted))
+
+    def make(self, wanted: Span | None = None) -> None:
+        """Make the update of these numbers, or of all; what they need is here."""
+        with self._lock:
+            if self.is_made:
+                return
+            for piece in self._pieces if wanted is None else self._of(wanted):
+                if not piece.is_made and not piece.is_lost:
+                    self._replica.update_piece(
+                        piece.span, self._vector_G, self._mask, self._settings
+                    )
+                piece.is_made = True
+            if all(piece.is_made for piece in self._pieces):
+                self._replica.update(no_update)  # it counts
+                self.is_made = True
+                self._release()
+
+    def make_whole(self, optimizer_step: Callable[[], None]) -> None:
+        """All of it at once, where a step needs all gradients; all means are here."""
+        with self._lock:
+            if self.give_up():
+                optimizer_step = no_update
+            else:
+                self._replica.import_gradients(self._vector_G, self._mask)
+            self._replica.update(optimizer_step)
+            self.is_made = True
+            self._release()
+
+    def _of(self, wanted: Span) -> list[Piece]:
+        return [
+            piece
+            for piece in self._pieces
+            if piece.span.start < wanted.stop and wanted.start < piece.span.stop
+        ]
