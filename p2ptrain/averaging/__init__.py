@@ -11,6 +11,7 @@ from p2ptrain.averaging.base import (
     Mean,
     SparseSum,
     Swarm,
+    check_bucket,
     in_turn,
     known_algorithms,
     load_algorithm,
@@ -24,6 +25,7 @@ from p2ptrain.ids import PeerId, Seconds, Ticket
 __all__ = ["Algorithm", "Swarm"]  # what an algorithm is, and what it may ask for
 __all__ += ["Group", "GroupResult", "Mean", "Outcome", "What"]  # groups
 __all__ += ["Entries", "SparseSum"]  # sparse sums of gradients
+__all__ += ["check_bucket"]  # gradients that travel behind the passes that make them
 __all__ += ["NOBODY", "Round", "Rule"]  # schedules
 __all__ += ["AlgorithmMessage", "in_turn"]  # what algorithms tell each other, whom they ask first
 __all__ += ["ConfigError", "RemoteProtocolError", "StateError"]  # mistakes

@@ -17,7 +17,9 @@ made it (section 3.2.3 there; `runtime/overlap.py`). The result is the same to t
 
 from dataclasses import dataclass
 
-from p2ptrain.averaging import Algorithm, ConfigError, Swarm
+from p2ptrain.averaging import Algorithm, ConfigError, Swarm, check_bucket
+
+OVERLAPS = "none", "backward"
 
 
 class AllReduce(Algorithm):
@@ -38,10 +40,9 @@ class AllReduce(Algorithm):
         Too small: messages cost more than they hide; too large: little is hidden."""
 
         def __post_init__(self) -> None:
-            if self.overlap not in ("none", "backward"):
-                raise ConfigError(f"overlap = {self.overlap!r} must be 'none' or 'backward'")
-            if not 0 <= self.bucket_mib <= 1024:
-                raise ConfigError(f"bucket_mib = {self.bucket_mib} must be from 0 to 1024")
+            if self.overlap not in OVERLAPS:
+                raise ConfigError(f"overlap = {self.overlap!r}; there are: {', '.join(OVERLAPS)}")
+            check_bucket(self.bucket_mib)
 
     @property
     def overlaps(self) -> str:

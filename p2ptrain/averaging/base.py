@@ -41,6 +41,10 @@ MOST_ASKED = 64
 """A peer has so many candidates for one exchange, at most: one of them will be free soon."""
 
 
+MOST_BUCKET_MIB = 1024
+"""As large as a model that would not overlap with anything."""
+
+
 @dataclass(frozen=True, slots=True)
 class GroupResult:
     """How an attempt to average with others ended."""
@@ -393,6 +397,12 @@ def in_turn(peers: Sequence[PeerId], met: Mapping[PeerId, int], rng: Random) -> 
     """Some of `peers`: those never met, then those met longest ago; else in random order."""
     some = rng.sample(list(peers), min(len(peers), MOST_ASKED))
     return sorted(some, key=lambda peer: met.get(peer, -1))
+
+
+def check_bucket(bucket_mib: float) -> None:
+    """Refuse a size of buckets that is none."""
+    if not 0 <= bucket_mib <= MOST_BUCKET_MIB:
+        raise ConfigError(f"bucket_mib = {bucket_mib} must be from 0 to {MOST_BUCKET_MIB}")
 
 
 def known_algorithms() -> tuple[str, ...]:

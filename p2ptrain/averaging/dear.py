@@ -16,7 +16,7 @@ the others with parts of the result: at the next barrier they take over the mode
 
 from dataclasses import dataclass
 
-from p2ptrain.averaging import Algorithm, ConfigError, Group, Swarm
+from p2ptrain.averaging import Algorithm, Group, Swarm, check_bucket
 
 
 class DeAR(Algorithm):
@@ -34,8 +34,7 @@ class DeAR(Algorithm):
         messages cost more than they hide; too large: little is hidden."""
 
         def __post_init__(self) -> None:
-            if not 0 <= self.bucket_mib <= 1024:
-                raise ConfigError(f"bucket_mib = {self.bucket_mib} must be from 0 to 1024")
+            check_bucket(self.bucket_mib)
 
     async def after_backward(self, swarm: Swarm) -> None:
         await swarm.form_everyone()

@@ -34,8 +34,11 @@ class TorchBuckets(Buckets):
         ]
         buffers = Span(sum(sizes), gradients.size)
         super().__init__([*spans, buffers] if buffers.size else spans)
-        self._gradients, self._parameters = gradients, gradients.parameters
-        self._bucket_of = {i: b for b, own in enumerate(self._of_bucket) for i in own}
+        self._gradients, self.parameters = gradients, gradients.parameters
+        self.has_buffers = bool(buffers.size)
+        """They are the last bucket."""
+        self.bucket_of = {i: b for b, own in enumerate(self._of_bucket) for i in own}
+        """Which bucket each parameter is in."""
         self._fired = [0] * len(sizes)
         self._due = [1] * len(sizes)
         self._missing = [0] * len(spans)
@@ -45,7 +48,7 @@ class TorchBuckets(Buckets):
             parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]  # torch's
                 self._hook(index)
             )
-            for index, parameter in enumerate(self._parameters)
+            for index, parameter in enumerate(self.parameters)
         ]
 
     @property
@@ -58,7 +61,7 @@ class TorchBuckets(Buckets):
         with self._lock:
             if any(self._fired):
                 self._due = self._fired
-            self._fired = [0] * len(self._parameters)
+            self._fired = [0] * len(self.parameters)
             self._count_due()
         return good
 
@@ -70,7 +73,7 @@ class TorchBuckets(Buckets):
         def final(_: Tensor) -> None:
             self._fired[index] += 1
             if self._fired[index] == self._due[index]:
-                bucket = self._bucket_of[index]
+                bucket = self.bucket_of[index]
                 self._missing[bucket] -= 1
                 if not self._missing[bucket] and not self.is_held:
                     self.take(bucket)
@@ -89,5 +92,5 @@ class TorchBuckets(Buckets):
         return index == len(self._of_bucket) or self._seen[index] == self._look(index)
 
     def _look(self, index: int) -> list[Seen]:
-        grads = (self._parameters[i].grad for i in self._of_bucket[index])
+        grads = (self.parameters[i].grad for i in self._of_bucket[index])
         return [None if grad is None else (grad.data_ptr(), grad._version) for grad in grads]

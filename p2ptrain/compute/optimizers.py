@@ -142,7 +142,9 @@ class Optimizers:
             optimizer.step()
 
     def settings(self) -> Settings:
-        """The hyperparameters of all groups at this moment."""
+        """The hyperparameters of all groups at this moment, for a step that comes later."""
+        for optimizer in self.all:
+            setattr(optimizer, "_opt_called", True)  # noqa: B010 - mypy; a scheduler of torch asks whether a step came first
         return [
             [{key: _held(value) for key, value in group.items() if key != "params"} for group in o]
             for o in (optimizer.param_groups for optimizer in self.all)

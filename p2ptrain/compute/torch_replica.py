@@ -16,6 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from p2ptrain.compute.buckets import Buckets
 from p2ptrain.compute.contract import NONE, UpdateRule, shortened
 from p2ptrain.compute.flat import FlatModel
+from p2ptrain.compute.forward_hooks import ForwardHooks, before_state_dict
 from p2ptrain.compute.gradient_hooks import TorchBuckets
 from p2ptrain.compute.gradients import GradientVector
 from p2ptrain.compute.momentum import Moments
@@ -228,6 +229,20 @@ class TorchReplica:
         buckets = TorchBuckets(self._gradients, most)
         self._hooks.extend(buckets.hooks)
         return buckets
+
+    def defers_updates(
+        self, buckets: Buckets, need: Callable[[int], None], flush: Callable[[], None]
+    ) -> ForwardHooks:
+        """From now on `need` is called before a forward pass uses parameters of a bucket.
+
+        And `flush` before the module or an optimizer gives its state.
+        """
+        assert isinstance(buckets, TorchBuckets)
+        hooks = ForwardHooks(self._module, buckets, need)
+        hooks.handles.extend(before_state_dict(self._module, flush))
+        for optimizer in self._optimizers.all:
+            hooks.handles.append(optimizer.register_state_dict_pre_hook(lambda _: flush()))
+        return hooks
 
     def export_state(self, *, whole: bool = True) -> State:
         """Everything of this boundary, pending included."""

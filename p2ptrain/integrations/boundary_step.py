@@ -41,7 +41,7 @@ class BoundaryStep:
 
     def __call__(self, closure: Callable[[], Any] | None = None) -> Any:  # Any: the closure's own
         """Be the framework's `optimizer.step`; while the peer steps, be the original one."""
-        if self._inside:
+        if self._inside or self._peer.replica.is_updating:
             return self._original()
         result = closure() if closure else None
         self._inside = True

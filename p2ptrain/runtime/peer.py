@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 import uvloop
 
 from p2ptrain.compute.buckets import Buckets
+from p2ptrain.compute.forward_hooks import ForwardHooks
 from p2ptrain.compute.replica import no_update
 from p2ptrain.compute.torch_replica import TorchReplica
 from p2ptrain.documented import takes_settings
@@ -140,6 +141,8 @@ class Peer:
         self._steps_after_stop = 0
         self._stepping = threading.Lock()
         self._hooks: list[RemovableHandle] = []
+        self._forward: ForwardHooks | None = None
+        self._warned_of_stray = False
         self._thread = 0
         self._has_left = False
         self._accumulated = 0
@@ -233,9 +236,12 @@ class Peer:
             finite = self.replica.unscale(scaler) if scaler else True
             if agreed:
                 life.driver.agreed.contributes = life.driver.agreed.contributes and finite
-            update = partial(self.replica.optimizer_step, clip, closure)
+            update: Callable[[], None] = partial(self.replica.optimizer_step, clip, closure)
             count, self._accumulated = count + self._accumulated, 0
-            _run_here(life.boundary.step(count, shown, update if finite or agreed else no_update))
+            needs_all = clip is not None or self._uses_what_is_deferred()
+            if not finite and not agreed:
+                update = no_update
+            _run_here(life.boundary.step(count, shown, update, needs_all=needs_all))
             if scaler:
                 scaler.update()
         finally:
@@ -245,16 +251,43 @@ class Peer:
         """Count a backward pass whose gradients wait for the next `step`."""
         self._accumulated += whole_in("samples", samples)
 
+    def before_forward(self, bucket: int) -> None:
+        """The forward pass is about to use the parameters of this bucket; hooks say so."""
+        _run_here(self._life.boundary.before_forward(bucket))
+
+    def finish_update(self) -> None:
+        """Make what is left of an update that is made behind the forward pass (`dear`).
+
+        Only a program that reads parameters by itself between two steps needs it: forward passes,
+        `state_dict` and leaving the ``with`` see the updated model anyway.
+        """
+        if self._life.is_listening:
+            _run_here(self._life.boundary.finish_update())
+
     def state_dict(self) -> dict[str, Any]:  # Any: as torch has it
         """The model's ``state_dict``, tensors of their own, from any thread and after the end, too.
 
         Of parameters of 16 bits it has float32: live and pending, so that nothing is rounded away.
         """
+        if not self._has_left:
+            self.finish_update()
         return self.replica.state_dict()
 
     def stop(self, why: str) -> None:
         """Ask the loop to end, from any thread or a signal handler; a wait in `step` ends."""
         self._life.stop(why)
+
+    def _uses_what_is_deferred(self) -> bool:
+        """Whether the forward pass used a parameter that no module of it brought along."""
+        forward = self._forward
+        if forward is None:
+            return False
+        forward.next_step()
+        if forward.stray and not self._warned_of_stray:
+            self._warned_of_stray = True
+            text = f"parameter {forward.stray} is used outside of its module's forward pass, so"
+            self._metrics.record("warning", text=f"{text} updates are made at the boundary")
+        return bool(forward.stray)
 
     # --- life -------------------------------------------------------------------------------------
 
@@ -275,7 +308,15 @@ class Peer:
                 signal.SIGTERM, lambda *_: self.stop("asked to end by SIGTERM")
             )
         may_load = self.averages == "models"
-        self._hooks = self.replica.refuse_strays(self._stepping.locked, may_load=may_load)
+        self._hooks = self.replica.refuse_strays(
+            lambda: self._stepping.locked() or self.replica.is_updating, may_load=may_load
+        )
+        if self._life.algorithm.overlaps == "both":
+            assert self.buckets is not None
+            self._forward = self.replica.defers_updates(
+                self.buckets, self.before_forward, self.finish_update
+            )
+            self._hooks.extend(self._forward.handles)
         self._life.begin()
         self._entered.append(self)
         return self

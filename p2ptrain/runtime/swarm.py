@@ -107,6 +107,8 @@ class DriverSwarm:
 
     async def form_everyone(self) -> GroupResult:
         driver = self._driver
+        while driver.averages.deferred and driver.averages.running and not driver.failure:
+            await driver.wait_for_change()  # our trainer was released before its group was over
         driver.machine.arrive(driver.replica.updates, driver.agreed.lineage, driver.now)
         return await self._ending_of(None)
 

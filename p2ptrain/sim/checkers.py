@@ -35,16 +35,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from p2ptrain.compute.buckets import Buckets
 from p2ptrain.compute.replica import State, Vector
 from p2ptrain.compute.sparse import Entries, Residual
 from p2ptrain.core.contribution import Contribution
 from p2ptrain.core.effects import Outcome, What
 from p2ptrain.core.messages import MemberState, Phase
+from p2ptrain.core.shards import Span
 from p2ptrain.errors import InvariantViolation
 from p2ptrain.ids import PeerId, Seconds
+from p2ptrain.runtime.overlap import Overlap
 from p2ptrain.runtime.pending_gradients import PendingGradients
 from p2ptrain.sim.loop import virtual_loop
-from p2ptrain.sim.replica import VectorReplica
+from p2ptrain.sim.replica import VectorBuckets, VectorReplica
 from p2ptrain.sim.world import SimPeer, World
 
 Exact = NDArray[np.float64]
@@ -85,6 +88,8 @@ class _Part:
     """This member's samples per step at the time of its contribution."""
     model: bytes = b""
     """The live model on which the contributed gradients were computed."""
+    pieces: dict[Span, Exact] = field(default_factory=dict)
+    """Of a mean that is taken in piece by piece, those so far."""
 
 
 @dataclass(slots=True)
@@ -125,6 +130,10 @@ class PeerBook:
         """It has made a step since its start; before, it may take a model."""
         self.unexplained_M: Exact = np.zeros_like(self.due_M)
         """What was added to the model by no group since then."""
+        self.begun: tuple[Exact, bytes] | None = None
+        """What went out behind the backward pass, and the live model that it was computed on."""
+        self.deferred: _Part | None = None
+        """Whose mean is being taken in piece by piece."""
         self._open: dict[asyncio.Task[Any] | None, _Part] = {}  # Any: a task's result
 
     def part(self) -> _Part:
@@ -171,6 +180,24 @@ class WatchedReplica(VectorReplica):
 
         super().update(watched)
         self.book.trains = True
+        if (part := self.book.deferred) and part.got is None:
+            pieces = [part.pieces[span] for span in sorted(part.pieces, key=lambda s: s.start)]
+            if sum(map(len, pieces)) == self.gradient_size:
+                part.got = np.concatenate(pieces)
+
+    def update_settings(self) -> object:
+        self.book.deferred = self.book.part()
+        return super().update_settings()
+
+    def update_piece(self, span: Span, mean_G: Vector, mask: bytes, settings: object) -> None:
+        before_M = self.live.astype(np.float64)
+        super().update_piece(span, mean_G, mask, settings)
+        self.book.changed(self.live - before_M)
+        assert self.book.deferred is not None
+        self.book.deferred.pieces[span] = mean_G[span.start : span.stop].astype(np.float64)
+
+    def buckets(self, most: int) -> Buckets:
+        return WatchedBuckets(self, most)
 
     def export_gradients(self, into_G: Vector, weight: int) -> None:
         super().export_gradients(into_G, weight)
@@ -186,6 +213,23 @@ class WatchedReplica(VectorReplica):
         left_out = super().import_state(state, whole=whole)
         self.book.changed(self.live - before_M)
         return left_out
+
+
+class WatchedBuckets(VectorBuckets):
+    """Buckets that record what they hold when the backward pass is over."""
+
+    def __init__(self, replica: WatchedReplica, most: int) -> None:
+        super().__init__(replica, most)
+        self._watched = replica
+
+    def finish(self) -> bool:
+        into_G, good = self._into_G, super().finish()
+        if good and into_G is not None:
+            # From here on the exchange works in place.
+            due_G = np.empty(self._watched.gradient_size, np.float32)
+            VectorReplica.export_gradients(self._watched, due_G, self._weight)
+            self._watched.book.begun = due_G.astype(np.float64), self._watched.live.tobytes()
+        return good
 
 
 class WatchedPending(PendingGradients):
@@ -251,6 +295,7 @@ class Auditor:
         self.found: list[Violation] = []
         self.groups: dict[str, _Group] = {}
         self.books: dict[PeerId, PeerBook] = {}
+        self._in_pieces: list[str] = []  # groups whose means are taken in piece by piece
 
     # --- what the world is given ------------------------------------------------------------------
 
@@ -273,11 +318,26 @@ class Auditor:
         self.books[driver.name].trains = False
         driver.averages.pending = WatchedPending(driver.averages.pending, self.books[driver.name])
         driver.averages.residual = WatchedResidual(self.books[driver.name])
+        if driver.averages.overlap:
+            self._watch_overlap(driver.averages.overlap, self.books[driver.name])
+
+    def _watch_overlap(self, overlap: Overlap, book: PeerBook) -> None:
+        """A group that finishes what has begun contributes what went out."""
+        taken = overlap.taken
+
+        def watched(*group: Any) -> Any:  # Any: as it is called
+            if (result := taken(*group)) and book.begun:
+                part = book.part()
+                part.contributed, part.model = book.begun
+            return result
+
+        setattr(overlap, "taken", watched)  # noqa: B010 - mypy: a method is assigned to
 
     # --- safety -----------------------------------------------------------------------------------
 
     def look(self, world: World) -> None:
         """Check everything that can be checked at any moment."""
+        self._in_pieces = [t for t in self._in_pieces if not self._checked(t, self.groups[t])]
         for name, peer in world.peers.items():
             try:
                 peer.driver.machine.check()
@@ -308,6 +368,8 @@ class Auditor:
             self._applied(book, ticket, group, part)
         if len(group.parts) == len(group.members) and not (book.has_residual and group.is_partial):
             self._check_mean(ticket, group)
+            if group.done and any(group.parts[member].got is None for member in group.done):
+                self._in_pieces.append(ticket)
 
     def _applied(self, book: PeerBook, ticket: str, group: _Group, part: _Part) -> None:
         group.done.append(book.name)
@@ -330,6 +392,18 @@ class Auditor:
         exact = group.what is not What.MODELS
         if not (np.array_equal(part.got, first.got) if exact else _close(part.got, first.got)):
             self.note("the mean", f"{group.done[0]} and {book.name} got different ones of {ticket}")
+
+    def _checked(self, ticket: str, group: _Group) -> bool:
+        """Of a mean that is taken in piece by piece: true once all members have all pieces."""
+        got = {name: group.parts[name].got for name in group.done}
+        if any(one is None for one in got.values()):
+            return False
+        first, *others = got
+        for name in others:
+            if not np.array_equal(got[name], got[first]):  # type: ignore[arg-type]
+                self.note("the mean", f"{first} and {name} got different ones of {ticket}")
+        self._check_mean(ticket, group)
+        return True
 
     def _check_mean(self, ticket: str, group: _Group) -> None:
         contributed = [part.contributed for part in group.parts.values()]

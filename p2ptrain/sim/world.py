@@ -88,24 +88,27 @@ class SimPeer:
         """Train until step `steps`, of `step_s` each, then serve; `before_step` sets gradients."""
         self.lifecycle.begin()
         for step in range(self.steps_before, steps):
-            buckets, work = self.lifecycle.buckets, virtual_loop().work
-            if buckets:
-                passed = 0.0
-                for bucket, share in buckets.in_forward_order:
-                    await work(step_s * FORWARD * (share - passed))
-                    passed = share
-                    await self.boundary.before_forward(bucket)
-                await work(step_s * FORWARD * (1 - passed))
-            else:
-                await work(step_s)
-            before_step(step)
-            if buckets:
-                reached = 0.0
-                for share in buckets.shares:
-                    await work(step_s * (1 - FORWARD) * (share - reached))
-                    buckets.reach(reached := share)
+            await self.pass_through(step_s, partial(before_step, step))
             await self.boundary.step(1, None, self.replica.descend)
         await self.boundary.end()
+
+    async def pass_through(self, step_s: Seconds, set_gradient: Callable[[], None]) -> None:
+        """Forward and backward, of `step_s`, with what travels behind them."""
+        buckets, work, passed = self.lifecycle.buckets, virtual_loop().work, 0.0
+        if buckets is None:
+            await work(step_s)
+            set_gradient()
+            return
+        for bucket, share in buckets.in_forward_order:
+            await work(step_s * FORWARD * (share - passed))
+            passed = share
+            await self.boundary.before_forward(bucket)
+        await work(step_s * FORWARD * (1 - passed))
+        set_gradient()
+        reached = 0.0
+        for share in buckets.shares:
+            await work(step_s * (1 - FORWARD) * (share - reached))
+            buckets.reach(reached := share)
 
     def model(self) -> Vector:
         """Live + pending."""

@@ -56,9 +56,9 @@ def test_an_option_like_no_other_is_told_which_there_are():
         load_algorithm("ad_psgd", {"zzz": 1})
 
 
-def test_an_algorithm_without_options_says_so():
-    with pytest.raises(ConfigError, match="'allreduce' has no option 'graph'; its options: none"):
-        load_algorithm("allreduce", {"graph": "ring"})
+def test_an_algorithm_says_which_options_it_has():
+    with pytest.raises(ConfigError, match="no option 'topology'; its options: overlap, bucket_mib"):
+        load_algorithm("allreduce", {"topology": "ring"})
 
 
 @pytest.mark.parametrize("value", ["2", 2.0, True, None, [2]])
@@ -68,6 +68,11 @@ def test_an_option_of_another_type_is_refused(value: object):
 
 
 REFUSED = {
+    "allreduce": [
+        ({"overlap": "forward"}, "overlap = 'forward'; there are: none, backward"),
+        ({"bucket_mib": -1.0}, "bucket_mib = -1.0 must be from 0 to 1024"),
+    ],
+    "dear": [({"bucket_mib": 2000.0}, "bucket_mib = 2000.0 must be from 0 to 1024")],
     "ad_psgd": [
         ({"graph": "star"}, "graph = 'star'; there are: random, ring, exponential, bipartite"),
         ({"every_updates": 0}, "every_updates = 0 must be 1 or more"),

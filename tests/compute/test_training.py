@@ -30,6 +30,8 @@ class Clock:
 
 
 class Peer:
+    buckets = None
+
     """Stops after so many steps, or at a moment of the clock; updates without any averaging."""
 
     def __init__(self, model, optimizer, clock, steps=3, until_s=float("inf")):

@@ -13,8 +13,13 @@ MORE: dict[str, dict[str, Options]] = {
         "exponential, every second update": {"graph": "exponential", "every_updates": 2},
         "bipartite": {"graph": "bipartite"},
     },
-    "allreduce": {},
+    "allreduce": {
+        "behind backward": {"overlap": "backward", "bucket_mib": 0.00003},
+    },
     "d_psgd": {"exponential": {"graph": "exponential"}},
+    "dear": {
+        "small buckets": {"bucket_mib": 0.00003},
+    },
     "eager": {
         "solo": {"rule": "solo", "limiter": 4, "average_models_every": 10},
         "majority": {"rule": "majority", "seed": 7},

@@ -24,14 +24,14 @@ SLOW = Link(latency_s=0.001, bandwidth_bytes_s=320_000)
 """Averaging takes as long as a backward pass: 67 ms."""
 
 
-async def trained(options, *, algorithm="allreduce", count=3, link=SLOW, step_s=0.1, disturb=None, samples=None):
+async def trained(options, *, algorithm="allreduce", count=3, disturb=None, samples=None):
     """Peers that descend random gradients; the world, and how long it took."""
     world = await build(
         count,
         algorithm,
         equal=True,
         size=SIZE,
-        link=link,
+        link=SLOW,
         exchange=ExchangeConfig(chunk_kib=1),
         **options,
     )
@@ -49,7 +49,7 @@ async def trained(options, *, algorithm="allreduce", count=3, link=SLOW, step_s=
         if disturb:
             disturb(peer, step)
 
-    await world.train(STEPS, steps_of(step_s), descend)
+    await world.train(STEPS, steps_of(0.1), descend)
     totals = world.peers["p0"].boundary.totals
     return world, totals.compute_s + totals.wait_s
 
@@ -190,8 +190,9 @@ async def test_a_newcomer_takes_part_in_the_overlap_from_its_second_step_on(algo
     await back
     rows = models(world)
     assert np.array_equal(rows, np.tile(rows[0], (3, 1)))
-    assert all(is_overlapped(p.metrics.of("group")[-1]) for p in world.peers.values())
-    assert {len(p.metrics.of("group")[-1]["members"]) for p in world.peers.values()} == {3}
+    for peer in world.peers.values():
+        together = [r for r in peer.metrics.of("group") if len(r["members"]) == 3]
+        assert all(is_overlapped(record) for record in together[-20:])
     await world.close()
 
 
@@ -201,15 +202,6 @@ async def test_memory_is_given_back_step_after_step(algorithm, options):
     for peer in world.peers.values():
         assert len(peer.driver.averages.buffers._made) <= 9
     await world.close()
-
-
-def test_what_cannot_overlap_is_refused_in_a_sentence():
-    from p2ptrain.averaging.base import load_algorithm
-
-    with pytest.raises(ConfigError, match="overlap = 'forward' must be 'none' or 'backward'"):
-        load_algorithm("allreduce", {"overlap": "forward"})
-    with pytest.raises(ConfigError, match="bucket_mib = -1"):
-        load_algorithm("allreduce", {"bucket_mib": -1.0})
 
 
 async def test_a_lossy_gradient_codec_does_not_go_with_overlap():

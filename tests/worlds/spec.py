@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
-from p2ptrain.averaging.base import known_algorithms, load_algorithm
+from p2ptrain.averaging.base import Algorithm, known_algorithms, load_algorithm
 from p2ptrain.core.lock_state import LockConfig
 from p2ptrain.core.peer_machine import ProtocolConfig
 from p2ptrain.ids import Seconds
@@ -47,6 +47,13 @@ OPTIONS: dict[str, Callable[[Random], Options]] = {
         "missed": chance.choice(("every", "every", "latest")),
         "waits_for_running": chance.random() < 0.7,
         "seed": chance.randrange(100),
+    },
+    "allreduce": lambda chance: {
+        "overlap": chance.choice(("none", "backward")),
+        "bucket_mib": chance.choice((0.0, 0.00003, 0.0002)),
+    },
+    "dear": lambda chance: {
+        "bucket_mib": chance.choice((0.0, 0.00003, 0.0002)),
     },
     "topk": lambda chance: {
         "density": chance.choice((0.01, 0.1, 0.5, 1.0)),
@@ -130,10 +137,11 @@ def spec_of(seed: int, algorithm: str = "") -> Spec:
     size = chance.choice((1, 7, 24, 24, 60, 700))
     cruel_s = chance.uniform(2.0, 6.0)
     lease_s = chance.choice((4.0, 8.0, 20.0))
+    options = _options(algorithm, chance)
     return Spec(
         seed=seed,
         algorithm=algorithm,
-        options=_options(algorithm, chance),
+        options=options,
         peers=peers,
         size=size,
         step_s=tuple(usual_s * chance.choice((1, 1, 1, 1.3, 3)) for _ in range(peers)),
@@ -143,7 +151,7 @@ def spec_of(seed: int, algorithm: str = "") -> Spec:
         chunk_kib=1,
         cruel_s=cruel_s,
         plan=_plan(chance, seed, peers, cruel_s),
-        gradient_codec=_gradient_codec(algorithm, chance),
+        gradient_codec=_gradient_codec(load_algorithm(algorithm, options), chance),
     )
 
 
@@ -154,10 +162,10 @@ def _options(algorithm: str, chance: Random) -> Options:
     return chance.choice([{}, *kinds_of(algorithm).values()])
 
 
-def _gradient_codec(algorithm: str, chance: Random) -> str:
+def _gradient_codec(algorithm: Algorithm, chance: Random) -> str:
     """Where what rounding takes stays with its peer."""
-    in_step = load_algorithm(algorithm).in_step
-    return chance.choice(("fp32", "fp32", "bf16", "int8")) if in_step else "fp32"
+    may_round = algorithm.in_step and algorithm.overlaps == "none"
+    return chance.choice(("fp32", "fp32", "bf16", "int8")) if may_round else "fp32"
 
 
 def _link(chance: Random) -> Link:

@@ -1,6 +1,7 @@
 """One world from its beginning to its end: cruel first, then healed, watched all the time."""
 
 import asyncio
+import functools
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -162,11 +163,14 @@ class Fleet:
         chance = Random(f"{self.spec.seed}/{name}/{peer.driver.me.incarnation}")
         peer.lifecycle.begin()
         while not self._is_over:
-            await virtual_loop().work(usual_s * (1 + chance.uniform(-1, 1) * self.spec.evenness))
-            gradient = chance.randrange(-8, 8) if self._is_cruel else 0
-            peer.replica.gradient = np.full_like(peer.replica.live, gradient)
+            step_s = usual_s * (1 + chance.uniform(-1, 1) * self.spec.evenness)
+            await peer.pass_through(step_s, functools.partial(self._compute, peer, chance))
             await peer.boundary.step(1, None, peer.replica.descend)
         await peer.boundary.end()
+
+    def _compute(self, peer: SimPeer, chance: Random) -> None:
+        gradient = chance.randrange(-8, 8) if self._is_cruel else 0
+        peer.replica.gradient = np.full_like(peer.replica.live, gradient)
 
 
 class _Found(Exception):
