@@ -366,7 +366,9 @@ def _learning(task: Task, config: RunConfig, metrics: Metrics, number: int) -> L
         seed=data_seed(config, PeerId(config.name)),
         end_samples=config.stop.samples,
     )
-    trainee = Trainee(replica, learner, partial(replica.optimizer_step, training.clip))
+    clip = training.clip
+    update = partial(replica.optimizer_step, clip)
+    trainee = Trainee(replica, learner, update, needs_all=clip is not None)
     return LivingPeer(config, trainee, config.pace, config.rank, metrics, number)
 
 

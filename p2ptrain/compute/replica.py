@@ -140,8 +140,11 @@ class Replica(Protocol):
         """
         ...
 
-    def buckets(self, most: int) -> Buckets:
-        """The G numbers in buckets of about `most`, filled as the backward pass makes them."""
+    def buckets(self, mib: float) -> Buckets:
+        """The G numbers in buckets of about so many MiB, filled as the backward pass makes them.
+
+        0: of a size that follows from how many there are.
+        """
         ...
 
     def export_state(self, *, whole: bool = True) -> State:

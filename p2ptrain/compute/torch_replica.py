@@ -13,7 +13,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from p2ptrain.compute.buckets import Buckets
+from p2ptrain.compute.buckets import Buckets, bucket_size
 from p2ptrain.compute.contract import NONE, UpdateRule, shortened
 from p2ptrain.compute.flat import FlatModel
 from p2ptrain.compute.forward_hooks import ForwardHooks, before_state_dict
@@ -224,8 +224,9 @@ class TorchReplica:
         """
         self._gradients.load(mean_G, mask)
 
-    def buckets(self, most: int) -> Buckets:
+    def buckets(self, mib: float) -> Buckets:
         """Buckets that hooks on the parameters fill, until `release`."""
+        most = bucket_size(self.gradient_size - self.buffer_size, mib)
         buckets = TorchBuckets(self._gradients, most)
         self._hooks.extend(buckets.hooks)
         return buckets

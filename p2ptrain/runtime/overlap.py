@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from p2ptrain.compute.buckets import Buckets, bucket_size
+from p2ptrain.compute.buckets import Buckets
 from p2ptrain.compute.codec import PLAIN, load_codec
 from p2ptrain.core.contribution import Contribution
 from p2ptrain.core.effects import Outcome
@@ -68,9 +68,7 @@ class Overlap:
 
     def __init__(self, averages: "Averages", bucket_mib: float) -> None:
         self._averages = averages
-        replica = averages.replica
-        most = bucket_size(replica.gradient_size - replica.buffer_size, bucket_mib)
-        self.buckets: Buckets = replica.buckets(most)
+        self.buckets: Buckets = averages.replica.buckets(bucket_mib)
         self.stated = 0
         """What this peer states at its boundary."""
         self._begun: _Begun | None = None

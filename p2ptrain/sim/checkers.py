@@ -196,8 +196,8 @@ class WatchedReplica(VectorReplica):
         assert self.book.deferred is not None
         self.book.deferred.pieces[span] = mean_G[span.start : span.stop].astype(np.float64)
 
-    def buckets(self, most: int) -> Buckets:
-        return WatchedBuckets(self, most)
+    def buckets(self, mib: float) -> Buckets:
+        return WatchedBuckets(self, self.bucket_size(mib))
 
     def export_gradients(self, into_G: Vector, weight: int) -> None:
         super().export_gradients(into_G, weight)

@@ -86,7 +86,9 @@ def _heavy_tailed(size: int) -> Vector:
 
 def priced_replica(model_size: int, stands_for: int) -> VectorReplica:
     """A model of `model_size` numbers, of which one in `stands_for` exists."""
-    return VectorReplica(np.zeros(-(-model_size // stands_for), np.float32))
+    replica = VectorReplica(np.zeros(-(-model_size // stands_for), np.float32))
+    replica.stands_for = stands_for
+    return replica
 
 
 def priced_exchange(config: ExchangeConfig, stands_for: int) -> ExchangeConfig:

@@ -38,6 +38,8 @@ class Trainee:
     replica: Replica
     work: Work
     update: Callable[[], None]
+    needs_all: bool = False
+    """It needs all gradients at once."""
 
 
 class LivingPeer:
@@ -95,7 +97,9 @@ class LivingPeer:
 
     async def step(self, samples: int, loss: float | None) -> None:
         """The boundary."""
-        await self._life.boundary.step(samples, loss, self._trainee.update)
+        await self._life.boundary.step(
+            samples, loss, self._trainee.update, needs_all=self._trainee.needs_all
+        )
 
     def stop(self, why: str) -> None:
         """Ask it to leave, like SIGTERM."""

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from p2ptrain.compute.buckets import Buckets
+from p2ptrain.compute.buckets import Buckets, bucket_size
 from p2ptrain.compute.contract import FROZEN, NONE, UpdateRule, update_rule
 from p2ptrain.compute.replica import State, Vector
 from p2ptrain.core.shards import Span
@@ -26,6 +26,8 @@ class VectorReplica:
         self.learning_rate = learning_rate
         self.frozen = NONE
         """What stands for frozen parameters, of which there are none."""
+        self.stands_for = 1
+        """How many numbers of a real model one of these is."""
         self.version = self._updates = 0
 
     @property
@@ -105,8 +107,12 @@ class VectorReplica:
     def import_gradients(self, mean_G: Vector, mask: bytes) -> None:
         self.gradient = mean_G[:-1].copy()
 
-    def buckets(self, most: int) -> Buckets:
-        return VectorBuckets(self, most)
+    def buckets(self, mib: float) -> Buckets:
+        return VectorBuckets(self, self.bucket_size(mib))
+
+    def bucket_size(self, mib: float) -> int:
+        """Of the numbers that exist."""
+        return max(1, bucket_size(self.model_size * self.stands_for, mib) // self.stands_for)
 
     def export_state(self, *, whole: bool = True) -> State:
         model_M = (self.live + self.pending).astype("<f4")
