@@ -7,7 +7,7 @@ RUNS   ?= runs
 SMALL  := $(if $(QUICK),--quick)
 READY  := $(VENV)/.ready
 
-.PHONY: demo test explore worlds starts paper paper-real bench bench-faults bench-links bench-lock bench-membership bench-slow-links protos algorithm-pages scenario-reference reference-pages docs wheel ends clean
+.PHONY: demo test explore worlds starts paper paper-real bench bench-faults bench-hidden bench-links bench-lock bench-membership bench-slow-links protos algorithm-pages scenario-reference reference-pages docs wheel ends clean
 
 demo: $(READY)  ## train with all-reduce and with gossip beside a straggler; write runs/demo
 	$(BIN)/p2plab run launcher/scenarios/one_slow.toml --out $(RUNS)/demo $(if $(QUICK),--samples 512,--check)
@@ -34,6 +34,9 @@ bench: $(READY)  ## averages beside Gloo and a bare gRPC exchange; runs/bench
 
 bench-links: $(READY)  ## averages over a link of 1 Gbit/s, with each codec; root, runs/bench-links
 	$(BIN)/python -m p2plab.bench.links --out $(RUNS)/bench-links $(SMALL)
+
+bench-hidden: $(READY)  ## how much of an all-reduce hides behind real passes, over a slow link; root, runs/bench-hidden
+	$(BIN)/python -m p2plab.bench.hidden --out $(RUNS)/bench-hidden $(SMALL)
 
 bench-slow-links: $(READY)  ## groups that succeed where an average takes half a minute; a quarter of an hour, runs/bench-slow-links
 	$(BIN)/python -m p2plab.bench.slow_links --out $(RUNS)/bench-slow-links --check $(SMALL)
