@@ -4,7 +4,6 @@ Only this module parses arguments. What a command needs is imported when it runs
 scenario is known to be right. `p2ptrain.exit_codes` says what each outcome is.
 """
 
-import sys
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -13,7 +12,7 @@ import typer
 from p2plab.signals import end_by_exceptions
 from p2ptrain import exit_codes
 from p2ptrain.cli import HELP, VERSION
-from p2ptrain.errors import P2PTrainError
+from p2ptrain.console.command import run_command
 
 app = typer.Typer(context_settings=HELP, pretty_exceptions_enable=False, no_args_is_help=True)
 
@@ -179,11 +178,4 @@ def clean() -> None:
 def main() -> NoReturn:
     """Run the command line; every outcome is an exit code."""
     end_by_exceptions()
-    try:
-        app(prog_name="p2plab")
-    except P2PTrainError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(exit_codes.MISTAKE)
-    except KeyboardInterrupt:
-        sys.exit(exit_codes.INTERRUPTED)
-    sys.exit(0)
+    run_command(app, "p2plab")

@@ -5,7 +5,6 @@ torch takes seconds to import, and only training needs it, so what needs torch i
 
 import asyncio
 import math
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,9 +17,10 @@ import typer
 
 from p2ptrain import __version__, exit_codes
 from p2ptrain.averaging.base import known_algorithms
+from p2ptrain.console.command import run_command
 from p2ptrain.console.doctor import Visit, show_findings
 from p2ptrain.console.status import show_json, show_live, show_once
-from p2ptrain.errors import CodecError, ConfigError, P2PTrainError
+from p2ptrain.errors import CodecError, ConfigError
 from p2ptrain.ids import Address, Seconds
 from p2ptrain.net import wire
 from p2ptrain.net.ask import is_serving
@@ -319,13 +319,4 @@ def _address(text: str) -> Address:
 
 def main() -> None:
     """Entry point of ``p2ptrain``."""
-    _in_one_sentence(app, "p2ptrain")
-
-
-def _in_one_sentence(program: typer.Typer, name: str) -> None:
-    """Run; a mistake of the user's is one sentence and exit code 2, never a traceback."""
-    try:
-        program(prog_name=name)
-    except P2PTrainError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(exit_codes.MISTAKE) from None
+    run_command(app, "p2ptrain")

@@ -21,6 +21,7 @@ SPEC = "p2plab.backends.ring:Ring"
 
 class Ring(AllReduce):
     averages = "gradients"
+    overlaps = "none"
 
     @dataclass(frozen=True, slots=True, kw_only=True)
     class Config:

@@ -194,7 +194,7 @@ def claims_of(rows: Sequence[Json], alone: Timed, moving_s: Seconds) -> list[Jso
 def main(
     layers: Annotated[int, typer.Option(help="Linear layers.", min=1)] = 24,
     width: Annotated[int, typer.Option(help="Their width.", min=1)] = 648,
-    batch: Annotated[int, typer.Option(help="Samples of a step.", min=1)] = 1024,
+    batch: Annotated[int, typer.Option(help="Samples of a step.", min=1)] = 4096,
     steps: Annotated[int, typer.Option(help="Steps that are timed.", min=1)] = 8,
     ways: Annotated[str, typer.Option(help="How gradients are averaged.")] = ",".join(WAYS),
     out: Out = Path("runs/bench-hidden"),

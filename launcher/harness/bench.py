@@ -25,7 +25,8 @@ from p2plab.harness.claims import Json, claims_table, do_all_hold
 from p2plab.machine import COPYING, describe_machine
 from p2plab.signals import end_by_exceptions
 from p2ptrain import exit_codes
-from p2ptrain.errors import ConfigError, P2PTrainError
+from p2ptrain.console.command import run_command
+from p2ptrain.errors import ConfigError
 
 Out = Annotated[Path, typer.Option(help="Where the results go.")]
 Check = Annotated[bool, typer.Option(help="Exit with 3 if a claim does not hold.")]
@@ -102,10 +103,6 @@ def run_bench(main: Callable[..., None]) -> None:
     """
     end_by_exceptions()
     os.environ.update(COPYING | os.environ)  # of the processes that it starts
-    try:
-        typer.run(main)
-    except P2PTrainError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(exit_codes.MISTAKE)
-    except KeyboardInterrupt:
-        sys.exit(exit_codes.INTERRUPTED)
+    program = typer.Typer(add_completion=False)
+    program.command()(main)
+    run_command(program)

@@ -16,7 +16,8 @@ clock that governs the peer (monotonic for real, virtual in the simulator):
               or why not), ``reason`` (a sentence), ``wait_s`` (asking until formed), ``exchange_s``
               (formed until ended; of that, ``snapshot_s`` before the first chunk and ``apply_s``
               after the last), ``overlap_s`` (how long before the group its exchange began, behind
-              the backward pass; null if it did not), ``sent_bytes``, ``received_bytes``, ``sent_words``,
+              the backward pass; null if it did not), ``sent_bytes``, ``received_bytes``,
+              ``sent_words``,
               ``received_words`` (of a sparse sum: the indices and numbers among those bytes, 4 to a
               word; else null), ``consensus_distance_l2`` (norm of mean - own; null unless done),
               ``staleness_steps`` (own updates between snapshot and result; null unless done)

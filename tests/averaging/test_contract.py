@@ -167,6 +167,7 @@ async def test_a_newcomer_takes_part(variant: Variant):
             await asyncio.sleep(0.1)
             downhill(peer, 0)
             await peer.boundary.step(1, None, peer.replica.descend)
+            await peer.boundary.finish_update()
         await peer.boundary.end()
 
     late = loop.create_task(come_late())

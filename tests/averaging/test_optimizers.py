@@ -6,6 +6,7 @@ averaged meanwhile, the mean of their models has learned it in the end.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pytest
@@ -100,8 +101,10 @@ async def trained(algorithm: str, recipe: Recipe) -> list[TorchReplica]:
         peer.lifecycle.begin()
         for _ in range(STEPS):
             await virtual_loop().work(0.3 if name == "p2" else 0.1)
+            await peer.boundary.finish_update()
             loss = gradients_of(model, recipe, chance)
-            await peer.boundary.step(16, loss, lambda: replica.optimizer_step(recipe.clip))
+            update, clips = partial(replica.optimizer_step, recipe.clip), recipe.clip is not None
+            await peer.boundary.step(16, loss, update, needs_all=clips)
             optimizer.zero_grad()
             schedule.step()
         await peer.boundary.end()

@@ -1,0 +1,43 @@
+"""What a person types wrong is one sentence and exit code 2, in every command."""
+
+import sys
+
+import pytest
+
+from p2plab import cli as lab
+from p2plab.bench import links
+from p2plab.harness.bench import run_bench
+from p2ptrain import cli as peer
+
+MISTAKES = {
+    ("p2ptrain", "peer", "--peers", "abc"): "error: invalid value for '--peers': ",
+    ("p2ptrain", "peer", "--pears", "3"): "error: no such option: --pears (Possible options: ",
+    ("p2ptrain", "per"): "error: no such command 'per'",
+    ("p2plab", "run", "one_slow", "--samples", "2.5"): "error: invalid value for '--samples': ",
+    ("p2plab", "run"): "error: missing argument 'scenario'; see p2plab run --help",
+    ("links", "--mbit", "-1"): "error: invalid value for '--mbit': ",
+}
+
+
+@pytest.mark.parametrize("words", MISTAKES, ids=" ".join)
+def test_a_wrong_word_on_the_command_line_is_one_sentence(words, monkeypatch, capsys):
+    program, *arguments = words
+    monkeypatch.setattr(sys, "argv", [program, *arguments])
+    run = {"p2ptrain": peer.main, "p2plab": lab.main, "links": lambda: run_bench(links.main)}
+    with pytest.raises(SystemExit) as ended:
+        run[program]()
+    out, err = capsys.readouterr()
+    assert ended.value.code == 2
+    assert out == ""
+    assert err.startswith(MISTAKES[words])
+    assert err.count("\n") == 1
+    assert err.endswith("--help\n")
+
+
+@pytest.mark.parametrize("words", [["--help"], ["peer", "--help"]])
+def test_help_is_no_mistake(words, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["p2ptrain", *words])
+    with pytest.raises(SystemExit) as ended:
+        peer.main()
+    assert ended.value.code == 0
+    assert "Usage: p2ptrain" in capsys.readouterr().out
