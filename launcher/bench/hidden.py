@@ -13,7 +13,7 @@ gradient's bytes, half of them by reduce-scatter, half by all-gather.
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from threading import Barrier
@@ -68,6 +68,8 @@ class Timed:
     step_s: Seconds
     forward_s: Seconds
     backward_s: Seconds
+    boundary_s: Seconds
+    """What stands where `optimizer.step` stood."""
 
 
 class Stack(nn.Sequential):
@@ -155,6 +157,7 @@ def _timed(
         (rows[-1][3] - rows[0][0]) / len(rows),
         median(row[1] - row[0] for row in rows),
         median(row[2] - row[1] for row in rows),
+        median(row[3] - row[2] for row in rows),
     )
 
 
@@ -217,13 +220,19 @@ def main(
         for way in chosen:
             with laid(mbit) as cable:
                 timed = run_way(way, layers, width, batch, steps, cable.ends)
-            rows.append({"way": way, "step_s": timed.step_s, "computing_s": alone.step_s})
+            rows.append({"way": way, **asdict(timed)})
             told(way)
     title = (
         f"{PEERS} peers, {numbers:,} numbers, {mbit} Mbit/s: f {alone.forward_s:.2f} s, "
         f"b {alone.backward_s:.2f} s, c {moving_s:.2f} s"
     )
-    columns = {"": "{way}", "a step": "{step_s:.2f} s", "computing": "{computing_s:.2f} s"}
+    columns = {
+        "": "{way}",
+        "a step": "{step_s:.2f} s",
+        "forward": "{forward_s:.2f} s",
+        "backward": "{backward_s:.2f} s",
+        "boundary": "{boundary_s:.2f} s",
+    }
     claims = claims_of(rows, alone, moving_s)
     bench.conclude(rows, claims, [table(title, rows, columns)], link_mbit=mbit)
 

@@ -30,7 +30,6 @@ from p2ptrain.core.contribution import Contribution
 from p2ptrain.core.effects import Outcome
 from p2ptrain.core.shards import chunk_size_of
 from p2ptrain.ids import PeerId, Seconds, Ticket
-from p2ptrain.net.wire import AverageOpening
 from p2ptrain.runtime.exchange import Exchange
 from p2ptrain.runtime.mix import Bucket
 from p2ptrain.runtime.streams import GroupBroken
@@ -163,6 +162,8 @@ class Overlap:
         if begun:
             self.buckets.stop()
             begun.exchange.scope.fail(GroupBroken(Outcome.WITHDRAWN, why))
+            if begun.exchange.ended_well:
+                begun.exchange.give_back(begun.vector_G)
 
     def _filler(self, payload: Sequence[Bucket]) -> Callable[[int], None]:
         """What the trainer's side calls when a bucket is there."""
@@ -185,8 +186,3 @@ class Overlap:
                 self.buckets.stop()
             if not begun.is_taken and self._begun is not begun:
                 begun.exchange.give_back(begun.vector_G)
-
-
-def is_next(opening: AverageOpening) -> bool:
-    """True for a stream of an exchange that begins before its group."""
-    return opening.ticket.attempt >= NEXT
