@@ -199,6 +199,7 @@ def main(
     width: Annotated[int, typer.Option(help="Their width.", min=1)] = 648,
     batch: Annotated[int, typer.Option(help="Samples of a step.", min=1)] = 4096,
     steps: Annotated[int, typer.Option(help="Steps that are timed.", min=1)] = 8,
+    mbit: Annotated[int, typer.Option(help="Of the cable; 0: as above.", min=0)] = 0,
     ways: Annotated[str, typer.Option(help="How gradients are averaged.")] = ",".join(WAYS),
     out: Out = Path("runs/bench-hidden"),
     check: Check = False,
@@ -215,7 +216,7 @@ def main(
         alone = run_way("alone", layers, width, batch, steps, None)
         told("alone")
         each_way = 8 * numbers * (PEERS - 1) / PEERS
-        mbit = max(1, round(8e-6 * each_way / alone.step_s))
+        mbit = mbit or max(1, round(8e-6 * each_way / alone.step_s))
         moving_s = 8e-6 * each_way / mbit
         for way in chosen:
             with laid(mbit) as cable:
