@@ -68,7 +68,7 @@ class Buckets:
         self._lock = threading.RLock()
         self._into_G: Vector | None = None
         self._weight = 0
-        self._taken: Callable[[int], None] = lambda _: None
+        self._taken: Callable[[int], object] = lambda _: None
         self._has_taken: set[int] = set()
         self._is_good = False
 
@@ -88,7 +88,7 @@ class Buckets:
         order = [(index, 1 - shares[index]) for index in range(len(shares))]
         return sorted(order, key=lambda one: (one[0] < self._count_of_gradients, one[1]))
 
-    def begin(self, into_G: Vector, weight: int, taken: Callable[[int], None]) -> None:
+    def begin(self, into_G: Vector, weight: int, taken: Callable[[int], object]) -> None:
         """From now on buckets go into `into_G`, times `weight`; `taken` says which one is there."""
         with self._lock:
             self._into_G, self._weight, self._taken = into_G, weight, taken

@@ -38,7 +38,7 @@ from p2ptrain.net.wire import AverageOpening
 from p2ptrain.runtime.accounts import Attempt
 from p2ptrain.runtime.agreed_state import AgreedState, union, usual_samples
 from p2ptrain.runtime.copy_executor import CopyExecutor
-from p2ptrain.runtime.deferred import DeferredUpdate, Piece
+from p2ptrain.runtime.deferred import DeferredUpdate
 from p2ptrain.runtime.exchange import Exchange, ExchangeConfig
 from p2ptrain.runtime.mix import Bucket
 from p2ptrain.runtime.overlap import Overlap
@@ -58,8 +58,9 @@ SLOTS = 16
 """Places for chunks to arrive in that are kept; with chunks of 1 MiB as many MiB."""
 
 MAX_PARKED = 64
-"""Streams that wait for their groups, at most; four of each member if those are more: two groups of
-two buckets. In a large swarm all streams come before the word that forms their group."""
+"""Streams that wait for their groups, at most; five of each member if those are more: two groups of
+two buckets, and what begins before its group. In a large swarm all streams come before the word
+that forms their group."""
 
 LEAVES_FIRST = 4
 """Turns of the loop before a model is copied, so that what was just said leaves: the others wait
@@ -130,8 +131,7 @@ class Averages:
             RefusedError: if we are not in that group, or too many streams wait for theirs.
         """
         host, ticket = self.host, opening.ticket
-        each = 4 + (len(self.overlap.buckets.spans) if self.overlap else 0)
-        most = max(MAX_PARKED, each * len(host.machine.membership.participants()))
+        most = max(MAX_PARKED, 5 * len(host.machine.membership.participants()))
         if self._parked >= most:
             raise RefusedError(f"{host.name} has {most} streams waiting for their groups")
         self._parked += 1
@@ -361,7 +361,7 @@ class FormedGroup(Attempt):
             replica,
             vector_G,
             union(one.gradient_mask for one in stated),
-            [Piece(bucket.span, bucket.is_complete) for bucket in exchange.buckets],
+            [piece for bucket in exchange.buckets for piece in bucket.pieces],
             averages.update_lock,
             lambda: host.environment.post(self._give_back),
         )

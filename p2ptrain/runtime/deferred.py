@@ -14,26 +14,13 @@ of another lineage than that of the peers that have all: at the next barrier tho
 over the model of one (`core/barrier.py`). So a death in between leaves all survivors with one.
 """
 
-import asyncio
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from p2ptrain.compute.replica import Replica, no_update
 from p2ptrain.core.shards import Span
+from p2ptrain.runtime.exchange import Piece
 from p2ptrain.vectors import Vector
-
-
-@dataclass(slots=True)
-class Piece:
-    """One bucket of means."""
-
-    span: Span
-    """Of the G numbers."""
-    is_here: asyncio.Event
-    """Its means are, or will never be."""
-    is_lost: bool = False
-    is_made: bool = False
 
 
 class DeferredUpdate:

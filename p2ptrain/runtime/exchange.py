@@ -47,10 +47,6 @@ from p2ptrain.vectors import Buffers
 WINDOW = 4
 """Chunks of one member that wait to be reduced, at most."""
 
-AT_A_TIME = 2
-"""Buckets whose means travel together, where their order matters: one is on its way while the other
-one ends."""
-
 MEANS, RAW = WINDOW, WINDOW + 1
 """Where a mean arrives, or bytes that are still to be decoded; before them, `WINDOW` parts."""
 
@@ -99,6 +95,19 @@ class ExchangeConfig:
 
 
 T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Piece:
+    """Some numbers of a result, which may be wanted before the others are here."""
+
+    span: Span
+    """Of all that this member contributes."""
+    is_here: asyncio.Event
+    """They are, or will never be."""
+    is_lost: bool = False
+    is_made: bool = False
+    """The update that they are for."""
 
 
 @dataclass(eq=False)
@@ -158,16 +167,11 @@ class Exchange(Streams):
         Raises:
             GroupBroken: if any member vanished, refused, or sent what cannot be averaged.
         """
-        self.let_means_leave()
+        self.means_may_leave.set()
         if self._moving is None:
             await self._move()
         else:
             await self.wait()
-
-    def let_means_leave(self) -> None:
-        """What is reduced from now on goes out to the others at once."""
-        for bucket in self.buckets:
-            bucket.means_may_leave.set()
 
     def start(self) -> None:
         """Begin to move what there is; `run` or `all_gather` waits for the end."""
@@ -200,19 +204,10 @@ class Exchange(Streams):
     async def all_gather(self) -> None:
         """Hand out the means of this member's shards; returns when all of the result is here.
 
-        The last bucket comes first: that is the one which a forward pass needs first. Raises
-        GroupBroken, as `run`.
+        Raises GroupBroken, as `run`.
         """
-        self.scope.start(self._hand_out())
+        self.means_may_leave.set()
         await self.wait()
-
-    async def _hand_out(self) -> None:
-        """Few buckets at a time: on one link all that travel together arrive together, at last."""
-        order = self.buckets[::-1]
-        for index, bucket in enumerate(order):
-            if index >= AT_A_TIME:
-                await order[index - AT_A_TIME].is_complete.wait()
-            bucket.means_may_leave.set()
 
     async def _move(self) -> None:
         broken = "the average was abandoned"
@@ -240,32 +235,33 @@ class BucketExchange:
     def __init__(self, exchange: Exchange, bucket: Bucket) -> None:
         me, members = exchange.me, exchange.members
         self._exchange, self._bucket, self._members = exchange, bucket, members
-        self.span = Span(bucket.at, bucket.at + len(bucket.vector_V))
-        """Of all the numbers that the member contributes."""
         self.codec = bucket.codec
         self.square_sum = 0.0
         size, count, chunk_size = len(bucket.vector_V), len(members), bucket.chunk_size
         direct = self._is_direct = is_direct(size, count, chunk_size, lossy=not self.codec.is_exact)
         lend, lend_slot = exchange.buffers.take, partial(exchange.slots.take, chunk_size)
         self.slots: dict[tuple[PeerId, int], Vector] = defaultdict(lend_slot)
-        own_at, mine = members.index(me), self._shard(me)
-        self._mine = chunks(mine, chunk_size)
-        self.mix = Mix(bucket, count, own_at, mine, is_direct=direct, lend=lend)
+        self._cuts = tuple(bucket.cuts) or (Span(0, size),)
+        self._mine = self._chunks(me)
+        mine = shard(size, count, members.index(me), exchange.shards)
+        self.mix = Mix(bucket, count, members.index(me), mine, is_direct=direct, lend=lend)
         self._parts: list[dict[PeerId, Vector]] = [{} for _ in self._mine]
         loop = asyncio.get_running_loop()
         self.reduced = [loop.create_future() for _ in self._mine]
         """One for each chunk of this member's shard."""
-        self._has_refilled = False
+        self._refilled: set[int] = set()
         self._writing = asyncio.Lock()
         self._written: dict[int, memoryview] = {}
-        owners = () if direct else [peer for peer in exchange.others if self._shard(peer).size]
+        owners = () if direct else [peer for peer in exchange.others if self._chunks(peer)]
         callers = exchange.later if direct else exchange.others
-        self._due = len(owners) + len(self._mine)
-        self.is_complete = asyncio.Event()
-        """All means of this bucket are here."""
-        self.means_may_leave = asyncio.Event()
-        """Set: what this member has reduced goes out to the others."""
-        exchange.due += self._due
+        self.pieces = [
+            Piece(Span(bucket.at + cut.start, bucket.at + cut.stop), asyncio.Event())
+            for cut in self._cuts
+        ]
+        """Of the result, where it is wanted before it is complete."""
+        whose = [own for peer in (me, *owners) for own in self._chunks(peer)]
+        self._missing = [sum(own.cut == cut for own in whose) for cut in range(len(self._cuts))]
+        exchange.due += len(owners) + len(self._mine)
         exchange.expect(bucket.name, size, chunk_size, self.codec.name, callers)
 
     async def start(self) -> None:
@@ -274,37 +270,37 @@ class BucketExchange:
             streams.exchange_directly(name, self._send_whole, self._take_parts)
             return
         exchange, start = partial(streams.exchange, name), streams.scope.start
-        if self._bucket.filled is None:
-            await self._contribute_all()
-        else:
+        if self._bucket.filled:
             start(self._contribute_all())
+        else:
+            await self._contribute_all()
         for peer in streams.others:
-            if self._shard(peer).size:  # who has no shard is not called
+            if self._chunks(peer):  # who has no shard is not called
                 ends = not self._mine
                 start(exchange(peer, self._send_parts, self._take_means, calls=True, ends=ends))
             if self._mine:
                 start(exchange(peer, self._return_means, self._take_parts, calls=False))
 
     async def _contribute_all(self) -> None:
-        await self._is_filled()
         for index in range(len(self._mine)):
+            await self._is_filled(self._mine[index].cut)
             await self._contribute_own(index)
 
-    async def _is_filled(self) -> None:
-        if self._bucket.filled is None:
+    async def _is_filled(self, cut: int) -> None:
+        if not self._bucket.filled:
             return
-        await self._bucket.filled.wait()
-        if not self._has_refilled:
-            self._has_refilled = True
-            self.mix.refill()
+        await self._bucket.filled[cut].wait()
+        if cut not in self._refilled:
+            self._refilled.add(cut)
+            self.mix.refill(self._cuts[cut])
 
     async def _send_whole(self, peer: PeerId, stream: ChunkStream) -> None:
         """Direct exchange: our vector, encoded once for all."""
-        await self._is_filled()
-        for index, span in enumerate(self._mine):
+        for index, chunk in enumerate(self._mine):
+            await self._is_filled(chunk.cut)
             async with self._writing:
                 if index not in self._written:
-                    self._written[index] = await self._part(span)
+                    self._written[index] = await self._part(chunk.span)
                     await self._contribute_own(index)
             await self._exchange.send(peer, stream, self._written[index])
             if len(self._members) == 2:
@@ -312,44 +308,52 @@ class BucketExchange:
 
     async def _send_parts(self, owner: PeerId, stream: ChunkStream) -> None:
         """Our part of the owner's shard; who is called itself ends its side with the last chunk."""
-        await self._is_filled()
-        shard, ends = self._shard(owner), bool(self._mine)
-        if self.codec.is_exact and await self._exchange.refer(
-            owner, stream, self.mix.part(shard), last=ends
-        ):
-            return
-        for span in chunks(shard, self._bucket.chunk_size):
-            last = ends and span.stop == shard.stop
-            await self._exchange.send(owner, stream, await self._part(span), last=last)
+        theirs, ends = self._chunks(owner), bool(self._mine)
+        for number, cut in enumerate(self._cuts):
+            await self._is_filled(number)
+            shard, own = self._shard(owner, cut), [c for c in theirs if c.cut == number]
+            is_last = ends and bool(own) and own[-1] == theirs[-1]
+            if own and self.codec.is_exact:
+                part = self.mix.part(shard)
+                if await self._exchange.refer(owner, stream, part, last=is_last):
+                    continue
+            for chunk in own:
+                last = is_last and chunk == theirs[-1]
+                await self._exchange.send(owner, stream, await self._part(chunk.span), last=last)
 
     async def _take_means(self, owner: PeerId, stream: ChunkStream) -> None:
-        for span in chunks(self._shard(owner), self._bucket.chunk_size):
-            mean_S = await self._receive(owner, stream, span, MEANS, "sending means")
-            take = partial(self.mix.take, span, mean_S)
+        theirs = self._chunks(owner)
+        for index in self._in_order_of_means(theirs):
+            chunk = theirs[index]
+            mean_S = await self._receive(owner, stream, chunk.span, MEANS, "sending means")
+            take = partial(self.mix.take, chunk.span, mean_S)
             squares = await self._compute(take, {owner: mean_S})
             self.square_sum += squares  # not in one: others add meanwhile
-        self._arrived()
+            self._is_here(chunk)
+        self._exchange.arrived()
 
     async def _take_parts(self, peer: PeerId, stream: ChunkStream) -> None:
         """Of our shard, or, in the direct exchange, of the whole vector."""
         # In a pair a chunk is reduced when it comes, in memory that is still in the core's cache.
         slots = 1 if len(self._members) == 2 and not self._is_direct else WINDOW
-        for index, span in enumerate(self._mine):
+        for index, chunk in enumerate(self._mine):
             if index >= slots:
                 await self.reduced[index - slots]
-            chunk_S = await self._receive(peer, stream, span, index % slots, "sending its part")
-            await self._contribute(index, peer, chunk_S)
+            part_S = await self._receive(
+                peer, stream, chunk.span, index % slots, "sending its part"
+            )
+            await self._contribute(index, peer, part_S)
         for reduced in self.reduced[-slots:]:
             await reduced
 
     async def _return_means(self, caller: PeerId, stream: ChunkStream) -> None:
-        for index, span in enumerate(self._mine):
+        for index in self._in_order_of_means(self._mine):
             await self.reduced[index]
-            await self.means_may_leave.wait()
-            await self._exchange.send(caller, stream, self.mix.handed_out(span))
+            await self._exchange.means_may_leave.wait()
+            await self._exchange.send(caller, stream, self.mix.handed_out(self._mine[index].span))
 
     async def _contribute_own(self, index: int) -> None:
-        span = self._mine[index]
+        span = self._mine[index].span
         await self._contribute(index, self._exchange.me, self.mix.vector_V[span.start : span.stop])
 
     async def _contribute(self, index: int, member: PeerId, chunk_S: Vector) -> None:
@@ -359,18 +363,18 @@ class BucketExchange:
         if len(parts) < len(self._members):
             return
         in_order = [parts[peer] for peer in self._members]
-        reduce = partial(self.mix.reduce, self._mine[index], in_order)
+        reduce = partial(self.mix.reduce, self._mine[index].span, in_order)
         squares = await self._compute(reduce, parts)
         self.square_sum += squares
         parts.clear()
         self.reduced[index].set_result(None)
-        self._arrived()
-
-    def _arrived(self) -> None:
-        self._due -= 1
-        if not self._due:
-            self.is_complete.set()
+        self._is_here(self._mine[index])
         self._exchange.arrived()
+
+    def _is_here(self, chunk: "_Chunk") -> None:
+        self._missing[chunk.cut] -= 1
+        if not self._missing[chunk.cut]:
+            self.pieces[chunk.cut].is_here.set()
 
     async def _part(self, span: Span) -> memoryview:
         return await self._compute(partial(self.mix.part, span), {})
@@ -403,9 +407,32 @@ class BucketExchange:
                     why = f"{peer} sent numbers that are not finite"
             raise GroupBroken(Outcome.BROKEN, why) from error
 
-    def _shard(self, peer: PeerId) -> Span:
-        """What `peer` reduces."""
-        size, members = len(self._bucket.vector_V), self._members
+    def _chunks(self, peer: PeerId) -> "list[_Chunk]":
+        """What `peer` reduces, cut by cut."""
+        return [
+            _Chunk(number, span)
+            for number, cut in enumerate(self._cuts)
+            for span in chunks(self._shard(peer, cut), self._bucket.chunk_size)
+        ]
+
+    def _shard(self, peer: PeerId, cut: Span) -> Span:
+        """What `peer` reduces of this cut."""
         if self._is_direct:
-            return Span(0, size)
-        return shard(size, len(members), members.index(peer), self._exchange.shards)
+            return cut
+        members, shards = self._members, self._exchange.shards
+        own = shard(cut.size, len(members), members.index(peer), shards)
+        return Span(cut.start + own.start, cut.start + own.stop)
+
+    def _in_order_of_means(self, whose: "Sequence[_Chunk]") -> Sequence[int]:
+        order = range(len(whose))
+        if not self._bucket.last_means_first:
+            return order
+        return sorted(order, key=lambda index: -whose[index].cut)
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """Of this cut, these numbers of the vector."""
+
+    cut: int
+    span: Span

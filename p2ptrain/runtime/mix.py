@@ -65,8 +65,13 @@ class Bucket:
     """This member wants the mean, even with `delta`."""
     left_V: Vector | None = None
     """Becomes what a lossy codec took: from this member's parts, and from the sums of its shard."""
-    filled: asyncio.Event | None = None
-    """Set when `vector_V` is; None: it is from the beginning."""
+    cuts: Sequence[Span] = ()
+    """Of `vector_V`, which they cover: what is filled, sharded and handed out one after the other.
+    None: all of it at once."""
+    filled: Sequence[asyncio.Event] = ()
+    """Set when a cut is; none: all are, from the beginning."""
+    last_means_first: bool = False
+    """The means of the last cut are handed out first: a forward pass needs those first."""
 
 
 class Mix:
@@ -103,10 +108,11 @@ class Mix:
             self._handed_V, self._handed_at = lend(mine.size), mine.start
         self._encoded: dict[int, memoryview] = {}  # the same with a lossy codec, chunk by chunk
 
-    def refill(self) -> None:
-        """The vector has been filled since; nothing has been reduced."""
+    def refill(self, cut: Span) -> None:
+        """This part of the vector has been filled since; nothing of it has been reduced."""
         if self._parts_V is not self.vector_V:
-            self._parts_V[:] = self.vector_V
+            at = slice(cut.start, cut.stop)
+            self._parts_V[at] = self.vector_V[at]
 
     @property
     def lent(self) -> list[Vector]:

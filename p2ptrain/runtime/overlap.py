@@ -92,23 +92,23 @@ class Overlap:
             return
         vector_G = averages.buffers.take(averages.replica.gradient_size)
         chunk = averages.config.chunk_kib * 256
-        payload = [
-            Bucket(
-                name=f"gradients {index}",
-                vector_V=vector_G[span.start : span.stop],
-                codec=load_codec(PLAIN),
-                chunk_size=chunk_size_of(span.size, len(members), chunk),
-                at=span.start,
-                divisor=sum(weights),
-                filled=asyncio.Event(),
-            )
-            for index, span in enumerate(self.buckets.spans)
-        ]
+        spans = self.buckets.spans
+        filled = [asyncio.Event() for _ in spans]
+        bucket = Bucket(
+            name="gradients behind backward",
+            vector_V=vector_G,
+            codec=load_codec(PLAIN),
+            chunk_size=chunk_size_of(max(span.size for span in spans), len(members), chunk),
+            divisor=sum(weights),
+            cuts=spans,
+            filled=filled,
+            last_means_first=host.algorithm.overlaps == "both",
+        )
         exchange = Exchange(
             host.name,
             replace(after, attempt=after.attempt + NEXT),
             members,
-            payload,
+            [bucket],
             buffers=averages.buffers,
             slots=averages.slots,
             executor=averages.executor,
@@ -123,10 +123,10 @@ class Overlap:
         weight = weights[members.index(host.name)]
         begun = self._begun = _Begun(members, weight, vector_G, exchange, host.now)
         if host.algorithm.overlaps == "backward":
-            exchange.let_means_leave()
+            exchange.means_may_leave.set()
         exchange.start()
         host.start(self._carry(begun))
-        self.buckets.begin(vector_G, weight, self._filler(payload))
+        self.buckets.begin(vector_G, weight, self._filler(filled))
 
     async def settle(self, samples: int, *, contributes: bool) -> None:
         """Our trainer is at its boundary, with gradients of so many samples: does the bet hold?"""
@@ -165,16 +165,10 @@ class Overlap:
             if begun.exchange.ended_well:
                 begun.exchange.give_back(begun.vector_G)
 
-    def _filler(self, payload: Sequence[Bucket]) -> Callable[[int], None]:
+    def _filler(self, filled: Sequence[asyncio.Event]) -> Callable[[int], object]:
         """What the trainer's side calls when a bucket is there."""
         post = self._averages.host.environment.post
-
-        def filled(index: int) -> None:
-            event = payload[index].filled
-            assert event is not None
-            post(event.set)
-
-        return filled
+        return lambda index: post(filled[index].set)
 
     async def _carry(self, begun: _Begun) -> None:
         """Until it is over; if it breaks, a group that is to finish it breaks as well."""

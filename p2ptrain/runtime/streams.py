@@ -70,6 +70,8 @@ class Streams:
         """Set: all of the result is here, whether or not all others have it."""
         self.ended_well, self.moving_s = False, 0.0
         """All streams have, and so all members have the result; how long it took."""
+        self.means_may_leave = asyncio.Event()
+        """Set: what this member has reduced goes out to the others."""
         self.due = 0
         """Parts of the result that are yet to come."""
         self.scope = Scope()
