@@ -76,6 +76,11 @@ class Barrier(Scheduled):
             raise LocalProtocolError(f"{self._me} arrives with {version} but is {self.state}")
         self._wait(version, lineage, now)
 
+    def release(self) -> None:
+        """Our trainer goes on, although its group is not over; it will not arrive with it again."""
+        if self.group:
+            self.group = replace(self.group, awaited=False)
+
     def withdraw(self, now: Seconds) -> None:
         super().withdraw(now)
         if self._taking:
@@ -130,7 +135,7 @@ class Barrier(Scheduled):
         return self._view(), barrier_of(*model), Arrive(*model)
 
     def _left(self, group: Average, outcome: Outcome, now: Seconds) -> None:
-        if outcome is Outcome.DONE:
+        if outcome is Outcome.DONE or not group.awaited:
             self._emit(VersionEnded(group.purpose.version, outcome))
         else:
             self._wait(group.purpose.version, group.purpose.lineage, now)

@@ -107,6 +107,10 @@ class PeerMachine:
         with self.groups.at(now):
             return self.groups.lock.request(candidates, needed, now)
 
+    def release_trainer(self) -> None:
+        """The trainer goes on before the barrier's group that it is in is over."""
+        self.groups.barrier.release()
+
     def arrive(self, version: int, lineage: int, now: Seconds) -> None:
         """The trainer waits to average `version` with everyone; ends in `VersionEnded`."""
         with self.groups.at(now):

@@ -366,6 +366,7 @@ class FormedGroup(Attempt):
             lambda: host.environment.post(self._give_back),
         )
         self._agree(NO_NUMBERS)
+        host.machine.release_trainer()
         host.swarm.ended(None, GroupResult(Outcome.DONE, ""))
 
     def _give_back(self) -> None:

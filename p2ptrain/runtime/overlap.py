@@ -158,7 +158,7 @@ class Overlap:
 
     def drop(self, why: str) -> None:
         """What has begun counts for nothing; the other members learn it by their streams."""
-        begun, self._begun = self._begun, None
+        begun, self._begun, self.stated = self._begun, None, 0
         if begun:
             self.buckets.stop()
             begun.exchange.scope.fail(GroupBroken(Outcome.WITHDRAWN, why))

@@ -99,6 +99,8 @@ class StateTransfer:
             self.host.over(StateTransferred(version, taken=False))
         else:
             self.agreed.contributes, self.agreed.lineage = False, effect.lineage
+            if overlap := self.host.averages.overlap:
+                overlap.drop("it has taken another model over")
             self.host.over(StateTransferred(version, taken=True))
 
     async def download(self, donor: PeerId, version: int | None = None, lineage: int = 0) -> State:

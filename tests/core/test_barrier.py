@@ -91,6 +91,18 @@ def test_a_barrier_costs_one_message_each_way(names: str):
         assert Counter(meeting.said) == Counter(expected)
 
 
+def test_a_trainer_that_goes_on_does_not_arrive_again_when_its_group_breaks(meeting: Meeting):
+    meeting.arrive("abc", 0)
+    meeting.settle()
+    meeting["b"].groups.barrier.release()
+    meeting.finish("abc", Outcome.LOST)
+    assert meeting["b"].ended == [(0, Outcome.LOST)]
+    assert not waits(meeting["b"])
+    assert waits(meeting["a"])
+    meeting.arrive("b", 1)
+    assert waits(meeting["b"])
+
+
 def test_each_version_has_a_ticket_of_its_own(meeting: Meeting):
     for version in range(3):
         meeting.arrive("abc", version)

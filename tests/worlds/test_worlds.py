@@ -23,6 +23,20 @@ def test_no_rule_is_broken_in_any_world(first: int):
         assert verdict.groups > 0, f"nothing happened in {verdict.spec}"
 
 
+ONCE_BROKEN = {
+    "a trainer that had gone on was sent to another model": 1120,
+    "gradients that had left counted after their peer took another model over": 1773,
+    "the same, among four": 1776,
+    "the same, among eight": 1560,
+}
+
+
+@pytest.mark.parametrize("found", ONCE_BROKEN)
+def test_a_world_of_dear_that_broke_a_rule_breaks_none(found: str):
+    verdict = carry_out(spec_of(ONCE_BROKEN[found], "dear"))
+    assert not verdict.violations, "\n".join(told(verdict))
+
+
 def test_a_world_can_be_repeated():
     def once() -> Verdict:
         return carry_out(spec_of(5))
