@@ -1,13 +1,24 @@
 """Run a command line: a mistake of the user's is one sentence, and exit code 2."""
 
 import sys
+from importlib import import_module
 from typing import NoReturn
 
 import typer
-from typer.exceptions import TyperException
 
 from p2ptrain import exit_codes
 from p2ptrain.errors import P2PTrainError
+
+
+def _usage_errors() -> type[Exception]:
+    """What typer raises for a wrong word; the older ones raise what click does."""
+    for module, name in (("typer.exceptions", "TyperException"), ("click", "ClickException")):
+        try:
+            kind: type[Exception] = getattr(import_module(module), name)
+        except (ImportError, AttributeError):
+            continue
+        return kind
+    return typer.BadParameter
 
 
 def run_command(program: typer.Typer, name: str | None = None) -> NoReturn:
@@ -21,10 +32,10 @@ def run_command(program: typer.Typer, name: str | None = None) -> NoReturn:
     """
     try:
         code = program(prog_name=name, standalone_mode=False)
-    except TyperException as error:
+    except _usage_errors() as error:
         context = getattr(error, "ctx", None)
         program_name = context.command_path if context else name or "this command"
-        said = error.format_message().rstrip(".")
+        said = str(getattr(error, "format_message", error.__str__)()).rstrip(".")
         print(f"error: {said[:1].lower()}{said[1:]}; see {program_name} --help", file=sys.stderr)
         sys.exit(exit_codes.MISTAKE)
     except P2PTrainError as error:
