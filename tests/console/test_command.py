@@ -14,7 +14,7 @@ MISTAKES = {
     ("p2ptrain", "peer", "--pears", "3"): "error: no such option",
     ("p2ptrain", "per"): "error: no such command 'per'",
     ("p2plab", "run", "one_slow", "--samples", "2.5"): "error: invalid value for '--samples': ",
-    ("p2plab", "run"): "error: missing argument 'scenario'; see p2plab run --help",
+    ("p2plab", "run"): "error: missing argument '",
     ("links", "--mbit", "-1"): "error: invalid value for '--mbit': ",
 }
 
