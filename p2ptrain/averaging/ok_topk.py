@@ -22,8 +22,8 @@ not hold, stays in its residual: sent + residual = accumulated, number by number
 
 All peers apply the same mean, the sum divided by the samples of the step, and stay equal. Momentum,
 Adam and clipping come after it. If a member dies, the others begin the sum again without it:
-regions follow from who is there. It takes its residual with it; nobody else's is touched. A
-newcomer begins with an empty residual.
+regions follow from the members that are left. The residual of the dead one is lost, those of the
+others are not touched. A newcomer begins with an empty residual.
 
 Differences from the paper and its released code, and why:
 

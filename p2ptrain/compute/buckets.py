@@ -15,6 +15,7 @@ program may clip, unscale or add to its gradients in between, or go backward onc
 """
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 from p2ptrain.core.shards import Span
@@ -22,15 +23,14 @@ from p2ptrain.errors import StateError
 from p2ptrain.vectors import Vector
 
 MOST_NUMBERS = 25 << 18
-"""Numbers of a bucket where no size is given: 25 MiB, as torch's DDP has it ...
-
-Larger: less of the exchange is hidden; smaller: messages that cost more than their bytes."""
+"""Numbers of a bucket where no size is given: at most 25 MiB, as torch's DDP has it. Larger: less
+of the exchange is hidden; smaller: messages that cost more than their bytes."""
 
 USUAL_COUNT = 16
-"""... and so many buckets of a smaller model, unless they became smaller than ..."""
+"""A smaller model has so many buckets."""
 
 LEAST_NUMBERS = 1 << 16
-"""... this."""
+"""A bucket has so many numbers, at least."""
 
 
 def bucket_size(size: int, mib: float) -> int:
@@ -40,19 +40,24 @@ def bucket_size(size: int, mib: float) -> int:
     return min(MOST_NUMBERS, max(LEAST_NUMBERS, -(-size // USUAL_COUNT)))
 
 
-def cut(sizes: Sequence[int], most: int) -> list[Span]:
-    """Spans of whole parameters of these `sizes`, from the last on, of about `most` numbers."""
-    spans, stop = [], sum(sizes)
-    start = stop
-    for size in reversed(sizes):
-        start -= size
-        if stop - start >= most or not start:
-            spans.append(Span(start, stop))
-            stop = start
-    return [span for span in spans if span.size]
+def cut(sizes: Sequence[int], most: int) -> list[range]:
+    """Which parameters of these `sizes` share a bucket of about `most` numbers, from the last on.
+
+    One without numbers is in the bucket of its neighbours.
+    """
+    groups: list[range] = []
+    stop, held = len(sizes), 0
+    for index in reversed(range(len(sizes))):
+        held += sizes[index]
+        if held >= most or (held and not any(sizes[:index])):
+            groups.append(range(index, stop))
+            stop, held = index, 0
+    if groups and stop:
+        groups[-1] = range(groups[-1].stop)
+    return groups
 
 
-class Buckets:
+class Buckets(ABC):
     """The buckets of one replica, during one step after the other.
 
     The trainer's side fills them: by itself as gradients become final, or, where a step is made to
@@ -60,9 +65,14 @@ class Buckets:
     go. Subclasses know the numbers.
     """
 
-    def __init__(self, spans: Sequence[Span]) -> None:
-        self.spans = tuple(spans)
+    def __init__(self, gradients: Sequence[Span], buffers: Span) -> None:
+        self.spans = (*gradients, buffers) if buffers.size else tuple(gradients)
         """Of the G numbers, in the order in which they are final; the last one may be buffers."""
+        self.has_buffers = bool(buffers.size)
+        sizes = [span.size for span in self.spans]
+        self.shares = [sum(sizes[: index + 1]) / sum(sizes) for index in range(len(sizes))]
+        """How much of the vector is final with each bucket, from above 0 to 1."""
+        self._gradients = len(gradients)  # so many of them, the first ones
         self.is_held = False
         """They wait for `reach`, although they are final."""
         self._lock = threading.RLock()
@@ -73,20 +83,13 @@ class Buckets:
         self._is_good = False
 
     @property
-    def shares(self) -> Sequence[float]:
-        """How much of the vector is final with each bucket, from above 0 to 1."""
-        sizes = [span.size for span in self.spans]
-        return [sum(sizes[: index + 1]) / sum(sizes) for index in range(len(sizes))]
-
-    @property
     def in_forward_order(self) -> Sequence[tuple[int, float]]:
-        """Each bucket of gradients, and how much of the forward pass has gone by when it is needed.
+        """Each bucket, and how much of the forward pass has gone by when it is needed.
 
         Buffers are needed first.
         """
-        shares = self.shares
-        order = [(index, 1 - shares[index]) for index in range(len(shares))]
-        return sorted(order, key=lambda one: (one[0] < self._count_of_gradients, one[1]))
+        order = [(index, 1 - share) for index, share in enumerate(self.shares)]
+        return sorted(order, key=lambda one: (one[0] < self._gradients, one[1]))
 
     def begin(self, into_G: Vector, weight: int, taken: Callable[[int], object]) -> None:
         """From now on buckets go into `into_G`, times `weight`; `taken` says which one is there."""
@@ -102,7 +105,7 @@ class Buckets:
     def reach(self, share: float) -> None:
         """So much of the backward pass is done."""
         for index, reached in enumerate(self.shares):
-            if reached <= share + 1e-9 and index < self._count_of_gradients:
+            if reached <= share + 1e-9 and index < self._gradients:
                 self.take(index)
 
     def take(self, index: int) -> None:
@@ -132,15 +135,10 @@ class Buckets:
                 self.take(index)
             return self._is_good
 
-    @property
-    def _count_of_gradients(self) -> int:
-        """So many of the buckets, the first ones, are gradients."""
-        raise NotImplementedError
-
+    @abstractmethod
     def _write(self, index: int, into_S: Vector, weight: int) -> None:
         """Write `weight` times this bucket. Raises StateError if a number is not finite."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _holds(self, index: int) -> bool:
         """True if what was written of this bucket is what there is."""
-        raise NotImplementedError

@@ -7,8 +7,8 @@ gradient in the step before does not wait for it.
 """
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 
-import numpy as np
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
@@ -26,17 +26,11 @@ class TorchBuckets(Buckets):
 
     def __init__(self, gradients: GradientVector, most: int) -> None:
         sizes = [parameter.numel() for parameter in gradients.parameters]
-        spans = cut(sizes, most)
-        ends = np.cumsum([0, *sizes])
-        self._of_bucket = [  # which parameters
-            range(int(np.searchsorted(ends, span.start)), int(np.searchsorted(ends, span.stop)))
-            for span in spans
-        ]
-        buffers = Span(sum(sizes), gradients.size)
-        super().__init__([*spans, buffers] if buffers.size else spans)
-        self._gradients, self.parameters = gradients, gradients.parameters
-        self.has_buffers = bool(buffers.size)
-        """They are the last bucket."""
+        ends = [0, *accumulate(sizes)]
+        self._of_bucket = cut(sizes, most)  # which parameters
+        spans = [Span(ends[own.start], ends[own.stop]) for own in self._of_bucket]
+        super().__init__(spans, Span(ends[-1], gradients.size))
+        self._vector, self.parameters = gradients, gradients.parameters
         self.bucket_of = {i: b for b, own in enumerate(self._of_bucket) for i in own}
         """Which bucket each parameter is in."""
         self._fired = [0] * len(sizes)
@@ -65,10 +59,6 @@ class TorchBuckets(Buckets):
             self._count_due()
         return good
 
-    @property
-    def _count_of_gradients(self) -> int:
-        return len(self._of_bucket)
-
     def _hook(self, index: int) -> Callable[[Tensor], None]:
         def final(_: Tensor) -> None:
             self._fired[index] += 1
@@ -86,7 +76,7 @@ class TorchBuckets(Buckets):
     def _write(self, index: int, into_S: Vector, weight: int) -> None:
         if index < len(self._of_bucket):
             self._seen[index] = self._look(index)
-        self._gradients.export_span(self.spans[index], into_S, weight)
+        self._vector.export_span(self.spans[index], into_S, weight)
 
     def _holds(self, index: int) -> bool:
         return index == len(self._of_bucket) or self._seen[index] == self._look(index)

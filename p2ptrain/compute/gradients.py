@@ -27,6 +27,7 @@ moved together, through a piece of memory that has a view for each, and what is 
 for once, in all that was written; only then does somebody ask for names.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -238,9 +239,9 @@ class GradientVector:
     def export_span(self, span: Span, into_S: Vector, weight: int) -> None:
         """As `export`, of the whole parts (gradients or buffers) in one span of the G numbers."""
         if span not in self._spans:
-            parts = [p for p in self._parts if span.start <= p.at.start < span.stop]
             shifted = (
-                replace(p, at=slice(p.at.start - span.start, p.at.stop - span.start)) for p in parts
+                replace(p, at=slice(p.at.start - span.start, p.at.stop - span.start))
+                for p in self._parts[self._in(span)]
             )
             self._spans[span] = list(_moves(shifted))
         check_vector(into_S, span.size, "the bucket")
@@ -285,9 +286,9 @@ class GradientVector:
         flags = np.unpackbits(
             np.frombuffer(mask, np.uint8), count=len(self.parameters), bitorder="little"
         )
-        here = [p for p in self._parts if span.start <= p.at.start < span.stop]
-        first = self._index_of(span)
-        parts = [p for i, p in enumerate(here, first) if p.is_gradient and flags[i]]
+        at = self._in(span)
+        here = self._parts[at]
+        parts = [p for i, p in enumerate(here, at.start) if p.is_gradient and flags[i]]
         before = [part.tensor.grad for part in parts]
         with torch.no_grad():
             for part in parts:
@@ -302,9 +303,12 @@ class GradientVector:
             for part, grad in zip(parts, before, strict=True):
                 part.tensor.grad = grad
 
-    def _index_of(self, span: Span) -> int:
-        """Of the first part in a span."""
-        return next(i for i, p in enumerate(self._parts) if p.at.start >= span.start)
+    def _in(self, span: Span) -> slice:
+        """The parts in one span; it begins and ends with whole ones."""
+        ends = span.start, span.stop
+        return slice(
+            *(bisect_left(self._parts, end, key=lambda part: part.at.start) for end in ends)
+        )
 
     def _refuse_infinite(self, into: Tensor) -> None:
         if is_finite(into):

@@ -14,7 +14,7 @@ or G.
 import asyncio
 import math
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -92,11 +92,16 @@ class Averages:
         self.transfers = Transfers(self.config.average_timeout_s)
         self.asked_at: dict[Ticket, Seconds] = {}
         """When we asked for the groups that we hope for."""
-        self.deferred: DeferredUpdate | None = None
-        """The last one, made or not."""
+        self._deferred: DeferredUpdate | None = None
         self.update_lock = threading.RLock()
         self._groups: dict[Ticket, FormedGroup] = {}  # by first ticket, the present attempt
         self._parked = 0
+
+    @property
+    def deferred(self) -> DeferredUpdate | None:
+        """The update that is still to be made, or completed."""
+        last = self._deferred
+        return last if last and not last.is_made else None
 
     @property
     def running(self) -> tuple[asyncio.Task[None], ...]:
@@ -189,6 +194,32 @@ class Averages:
             before = membership.me.samples
         samples, ends = before + own.samples, agreed.wants_to_end
         return replace(own, samples=samples, wants_to_end=ends, progress=agreed.progress)
+
+    def exchange(
+        self,
+        ticket: Ticket,
+        members: tuple[PeerId, ...],
+        payload: Sequence[Bucket | Rounds],
+        shards: Sequence[int],
+        **more: Any,  # Any: fields of Exchange
+    ) -> Exchange:
+        """An exchange of this peer, which has not begun."""
+        host, most_s = self.host, self.config.average_timeout_s
+        more = {"most_s": most_s, "stall_s": most_s, **more}
+        return Exchange(
+            host.name,
+            ticket,
+            members,
+            payload,
+            buffers=self.buffers,
+            slots=self.slots,
+            executor=self.executor,
+            swarm=host.digest,
+            open_stream=host.open_stream,
+            clock=lambda: host.now,
+            shards=shards,
+            **more,
+        )
 
     async def whole(self, function: Callable[[], T]) -> T:
         """Run this on the worker thread when no update is half made; of the model, if it copies."""
@@ -357,7 +388,7 @@ class FormedGroup(Attempt):
         if exchange is None or len(stated) == 1 or not any(one.weight for one in stated):
             return
         self._check_held()
-        self._deferred = averages.deferred = DeferredUpdate(
+        self._deferred = averages._deferred = DeferredUpdate(
             replica,
             vector_G,
             union(one.gradient_mask for one in stated),
@@ -405,22 +436,14 @@ class FormedGroup(Attempt):
                 rule, self.members, host.name, accumulated_G, averages.copy
             )
         self.snapshot_s = host.now - began
-        self.exchange = Exchange(
-            host.name,
+        self.exchange = averages.exchange(
             self.ticket,
             self.members,
             self._payload(),
-            buffers=averages.buffers,
-            slots=averages.slots,
-            executor=averages.executor,
-            swarm=host.digest,
-            open_stream=host.open_stream,
-            clock=lambda: host.now,
+            weights_left(effect.members, effect.weights, self.members),
             heard=partial(host.machine.heard, self.ticket),
             arrival_s=averages.transfers.arrivals.seconds,
             stall_s=averages.transfers.stall(self.what, len(self.members)).seconds,
-            most_s=averages.config.average_timeout_s,
-            shards=weights_left(effect.members, effect.weights, self.members),
         )
         if self._called_off:
             self.exchange.scope.fail(self._called_off)  # before anything moves
@@ -432,8 +455,11 @@ class FormedGroup(Attempt):
         overlap, host = self._averages.overlap, self._averages.host
         if overlap is None or self.what is not What.GRADIENTS:
             return False
+        if self.ticket.attempt:
+            overlap.drop("its group tries again")
+            return False
         taken = overlap.taken(self.members, self._contributions)
-        if taken is None or self.ticket.attempt:
+        if taken is None:
             return False
         self.vector_V, self.exchange, self.overlap_s = taken
         self.exchange.await_from_now(partial(host.machine.heard, self.ticket))

@@ -55,7 +55,7 @@ class Boundary:
     async def finish_update(self) -> None:
         """Make what is left of the last update, once it is here."""
         deferred = self._driver.averages.deferred
-        if deferred is None or deferred.is_made:
+        if deferred is None:
             return
         before = self._driver.now
         await self._driver.environment.call(deferred.until_all())
@@ -97,14 +97,14 @@ class Boundary:
                     return  # a step that was not averaged is not made: we would differ
                 optimizer_step = no_update  # no peer had gradients; the version counts all the same
         deferred = driver.averages.deferred
-        is_deferred = deferred is not None and not deferred.is_made
-        if deferred and is_deferred and needs_all:
+        if deferred and needs_all:
             await driver.environment.call(deferred.until_all())
         waited_s += driver.now - computed_at
         self._waited_s = 0.0
-        if deferred and is_deferred:
-            if needs_all:
-                deferred.make_whole(optimizer_step)
+        if deferred and needs_all:
+            deferred.make_whole(optimizer_step)
+        elif deferred:
+            pass  # it is made behind the next forward pass
         elif not stale:
             driver.replica.update(optimizer_step)
         elif stated := driver.averages.pending.take_in(algorithm.take_in, optimizer_step):

@@ -46,6 +46,8 @@ class DeferredUpdate:
         self._replica, self._vector_G, self._mask = replica, vector_G, mask
         self._pieces, self._lock, self._release = pieces, lock, release
         self._settings = replica.update_settings()
+        self._made: set[Span] = set()
+        self._lost: set[Span] = set()
         self.is_made = False
         """All of it."""
 
@@ -62,15 +64,15 @@ class DeferredUpdate:
     def give_up(self) -> bool:
         """What has not come by now never will; true if there was any such."""
         missing = [piece for piece in self._pieces if not piece.is_here.is_set()]
+        self._lost.update(piece.span for piece in missing)
         for piece in missing:
-            piece.is_lost = True
             piece.is_here.set()
         return bool(missing)
 
     @property
     def is_partial(self) -> bool:
         """Some pieces are made, and others not."""
-        return not self.is_made and any(piece.is_made for piece in self._pieces)
+        return bool(self._made) and not self.is_made
 
     def is_here(self, wanted: Span) -> bool:
         """Whether nothing is to be waited for, to make the update of these numbers."""
@@ -78,20 +80,19 @@ class DeferredUpdate:
 
     def is_made_of(self, wanted: Span) -> bool:
         """Whether nothing is left to do for these numbers."""
-        return self.is_made or all(piece.is_made for piece in self._of(wanted))
+        return self.is_made or all(p.span in self._made for p in self._of(wanted))
 
     def make(self, wanted: Span | None = None) -> None:
         """Make the update of these numbers, or of all; what they need is here."""
         with self._lock:
             if self.is_made:
                 return
-            for piece in self._pieces if wanted is None else self._of(wanted):
-                if not piece.is_made and not piece.is_lost:
-                    self._replica.update_piece(
-                        piece.span, self._vector_G, self._mask, self._settings
-                    )
-                piece.is_made = True
-            if all(piece.is_made for piece in self._pieces):
+            wanted_now = self._pieces if wanted is None else self._of(wanted)
+            for span in [piece.span for piece in wanted_now if piece.span not in self._made]:
+                if span not in self._lost:
+                    self._replica.update_piece(span, self._vector_G, self._mask, self._settings)
+                self._made.add(span)
+            if len(self._made) == len(self._pieces):
                 self._replica.update(no_update)  # it counts
                 self.is_made = True
                 self._release()

@@ -10,6 +10,9 @@ opens one stream to every other member, the *owner* of a shard (`core/shards.py`
 In the direct exchange members send each other whole vectors over one stream per pair, opened by the
 later by name, and each member reduces all chunks itself.
 
+A bucket may have *cuts*, which are filled, sharded and handed out one after the other on the same
+streams: then a cut travels while the next one is still computed (`runtime/overlap.py`).
+
 While chunk k is being reduced, later ones are on the wire; a receiver that falls behind by `WINDOW`
 chunks stops reading, so memory is bounded and only this group waits.
 
@@ -97,7 +100,7 @@ class ExchangeConfig:
 T = TypeVar("T")
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Piece:
     """Some numbers of a result, which may be wanted before the others are here."""
 
@@ -105,9 +108,6 @@ class Piece:
     """Of all that this member contributes."""
     is_here: asyncio.Event
     """They are, or will never be."""
-    is_lost: bool = False
-    is_made: bool = False
-    """The update that they are for."""
 
 
 @dataclass(eq=False)

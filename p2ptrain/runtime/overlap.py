@@ -3,8 +3,8 @@
 Peers that take the same steps know, when a version ends, who will be in the next one. So its
 *exchange begins* at once, among the same members, without a group: each bucket travels as soon as
 the backward pass has made it (`compute/buckets.py`), and costs no message of its own. It is a bet
-on the next step: the same members, each with as many samples as before, and gradients that nobody
-touches between the backward pass and the boundary. At the boundary each trainer arrives at the
+on the next step: the same members, each with as many samples as before, and gradients that stay as
+they are between the backward pass and the boundary. At the boundary each trainer arrives at the
 barrier as ever. If its bet holds, it states the digest of what has begun; where all state the same,
 the group finishes that exchange, under the rules of any other. Otherwise it averages as if none had
 begun::
@@ -104,22 +104,8 @@ class Overlap:
             filled=filled,
             last_means_first=host.algorithm.overlaps == "both",
         )
-        exchange = Exchange(
-            host.name,
-            replace(after, attempt=after.attempt + NEXT),
-            members,
-            [bucket],
-            buffers=averages.buffers,
-            slots=averages.slots,
-            executor=averages.executor,
-            swarm=host.digest,
-            open_stream=host.open_stream,
-            clock=lambda: host.now,
-            stall_s=averages.config.average_timeout_s,
-            most_s=averages.config.average_timeout_s,
-            is_awaited=False,
-            shards=shards,
-        )
+        ticket = replace(after, attempt=after.attempt + NEXT)
+        exchange = averages.exchange(ticket, members, [bucket], shards, is_awaited=False)
         weight = weights[members.index(host.name)]
         begun = self._begun = _Begun(members, weight, vector_G, exchange, host.now)
         if host.algorithm.overlaps == "backward":

@@ -22,6 +22,7 @@ class DriverSwarm:
         self.me = driver.name
         self.rng = driver.rng
         self._driver = driver
+        self._may_release = driver.algorithm.overlaps == "both"
         self._claiming = asyncio.Lock()  # one claim at a time; the next one waits
         self._endings: dict[Ticket | None, asyncio.Future[GroupResult]] = {}
         """Of claims, by their tickets; None: of the version that the trainer waits for."""
@@ -107,7 +108,7 @@ class DriverSwarm:
 
     async def form_everyone(self) -> GroupResult:
         driver = self._driver
-        while driver.averages.deferred and driver.averages.running and not driver.failure:
+        while self._may_release and driver.averages.running and not driver.failure:
             await driver.wait_for_change()  # our trainer was released before its group was over
         driver.machine.arrive(driver.replica.updates, driver.agreed.lineage, driver.now)
         return await self._ending_of(None)

@@ -139,18 +139,14 @@ class VectorBuckets(Buckets):
     def __init__(self, replica: VectorReplica, most: int) -> None:
         size = replica.model_size
         spans = [Span(max(0, stop - most), stop) for stop in range(size, 0, -most)]
-        super().__init__([*spans, Span(size, size + 1)])
+        super().__init__(spans, Span(size, size + 1))
         self._replica = replica
         self._seen: dict[int, Vector] = {}
         self.is_held = True  # a gradient is there at once; the loop says when it would be
 
-    @property
-    def _count_of_gradients(self) -> int:
-        return len(self.spans) - 1
-
     def _write(self, index: int, into_S: Vector, weight: int) -> None:
         span, gradient = self.spans[index], self._replica.gradient
-        if index == self._count_of_gradients:
+        if index == self._gradients:
             into_S[:] = weight
             return
         if not np.isfinite(gradient).all():
@@ -159,4 +155,4 @@ class VectorBuckets(Buckets):
         into_S[:] = gradient[span.start : span.stop] * np.float32(weight)
 
     def _holds(self, index: int) -> bool:
-        return index == self._count_of_gradients or self._seen[index] is self._replica.gradient
+        return index == self._gradients or self._seen[index] is self._replica.gradient
