@@ -374,11 +374,14 @@ def _learning(task: Task, config: RunConfig, metrics: Metrics, number: int) -> L
 
 def _pricing(task: Task, config: RunConfig) -> Train:
     """Makes peers whose steps are only priced, for a model as large as the task's."""
-    size, stands_for = _model_size(task, config), _stands_for(config)
+    whole, stands_for = _replica(task, config), _stands_for(config)
+    size, shapes = whole.model_size, whole.gradient_shapes
 
     def make(config: RunConfig, metrics: Metrics, number: int) -> LivingPeer:
         replica, samples = priced_replica(size, stands_for), config.training.batch_size
         is_whole = stands_for == 1
+        if is_whole:
+            replica.gradient_shapes = shapes
         work = MadeUpWork(samples, replica, config.rank) if is_whole else PricedWork(samples)
         trainee = Trainee(replica, work, replica.descend)
         exchange = priced_exchange(config.exchange, stands_for)
@@ -392,13 +395,17 @@ def _pricing(task: Task, config: RunConfig) -> Train:
 def _stands_for(config: RunConfig) -> int:
     """So many numbers of a model are one where steps are only priced."""
     algorithm = load_algorithm(config.algorithm, config.algorithm_options)
-    return 1 if algorithm.sparse else STANDS_FOR
+    return 1 if algorithm.compresses else STANDS_FOR
 
 
 def _model_size(task: Task, config: RunConfig) -> int:
+    return _replica(task, config).model_size
+
+
+def _replica(task: Task, config: RunConfig) -> TorchReplica:
     model = task.build_model(config.seed)
     optimizer = build_optimizer(model, config.training)
-    return TorchReplica(model, optimizer, average_momentum=config.average_momentum).model_size
+    return TorchReplica(model, optimizer, average_momentum=config.average_momentum)
 
 
 def _priced(scenario: Scenario, configs: Sequence[RunConfig], task: Task) -> tuple[RunConfig, ...]:

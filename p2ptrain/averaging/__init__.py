@@ -6,10 +6,12 @@ Neither this nor an algorithm imports torch, numpy, asyncio or grpc.
 from p2ptrain.averaging.base import (
     Algorithm,
     Entries,
+    Factors,
+    GradientSum,
     Group,
     GroupResult,
     Mean,
-    SparseSum,
+    Part,
     Swarm,
     check_bucket,
     in_turn,
@@ -24,7 +26,7 @@ from p2ptrain.ids import PeerId, Seconds, Ticket
 
 __all__ = ["Algorithm", "Swarm"]  # what an algorithm is, and what it may ask for
 __all__ += ["Group", "GroupResult", "Mean", "Outcome", "What"]  # groups
-__all__ += ["Entries", "SparseSum"]  # sparse sums of gradients
+__all__ += ["Entries", "Factors", "GradientSum", "Part"]  # sums of a part of the gradients
 __all__ += ["check_bucket"]  # gradients that travel behind the passes that make them
 __all__ += ["NOBODY", "Round", "Rule"]  # schedules
 __all__ += ["AlgorithmMessage", "in_turn"]  # what algorithms tell each other, whom they ask first

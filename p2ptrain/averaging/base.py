@@ -11,7 +11,7 @@ like the paper. It acts at the moments that it defines, and leaves the others al
 * `take_in`         means of gradients wait for its trainer: which of them it takes in.
 * `handle_message`  a message of the same algorithm on another peer arrives (`Swarm.tell`).
 
-It declares what others must know of it (`averages`, `sparse`, `trainer_waits`, `in_step`,
+It declares what others must know of it (`averages`, `compresses`, `trainer_waits`, `in_step`,
 `overlaps`, `conserves_mean`): the boundary, the simulator's checkers and the contract tests read
 these and infer nothing.
 
@@ -178,8 +178,19 @@ class Entries(Protocol):
         """Those of the largest magnitudes; of equal ones, those with the lowest indices."""
 
 
-class SparseSum(Protocol):
-    """A group on its way to the sum of few numbers of each member, as a `SparseRule` has it.
+class Factors(Protocol):
+    """One of the two factors of each gradient matrix, of few columns.
+
+    What has no factors travels with the left ones.
+    """
+
+
+class Part(Protocol):
+    """What a member has sent of its accumulated gradient, or the sum: entries, or a product."""
+
+
+class GradientSum(Protocol):
+    """A group on its way to a sum of parts of all gradients, as a `SumRule` has it.
 
     What members send each other here breaks the group if it is not what was to come.
     """
@@ -190,14 +201,16 @@ class SparseSum(Protocol):
     """Ours among the members."""
     members: tuple[PeerId, ...]
 
+    async def all_gather(self, numbers: Sequence[int]) -> Sequence[Sequence[int]]:
+        """As many numbers of each member, in the order of ranks: each from 0 to 2^32 - 1."""
+
+    # entries
+
     async def largest(self, count: int) -> Entries:
         """Of the accumulated gradient, the numbers of the largest magnitudes, none of them 0."""
 
     async def above(self, threshold: float) -> Entries:
         """Of the accumulated gradient, the numbers of at least this magnitude, above 0."""
-
-    async def all_gather(self, numbers: Sequence[int]) -> Sequence[Sequence[int]]:
-        """As many numbers of each member, in the order of ranks: each from 0 to 2^32 - 1."""
 
     async def send(
         self, parts: Sequence[Entries], due: Sequence[int] | None = None
@@ -213,8 +226,28 @@ class SparseSum(Protocol):
     def join(self, parts: Sequence[Entries]) -> Entries:
         """One after the other: their indices do not overlap."""
 
+    # factors of matrices
 
-SparseRule = Callable[[SparseSum], Awaitable[tuple[Entries, Entries]]]
+    def random_factors(self, columns: int) -> Factors:
+        """Right factors of so many columns to begin with."""
+
+    async def times(self, right: Factors) -> Factors:
+        """Left factors: each matrix of the accumulated gradient times its right one."""
+
+    async def transposed_times(self, left: Factors) -> Factors:
+        """Right factors: each of these matrices, transposed, times its left one."""
+
+    async def basis(self, left: Factors) -> Factors:
+        """The sum of these over all members, then made orthonormal; the same bits at all."""
+
+    async def all_reduce(self, right: Factors) -> Factors:
+        """The sum of these over all members; the same bits at all."""
+
+    def product(self, left: Factors, right: Factors) -> Part:
+        """Matrices: a left one, as `basis` gave it, times a right one, transposed."""
+
+
+SumRule = Callable[[GradientSum], Awaitable[tuple[Part, Part]]]
 """What a group does instead of adding up all numbers of all gradients.
 
 Returns what this member has sent of its own, and the sum, which all members get alike. What it has
@@ -237,10 +270,10 @@ class Group(Protocol):
     awaited: bool
     """Our trainer has arrived at its version, and stands still until it is over."""
 
-    async def reduce(self, rule: SparseRule | None = None) -> None:
+    async def reduce(self, rule: SumRule | None = None) -> None:
         """Average what all members contribute; nothing here is changed by it.
 
-        Of gradients for which the trainer waits, add up what `rule` chooses, if there is one.
+        Of gradients for which the trainer waits, add up what `rule` says, if there is one.
         """
 
     async def commit(self) -> None:
@@ -282,8 +315,8 @@ class Algorithm:
     """``models`` or ``gradients``: what its groups average. Gradients of peers that are not
     `in_step` are delivered late: those of each step with the next version that runs."""
 
-    sparse: ClassVar[bool] = False
-    """Its means leave numbers out, for later ones: what travels depends on the numbers."""
+    compresses: ClassVar[bool] = False
+    """Its means leave something out, for later ones: what travels depends on the numbers."""
 
     state_names: ClassVar[tuple[str, ...]] = ()
     """Attributes that outlive a step: numbers, texts, and lists and dicts of such."""
@@ -431,11 +464,11 @@ def load_algorithm(name: str, options: Mapping[str, Any] | None = None) -> Algor
         if is_so and not algorithm.trainer_waits:
             mistake = f"{what}, for which trainers wait, and trainer_waits = False; write True"
             raise ConfigError(f"algorithm {name!r} declares {mistake}")
-    if algorithm.overlaps != "none" and (algorithm.sparse or not algorithm.in_step):
+    if algorithm.overlaps != "none" and (algorithm.compresses or not algorithm.in_step):
         mistake = f"overlaps = {algorithm.overlaps!r}, for whole gradients of peers in_step"
         raise ConfigError(f"algorithm {name!r} declares {mistake}; declare those, too")
-    if algorithm.sparse and not (algorithm.in_step and algorithm.averages == "gradients"):
-        mistake = "sparse = True, which is for gradients of peers that are in_step"
+    if algorithm.compresses and not (algorithm.in_step and algorithm.averages == "gradients"):
+        mistake = "compresses = True, which is for gradients of peers that are in_step"
         raise ConfigError(f"algorithm {name!r} declares {mistake}; declare those, too")
     return algorithm
 

@@ -40,7 +40,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from p2ptrain.averaging import Algorithm, ConfigError, Entries, Group, SparseSum, Swarm
+from p2ptrain.averaging import Algorithm, ConfigError, Entries, GradientSum, Group, Swarm
 
 QUANTILES = 64
 """Of a member's indices. More: bytes; fewer: regions of less equal load."""
@@ -60,7 +60,7 @@ class OkTopk(Algorithm):
     averages = "gradients"
     trainer_waits = True
     in_step = True
-    sparse = True
+    compresses = True
     state_names = ("threshold",)
 
     @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +101,7 @@ class OkTopk(Algorithm):
         await group.reduce(None if version < self.config.dense_versions else self._sum)
         await group.commit()
 
-    async def _sum(self, group: SparseSum) -> tuple[Entries, Entries]:
+    async def _sum(self, group: GradientSum) -> tuple[Entries, Entries]:
         k, count = max(1, round(self.config.density * group.size)), len(group.members)
         chosen = await self._choose(group, k)
 
@@ -120,7 +120,7 @@ class OkTopk(Algorithm):
             counts = [sum(column) for column in zip(*moves, strict=True)]
         return chosen, group.join(await group.send([block] * count, counts))
 
-    async def _choose(self, group: SparseSum, k: int) -> Entries:
+    async def _choose(self, group: GradientSum, k: int) -> Entries:
         """About `k` numbers of the largest magnitudes."""
         chosen = await group.above(self.threshold) if self.threshold else None
         if chosen is None or not k / NEAR <= len(chosen) <= k * NEAR:

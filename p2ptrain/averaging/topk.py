@@ -18,14 +18,14 @@ residual with it: at a density of 1 %, numbers of some hundred steps. A newcomer
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from p2ptrain.averaging import Algorithm, ConfigError, Entries, Group, SparseSum, Swarm
+from p2ptrain.averaging import Algorithm, ConfigError, Entries, GradientSum, Group, Swarm
 
 
 class TopK(Algorithm):
     averages = "gradients"
     trainer_waits = True
     in_step = True
-    sparse = True
+    compresses = True
 
     @dataclass(frozen=True, slots=True, kw_only=True)
     class Config:
@@ -54,7 +54,7 @@ class TopK(Algorithm):
         await group.reduce(None if is_dense else self._sum)
         await group.commit()
 
-    async def _sum(self, group: SparseSum) -> tuple[Entries, Entries]:
+    async def _sum(self, group: GradientSum) -> tuple[Entries, Entries]:
         own = await group.largest(max(1, round(self.config.density * group.size)))
         everyone: Sequence[Entries] = await group.send([own] * len(group.members))
         return own, await group.add(everyone)

@@ -51,6 +51,11 @@ class Replica(Protocol):
         ...
 
     @property
+    def gradient_shapes(self) -> Sequence[Sequence[int]]:
+        """Of the parameters whose gradients are among the G numbers, in their order."""
+        ...
+
+    @property
     def fingerprint(self) -> str:
         """Names the model's shape: equal exactly when names, shapes, dtypes and ties are equal."""
         ...

@@ -15,6 +15,7 @@ Legend of shapes: ``G`` numbers of gradients without buffers, ``K`` chosen ones.
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +35,19 @@ BIN_SHIFT = 21
 MAGNITUDE = np.uint32(0x7FFF_FFFF)
 
 Indices = NDArray[np.uint32]
+
+
+class Part(Protocol):
+    """What a member has sent of what it accumulated, or the sum: entries, or a product."""
+
+    def delivered_by(self, total: Any) -> "Part":  # Any: the sum is of the same kind
+        """Of this, what the sum holds."""
+
+    def remove_from(self, accumulated_G: Vector) -> None:
+        """What was accumulated becomes what is left without this."""
+
+    def write(self, into_G: Vector, divisor: float) -> None:
+        """`into_G` becomes this, divided; the same bits on every machine."""
 
 
 class Entries:
@@ -90,6 +104,15 @@ class Entries:
         top = int(bins.max())
         below = np.minimum(top - bins.astype(np.int64), BINS - 1)
         return [top, *np.bincount(below, minlength=BINS).tolist()]
+
+    def delivered_by(self, total: "Entries") -> "Entries":
+        """Those of these whose indices the total has too."""
+        there = np.isin(self.at_K, total.at_K, assume_unique=True)
+        return self._some(np.flatnonzero(there))
+
+    def remove_from(self, accumulated_G: Vector) -> None:
+        """These numbers are 0 then."""
+        accumulated_G[self.at_K] = 0
 
     def write(self, into_G: Vector, divisor: float) -> None:
         """`into_G` becomes these numbers, divided; 0 everywhere else."""
@@ -178,12 +201,6 @@ def _largest(magnitudes: Vector, count: int) -> NDArray[np.int64]:
     return np.sort(np.concatenate([larger, equal[: count - len(larger)]]))
 
 
-def common(chosen: Entries, total: Entries) -> Entries:
-    """Those of the chosen entries whose indices the total has too: what was delivered of them."""
-    there = np.isin(chosen.at_K, total.at_K, assume_unique=True)
-    return Entries(chosen.at_K[there], chosen.values_K[there])
-
-
 class Residual:
     """What one peer has not delivered yet of its gradients, each times its samples."""
 
@@ -203,12 +220,12 @@ class Residual:
         gradient_G += self._left_G
         return True
 
-    def keep(self, accumulated_G: Vector, delivered: Entries | None, mask: bytes) -> None:
+    def keep(self, accumulated_G: Vector, delivered: Part | None, mask: bytes) -> None:
         """A mean is taken in: what was accumulated is left, but for what was delivered.
 
         Args:
             accumulated_G: read only, not kept.
-            delivered: exactly these numbers of it; None: all of it.
+            delivered: of it, exactly this; None: all of it.
             mask: which parameters the gradients were of.
         """
         if delivered is None:
@@ -217,7 +234,7 @@ class Residual:
         if self._left_G is None:
             self._left_G = np.empty_like(accumulated_G)
         self._left_G[:] = accumulated_G
-        self._left_G[delivered.at_K] = 0
+        delivered.remove_from(self._left_G)
         self._mask = mask
 
     def vector(self, size: int) -> Vector:

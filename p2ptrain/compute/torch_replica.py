@@ -84,6 +84,11 @@ class TorchReplica:
         return self._gradients.buffer_size
 
     @property
+    def gradient_shapes(self) -> Sequence[Sequence[int]]:
+        """Of the trainable parameters."""
+        return [parameter.shape for parameter in self._gradients.parameters]
+
+    @property
     def fingerprint(self) -> str:
         """16 hexadecimal digits for names, shapes, dtypes and ties, frozen parameters included."""
         return self._flat.fingerprint_of_all

@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass, field, replace
 from p2ptrain.core.effects import AverageEnded, Outcome, What
 from p2ptrain.ids import PeerId, Seconds, Ticket
 from p2ptrain.runtime.exchange import Exchange
+from p2ptrain.runtime.gradient_sum import GroupGradientSum
 from p2ptrain.runtime.metrics import Metrics
-from p2ptrain.runtime.sparse_sum import GroupSparseSum
 
 
 @dataclass(slots=True)
@@ -47,8 +47,8 @@ class Attempt:
     asked_at: Seconds
     formed_at: Seconds
     exchange: Exchange | None = None
-    sparse: GroupSparseSum | None = None
-    """Its sum of gradients, if that is a sparse one."""
+    sum: GroupGradientSum | None = None
+    """Its sum of gradients, if that is of a part of them."""
     snapshot_s: Seconds = 0.0
     apply_s: Seconds = 0.0
     overlap_s: Seconds | None = None
@@ -111,8 +111,8 @@ class Accounts:
             overlap_s=attempt.overlap_s,
             sent_bytes=sent,
             received_bytes=received,
-            sent_words=attempt.sparse.sent_words if attempt.sparse else None,
-            received_words=attempt.sparse.received_words if attempt.sparse else None,
+            sent_words=attempt.sum.sent_words if attempt.sum else None,
+            received_words=attempt.sum.received_words if attempt.sum else None,
             consensus_distance_l2=attempt.consensus_distance_l2,
             staleness_steps=attempt.staleness_steps,
         )

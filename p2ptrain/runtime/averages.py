@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from p2ptrain.averaging.base import GroupResult, Mean, SparseRule
+from p2ptrain.averaging.base import GroupResult, Mean, SumRule
 from p2ptrain.compute.codec import PLAIN, load_codec
 from p2ptrain.compute.replica import Replica, Vector
 from p2ptrain.compute.sparse import NOTHING, Residual
@@ -40,11 +40,11 @@ from p2ptrain.runtime.agreed_state import AgreedState, union, usual_samples
 from p2ptrain.runtime.copy_executor import CopyExecutor
 from p2ptrain.runtime.deferred import DeferredUpdate
 from p2ptrain.runtime.exchange import Exchange, ExchangeConfig
+from p2ptrain.runtime.gradient_sum import GroupGradientSum
 from p2ptrain.runtime.mix import Bucket
 from p2ptrain.runtime.overlap import Overlap
 from p2ptrain.runtime.pending_gradients import PendingGradients
 from p2ptrain.runtime.rounds import Rounds
-from p2ptrain.runtime.sparse_sum import GroupSparseSum
 from p2ptrain.runtime.streams import GroupBroken
 from p2ptrain.vectors import Buffers
 
@@ -340,7 +340,7 @@ class FormedGroup(Attempt):
 
     # --- for the algorithm ------------------------------------------------------------------------
 
-    async def reduce(self, rule: SparseRule | None = None) -> None:
+    async def reduce(self, rule: SumRule | None = None) -> None:
         exchange = await self._contribute(rule)
         await self._until_broken(exchange, exchange.run())
 
@@ -422,7 +422,7 @@ class FormedGroup(Attempt):
 
     # --- inside -----------------------------------------------------------------------------------
 
-    async def _contribute(self, rule: SparseRule | None) -> Exchange:
+    async def _contribute(self, rule: SumRule | None) -> Exchange:
         """Make the exchange, with what we put into it."""
         averages, host, effect = self._averages, self._averages.host, self._effect
         if self._finishes_what_began():
@@ -432,8 +432,9 @@ class FormedGroup(Attempt):
         await self._fill()
         if rule and self.what is What.GRADIENTS and len(self.members) > 1:
             accumulated_G = self._gradients_of(self.vector_V)
-            self.sparse = GroupSparseSum(
-                rule, self.members, host.name, accumulated_G, averages.copy
+            shapes = averages.replica.gradient_shapes
+            self.sum = GroupGradientSum(
+                rule, self.members, host.name, accumulated_G, shapes, averages.copy
             )
         self.snapshot_s = host.now - began
         self.exchange = averages.exchange(
@@ -495,7 +496,7 @@ class FormedGroup(Attempt):
         weight, codec = sum(one.weight for one in stated), config.gradient_codec
         divisor = usual_samples(stated) if self.what is What.STALE_GRADIENTS else weight
         cut = len(vector_V) - self._averages.replica.buffer_size
-        if self.what is What.GRADIENTS and not self.sparse and codec != PLAIN:
+        if self.what is What.GRADIENTS and not self.sum and codec != PLAIN:
             if len(self.members) == 1:
                 codec = PLAIN  # nothing travels
             else:
@@ -504,7 +505,7 @@ class FormedGroup(Attempt):
             ("gradients", vector_V[:cut], codec, divisor),
             ("buffers", vector_V[cut:], PLAIN, weight),
         ]
-        if self.sparse:
+        if self.sum:
             del parts[0]
         elif self.what is What.MODELS:
             parts = [("models", vector_V, config.codec, weight)]
@@ -524,8 +525,8 @@ class FormedGroup(Attempt):
             for name, part_V, codec, divisor in parts
         ]
         return (
-            [self.sparse.rounds(config.chunk_kib * 1024 // SMALLEST_PART), *buckets]
-            if self.sparse
+            [self.sum.rounds(config.chunk_kib * 1024 // SMALLEST_PART), *buckets]
+            if self.sum
             else [*buckets]
         )
 
@@ -599,15 +600,15 @@ class FormedGroup(Attempt):
         return free
 
     def _settle_residual(self) -> None:
-        """What was not delivered is left; of a sparse sum, the vector becomes the mean."""
-        averages, sparse, left_G = self._averages, self.sparse, self._left_G
+        """What was not delivered is left; of the sum of a part, the vector becomes the mean."""
+        averages, part, left_G = self._averages, self.sum, self._left_G
         weight = sum(one.weight for one in self._contributions)
         mask = self._contributions[self.members.index(averages.host.name)].gradient_mask
-        if not weight and sparse:
-            sparse.accumulated_G.fill(0)  # no member had a say: nothing is delivered
-        elif weight and sparse:
-            averages.residual.keep(sparse.accumulated_G, sparse.delivered, mask)
-            sparse.total.write(sparse.accumulated_G, weight)
+        if not weight and part:
+            part.accumulated_G.fill(0)  # no member had a say: nothing is delivered
+        elif weight and part:
+            averages.residual.keep(part.accumulated_G, part.delivered, mask)
+            part.total.write(part.accumulated_G, weight)
         elif weight and left_G is not None:
             averages.residual.keep(left_G, NOTHING, mask)
             averages.buffers.give(left_G)

@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 
 from p2ptrain.compute.buckets import Buckets
 from p2ptrain.compute.replica import State, Vector
-from p2ptrain.compute.sparse import Entries, Residual
+from p2ptrain.compute.sparse import Part, Residual
 from p2ptrain.core.contribution import Contribution
 from p2ptrain.core.effects import Outcome, What
 from p2ptrain.core.messages import MemberState, Phase
@@ -274,7 +274,7 @@ class WatchedResidual(Residual):
         super().__init__()
         self._book = book
 
-    def keep(self, accumulated_G: Vector, delivered: Entries | None, mask: bytes) -> None:
+    def keep(self, accumulated_G: Vector, delivered: Part | None, mask: bytes) -> None:
         part, before_G = self._book.part(), self.vector(len(accumulated_G))
         super().keep(accumulated_G, delivered, mask)
         assert part.contributed is not None
@@ -314,7 +314,7 @@ class Auditor:
         self.books[driver.name].lives += 1
         self.books[driver.name].conserves_mean = driver.algorithm.conserves_mean
         is_lossy = driver.averages.config.gradient_codec != "fp32"
-        self.books[driver.name].has_residual = driver.algorithm.sparse or is_lossy
+        self.books[driver.name].has_residual = driver.algorithm.compresses or is_lossy
         self.books[driver.name].trains = False
         driver.averages.pending = WatchedPending(driver.averages.pending, self.books[driver.name])
         driver.averages.residual = WatchedResidual(self.books[driver.name])

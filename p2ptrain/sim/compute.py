@@ -7,8 +7,8 @@ vector of zeros in which **one number stands for many**: chunks are shorter by t
 network and the records multiply their bytes by it. The number of chunks and the duration of each on
 its link are as in a real run, and a thousand peers fit into one process.
 
-Where what travels depends on the numbers (`Algorithm.sparse`), all of them exist, and gradients are
-made up: heavy-tailed, with a part that all peers have in common.
+Where what travels depends on the numbers (`Algorithm.compresses`), all of them exist, and gradients
+are made up: heavy-tailed, with a part that all peers have in common.
 
 Such a world reports no loss, no model to evaluate and no consensus distance.
 """

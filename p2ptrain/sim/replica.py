@@ -1,7 +1,8 @@
 """Implement `Replica` with plain numpy: a vector that its trainer moves."""
 
 import hashlib
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -28,6 +29,10 @@ class VectorReplica:
         """What stands for frozen parameters, of which there are none."""
         self.stands_for = 1
         """How many numbers of a real model one of these is."""
+        rows = math.isqrt(len(self.live))
+        matrix, rest = (rows, len(self.live) // max(1, rows)), len(self.live) % max(1, rows)
+        self.gradient_shapes: Sequence[Sequence[int]] = (matrix, (rest,))
+        """As if the numbers were those of a matrix, and some without factors."""
         self.version = self._updates = 0
 
     @property

@@ -15,17 +15,17 @@ from p2ptrain.averaging import ConfigError, PeerId, StateError
 from p2ptrain.averaging.base import load_algorithm
 from p2ptrain.averaging.ok_topk import balanced, equal_load, shares_of
 from p2ptrain.compute import sparse
-from p2ptrain.compute.sparse import BINS, Entries, Residual, common, largest_of
+from p2ptrain.compute.sparse import BINS, Entries, Residual, largest_of
 from p2ptrain.compute.torch_replica import TorchReplica
 from p2ptrain.core.effects import Outcome
 from p2ptrain.errors import CodecError
-from p2ptrain.runtime.rounds import RoundsExchange
-from p2ptrain.runtime.sparse_sum import GroupSparseSum
+from p2ptrain.runtime.gradient_sum import GroupGradientSum
 from p2ptrain.sim.link import Link
 from p2ptrain.sim.loop import virtual_loop
 from p2ptrain.sim.replica import VectorReplica
 from p2ptrain.sim.world import SimPeer, World
 from p2ptrain.vectors import Vector
+from tests.helpers.rounds import Liar, Mail, Member, inline
 from tests.helpers.worlds import Books, build, models, steps_of
 
 SIZE = 20_000
@@ -38,32 +38,6 @@ BOTH = pytest.mark.parametrize("name", ["topk", "ok_topk"])
 # --- a group in memory ----------------------------------------------------------------------------
 
 
-class Mail:
-    """Stands for the streams of a group: strings go from queue to queue."""
-
-    def __init__(self) -> None:
-        self.queues: dict[tuple[str, str], asyncio.Queue[bytes]] = {}
-
-    def between(self, source: str, target: str) -> asyncio.Queue[bytes]:
-        return self.queues.setdefault((source, target), asyncio.Queue())
-
-
-class Member(RoundsExchange):
-    """One member's side of it."""
-
-    def __init__(self, me: str, mail: Mail) -> None:
-        self._me, self._mail = me, mail
-
-    async def swap(self, strings, awaited):
-        for peer, content in strings.items():
-            self._mail.between(self._me, peer).put_nowait(content)
-        return {peer: await self._mail.between(peer, self._me).get() for peer in awaited}
-
-
-async def inline(function):
-    return function()
-
-
 class Group:
     """Peers that sum gradients by a rule, step after step, each with its residual."""
 
@@ -72,7 +46,7 @@ class Group:
         options = {"density": DENSITY, **options}
         self.algorithms = {peer: load_algorithm(name, options) for peer in self.names}
         self.left = {peer: np.zeros(SIZE, np.float32) for peer in self.names}
-        self.sums: dict[str, GroupSparseSum] = {}
+        self.sums: dict[str, GroupGradientSum] = {}
         self.version = 0
 
     async def step(self, gradients: Sequence[Vector]) -> Entries:
@@ -82,7 +56,7 @@ class Group:
             accumulated_G, algorithm = gradient_G + self.left[peer], self.algorithms[peer]
             if self.version % getattr(algorithm.config, "exact_every", 1) == 0:
                 algorithm.threshold = 0.0
-            one = GroupSparseSum(algorithm._sum, self.names, peer, accumulated_G, inline)
+            one = GroupGradientSum(algorithm._sum, self.names, peer, accumulated_G, (), inline)
             self.sums[peer] = one
             runs.append(one._work(Member(peer, mail)))
         await asyncio.gather(*runs)
@@ -227,20 +201,6 @@ async def test_the_threshold_is_used_again_and_found_anew_when_it_chooses_too_fe
 # --- whom a member must not trust -----------------------------------------------------------------
 
 
-class Liar(Member):
-    """Sends something else in one of its rounds."""
-
-    def __init__(self, me: str, mail: Mail, turn: int, lie: bytes) -> None:
-        super().__init__(me, mail)
-        self._turns, self._lie = turn, lie
-
-    async def swap(self, strings, awaited):
-        if self._turns == 0:
-            strings = dict.fromkeys(strings, self._lie)
-        self._turns -= 1
-        return await super().swap(strings, awaited)
-
-
 def entry(at: int, value: float) -> bytes:
     return Entries(np.array([at], np.uint32), np.array([value], np.float32)).to_bytes()
 
@@ -262,11 +222,12 @@ LIES = {
 async def test_a_lie_breaks_the_group_and_crashes_nobody(turn: int, lie: bytes):
     names = (PeerId("a"), PeerId("b"))
     sums = {
-        peer: GroupSparseSum(
+        peer: GroupGradientSum(
             load_algorithm("ok_topk", {"density": DENSITY})._sum,
             names,
             peer,
             usual(0, rank),
+            (),
             inline,
         )
         for rank, peer in enumerate(names)
@@ -480,8 +441,8 @@ def test_the_threshold_is_part_of_the_state():
 def test_common_entries_are_those_whose_indices_both_have():
     one = Entries(np.array([1, 4, 7], np.uint32), np.array([1, 2, 3], np.float32))
     other = Entries(np.array([0, 4, 7, 9], np.uint32), np.ones(4, np.float32))
-    assert common(one, other).at_K.tolist() == [4, 7]
-    assert common(one, other).values_K.tolist() == [2, 3]
+    assert one.delivered_by(other).at_K.tolist() == [4, 7]
+    assert one.delivered_by(other).values_K.tolist() == [2, 3]
 
 
 class Two(nn.Module):

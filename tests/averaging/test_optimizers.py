@@ -20,6 +20,7 @@ from p2ptrain.compute.flat import load_vector
 from p2ptrain.compute.torch_replica import TorchReplica
 from p2ptrain.sim.loop import virtual_loop
 from p2ptrain.sim.world import SimPeer, World
+from tests.helpers.variants import options_of
 
 ALGORITHMS = known_algorithms()
 OF_MODELS = [name for name in ALGORITHMS if load_algorithm(name).averages == "models"]
@@ -89,7 +90,7 @@ async def trained(algorithm: str, recipe: Recipe) -> list[TorchReplica]:
         replica = TorchReplica(model, optimizer, average_momentum=recipe.average_momentum)
         recipes[f"p{rank}"] = model, optimizer
         replicas.append(replica)
-        few = {"density": 0.3} if load_algorithm(algorithm).sparse else {}  # of 60 steps
+        few = {"density": 0.3} if "density" in options_of(algorithm) else {}  # of 60 steps
         await world.add(f"p{rank}", replica, algorithm, **few)
 
     async def trainer(peer: SimPeer) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from p2ptrain.averaging import Algorithm, ConfigError, SparseSum, load_algorithm
+from p2ptrain.averaging import Algorithm, ConfigError, GradientSum, load_algorithm
 from tests.averaging import test_contract as contract
 from tests.helpers.variants import Variant
 from tests.helpers.worlds import Books, build, consensus_distance, steps_of
@@ -66,7 +66,7 @@ def test_its_options_are_checked_and_its_state_goes_round():
 def test_all_that_the_page_names_is_there():
     named = set(re.findall(r"`(\w+)(?:\([^`]*\))?`", PAGE))
     known = {*dir(Algorithm), *dir(importlib.import_module("p2ptrain.averaging")), *dir(_swarm())}
-    known |= set(dir(SparseSum))
+    known |= set(dir(GradientSum))
     words = named & {name for name in named if "_" in name}
     assert words - known - {"algorithm_options"} == set()
 

@@ -1,29 +1,45 @@
-"""Rounds in which each member sends one string to all others, and then what it got."""
+"""A group in memory, whose members send each other strings in rounds."""
 
-from p2ptrain.ids import PeerId
-from p2ptrain.runtime.rounds import Rounds, RoundsExchange
+import asyncio
+
+from p2ptrain.runtime.rounds import RoundsExchange
 
 
-class Gathering:
-    """Two rounds: everyone's string, then everyone's echo of what came from the next one."""
+class Mail:
+    """Stands for the streams of a group: strings go from queue to queue."""
 
-    def __init__(
-        self, me: str, members: tuple[str, ...], content: bytes, most_bytes: int = 8
-    ) -> None:
-        self.item = Rounds(
-            name="indices", work=self._work, most_bytes=most_bytes, chunk_bytes=1 << 20
-        )
-        self._me, self._members, self._content = me, members, content
-        self.gathered: tuple[bytes, ...] = ()
-        self.echoes: tuple[bytes, ...] = ()
+    def __init__(self) -> None:
+        self.queues: dict[tuple[str, str], asyncio.Queue[bytes]] = {}
 
-    async def _work(self, rounds: RoundsExchange) -> None:
-        self.gathered = await self._gather(rounds, self._content)
-        after = (self._members.index(self._me) + 1) % len(self._members)
-        self.echoes = await self._gather(rounds, self.gathered[after])
+    def between(self, source: str, target: str) -> asyncio.Queue[bytes]:
+        return self.queues.setdefault((source, target), asyncio.Queue())
 
-    async def _gather(self, rounds: RoundsExchange, content: bytes) -> tuple[bytes, ...]:
-        others = [PeerId(peer) for peer in self._members if peer != self._me]
-        came = await rounds.swap(dict.fromkeys(others, content), others)
-        came[PeerId(self._me)] = content
-        return tuple(came[PeerId(peer)] for peer in self._members)
+
+class Member(RoundsExchange):
+    """One member's side of it."""
+
+    def __init__(self, me: str, mail: Mail) -> None:
+        self._me, self._mail = me, mail
+
+    async def swap(self, strings, awaited):
+        for peer, content in strings.items():
+            self._mail.between(self._me, peer).put_nowait(content)
+        return {peer: await self._mail.between(peer, self._me).get() for peer in awaited}
+
+
+async def inline(function):
+    return function()
+
+
+class Liar(Member):
+    """Sends something else in one of its rounds."""
+
+    def __init__(self, me: str, mail: Mail, turn: int, lie: bytes) -> None:
+        super().__init__(me, mail)
+        self._turns, self._lie = turn, lie
+
+    async def swap(self, strings, awaited):
+        if self._turns == 0:
+            strings = dict.fromkeys(strings, self._lie)
+        self._turns -= 1
+        return await super().swap(strings, awaited)

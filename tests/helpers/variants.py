@@ -30,6 +30,10 @@ MORE: dict[str, dict[str, Options]] = {
         "all numbers": {"density": 1.0, "exact_every": 1},
         "some, at first all": {"density": 0.2, "dense_versions": 3, "exact_every": 4},
     },
+    "powersgd": {
+        "one column": {"rank": 1},
+        "one column, at first whole": {"rank": 1, "dense_versions": 3},
+    },
     "ripples": {
         "waits": {"waits": True, "slowdown": 3.0},
         "static": {"schedule": "static"},
@@ -81,7 +85,7 @@ class Variant:
     def delivers_at_once(self) -> bool:
         """A mean of gradients holds all of them: nothing is left for later ones."""
         algorithm = self.load()
-        return not algorithm.sparse or algorithm.config.density == 1
+        return not algorithm.compresses or getattr(algorithm.config, "density", 0) == 1
 
 
 DEFAULTS = tuple(Variant(name) for name in known_algorithms())

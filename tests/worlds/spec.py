@@ -59,6 +59,10 @@ OPTIONS: dict[str, Callable[[Random], Options]] = {
         "density": chance.choice((0.01, 0.1, 0.5, 1.0)),
         "dense_versions": chance.choice((0, 0, 5)),
     },
+    "powersgd": lambda chance: {
+        "rank": chance.choice((1, 1, 2, 4)),
+        "dense_versions": chance.choice((0, 0, 5)),
+    },
     "ok_topk": lambda chance: {
         "density": chance.choice((0.01, 0.1, 0.5, 1.0)),
         "dense_versions": chance.choice((0, 0, 5)),
