@@ -36,8 +36,9 @@ class AllReduce(Algorithm):
         That pays where the exchange takes a good part of a step."""
 
         bucket_mib: float = 0.0
-        """With overlap: MiB of gradients that travel together; 0: a sixteenth of them, at most 25.
-        Too small: messages cost more than they hide; too large: little is hidden."""
+        """With overlap: MiB of gradients that travel together; 0: tuned while training, from a
+        sixteenth of them on. Too small: messages cost more than they hide; too large: little is
+        hidden."""
 
         def __post_init__(self) -> None:
             if self.overlap not in OVERLAPS:

@@ -347,7 +347,7 @@ class Algorithm:
 
     @property
     def bucket_mib(self) -> float:
-        """Where it `overlaps`, MiB of gradients that travel together; 0: chosen by their number."""
+        """Where it `overlaps`, MiB of gradients that travel together; 0: tuned while training."""
         return float(getattr(self.config, "bucket_mib", 0))
 
     @property

@@ -30,8 +30,8 @@ class DeAR(Algorithm):
         """How gradients are cut."""
 
         bucket_mib: float = 0.0
-        """MiB of gradients that travel together; 0: a sixteenth of them, at most 25. Too small:
-        messages cost more than they hide; too large: little is hidden."""
+        """MiB of gradients that travel together; 0: tuned while training, from a sixteenth of them
+        on. Too small: messages cost more than they hide; too large: little is hidden."""
 
         def __post_init__(self) -> None:
             check_bucket(self.bucket_mib)

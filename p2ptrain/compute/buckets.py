@@ -22,14 +22,14 @@ from p2ptrain.core.shards import Span
 from p2ptrain.errors import StateError
 from p2ptrain.vectors import Vector
 
-MOST_NUMBERS = 25 << 18
-"""Numbers of a bucket where no size is given: at most 25 MiB, as torch's DDP has it. Larger: less
-of the exchange is hidden; smaller: messages that cost more than their bytes."""
+MOST_NUMBERS = 25 << 16
+"""Numbers of a bucket where no size is given. Several travel together then: four at first, 25 MiB,
+as much as with torch's DDP (`runtime/bucket_tuner.py`). Larger: too few to choose from."""
 
-USUAL_COUNT = 16
+USUAL_COUNT = 64
 """A smaller model has so many buckets."""
 
-LEAST_NUMBERS = 1 << 16
+LEAST_NUMBERS = 1 << 14
 """A bucket has so many numbers, at least."""
 
 
@@ -81,6 +81,24 @@ class Buckets(ABC):
         self._taken: Callable[[int], object] = lambda _: None
         self._has_taken: set[int] = set()
         self._is_good = False
+
+    def together(self, count: int) -> tuple[Sequence[Span], Sequence[int]]:
+        """Neighbours joined, `count` at a time; buffers stay alone.
+
+        Returns:
+            The joined spans, in the order in which they are final; for each bucket, its own one's
+            place among them.
+        """
+        starts = range(0, self._gradients, count)
+        last = [self.spans[min(start + count, self._gradients) - 1] for start in starts]
+        joined = [
+            Span(low.start, self.spans[start].stop) for start, low in zip(starts, last, strict=True)
+        ]
+        places = [index // count for index in range(self._gradients)]
+        if self.has_buffers:
+            places.append(len(joined))
+            joined.append(self.spans[-1])
+        return joined, places
 
     @property
     def in_forward_order(self) -> Sequence[tuple[int, float]]:

@@ -661,6 +661,7 @@ def _contribution_to_pb(stated: Contribution) -> Any:  # Any: a generated class
         rule=stated.rule,
         progress=min(stated.progress, MAX_NUMBER),  # of sums of what others claim
         begun=stated.begun,
+        together=stated.together,
     )
 
 
@@ -676,6 +677,7 @@ def _contribution(p: Any) -> Contribution:  # Any: a generated class
         rule=p.rule,
         progress=number(p.progress),
         begun=p.begun,
+        together=p.together,
     )
 
 

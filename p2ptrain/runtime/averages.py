@@ -189,8 +189,9 @@ class Averages:
             mask = self.replica.gradient_mask() if weight else b""
             mask = union((mask, self.residual.mask))
             own = Contribution(weight=weight, usual=of_step, samples=of_step, gradient_mask=mask)
-            begun = self.overlap.stated if self.overlap else 0
-            own = replace(own, rule=self.host.contract.state_rule(), begun=begun)
+            own = replace(own, rule=self.host.contract.state_rule())
+            if self.overlap:
+                own = replace(own, begun=self.overlap.stated, together=self.overlap.wish)
             before = membership.me.samples
         samples, ends = before + own.samples, agreed.wants_to_end
         return replace(own, samples=samples, wants_to_end=ends, progress=agreed.progress)

@@ -20,7 +20,7 @@ order of the members' names wherever it is reduced, so the result is the same to
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -30,6 +30,7 @@ from p2ptrain.core.contribution import Contribution
 from p2ptrain.core.effects import Outcome
 from p2ptrain.core.shards import chunk_size_of
 from p2ptrain.ids import PeerId, Seconds, Ticket
+from p2ptrain.runtime.bucket_tuner import BucketTuner
 from p2ptrain.runtime.exchange import Exchange
 from p2ptrain.runtime.mix import Bucket
 from p2ptrain.runtime.streams import GroupBroken
@@ -53,6 +54,8 @@ class _Begun:
     vector_G: Vector
     exchange: Exchange
     at: Seconds
+    together: int
+    """So many buckets travel together."""
     is_taken: bool = False
     """A group finishes it."""
 
@@ -62,15 +65,37 @@ class _Begun:
         return int.from_bytes(hashlib.blake2b(words, digest_size=8).digest())
 
 
+class Filled:
+    """Buckets that travel together: they leave when all of them are there."""
+
+    def __init__(self, count: int) -> None:
+        self.all = asyncio.Event()
+        self._missing = count
+
+    def one_more(self) -> None:
+        """One of them is there."""
+        self._missing -= 1
+        if not self._missing:
+            self.all.set()
+
+
 class Overlap:
     """What one peer exchanges behind its backward pass; all of it on the protocol's side."""
 
     def __init__(self, averages: "Averages", bucket_mib: float) -> None:
         self._averages = averages
         self.buckets: Buckets = averages.replica.buckets(bucket_mib)
+        count = len(self.buckets.spans) - self.buckets.has_buffers
+        self._tuner = None if bucket_mib else BucketTuner(count)
         self.stated = 0
         """What this peer states at its boundary."""
         self._begun: _Begun | None = None
+        self._last: _Begun | None = None  # the last one that a group has finished
+
+    @property
+    def wish(self) -> int:
+        """So many buckets are to travel together, if it is up to us."""
+        return self._tuner.wish if self._tuner else 1
 
     def exchange_of(self, ticket: Ticket) -> Exchange | None:
         """The exchange under this ticket, if it has begun."""
@@ -92,8 +117,9 @@ class Overlap:
             return
         vector_G = averages.buffers.take(averages.replica.gradient_size)
         chunk = averages.config.chunk_kib * 256
-        spans = self.buckets.spans
-        filled = [asyncio.Event() for _ in spans]
+        together = self._choose(members, contributions)
+        spans, index_of = self.buckets.together(together)
+        filled = [Filled(index_of.count(index)) for index in range(len(spans))]
         bucket = Bucket(
             name="gradients behind backward",
             vector_V=vector_G,
@@ -101,18 +127,19 @@ class Overlap:
             chunk_size=chunk_size_of(max(span.size for span in spans), len(members), chunk),
             divisor=sum(weights),
             cuts=spans,
-            filled=filled,
+            filled=[one.all for one in filled],
             last_means_first=host.algorithm.overlaps == "both",
         )
         ticket = replace(after, attempt=after.attempt + NEXT)
         exchange = averages.exchange(ticket, members, [bucket], shards, is_awaited=False)
         weight = weights[members.index(host.name)]
-        begun = self._begun = _Begun(members, weight, vector_G, exchange, host.now)
+        begun = self._begun = _Begun(members, weight, vector_G, exchange, host.now, together)
         if host.algorithm.overlaps == "backward":
             exchange.means_may_leave.set()
         exchange.start()
         host.start(self._carry(begun))
-        self.buckets.begin(vector_G, weight, self._filler(filled))
+        post = host.environment.post
+        self.buckets.begin(vector_G, weight, lambda i: post(filled[index_of[i]].one_more))
 
     async def settle(self, samples: int, *, contributes: bool) -> None:
         """Our trainer is at its boundary, with gradients of so many samples: does the bet hold?"""
@@ -139,7 +166,7 @@ class Overlap:
         if not agreed or members != begun.members:
             self.drop("others average another gradient, or are others")
             return None
-        self._begun, begun.is_taken = None, True
+        self._begun, begun.is_taken, self._last = None, True, begun
         return begun.vector_G, begun.exchange, self._averages.host.now - begun.at
 
     def drop(self, why: str) -> None:
@@ -151,10 +178,16 @@ class Overlap:
             if begun.exchange.ended_well:
                 begun.exchange.give_back(begun.vector_G)
 
-    def _filler(self, filled: Sequence[asyncio.Event]) -> Callable[[int], object]:
-        """What the trainer's side calls when a bucket is there."""
-        post = self._averages.host.environment.post
-        return lambda index: post(filled[index].set)
+    def _choose(self, members: tuple[PeerId, ...], contributions: Sequence[Contribution]) -> int:
+        """How many buckets travel together from here on: what the first member wished for."""
+        last, self._last = self._last, None
+        if self._tuner is None:
+            return 1
+        if last:
+            host = self._averages.host
+            was_ours = last.members[0] == host.name
+            self._tuner.saw(last.together, host.now - last.at, was_ours=was_ours)
+        return self._tuner.agreed(contributions)
 
     async def _carry(self, begun: _Begun) -> None:
         """Until it is over; if it breaks, a group that is to finish it breaks as well."""

@@ -152,12 +152,17 @@ class PeerBook:
         self.others_M += by_M
 
 
+STANDS_FOR = 1 << 20
+"""So that models of few numbers have many buckets, of which some travel together."""
+
+
 class WatchedReplica(VectorReplica):
     """A `VectorReplica` that records every change in a book."""
 
     def __init__(self, start_M: Vector, learning_rate: float, book: PeerBook) -> None:
         super().__init__(start_M, learning_rate)
         self.book = book
+        self.stands_for = STANDS_FOR
 
     def snapshot(self, into_M: Vector) -> int:
         updates = super().snapshot(into_M)

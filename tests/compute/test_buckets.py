@@ -28,9 +28,9 @@ def test_buckets_are_cut_from_the_end_and_hold_whole_parameters(sizes, most, gro
 
 
 def test_a_size_that_is_not_given_follows_from_the_model():
-    assert bucket_size(10**9, 0) == 25 << 18
-    assert bucket_size(1 << 24, 0) == 1 << 20
-    assert bucket_size(1000, 0) == 1 << 16
+    assert bucket_size(10**9, 0) == 25 << 16
+    assert bucket_size(1 << 24, 0) == 1 << 18
+    assert bucket_size(1000, 0) == 1 << 14
     assert bucket_size(1000, 0.001) == 262
 
 

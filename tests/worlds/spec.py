@@ -50,10 +50,10 @@ OPTIONS: dict[str, Callable[[Random], Options]] = {
     },
     "allreduce": lambda chance: {
         "overlap": chance.choice(("none", "backward")),
-        "bucket_mib": chance.choice((0.0, 0.00003, 0.0002)),
+        "bucket_mib": chance.choice((0.0, 32, 200)),
     },
     "dear": lambda chance: {
-        "bucket_mib": chance.choice((0.0, 0.00003, 0.0002)),
+        "bucket_mib": chance.choice((0.0, 32, 200)),
     },
     "topk": lambda chance: {
         "density": chance.choice((0.01, 0.1, 0.5, 1.0)),
