@@ -27,6 +27,8 @@ from p2ptrain.net.wire_parts import MAX_NUMBER as MAX_NUMBER
 from p2ptrain.net.wire_parts import address as address
 from p2ptrain.net.wire_parts import (
     at_most,
+    contribution_of,
+    contribution_to_pb,
     group_of,
     measure,
     name_of,
@@ -51,9 +53,6 @@ MAX_REASON = 300
 MAX_REFUSAL = 4 * MAX_REASON
 MAX_TENSORS = 4096
 MAX_OPENING_BYTES = 1 << 12
-MAX_MASK_BYTES = 1 << 17
-"""One bit for each of a million parameters."""
-MAX_WEIGHT = 1 << 40
 MAX_CHUNK_BYTES = 4 << 20
 SECRET_BYTES = 32
 LOWEST_PORT = 1024
@@ -243,7 +242,7 @@ def _message_to_pb(
             )
             return "request", body
         case m.Grant(ticket, contribution):
-            stated = _contribution_to_pb(contribution)
+            stated = contribution_to_pb(contribution)
             return "grant", pb.Grant(ticket=ticket_to_pb(ticket), contribution=stated)
         case m.Failed(ticket, reason):
             return "failed", pb.Failed(ticket=ticket_to_pb(ticket), reason=reason[:MAX_REASON])
@@ -257,14 +256,14 @@ def _message_to_pb(
         case m.Relinquish(ticket):
             return "relinquish", pb.Relinquish(ticket=ticket_to_pb(ticket))
         case m.Arrive(version, lineage, offer, contribution):
-            stated = _contribution_to_pb(contribution) if offer else None
+            stated = contribution_to_pb(contribution) if offer else None
             offered = _offer_to_pb(offer)
             body = pb.Arrive(version=version, lineage=lineage, offer=offered, contribution=stated)
             return "arrive", body
         case m.CatchUp(version, donor, lineage):
             return "catch_up", pb.CatchUp(version=version, donor=donor, lineage=lineage)
         case m.Activate(version, waits, offer, contribution):
-            stated = _contribution_to_pb(contribution) if offer else None
+            stated = contribution_to_pb(contribution) if offer else None
             offered = _offer_to_pb(offer)
             body = pb.Activate(version=version, waits=waits, offer=offered, contribution=stated)
             return "activate", body
@@ -292,7 +291,7 @@ _FROM_PB: dict[str, Callable[[Any], m.Message | m.AlgorithmMessage]] = {
     ),
     "membership_updates": lambda p: m.MembershipUpdates(_members(p.members)),
     "request": lambda p: m.Request(ticket_of(p.ticket), number(p.born), _purpose(p.purpose)),
-    "grant": lambda p: m.Grant(ticket_of(p.ticket), _contribution(p.contribution)),
+    "grant": lambda p: m.Grant(ticket_of(p.ticket), contribution_of(p.contribution)),
     "failed": lambda p: m.Failed(ticket_of(p.ticket), text_of(p.reason, MAX_REASON)),
     "begin": lambda p: _begin(p),
     "release": lambda p: m.Release(ticket_of(p.ticket)),
@@ -610,7 +609,7 @@ def _formed_to_pb(begin: m.Begin) -> Any:  # Any: a generated class
         members=begin.members,
         weights=begin.weights,
         purpose=_purpose_to_pb(begin.purpose),
-        contributions=map(_contribution_to_pb, begin.contributions),
+        contributions=map(contribution_to_pb, begin.contributions),
         outside_samples=begin.outside_samples,
     )
 
@@ -627,7 +626,7 @@ def _known_begin(data: bytes) -> m.Begin:
     weights = tuple(at_most(WHOLE, weight, "a share's weight") for weight in p.weights)
     if weights and (len(weights) != len(group) or not any(weights)):
         raise CodecError(f"{len(weights)} weights of the shares of {len(group)} members")
-    stated = tuple(map(_contribution, p.contributions))
+    stated = tuple(map(contribution_of, p.contributions))
     if stated and len(stated) != len(group):
         raise CodecError(f"{len(stated)} contributions of {len(group)} members")
     purpose, outside = _purpose(p.purpose), number(p.outside_samples)
@@ -651,36 +650,6 @@ def _purpose(p: Any) -> Purpose:  # Any: a generated class
     return Purpose(formation, what, number(p.version), p.lineage)
 
 
-def _contribution_to_pb(stated: Contribution) -> Any:  # Any: a generated class
-    return pb.Contribution(
-        weight=stated.weight,
-        usual=stated.usual,
-        samples=stated.samples,
-        wants_to_end=stated.wants_to_end,
-        gradient_mask=stated.gradient_mask,
-        rule=stated.rule,
-        progress=min(stated.progress, MAX_NUMBER),  # of sums of what others claim
-        begun=stated.begun,
-        together=stated.together,
-    )
-
-
-def _contribution(p: Any) -> Contribution:  # Any: a generated class
-    if len(p.gradient_mask) > MAX_MASK_BYTES:
-        raise CodecError(f"gradients of {8 * len(p.gradient_mask)} parameters")
-    return Contribution(
-        weight=at_most(MAX_WEIGHT, p.weight, "a weight"),
-        usual=at_most(MAX_WEIGHT, p.usual, "a weight"),
-        samples=number(p.samples),
-        wants_to_end=p.wants_to_end,
-        gradient_mask=p.gradient_mask,
-        rule=p.rule,
-        progress=number(p.progress),
-        begun=p.begun,
-        together=p.together,
-    )
-
-
 def _offer_to_pb(offer: Ticket | None) -> Any:  # Any: a generated class
     return None if offer is None else ticket_to_pb(offer)
 
@@ -691,7 +660,7 @@ def _offer(p: Any) -> Ticket | None:  # Any: a generated class
 
 def _offer_of(p: Any) -> tuple[Ticket | None, Contribution]:  # Any: a generated class
     offer = _offer(p)
-    return offer, MODEL if offer is None else _contribution(p.contribution)
+    return offer, MODEL if offer is None else contribution_of(p.contribution)
 
 
 def _attempt_phase(number: int) -> m.AttemptPhase:

@@ -1,4 +1,4 @@
-"""Check and convert the parts that all messages share: names, numbers, texts, tickets, groups.
+"""Check and convert the parts that messages share: names, numbers, tickets, contributions, ...
 
 Each function takes a decoded value and returns it, or raises `CodecError` with one sentence.
 """
@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError
 
+from p2ptrain.core.contribution import Contribution
 from p2ptrain.errors import CodecError
 from p2ptrain.ids import Address, PeerId, Ticket
 from p2ptrain.net._pb import peer_pb2 as pb
@@ -17,6 +18,9 @@ from p2ptrain.net._pb import peer_pb2 as pb
 MAX_NAME = 128
 MAX_MEMBERS = 4096
 MAX_NUMBER = 1 << 62
+MAX_MASK_BYTES = 1 << 17
+"""One bit for each of a million parameters."""
+MAX_WEIGHT = 1 << 40
 MAX_SETTINGS = 256
 MAX_SETTING = 300
 
@@ -35,6 +39,36 @@ def ticket_to_pb(ticket: Ticket) -> Any:  # Any: a generated class
 def ticket_of(p: Any) -> Ticket:  # Any: a generated class
     initiator, attempt = name_of(p.initiator), number(p.attempt)
     return Ticket(initiator, number(p.incarnation), number(p.number), attempt)
+
+
+def contribution_to_pb(stated: Contribution) -> Any:  # Any: a generated class
+    return pb.Contribution(
+        weight=stated.weight,
+        usual=stated.usual,
+        samples=stated.samples,
+        wants_to_end=stated.wants_to_end,
+        gradient_mask=stated.gradient_mask,
+        rule=stated.rule,
+        progress=min(stated.progress, MAX_NUMBER),  # of sums of what others claim
+        begun=stated.begun,
+        together=stated.together,
+    )
+
+
+def contribution_of(p: Any) -> Contribution:  # Any: a generated class
+    if len(p.gradient_mask) > MAX_MASK_BYTES:
+        raise CodecError(f"gradients of {8 * len(p.gradient_mask)} parameters")
+    return Contribution(
+        weight=at_most(MAX_WEIGHT, p.weight, "a weight"),
+        usual=at_most(MAX_WEIGHT, p.usual, "a weight"),
+        samples=number(p.samples),
+        wants_to_end=p.wants_to_end,
+        gradient_mask=p.gradient_mask,
+        rule=p.rule,
+        progress=number(p.progress),
+        begun=p.begun,
+        together=p.together,
+    )
 
 
 def group_of(names: Sequence[str]) -> tuple[PeerId, ...]:

@@ -1,6 +1,5 @@
 """Nothing is trained outside of the vector, and whatever would be is named."""
 
-from statistics import median
 from timeit import repeat
 
 import numpy as np
@@ -224,4 +223,5 @@ def test_a_check_costs_little_for_thousands_of_tensors():
 
     rounds = 4 * EVERY
     check_s, python_s = (repeat(f, number=1, repeat=rounds) for f in (flat.check, in_python))
-    assert median(check_s) < median(python_s)
+    # What the machine does beside it adds to some rounds; the cheap ones are its own.
+    assert sorted(check_s)[rounds // 4] < sorted(python_s)[rounds // 4]

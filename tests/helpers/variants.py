@@ -33,6 +33,7 @@ MORE: dict[str, dict[str, Options]] = {
     "powersgd": {
         "one column": {"rank": 1},
         "one column, at first whole": {"rank": 1, "dense_versions": 3},
+        "all numbers": {"rank": 1 << 20},
     },
     "ripples": {
         "waits": {"waits": True, "slowdown": 3.0},
@@ -54,6 +55,13 @@ MORE: dict[str, dict[str, Options]] = {
     },
 }
 """By algorithm, and by what its options make of it."""
+
+WHOLE: dict[str, Options] = {
+    "ok_topk": {"density": 1.0},
+    "powersgd": {"rank": 1 << 20},
+    "topk": {"density": 1.0},
+}
+"""Of those that leave something out of a mean: options by which they leave nothing out."""
 
 
 def kinds_of(algorithm: str) -> dict[str, Options]:
@@ -84,8 +92,7 @@ class Variant:
     @property
     def delivers_at_once(self) -> bool:
         """A mean of gradients holds all of them: nothing is left for later ones."""
-        algorithm = self.load()
-        return not algorithm.compresses or getattr(algorithm.config, "density", 0) == 1
+        return WHOLE.get(self.algorithm, {}).items() <= self.options.items()
 
 
 DEFAULTS = tuple(Variant(name) for name in known_algorithms())

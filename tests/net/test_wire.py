@@ -15,7 +15,7 @@ from p2ptrain.core.purpose import Formation, Purpose, What
 from p2ptrain.core.roster import ACCUSERS, size_of
 from p2ptrain.errors import CodecError
 from p2ptrain.ids import Address, PeerId, Ticket
-from p2ptrain.net import wire
+from p2ptrain.net import wire, wire_parts
 from p2ptrain.net._pb import peer_pb2 as pb
 from p2ptrain.net.wire import AverageOpening, Chunk, Envelope, Hello, JoinReply, StateOpening
 
@@ -58,8 +58,8 @@ purposes = st.builds(
 )
 contributions = st.builds(
     Contribution,
-    weight=st.integers(0, wire.MAX_WEIGHT),
-    usual=st.integers(0, wire.MAX_WEIGHT),
+    weight=st.integers(0, wire_parts.MAX_WEIGHT),
+    usual=st.integers(0, wire_parts.MAX_WEIGHT),
     samples=numbers,
     wants_to_end=st.booleans(),
     gradient_mask=st.binary(max_size=40),
@@ -218,9 +218,9 @@ def test_what_is_said_to_each_member_differs_only_in_its_offer():
 
 
 def test_a_gradient_mask_of_the_largest_model_comes_back_as_it_was():
-    mask = bytes(range(256)) * (wire.MAX_MASK_BYTES // 256)
+    mask = bytes(range(256)) * (wire_parts.MAX_MASK_BYTES // 256)
     grant = m.Grant(
-        Ticket(PeerId("a"), 1, 1), Contribution(weight=wire.MAX_WEIGHT, gradient_mask=mask)
+        Ticket(PeerId("a"), 1, 1), Contribution(weight=wire_parts.MAX_WEIGHT, gradient_mask=mask)
     )
     assert sent(grant) == grant
 
@@ -432,10 +432,10 @@ def test_contributions_that_are_not_one_of_each_member_are_refused(count: int):
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("weight", wire.MAX_WEIGHT + 1, "a weight out of range"),
-        ("usual", wire.MAX_WEIGHT + 1, "a weight out of range"),
+        ("weight", wire_parts.MAX_WEIGHT + 1, "a weight out of range"),
+        ("usual", wire_parts.MAX_WEIGHT + 1, "a weight out of range"),
         ("samples", wire.MAX_NUMBER + 1, "a number out of range"),
-        ("gradient_mask", bytes(wire.MAX_MASK_BYTES + 1), "gradients of 1048584 parameters"),
+        ("gradient_mask", bytes(wire_parts.MAX_MASK_BYTES + 1), "gradients of 1048584 parameters"),
     ],
 )
 def test_a_contribution_out_of_range_is_refused_wherever_it_is_stated(

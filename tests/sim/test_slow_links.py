@@ -8,7 +8,7 @@ from p2ptrain.averaging.base import known_algorithms
 from p2ptrain.core.effects import Outcome
 from p2ptrain.runtime.exchange import ExchangeConfig
 from p2ptrain.sim.link import Link
-from tests.helpers.variants import options_of
+from tests.helpers.variants import WHOLE
 from tests.helpers.worlds import Books, build, steps_of
 
 MIXED = "tests.helpers.mixed:Mixed"
@@ -28,7 +28,7 @@ async def test_an_average_that_takes_long_because_of_a_slow_link_succeeds(algori
         size=200_000,
         link=Link(bandwidth_bytes_s=SLOW_BYTES_S),
         exchange=ExchangeConfig(chunk_kib=16),
-        **({"density": 1.0} if "density" in options_of(algorithm) else {}),
+        **WHOLE.get(algorithm, {}),
     )
     training = asyncio.create_task(world.train(6, steps_of(20.0), Books(world).injecting(6)))
     await asyncio.sleep(900.0)
