@@ -25,7 +25,7 @@ from p2ptrain.sim.loop import virtual_loop
 from p2ptrain.sim.replica import VectorReplica
 from p2ptrain.sim.world import SimPeer, World
 from p2ptrain.vectors import Vector
-from tests.helpers.rounds import Liar, Mail, Member, inline
+from tests.helpers.mail import Liar, Mail, Member, inline
 from tests.helpers.worlds import Books, build, models, steps_of
 
 SIZE = 20_000

@@ -12,7 +12,7 @@ from p2ptrain.compute.low_rank import Layout, Product
 from p2ptrain.errors import CodecError
 from p2ptrain.runtime.gradient_sum import GroupGradientSum
 from p2ptrain.vectors import Vector
-from tests.helpers.rounds import Liar, Mail, Member, inline
+from tests.helpers.mail import Liar, Mail, Member, inline
 
 SHAPES = ((60, 40), (60,), (8, 3, 5, 5), (2, 2), (30, 50), ())
 SIZE = 60 * 40 + 60 + 600 + 4 + 1500 + 1
