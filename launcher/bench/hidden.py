@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from threading import Barrier
-from time import perf_counter
+from time import perf_counter, process_time, thread_time
 from typing import Annotated
 
 import torch
@@ -72,6 +72,8 @@ class Timed:
     backward_s: Seconds
     boundary_s: Seconds
     """What stands where `optimizer.step` stood."""
+    beside_s: Seconds
+    """Processor time of a step on other threads than the trainer's: what moving bytes takes."""
 
 
 class Stack(nn.Sequential):
@@ -143,7 +145,10 @@ def _timed(
     inputs = torch.randn(setting.batch, setting.width, generator=torch.Generator().manual_seed(1))
     rows: list[tuple[Seconds, ...]] = []
     setting.barrier.wait(LIMIT_S)
-    for _ in range(WARM_UP + setting.steps):
+    beside_s = 0.0
+    for step_number in range(WARM_UP + setting.steps):
+        if step_number == WARM_UP:
+            beside_s = process_time() - thread_time()
         moments = [perf_counter()]
         optimizer.zero_grad()
         loss: Tensor = model(inputs).square().mean()
@@ -154,12 +159,14 @@ def _timed(
         moments.append(perf_counter())
         rows.append(tuple(moments))
     rows = rows[WARM_UP:]
+    beside_s = process_time() - thread_time() - beside_s
     setting.barrier.wait(LIMIT_S)
     return Timed(
         (rows[-1][3] - rows[0][0]) / len(rows),
         median(row[1] - row[0] for row in rows),
         median(row[2] - row[1] for row in rows),
         median(row[3] - row[2] for row in rows),
+        beside_s / len(rows),
     )
 
 
@@ -235,6 +242,7 @@ def main(
         "forward": "{forward_s:.2f} s",
         "backward": "{backward_s:.2f} s",
         "boundary": "{boundary_s:.2f} s",
+        "processor beside it": "{beside_s:.2f} s",
     }
     claims = claims_of(rows, alone, moving_s)
     bench.conclude(rows, claims, [table(title, rows, columns)], link_mbit=mbit)
