@@ -368,7 +368,7 @@ def _learning(task: Task, config: RunConfig, metrics: Metrics, number: int) -> L
     )
     clip = training.clip
     update = partial(replica.optimizer_step, clip)
-    trainee = Trainee(replica, learner, update, needs_all=clip is not None)
+    trainee = Trainee(replica, learner, update, clip)
     return LivingPeer(config, trainee, config.pace, config.rank, metrics, number)
 
 

@@ -9,9 +9,9 @@ differs is how much of them a trainer waits for: a step lasts max(backward, redu
 max(forward, all-gather), where overlap with the backward pass alone leaves max(backward,
 reduce-scatter + all-gather) + forward (Zhang et al., 2302.12445).
 
-Where a step needs all gradients at once (clipping by their norm), the update is made at the
-boundary, and only the reduce-scatter is hidden. A member that dies during an all-gather may leave
-the others with parts of the result: at the next barrier they take over the model of one of them.
+Clipping needs the norm of all gradients: owners of shards tell each other their squares, before
+any mean (`runtime/exchange.py`). A member that dies during an all-gather may leave the others with
+parts of the result: at the next barrier they take over the model of one of them.
 """
 
 from dataclasses import dataclass

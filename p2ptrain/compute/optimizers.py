@@ -19,6 +19,7 @@ from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 
 from p2ptrain.compute.contract import FROZEN, UpdateRule, digest_of, update_rule
+from p2ptrain.compute.replica import clip_scale
 from p2ptrain.errors import ConfigError, StateError
 
 HOW_IT_COMPUTES = ("foreach", "fused", "capturable", "differentiable")
@@ -120,7 +121,7 @@ class Optimizers:
         """Clip all gradients to the norm `clip`, if given, and make each one's step.
 
         Args:
-            clip: of all gradients together.
+            clip: of all gradients of the module together.
             closure: for one optimizer, which calls it as often as it likes; what it computes is
                 clipped each time.
 
@@ -180,7 +181,8 @@ class Optimizers:
 
     def _clip(self, clip: float | None) -> None:
         if clip is not None:
-            torch.nn.utils.clip_grad_norm_(self.parameters(), clip)
+            gradients = [p.grad for p in self._covered.values() if p.grad is not None]
+            scale_gradients(gradients, clip_scale(_norm(gradients), clip))
 
     def _clipped(self, closure: Closure, clip: float | None) -> Closure:
         def compute() -> Any:  # Any: whatever the program's closure returns
@@ -286,3 +288,15 @@ def _stranger(parameter: Tensor, group: int, names: Mapping[int, str]) -> str:
         f"the peer was given, so it would not be averaged; give the peer the whole model, once it "
         f"is complete, or leave that parameter out of the optimizer"
     )
+
+
+def scale_gradients(gradients: Sequence[Tensor], factor: float) -> None:
+    """Multiply them all, in place."""
+    if gradients and factor != 1:
+        torch._foreach_mul_(list(gradients), factor)
+
+
+def _norm(gradients: Sequence[Tensor]) -> float:
+    """Of all of them together, in float64: how they are summed changes no bit that counts."""
+    norms = [torch.linalg.vector_norm(g, dtype=torch.float64).cpu() for g in gradients]
+    return float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0

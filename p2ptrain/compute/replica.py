@@ -10,6 +10,8 @@ Legend of shapes: ``M`` numbers that models average over (parameters, then float
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+import numpy as np
+
 from p2ptrain.compute.buckets import Buckets
 from p2ptrain.compute.contract import UpdateRule
 from p2ptrain.core.shards import Span
@@ -106,7 +108,9 @@ class Replica(Protocol):
         """The settings of an update at this moment, for pieces of it that are made later."""
         ...
 
-    def update_piece(self, span: Span, mean_G: Vector, mask: bytes, settings: object) -> None:
+    def update_piece(
+        self, span: Span, mean_G: Vector, mask: bytes, settings: object, scale: float
+    ) -> None:
         """The update of the parameters and buffers in one span of the G numbers, from their means.
 
         Counts nothing: `update` does, once all pieces are made. Any thread.
@@ -174,6 +178,11 @@ class Replica(Protocol):
     def state_digest(self) -> int:
         """64 bits for the values of all that is taken over without `whole`."""
         ...
+
+
+def clip_scale(norm: float, clip: float) -> float:
+    """What gradients of this norm are multiplied by, so that it is `clip` at most; a float32."""
+    return min(1.0, float(np.float32(clip / (norm + 1e-6))))
 
 
 def no_update() -> None:

@@ -20,7 +20,7 @@ from p2ptrain.compute.forward_hooks import ForwardHooks, before_state_dict
 from p2ptrain.compute.gradient_hooks import TorchBuckets
 from p2ptrain.compute.gradients import GradientVector
 from p2ptrain.compute.momentum import Moments
-from p2ptrain.compute.optimizers import Closure, Optimizers, Settings
+from p2ptrain.compute.optimizers import Closure, Optimizers, Settings, scale_gradients
 from p2ptrain.compute.replica import Replica, State, Vector
 from p2ptrain.compute.state import export_state, import_state, state_digest
 from p2ptrain.compute.strays import refuse_strays
@@ -189,7 +189,9 @@ class TorchReplica:
         """The optimizers' hyperparameters."""
         return self._optimizers.settings()
 
-    def update_piece(self, span: Span, mean_G: Vector, mask: bytes, settings: object) -> None:
+    def update_piece(
+        self, span: Span, mean_G: Vector, mask: bytes, settings: object, scale: float
+    ) -> None:
         """Load these means, and make the optimizers' step of their parameters; under the lock."""
         with self._flat.step_lock:
             self._check()
@@ -197,6 +199,7 @@ class TorchReplica:
             try:
                 with self._gradients.lent(span, mean_G, mask) as parameters:
                     wanted = {id(parameter) for parameter in parameters}
+                    scale_gradients([p.grad for p in parameters if p.grad is not None], scale)
                     self._optimizers.step_some(wanted, cast("Settings", settings))
                 self._adopt_moments()
             finally:

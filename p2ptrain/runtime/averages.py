@@ -104,6 +104,16 @@ class Averages:
         return last if last and not last.is_made else None
 
     @property
+    def norm_of(self) -> int:
+        """Of so many numbers of gradients the norm is told before the means: those of no buffers.
+
+        Where updates are made before all means are here; 0 elsewhere.
+        """
+        replica = self.replica
+        both = self.host.algorithm.overlaps == "both"
+        return replica.gradient_size - replica.buffer_size if both else 0
+
+    @property
     def running(self) -> tuple[asyncio.Task[None], ...]:
         """Those that run, or wind down."""
         return tuple(group.task for group in self._groups.values())
@@ -393,7 +403,7 @@ class FormedGroup(Attempt):
             replica,
             vector_G,
             union(one.gradient_mask for one in stated),
-            [piece for bucket in exchange.buckets for piece in bucket.pieces],
+            exchange.buckets[0],
             averages.update_lock,
             lambda: host.environment.post(self._give_back),
         )
@@ -522,6 +532,7 @@ class FormedGroup(Attempt):
                 delta=self.what is What.MODELS,
                 keeps_mean=self._keeps_mean,
                 left_V=self._left_G if name == "gradients" else None,
+                norm_of=self._averages.norm_of if name == "gradients" else 0,
             )
             for name, part_V, codec, divisor in parts
         ]

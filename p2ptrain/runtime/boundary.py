@@ -68,6 +68,7 @@ class Boundary:
         loss: float | None,
         optimizer_step: Callable[[], None],
         *,
+        clip: float | None = None,
         needs_all: bool = False,
     ) -> None:
         """End one step: average gradients if the algorithm does, update, take in what others gave.
@@ -76,7 +77,8 @@ class Boundary:
             samples: how many this step's gradients are of.
             loss: of this step's batch, for the record.
             optimizer_step: changes the live parameters from the gradients, under the step lock.
-            needs_all: of them, as one that clips by their norm does; so it cannot be deferred.
+            clip: to this norm of all gradients, as `optimizer_step` does, where it is deferred.
+            needs_all: of them; so it cannot be deferred.
 
         Raises:
             StateError: if what this trainer contributed cannot be averaged (not finite).
@@ -97,6 +99,8 @@ class Boundary:
                     return  # a step that was not averaged is not made: we would differ
                 optimizer_step = no_update  # no peer had gradients; the version counts all the same
         deferred = driver.averages.deferred
+        if deferred:
+            deferred.clip = clip
         if deferred and needs_all:
             await driver.environment.call(deferred.until_all())
         waited_s += driver.now - computed_at

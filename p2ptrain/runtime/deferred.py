@@ -17,9 +17,9 @@ over the model of one (`core/barrier.py`). So a death in between leaves all surv
 import threading
 from collections.abc import Callable, Sequence
 
-from p2ptrain.compute.replica import Replica, no_update
+from p2ptrain.compute.replica import Replica, clip_scale, no_update
 from p2ptrain.core.shards import Span
-from p2ptrain.runtime.exchange import Piece
+from p2ptrain.runtime.exchange import BucketExchange, Piece
 from p2ptrain.vectors import Vector
 
 
@@ -30,7 +30,7 @@ class DeferredUpdate:
         replica: whose.
         vector_G: becomes the means; `release` is called when it is not needed any more.
         mask: which parameters any member had a gradient for.
-        pieces: all of it.
+        bucket: of the exchange that brings the means.
         lock: held while a piece is made.
     """
 
@@ -39,12 +39,15 @@ class DeferredUpdate:
         replica: Replica,
         vector_G: Vector,
         mask: bytes,
-        pieces: Sequence[Piece],
+        bucket: BucketExchange,
         lock: threading.RLock,
         release: Callable[[], object],
     ) -> None:
         self._replica, self._vector_G, self._mask = replica, vector_G, mask
-        self._pieces, self._lock, self._release = pieces, lock, release
+        self._pieces: Sequence[Piece] = bucket.pieces
+        self._norm, self._lock, self._release = bucket.norm, lock, release
+        self.clip: float | None = None
+        """To this norm; to be set before the first piece is made."""
         self._settings = replica.update_settings()
         self._made: set[Span] = set()
         self._lost: set[Span] = set()
@@ -53,12 +56,16 @@ class DeferredUpdate:
 
     async def until(self, wanted: Span) -> None:
         """Wait for the means of these numbers."""
-        for piece in self._of(wanted):
-            await piece.is_here.wait()
+        await self._until(self._of(wanted))
 
     async def until_all(self) -> None:
         """Wait for all of them."""
-        for piece in self._pieces:
+        await self._until(self._pieces)
+
+    async def _until(self, pieces: Sequence[Piece]) -> None:
+        if self.clip is not None:
+            await self._norm.is_here.wait()
+        for piece in pieces:
             await piece.is_here.wait()
 
     def give_up(self) -> bool:
@@ -67,6 +74,7 @@ class DeferredUpdate:
         self._lost.update(piece.span for piece in missing)
         for piece in missing:
             piece.is_here.set()
+        self._norm.is_here.set()  # where it is missing, so are the means of an owner
         return bool(missing)
 
     @property
@@ -76,7 +84,10 @@ class DeferredUpdate:
 
     def is_here(self, wanted: Span) -> bool:
         """Whether nothing is to be waited for, to make the update of these numbers."""
-        return self.is_made or all(piece.is_here.is_set() for piece in self._of(wanted))
+        if self.is_made:
+            return True
+        waits = self.clip is not None and not self._norm.is_here.is_set()
+        return not waits and all(piece.is_here.is_set() for piece in self._of(wanted))
 
     def is_made_of(self, wanted: Span) -> bool:
         """Whether nothing is left to do for these numbers."""
@@ -88,9 +99,12 @@ class DeferredUpdate:
             if self.is_made:
                 return
             wanted_now = self._pieces if wanted is None else self._of(wanted)
+            scale = self._scale()
             for span in [piece.span for piece in wanted_now if piece.span not in self._made]:
-                if span not in self._lost:
-                    self._replica.update_piece(span, self._vector_G, self._mask, self._settings)
+                if span not in self._lost and scale is not None:
+                    self._replica.update_piece(
+                        span, self._vector_G, self._mask, self._settings, scale
+                    )
                 self._made.add(span)
             if len(self._made) == len(self._pieces):
                 self._replica.update(no_update)  # it counts
@@ -107,6 +121,12 @@ class DeferredUpdate:
             self._replica.update(optimizer_step)
             self.is_made = True
             self._release()
+
+    def _scale(self) -> float | None:
+        """What clipping multiplies gradients by; None: the norm never came."""
+        if self.clip is None:
+            return 1.0
+        return None if self._norm.value is None else clip_scale(self._norm.value, self.clip)
 
     def _of(self, wanted: Span) -> list[Piece]:
         return [

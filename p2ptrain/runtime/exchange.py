@@ -24,8 +24,10 @@ Legend of shapes: ``V`` numbers of a bucket's vector, ``S`` of one chunk.
 """
 
 import asyncio
+import math
+import struct
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import TypeVar
@@ -42,7 +44,7 @@ from p2ptrain.ids import PeerId, Seconds
 from p2ptrain.net.transport import ChunkStream
 from p2ptrain.net.wire import MAX_CHUNK_BYTES
 from p2ptrain.runtime.copy_executor import CopyExecutor
-from p2ptrain.runtime.mix import Bucket, Mix, NotFinite
+from p2ptrain.runtime.mix import Bucket, Mix, NotFinite, exact_squares
 from p2ptrain.runtime.rounds import Rounds, RoundsExchange
 from p2ptrain.runtime.streams import GroupBroken, Streams
 from p2ptrain.vectors import Buffers
@@ -97,6 +99,9 @@ class ExchangeConfig:
         check_above_0("", self, "average_timeout_s")
 
 
+SQUARES = struct.Struct("<d")
+"""How a sum of squares travels."""
+
 T = TypeVar("T")
 
 
@@ -108,6 +113,31 @@ class Piece:
     """Of all that this member contributes."""
     is_here: asyncio.Event
     """They are, or will never be."""
+
+
+class Norm:
+    """Of a mean whose shards are at their owners: each tells all others the squares of its own.
+
+    Args:
+        owners: sorted, with us if we have a shard.
+    """
+
+    def __init__(self, owners: Iterable[PeerId]) -> None:
+        self._squares: dict[PeerId, float | None] = dict.fromkeys(owners)
+        self.is_here = asyncio.Event()
+        """It is, or will never be."""
+
+    def tell(self, owner: PeerId, squares: float) -> None:
+        """The squares of this owner's shard."""
+        self._squares[owner] = squares
+        if self.value is not None:
+            self.is_here.set()
+
+    @property
+    def value(self) -> float | None:
+        """The same bits at all members; None if an owner's squares have not come."""
+        squares = [one for one in self._squares.values() if one is not None]
+        return math.sqrt(sum(squares)) if len(squares) == len(self._squares) else None
 
 
 @dataclass(eq=False)
@@ -249,6 +279,7 @@ class BucketExchange:
         loop = asyncio.get_running_loop()
         self.reduced = [loop.create_future() for _ in self._mine]
         """One for each chunk of this member's shard."""
+        self._own_squares = 0.0
         self._refilled: set[int] = set()
         self._writing = asyncio.Lock()
         self._written: dict[int, memoryview] = {}
@@ -259,6 +290,8 @@ class BucketExchange:
             for cut in self._cuts
         ]
         """Of the result, where it is wanted before it is complete."""
+        self.norm = Norm(peer for peer in members if peer in owners or (peer == me and self._mine))
+        """Of the result, where the bucket asks for it."""
         whose = [own for peer in (me, *owners) for own in self._chunks(peer)]
         self._missing = [sum(own.cut == cut for own in whose) for cut in range(len(self._cuts))]
         exchange.due += len(owners) + len(self._mine)
@@ -323,6 +356,8 @@ class BucketExchange:
 
     async def _take_means(self, owner: PeerId, stream: ChunkStream) -> None:
         theirs = self._chunks(owner)
+        if self._bucket.norm_of:
+            await self._take_squares(owner, stream)
         for index in self._in_order_of_means(theirs):
             chunk = theirs[index]
             mean_S = await self._receive(owner, stream, chunk.span, MEANS, "sending means")
@@ -331,6 +366,13 @@ class BucketExchange:
             self.square_sum += squares  # not in one: others add meanwhile
             self._is_here(chunk)
         self._exchange.arrived()
+
+    async def _take_squares(self, owner: PeerId, stream: ChunkStream) -> None:
+        payload = await self._exchange.receive(owner, stream, "sending squares", SQUARES.size)
+        (squares,) = SQUARES.unpack(payload)
+        if not 0 <= squares < math.inf:
+            raise GroupBroken(Outcome.BROKEN, f"{owner} sent {squares} as its sum of squares")
+        self.norm.tell(owner, squares)
 
     async def _take_parts(self, peer: PeerId, stream: ChunkStream) -> None:
         """Of our shard, or, in the direct exchange, of the whole vector."""
@@ -347,6 +389,11 @@ class BucketExchange:
             await reduced
 
     async def _return_means(self, caller: PeerId, stream: ChunkStream) -> None:
+        if self._bucket.norm_of:
+            await self._exchange.means_may_leave.wait()
+            for reduced in self.reduced:
+                await reduced
+            await self._exchange.send(caller, stream, memoryview(SQUARES.pack(self._own_squares)))
         for index in self._in_order_of_means(self._mine):
             await self.reduced[index]
             await self._exchange.means_may_leave.wait()
@@ -368,8 +415,17 @@ class BucketExchange:
         self.square_sum += squares
         parts.clear()
         self.reduced[index].set_result(None)
+        if all(one.done() for one in self.reduced) and self._bucket.norm_of:
+            self._own_squares = self._squares_of_means()
+            self.norm.tell(self._exchange.me, self._own_squares)
         self._is_here(self._mine[index])
         self._exchange.arrived()
+
+    def _squares_of_means(self) -> float:
+        """Of our shard, as far as it counts."""
+        stop, vector_V = self._bucket.norm_of, self.mix.vector_V
+        spans = [own.span for own in self._mine]
+        return sum(exact_squares(vector_V[s.start : min(s.stop, stop)]) for s in spans)
 
     def _is_here(self, chunk: "_Chunk") -> None:
         self._missing[chunk.cut] -= 1

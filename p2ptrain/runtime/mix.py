@@ -70,6 +70,9 @@ class Bucket:
     None: all of it at once."""
     filled: Sequence[asyncio.Event] = ()
     """Set when a cut is; none: all are, from the beginning."""
+    norm_of: int = 0
+    """Owners tell each other the squares of their means, of the first so many numbers of the
+    vector: before any of them is needed, all know the norm of the whole. 0: they do not."""
     last_means_first: bool = False
     """The means of the last cut are handed out first: a forward pass needs those first."""
 
@@ -231,6 +234,12 @@ class Mix:
 
 def blocks(size: int) -> Iterator[slice]:
     return (slice(start, min(start + BLOCK, size)) for start in range(0, size, BLOCK))
+
+
+def exact_squares(vector_S: Vector) -> float:
+    """The sum of the squares, in float64."""
+    wide = (vector_S[at].astype(np.float64) for at in blocks(len(vector_S)))
+    return sum(float(np.dot(one_B, one_B)) for one_B in wide)
 
 
 def squares(vector_B: Vector) -> float:

@@ -128,6 +128,7 @@ class Overlap:
             divisor=sum(weights),
             cuts=spans,
             filled=[one.all for one in filled],
+            norm_of=averages.norm_of,
             last_means_first=host.algorithm.overlaps == "both",
         )
         ticket = replace(after, attempt=after.attempt + NEXT)

@@ -238,10 +238,10 @@ class Peer:
                 life.driver.agreed.contributes = life.driver.agreed.contributes and finite
             update: Callable[[], None] = partial(self.replica.optimizer_step, clip, closure)
             count, self._accumulated = count + self._accumulated, 0
-            needs_all = clip is not None or self._uses_what_is_deferred()
+            needs_all = self._uses_what_is_deferred()
             if not finite and not agreed:
                 update = no_update
-            _run_here(life.boundary.step(count, shown, update, needs_all=needs_all))
+            _run_here(life.boundary.step(count, shown, update, clip=clip, needs_all=needs_all))
             if scaler:
                 scaler.update()
         finally:

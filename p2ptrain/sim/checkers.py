@@ -194,9 +194,11 @@ class WatchedReplica(VectorReplica):
         self.book.deferred = self.book.part()
         return super().update_settings()
 
-    def update_piece(self, span: Span, mean_G: Vector, mask: bytes, settings: object) -> None:
+    def update_piece(
+        self, span: Span, mean_G: Vector, mask: bytes, settings: object, scale: float
+    ) -> None:
         before_M = self.live.astype(np.float64)
-        super().update_piece(span, mean_G, mask, settings)
+        super().update_piece(span, mean_G, mask, settings, scale)
         self.book.changed(self.live - before_M)
         assert self.book.deferred is not None
         self.book.deferred.pieces[span] = mean_G[span.start : span.stop].astype(np.float64)

@@ -38,8 +38,8 @@ class Trainee:
     replica: Replica
     work: Work
     update: Callable[[], None]
-    needs_all: bool = False
-    """It needs all gradients at once."""
+    clip: float | None = None
+    """The norm to which `update` clips gradients."""
 
 
 class LivingPeer:
@@ -97,9 +97,7 @@ class LivingPeer:
 
     async def step(self, samples: int, loss: float | None) -> None:
         """The boundary."""
-        await self._life.boundary.step(
-            samples, loss, self._trainee.update, needs_all=self._trainee.needs_all
-        )
+        await self._life.boundary.step(samples, loss, self._trainee.update, clip=self._trainee.clip)
 
     def stop(self, why: str) -> None:
         """Ask it to leave, like SIGTERM."""

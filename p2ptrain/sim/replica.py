@@ -92,8 +92,10 @@ class VectorReplica:
     def update_settings(self) -> object:
         return self.learning_rate
 
-    def update_piece(self, span: Span, mean_G: Vector, mask: bytes, settings: object) -> None:
-        rate, stop = np.float32(settings), min(span.stop, self.model_size)  # type: ignore[arg-type]
+    def update_piece(
+        self, span: Span, mean_G: Vector, mask: bytes, settings: object, scale: float
+    ) -> None:
+        stop, rate = min(span.stop, self.model_size), np.float32(settings) * np.float32(scale)  # type: ignore[arg-type]
         self.live[span.start : stop] -= rate * mean_G[span.start : stop]
 
     def settle(self) -> None:

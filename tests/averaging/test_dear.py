@@ -110,6 +110,8 @@ class Fleet:
         self.make, self.optimizer = net, optimizer
         self.clip, self.passes, self.schedule = clip, passes, schedule
         self.nets: dict[str, nn.Module] = {}
+        self.deferred = 0
+        """Updates of all peers that were not made at their boundary."""
         self.dies_at: float | None = None
         """How long after the first step "b" dies."""
 
@@ -159,8 +161,10 @@ class Fleet:
                 8,
                 None,
                 partial(replica.optimizer_step, self.clip),
-                needs_all=self.clip is not None or stray,
+                clip=self.clip,
+                needs_all=stray,
             )
+            self.deferred += self._is_deferred(peer)
             if forward:
                 forward.next_step()
             if self.schedule:
@@ -229,6 +233,11 @@ async def test_models_are_bitwise_those_of_allreduce(algorithm: str, options: di
     assert min(fleet.overlapped) >= STEPS - few or case.startswith("modules")
 
 
+async def test_with_a_clip_updates_are_made_behind_the_forward_pass_too():
+    fleet = await Fleet("dear", BUCKETS, clip=0.1).run()
+    assert fleet.deferred == 3 * STEPS
+
+
 async def test_a_parameter_that_no_module_brings_along_is_updated_at_the_boundary():
     plain = await Fleet("allreduce", {}, Functional).run()
     fleet = await Fleet("dear", BUCKETS, Functional).run()
@@ -236,10 +245,13 @@ async def test_a_parameter_that_no_module_brings_along_is_updated_at_the_boundar
     assert fleet.stray.startswith("layers.")
 
 
+@pytest.mark.parametrize("clip", [None, 0.1], ids=["no clip", "clip"])
 @pytest.mark.parametrize("at_s", [1.0 + 0.0125 * moment for moment in range(10)])
-async def test_a_death_in_any_phase_leaves_the_survivors_with_one_model(at_s: float):
+async def test_a_death_in_any_phase_leaves_the_survivors_with_one_model(
+    at_s: float, clip: float | None
+):
     """Among them between reduce-scatter and all-gather, with a part of the update made."""
-    fleet = Fleet("dear", BUCKETS, optimizer=adamw)
+    fleet = Fleet("dear", BUCKETS, optimizer=adamw, clip=clip)
     fleet.dies_at = at_s
     await fleet.run()
     left, other = fleet.nets["a"].state_dict(), fleet.nets["c"].state_dict()

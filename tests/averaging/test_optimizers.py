@@ -104,8 +104,8 @@ async def trained(algorithm: str, recipe: Recipe) -> list[TorchReplica]:
             await virtual_loop().work(0.3 if name == "p2" else 0.1)
             await peer.boundary.finish_update()
             loss = gradients_of(model, recipe, chance)
-            update, clips = partial(replica.optimizer_step, recipe.clip), recipe.clip is not None
-            await peer.boundary.step(16, loss, update, needs_all=clips)
+            update = partial(replica.optimizer_step, recipe.clip)
+            await peer.boundary.step(16, loss, update, clip=recipe.clip)
             optimizer.zero_grad()
             schedule.step()
         await peer.boundary.end()

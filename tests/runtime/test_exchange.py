@@ -1,6 +1,7 @@
 """A formed group moves its chunks: over the simulated network, on virtual time."""
 
 import asyncio
+import struct
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -16,6 +17,7 @@ from p2ptrain.errors import ConfigError, RefusedError
 from p2ptrain.ids import PeerId, Ticket
 from p2ptrain.net.transport import ChunkStream
 from p2ptrain.net.wire import AverageOpening
+from p2ptrain.runtime import exchange as exchange_module
 from p2ptrain.runtime.exchange import WINDOW, Exchange, ExchangeConfig
 from p2ptrain.runtime.mix import BLOCK, Bucket
 from p2ptrain.runtime.rounds import Rounds
@@ -66,6 +68,7 @@ class Member:
                     chunk_size=chunk_size,
                     divisor=len(group.names),
                     delta=group.delta,
+                    norm_of=group.norm_of,
                 ),
                 *self.more(),
             ],
@@ -110,7 +113,9 @@ class Group:
         weights: tuple[int, ...] = (),
         buckets: tuple[Callable[[int], Bucket], ...] = (),
         strings: int = 0,
+        norm_of: int = 0,
     ) -> None:
+        self.norm_of = norm_of
         self.buckets = buckets
         self.strings = strings
         self.delta = delta
@@ -347,6 +352,39 @@ async def test_reduce_scatter_leaves_each_member_with_its_shard_and_all_gather_w
         )
     await asyncio.gather(*(member.exchange.all_gather() for member in members))
     assert all(member.vector_V.tobytes() == expected_V.tobytes() for member in members)
+
+
+@pytest.mark.parametrize("members", [1, 2, 3, 8])
+@pytest.mark.parametrize("weights", [(), (5, 0, 1)])
+async def test_all_members_know_the_norm_of_the_mean_before_its_numbers_come(members, weights, way):
+    group = Group(vectors(50, members), weights=weights if members == 3 else (), norm_of=40)
+    await group.start()
+    exchanges = [member.exchange for member in group.members.values()]
+    moving = [asyncio.create_task(exchange.reduce_scatter()) for exchange in exchanges]
+    await asyncio.gather(*moving)
+    await asyncio.gather(*(exchange.all_gather() for exchange in exchanges))
+    norm, *others = (exchange.buckets[0].norm.value for exchange in exchanges)
+    mean_V = np.mean([m.before_V.astype(np.float64) for m in group.members.values()], axis=0)
+    assert norm == pytest.approx(float(np.linalg.norm(mean_V[:40])), rel=1e-6)
+    assert all(one == norm for one in others)
+
+
+class Lies(struct.Struct):
+    """Writes something else."""
+
+    def pack(self, _: float) -> bytes:
+        return super().pack(self.lie)
+
+
+@pytest.mark.parametrize("squares", [-1.0, float("nan"), float("inf")])
+async def test_squares_that_cannot_be_break_the_group(squares: float, monkeypatch):
+    monkeypatch.setattr(shards_module, "DIRECT_CHUNKS", WAYS["reduce-scatter"])
+    lies = Lies("<d")
+    lies.lie = squares
+    monkeypatch.setattr(exchange_module, "SQUARES", lies)
+    results = await Group(vectors(50, 3), norm_of=40).run()
+    assert {outcome_of(result) for result in results} <= {Outcome.BROKEN, Outcome.LOST}
+    assert any(f"sent {squares} as its sum of squares" in str(result) for result in results)
 
 
 async def test_members_may_use_the_verbs_or_both_in_one():

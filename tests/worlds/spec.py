@@ -110,6 +110,11 @@ class Spec:
         return ExchangeConfig(chunk_kib=self.chunk_kib, gradient_codec=self.gradient_codec)
 
     @property
+    def clip(self) -> float | None:
+        """In every other world updates that are deferred (`dear`) wait for the norm, too."""
+        return 10.0 if self.seed % 2 else None
+
+    @property
     def models_meet_s(self) -> Seconds:
         """Eager peers average gradients; what models differ by stays until they are averaged, too.
 

@@ -165,7 +165,7 @@ class Fleet:
         while not self._is_over:
             step_s = usual_s * (1 + chance.uniform(-1, 1) * self.spec.evenness)
             await peer.pass_through(step_s, functools.partial(self._compute, peer, chance))
-            await peer.boundary.step(1, None, peer.replica.descend)
+            await peer.boundary.step(1, None, peer.replica.descend, clip=self.spec.clip)
         await peer.boundary.end()
 
     def _compute(self, peer: SimPeer, chance: Random) -> None:
