@@ -26,6 +26,10 @@ MORE: dict[str, dict[str, Options]] = {
         "quorum of all": {"quorum": 1.0},
         "as published": {"rule": "solo", "missed": "latest", "waits_for_running": False},
     },
+    "local_sgd": {
+        "each step": {"period": 1},
+        "post-local": {"period": 4, "every_step_until": 5},
+    },
     "ok_topk": {
         "all numbers": {"density": 1.0, "exact_every": 1},
         "some, at first all": {"density": 0.2, "dense_versions": 3, "exact_every": 4},

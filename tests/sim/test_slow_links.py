@@ -15,6 +15,8 @@ MIXED = "tests.helpers.mixed:Mixed"
 
 SLOW_BYTES_S = 20_000.0
 
+OFTEN_AND_WHOLE = {**WHOLE, "local_sgd": {"period": 1}}
+
 
 @pytest.mark.parametrize("algorithm", [*known_algorithms(), MIXED])
 async def test_an_average_that_takes_long_because_of_a_slow_link_succeeds(algorithm: str):
@@ -28,7 +30,7 @@ async def test_an_average_that_takes_long_because_of_a_slow_link_succeeds(algori
         size=200_000,
         link=Link(bandwidth_bytes_s=SLOW_BYTES_S),
         exchange=ExchangeConfig(chunk_kib=16),
-        **WHOLE.get(algorithm, {}),
+        **OFTEN_AND_WHOLE.get(algorithm, {}),
     )
     training = asyncio.create_task(world.train(6, steps_of(20.0), Books(world).injecting(6)))
     await asyncio.sleep(900.0)

@@ -59,6 +59,10 @@ OPTIONS: dict[str, Callable[[Random], Options]] = {
         "density": chance.choice((0.01, 0.1, 0.5, 1.0)),
         "dense_versions": chance.choice((0, 0, 5)),
     },
+    "local_sgd": lambda chance: {
+        "period": chance.choice((1, 2, 5, 16)),
+        "every_step_until": chance.choice((0, 0, 10)),
+    },
     "powersgd": lambda chance: {
         "rank": chance.choice((1, 1, 2, 4)),
         "dense_versions": chance.choice((0, 0, 5)),
@@ -116,12 +120,12 @@ class Spec:
 
     @property
     def models_meet_s(self) -> Seconds:
-        """Eager peers average gradients; what models differ by stays until they are averaged, too.
+        """Where models meet only once in so many steps: as long as those take the slowest peer.
 
-        So long that may take at the pace of the slowest.
+        Eager peers average gradients; what models differ by stays until they are averaged, too.
         """
-        versions: int = self.options.get("average_models_every", 0)
-        return versions * max(self.step_s)
+        steps: int = max(self.options.get(name, 0) for name in ("average_models_every", "period"))
+        return steps * max(self.step_s)
 
     @property
     def names(self) -> tuple[str, ...]:
