@@ -16,6 +16,7 @@ groups by hand through `driver.swarm`.
 """
 
 import asyncio
+import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -78,6 +79,9 @@ class PeerLifecycle:
         self.why_stopped = ""
         self.algorithm = algorithm
         self._writer: SnapshotWriter | None = None
+        self._leaving: asyncio.Task[None] | None = None
+        self._leaves_by = math.inf  # a running average may last until then
+        self._grace: asyncio.Timeout | None = None
 
     # --- what a loop asks, before the peer listens too --------------------------------------------
 
@@ -299,14 +303,28 @@ class PeerLifecycle:
             await self.driver.wait_for_change()
 
     async def leave(self, grace_s: Seconds) -> None:
-        """Let a running average end, say goodbye, close everything."""
+        """Let a running average end, say goodbye, close everything.
+
+        All of that once: who asks again while it goes on (Ctrl-C) waits for it, and may only make
+        it shorter. A gRPC server that is stopped twice at the same time is a crash.
+        """
+        loop = asyncio.get_running_loop()
+        self._leaves_by = min(self._leaves_by, loop.time() + grace_s)
+        if self._leaving is None:
+            self._leaving = loop.create_task(self._leave(grace_s))
+        elif self._grace:
+            self._grace.reschedule(self._leaves_by)
+        await asyncio.shield(self._leaving)
+
+    async def _leave(self, grace_s: Seconds) -> None:
         driver = self.driver
         try:
             driver.withdraw()
             with suppress(TimeoutError):
-                async with asyncio.timeout(grace_s):
+                async with asyncio.timeout_at(self._leaves_by) as self._grace:
                     while driver.averages.running:
                         await driver.wait_for_change()
+            self._grace = None
             driver.machine.leave(driver.now)
             driver.pump()
         finally:  # whatever else fails: what stays open would hang the next peer of this process

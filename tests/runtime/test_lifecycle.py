@@ -1,6 +1,8 @@
 """A peer's lifecycle: what each part of it does, and that nothing else puts a peer together."""
 
+import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -113,3 +115,24 @@ def test_nothing_else_puts_a_peer_together():
     sources = [path for package in packages for path in (ROOT / package).rglob("*.py")]
     makers = [path.name for path in sources if " Driver(" in path.read_text(encoding="utf-8")]
     assert makers == ["lifecycle.py"]
+
+
+async def test_leaving_twice_at_once_closes_once_and_as_soon_as_the_shorter_grace_says():
+    """Ctrl-C while a peer leaves; stopping a gRPC server twice at once is a crash."""
+    fleet = Fleet()
+    a = await fleet.peer("a", 1.0)
+    await a.join()
+    closed, close = [], a.driver.transport.close
+
+    async def counted(grace_s: float) -> None:
+        closed.append(asyncio.get_running_loop().time())
+        await close(grace_s)
+
+    a.driver.transport.close = counted
+    a.driver.averages._groups["one that does not end"] = SimpleNamespace(task=None)
+    before = asyncio.get_running_loop().time()
+    first = asyncio.create_task(a.leave(60.0))
+    await asyncio.sleep(1.0)
+    await a.leave(0.5)
+    await first
+    assert closed == [pytest.approx(before + 1.5)]
