@@ -74,6 +74,8 @@ class Timed:
     """What stands where `optimizer.step` stood."""
     beside_s: Seconds
     """Processor time of a step on other threads than the trainer's: what moving bytes takes."""
+    steps_s: Sequence[Seconds]
+    """Of all steps."""
 
 
 class Stack(nn.Sequential):
@@ -162,11 +164,12 @@ def _timed(
     beside_s = process_time() - thread_time() - beside_s
     setting.barrier.wait(LIMIT_S)
     return Timed(
-        (rows[-1][3] - rows[0][0]) / len(rows),
+        median(row[3] - row[0] for row in rows),
         median(row[1] - row[0] for row in rows),
         median(row[2] - row[1] for row in rows),
         median(row[3] - row[2] for row in rows),
         beside_s / len(rows),
+        [row[3] - row[0] for row in rows],
     )
 
 
