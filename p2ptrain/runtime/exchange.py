@@ -279,7 +279,7 @@ class BucketExchange:
         loop = asyncio.get_running_loop()
         self.reduced = [loop.create_future() for _ in self._mine]
         """One for each chunk of this member's shard."""
-        self._own_squares = 0.0
+        self._squares = [0.0 for _ in self._mine]  # of the means, chunk by chunk
         self._refilled: set[int] = set()
         self._writing = asyncio.Lock()
         self._written: dict[int, memoryview] = {}
@@ -393,7 +393,7 @@ class BucketExchange:
             await self._exchange.means_may_leave.wait()
             for reduced in self.reduced:
                 await reduced
-            await self._exchange.send(caller, stream, memoryview(SQUARES.pack(self._own_squares)))
+            await self._exchange.send(caller, stream, memoryview(SQUARES.pack(sum(self._squares))))
         for index in self._in_order_of_means(self._mine):
             await self.reduced[index]
             await self._exchange.means_may_leave.wait()
@@ -414,18 +414,18 @@ class BucketExchange:
         squares = await self._compute(reduce, parts)
         self.square_sum += squares
         parts.clear()
+        if self._bucket.norm_of:
+            self._squares[index] = self._squares_of(self._mine[index].span)
         self.reduced[index].set_result(None)
-        if all(one.done() for one in self.reduced) and self._bucket.norm_of:
-            self._own_squares = self._squares_of_means()
-            self.norm.tell(self._exchange.me, self._own_squares)
+        if all(one.done() for one in self.reduced):
+            self.norm.tell(self._exchange.me, sum(self._squares))
         self._is_here(self._mine[index])
         self._exchange.arrived()
 
-    def _squares_of_means(self) -> float:
-        """Of our shard, as far as it counts."""
-        stop, vector_V = self._bucket.norm_of, self.mix.vector_V
-        spans = [own.span for own in self._mine]
-        return sum(exact_squares(vector_V[s.start : min(s.stop, stop)]) for s in spans)
+    def _squares_of(self, span: Span) -> float:
+        """Of a chunk's means, as far as they count."""
+        stop = min(span.stop, self._bucket.norm_of)
+        return exact_squares(self.mix.vector_V[span.start : stop])
 
     def _is_here(self, chunk: "_Chunk") -> None:
         self._missing[chunk.cut] -= 1
