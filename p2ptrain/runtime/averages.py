@@ -105,9 +105,9 @@ class Averages:
 
     @property
     def norm_of(self) -> int:
-        """Of so many numbers of gradients the norm is told before the means: those of no buffers.
+        """How many numbers the norm of the gradients is of: all but the buffers.
 
-        Where updates are made before all means are here; 0 elsewhere.
+        0 where updates wait for all means anyway: then members do not state their squares.
         """
         replica = self.replica
         both = self.host.algorithm.overlaps == "both"
