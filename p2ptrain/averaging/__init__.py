@@ -5,6 +5,7 @@ Neither this nor an algorithm imports torch, numpy, asyncio or grpc.
 
 from p2ptrain.averaging.base import (
     Algorithm,
+    CompressedGradients,
     Entries,
     Factors,
     GradientSum,
@@ -26,7 +27,8 @@ from p2ptrain.ids import PeerId, Seconds, Ticket
 
 __all__ = ["Algorithm", "Swarm"]  # what an algorithm is, and what it may ask for
 __all__ += ["Group", "GroupResult", "Mean", "Outcome", "What"]  # groups
-__all__ += ["Entries", "Factors", "GradientSum", "Part"]  # sums of a part of the gradients
+__all__ += ["CompressedGradients", "GradientSum"]  # sums of a part of the gradients
+__all__ += ["Entries", "Factors", "Part"]  # and what such a part is
 __all__ += ["check_bucket"]  # gradients that travel behind the passes that make them
 __all__ += ["NOBODY", "Round", "Rule"]  # schedules
 __all__ += ["AlgorithmMessage", "in_turn"]  # what algorithms tell each other, whom they ask first

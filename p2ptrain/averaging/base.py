@@ -426,6 +426,43 @@ class Algorithm:
         return getattr(type(self), moment) is not getattr(Algorithm, moment)
 
 
+class CompressedGradients(Algorithm):
+    """Base of those that average a part of the gradients of peers in step: `sum` says which.
+
+    What is left out stays in each peer's residual, for later means. Momentum, Adam and clipping
+    come after the mean.
+    """
+
+    averages = "gradients"
+    trainer_waits = True
+    in_step = True
+    compresses = True
+
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class Config:
+        """When a gradient travels whole."""
+
+        dense_versions: int = 0
+        """The first so many versions are averaged whole, as `allreduce` does: a young model changes
+        everywhere at once (Ok-Topk's VGG: 512)."""
+
+        def __post_init__(self) -> None:
+            if self.dense_versions < 0:
+                raise ConfigError(f"dense_versions = {self.dense_versions} must be 0 or more")
+
+    async def after_backward(self, swarm: Swarm) -> None:
+        await swarm.form_everyone()
+
+    async def average(self, group: Group) -> None:
+        is_whole = (group.version or 0) < self.config.dense_versions
+        await group.reduce(None if is_whole else self.sum)
+        await group.commit()
+
+    async def sum(self, group: GradientSum) -> tuple[Part, Part]:
+        """What this peer has sent of its gradients, and what the sum of all is."""
+        raise NotImplementedError
+
+
 def in_turn(peers: Sequence[PeerId], met: Mapping[PeerId, int], rng: Random) -> list[PeerId]:
     """Some of `peers`: those never met, then those met longest ago; else in random order."""
     some = rng.sample(list(peers), min(len(peers), MOST_ASKED))

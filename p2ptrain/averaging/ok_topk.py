@@ -40,7 +40,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from p2ptrain.averaging import Algorithm, ConfigError, Entries, GradientSum, Group, Swarm
+from p2ptrain.averaging import CompressedGradients, ConfigError, Entries, GradientSum, Group
 
 QUANTILES = 64
 """Of a member's indices. More: bytes; fewer: regions of less equal load."""
@@ -56,15 +56,11 @@ CORRECTION = 1.025
 """Of the local threshold, after each step (as in the paper's code for BERT)."""
 
 
-class OkTopk(Algorithm):
-    averages = "gradients"
-    trainer_waits = True
-    in_step = True
-    compresses = True
+class OkTopk(CompressedGradients):
     state_names = ("threshold",)
 
     @dataclass(frozen=True, slots=True, kw_only=True)
-    class Config:
+    class Config(CompressedGradients.Config):
         """How much of a gradient travels."""
 
         density: float = 0.01
@@ -72,36 +68,26 @@ class OkTopk(Algorithm):
         result holds: k = density * n. Too small: numbers wait for many steps, and learning suffers;
         too large: few bytes are saved."""
 
-        dense_versions: int = 0
-        """The first so many versions are averaged whole, as `allreduce` does: a young model changes
-        everywhere at once (the paper's VGG: 512)."""
-
         exact_every: int = 64
         """Versions between two exact computations of the local threshold. Too small: they cost
         computing; too large: nothing but the correction holds it near k."""
 
         def __post_init__(self) -> None:
+            CompressedGradients.Config.__post_init__(self)
             if not 0 < self.density <= 1:
                 raise ConfigError(f"density = {self.density} must be above 0 and at most 1")
-            if self.dense_versions < 0:
-                raise ConfigError(f"dense_versions = {self.dense_versions} must be 0 or more")
             if self.exact_every < 1:
                 raise ConfigError(f"exact_every = {self.exact_every} must be 1 or more")
 
     threshold = 0.0
     """Of magnitudes of what we accumulate; 0: not known."""
 
-    async def after_backward(self, swarm: Swarm) -> None:
-        await swarm.form_everyone()
-
     async def average(self, group: Group) -> None:
-        version = group.version or 0
-        if version % self.config.exact_every == 0:
+        if (group.version or 0) % self.config.exact_every == 0:
             self.threshold = 0.0
-        await group.reduce(None if version < self.config.dense_versions else self._sum)
-        await group.commit()
+        await super().average(group)
 
-    async def _sum(self, group: GradientSum) -> tuple[Entries, Entries]:
+    async def sum(self, group: GradientSum) -> tuple[Entries, Entries]:
         k, count = max(1, round(self.config.density * group.size)), len(group.members)
         chosen = await self._choose(group, k)
 

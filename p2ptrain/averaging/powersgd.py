@@ -21,45 +21,27 @@ differ in their last bits would be models that differ.
 
 from dataclasses import dataclass
 
-from p2ptrain.averaging import Algorithm, ConfigError, Factors, GradientSum, Group, Part, Swarm
+from p2ptrain.averaging import CompressedGradients, ConfigError, Factors, GradientSum, Part
 
 
-class PowerSGD(Algorithm):
-    averages = "gradients"
-    trainer_waits = True
-    in_step = True
-    compresses = True
-
+class PowerSGD(CompressedGradients):
     @dataclass(frozen=True, slots=True, kw_only=True)
-    class Config:
+    class Config(CompressedGradients.Config):
         """How much of a gradient travels."""
 
         rank: int = 4
         """Columns of a factor: r (R + C) numbers travel in place of R C. Too small: what is left
         out waits, and learning suffers; too large: few bytes are saved."""
 
-        dense_versions: int = 0
-        """The first so many versions are averaged whole, as `allreduce` does: a young model changes
-        everywhere at once."""
-
         def __post_init__(self) -> None:
+            CompressedGradients.Config.__post_init__(self)
             if self.rank < 1:
                 raise ConfigError(f"rank = {self.rank} must be 1 or more")
-            if self.dense_versions < 0:
-                raise ConfigError(f"dense_versions = {self.dense_versions} must be 0 or more")
 
     right: Factors | None = None
     """Of the last sum."""
 
-    async def after_backward(self, swarm: Swarm) -> None:
-        await swarm.form_everyone()
-
-    async def average(self, group: Group) -> None:
-        is_dense = (group.version or 0) < self.config.dense_versions
-        await group.reduce(None if is_dense else self._sum)
-        await group.commit()
-
-    async def _sum(self, group: GradientSum) -> tuple[Part, Part]:
+    async def sum(self, group: GradientSum) -> tuple[Part, Part]:
         right = self.right
         if right is None:
             right = group.random_factors(self.config.rank)

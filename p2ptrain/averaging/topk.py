@@ -18,17 +18,12 @@ residual with it: at a density of 1 %, numbers of some hundred steps. A newcomer
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from p2ptrain.averaging import Algorithm, ConfigError, Entries, GradientSum, Group, Swarm
+from p2ptrain.averaging import CompressedGradients, ConfigError, Entries, GradientSum
 
 
-class TopK(Algorithm):
-    averages = "gradients"
-    trainer_waits = True
-    in_step = True
-    compresses = True
-
+class TopK(CompressedGradients):
     @dataclass(frozen=True, slots=True, kw_only=True)
-    class Config:
+    class Config(CompressedGradients.Config):
         """How much of a gradient travels."""
 
         density: float = 0.01
@@ -36,25 +31,12 @@ class TopK(Algorithm):
         k = density * n. Too small: numbers wait for many steps, and learning suffers; too large:
         few bytes are saved."""
 
-        dense_versions: int = 0
-        """The first so many versions are averaged whole, as `allreduce` does: a young model changes
-        everywhere at once (the paper's VGG: 512)."""
-
         def __post_init__(self) -> None:
+            CompressedGradients.Config.__post_init__(self)
             if not 0 < self.density <= 1:
                 raise ConfigError(f"density = {self.density} must be above 0 and at most 1")
-            if self.dense_versions < 0:
-                raise ConfigError(f"dense_versions = {self.dense_versions} must be 0 or more")
 
-    async def after_backward(self, swarm: Swarm) -> None:
-        await swarm.form_everyone()
-
-    async def average(self, group: Group) -> None:
-        is_dense = (group.version or 0) < self.config.dense_versions
-        await group.reduce(None if is_dense else self._sum)
-        await group.commit()
-
-    async def _sum(self, group: GradientSum) -> tuple[Entries, Entries]:
+    async def sum(self, group: GradientSum) -> tuple[Entries, Entries]:
         own = await group.largest(max(1, round(self.config.density * group.size)))
         everyone: Sequence[Entries] = await group.send([own] * len(group.members))
         return own, await group.add(everyone)

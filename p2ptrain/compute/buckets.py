@@ -133,12 +133,13 @@ class Buckets(ABC):
                 return
             span = self.spans[index]
             try:
-                self._write(index, self._into_G[span.start : span.stop], self._weight)
+                is_there = self._write(index, self._into_G[span.start : span.stop], self._weight)
             except StateError:
                 self._is_good = False  # the boundary finds it again, and says so
                 return
             self._has_taken.add(index)
-            self._taken(index)
+            if is_there:
+                self._taken(index)
 
     def finish(self) -> bool:
         """The backward pass is over: write what is left; true if all that was written still holds.
@@ -154,8 +155,11 @@ class Buckets(ABC):
             return self._is_good
 
     @abstractmethod
-    def _write(self, index: int, into_S: Vector, weight: int) -> None:
-        """Write `weight` times this bucket. Raises StateError if a number is not finite."""
+    def _write(self, index: int, into_S: Vector, weight: int) -> bool:
+        """Write `weight` times this bucket. Raises StateError if a number is not finite.
+
+        False if it is under way, and `_taken` is called by itself.
+        """
 
     @abstractmethod
     def _holds(self, index: int) -> bool:

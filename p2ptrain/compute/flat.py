@@ -89,7 +89,8 @@ class _Run:
         return self.live.dtype in (torch.float32, torch.float64)
 
 
-def _is_far(device: torch.device) -> bool:
+def is_far(device: torch.device) -> bool:
+    """True if the host reaches it by copies."""
     return device.type != "cpu"
 
 
@@ -112,7 +113,7 @@ class FlatModel:
         self,
         module: nn.Module,
         beside: nn.Module | None = None,
-        staged: Callable[[torch.device], bool] = _is_far,
+        staged: Callable[[torch.device], bool] = is_far,
     ) -> None:
         self.slots: Sequence[Slot] = find_slots(module, beside)
         self.size: int = self.slots[-1].at.stop

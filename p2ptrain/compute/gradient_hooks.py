@@ -4,15 +4,20 @@ A parameter's gradient is final when as many backward passes have added to it as
 (gradient accumulation, modules that run twice are one pass each). That is a guess; what comes after
 it is found at the boundary, and costs that step its overlap. A bucket with a parameter that had no
 gradient in the step before does not wait for it.
+
+From a GPU a bucket leaves on a stream of its own (`compute/staging.py`): the hook notes what is to
+leave, a worker thread waits for it, and the backward pass for neither.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import accumulate
 
+import torch
 from torch import Tensor
-from torch.utils.hooks import RemovableHandle
 
 from p2ptrain.compute.buckets import Buckets, cut
+from p2ptrain.compute.flat import is_finite
 from p2ptrain.compute.gradients import GradientVector
 from p2ptrain.core.shards import Span
 from p2ptrain.vectors import Vector
@@ -38,6 +43,8 @@ class TorchBuckets(Buckets):
         self._missing = [0] * len(spans)
         self._seen: dict[int, list[Seen]] = {}
         self._count_due()
+        self._worker = ThreadPoolExecutor(1, "gradients") if gradients.stages else None
+        self._leaving: list[Future[None]] = []
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]  # torch's
                 self._hook(index)
@@ -45,14 +52,17 @@ class TorchBuckets(Buckets):
             for index, parameter in enumerate(self.parameters)
         ]
 
-    @property
-    def hooks(self) -> Sequence[RemovableHandle]:
-        """To be removed in the end."""
-        return self._hooks
+    def stop(self) -> None:
+        super().stop()
+        leaving = self._all_that_leave()
+        wait([one for one in leaving if not one.cancel()])
 
     def finish(self) -> bool:
-        good = super().finish()
+        super().finish()
+        for one in self._all_that_leave():
+            one.result()
         with self._lock:
+            good = self._is_good
             if any(self._fired):
                 self._due = self._fired
             self._fired = [0] * len(self.parameters)
@@ -73,10 +83,36 @@ class TorchBuckets(Buckets):
     def _count_due(self) -> None:
         self._missing = [sum(self._due[i] > 0 for i in own) for own in self._of_bucket]
 
-    def _write(self, index: int, into_S: Vector, weight: int) -> None:
+    def close(self) -> None:
+        """Nothing follows."""
+        for hook in self._hooks:
+            hook.remove()
+        if self._worker:
+            self._worker.shutdown()
+
+    def _write(self, index: int, into_S: Vector, weight: int) -> bool:
         if index < len(self._of_bucket):
             self._seen[index] = self._look(index)
-        self._vector.export_span(self.spans[index], into_S, weight)
+        if self._worker is None:
+            self._vector.export_span(self.spans[index], into_S, weight)
+            return True
+        leaving, taken = self._vector.leave_span(self.spans[index]), self._taken
+
+        def bring() -> None:
+            into = torch.from_numpy(into_S)
+            leaving.bring(into, weight)
+            if is_finite(into):
+                taken(index)
+            else:
+                self._is_good = False
+
+        self._leaving.append(self._worker.submit(bring))
+        return False
+
+    def _all_that_leave(self) -> list[Future[None]]:
+        with self._lock:
+            leaving, self._leaving = self._leaving, []
+        return leaving
 
     def _holds(self, index: int) -> bool:
         return index == len(self._of_bucket) or self._seen[index] == self._look(index)

@@ -28,9 +28,10 @@ for once, in all that was written; only then does somebody ask for names.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain, compress, groupby
 
 import numpy as np
@@ -38,8 +39,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from p2ptrain.compute.flat import FlatModel, check_vector, is_finite
+from p2ptrain.compute.flat import FlatModel, check_vector, is_far, is_finite
 from p2ptrain.compute.replica import Vector
+from p2ptrain.compute.staging import Leaving, Stage, lane_of
 from p2ptrain.core.shards import Span
 from p2ptrain.errors import StateError
 
@@ -75,20 +77,29 @@ class _Part:
         kind = "the gradient of parameter" if self.is_gradient else "buffer"
         return f"{kind} {self.name}"
 
+    def gather(self) -> Tensor | None:
+        """What there is now, in one piece on its device."""
+        values = self._dense()
+        return None if values is None else values.reshape(-1)
+
     def write(self, into: Tensor, weight: int) -> None:
-        values, there = self.values, into[self.at]
+        values, there = self._dense(), into[self.at]
         if values is None:
             there.zero_()
             return
-        if values.layout != torch.strided:
-            raise StateError(
-                f"{self.what} is sparse, which cannot be averaged; build it with sparse=False"
-            )
-        values, there = values.detach(), there.view(values.shape)
+        there = there.view(values.shape)
         if (values.dtype, values.device) == (into.dtype, into.device):
             torch.mul(values, weight, out=there)  # at once: gradients do not fit into a cache
         else:
             there.copy_(values).mul_(weight)
+
+    def _dense(self) -> Tensor | None:
+        values = self.values
+        if values is not None and values.layout != torch.strided:
+            raise StateError(
+                f"{self.what} is sparse, which cannot be averaged; build it with sparse=False"
+            )
+        return None if values is None else values.detach()
 
     def read(self, mean_G: Vector, flags: Flags) -> None:
         if self.is_gradient and not flags[0]:
@@ -122,7 +133,7 @@ class _Batch:
 
     def __init__(self, parts: Sequence[_Part]) -> None:
         self._parts = parts
-        self._at = slice(parts[0].at.start, parts[-1].at.stop)
+        self.at = slice(parts[0].at.start, parts[-1].at.stop)
         self._is_gradient = parts[0].is_gradient
         self._tensors = [part.tensor for part in parts]
         rows = {tensor.shape[1:] if tensor.dim() else None for tensor in self._tensors}
@@ -135,19 +146,28 @@ class _Batch:
         """So many parts."""
         return len(self._parts)
 
-    def write(self, into: Tensor, weight: int) -> None:
-        room, there = self._made(), into[self._at]
-        values = self._values()
+    def gather(self) -> Tensor:
+        """What there is now, in one piece on its device; overwritten the next time."""
+        room, values = self._made(), self._values()
         try:
             if len(values) < len(self._parts):
                 has = [part.values is not None for part in self._parts]
                 room.zero_()
-                torch._foreach_copy_(list(compress(self._views, has)), values)
+                if values:
+                    torch._foreach_copy_(list(compress(self._views, has)), values)
             elif self._row is not None and values[0].dtype == room.dtype:
                 torch.cat(values, out=room.view(-1, *self._row))  # three times as fast
             else:
                 torch._foreach_copy_(self._views, values)
-        except RuntimeError:  # one of them is sparse: named there, like whatever else it is
+        except RuntimeError as error:
+            raise StateError("one of these gradients is sparse, or of another kind") from error
+        return room
+
+    def write(self, into: Tensor, weight: int) -> None:
+        there = into[self.at]
+        try:
+            room = self.gather()
+        except StateError:  # named there, like whatever else it is
             for part in self._parts:
                 part.write(into, weight)
             return
@@ -157,7 +177,7 @@ class _Batch:
             there.copy_(room).mul_(weight)
 
     def read(self, mean_G: Vector, flags: Flags) -> None:
-        room, mean, parts, views = self._made(), mean_G[self._at], self._parts, self._views
+        room, mean, parts, views = self._made(), mean_G[self.at], self._parts, self._views
         if self._is_gradient and not flags.all():
             for part in compress(parts, 1 - flags):
                 part.tensor.grad = None
@@ -184,8 +204,8 @@ class _Batch:
     def _made(self) -> Tensor:
         """The memory between, made at the first use: not every peer averages gradients."""
         if self._room is None:
-            device, first = self._tensors[0].device, self._at.start
-            self._room = torch.empty(self._at.stop - first, dtype=torch.float32, device=device)
+            device, first = self._tensors[0].device, self.at.start
+            self._room = torch.empty(self.at.stop - first, dtype=torch.float32, device=device)
             for part in self._parts:
                 at = slice(part.at.start - first, part.at.stop - first)
                 self._views.append(self._room[at].view(part.tensor.shape))
@@ -195,8 +215,8 @@ class _Batch:
 class GradientVector:
     """Exports and imports the gradients of one flat model. The trainer waits meanwhile."""
 
-    def __init__(self, flat: FlatModel) -> None:
-        self._flat = flat
+    def __init__(self, flat: FlatModel, *, staged: Callable[[torch.device], bool] = is_far) -> None:
+        self._flat, self._staged = flat, staged
         self._parts = list(_parts(flat))
         self.parameters = [part.tensor for part in self._parts if part.is_gradient]
         """Those whose gradients these are, in order."""
@@ -236,21 +256,42 @@ class GradientVector:
             into_G.fill(0)
             raise
 
+    @cached_property
+    def stages(self) -> Mapping[torch.device, Stage]:
+        """Lanes of devices that gradients leave by; none where all are on the host."""
+        devices = {tensor.device for tensor in self.parameters}
+        return {device: Stage(lane_of(device)) for device in devices if self._staged(device)}
+
+    def leave_span(self, span: Span) -> Leaving:
+        """The whole parts (gradients or buffers) in one span, as they are on the caller's stream.
+
+        They leave in its `bring`, on another thread. One at a time of each span.
+
+        Raises:
+            StateError: if a gradient is sparse.
+        """
+        with torch.no_grad():
+            return Leaving(self.stages, [(move.at, move.gather()) for move in self._of(span)])
+
     def export_span(self, span: Span, into_S: Vector, weight: int) -> None:
-        """As `export`, of the whole parts (gradients or buffers) in one span of the G numbers."""
+        """As `export`, of the whole parts in one span of the G numbers."""
+        check_vector(into_S, span.size, "the bucket")
+        into = torch.from_numpy(into_S)
+        with torch.no_grad():
+            for move in self._of(span):
+                move.write(into, weight)
+        if not is_finite(into):
+            raise StateError("a number of this bucket is not finite")
+
+    def _of(self, span: Span) -> Sequence[_Part | _Batch]:
+        """How the parts of a span are moved; `at` is among its numbers."""
         if span not in self._spans:
             shifted = (
                 replace(p, at=slice(p.at.start - span.start, p.at.stop - span.start))
                 for p in self._parts[self._in(span)]
             )
             self._spans[span] = list(_moves(shifted))
-        check_vector(into_S, span.size, "the bucket")
-        into = torch.from_numpy(into_S)
-        with torch.no_grad():
-            for move in self._spans[span]:
-                move.write(into, weight)
-        if not is_finite(into):
-            raise StateError("a number of this bucket is not finite")
+        return self._spans[span]
 
     def load(self, mean_G: Vector, mask: bytes) -> None:
         """Set gradients and buffers from the group's mean.

@@ -11,6 +11,8 @@ way, the host works on the other, so that all of a model passes through a few me
 * The lane waits, on the device, for the trainer's last boundary (`after`): it reads what the
   optimizer has written, and overwrites an arrived delta that has been taken.
 * A worker thread waits, on the host, for its own copies.
+* Gradients that leave within the backward pass (`Leaving`) wait, on the device, for the kernels
+  that made them, and for none that came later.
 * The trainer's stream waits, on the device, for a delta that was on its way to it before the
   boundary began (`Arrival.take`), and for nothing that a network does.
 
@@ -18,7 +20,7 @@ Where there is no stream, on the CPU, the same code copies at once and waits for
 how it is tested everywhere.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -53,6 +55,14 @@ class Lane(Protocol):
         """Let what comes next wait for all that the caller's stream was asked to do until now."""
         ...
 
+    def now(self) -> Mark:
+        """What the caller's stream was asked to do until now."""
+        ...
+
+    def follow(self, mark: Mark) -> None:
+        """Let what comes next wait for `mark`, on the device."""
+        ...
+
     def hold(self, mark: Mark) -> None:
         """Let the caller's stream wait for `mark`, on the device."""
         ...
@@ -76,6 +86,14 @@ class CudaLane:
 
     def after(self) -> None:
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
+
+    def now(self) -> Mark:
+        mark: Mark = torch.cuda.current_stream(self._device).record_event()
+        return mark
+
+    def follow(self, mark: Mark) -> None:
+        assert isinstance(mark, torch.cuda.Event)
+        self._stream.wait_event(mark)
 
     def hold(self, mark: Mark) -> None:
         if isinstance(mark, torch.cuda.Event):  # or nothing was copied: an empty tensor
@@ -101,6 +119,12 @@ class HostLane:
 
     def after(self) -> None:
         """Nobody is ahead of us."""
+
+    def now(self) -> Mark:
+        return _Done()
+
+    def follow(self, mark: Mark) -> None:
+        """It is done."""
 
     def hold(self, mark: Mark) -> None:
         """Nobody is behind."""
@@ -152,6 +176,34 @@ class Stage:
             piece.copy_(source[at])
             self._busy[turn] = last = self.lane.copy(into[at], piece)
         return last
+
+
+class Leaving:
+    """Numbers that leave their devices while the trainer goes on: made by it, brought by a worker.
+
+    Args:
+        stages: of the devices that the host reaches by a lane.
+        values: one-dimensional, and where among the numbers that are written they go; None: zeros.
+    """
+
+    def __init__(
+        self, stages: Mapping[torch.device, Stage], values: Sequence[tuple[slice, Tensor | None]]
+    ) -> None:
+        self._stages, self._values = stages, values
+        self._made = {device: stage.lane.now() for device, stage in stages.items()}
+
+    def bring(self, into: Tensor, weight: int) -> None:
+        """``into = weight * float32(values)``; `into` is on the host."""
+        for device, mark in self._made.items():
+            self._stages[device].lane.follow(mark)
+        for at, values in self._values:
+            if values is None:
+                into[at].zero_()
+            elif stage := self._stages.get(values.device):
+                stage.bring(values, into[at], adds=False)
+            else:
+                into[at].copy_(values)
+        into.mul_(weight)
 
 
 class Arrival:

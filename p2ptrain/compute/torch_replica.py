@@ -59,7 +59,7 @@ class TorchReplica:
         self._flat = FlatModel(module, self._moments)
         self._gradients = GradientVector(self._flat)
         self._digest: tuple[int, int] | None = None  # after so many updates
-        self._hooks: list[RemovableHandle] = []
+        self._buckets: list[TorchBuckets] = []
         self.is_updating = False
         """It makes a piece of an update: the optimizer's step is ours."""
 
@@ -236,7 +236,7 @@ class TorchReplica:
         """Buckets that hooks on the parameters fill, until `release`."""
         most = bucket_size(self.gradient_size - self.buffer_size, mib)
         buckets = TorchBuckets(self._gradients, most)
-        self._hooks.extend(buckets.hooks)
+        self._buckets.append(buckets)
         return buckets
 
     def defers_updates(
@@ -293,8 +293,8 @@ class TorchReplica:
 
         Call it when no more deltas will come. A second call does nothing.
         """
-        for hook in self._hooks:
-            hook.remove()
+        for buckets in self._buckets:
+            buckets.close()
         self._flat.release()
 
     def _check(self) -> None:

@@ -151,15 +151,16 @@ class VectorBuckets(Buckets):
         self._seen: dict[int, Vector] = {}
         self.is_held = True  # a gradient is there at once; the loop says when it would be
 
-    def _write(self, index: int, into_S: Vector, weight: int) -> None:
+    def _write(self, index: int, into_S: Vector, weight: int) -> bool:
         span, gradient = self.spans[index], self._replica.gradient
         if index == self._gradients:
             into_S[:] = weight
-            return
+            return True
         if not np.isfinite(gradient).all():
             raise StateError("the gradient is not finite")
         self._seen[index] = gradient
         into_S[:] = gradient[span.start : span.stop] * np.float32(weight)
+        return True
 
     def _holds(self, index: int) -> bool:
         return index == self._gradients or self._seen[index] is self._replica.gradient

@@ -1,5 +1,6 @@
 """Between a device and the host: the same numbers as without a lane, whoever is how far behind."""
 
+import threading
 from collections.abc import Callable
 
 import numpy as np
@@ -10,8 +11,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from p2ptrain.compute import flat as flat_module
+from p2ptrain.compute import gradients as gradients_module
 from p2ptrain.compute import staging
 from p2ptrain.compute.flat import FlatModel
+from p2ptrain.compute.gradient_hooks import TorchBuckets
+from p2ptrain.compute.gradients import GradientVector
 from p2ptrain.compute.staging import Arrival, HostLane, Lane, Mark, Stage, lane_of
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
@@ -177,6 +181,107 @@ def test_with_a_lane_a_model_goes_through_the_same_numbers_as_without(lane, stor
     update(plain, 0)
     update(staged, 0)
     assert live(staged) == live(plain)
+
+
+# --- gradients that leave within the backward pass ------------------------------------------------
+
+
+class GatedLane(HostLane):
+    """Copies wait at a gate."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+
+    def copy(self, into: Tensor, source: Tensor) -> Mark:
+        assert self.gate.wait(10)
+        return super().copy(into, source)
+
+
+class Step:
+    """One backward pass of a model whose gradients leave by `lane`, and what came of it."""
+
+    def __init__(self, lane: Lane | None) -> None:
+        self.module = nn.Sequential(nn.Linear(300, 70), nn.Linear(70, 1), nn.BatchNorm1d(1))
+        self.module.unused = nn.Linear(7, 7)
+        for parameter in self.module.parameters():
+            nn.init.normal_(parameter, generator=torch.Generator().manual_seed(1))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(gradients_module, "lane_of", lambda _: lane)
+            vector = GradientVector(FlatModel(self.module), staged=lambda _: lane is not None)
+            self.buckets = TorchBuckets(vector, 100)
+        self.vector_G = np.full(vector.size, np.nan, np.float32)
+        self.taken: list[int] = []
+
+    def backward(self) -> None:
+        self.buckets.begin(self.vector_G, 3, self.taken.append)
+        self.module[:3](torch.ones(4, 300)).square().sum().backward()
+
+
+def test_gradients_that_leave_by_a_lane_are_those_that_are_written_at_once():
+    written = Step(None)
+    written.backward()
+    assert written.buckets.finish()
+    for lane in (HostLane(), LateLane()):
+        left = Step(lane)
+        left.backward()
+        assert left.buckets.finish()
+        assert sorted(left.taken) == [*range(len(left.buckets.spans))]
+        assert left.vector_G.tobytes() == written.vector_G.tobytes()
+        left.buckets.close()
+
+
+def test_the_backward_pass_does_not_wait_for_gradients_that_leave():
+    lane = GatedLane()
+    step = Step(lane)
+    step.backward()
+    assert step.taken == []
+    lane.gate.set()
+    assert step.buckets.finish()
+    assert sorted(step.taken) == [*range(len(step.buckets.spans))]
+    step.buckets.close()
+
+
+def test_nothing_leaves_after_the_stop_and_the_next_step_is_whole():
+    lane = GatedLane()
+    step = Step(lane)
+    step.backward()
+    threading.Timer(0.01, lane.gate.set).start()
+    step.buckets.stop()
+    before = step.vector_G.tobytes()
+    assert len(step.taken) <= 1  # the one that had begun
+    assert not step.buckets.finish()
+    assert step.vector_G.tobytes() == before
+    step.backward()
+    assert step.buckets.finish()
+    step.buckets.close()
+
+
+def test_an_infinite_gradient_that_leaves_is_found_at_the_boundary():
+    step = Step(HostLane())
+    step.module[0].weight.register_hook(lambda gradient: gradient * torch.inf)
+    step.backward()
+    assert not step.buckets.finish()
+    step.buckets.close()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_on_a_gpu_gradients_leave_while_the_backward_pass_goes_on():
+    module = nn.Sequential(*(nn.Linear(512, 512) for _ in range(4))).cuda()
+    vector = GradientVector(FlatModel(module))
+    buckets, into_G = TorchBuckets(vector, 512 * 512), np.zeros(vector.size, np.float32)
+    inputs = torch.ones(8, 512, device="cuda")
+    module(inputs).sum().backward()
+    expected = np.empty(vector.size, np.float32)
+    vector.export(expected, 2)
+    module.zero_grad()
+    buckets.begin(into_G, 2, lambda _: None)
+    torch.cuda._sleep(2_000_000_000)  # about a second of the trainer's stream
+    module(inputs).sum().backward()
+    assert not torch.cuda.current_stream().query(), "no hook has waited for the device"
+    assert buckets.finish()
+    assert into_G.tobytes() == expected.tobytes()
+    buckets.close()
 
 
 @pytest.mark.gpu
