@@ -144,7 +144,9 @@ class FlatModel:
         devices = dict.fromkeys(run.live.device for run in self._runs)
         self._stages = {device: Stage(lane_of(device)) for device in devices if staged(device)}
         self._arrivals = [  # one for each run, None where the host is at home
-            Arrival(stage, run.live) if (stage := self._stages.get(run.live.device)) else None
+            Arrival(stage, len(run.live), run.live.device)
+            if (stage := self._stages.get(run.live.device))
+            else None
             for run in self._runs
         ]
         self.synchronize()  # the first snapshot may come from a thread with another stream

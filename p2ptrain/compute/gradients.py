@@ -41,7 +41,7 @@ from torch import Tensor
 
 from p2ptrain.compute.flat import FlatModel, check_vector, is_far, is_finite
 from p2ptrain.compute.replica import Vector
-from p2ptrain.compute.staging import Leaving, Stage, lane_of
+from p2ptrain.compute.staging import Arrival, Leaving, Stage, lane_of
 from p2ptrain.core.shards import Span
 from p2ptrain.errors import StateError
 
@@ -224,6 +224,7 @@ class GradientVector:
         self._gradients = list(_moves(self._parts[:count]))
         self._buffers = list(_moves(self._parts[count:]))
         self._spans: dict[Span, Sequence[_Part | _Batch]] = {}
+        self._arrivals: dict[Span, Mapping[torch.device, Arrival]] = {}
         self.size: int = self._parts[-1].at.stop
         """G."""
         self.buffer_size: int = self.size - self._parts[count - 1].at.stop
@@ -331,10 +332,15 @@ class GradientVector:
         here = self._parts[at]
         parts = [p for i, p in enumerate(here, at.start) if p.is_gradient and flags[i]]
         before = [part.tensor.grad for part in parts]
+        rooms = self._send(span, mean_G)
         with torch.no_grad():
             for part in parts:
                 part.tensor.grad = None
-                part.take(mean_G)
+                if (room := rooms.get(part.tensor.device)) is None:
+                    part.take(mean_G)
+                else:
+                    mean = room[part.at.start - span.start : part.at.stop - span.start]
+                    part.tensor.grad = mean.view(part.tensor.shape).to(part.tensor.dtype)
             for part in here:
                 if not part.is_gradient:
                     part.take(mean_G)
@@ -343,6 +349,20 @@ class GradientVector:
         finally:
             for part, grad in zip(parts, before, strict=True):
                 part.tensor.grad = grad
+            for device in rooms:
+                self.stages[device].lane.after()  # the rooms are free when the update is made
+
+    def _send(self, span: Span, mean_G: Vector) -> Mapping[torch.device, Tensor]:
+        """The means of one span on each device that has a lane; the caller's stream waits there."""
+        if span not in self._arrivals:
+            self._arrivals[span] = {
+                device: Arrival(stage, span.size, device) for device, stage in self.stages.items()
+            }
+        arrivals = self._arrivals[span]
+        return {
+            device: arrival.take(torch.from_numpy(mean_G[span.start : span.stop]))
+            for device, arrival in arrivals.items()
+        }
 
     def _in(self, span: Span) -> slice:
         """The parts in one span; it begins and ends with whole ones."""

@@ -20,6 +20,7 @@ Where there is no stream, on the CPU, the same code copies at once and waits for
 how it is tested everywhere.
 """
 
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
@@ -136,10 +137,10 @@ def lane_of(device: torch.device) -> Lane:
 
 
 class Stage:
-    """The lane of one device with its two pieces. One thread at a time: callers hold a lock."""
+    """The lane of one device with its two pieces; any thread, one after the other."""
 
     def __init__(self, lane: Lane) -> None:
-        self.lane = lane
+        self.lane, self._lock = lane, threading.Lock()
         self._pieces = [lane.memory() for _ in range(PIECES)]
         self._busy: list[Mark] = [_Done() for _ in range(PIECES)]
 
@@ -152,15 +153,16 @@ class Stage:
             adds: whether to add to what `into` holds.
         """
         waiting: tuple[slice, Tensor, Mark] | None = None
-        for turn, at in _pieces(len(source), source.element_size()):
-            piece = self._pieces[turn].view(source.dtype)[: at.stop - at.start]
-            self._busy[turn].synchronize()
-            self._busy[turn] = self.lane.copy(piece, source[at])
+        with self._lock:
+            for turn, at in _pieces(len(source), source.element_size()):
+                piece = self._pieces[turn].view(source.dtype)[: at.stop - at.start]
+                self._busy[turn].synchronize()
+                self._busy[turn] = self.lane.copy(piece, source[at])
+                if waiting:
+                    _put(into, *waiting, adds=adds)
+                waiting = at, piece, self._busy[turn]
             if waiting:
                 _put(into, *waiting, adds=adds)
-            waiting = at, piece, self._busy[turn]
-        if waiting:
-            _put(into, *waiting, adds=adds)
 
     def send(self, source: Tensor, into: Tensor) -> Mark:
         """``into = source``, piece by piece; `source` may be changed when this returns.
@@ -170,11 +172,12 @@ class Stage:
             into: of the same dtype, on the device.
         """
         last: Mark = _Done()
-        for turn, at in _pieces(len(source), source.element_size()):
-            piece = self._pieces[turn].view(source.dtype)[: at.stop - at.start]
-            self._busy[turn].synchronize()
-            piece.copy_(source[at])
-            self._busy[turn] = last = self.lane.copy(into[at], piece)
+        with self._lock:
+            for turn, at in _pieces(len(source), source.element_size()):
+                piece = self._pieces[turn].view(source.dtype)[: at.stop - at.start]
+                self._busy[turn].synchronize()
+                piece.copy_(source[at])
+                self._busy[turn] = last = self.lane.copy(into[at], piece)
         return last
 
 
@@ -207,11 +210,11 @@ class Leaving:
 
 
 class Arrival:
-    """Room on a device for what is pending for one stretch of a model, and what is known of it."""
+    """Room on a device for `count` numbers on their way to it, and what is known of them."""
 
-    def __init__(self, stage: Stage, live: Tensor) -> None:
+    def __init__(self, stage: Stage, count: int, device: torch.device) -> None:
         self._stage = stage
-        self._room = torch.empty(len(live), dtype=torch.float32, device=live.device)
+        self._room = torch.empty(count, dtype=torch.float32, device=device)
         self._sent: Mark | None = None
 
     def send(self, pending: Tensor) -> None:

@@ -95,7 +95,7 @@ def test_pieces_that_are_under_way_are_not_written_over(stage: Stage):
 
 
 def test_an_arrival_is_waited_for_taken_once_and_brought_if_nobody_sent_it(stage: Stage):
-    arrival = Arrival(stage, torch.zeros(9))
+    arrival = Arrival(stage, 9, torch.device("cpu"))
     arrival.send(numbers(9))
     assert arrival.take(torch.zeros(9)).equal(numbers(9))  # what was sent, without another copy
     assert arrival.take(numbers(9) + 1).equal(numbers(9) + 1)
@@ -209,6 +209,7 @@ class Step:
             patch.setattr(gradients_module, "lane_of", lambda _: lane)
             vector = GradientVector(FlatModel(self.module), staged=lambda _: lane is not None)
             self.buckets = TorchBuckets(vector, 100)
+        self.vector = vector
         self.vector_G = np.full(vector.size, np.nan, np.float32)
         self.taken: list[int] = []
 
@@ -253,6 +254,25 @@ def test_nothing_leaves_after_the_stop_and_the_next_step_is_whole():
     assert step.vector_G.tobytes() == before
     step.backward()
     assert step.buckets.finish()
+    step.buckets.close()
+
+
+@pytest.mark.parametrize("lane", [HostLane, LateLane])
+def test_means_come_by_a_lane_and_gradients_are_as_they_were_afterwards(lane):
+    step = Step(lane())
+    step.backward()
+    step.buckets.finish()
+    parameters = step.vector.parameters
+    before = [None if p.grad is None else p.grad.clone() for p in parameters]
+    mask, mean_G = step.vector.mask(), np.arange(step.vector.size, dtype=np.float32)
+    for _ in range(2):  # the room is used again
+        mean_G += 1
+        for span in step.buckets.spans:
+            with step.vector.lent(span, mean_G, mask) as wanted:
+                lent = [number for p in wanted for number in p.grad.reshape(-1).tolist()]
+            assert lent == mean_G[span.start : span.start + len(lent)].tolist()
+    for parameter, grad in zip(parameters, before, strict=True):
+        assert (parameter.grad is None) if grad is None else parameter.grad.equal(grad)
     step.buckets.close()
 
 
