@@ -36,7 +36,8 @@ def page_of(name: str) -> str:
 def options_of(kind: type[Algorithm]) -> str:
     """Every option with its default and what it does."""
     texts = {name: markdown(text) for name, text in texts_of(kind.Config).items()}
-    fields = dataclasses.fields(kind.Config)
+    own = inspect.get_annotations(kind.Config)
+    fields = sorted(dataclasses.fields(kind.Config), key=lambda field: field.name not in own)
     if not fields:
         return "None."
     table = f"[options.{kind.__module__.rpartition('.')[2]}]"
