@@ -56,7 +56,7 @@ class Group:
             accumulated_G, algorithm = gradient_G + self.left[peer], self.algorithms[peer]
             if self.version % getattr(algorithm.config, "exact_every", 1) == 0:
                 algorithm.threshold = 0.0
-            one = GroupGradientSum(algorithm._sum, self.names, peer, accumulated_G, (), inline)
+            one = GroupGradientSum(algorithm.sum, self.names, peer, accumulated_G, (), inline)
             self.sums[peer] = one
             runs.append(one._work(Member(peer, mail)))
         await asyncio.gather(*runs)
@@ -223,7 +223,7 @@ async def test_a_lie_breaks_the_group_and_crashes_nobody(turn: int, lie: bytes):
     names = (PeerId("a"), PeerId("b"))
     sums = {
         peer: GroupGradientSum(
-            load_algorithm("ok_topk", {"density": DENSITY})._sum,
+            load_algorithm("ok_topk", {"density": DENSITY}).sum,
             names,
             peer,
             usual(0, rank),

@@ -32,7 +32,7 @@ class Group:
         mail, results = Mail(), []
         for peer, gradient_G in zip(self.names, gradients, strict=True):
             accumulated_G = gradient_G + self.left[peer]
-            rule = self.algorithms[peer]._sum
+            rule = self.algorithms[peer].sum
             self.sums[peer] = GroupGradientSum(
                 rule, self.names, peer, accumulated_G, SHAPES, inline
             )
@@ -188,7 +188,7 @@ async def test_a_lie_breaks_the_group_and_crashes_nobody(turn: int, lie: bytes):
     names = (PeerId("a"), PeerId("b"))
     sums = {}
     for rank, peer in enumerate(names):
-        rule = load_algorithm("powersgd", {})._sum
+        rule = load_algorithm("powersgd", {}).sum
         own = gradients(0, 2)[rank]
         sums[peer] = GroupGradientSum(rule, names, peer, own, SHAPES, inline)
     mail = Mail()

@@ -223,5 +223,5 @@ def test_a_check_costs_little_for_thousands_of_tensors():
 
     rounds = 4 * EVERY
     check_s, python_s = (repeat(f, number=1, repeat=rounds) for f in (flat.check, in_python))
-    # What the machine does beside it adds to some rounds; the cheap ones are its own.
-    assert sorted(check_s)[rounds // 4] < sorted(python_s)[rounds // 4]
+    # What the machine does beside it adds to rounds; the cheapest is its own.
+    assert min(check_s) < min(python_s)
