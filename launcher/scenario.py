@@ -85,6 +85,8 @@ fraction of class 3 that was found."""
 
 RECALL = "final.recall."
 
+MOST_STANDS_FOR = 1_000_000
+
 
 BY_THE_LAB = (
     *("rank", "together", "listen", "advertise", "advertise_ip", "join", "discover", "out"),
@@ -188,6 +190,11 @@ class Scenario(RunConfig):
     """Off: steps are only priced, nothing is trained, and thousands of peers fit into a
     simulation."""
 
+    stands_for: int = 1
+    """On the links of a simulation, one number of the model stands for so many: what is small
+    enough to be trained takes as long to send as a large model. Speed and loss are then those of
+    links that are slow for a model, not those of a large model."""
+
     claims: tuple[Claim, ...] = ()
 
     limit_s: Seconds = 600.0
@@ -202,6 +209,16 @@ class Scenario(RunConfig):
                 raise ConfigError(f"{key} is set by the lab for each peer; leave it out")
         if self.seeds < 1:
             raise ConfigError(f"seeds = {self.seeds} must be 1 or more")
+        if not 1 <= self.stands_for <= MOST_STANDS_FOR:
+            raise ConfigError(
+                f"stands_for = {self.stands_for} must be from 1 to {MOST_STANDS_FOR}: so many "
+                "numbers is one on the links of a simulation"
+            )
+        if self.stands_for > 1 and not self.gradients:
+            raise ConfigError(
+                f"stands_for = {self.stands_for} needs gradients = true: steps that are only "
+                "priced have numbers that stand for many anyway"
+            )
         if self.snapshot_every_s <= 0:
             raise ConfigError(f"snapshot_every_s = {self.snapshot_every_s} must be above 0")
         folders = {folder_of_algorithm(Path(), name) for name in self.algorithms}

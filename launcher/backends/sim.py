@@ -220,13 +220,16 @@ class SimFleet:
             configs = _priced(scenario, configs, task)
             link = dataclasses.replace(link, bandwidth_bytes_s=None)
         world = self._world = FleetWorld(scenario.seed, link)
-        world.network.stands_for = 1 if scenario.gradients else _stands_for(configs[0])
+        priced = scenario.stands_for if scenario.gradients else _stands_for(configs[0])
+        world.network.stands_for = priced
         _place(world, scenario, self._names)
         for device in scenario.devices:
             rate = (device.uplink_mbit_s or 0.0) * 1e6 / 8
             for rank in device.peers if rate else ():
                 world.faults.apply(Throttle(peer=self._names[rank], bytes_s=rate, at_s=0.0))
-        train = partial(_learning, task) if scenario.gradients else _pricing(task, configs[0])
+        train: Train = _pricing(task, configs[0])
+        if scenario.gradients:
+            train = partial(_learning, task, scenario.stands_for)
         everyone = tuple(address_of(name) for name in self._names)
         missing = set(range(scenario.peers)) - scenario.late
         for config in configs:
@@ -349,7 +352,9 @@ Train = Callable[[RunConfig, Metrics, int], LivingPeer]
 """Makes a peer from its configuration, its metrics and the number of its restarts."""
 
 
-def _learning(task: Task, config: RunConfig, metrics: Metrics, number: int) -> LivingPeer:
+def _learning(
+    task: Task, stands_for: int, config: RunConfig, metrics: Metrics, number: int
+) -> LivingPeer:
     """A peer that computes its gradients."""
     training = config.training
     model = task.build_model(config.seed)
@@ -369,6 +374,10 @@ def _learning(task: Task, config: RunConfig, metrics: Metrics, number: int) -> L
     clip = training.clip
     update = partial(replica.optimizer_step, clip)
     trainee = Trainee(replica, learner, update, clip)
+    if stands_for > 1:
+        exchange = priced_exchange(config.exchange, stands_for)
+        config = dataclasses.replace(config, exchange=exchange)
+        metrics = PricedMetrics(metrics, replica.saved_size, stands_for)
     return LivingPeer(config, trainee, config.pace, config.rank, metrics, number)
 
 
@@ -386,7 +395,7 @@ def _pricing(task: Task, config: RunConfig) -> Train:
         trainee = Trainee(replica, work, replica.descend)
         exchange = priced_exchange(config.exchange, stands_for)
         config = dataclasses.replace(config, exchange=exchange, out="")  # no model to write
-        to = PricedMetrics(metrics, size, stands_for)
+        to = PricedMetrics(metrics, size, stands_for, is_trained=False)
         return LivingPeer(config, trainee, config.pace, config.rank, to, number)
 
     return make

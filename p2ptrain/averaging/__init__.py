@@ -12,9 +12,11 @@ from p2ptrain.averaging.base import (
     Group,
     GroupResult,
     Mean,
+    OuterRule,
     Part,
     Swarm,
     check_bucket,
+    check_fragment,
     in_turn,
     known_algorithms,
     load_algorithm,
@@ -27,9 +29,11 @@ from p2ptrain.ids import PeerId, Seconds, Ticket
 
 __all__ = ["Algorithm", "Swarm"]  # what an algorithm is, and what it may ask for
 __all__ += ["Group", "GroupResult", "Mean", "Outcome", "What"]  # groups
+__all__ += ["OuterRule"]  # what becomes of their means
 __all__ += ["CompressedGradients", "GradientSum"]  # sums of a part of the gradients
 __all__ += ["Entries", "Factors", "Part"]  # and what such a part is
 __all__ += ["check_bucket"]  # gradients that travel behind the passes that make them
+__all__ += ["check_fragment"]  # averages of a part of the model
 __all__ += ["NOBODY", "Round", "Rule"]  # schedules
 __all__ += ["AlgorithmMessage", "in_turn"]  # what algorithms tell each other, whom they ask first
 __all__ += ["ConfigError", "RemoteProtocolError", "StateError"]  # mistakes

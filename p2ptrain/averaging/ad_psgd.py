@@ -22,13 +22,24 @@ it computes. Differences from the paper, and why:
   that is free. If it asked all of them, the members of the last group would be the first to be free
   for each other again: where averages follow each other closely, the same pairs met repeatedly, and
   the swarm fell apart (measured: 6 peers, 3 of 15 pairs in 20 averages each).
+* *In fragments*, if asked (`fragment_s`): where a model takes longer than some steps on a link, an
+  average moves a part of it (DivShare, arXiv 2410.12918), each number in turn, one partner at a
+  time: a second one would have half of the link.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from p2ptrain.averaging import Algorithm, ConfigError, Outcome, PeerId, Swarm, in_turn
+from p2ptrain.averaging import (
+    Algorithm,
+    ConfigError,
+    Outcome,
+    PeerId,
+    Swarm,
+    check_fragment,
+    in_turn,
+)
 
 Graph = Literal["random", "ring", "exponential", "bipartite"]
 
@@ -49,7 +60,14 @@ class AdPsgd(Algorithm):
         """Start an average after this many own updates. Too large: models drift apart. 1 is the
         minimum, and not too small: a busy partner is replaced by another one at once."""
 
+        fragment_s: float = 0
+        """Each average moves a fragment of the model, as large as links carry in about so many
+        seconds, and the next one another; 0: the whole model. For links on which a model takes
+        longer than some steps. Too small: messages cost more than numbers; too large: members are
+        busy for long, and means are of old numbers."""
+
         def __post_init__(self) -> None:
+            check_fragment("ad_psgd", self.fragment_s)
             if self.every_updates < 1:
                 raise ConfigError(f"ad_psgd every_updates = {self.every_updates} must be 1 or more")
 
@@ -71,7 +89,9 @@ class AdPsgd(Algorithm):
                 if not candidates:
                     return
                 order = in_turn(candidates, swarm.met(), swarm.rng)
-                result = await swarm.form(order[: -(-len(order) // part)], 1)
+                result = await swarm.form(
+                    order[: -(-len(order) // part)], 1, fragment_s=self.config.fragment_s
+                )
                 outcome = result.outcome
             if outcome in (Outcome.DONE, Outcome.WITHDRAWN):
                 return

@@ -23,6 +23,7 @@ Options are the fields of the class's nested frozen dataclass `Config`. All that
 comes by one import, of `p2ptrain.averaging`.
 """
 
+import math
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -94,14 +95,22 @@ class Swarm(Protocol):
     def met(self) -> Mapping[PeerId, int]:
         """The peers that we have been in a group with: the number of the last such group."""
 
-    async def form(self, candidates: Sequence[PeerId], count: int | None = None) -> GroupResult:
+    async def form(
+        self,
+        candidates: Sequence[PeerId],
+        count: int | None = None,
+        *,
+        fragment_s: Seconds = 0,
+    ) -> GroupResult:
         """Claim a group with the first `count` of `candidates` that are free, or all of them.
 
         It averages models, in delta form: `DONE` is in the model, or pending until the trainer's
-        next boundary. Candidates are asked in this order, several at once; a busy one is waited for
-        if too few others are free. While this peer is in another group, the claim waits; it ends
-        with `YIELDED` if it gives way to an older one that includes this peer. An attempt that
-        cannot start (too few candidates, or the peer stops) takes a moment, so no loop spins.
+        next boundary. With `fragment_s` it averages a fragment of them that moves in about so many
+        seconds, by what links were seen to carry: the next one in turn.
+        Candidates are asked in this order, several at once; a busy one is waited for if too few
+        others are free. While this peer is in another group, the claim waits; it ends with
+        `YIELDED` if it gives way to an older one that includes this peer. An attempt that cannot
+        start (too few candidates, or the peer stops) takes a moment, so no loop spins.
         """
 
     async def form_everyone(self) -> GroupResult:
@@ -141,6 +150,23 @@ class Swarm(Protocol):
 
     def start(self, activity: Coroutine[Any, Any, None]) -> None:  # Any: asyncio's own types
         """Run this beside the trainer and everything else; cancelled when the peer leaves."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OuterRule:
+    """An outer optimizer, which makes a step of what peers trained since the last one.
+
+    x0 - x, where x0 is the model after the last step, is a peer's *pseudo-gradient*.
+    """
+
+    learning_rate: float
+    momentum: float
+    nesterov: bool = True
+    """The step looks ahead by the momentum; else it is the momentum."""
+    fragments: int = 1
+    """Parts of the model that have steps of their own."""
+    alpha: float = 0.0
+    """The share of its own model that a peer keeps at a step."""
 
 
 class Mean(Protocol):
@@ -264,11 +290,14 @@ class Group(Protocol):
 
     members: tuple[PeerId, ...]
     """Sorted, ourselves included."""
-    what: What
     version: int | None
     """Of the schedule; None for a group that was claimed, or of a barrier."""
     awaited: bool
     """Our trainer has arrived at its version, and stands still until it is over."""
+
+    @property
+    def what(self) -> What:
+        """Which vectors it averages."""
 
     async def reduce(self, rule: SumRule | None = None) -> None:
         """Average what all members contribute; nothing here is changed by it.
@@ -349,6 +378,11 @@ class Algorithm:
     def bucket_mib(self) -> float:
         """Where it `overlaps`, MiB of gradients that travel together; 0: tuned while training."""
         return float(getattr(self.config, "bucket_mib", 0))
+
+    @property
+    def outer(self) -> OuterRule | None:
+        """The optimizer that each mean of models, or of pseudo-gradients, goes through."""
+        return None
 
     @property
     def conserves_mean(self) -> bool:
@@ -467,6 +501,12 @@ def in_turn(peers: Sequence[PeerId], met: Mapping[PeerId, int], rng: Random) -> 
     """Some of `peers`: those never met, then those met longest ago; else in random order."""
     some = rng.sample(list(peers), min(len(peers), MOST_ASKED))
     return sorted(some, key=lambda peer: met.get(peer, -1))
+
+
+def check_fragment(algorithm: str, fragment_s: Seconds) -> None:
+    """Refuse a duration of an average that is none."""
+    if not 0 <= fragment_s < math.inf:
+        raise ConfigError(f"{algorithm} fragment_s = {fragment_s} must be 0 or more")
 
 
 def check_bucket(bucket_mib: float) -> None:

@@ -176,63 +176,75 @@ class FlatModel:
             self._frozen_digest = digest_of_values(self.frozen)
         return self._frozen_digest
 
-    def snapshot(self, into_M: Vector) -> int:
-        """Copy live + pending into `into_M`, float32 of shape ``(M,)``; any thread.
+    def snapshot(self, into_S: Vector, start: int = 0) -> int:
+        """Copy live + pending, from number `start` on, into all of `into_S`, float32; any thread.
 
         Returns:
             `updates` as it was at that moment.
 
         Raises:
-            StateError: if dtype or shape differ.
+            StateError: if dtype or shape are none of a part of the vector.
         """
-        check_vector(into_M, self.size, "the snapshot's buffer")
-        into = torch.from_numpy(into_M)
+        at = self._part(into_S, start, "the snapshot's buffer")
+        into = torch.from_numpy(into_S)
         with self.step_lock, self._pending_lock:
             self.refuse_if_released()
             for run in self._runs:
-                stage = self._stages.get(run.live.device)
+                both = slice(max(run.at.start, at.start), min(run.at.stop, at.stop))
+                if both.start >= both.stop:
+                    continue
+                live = run.live[both.start - run.at.start : both.stop - run.at.start]
+                copy = into[both.start - start : both.stop - start]
+                stage = self._stages.get(live.device)
                 if stage is None:
-                    pending = self._pending[run.at] if self._has_pending else None
-                    _copy_sum(into[run.at], run.live, pending)
+                    _copy_sum(copy, live, self._pending[both] if self._has_pending else None)
                     continue
                 if self._has_pending:
-                    into[run.at].copy_(self._pending[run.at])
-                stage.bring(run.live, into[run.at], adds=self._has_pending)
+                    copy.copy_(self._pending[both])
+                stage.bring(live, copy, adds=self._has_pending)
             return self.updates
 
     def is_finite(self) -> bool:
         """True if no live number is infinite or not a number; any thread, waits for no step."""
         return all(is_finite(run.live) for run in self._runs)
 
-    def add_delta(self, delta_M: Vector) -> Vector:
-        """Add `delta_M` to pending; any thread, never waits for a step.
+    def add_delta(self, delta_S: Vector, start: int = 0) -> Vector:
+        """Add `delta_S` to pending, from number `start` on; any thread, never waits for a step.
 
-        Where nothing is pending, `delta_M` itself becomes the pending vector: nothing is copied.
+        Where nothing is pending, a whole delta itself becomes the pending vector: nothing is
+        copied.
 
         Args:
-            delta_M: belongs to this model from now on, unless it is read-only.
+            delta_S: float32; belongs to this model from now on, unless it is read-only.
+            start: the number of the vector that its first one is added to.
 
         Returns:
             A vector of the same shape, contents arbitrary, that is the caller's in its place.
 
         Raises:
-            StateError: if dtype or shape differ.
+            StateError: if dtype or shape are none of a part of the vector.
         """
-        check_vector(delta_M, self.size, "the delta")
+        at = self._part(delta_S, start, "the delta")
         with self._pending_lock, np.errstate(over="ignore", invalid="ignore"):
             self.refuse_if_released()
             # numpy, not torch: a delta may be read-only memory of the transport.
             pending, had_pending = self._pending.numpy(), self._has_pending
             self._has_pending = True
-            spare = delta_M
+            spare = delta_S
             if had_pending:
-                np.add(pending, delta_M, out=pending)
-            elif delta_M.flags.writeable:
-                self._pending, spare = torch.from_numpy(delta_M), pending
+                np.add(pending[at], delta_S, out=pending[at])
+            elif delta_S.flags.writeable and len(delta_S) == self.size:
+                self._pending, spare = torch.from_numpy(delta_S), pending
             else:
-                pending[:] = delta_M
+                pending[: at.start], pending[at], pending[at.stop :] = 0, delta_S, 0
             self._send_pending()
             return spare
+
+    def _part(self, vector: Vector, start: int, what: str) -> slice:
+        """Where `vector` belongs that begins at `start`; raises StateError if it does not."""
+        size = min(len(vector), max(0, self.size - start))
+        check_vector(vector, size, what)
+        return slice(start, start + size)
 
     def check(self) -> None:
         """Refuse a module that is not what the vector was laid out for.

@@ -4,7 +4,8 @@ The runtime and the simulator see a model as this and nothing more, so neither i
 real one is `compute/torch_replica.py`; the simulator has one of plain numpy.
 
 Legend of shapes: ``M`` numbers that models average over (parameters, then floating-point buffers),
-``G`` numbers that gradients average over (see `Replica.export_gradients`).
+``G`` numbers that gradients average over (see `Replica.export_gradients`),
+``S`` successive ones of them.
 """
 
 from collections.abc import Callable, Sequence
@@ -77,10 +78,11 @@ class Replica(Protocol):
         """How many optimizer updates the live parameters have had."""
         ...
 
-    def snapshot(self, into_M: Vector) -> int:
-        """Copy live + pending into `into_M`; return `updates` as it was at that moment.
+    def snapshot(self, into_S: Vector, start: int = 0) -> int:
+        """Copy live + pending, from number `start` on, into all of `into_S`.
 
-        Excluded by `update` only, and for the duration of one copy.
+        Returns `updates` as it was at that moment. Excluded by `update` only, and for the duration
+        of one copy.
         """
         ...
 
@@ -88,10 +90,10 @@ class Replica(Protocol):
         """True if no live number is infinite or not a number."""
         ...
 
-    def add_delta(self, delta_M: Vector) -> Vector:
-        """Add `delta_M` to the pending vector; the next boundary adds that to the live numbers.
+    def add_delta(self, delta_S: Vector, start: int = 0) -> Vector:
+        """Add `delta_S` to pending, from number `start` on; the next boundary adds that to live.
 
-        `delta_M` may be kept; what is returned, of the same shape, is the caller's in its place.
+        `delta_S` may be kept; what is returned, of the same shape, is the caller's in its place.
         Never waits for a step.
         """
         ...

@@ -135,17 +135,17 @@ class TorchReplica:
     def version(self, version: int) -> None:
         self._flat.version = version
 
-    def snapshot(self, into_M: Vector) -> int:
-        """Copy live + pending; return the updates in it."""
-        return self._flat.snapshot(into_M)
+    def snapshot(self, into_S: Vector, start: int = 0) -> int:
+        """Copy live + pending, from number `start` on; return the updates in it."""
+        return self._flat.snapshot(into_S, start)
 
     def is_finite(self) -> bool:
         """True if no live number is infinite or not a number."""
         return self._flat.is_finite()
 
-    def add_delta(self, delta_M: Vector) -> Vector:
-        """Add to pending; never waits for a step. Returns a vector in place of `delta_M`."""
-        return self._flat.add_delta(delta_M)
+    def add_delta(self, delta_S: Vector, start: int = 0) -> Vector:
+        """Add to pending; never waits for a step. Returns a vector in place of `delta_S`."""
+        return self._flat.add_delta(delta_S, start)
 
     def update(self, optimizer_step: Callable[[], None]) -> None:
         """Run the boundary of a step.

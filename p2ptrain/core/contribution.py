@@ -42,6 +42,12 @@ class Contribution:
     """A digest of the exchange that began behind its backward pass, if what it put into that still
     holds (`runtime/overlap.py`); 0 if not. The group finishes it where all state the same."""
 
+    history: int = 0
+    """Of a pseudo-gradient: a digest of all outer steps of the model that it is measured from."""
+
+    outer_steps: int = 0
+    """How many those were."""
+
     together: int = 0
     """How many buckets are to travel together in the next version, as it would have it
     (`runtime/bucket_tuner.py`); 0 if none do."""

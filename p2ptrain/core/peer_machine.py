@@ -31,7 +31,7 @@ from p2ptrain.core.messages import (
     Phase,
     RepairMessage,
 )
-from p2ptrain.core.purpose import Purpose
+from p2ptrain.core.purpose import GOSSIP, Purpose
 from p2ptrain.core.repair import Repair, RepairConfig
 from p2ptrain.core.wait_avoiding import Schedule
 from p2ptrain.errors import check_above_0
@@ -99,13 +99,19 @@ class PeerMachine:
 
     # --- what can happen --------------------------------------------------------------------------
 
-    def request(self, candidates: Sequence[PeerId], needed: int, now: Seconds) -> Ticket:
+    def request(
+        self,
+        candidates: Sequence[PeerId],
+        needed: int,
+        now: Seconds,
+        purpose: Purpose = GOSSIP,
+    ) -> Ticket:
         """The algorithm claims a group with `needed` of `candidates`, which it prefers in order.
 
         Ends in a `GroupEnded` with this ticket.
         """
         with self.groups.at(now):
-            return self.groups.lock.request(candidates, needed, now)
+            return self.groups.lock.request(candidates, needed, now, purpose)
 
     def release_trainer(self) -> None:
         """The trainer goes on before the barrier's group that it is in is over."""

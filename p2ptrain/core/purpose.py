@@ -6,6 +6,11 @@ Nothing of it is derived a second time from a view, which another peer may not s
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 
+from p2ptrain.core.shards import Span, shard
+
+MOST_FRAGMENTS = 1 << 16
+"""A group with less of a model than that would cost more messages than numbers."""
+
 
 class What(StrEnum):
     """Which vectors a group averages."""
@@ -16,6 +21,9 @@ class What(StrEnum):
 
     STALE_GRADIENTS = "stale gradients"
     """Whatever a member has not delivered yet, of no step or of several."""
+
+    PSEUDO_GRADIENTS = "pseudo-gradients"
+    """How far each member has come from the model that all began from (`runtime/outer.py`)."""
 
 
 class Formation(IntEnum):
@@ -39,6 +47,14 @@ class Purpose:
     """Of the barrier or the schedule."""
     lineage: int = 0
     """At a barrier: where the members' models come from."""
+    fragment: int = 0
+    """Which of as many equal parts of the model it is about, from 0 on."""
+    fragments: int = 1
+    """How many parts; 1: the whole model."""
+
+    def span(self, size: int) -> Span:
+        """The numbers of a model of `size` that it is about."""
+        return shard(size, self.fragments, self.fragment)
 
     def fulfils(self, waited_for: "Purpose") -> bool:
         """True if a peer that waits for `waited_for` gets it from such a group.

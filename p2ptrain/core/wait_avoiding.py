@@ -45,6 +45,7 @@ trains, and its first arrival is answered with how far the others are.
 runs no version that would be more than so many later. It counts from when it first heard of a peer.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -69,6 +70,9 @@ class Rule:
     limiter: int | None = None
     """No trainer's last arrival, waiting or not, may be more than so many versions ago."""
 
+    grace_s: Seconds = 0
+    """Once all this is so, the others may still arrive for so long."""
+
 
 ASKED_AT_ONCE = 8
 """So many members are asked at a time where they are, however large the group."""
@@ -86,10 +90,19 @@ class Round:
 
     what: What
     rule: Rule = NOBODY
+    fragment: int = 0
+    """Of the model, which is cut into so many; `Purpose`."""
+    fragments: int = 1
 
     def purpose(self, version: int) -> Purpose:
         """What a trainer waits for that waits for this round."""
-        return Purpose(Formation.WAIT_AVOIDING, self.what, version)
+        return Purpose(
+            Formation.WAIT_AVOIDING,
+            self.what,
+            version,
+            fragment=self.fragment,
+            fragments=self.fragments,
+        )
 
 
 Schedule = Callable[[int, Sequence[PeerId], PeerId], Round]
@@ -109,6 +122,8 @@ class WaitAvoiding(Scheduled):
     """As the coordinator: a version that has begun there."""
     _last: dict[PeerId, int] = field(default_factory=dict, init=False)
     """As that: the last version that a trainer knew."""
+    _grace: tuple[int, Seconds] = field(default=(0, 0.0), init=False)
+    """As that: at this version, the others may arrive until then (`Rule.grace_s`)."""
 
     @property
     def version(self) -> int:
@@ -166,9 +181,17 @@ class WaitAvoiding(Scheduled):
         self._beyond.pop(peer, None)
         self._last.pop(peer, None)
 
+    def next_deadline(self) -> Seconds | None:
+        version, until = self._grace
+        waits = version > self.begun and not (self.group or self._requested or self._withdrawn)
+        others = super().next_deadline()
+        return min(until, math.inf if others is None else others) if waits else others
+
     def handle_timer(self, now: Seconds) -> None:
         arrival = self.arrival
         super().handle_timer(now)
+        if self._grace[1] <= now and self._grace[0] > self.begun:
+            self._maybe_run(now)
         if arrival and arrival.resend_at <= now:
             self._look_for_missing(arrival.version, now)
 
@@ -255,6 +278,8 @@ class WaitAvoiding(Scheduled):
             here = self._round(version)
             if version <= self.begun or not self._is_met(version, here):
                 continue
+            if self._is_granted_grace(version, here, now):
+                return
             if here.members == (self._me,) and here.what is What.MODELS:
                 self.begun = version  # its own mean
                 self._arrivals.pop(self._me, None)
@@ -297,6 +322,14 @@ class WaitAvoiding(Scheduled):
             if rule.limiter is not None and peer not in arrived and version - last > rule.limiter:
                 return False
         return True
+
+    def _is_granted_grace(self, version: int, here: Round, now: Seconds) -> bool:
+        """Whether others may still arrive at a version whose rule is met."""
+        if self._grace[0] != version:
+            self._grace = version, now + here.rule.grace_s
+        arrived = {p for p, (theirs, _) in self._arrivals.items() if theirs >= version}
+        everyone_is_here = arrived.issuperset(here.members)
+        return not everyone_is_here and now < self._grace[1]
 
     def _round(self, version: int) -> Round:
         assert self._schedule is not None

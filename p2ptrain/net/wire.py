@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from p2ptrain.core import messages as m
 from p2ptrain.core.contribution import MODEL, Contribution
 from p2ptrain.core.links import MAX_MBIT, WHOLE
-from p2ptrain.core.purpose import Formation, Purpose, What
+from p2ptrain.core.purpose import MOST_FRAGMENTS, Formation, Purpose, What
 from p2ptrain.core.roster import ACCUSERS, joined
 from p2ptrain.errors import CodecError, LocalProtocolError
 from p2ptrain.ids import PeerId, Seconds, Ticket
@@ -130,6 +130,8 @@ class StateOpening:
     version: int | None
     lineage: int = 0
     """Of that version; without one, a digest of the caller's state: an equal one is not sent."""
+    fragment: int | None = None
+    """Instead of the state: this fragment of the outer optimizer's."""
 
 
 Opening = AverageOpening | StateOpening
@@ -497,8 +499,11 @@ def _opening_to_pb(opening: Opening) -> Any:  # Any: a generated class
                 codec=codec,
                 bucket=bucket,
             )
-        case StateOpening(swarm, sender, version, lineage):
-            return pb.StateOpening(swarm=swarm, sender=sender, version=version, lineage=lineage)
+        case StateOpening(swarm, sender, version, lineage, fragment):
+            outer = 0 if fragment is None else 1 + fragment
+            return pb.StateOpening(
+                swarm=swarm, sender=sender, version=version, lineage=lineage, outer=outer
+            )
 
 
 def _opening(tag: int, data: bytes) -> Opening:
@@ -517,7 +522,9 @@ def _opening(tag: int, data: bytes) -> Opening:
         )
     p = parse(pb.StateOpening, data)
     version = p.version if p.HasField("version") else None
-    return StateOpening(text_of(p.swarm, MAX_NAME), name_of(p.sender), version, p.lineage)
+    fragment = at_most(MOST_FRAGMENTS, p.outer, "a fragment") - 1 if p.outer else None
+    swarm, sender = text_of(p.swarm, MAX_NAME), name_of(p.sender)
+    return StateOpening(swarm, sender, version, p.lineage, fragment)
 
 
 # --- parts ----------------------------------------------------------------------------------------
@@ -639,6 +646,8 @@ def _purpose_to_pb(purpose: Purpose) -> Any:  # Any: a generated class
         what=_NUMBERS[purpose.what],
         version=purpose.version,
         lineage=purpose.lineage,
+        fragment=purpose.fragment,
+        fragments=purpose.fragments - 1,
     )
 
 
@@ -647,7 +656,9 @@ def _purpose(p: Any) -> Purpose:  # Any: a generated class
         formation, what = Formation(p.formation), _WHATS[p.what]
     except (ValueError, KeyError) as error:
         raise CodecError(f"a group for something unknown: {error}") from error
-    return Purpose(formation, what, number(p.version), p.lineage)
+    fragments = 1 + at_most(MOST_FRAGMENTS - 1, p.fragments, "the number of fragments")
+    fragment = at_most(fragments - 1, p.fragment, "a fragment")
+    return Purpose(formation, what, number(p.version), p.lineage, fragment, fragments)
 
 
 def _offer_to_pb(offer: Ticket | None) -> Any:  # Any: a generated class

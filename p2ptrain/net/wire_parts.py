@@ -52,6 +52,8 @@ def contribution_to_pb(stated: Contribution) -> Any:  # Any: a generated class
         progress=min(stated.progress, MAX_NUMBER),  # of sums of what others claim
         begun=stated.begun,
         together=stated.together,
+        history=stated.history,
+        outer_steps=stated.outer_steps,
     )
 
 
@@ -68,6 +70,8 @@ def contribution_of(p: Any) -> Contribution:  # Any: a generated class
         progress=number(p.progress),
         begun=p.begun,
         together=p.together,
+        history=p.history,
+        outer_steps=number(p.outer_steps),
     )
 
 

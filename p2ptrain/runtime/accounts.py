@@ -3,7 +3,8 @@
 from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
 
-from p2ptrain.core.effects import AverageEnded, Outcome, What
+from p2ptrain.core.effects import AverageEnded, Outcome
+from p2ptrain.core.purpose import Purpose, What
 from p2ptrain.ids import PeerId, Seconds, Ticket
 from p2ptrain.runtime.exchange import Exchange
 from p2ptrain.runtime.gradient_sum import GroupGradientSum
@@ -43,7 +44,7 @@ class Attempt:
 
     ticket: Ticket
     members: tuple[PeerId, ...]
-    what: What
+    purpose: Purpose
     asked_at: Seconds
     formed_at: Seconds
     exchange: Exchange | None = None
@@ -57,6 +58,11 @@ class Attempt:
     why: str = ""
     consensus_distance_l2: float | None = None
     staleness_steps: int | None = None
+
+    @property
+    def what(self) -> What:
+        """Which vectors it averages."""
+        return self.purpose.what
 
     @property
     def ending(self) -> AverageEnded:
@@ -102,6 +108,8 @@ class Accounts:
             incarnation=attempt.ticket.incarnation,
             members=list(attempt.members),
             what=attempt.what.value,
+            fragment=attempt.purpose.fragment,
+            fragments=attempt.purpose.fragments,
             outcome=attempt.outcome.value,
             reason=attempt.why,
             wait_s=attempt.formed_at - attempt.asked_at,

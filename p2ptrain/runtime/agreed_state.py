@@ -46,16 +46,16 @@ class AgreedState:
 
     def begin(self, model_M: Vector) -> None:
         """The first step begins with this model."""
-        self.lineage = _digest(b"", model_M)
+        self.lineage = digest_of(b"", model_M)
 
     def follow(self, ticket: Ticket, mean_V: Vector) -> None:
         """The mean of this attempt goes into our model."""
         words = self.lineage, ticket.initiator, ticket.incarnation, ticket.number, ticket.attempt
-        self.lineage = _digest(repr(words).encode(), mean_V)
+        self.lineage = digest_of(repr(words).encode(), mean_V)
 
     def fork(self, name: PeerId) -> None:
         """Part of the last mean is missing in our model: it is like no other one."""
-        self.lineage = _digest(f"{self.lineage} of {name}".encode(), np.empty(0, np.float32))
+        self.lineage = digest_of(f"{self.lineage} of {name}".encode(), np.empty(0, np.float32))
 
     def take_in(self, contributions: Sequence[Contribution], outside_samples: int) -> None:
         """An average is done: what its members stated, and the samples of all who are not in it."""
@@ -79,6 +79,7 @@ def usual_samples(contributions: Sequence[Contribution]) -> float:
     return sum(known) * len(contributions) / max(1, len(known))
 
 
-def _digest(before: bytes, vector_V: Vector) -> int:
+def digest_of(before: bytes, vector_V: Vector) -> int:
+    """64 bits for what was there before, and some numbers of a vector."""
     sample = vector_V[:: max(1, len(vector_V) // SAMPLED)].astype("<f4").tobytes()
     return int.from_bytes(hashlib.blake2b(before + sample, digest_size=8).digest())

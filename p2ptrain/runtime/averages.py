@@ -42,8 +42,10 @@ from p2ptrain.runtime.deferred import DeferredUpdate
 from p2ptrain.runtime.exchange import Exchange, ExchangeConfig
 from p2ptrain.runtime.gradient_sum import GroupGradientSum
 from p2ptrain.runtime.mix import Bucket
+from p2ptrain.runtime.outer import Outer, OuterPart
 from p2ptrain.runtime.overlap import Overlap
 from p2ptrain.runtime.pending_gradients import PendingGradients
+from p2ptrain.runtime.pending_mean import PendingMean
 from p2ptrain.runtime.rounds import Rounds
 from p2ptrain.runtime.streams import GroupBroken
 from p2ptrain.vectors import Buffers
@@ -65,6 +67,9 @@ that forms their group."""
 LEAVES_FIRST = 4
 """Turns of the loop before a model is copied, so that what was just said leaves: the others wait
 for the word that forms the group, and the copy may have the only core."""
+
+WITH_RESIDUAL = What.GRADIENTS, What.PSEUDO_GRADIENTS
+"""What a lossy codec takes from these goes into the next ones."""
 
 NO_NUMBERS = np.empty(0, np.float32)
 
@@ -89,6 +94,7 @@ class Averages:
         self.residual = Residual()
         algorithm = self.host.algorithm
         self.overlap = Overlap(self, algorithm.bucket_mib) if algorithm.overlaps != "none" else None
+        self.outer = Outer(algorithm.outer, self.replica) if algorithm.outer else None
         self.transfers = Transfers(self.config.average_timeout_s)
         self.asked_at: dict[Ticket, Seconds] = {}
         """When we asked for the groups that we hope for."""
@@ -191,6 +197,9 @@ class Averages:
         agreed, membership = self.agreed, self.host.machine.membership
         if purpose.what is What.MODELS:
             return replace(MODEL, progress=agreed.progress)
+        if purpose.what is What.PSEUDO_GRADIENTS and self.outer:
+            stated = self.outer.state(purpose, membership.me.samples)
+            return replace(stated, progress=agreed.progress)
         if purpose.what is What.STALE_GRADIENTS:
             own, before = self.pending.promise(), agreed.samples_before
         else:
@@ -268,8 +277,8 @@ class FormedGroup(Attempt):
         self, averages: Averages, effect: Average, ticket: Ticket, members: tuple[PeerId, ...]
     ) -> None:
         now = averages.host.now
-        super().__init__(ticket, members, effect.what, averages.asked_at.get(ticket, now), now)
         purpose, models = effect.purpose, (MODEL,) * len(effect.members)
+        super().__init__(ticket, members, purpose, averages.asked_at.get(ticket, now), now)
         stated = dict(zip(effect.members, effect.contributions or models, strict=True))
         self.version = None if purpose.formation is Formation.CLAIMED else purpose.version
         self.awaited = effect.awaited
@@ -281,12 +290,14 @@ class FormedGroup(Attempt):
         """The machine has forgotten it, and our trainer was released already."""
         self._deferred: DeferredUpdate | None = None
         self._is_over = False
+        self.span = purpose.span(averages.replica.model_size)
         self._averages = averages
         self._effect = effect
         self._contributions = tuple(stated[peer] for peer in members)
         self._keeps_mean = False
         self._has_residual = False  # it is in the gradients that we contribute
-        self._left_G: Vector | None = None  # what a codec takes from them
+        self._left_G: Vector | None = None  # what a codec takes from what we contribute
+        self._outer: OuterPart | None = None
         self._updates = 0  # of the model that was contributed
         self._called_off: GroupBroken | None = None
         self._adopts: asyncio.Future[bool] | None = None  # it broke, and waits for this
@@ -429,7 +440,13 @@ class FormedGroup(Attempt):
         await self.reduce()
         self._count().give_back()
         averages = self._averages
-        return PendingMean(self.vector_V, averages.replica, averages.buffers, averages.executor)
+        return PendingMean(
+            self.vector_V,
+            self.span.start,
+            averages.replica,
+            averages.buffers,
+            averages.executor,
+        )
 
     # --- inside -----------------------------------------------------------------------------------
 
@@ -482,15 +499,26 @@ class FormedGroup(Attempt):
 
     async def _fill(self) -> None:
         """Copy what we put into the group, on a worker thread."""
-        averages, replica = self._averages, self._averages.replica
+        averages, replica, purpose = self._averages, self._averages.replica, self._effect.purpose
+        rank = self.members.index(averages.host.name)
+        if averages.outer and purpose.formation is not Formation.BARRIER:
+            self._outer = averages.outer.part(purpose, self.members, self._contributions, rank)
+        if self._outer and self.what is What.PSEUDO_GRADIENTS:
+            outer, vector_S = self._outer, averages.buffers.take(self.span.size)
+            self.vector_V, self._updates = vector_S, replica.updates
+            await averages.executor(lambda: outer.fill(vector_S))
+            return
         if self.what is What.MODELS:
-            vector_M = self.vector_V = averages.buffers.take(replica.model_size)
+            vector_S, start = averages.buffers.take(self.span.size), self.span.start
+            self.vector_V = vector_S
             for _ in range(LEAVES_FIRST):
                 await asyncio.sleep(0)
-            self._updates = await averages.executor(lambda: replica.snapshot(vector_M))
+            self._updates = await averages.executor(lambda: replica.snapshot(vector_S, start))
+            if self._outer:
+                self._outer.fill_model(vector_S)
             return
         vector_G = self.vector_V = averages.buffers.take(replica.gradient_size)
-        weight = self._contributions[self.members.index(averages.host.name)].weight
+        weight = self._contributions[rank].weight
         if self.what is What.GRADIENTS:
             await averages.copy(lambda: replica.export_gradients(vector_G, weight))
             self._has_residual = averages.residual.add_to(self._gradients_of(vector_G))
@@ -507,7 +535,9 @@ class FormedGroup(Attempt):
         weight, codec = sum(one.weight for one in stated), config.gradient_codec
         divisor = usual_samples(stated) if self.what is What.STALE_GRADIENTS else weight
         cut = len(vector_V) - self._averages.replica.buffer_size
-        if self.what is What.GRADIENTS and not self.sum and codec != PLAIN:
+        if self._outer and self.what is What.PSEUDO_GRADIENTS:
+            cut, divisor = len(vector_V), self._outer.divisor
+        if self.what in WITH_RESIDUAL and not self.sum and codec != PLAIN:
             if len(self.members) == 1:
                 codec = PLAIN  # nothing travels
             else:
@@ -520,6 +550,8 @@ class FormedGroup(Attempt):
             del parts[0]
         elif self.what is What.MODELS:
             parts = [("models", vector_V, config.codec, weight)]
+        elif self.what is What.PSEUDO_GRADIENTS:
+            parts = [("gradients", vector_V, codec, divisor)]
         elif divisor == weight and codec == PLAIN:
             parts = [("gradients", vector_V, PLAIN, weight)]
         buckets = [
@@ -551,6 +583,10 @@ class FormedGroup(Attempt):
             transfers.arrivals.took(after_s)
         if exchange.ended_well:
             transfers.stall(*kind).took(exchange.moving_s)
+            purpose = self._effect.purpose
+            if self.what is What.MODELS and len(self.members) > 1:
+                fragments = self._averages.host.swarm.fragments
+                fragments.averaged(purpose.fragment, purpose.fragments, exchange.moving_s)
         else:
             transfers.broke(*kind, exchange.silent_s, exchange.missing_s)
 
@@ -604,12 +640,34 @@ class FormedGroup(Attempt):
                 self.staleness_steps = averages.pending.delivered(
                     version, vector_V, stated, outside
                 )
+            case What.PSEUDO_GRADIENTS:
+                free = await self._make_outer_step(vector_V)
             case What.MODELS:
-                free = [await averages.executor(lambda: replica.add_delta(vector_V))]
-                self.consensus_distance_l2 = math.sqrt(exchange.square_sum)
+                start, parts = self.span.start, self._effect.purpose.fragments
+                if outer := self._outer:
+                    await averages.executor(lambda: outer.take_in_model(vector_V))
+                free = [await averages.executor(lambda: replica.add_delta(vector_V, start))]
+                self.consensus_distance_l2 = math.sqrt(parts * exchange.square_sum)
                 self.staleness_steps = replica.updates - self._updates
         self.apply_s = averages.host.now - began
         return free
+
+    async def _make_outer_step(self, mean_S: Vector) -> list[Vector]:
+        averages, left_S, outer = self._averages, self._left_G, self._outer
+        assert outer is not None
+        start, replica = self.span.start, averages.replica
+
+        def step() -> Vector:
+            delta_S = outer.take_in(self.ticket, mean_S, left_S)
+            return mean_S if delta_S is None else replica.add_delta(delta_S, start)
+
+        free = [await averages.executor(step)]
+        parts = self._effect.purpose.fragments
+        self.consensus_distance_l2 = math.sqrt(parts) * outer.distance_l2
+        self.staleness_steps = replica.updates - self._updates
+        if not outer.takes_part:
+            averages.host.state_transfer.follow(self._effect.purpose.fragment, outer.leads)
+        return free if left_S is None else [*free, left_S]
 
     def _settle_residual(self) -> None:
         """What was not delivered is left; of the sum of a part, the vector becomes the mean."""
@@ -638,21 +696,3 @@ class FormedGroup(Attempt):
                 f"the model of {averages.host.name} is not finite any more after "
                 f"{replica.updates} updates; lower the learning rate or clip gradients"
             )
-
-
-@dataclass(slots=True)
-class PendingMean:
-    """Implements `Mean`."""
-
-    mean_M: Vector
-    replica: Replica
-    buffers: Buffers
-    executor: CopyExecutor
-
-    async def add(self, share: float) -> None:
-        own_M = self.buffers.take(len(self.mean_M))
-        await self.executor(lambda: self.replica.snapshot(own_M))
-        self.mean_M -= own_M
-        self.mean_M *= np.float32(share)
-        for vector in (own_M, self.replica.add_delta(self.mean_M)):
-            self.buffers.give(vector)

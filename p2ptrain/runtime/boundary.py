@@ -34,6 +34,8 @@ class Boundary:
             model_M = np.empty(driver.replica.model_size, np.float32)
             driver.replica.snapshot(model_M)
             driver.agreed.begin(model_M)
+        if driver.averages.outer:
+            driver.averages.outer.begin(driver.me.samples)
         self._since = driver.now
         self._tell(Phase.TRAINING)
 

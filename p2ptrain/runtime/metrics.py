@@ -12,7 +12,8 @@ clock that governs the peer (monotonic for real, virtual in the simulator):
               ``compute_s``, ``wait_s``: it computed during [t - wait_s - compute_s, t - wait_s],
               then waited for the protocol until ``t``
 ``group``     one group attempt ended at ``t``, a wide record: ``ticket``, ``incarnation`` (of the
-              ticket's initiator), ``members``, ``what`` (models or gradients), ``outcome`` (done,
+              ticket's initiator), ``members``, ``what`` (models or gradients), ``fragment`` and
+              ``fragments`` (which of how many equal parts of it; 0 and 1: all), ``outcome`` (done,
               or why not), ``reason`` (a sentence), ``wait_s`` (asking until formed), ``exchange_s``
               (formed until ended; of that, ``snapshot_s`` before the first chunk and ``apply_s``
               after the last), ``overlap_s`` (how long before the group its exchange began, behind

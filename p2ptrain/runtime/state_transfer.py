@@ -9,7 +9,8 @@ nothing arrives for `average_timeout_s`; then the receiver asks another donor, o
 import asyncio
 import hashlib
 import tempfile
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -41,6 +42,8 @@ class StateTransfer:
     _: KW_ONLY
     config: ExchangeConfig
     executor: CopyExecutor
+    _following: set[int] = field(default_factory=set, init=False)
+    """Fragments of the outer state that are being taken over."""
 
     async def take_model(self, version: int | None = None) -> PeerId | None:
         """Take the state of a peer that has the model; returns that peer, or None if none is here.
@@ -60,7 +63,7 @@ class StateTransfer:
         digest = 0 if trained else await self.executor(self.replica.state_digest)
         while donors := membership.donors:
             errors: list[P2PTrainError] = []
-            donors.sort(key=lambda donor: hashlib.sha256(f"{me} {donor}".encode()).digest())
+            donors.sort(key=lambda donor: _rendezvous(me, donor))
             for donor in donors:
                 try:
                     state = await self.download(donor, version, digest)
@@ -103,8 +106,41 @@ class StateTransfer:
                 overlap.drop("it has taken another model over")
             self.host.over(StateTransferred(version, taken=True))
 
-    async def download(self, donor: PeerId, version: int | None = None, lineage: int = 0) -> State:
+    def follow(self, fragment: int, donors: Sequence[PeerId]) -> None:
+        """Take this fragment of the outer state over from one of `donors`, beside the trainer."""
+        if fragment not in self._following:
+            self._following.add(fragment)
+            self.host.start(self._follow(fragment, donors))
+
+    async def _follow(self, fragment: int, donors: Sequence[PeerId]) -> None:
+        outer, me = self.host.averages.outer, self.host.name
+        assert outer is not None
+        try:
+            for donor in sorted(donors, key=lambda one: _rendezvous(me, one)):
+                try:
+                    state = await self.download(donor, fragment=fragment)
+                    follows = await self.executor(partial(outer.take_over, fragment, state))
+                except P2PTrainError as error:
+                    text = f"could not follow {donor} in fragment {fragment}: {error}"
+                    self.host.metrics.record("warning", text=text)  # tried again at its next step
+                    continue
+                if not follows:
+                    text = f"goes on with {donor}, whose outer steps were others, and keeps its own"
+                    self.host.metrics.record("warning", text=text)
+                return
+        finally:
+            self._following.discard(fragment)
+
+    async def download(
+        self,
+        donor: PeerId,
+        version: int | None = None,
+        lineage: int = 0,
+        fragment: int | None = None,
+    ) -> State:
         """The state of `donor`, as it is or at a version; nothing, if `lineage` is its digest.
+
+        With `fragment`, that one of its outer state.
 
         Only silence has a time limit, not the whole.
 
@@ -115,7 +151,8 @@ class StateTransfer:
         try:
             with tempfile.SpooledTemporaryFile(SMALL_BYTES) as file:
                 async with asyncio.timeout(timeout_s) as timeout:
-                    opening = StateOpening(self.host.digest, self.host.name, version, lineage)
+                    me = self.host.name
+                    opening = StateOpening(self.host.digest, me, version, lineage, fragment)
                     stream = await self.host.open_stream(donor, opening)
                     await stream.finish()
                     while (payload := await stream.receive()) is not None:
@@ -143,7 +180,9 @@ class StateTransfer:
         """
         version = opening.version
         try:
-            if version is None or not self.host.algorithm.in_step:
+            if opening.fragment is not None:
+                state: State = await self._outer_state(opening.fragment)
+            elif version is None or not self.host.algorithm.in_step:
                 if not self.host.machine.has_model:
                     raise RefusedError(f"{self.host.name} is itself about to take a model")
                 if (version or 0) > self.replica.version:
@@ -162,6 +201,16 @@ class StateTransfer:
         for span in chunks(Span(0, len(state)), self.config.chunk_kib * 1024):
             await stream.send(memoryview(state)[span.start : span.stop])
 
+    async def _outer_state(self, fragment: int) -> State:
+        outer = self.host.averages.outer
+        if outer is None or not outer.has_begun or fragment >= outer.rule.fragments:
+            raise RefusedError(f"{self.host.name} has no outer state of fragment {fragment}")
+        return await self.executor(partial(outer.hand_over, fragment))
+
     def _refuse_unless_waiting(self, version: int, lineage: int) -> None:
         if not self.host.machine.groups.barrier.waits_with(version, lineage):
             raise RefusedError(f"{self.host.name} does not stand still at version {version}")
+
+
+def _rendezvous(me: PeerId, donor: PeerId) -> bytes:
+    return hashlib.sha256(f"{me} {donor}".encode()).digest()

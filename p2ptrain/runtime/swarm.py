@@ -6,8 +6,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from p2ptrain.averaging.base import GroupResult
-from p2ptrain.core.effects import Outcome, What
+from p2ptrain.core.effects import Outcome
+from p2ptrain.core.fragments import Fragments
 from p2ptrain.core.messages import AlgorithmMessage, Phase
+from p2ptrain.core.purpose import Purpose
 from p2ptrain.ids import PeerId, Seconds, Ticket
 from p2ptrain.runtime.accounts import Attempt
 
@@ -24,6 +26,7 @@ class DriverSwarm:
         self._driver = driver
         self._may_release = driver.algorithm.overlaps == "both"
         self._claiming = asyncio.Lock()  # one claim at a time; the next one waits
+        self.fragments = Fragments(driver.replica.model_size)
         self._endings: dict[Ticket | None, asyncio.Future[GroupResult]] = {}
         """Of claims, by their tickets; None: of the version that the trainer waits for."""
 
@@ -81,27 +84,37 @@ class DriverSwarm:
     def version(self) -> int:
         return self._driver.machine.groups.wait_avoiding.version
 
-    async def form(self, candidates: Sequence[PeerId], count: int | None = None) -> GroupResult:
+    async def form(
+        self,
+        candidates: Sequence[PeerId],
+        count: int | None = None,
+        *,
+        fragment_s: Seconds = 0,
+    ) -> GroupResult:
         driver, count = self._driver, len(candidates) if count is None else count
         async with self._claiming:
             if not driver.stopping and len(candidates) >= max(1, count):
-                return await self._claim(candidates, count)
+                return await self._claim(candidates, count, fragment_s)
             await asyncio.sleep(driver.config.protocol.lock.resend_s)  # who asks on must not spin
         if driver.stopping:
             return GroupResult(Outcome.WITHDRAWN, f"{self.me} stops")
         why = f"{len(candidates)} candidates for a group with {count} others"
         return GroupResult(Outcome.BUSY, why)
 
-    async def _claim(self, candidates: Sequence[PeerId], count: int) -> GroupResult:
+    async def _claim(
+        self, candidates: Sequence[PeerId], count: int, fragment_s: Seconds
+    ) -> GroupResult:
         driver, waiting = self._driver, self._driver.averages.asked_at
-        ticket = driver.machine.request(candidates, count, self.now)
+        part, parts = self.fragments.next(fragment_s) if fragment_s else (0, 1)
+        purpose = Purpose(fragment=part, fragments=parts)
+        ticket = driver.machine.request(candidates, count, self.now, purpose)
         waiting[ticket] = self.now
         try:
             result = await self._ending_of(ticket)
         finally:
             asked_at = waiting.pop(ticket, None)
         if asked_at is not None:  # the group was never formed
-            attempt = Attempt(ticket, result.members, What.MODELS, asked_at, self.now)
+            attempt = Attempt(ticket, result.members, purpose, asked_at, self.now)
             attempt.outcome, attempt.why = result.outcome, result.why
             driver.accounts.close(attempt, self.now, driver.metrics)
         return result

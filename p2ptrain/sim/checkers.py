@@ -11,7 +11,8 @@ independently of the machines that made the decisions:
 * *no update is lost*: a model equals its initial value, plus its trainer's updates, plus what
   groups and state transfers added to it, and nothing else; where means are sparse, what a peer has
   computed is delivered or in its residual, number by number;
-* *equal*: where all peers wait for each other, those that average a step together have one model.
+* *equal*: where all peers wait for each other, those that average a step together have one model;
+  peers with the same history of outer steps have the same anchor and momentum.
 
 **The books** must balance in the end: the sum of all models equals the sum of the initial ones,
 plus all updates and state transfers, plus the recorded effects of those groups that only some
@@ -98,6 +99,8 @@ class _Group:
 
     what: What
     members: tuple[PeerId, ...]
+    has_outer: bool = False
+    """A mean goes through an outer optimizer."""
     parts: dict[PeerId, _Part] = field(default_factory=dict)
     done: list[PeerId] = field(default_factory=list)
 
@@ -121,6 +124,8 @@ class PeerBook:
         self.samples_of_step = self.usual = 0
         self.results = 0
         self.lives = 0
+        self.has_outer = False
+        """By its algorithm: a mean goes through an outer optimizer."""
         self.conserves_mean = True
         """Declared by its algorithm; if true, only groups add to the model."""
         self.has_residual = False
@@ -164,18 +169,25 @@ class WatchedReplica(VectorReplica):
         self.book = book
         self.stands_for = STANDS_FOR
 
-    def snapshot(self, into_M: Vector) -> int:
-        updates = super().snapshot(into_M)
+    def snapshot(self, into_S: Vector, start: int = 0) -> int:
+        updates = super().snapshot(into_S, start)
         part = self.book.part()
-        part.contributed, part.results_before = into_M.astype(np.float64), self.book.results
+        part.contributed, part.results_before = self._whole(into_S, start), self.book.results
         return updates
 
-    def add_delta(self, delta_M: Vector) -> Vector:
+    def add_delta(self, delta_S: Vector, start: int = 0) -> Vector:
+        delta_M = self._whole(delta_S, start)
         self.book.changed(delta_M)
         if self.book.trains:
             self.book.unexplained_M += delta_M
-        self.book.part().added = delta_M.astype(np.float64)
-        return super().add_delta(delta_M)
+        self.book.part().added = delta_M
+        return super().add_delta(delta_S, start)
+
+    def _whole(self, part_S: Vector, start: int) -> Exact:
+        """As numbers of the whole model: those that a fragment does not have are 0."""
+        whole_M = np.zeros(self.model_size)
+        whole_M[start : start + len(part_S)] = part_S
+        return whole_M
 
     def update(self, optimizer_step: Callable[[], None]) -> None:
         def watched() -> None:
@@ -320,6 +332,7 @@ class Auditor:
         driver = peer.driver
         self.books[driver.name].lives += 1
         self.books[driver.name].conserves_mean = driver.algorithm.conserves_mean
+        self.books[driver.name].has_outer = driver.algorithm.outer is not None
         is_lossy = driver.averages.config.gradient_codec != "fp32"
         self.books[driver.name].has_residual = driver.algorithm.compresses or is_lossy
         self.books[driver.name].trains = False
@@ -353,6 +366,21 @@ class Auditor:
             self._look_at_model(name, peer)
             if peer.driver.failure:
                 self.note("no peer fails", f"{name}: {peer.driver.failure!r}")
+        self._look_at_outer(world)
+
+    def _look_at_outer(self, world: World) -> None:
+        """Compare anchors and momenta of peers that say that theirs are alike."""
+        first: dict[tuple[int, int], tuple[PeerId, bytes]] = {}
+        for name, peer in world.peers.items():
+            outer = peer.driver.averages.outer
+            if outer is None or not outer.has_begun:
+                continue
+            for fragment, history in enumerate(outer.histories):
+                here = name, outer.hand_over(fragment)
+                other, theirs = first.setdefault((fragment, history.digest), here)
+                if theirs != here[1]:
+                    why = f"{other} and {name} have other outer states of fragment {fragment}"
+                    self.note("equal", f"{why} after the same {history.steps} steps")
 
     def group_ended(self, name: PeerId, ticket: str, fields: dict[str, Any]) -> None:
         """One member's attempt is over; Any: the fields of a record."""
@@ -361,7 +389,9 @@ class Auditor:
         done = fields["outcome"] == Outcome.DONE
         if part.contributed is None and not done:
             return  # it was never formed, or ended before it began
-        group = self.groups.setdefault(ticket, _Group(What(fields["what"]), members))
+        group = self.groups.setdefault(
+            ticket, _Group(What(fields["what"]), members, book.has_outer)
+        )
         if members != group.members or name not in members:
             why = f"{name} was in {ticket} with {members}, {group.members[0]} with {group.members}"
             self.note("once", why)
@@ -394,7 +424,7 @@ class Auditor:
         if group.what is What.GRADIENTS and part.model != first.model:
             why = f"{group.done[0]} and {book.name} averaged {ticket} with different models"
             self.note("equal", why)
-        if part.got is None or first.got is None:
+        if part.got is None or first.got is None or group.has_outer:
             return
         exact = group.what is not What.MODELS
         if not (np.array_equal(part.got, first.got) if exact else _close(part.got, first.got)):
@@ -413,6 +443,8 @@ class Auditor:
         return True
 
     def _check_mean(self, ticket: str, group: _Group) -> None:
+        if group.has_outer:
+            return  # what is added is no mean; `_look_at_outer` looks at what it is
         contributed = [part.contributed for part in group.parts.values()]
         known = [one for one in contributed if one is not None]
         if len(known) < len(group.members):
@@ -533,7 +565,8 @@ def _effect(group: _Group) -> Exact:
     """How much a group changed the sum of all models because some members added no delta."""
     deltas = (group.parts[name].added for name in group.done)
     added = [delta for delta in deltas if delta is not None]
-    return sum(added, np.zeros(1)) if len(added) < len(group.members) else np.zeros(1)
+    conserves = len(added) == len(group.members) and not group.has_outer
+    return np.zeros(1) if conserves else sum(added, np.zeros(1))
 
 
 def _mean(group: _Group, total: Exact) -> Exact:

@@ -99,17 +99,20 @@ def priced_exchange(config: ExchangeConfig, stands_for: int) -> ExchangeConfig:
 class PricedMetrics:
     """Implements `Metrics`: passes records on as if all numbers had travelled."""
 
-    def __init__(self, sink: Metrics, model_size: int, stands_for: int) -> None:
+    def __init__(
+        self, sink: Metrics, model_size: int, stands_for: int, *, is_trained: bool = True
+    ) -> None:
         self._sink = sink
+        self._is_trained = is_trained
         self._model_size = model_size
         self._stands_for = stands_for
 
     def record(self, kind: str, **fields: Any) -> None:  # Any: whatever JSON can hold
-        """Count bytes in full; leave out figures about models, which do not exist."""
+        """Count bytes in full; leave out figures about models where those do not exist."""
         for name in ("sent_bytes", "received_bytes"):
             if name in fields:
                 fields[name] *= self._stands_for
-        if "consensus_distance_l2" in fields:
+        if "consensus_distance_l2" in fields and not self._is_trained:
             fields["consensus_distance_l2"] = None
         if "model_size" in fields:
             fields["model_size"] = self._model_size

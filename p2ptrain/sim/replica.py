@@ -69,16 +69,17 @@ class VectorReplica:
     def updates(self) -> int:
         return self._updates
 
-    def snapshot(self, into_M: Vector) -> int:
-        np.add(self.live, self.pending, out=into_M)
+    def snapshot(self, into_S: Vector, start: int = 0) -> int:
+        at = slice(start, start + len(into_S))
+        np.add(self.live[at], self.pending[at], out=into_S)
         return self._updates
 
     def is_finite(self) -> bool:
         return bool(np.isfinite(self.live).all())
 
-    def add_delta(self, delta_M: Vector) -> Vector:
-        self.pending += delta_M
-        return delta_M
+    def add_delta(self, delta_S: Vector, start: int = 0) -> Vector:
+        self.pending[start : start + len(delta_S)] += delta_S
+        return delta_S
 
     def update(self, optimizer_step: Callable[[], None]) -> None:
         optimizer_step()

@@ -12,6 +12,7 @@ MORE: dict[str, dict[str, Options]] = {
         "ring": {"graph": "ring"},
         "exponential, every second update": {"graph": "exponential", "every_updates": 2},
         "bipartite": {"graph": "bipartite"},
+        "in fragments": {"fragment_s": 0.02},
     },
     "allreduce": {
         "behind backward": {"overlap": "backward", "bucket_mib": 0.00003},
@@ -19,6 +20,18 @@ MORE: dict[str, dict[str, Options]] = {
     "d_psgd": {"exponential": {"graph": "exponential"}},
     "dear": {
         "small buckets": {"bucket_mib": 0.00003},
+    },
+    "diloco": {
+        "streaming": {"period": 4, "fragments": 2, "quorum": 2, "grace_s": 0.01},
+        "as published": {"period": 4, "sync": "step"},
+        "streaming, as published": {
+            "period": 6,
+            "fragments": 3,
+            "sync": "step",
+            "delay": 1,
+            "alpha": 0.5,
+        },
+        "means": {"period": 2, "outer_learning_rate": 1.0, "outer_momentum": 0.0},
     },
     "eager": {
         "solo": {"rule": "solo", "limiter": 4, "average_models_every": 10},
@@ -29,6 +42,9 @@ MORE: dict[str, dict[str, Options]] = {
     "local_sgd": {
         "each step": {"period": 1},
         "post-local": {"period": 4, "every_step_until": 5},
+    },
+    "noloco": {
+        "means": {"period": 3, "outer_learning_rate": 1.0, "outer_momentum": 0.0},
     },
     "ok_topk": {
         "all numbers": {"density": 1.0, "exact_every": 1},
@@ -46,6 +62,7 @@ MORE: dict[str, dict[str, Options]] = {
         "decentral": {"schedule": "decentral"},
         "decentral, pairs, waits": {"schedule": "decentral", "group_size": 2, "waits": True},
         "machines of two": {"peers_per_machine": 2},
+        "in fragments": {"fragment_s": 0.02},
     },
     "topk": {
         "all numbers": {"density": 1.0},
@@ -99,7 +116,10 @@ class Variant:
         return WHOLE.get(self.algorithm, {}).items() <= self.options.items()
 
 
-DEFAULTS = tuple(Variant(name) for name in known_algorithms())
+OFTEN: dict[str, Options] = {"diloco": {"period": 5}, "noloco": {"period": 2}}
+"""Of those that average seldom: so that there are averages in a test."""
+
+DEFAULTS = tuple(Variant(name, options=OFTEN.get(name, {})) for name in known_algorithms())
 VARIANTS = tuple(
     variant
     for default in DEFAULTS

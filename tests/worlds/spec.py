@@ -25,6 +25,7 @@ OPTIONS: dict[str, Callable[[Random], Options]] = {
     "ad_psgd": lambda chance: {
         "graph": chance.choice(("random", "random", "ring", "exponential", "bipartite")),
         "every_updates": chance.choice((1, 1, 3)),
+        "fragment_s": chance.choice((0, 0, 0.002, 0.02)),
     },
     "wagma": lambda chance: {
         "tau": chance.choice((1, 2, 5, 10)),
@@ -38,6 +39,7 @@ OPTIONS: dict[str, Callable[[Random], Options]] = {
         "peers_per_machine": chance.choice((0, 0, 2, 4)),
         "waits": chance.random() < 0.4,
         "slowdown": chance.choice((1.2, 1.5, 3.0)),
+        "fragment_s": chance.choice((0, 0, 0.002, 0.02)),
     },
     "eager": lambda chance: {
         "rule": chance.choice(("solo", "majority", "quorum")),
@@ -58,6 +60,22 @@ OPTIONS: dict[str, Callable[[Random], Options]] = {
     "topk": lambda chance: {
         "density": chance.choice((0.01, 0.1, 0.5, 1.0)),
         "dense_versions": chance.choice((0, 0, 5)),
+    },
+    "diloco": lambda chance: {
+        "period": chance.choice((6, 8, 12)),
+        "fragments": chance.choice((1, 1, 2, 3)),
+        "sync": chance.choice(("elastic", "elastic", "step")),
+        "quorum": chance.choice((1, 1, 2)),
+        "grace_s": chance.choice((0, 0, 0.05)),
+        "delay": chance.choice((0, 1)),
+        "alpha": chance.choice((0, 0, 0.5)),
+        "outer_learning_rate": chance.choice((0.7, 1.0)),
+        "outer_momentum": chance.choice((0, 0.5, 0.9)),
+    },
+    "noloco": lambda chance: {
+        "period": chance.choice((2, 5, 10)),
+        "outer_learning_rate": chance.choice((0.7, 1.0)),
+        "outer_momentum": chance.choice((0, 0.3, 0.5)),
     },
     "local_sgd": lambda chance: {
         "period": chance.choice((1, 2, 5, 16)),

@@ -55,6 +55,7 @@ from p2ptrain.averaging import (
     Rule,
     Swarm,
     What,
+    check_fragment,
     in_turn,
 )
 from p2ptrain.averaging.ripples.generator import GroupGenerator
@@ -96,7 +97,14 @@ class Ripples(Algorithm):
         drawn into other peers' groups. Too small: peers that are slow by chance are left out, too;
         too large: all peers wait for slow ones."""
 
+        fragment_s: float = 0
+        """Of groups that are drawn or claimed: each moves a fragment of the model, as large as
+        links carry in about so many seconds, and the next one another; 0: the whole model. Too
+        small: messages cost more than numbers; too large: means are of old numbers. Groups of the
+        table move whole models."""
+
         def __post_init__(self) -> None:
+            check_fragment("ripples", self.fragment_s)
             if self.group_size < 0 or self.group_size == 1:
                 raise ConfigError(
                     f"ripples group_size = {self.group_size} must be 2 or more, or 0 for three"
@@ -170,7 +178,8 @@ class Ripples(Algorithm):
         each = self.config.peers_per_machine or len(everyone)
         candidates, count = circle(self.turns, everyone, swarm.me, each, self.config.size)
         if order := in_turn(candidates, swarm.met(), swarm.rng):
-            await swarm.form(order[: max(count, -(-len(order) // 2))], count)
+            order = order[: max(count, -(-len(order) // 2))]
+            await swarm.form(order, count, fragment_s=self.config.fragment_s)
 
     # --- all --------------------------------------------------------------------------------------
 

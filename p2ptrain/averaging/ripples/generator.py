@@ -83,6 +83,7 @@ class GroupGenerator:
 
     def __init__(self, swarm: Swarm, config: "Ripples.Config") -> None:
         self.book = GroupBook(config, swarm.rng)
+        self._fragment_s = config.fragment_s
         self.asks: int | None = None
         """After so many updates this peer wants a group, and has not been in one since."""
         self._swarm = swarm
@@ -189,12 +190,15 @@ class GroupGenerator:
         """Claim the groups that were proposed, one by one, and say how each ended."""
         while self._leads:
             ticket, others = next(iter(self._leads.items()))
-            done = self._swarm.trains and (await self._swarm.form(others)).done
+            done = self._swarm.trains and await self._claim(others)
             self._settled[ticket] = done
             if len(self._settled) > SETTLED_REMEMBERED:
                 del self._settled[next(iter(self._settled))]
             self._say_settle(ticket)  # lost: it proposes again
             del self._leads[ticket]  # now: we may have proposed the next one to ourselves
+
+    async def _claim(self, others: Sequence[PeerId]) -> bool:
+        return (await self._swarm.form(others, fragment_s=self._fragment_s)).done
 
     def _say_settle(self, ticket: Ticket) -> None:
         done = int(self._settled[ticket])

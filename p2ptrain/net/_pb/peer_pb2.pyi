@@ -204,7 +204,7 @@ class MembershipUpdates(_message.Message):
     def __init__(self, members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
 
 class Purpose(_message.Message):
-    __slots__ = ("formation", "what", "version", "lineage")
+    __slots__ = ("formation", "what", "version", "lineage", "fragment", "fragments")
     class Formation(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         CLAIMED: _ClassVar[Purpose.Formation]
@@ -218,21 +218,27 @@ class Purpose(_message.Message):
         MODELS: _ClassVar[Purpose.What]
         GRADIENTS: _ClassVar[Purpose.What]
         STALE_GRADIENTS: _ClassVar[Purpose.What]
+        PSEUDO_GRADIENTS: _ClassVar[Purpose.What]
     MODELS: Purpose.What
     GRADIENTS: Purpose.What
     STALE_GRADIENTS: Purpose.What
+    PSEUDO_GRADIENTS: Purpose.What
     FORMATION_FIELD_NUMBER: _ClassVar[int]
     WHAT_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     LINEAGE_FIELD_NUMBER: _ClassVar[int]
+    FRAGMENT_FIELD_NUMBER: _ClassVar[int]
+    FRAGMENTS_FIELD_NUMBER: _ClassVar[int]
     formation: Purpose.Formation
     what: Purpose.What
     version: int
     lineage: int
-    def __init__(self, formation: _Optional[_Union[Purpose.Formation, str]] = ..., what: _Optional[_Union[Purpose.What, str]] = ..., version: _Optional[int] = ..., lineage: _Optional[int] = ...) -> None: ...
+    fragment: int
+    fragments: int
+    def __init__(self, formation: _Optional[_Union[Purpose.Formation, str]] = ..., what: _Optional[_Union[Purpose.What, str]] = ..., version: _Optional[int] = ..., lineage: _Optional[int] = ..., fragment: _Optional[int] = ..., fragments: _Optional[int] = ...) -> None: ...
 
 class Contribution(_message.Message):
-    __slots__ = ("weight", "usual", "samples", "wants_to_end", "gradient_mask", "rule", "progress", "begun", "together")
+    __slots__ = ("weight", "usual", "samples", "wants_to_end", "gradient_mask", "rule", "progress", "begun", "together", "history", "outer_steps")
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     USUAL_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
@@ -242,6 +248,8 @@ class Contribution(_message.Message):
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     BEGUN_FIELD_NUMBER: _ClassVar[int]
     TOGETHER_FIELD_NUMBER: _ClassVar[int]
+    HISTORY_FIELD_NUMBER: _ClassVar[int]
+    OUTER_STEPS_FIELD_NUMBER: _ClassVar[int]
     weight: int
     usual: int
     samples: int
@@ -251,7 +259,9 @@ class Contribution(_message.Message):
     progress: int
     begun: int
     together: int
-    def __init__(self, weight: _Optional[int] = ..., usual: _Optional[int] = ..., samples: _Optional[int] = ..., wants_to_end: bool = ..., gradient_mask: _Optional[bytes] = ..., rule: _Optional[int] = ..., progress: _Optional[int] = ..., begun: _Optional[int] = ..., together: _Optional[int] = ...) -> None: ...
+    history: int
+    outer_steps: int
+    def __init__(self, weight: _Optional[int] = ..., usual: _Optional[int] = ..., samples: _Optional[int] = ..., wants_to_end: bool = ..., gradient_mask: _Optional[bytes] = ..., rule: _Optional[int] = ..., progress: _Optional[int] = ..., begun: _Optional[int] = ..., together: _Optional[int] = ..., history: _Optional[int] = ..., outer_steps: _Optional[int] = ...) -> None: ...
 
 class Request(_message.Message):
     __slots__ = ("ticket", "born", "purpose")
@@ -424,16 +434,18 @@ class AverageOpening(_message.Message):
     def __init__(self, swarm: _Optional[str] = ..., sender: _Optional[str] = ..., ticket: _Optional[_Union[Ticket, _Mapping]] = ..., vector_size: _Optional[int] = ..., chunk_size: _Optional[int] = ..., codec: _Optional[str] = ..., bucket: _Optional[str] = ...) -> None: ...
 
 class StateOpening(_message.Message):
-    __slots__ = ("swarm", "sender", "version", "lineage")
+    __slots__ = ("swarm", "sender", "version", "lineage", "outer")
     SWARM_FIELD_NUMBER: _ClassVar[int]
     SENDER_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     LINEAGE_FIELD_NUMBER: _ClassVar[int]
+    OUTER_FIELD_NUMBER: _ClassVar[int]
     swarm: str
     sender: str
     version: int
     lineage: int
-    def __init__(self, swarm: _Optional[str] = ..., sender: _Optional[str] = ..., version: _Optional[int] = ..., lineage: _Optional[int] = ...) -> None: ...
+    outer: int
+    def __init__(self, swarm: _Optional[str] = ..., sender: _Optional[str] = ..., version: _Optional[int] = ..., lineage: _Optional[int] = ..., outer: _Optional[int] = ...) -> None: ...
 
 class Report(_message.Message):
     __slots__ = ("self", "members", "unix_s", "running_s", "samples_per_s", "wait_share", "progress", "doing", "loss", "partners", "consensus_distance_l2", "groups_done", "groups_failed", "warning", "silence", "since_average_s")

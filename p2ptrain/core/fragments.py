@@ -1,0 +1,70 @@
+"""Cut a model into fragments, so that a group lasts about as long as asked on any link.
+
+A group of gossip that moves a whole model holds the slots of its members, and their links, for as
+long as the model is large. One that moves a *fragment* is over soon, its mean is of numbers that
+are not old, and the next one meets others (DivShare, arXiv 2410.12918). Each peer takes the
+fragments in turn, so that every number is averaged as often as every other one.
+
+The number of fragments is a power of two, and follows from how long groups took: twice as many if
+they last too long, unless that was seen to help little (then they last as long as messages do);
+half as many if those would not last too long either.
+"""
+
+import math
+from collections import defaultdict, deque
+from statistics import median
+
+from p2ptrain.core.purpose import MOST_FRAGMENTS
+from p2ptrain.ids import Seconds
+
+FIRST = 1 << 16
+"""Numbers of the first fragment, while nothing is known: a second on 2 Mbit/s."""
+
+REMEMBERED = 5
+"""Groups of a size in a median."""
+
+TOO_LONG = math.sqrt(2)
+"""More than that times as long as asked."""
+
+HELPS = 0.75
+"""Half of the numbers in at most this part of the time: numbers count, not messages."""
+
+
+class Fragments:
+    """One peer's turns through a model of `size` numbers."""
+
+    def __init__(self, size: int) -> None:
+        self._most = min(size, MOST_FRAGMENTS)
+        self._count = 1 << round(math.log2(max(1, size / FIRST)))
+        self._turn = 0
+        self._took: dict[int, deque[Seconds]] = defaultdict(lambda: deque(maxlen=REMEMBERED))
+
+    def next(self, lasts_s: Seconds) -> tuple[int, int]:
+        """Which fragment is next, of how many, for a group of about so many seconds."""
+        before, self._count = self._count, self._wanted(lasts_s)
+        self._turn = self._turn * self._count // before % self._count  # none is skipped
+        return self._turn, self._count
+
+    def averaged(self, fragment: int, count: int, seconds: Seconds) -> None:
+        """A group has averaged this one of so many, and moved it in this time."""
+        if (fragment, count) == (self._turn, self._count):
+            self._turn = (self._turn + 1) % self._count
+        self._took[count].append(seconds)
+
+    def _wanted(self, lasts_s: Seconds) -> int:
+        count = self._count
+        if not self._took[count]:
+            return count
+        here_s = median(self._took[count])
+        helps = self._helps(count // 2, count) and self._helps(count, 2 * count)
+        if here_s > lasts_s * TOO_LONG and 2 * count <= self._most and helps:
+            return 2 * count
+        if count > 1 and (2 * here_s <= lasts_s or not self._helps(count // 2, count)):
+            self._took[count // 2].clear()  # links may have changed since
+            return count // 2
+        return count
+
+    def _helps(self, few: int, many: int) -> bool:
+        """False if it was seen that groups of smaller fragments last nearly as long."""
+        known = self._took[few], self._took[many]
+        return not all(known) or median(known[1]) <= HELPS * median(known[0])

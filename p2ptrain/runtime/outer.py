@@ -1,0 +1,287 @@
+"""The outer optimizer: what a mean of the peers' progress does to the model that they began from.
+
+A peer trains from its *anchor* x0, the model after the last outer step. What it has done since is
+its *pseudo-gradient*, x0 - x. The mean d of those of all members makes the next anchor, with a
+momentum m of its own (DiLoCo, arXiv 2311.08105; NoLoCo, arXiv 2506.10911):
+
+    m   <-  mu m + d
+    x0  <-  x0 - lr (d + mu m)      Nesterov        or    x0 - lr m
+    x   <-  x + (x0 - snapshot)     delta form: what was trained meanwhile is kept
+
+Buffers and averaged momenta, which are no parameters, take the mean of all members.
+
+**Shared anchors.** Under DiLoCo all members have one anchor and one momentum, bit for bit: all make
+the same step of the same mean. Each fragment has a *history* of its own, a digest of all means that
+went into it. Members state theirs; the group averages those of the one that most steps went into.
+Another member, a newcomer or one that missed a mean, weighs nothing in it, and takes anchor and
+momentum of that fragment over from a member:
+
+* if its own history is a part of the other one, or has not begun, its model moves with the anchor,
+  so that what it has trained since is its next pseudo-gradient;
+* if not, two parts of a swarm went on apart. Its model stays, and all that its part has trained
+  becomes its next pseudo-gradient: a mean of both parts is made, and nothing is lost.
+
+So a pseudo-gradient is late, never lost, and none is applied to an anchor that it was not measured
+from. (Where each late one makes a step of its own, momentum has to be delayed: arXiv 2401.09135.)
+
+**Alone**, a peer's anchor follows its model.
+
+Legend of shapes: ``M`` numbers of the model, ``S`` of a fragment.
+"""
+
+import struct
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from p2ptrain.averaging.base import OuterRule
+from p2ptrain.compute.replica import Replica, Vector
+from p2ptrain.core.contribution import MODEL, Contribution
+from p2ptrain.core.purpose import Purpose
+from p2ptrain.core.shards import Span, shard
+from p2ptrain.errors import StateError
+from p2ptrain.ids import PeerId, Ticket
+from p2ptrain.runtime.agreed_state import digest_of
+
+REMEMBERED = 64
+"""Steps of a fragment's history that are known: who has missed more is taken for another part."""
+
+HEADER = struct.Struct("<QII")
+"""Steps, digests, numbers of a fragment."""
+
+
+@dataclass(slots=True)
+class History:
+    """What went into one fragment of the anchor."""
+
+    steps: int = 0
+    digests: list[int] = field(default_factory=list)
+    """Of the last steps; the last one names the anchor and the momentum as they are."""
+    samples: int = 0
+    """Of this peer, in those steps."""
+
+    @property
+    def digest(self) -> int:
+        return self.digests[-1] if self.digests else 0
+
+    def follow(self, ticket: Ticket, mean_S: Vector) -> None:
+        """A mean has gone in."""
+        words = self.digest, ticket.initiator, ticket.incarnation, ticket.number, ticket.attempt
+        self.digests = [*self.digests, digest_of(repr(words).encode(), mean_S)][-REMEMBERED:]
+        self.steps += 1
+
+
+class Outer:
+    """One peer's anchor and momentum, from its first step on; any thread."""
+
+    def __init__(self, rule: OuterRule, replica: Replica) -> None:
+        self.rule = rule
+        self._replica = replica
+        self._parameters = replica.gradient_size - replica.buffer_size
+        """So many of the M numbers, the first ones."""
+        self._lock = threading.Lock()
+        self.anchor_M = self.momentum_M = self._left_M = np.empty(0, np.float32)
+        self.histories = [History() for _ in range(rule.fragments)]
+
+    @property
+    def model_size(self) -> int:
+        """M."""
+        return self._replica.model_size
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether there is an anchor."""
+        return len(self.anchor_M) > 0
+
+    def begin(self, samples: int) -> None:
+        """The first step begins with the model as it is; this peer has made so many samples."""
+        self.anchor_M = np.empty(self._replica.model_size, np.float32)
+        self._replica.snapshot(self.anchor_M)
+        self.momentum_M, self._left_M = np.zeros((2, len(self.anchor_M)), np.float32)
+        for fragment, history in enumerate(self.histories):
+            span = self.span(fragment)
+            history.digests = [digest_of(b"", self.anchor_M[span.start : span.stop])]
+            history.samples = samples
+
+    def span(self, fragment: int) -> Span:
+        """The numbers of one fragment."""
+        return shard(self._replica.model_size, self.rule.fragments, fragment)
+
+    def state(self, purpose: Purpose, samples: int) -> Contribution:
+        """What this peer states beside its pseudo-gradient: its weight, and its history."""
+        history = self.histories[purpose.fragment]
+        weight = max(0, samples - history.samples)
+        return replace(MODEL, weight=weight, history=history.digest, outer_steps=history.steps)
+
+    def part(
+        self, purpose: Purpose, members: Sequence[PeerId], stated: Sequence[Contribution], rank: int
+    ) -> "OuterPart":
+        """This peer's part in a group."""
+        return OuterPart(self, purpose, members, stated, rank)
+
+    # --- for the parts ----------------------------------------------------------------------------
+
+    def contribute(self, span: Span, weight: int, into_S: Vector) -> Vector:
+        """Fill in `weight` times the pseudo-gradient; returns the snapshot that it is of."""
+        at, snapshot_S = slice(span.start, span.stop), np.empty(span.size, np.float32)
+        self._replica.snapshot(snapshot_S, span.start)
+        with self._lock:
+            np.subtract(self.anchor_M[at], snapshot_S, out=into_S)
+            np.multiply(into_S, np.float32(weight), out=into_S)
+            if weight:
+                np.add(into_S, self._left_M[at], out=into_S)
+        return snapshot_S
+
+    def keep(self, span: Span, left_S: Vector) -> None:
+        """What a codec took from our part goes into the next one."""
+        with self._lock:
+            self._left_M[span.start : span.stop] = left_S
+
+    def restart(self, span: Span, snapshot_S: Vector) -> None:
+        """The anchor becomes this, without momentum."""
+        at = slice(span.start, span.stop)
+        with self._lock:
+            self.anchor_M[at], self.momentum_M[at] = snapshot_S, 0
+
+    def step(self, span: Span, mean_S: Vector, snapshot_S: Vector) -> Vector:
+        """Make the outer step of a mean, which becomes what is to be added to the model.
+
+        Each operation rounds once, so all machines get the same bits.
+        """
+        rule, at, cut = self.rule, slice(span.start, span.stop), self._parameters - span.start
+        mu, rate = np.float32(rule.momentum), np.float32(rule.learning_rate)
+        with self._lock:
+            anchor_S, momentum_S = self.anchor_M[at], self.momentum_M[at]
+            np.multiply(momentum_S, mu, out=momentum_S)
+            np.add(momentum_S, mean_S, out=momentum_S)
+            step_S = momentum_S * mu + mean_S if rule.nesterov else momentum_S.copy()
+            np.multiply(step_S, rate, out=step_S)
+            step_S[max(0, cut) :] = mean_S[max(0, cut) :]
+            np.subtract(anchor_S, step_S, out=anchor_S)
+            np.subtract(anchor_S, snapshot_S, out=mean_S)
+        if rule.alpha:
+            np.multiply(mean_S, np.float32(1 - rule.alpha), out=mean_S)
+        return mean_S
+
+    # --- from a member that has a later one -------------------------------------------------------
+
+    def hand_over(self, fragment: int) -> bytes:
+        """One fragment of anchor and momentum, with its history."""
+        span, history = self.span(fragment), self.histories[fragment]
+        at = slice(span.start, span.stop)
+        with self._lock:
+            header = HEADER.pack(history.steps, len(history.digests), span.size)
+            digests = struct.pack(f"<{len(history.digests)}Q", *history.digests)
+            numbers = np.concatenate([self.anchor_M[at], self.momentum_M[at]]).astype("<f4")
+        return header + digests + numbers.tobytes()
+
+    def take_over(self, fragment: int, state: bytes | memoryview) -> bool:
+        """Go on from there; returns whether our history was a part of that one.
+
+        Raises:
+            StateError: with nothing changed, if the bytes are no such state.
+        """
+        span, own = self.span(fragment), self.histories[fragment]
+        steps, digests, numbers = _read(bytes(state), span.size)
+        if digests[-1] in own.digests:
+            return True  # we have come further meanwhile
+        follows = not own.steps or own.digest in digests
+        at = slice(span.start, span.stop)
+        with self._lock:
+            moved_S = numbers[: span.size] - self.anchor_M[at]
+            self.anchor_M[at], self.momentum_M[at] = numbers[: span.size], numbers[span.size :]
+            own.steps, own.digests = steps, digests
+        if follows:
+            self._replica.add_delta(moved_S, span.start)
+        return follows
+
+
+class OuterPart:
+    """This peer's part in one attempt of a group."""
+
+    def __init__(
+        self,
+        outer: Outer,
+        purpose: Purpose,
+        members: Sequence[PeerId],
+        stated: Sequence[Contribution],
+        rank: int,
+    ) -> None:
+        self._outer, self._fragment = outer, purpose.fragment
+        self._span = purpose.span(outer.model_size)
+        self._is_alone = len(members) == 1
+        self._began_from = stated[rank].history
+        histories = [(one.outer_steps, one.history) for one in stated]
+        leading = max(histories, key=lambda one: (one[0], histories.count(one), -one[1]))
+        self.leads = [peer for peer, one in zip(members, histories, strict=True) if one == leading]
+        """The members whose pseudo-gradients are averaged."""
+        self.takes_part = histories[rank] == leading
+        self.weight = stated[rank].weight if self.takes_part else 0
+        weights = zip(stated, histories, strict=True)
+        self.divisor = sum(one.weight for one, history in weights if history == leading)
+        self.distance_l2 = 0.0
+        """Of our pseudo-gradient and the mean."""
+        self._snapshot_S = np.empty(0, np.float32)
+
+    def fill(self, into_S: Vector) -> None:
+        """Write what we contribute."""
+        self._snapshot_S = self._outer.contribute(self._span, self.weight, into_S)
+
+    def fill_model(self, model_S: Vector) -> None:
+        """Remember the model that we contribute as it is."""
+        self._snapshot_S = model_S.copy()
+
+    def take_in(self, ticket: Ticket, mean_S: Vector, left_S: Vector | None) -> Vector | None:
+        """Make the outer step of the mean; returns what is to be added to the model, if anything.
+
+        Args:
+            ticket: of the attempt.
+            mean_S: of pseudo-gradients; becomes the result.
+            left_S: what a codec took from our part.
+        """
+        outer, history = self._outer, self._outer.histories[self._fragment]
+        if not self.takes_part or not self.divisor:
+            return None  # or no member has trained since
+        if history.digest != self._began_from:
+            self.takes_part = False  # we have followed others meanwhile
+            return None
+        if left_S is not None:
+            outer.keep(self._span, left_S)
+        history.follow(ticket, mean_S)
+        history.samples += self.weight
+        if self._is_alone:
+            outer.restart(self._span, self._snapshot_S)
+            return None
+        return self._step(mean_S)
+
+    def take_in_model(self, delta_S: Vector) -> Vector:
+        """The same of a mean of models, of which `delta_S` is mean - snapshot."""
+        at = slice(self._span.start, self._span.stop)
+        np.add(delta_S, self._snapshot_S, out=delta_S)
+        np.subtract(self._outer.anchor_M[at], delta_S, out=delta_S)
+        return self._step(delta_S)
+
+    def _step(self, mean_S: Vector) -> Vector:
+        anchor_S = self._outer.anchor_M[self._span.start : self._span.stop]
+        apart_S = anchor_S - self._snapshot_S - mean_S
+        self.distance_l2 = float(np.sqrt(np.square(apart_S, dtype=np.float64).sum()))
+        return self._outer.step(self._span, mean_S, self._snapshot_S)
+
+
+def _read(state: bytes, size: int) -> tuple[int, list[int], Vector]:
+    try:
+        steps, count, numbers = HEADER.unpack_from(state)
+        if numbers != size or not 0 < count <= REMEMBERED:
+            raise StateError(f"{count} digests and {numbers} numbers of a fragment of {size}")
+        digests = list(struct.unpack_from(f"<{count}Q", state, HEADER.size))
+        start = HEADER.size + 8 * count
+        if len(state) != start + 8 * size:
+            raise StateError(f"{len(state)} bytes of a fragment of {size} numbers")
+        vector = np.frombuffer(state, "<f4", offset=start).astype(np.float32)
+    except struct.error as error:
+        raise StateError(f"{len(state)} bytes that are no outer state") from error
+    if not np.isfinite(vector).all():
+        raise StateError("an outer state with numbers that are not finite")
+    return steps, digests, vector

@@ -1,0 +1,102 @@
+"""How a model is cut into fragments: by how long groups took, each number in turn."""
+
+from collections.abc import Callable
+
+import pytest
+
+from p2ptrain.core.fragments import FIRST, Fragments
+from p2ptrain.core.shards import shard
+from p2ptrain.ids import Seconds
+
+SIZE = 25_000_000
+
+Link = Callable[[int], Seconds]
+
+
+def groups(fragments: Fragments, link: Link, count: int, *, lasts_s: Seconds = 1.0) -> list[int]:
+    """How many numbers each of so many groups moves, over a link that takes so long for so many."""
+    moved = []
+    for _ in range(count):
+        fragment, parts = fragments.next(lasts_s)
+        numbers = SIZE // parts
+        fragments.averaged(fragment, parts, link(numbers))
+        moved.append(numbers)
+    return moved
+
+
+def mbit(speed: float, latency_s: Seconds = 0.0) -> Link:
+    return lambda numbers: latency_s + 32e-6 * numbers / speed
+
+
+@pytest.mark.parametrize("speed", [5, 20, 100, 300])
+def test_a_group_comes_to_last_about_as_long_as_asked_whatever_the_link(speed: float):
+    moved = groups(Fragments(SIZE), mbit(speed, 0.04), 40)
+    assert all(0.5 <= mbit(speed, 0.04)(numbers) <= 1.5 for numbers in moved[20:])
+
+
+def test_the_first_one_is_small_since_nothing_is_known():
+    assert FIRST / 1.5 < groups(Fragments(SIZE), mbit(5), 1)[0] < FIRST * 1.5
+
+
+def test_a_fast_link_moves_the_whole_model():
+    assert groups(Fragments(SIZE), mbit(10_000), 30)[-1] == SIZE
+
+
+def test_a_link_that_becomes_ten_times_slower_or_faster_is_followed():
+    fragments = Fragments(SIZE)
+    before = groups(fragments, mbit(100), 30)[-1]
+    slower = groups(fragments, mbit(10), 30)[-1]
+    assert before / 16 <= slower <= before / 6
+    assert groups(fragments, mbit(100), 30)[-1] == before
+
+
+def test_fragments_do_not_shrink_where_messages_take_the_time():
+    """A group of 0.3 s, whatever it moves, cannot be made to last a tenth of that."""
+    moved = groups(Fragments(SIZE), mbit(10_000, 0.3), 60, lasts_s=0.03)
+    assert moved[-1] >= FIRST // 8
+
+
+def test_every_number_is_averaged_in_turn():
+    fragments = Fragments(SIZE)
+    groups(fragments, mbit(20), 30)
+    seen = [fragments.next(1.0)]
+    fragments.averaged(*seen[0], 1.0)
+    while (one := fragments.next(1.0)) != seen[0]:
+        seen.append(one)
+        fragments.averaged(*one, 1.0)
+    assert sorted(fragment for fragment, _ in seen) == list(range(seen[0][1]))
+
+
+@pytest.mark.parametrize("changes", [(2, 1.0, 4.0), (3, 4.0, 1.0), (5, 0.2, 4.0)])
+def test_none_is_skipped_when_their_number_changes(changes: tuple[int, float, float]):
+    turns, before_s, after_s = changes
+    fragments, covered = Fragments(FIRST * 8), [0] * (FIRST * 8 // 64)
+    for turn in range(40):
+        fragment, parts = fragments.next(1.0)
+        span = shard(len(covered), parts, fragment)
+        for at in range(span.start, span.stop):
+            covered[at] += 1
+        seconds = before_s if turn < turns else after_s * 8 / parts
+        fragments.averaged(fragment, parts, seconds)
+        if parts > 1 and fragment == parts - 1:
+            assert min(covered) >= 1
+
+
+def test_a_group_that_came_to_nothing_is_tried_again_with_the_same_numbers():
+    fragments = Fragments(SIZE)
+    assert fragments.next(1.0) == fragments.next(1.0)
+
+
+def test_groups_that_others_chose_count_for_the_speed_and_for_no_turn():
+    fragments = Fragments(SIZE)
+    turn = fragments.next(1.0)
+    fragments.averaged(0, 2, 60.0)
+    assert fragments.next(1.0) == turn
+
+
+def test_a_model_of_few_numbers_has_no_more_fragments():
+    fragments = Fragments(3)
+    for _ in range(20):
+        fragment, parts = fragments.next(1e-9)
+        fragments.averaged(fragment, parts, 1.0 / parts)
+        assert parts <= 3
