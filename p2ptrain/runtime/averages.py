@@ -666,7 +666,8 @@ class FormedGroup(Attempt):
         self.consensus_distance_l2 = math.sqrt(parts) * outer.distance_l2
         self.staleness_steps = replica.updates - self._updates
         if not outer.takes_part:
-            averages.host.state_transfer.follow(self._effect.purpose.fragment, outer.leads)
+            fragment = self._effect.purpose.fragment
+            averages.host.state_transfer.follow(fragment, outer.after, outer.leads)
         return free if left_S is None else [*free, left_S]
 
     def _settle_residual(self) -> None:

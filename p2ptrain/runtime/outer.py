@@ -68,8 +68,7 @@ class History:
 
     def follow(self, ticket: Ticket, mean_S: Vector) -> None:
         """A mean has gone in."""
-        words = self.digest, ticket.initiator, ticket.incarnation, ticket.number, ticket.attempt
-        self.digests = [*self.digests, digest_of(repr(words).encode(), mean_S)][-REMEMBERED:]
+        self.digests = [*self.digests, _following(self.digest, ticket, mean_S)][-REMEMBERED:]
         self.steps += 1
 
 
@@ -218,6 +217,8 @@ class OuterPart:
         self.leads = [peer for peer, one in zip(members, histories, strict=True) if one == leading]
         """The members whose pseudo-gradients are averaged."""
         self.takes_part = histories[rank] == leading
+        self.after = leading[1]
+        """The digest of the leading history, with this step once there is a mean."""
         self.weight = stated[rank].weight if self.takes_part else 0
         weights = zip(stated, histories, strict=True)
         self.divisor = sum(one.weight for one, history in weights if history == leading)
@@ -242,8 +243,11 @@ class OuterPart:
             left_S: what a codec took from our part.
         """
         outer, history = self._outer, self._outer.histories[self._fragment]
-        if not self.takes_part or not self.divisor:
-            return None  # or no member has trained since
+        if not self.divisor:
+            return None  # no member has trained since
+        self.after = _following(self.after, ticket, mean_S)
+        if not self.takes_part:
+            return None
         if history.digest != self._began_from:
             self.takes_part = False  # we have followed others meanwhile
             return None
@@ -268,6 +272,12 @@ class OuterPart:
         apart_S = anchor_S - self._snapshot_S - mean_S
         self.distance_l2 = float(np.sqrt(np.square(apart_S, dtype=np.float64).sum()))
         return self._outer.step(self._span, mean_S, self._snapshot_S)
+
+
+def _following(digest: int, ticket: Ticket, mean_S: Vector) -> int:
+    """What a history's digest becomes by a mean."""
+    words = digest, ticket.initiator, ticket.incarnation, ticket.number, ticket.attempt
+    return digest_of(repr(words).encode(), mean_S)
 
 
 def _read(state: bytes, size: int) -> tuple[int, list[int], Vector]:

@@ -106,19 +106,22 @@ class StateTransfer:
                 overlap.drop("it has taken another model over")
             self.host.over(StateTransferred(version, taken=True))
 
-    def follow(self, fragment: int, donors: Sequence[PeerId]) -> None:
-        """Take this fragment of the outer state over from one of `donors`, beside the trainer."""
+    def follow(self, fragment: int, digest: int, donors: Sequence[PeerId]) -> None:
+        """Take this fragment of the outer state over from one of `donors`, beside the trainer.
+
+        As it is after the step that `digest` names, or later.
+        """
         if fragment not in self._following:
             self._following.add(fragment)
-            self.host.start(self._follow(fragment, donors))
+            self.host.start(self._follow(fragment, digest, donors))
 
-    async def _follow(self, fragment: int, donors: Sequence[PeerId]) -> None:
+    async def _follow(self, fragment: int, digest: int, donors: Sequence[PeerId]) -> None:
         outer, me = self.host.averages.outer, self.host.name
         assert outer is not None
         try:
             for donor in sorted(donors, key=lambda one: _rendezvous(me, one)):
                 try:
-                    state = await self.download(donor, fragment=fragment)
+                    state = await self.download(donor, None, digest, fragment)
                     follows = await self.executor(partial(outer.take_over, fragment, state))
                 except P2PTrainError as error:
                     text = f"could not follow {donor} in fragment {fragment}: {error}"
@@ -140,7 +143,7 @@ class StateTransfer:
     ) -> State:
         """The state of `donor`, as it is or at a version; nothing, if `lineage` is its digest.
 
-        With `fragment`, that one of its outer state.
+        With `fragment`, that one of its outer state, from the step on that `lineage` names.
 
         Only silence has a time limit, not the whole.
 
@@ -181,7 +184,7 @@ class StateTransfer:
         version = opening.version
         try:
             if opening.fragment is not None:
-                state: State = await self._outer_state(opening.fragment)
+                state: State = await self._outer_state(opening.fragment, opening.lineage)
             elif version is None or not self.host.algorithm.in_step:
                 if not self.host.machine.has_model:
                     raise RefusedError(f"{self.host.name} is itself about to take a model")
@@ -201,10 +204,17 @@ class StateTransfer:
         for span in chunks(Span(0, len(state)), self.config.chunk_kib * 1024):
             await stream.send(memoryview(state)[span.start : span.stop])
 
-    async def _outer_state(self, fragment: int) -> State:
-        outer = self.host.averages.outer
+    async def _outer_state(self, fragment: int, digest: int) -> State:
+        """Raises RefusedError if there is none, or it does not come to the step of `digest`."""
+        outer, name = self.host.averages.outer, self.host.name
         if outer is None or not outer.has_begun or fragment >= outer.rule.fragments:
-            raise RefusedError(f"{self.host.name} has no outer state of fragment {fragment}")
+            raise RefusedError(f"{name} has no outer state of fragment {fragment}")
+        try:
+            async with asyncio.timeout(self.host.averages.transfers.arrivals.seconds):
+                while digest not in outer.histories[fragment].digests:
+                    await self.host.wait_for_change()  # our own group may end after theirs
+        except TimeoutError as error:
+            raise RefusedError(f"{name} has not made that step of fragment {fragment}") from error
         return await self.executor(partial(outer.hand_over, fragment))
 
     def _refuse_unless_waiting(self, version: int, lineage: int) -> None:
