@@ -6,7 +6,7 @@ name   what stands in the bytes (little-endian)         bytes per  how far a num
 =====  ===============================================  =========  ================================
 fp32   the numbers                                      4          not at all
 bf16   the upper half of each, rounded                  2          2^-8 of itself
-fp16   a scale for every 256 numbers, a half for each   2.02       2^-11 of itself, or 2^-40 of the
+fp16   a scale for every 256 numbers, a half for each   2.02       2^-11 of itself, or 2^-39 of the
                                                                    largest of the 256
 int8   a scale for every 256 numbers, a byte for each   1.02       1/254 of the largest of the 256
 int4   the upper half of a scale for every 64 numbers,  0.53       1/14 of the largest of the 64
