@@ -68,13 +68,16 @@ class ExchangeConfig:
     codec: str = "fp32"
     """How models travel: ``fp32`` as they are, ``bf16`` or ``fp16`` in half of the bytes, ``int8``
     in a quarter. Nothing of what training does is lost, but peers differ by a little rounding, and
-    it costs computing: worth it on links below some 10 Gbit/s. The same at all peers."""
+    it costs computing: worth it on links below some 10 Gbit/s. ``int4``, an eighth, is
+    for gradients and pseudo-gradients with error feedback: with models nothing is lost either, but
+    peers differ by much, and each is worse than the mean of all: measure first. The same at all
+    peers."""
 
     gradient_codec: str = "fp32"
-    """How gradients travel, as above; all members get the same bits with every codec. What rounding
-    takes from a gradient stays with its peer and goes into its next one (error feedback); only
-    where gradients are delivered late (`eager`) it is lost. Statistics (buffers) always travel as
-    they are. The same at all peers."""
+    """How gradients travel, as above, ``int4`` in an eighth of the bytes; all members get the same
+    bits with every codec. What rounding takes from a gradient stays with its peer and goes into its
+    next one (error feedback); only where gradients are delivered late (`eager`) it is lost.
+    Statistics (buffers) always travel as they are. The same at all peers."""
 
     average_timeout_s: Seconds = 60.0
     """A group in which nothing moves for so long is broken, or sooner where less was seen to be

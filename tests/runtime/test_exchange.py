@@ -458,7 +458,7 @@ async def test_the_owner_of_a_number_that_is_not_finite_does_not_get_a_mean_eith
 
 @pytest.mark.parametrize("members", [2, 3, 4])
 @pytest.mark.parametrize(
-    ("codec", "shard_of_bytes"), [("bf16", 0.5), ("fp16", 0.51), ("int8", 0.27)]
+    ("codec", "shard_of_bytes"), [("bf16", 0.5), ("fp16", 0.51), ("int8", 0.27), ("int4", 0.14)]
 )
 async def test_a_codec_moves_fewer_bytes_and_deltas_still_add_up_to_nothing(
     codec, shard_of_bytes, members, monkeypatch
@@ -621,7 +621,7 @@ async def test_memory_of_which_others_may_commit_what_they_read_is_not_used_agai
     assert all(reused(member) == (True, True) for member in group.members.values())
 
 
-@pytest.mark.parametrize("codec", ["bf16", "int8"])
+@pytest.mark.parametrize("codec", ["bf16", "int8", "int4"])
 async def test_memory_that_a_thread_may_still_work_on_is_not_used_again(codec: str):
     group = Group(vectors(12, 3), delta=True, codec=codec)
     for member in group.members.values():

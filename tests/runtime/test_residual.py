@@ -36,7 +36,7 @@ def residuals(world, size: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("count", "size"), [(2, 700), (3, 7), (3, 4000), (5, 4000)])
-@pytest.mark.parametrize("codec", ["bf16", "fp16", "int8"])
+@pytest.mark.parametrize("codec", ["bf16", "fp16", "int8", "int4"])
 async def test_what_a_codec_takes_from_gradients_comes_later(codec: str, count: int, size: int):
     world, due_M = await trained(codec, count, size)
     rows, left = models(world), residuals(world, size)

@@ -129,7 +129,9 @@ async def test_stale_gradients_that_are_all_in_time_do_so_too():
         assert off(ours, expected) < 1e-5
 
 
-@pytest.mark.parametrize(("codec", "within"), [("bf16", 0.02), ("fp16", 0.002), ("int8", 0.03)])
+@pytest.mark.parametrize(
+    ("codec", "within"), [("bf16", 0.02), ("fp16", 0.002), ("int8", 0.03), ("int4", 0.1)]
+)
 async def test_a_codec_of_gradients_rounds_and_leaves_all_peers_with_the_same_bits(
     codec: str, within: float
 ):
@@ -139,7 +141,7 @@ async def test_a_codec_of_gradients_rounds_and_leaves_all_peers_with_the_same_bi
     assert 0 < off(ours[0], expected) < within
 
 
-@pytest.mark.parametrize("codec", ["fp32", "int8"])
+@pytest.mark.parametrize("codec", ["fp32", "int8", "int4"])
 async def test_statistics_are_those_of_the_union_and_no_codec_rounds_them(codec: str):
     """Those of the inputs: they do not depend on parameters, which a codec changes a little."""
     make = network_with_statistics

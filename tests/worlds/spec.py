@@ -196,7 +196,7 @@ def _options(algorithm: str, chance: Random) -> Options:
 def _gradient_codec(algorithm: Algorithm, chance: Random) -> str:
     """Where what rounding takes stays with its peer."""
     may_round = algorithm.in_step and algorithm.overlaps == "none"
-    return chance.choice(("fp32", "fp32", "bf16", "int8")) if may_round else "fp32"
+    return chance.choice(("fp32", "fp32", "bf16", "int8", "int4")) if may_round else "fp32"
 
 
 def _link(chance: Random) -> Link:
