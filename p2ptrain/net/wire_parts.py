@@ -52,6 +52,7 @@ def contribution_to_pb(stated: Contribution) -> Any:  # Any: a generated class
         progress=min(stated.progress, MAX_NUMBER),  # of sums of what others claim
         begun=stated.begun,
         together=stated.together,
+        speed=min(stated.speed, MAX_NUMBER),
     )
 
 
@@ -68,6 +69,7 @@ def contribution_of(p: Any) -> Contribution:  # Any: a generated class
         progress=number(p.progress),
         begun=p.begun,
         together=p.together,
+        speed=number(p.speed),
     )
 
 
