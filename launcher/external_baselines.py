@@ -26,6 +26,11 @@ PRICES = ("ring",)
 """Those that can only be simulated."""
 
 
+def is_external(name: str) -> bool:
+    """Whether p2ptrain itself has no such algorithm, and this page has."""
+    return name in EXTERNAL_BASELINES or name in PRICES
+
+
 def check_algorithm(
     name: str,
     options: Mapping[str, Any],  # Any: an algorithm's own
@@ -36,7 +41,7 @@ def check_algorithm(
     Raises:
         ConfigError: listing those there are, or naming the value and the number of peers.
     """
-    if name not in EXTERNAL_BASELINES and name not in PRICES:
+    if not is_external(name):
         load_algorithm(name, options).check_swarm(peers)
     elif options:
         raise ConfigError(f"{name!r} has no options, but [options.{name}] sets {sorted(options)}")

@@ -50,7 +50,7 @@ from typing import Any
 
 from p2plab.conditions import DeviceConfig, FaultConfig, LinkConfig, MachinesConfig
 from p2plab.consensus import Target
-from p2plab.external_baselines import check_algorithm
+from p2plab.external_baselines import check_algorithm, is_external
 from p2plab.harness.claims import Claim
 from p2ptrain import named
 from p2ptrain.config import RunConfig, StopConfig, changed, from_mapping, read_toml, to_toml
@@ -295,6 +295,26 @@ class Scenario(RunConfig):
         for name in self.algorithms:
             one = self.settings_of(name)
             check_algorithm(one.algorithm, one.options, self.peers)
+            self._check_batches(name)
+
+    def _check_batches(self, name: str) -> None:
+        """Refuse batches by speed that cannot be, or would not add up to what equal ones are."""
+        configs = self.configs(name, Path())
+        dividing = [config for config in configs if config.training.batches == "by_speed"]
+        if not dividing:
+            return
+        if is_external(dividing[0].algorithm):
+            raise ConfigError(
+                f"{name}: batches = 'by_speed' is for algorithms of p2ptrain; set it in the "
+                "[[compare]] entries of those"
+            )
+        dividing[0].check_batches()
+        sizes = sorted({config.training.batch_size for config in configs})
+        if len(dividing) < len(configs) or len(sizes) > 1:
+            raise ConfigError(
+                f"{name}: with batches = 'by_speed' all peers say so and have one batch_size; "
+                f"{len(dividing)} of {len(configs)} say so, and batch_size is {sizes}"
+            )
 
     def configs(self, name: str, folder: Path) -> tuple[RunConfig, ...]:
         """One configuration per peer, without addresses; their files go to `folder`."""

@@ -18,11 +18,13 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from p2ptrain.averaging.base import load_algorithm
 from p2ptrain.compute.step_timing import StepTiming
 from p2ptrain.compute.training_config import TrainingConfig
 from p2ptrain.errors import CodecError, ConfigError
 from p2ptrain.named import suggestion
 from p2ptrain.net import wire
+from p2ptrain.runtime.batches import check_divides
 from p2ptrain.runtime.settings import PeerConfig, StopConfig
 
 T = TypeVar("T")
@@ -62,6 +64,16 @@ class RunConfig(PeerConfig):
             )
         self.pace.check(self.peers)
         self.training.check(self.stop.samples)
+
+    def check_batches(self) -> None:
+        """Refuse batches by speed where they make no sense.
+
+        Raises:
+            ConfigError: naming the algorithm; also if there is no such algorithm or option.
+        """
+        if self.training.batches == "by_speed":
+            algorithm = load_algorithm(self.algorithm, self.algorithm_options)
+            check_divides(self.algorithm, algorithm)
 
     def _check_discover(self) -> None:
         if self.discover and self.join:

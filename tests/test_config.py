@@ -284,3 +284,11 @@ def test_deadlines_that_contradict_each_other_are_refused_in_one_sentence(values
     with pytest.raises(ConfigError, match=re.escape(message)) as caught:
         from_mapping(RunConfig, values, "file")
     assert "\n" not in str(caught.value)
+
+
+def test_batches_by_speed_are_refused_where_peers_are_not_in_step():
+    by_speed = TrainingConfig(batches="by_speed")
+    RunConfig(algorithm="allreduce", training=by_speed).check_batches()
+    RunConfig(algorithm="ad_psgd").check_batches()
+    with pytest.raises(ConfigError, match="those of ad_psgd do not; leave batches = 'equal'"):
+        RunConfig(algorithm="ad_psgd", training=by_speed).check_batches()

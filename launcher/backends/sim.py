@@ -387,11 +387,12 @@ def _pricing(task: Task, config: RunConfig) -> Train:
     size, shapes = whole.model_size, whole.gradient_shapes
 
     def make(config: RunConfig, metrics: Metrics, number: int) -> LivingPeer:
-        replica, samples = priced_replica(size, stands_for), config.training.batch_size
-        is_whole = stands_for == 1
-        if is_whole:
+        replica, training = priced_replica(size, stands_for), config.training
+        samples, by_speed = training.batch_size, training.batches == "by_speed"
+        work = PricedWork(samples, by_speed=by_speed)
+        if stands_for == 1:
             replica.gradient_shapes = shapes
-        work = MadeUpWork(samples, replica, config.rank) if is_whole else PricedWork(samples)
+            work = MadeUpWork(samples, replica, config.rank, by_speed=by_speed)
         trainee = Trainee(replica, work, replica.descend)
         exchange = priced_exchange(config.exchange, stands_for)
         config = dataclasses.replace(config, exchange=exchange, out="")  # no model to write

@@ -7,6 +7,8 @@ duration in which the processor is free, as while a GPU computes::
     mean_ms, deviation_ms  log-normal, drawn for each step of each peer from the shared seed
     trace_ms, trace_file   measured durations, over and over; each peer begins at a place of its own
 
+A price is that of a step of `batch_size` samples, and a step of more or fewer costs in proportion.
+
 A **straggler**'s step is then stretched, by a factor or by milliseconds, always or for exactly k
 peers drawn at each step from a seed that all peers and all compared algorithms share, so that every
 algorithm meets the same delays. The draw depends on seed and step number alone, not on how slow the
@@ -138,9 +140,20 @@ class StepTiming:
                     f"is more than the {peers} peers there are"
                 )
 
-    def step_s(self, compute_s: Seconds, rank: int, step: int, peers: int, seed: int) -> Seconds:
-        """How long the step lasts as a whole, given the compute time it really took."""
-        price_s = max(self.min_step_ms, self._drawn_ms(rank, step, peers, seed)) / 1000
+    def step_s(
+        self,
+        compute_s: Seconds,
+        rank: int,
+        step: int,
+        peers: int,
+        seed: int,
+        share: float = 1.0,
+    ) -> Seconds:
+        """How long the step lasts as a whole, given the compute time it really took.
+
+        The price is that of a usual batch; a step of a larger or smaller one costs `share` of it.
+        """
+        price_s = max(self.min_step_ms, self._drawn_ms(rank, step, peers, seed)) * share / 1000
         duration = max(compute_s, price_s)
         for straggler in self.stragglers:
             if straggler.is_slow(rank, step, peers, seed):

@@ -26,7 +26,17 @@ long, as it computes gradients of inputs and of parameters."""
 class Work(Protocol):
     """What a peer computes in a step."""
 
-    def compute(self, step: int) -> tuple[int, float | None]:
+    @property
+    def batch_size(self) -> int:
+        """Samples of a step, if all peers were as fast."""
+        ...
+
+    @property
+    def by_speed(self) -> bool:
+        """Whether the peer says how many of them it is."""
+        ...
+
+    def compute(self, step: int, samples: int) -> tuple[int, float | None]:
         """Make gradients of the next batch; return its samples, and the loss if there is one."""
         ...
 
@@ -51,6 +61,10 @@ class Stepping(Protocol):
     @property
     def buckets(self) -> Buckets | None:
         """What the backward pass fills, if anything travels meanwhile."""
+        ...
+
+    def batch_size(self, usual: int) -> int:
+        """Samples of the next step; see `Peer.batch_size`."""
         ...
 
     def before_forward(self, bucket: int) -> Awaitable[None]:
@@ -96,22 +110,24 @@ async def take_steps(
         buckets.is_held = True
     while not peer.should_stop:
         started = clock()
+        samples = peer.batch_size(work.batch_size) if work.by_speed else work.batch_size
+        share = samples / work.batch_size
         if buckets and buckets.is_held:
-            forward_s = FORWARD * pace.step_s(0.0, rank, step, peers, seed)
-            for bucket, share in buckets.in_forward_order:
-                if not await _slept_until(started + forward_s * share, peer, clock, sleep, slice_s):
+            forward_s = FORWARD * pace.step_s(0.0, rank, step, peers, seed, share)
+            for bucket, part in buckets.in_forward_order:
+                if not await _slept_until(started + forward_s * part, peer, clock, sleep, slice_s):
                     return
                 before = clock()
                 await peer.before_forward(bucket)
                 started += clock() - before
-        samples, loss = work.compute(step)
-        duration_s = pace.step_s(clock() - started, rank, step, peers, seed)
+        samples, loss = work.compute(step, samples)
+        duration_s = pace.step_s(clock() - started, rank, step, peers, seed, share)
         if buckets and buckets.is_held:
-            for share in buckets.shares:
-                at = started + duration_s * (FORWARD + (1 - FORWARD) * share)
+            for part in buckets.shares:
+                at = started + duration_s * (FORWARD + (1 - FORWARD) * part)
                 if not await _slept_until(at, peer, clock, sleep, slice_s):
                     return
-                buckets.reach(share)
+                buckets.reach(part)
         if not await _slept_until(started + duration_s, peer, clock, sleep, slice_s):
             return
         work.prepare(peer.progress)

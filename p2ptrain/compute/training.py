@@ -7,6 +7,7 @@ program passes ``time.perf_counter`` and ``time.sleep``.
 """
 
 import math
+import zlib
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -16,6 +17,7 @@ from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from p2ptrain.compute.buckets import Buckets
+from p2ptrain.compute.resized import Resized
 from p2ptrain.compute.step_timing import StepTiming
 from p2ptrain.compute.steps import take_steps
 from p2ptrain.compute.tasks import Task
@@ -40,6 +42,10 @@ class SteppingPeer(Protocol):
     @property
     def buckets(self) -> Buckets | None:
         """What the backward pass fills, if anything travels meanwhile."""
+        ...
+
+    def batch_size(self, usual: int) -> int:
+        """Samples of the next step, where batches are divided by speed."""
         ...
 
     def before_forward(self, bucket: int) -> None:
@@ -78,7 +84,8 @@ class Learner:
     """Gradients of one peer's batches; implements `Work`.
 
     Args:
-        task: gives the batches of `rank` among `peers`, drawn from `seed`.
+        task: gives the batches of `rank` among `peers`, drawn from `seed`; where batches go by
+            speed, those of all data, in an order that `me` decides.
         model: a replica of the task's model.
         optimizer: over `model`; here its gradients are zeroed and its learning rate is set.
         config: batch size and learning rate; the rest went into `optimizer`.
@@ -112,15 +119,21 @@ class Learner:
         self._config = config
         self._me = me
         self._end_samples = end_samples
+        self.batch_size = config.batch_size
+        self.by_speed = config.batches == "by_speed"
+        if self.by_speed:  # shards of one size would give the data of fast peers more say
+            rank, peers, seed = 0, 1, zlib.crc32(f"{seed}/{me}".encode())
         self._batches = task.batches(rank, peers, config.batch_size, seed)
+        self._resized = Resized(self._batches)
 
-    def compute(self, step: int) -> tuple[int, float | None]:
+    def compute(self, step: int, samples: int) -> tuple[int, float | None]:
         """Forward and backward of the next batch; its samples, and its loss.
 
         Raises:
             StateError: if the loss is not finite; no such gradient has left this peer.
+            ConfigError: if there is no batch of so many samples.
         """
-        batch = next(self._batches)
+        batch = self._resized.take(samples) if self.by_speed else next(self._batches)
         self._optimizer.zero_grad()
         loss = self._task.loss(self._model, batch)
         value = float(loss.detach())
@@ -195,6 +208,9 @@ class _Calling:
     @property
     def buckets(self) -> Buckets | None:
         return self._peer.buckets
+
+    def batch_size(self, usual: int) -> int:
+        return self._peer.batch_size(usual)
 
     async def before_forward(self, bucket: int) -> None:
         self._peer.before_forward(bucket)

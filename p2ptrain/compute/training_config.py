@@ -28,7 +28,14 @@ class TrainingConfig:
 
     batch_size: int = 32
     """Samples of one peer's step. Too small: noisy gradients, and the boundary costs more than the
-    step. Too large: fewer updates from the same samples."""
+    step. Too large: fewer updates from the same samples. With `by_speed`, their mean."""
+
+    batches: Literal["equal", "by_speed"] = "equal"
+    """`by_speed`: a slow peer has a smaller batch and a fast one a larger one, so that their steps
+    last equally long; together they have as many samples as with equal ones. For algorithms whose
+    peers take the same steps and average gradients. Each peer goes through all of the data: with
+    shards, that of a fast peer would have more say. So it is wrong where data has to stay where it
+    is, and useless where it changes from step to step who is slow."""
 
     optimizer: Literal["sgd", "adamw"] = "sgd"
     """`adamw` for transformers; its moments stay with each peer, only parameters are averaged."""

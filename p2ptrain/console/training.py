@@ -32,6 +32,7 @@ def run_peer(config: RunConfig, *, quiet: bool = False, result: bool = True) -> 
         P2PTrainError: one sentence for the user.
         KeyboardInterrupt: after Ctrl-C, when the peer has left cleanly.
     """
+    config.check_batches()
     task = load_task(config.task, config.task_options)
     model = task.build_model(config.seed)
     if result and ":" in config.task:  # of the user's own: a mistake shows before the training

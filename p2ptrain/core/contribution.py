@@ -6,6 +6,9 @@ They are never numbers inside a vector: so they are exact whatever codec the vec
 
 from dataclasses import dataclass
 
+SPEED_S = 1_000_000
+"""Over so many seconds a speed counts samples: whole numbers say enough of a slow peer, too."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contribution:
@@ -51,6 +54,10 @@ class Contribution:
     together: int = 0
     """How many buckets are to travel together in the next version, as it would have it
     (`runtime/bucket_tuner.py`); 0 if none do."""
+
+    speed: int = 0
+    """Samples that it computes in `SPEED_S`, waits left out; 0 if it does not know yet, or does not
+    divide batches by speed (`core/batches.py`)."""
 
 
 MODEL = Contribution()

@@ -54,6 +54,7 @@ def contribution_to_pb(stated: Contribution) -> Any:  # Any: a generated class
         together=stated.together,
         history=stated.history,
         outer_steps=stated.outer_steps,
+        speed=min(stated.speed, MAX_NUMBER),
     )
 
 
@@ -72,6 +73,7 @@ def contribution_of(p: Any) -> Contribution:  # Any: a generated class
         together=p.together,
         history=p.history,
         outer_steps=number(p.outer_steps),
+        speed=number(p.speed),
     )
 
 

@@ -208,7 +208,7 @@ class Averages:
             mask = self.replica.gradient_mask() if weight else b""
             mask = union((mask, self.residual.mask))
             own = Contribution(weight=weight, usual=of_step, samples=of_step, gradient_mask=mask)
-            own = replace(own, rule=self.host.contract.state_rule())
+            own = replace(own, rule=self.host.contract.state_rule(), speed=self.host.batches.speed)
             if self.overlap:
                 own = replace(own, begun=self.overlap.stated, together=self.overlap.wish)
             before = membership.me.samples
@@ -615,6 +615,7 @@ class FormedGroup(Attempt):
         agreed = averages.agreed
         agreed.take_in(stated, effect.outside_samples)
         averages.host.contract.stated = dict(zip(self.members, stated, strict=True))
+        averages.host.batches.take_in(self.members.index(averages.host.name), stated)
         agreed.follow(self.ticket, mean_V)
         agreed.contributes = True
         if averages.overlap:

@@ -117,6 +117,7 @@ class Boundary:
             agreed.take_in(*stated)
         compute_s = driver.now - self._since - waited_s
         self.totals.count(samples, loss, compute_s, waited_s, driver.metrics)
+        driver.batches.measure(samples, compute_s)
         self._tell(Phase.TRAINING)
         if algorithm.trainer_waits and algorithm.acts("after_update"):
             before = driver.now

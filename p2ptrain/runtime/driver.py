@@ -38,6 +38,7 @@ from p2ptrain.runtime.accounts import Accounts
 from p2ptrain.runtime.admission import ask, cannot_reach, successor
 from p2ptrain.runtime.agreed_state import AgreedState
 from p2ptrain.runtime.averages import Averages
+from p2ptrain.runtime.batches import Batches
 from p2ptrain.runtime.metrics import Metrics, TeeMetrics
 from p2ptrain.runtime.protocol_log import ProtocolLog
 from p2ptrain.runtime.settings import Environment, PeerConfig
@@ -69,6 +70,7 @@ class Driver:
         self.metrics = TeeMetrics(self._watch, self.metrics, self._log)
         self.accounts = Accounts()
         self.agreed = AgreedState()
+        self.batches = Batches()
         self.stopping = False
         self.failure: BaseException | None = None  # the trainer gets it where it waits, or next
         self.refused = ""  # whom we have refused last, and why

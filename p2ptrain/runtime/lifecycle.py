@@ -34,6 +34,7 @@ from p2ptrain.ids import Address, PeerId, Seconds
 from p2ptrain.net.transport import Transport
 from p2ptrain.runtime.accounts import record_end
 from p2ptrain.runtime.admission import refusals, request_join
+from p2ptrain.runtime.batches import check_divides
 from p2ptrain.runtime.boundary import Boundary
 from p2ptrain.runtime.driver import Driver
 from p2ptrain.runtime.metrics import Metrics
@@ -104,6 +105,11 @@ class PeerLifecycle:
         known, heard = self.driver.agreed.progress, self.driver.machine.membership.samples
         agreed = self.algorithm.averages == "gradients"  # in each average of them
         return known if agreed else max(known, heard, self.boundary.totals.samples)
+
+    def batch_size(self, usual: int) -> int:
+        """Samples of the next step; see `Peer.batch_size`."""
+        check_divides(self.config.algorithm, self.algorithm)
+        return self.driver.batches.size(usual) if self.is_listening else usual
 
     @property
     def should_stop(self) -> bool:

@@ -172,6 +172,23 @@ class Peer:
         """What the backward pass fills, where gradients travel meanwhile (`compute/buckets.py`)."""
         return self._life.buckets
 
+    def batch_size(self, usual: int) -> int:
+        """How many samples the next step should have, so that all peers' steps last equally long.
+
+        Args:
+            usual: samples of a step of one peer if all were as fast; equal at all peers, and above
+                0. The batches of all peers that train add up to so many for each of them.
+
+        Ask before each step: the answer changes when peers come, leave, or become slower. It is
+        `usual` until some steps are measured. Until a peer asks, it counts as one of usual speed.
+
+        Raises:
+            ConfigError: where peers do not take the same steps, or average models.
+        """
+        if (whole := whole_in("usual", usual)) < 1:
+            raise ConfigError(f"usual = {usual} must be 1 or more")
+        return self._life.batch_size(whole)
+
     @property
     def should_stop(self) -> bool:
         """True when the run has reached its end, or the process was asked to end (SIGTERM).

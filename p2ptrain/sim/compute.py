@@ -52,13 +52,14 @@ class WorkClock:
 
 
 class PricedWork:
-    """Computes nothing; implements `Work`. Every step has `samples` samples."""
+    """Computes nothing; implements `Work`."""
 
-    def __init__(self, samples: int) -> None:
-        self._samples = samples
+    def __init__(self, batch_size: int, *, by_speed: bool) -> None:
+        self.batch_size = batch_size
+        self.by_speed = by_speed
 
-    def compute(self, step: int) -> tuple[int, float | None]:
-        return self._samples, None
+    def compute(self, step: int, samples: int) -> tuple[int, float | None]:
+        return samples, None
 
     def prepare(self, progress: int) -> None:
         """There is nothing to prepare."""
@@ -67,15 +68,17 @@ class PricedWork:
 class MadeUpWork(PricedWork):
     """As `PricedWork`, and gives its replica gradients that look like some."""
 
-    def __init__(self, samples: int, replica: VectorReplica, rank: int) -> None:
-        super().__init__(samples)
+    def __init__(
+        self, batch_size: int, replica: VectorReplica, rank: int, *, by_speed: bool
+    ) -> None:
+        super().__init__(batch_size, by_speed=by_speed)
         self._replica, self._rank = replica, rank
 
-    def compute(self, step: int) -> tuple[int, float | None]:
+    def compute(self, step: int, samples: int) -> tuple[int, float | None]:
         heavy_M, chance = _heavy_tailed(self._replica.model_size), Random(f"{step}/{self._rank}")
         own, common = chance.randrange(len(heavy_M)), Random(step).randrange(len(heavy_M))
         self._replica.gradient = np.roll(heavy_M, own) + np.roll(heavy_M, common)
-        return super().compute(step)
+        return super().compute(step, samples)
 
 
 @lru_cache(maxsize=1)

@@ -91,6 +91,10 @@ class LivingPeer:
     def buckets(self) -> Buckets | None:
         return self._life.buckets
 
+    def batch_size(self, usual: int) -> int:
+        """Samples of the next step, where batches are divided by speed."""
+        return self._life.batch_size(usual)
+
     async def before_forward(self, bucket: int) -> None:
         """The forward pass is about to use this bucket."""
         await self._life.boundary.before_forward(bucket)

@@ -120,6 +120,13 @@ def test_stragglers_stretch_whatever_the_price_is():
     assert stretched.step_s(0.0, 1, 5, 2, 0) == 4 * drawn.step_s(0.0, 1, 5, 2, 0)
 
 
+def test_a_larger_batch_costs_in_proportion_and_a_delay_stays_what_it_is():
+    pace = StepTiming(min_step_ms=100, stragglers=(Straggler(factor=2, extra_ms=50, peers=(1,)),))
+    assert pace.step_s(0.0, 0, 0, 2, 0, share=1.5) == pytest.approx(0.15)
+    assert pace.step_s(0.0, 1, 0, 2, 0, share=1.5) == pytest.approx(0.35)
+    assert pace.step_s(0.4, 0, 0, 2, 0, share=0.5) == 0.4, "what it really took, at least"
+
+
 def test_a_price_is_what_a_step_costs_where_computing_costs_nothing():
     assert not StepTiming(stragglers=(Straggler(extra_ms=5, peers=(0,)),)).is_priced
     assert StepTiming(min_step_ms=1).is_priced

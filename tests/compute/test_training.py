@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import nn
 
+from p2ptrain.compute.resized import Resized
 from p2ptrain.compute.step_timing import StepTiming, Straggler
 from p2ptrain.compute.tasks import load_task
 from p2ptrain.compute.torch_replica import TorchReplica
-from p2ptrain.compute.training import build_optimizer, set_rate, train
+from p2ptrain.compute.training import Learner, build_optimizer, set_rate, train
 from p2ptrain.compute.training_config import TrainingConfig
 from p2ptrain.errors import ConfigError, StateError
 
@@ -46,6 +47,9 @@ class Peer:
     @property
     def progress(self):
         return 2 * sum(samples for samples, _ in self.calls)  # another peer is as fast
+
+    def batch_size(self, usual):
+        return usual + len(self.calls)
 
     def step(self, *, samples, loss=None, clip=None):
         self.calls.append((samples, loss))
@@ -103,6 +107,48 @@ def test_digits_are_learned_to_96_percent():
 
 def test_two_runs_are_the_same_bits():
     assert run()[0].calls == run()[0].calls
+
+
+def test_by_speed_each_batch_is_as_large_as_the_peer_says():
+    config = TrainingConfig(batch_size=8, batches="by_speed")
+    assert [samples for samples, _ in run(config, steps=5)[0].calls] == [8, 9, 10, 11, 12]
+
+
+def test_by_speed_a_step_lasts_in_proportion_to_its_samples():
+    config = TrainingConfig(batch_size=8, batches="by_speed")
+    ended = run(config, StepTiming(min_step_ms=80), steps=3)[0].ended
+    assert ended == pytest.approx([0.08, 0.08 + 0.09, 0.08 + 0.09 + 0.1])
+
+
+def test_by_speed_a_peer_goes_through_all_of_the_data_and_no_two_in_the_same_order():
+    task, asked = load_task("digits"), []
+
+    class Spy:
+        def batches(self, *where):
+            asked.append(where)
+            return task.batches(*where)
+
+    config = TrainingConfig(batches="by_speed")
+    for rank, name in enumerate(("p00", "p01")):
+        where = {"me": name, "rank": rank, "peers": 2, "seed": 0, "end_samples": None}
+        Learner(Spy(), nn.Linear(1, 1), None, config, **where)
+    assert [where[:3] for where in asked] == [(0, 1, 32)] * 2
+    assert asked[0][3] != asked[1][3]
+
+
+def test_batches_of_any_size_have_all_samples_once_and_in_order():
+    numbers = iter(range(0, 1000, 4))
+    resized = Resized((torch.arange(n, n + 4)[:, None], torch.arange(n, n + 4)) for n in numbers)
+    taken = [resized.take(samples) for samples in (4, 1, 2, 9, 3, 5)]
+    assert [len(targets) for _, targets in taken] == [4, 1, 2, 9, 3, 5]
+    assert torch.cat([targets for _, targets in taken]).tolist() == list(range(24))
+    assert torch.cat([inputs for inputs, _ in taken]).flatten().tolist() == list(range(24))
+
+
+def test_samples_of_unlike_shapes_cannot_be_put_into_one_batch():
+    batches = ((torch.zeros(4, length), torch.zeros(4, length)) for length in (16, 24))
+    with pytest.raises(ConfigError, match=r"unlike shapes, \(16,\) and \(24,\)"):
+        Resized(batches).take(5)
 
 
 def test_a_peer_that_should_stop_takes_no_step():

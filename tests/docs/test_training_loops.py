@@ -62,6 +62,7 @@ def test_every_style_that_is_promised_is_on_the_page():
     assert sorted(PROGRAMS) == [
         "accumulation.py",
         "adamw.py",
+        "by_speed.py",
         "clipping.py",
         "data_loader.py",
         "mixed_precision.py",

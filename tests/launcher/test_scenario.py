@@ -256,6 +256,44 @@ def test_an_algorithm_can_be_compared_under_several_names_with_settings_of_its_o
     assert [one.name for one in with_changes(loaded, algorithms=["plain"])[0].compare] == ["plain"]
 
 
+BY_SPEED = 'training = { batches = "by_speed" }\n'
+
+
+def test_a_row_can_divide_batches_by_speed(written):
+    rows = 'algorithms = ["equal", "by speed"]\n' + "".join(
+        f'[[compare]]\nname = "{name}"\nalgorithm = "allreduce"\n{more}'
+        for name, more in (("equal", ""), ("by speed", BY_SPEED))
+    )
+    loaded = load_scenario(written(rows))
+    loaded.check_algorithms()
+    batches = [loaded.configs(name, Path())[0].training.batches for name in loaded.algorithms]
+    assert batches == ["equal", "by_speed"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('algorithms = ["ad_psgd"]\n', "those of ad_psgd do not; leave batches = 'equal'"),
+        ('algorithms = ["ddp"]\n', "ddp: batches = 'by_speed' is for algorithms of p2ptrain"),
+        (
+            'algorithms = ["allreduce"]\n[[overlays]]\nranks = [1]\ntraining.batch_size = 8\n',
+            "allreduce: with batches = 'by_speed' all peers say so and have one batch_size",
+        ),
+        (
+            'algorithms = ["allreduce"]\n[[overlays]]\nranks = [1]\ntraining.batches = "equal"\n',
+            "1 of 2 say so",
+        ),
+    ],
+)
+def test_batches_by_speed_that_cannot_be_are_refused_before_anything_starts(written, text, says):
+    assert says in refused(load_scenario(written(BY_SPEED + text)).check_algorithms)
+
+
+def test_batches_of_another_kind_are_refused(written):
+    text = 'training = { batches = "by_size" }\n'
+    assert "training.batches = 'by_size'" in refused(lambda: load_scenario(written(text)))
+
+
 def test_some_peers_can_have_other_settings(written):
     text = "[[overlays]]\nranks = [1]\ntraining = { batch_size = 8 }\npace = { mean_ms = 5 }\n"
     first, second = load_scenario(written(text)).configs("ad_psgd", Path())

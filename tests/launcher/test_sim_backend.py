@@ -130,6 +130,27 @@ def test_without_gradients_only_speed_is_told(p2plab, small, tmp_path):
     assert (folder / "comparison.png").stat().st_size
 
 
+@pytest.mark.parametrize("gradients", [True, False], ids=["trained", "priced"])
+def test_by_speed_slow_peers_have_small_batches_and_all_steps_last_equally_long(
+    tmp_path, gradients
+):
+    slow = tuple(Straggler(factor=2**rank, peers=(rank,)) for rank in (1, 2, 3))
+    chosen = scenario(
+        peers=4,
+        algorithms=("allreduce",),
+        gradients=gradients,
+        training=TrainingConfig(batch_size=15, batches="by_speed"),
+        pace=StepTiming(min_step_ms=60, stragglers=slow),
+        stop=StopConfig(samples=60 * 20),
+    )
+    lived(fleet_of(tmp_path / "runs", chosen, "allreduce"))
+    steps = [records(tmp_path / "runs", f"p0{rank}", "step") for rank in range(4)]
+    assert [len(one) for one in steps] == [20] * 4
+    assert [one[0]["samples"] for one in steps] == [15] * 4
+    assert [one[-1]["samples"] for one in steps] == [32, 16, 8, 4]
+    assert [one[-1]["compute_s"] for one in steps] == pytest.approx([0.128] * 4)
+
+
 def test_several_seeds_give_means_and_folders_of_their_own(p2plab, small, tmp_path):
     small.write_text(SCENARIO.replace("seed = 5", "seed = 5\nseeds = 2"))
     code, _, _ = p2plab("run", str(small), "--backend", "sim", "--algorithms", "ad_psgd")

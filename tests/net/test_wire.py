@@ -65,6 +65,7 @@ contributions = st.builds(
     gradient_mask=st.binary(max_size=40),
     rule=lineages,
     progress=numbers,
+    speed=numbers,
 )
 
 
@@ -315,7 +316,11 @@ def test_valid_protobuf_with_hostile_values_decodes_or_is_refused(data):
         lineage=number(),
     )
     stated = pb.Contribution(
-        weight=number(), usual=number(), samples=number(), gradient_mask=data.draw(st.binary())
+        weight=number(),
+        usual=number(),
+        samples=number(),
+        gradient_mask=data.draw(st.binary()),
+        speed=number(),
     )
     formed = pb.Formed(
         ticket=ticket,
@@ -435,6 +440,7 @@ def test_contributions_that_are_not_one_of_each_member_are_refused(count: int):
         ("weight", wire_parts.MAX_WEIGHT + 1, "a weight out of range"),
         ("usual", wire_parts.MAX_WEIGHT + 1, "a weight out of range"),
         ("samples", wire.MAX_NUMBER + 1, "a number out of range"),
+        ("speed", wire.MAX_NUMBER + 1, "a number out of range"),
         ("gradient_mask", bytes(wire_parts.MAX_MASK_BYTES + 1), "gradients of 1048584 parameters"),
     ],
 )

@@ -238,7 +238,7 @@ class Purpose(_message.Message):
     def __init__(self, formation: _Optional[_Union[Purpose.Formation, str]] = ..., what: _Optional[_Union[Purpose.What, str]] = ..., version: _Optional[int] = ..., lineage: _Optional[int] = ..., fragment: _Optional[int] = ..., fragments: _Optional[int] = ...) -> None: ...
 
 class Contribution(_message.Message):
-    __slots__ = ("weight", "usual", "samples", "wants_to_end", "gradient_mask", "rule", "progress", "begun", "together", "history", "outer_steps")
+    __slots__ = ("weight", "usual", "samples", "wants_to_end", "gradient_mask", "rule", "progress", "begun", "together", "history", "outer_steps", "speed")
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     USUAL_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
@@ -250,6 +250,7 @@ class Contribution(_message.Message):
     TOGETHER_FIELD_NUMBER: _ClassVar[int]
     HISTORY_FIELD_NUMBER: _ClassVar[int]
     OUTER_STEPS_FIELD_NUMBER: _ClassVar[int]
+    SPEED_FIELD_NUMBER: _ClassVar[int]
     weight: int
     usual: int
     samples: int
@@ -261,7 +262,8 @@ class Contribution(_message.Message):
     together: int
     history: int
     outer_steps: int
-    def __init__(self, weight: _Optional[int] = ..., usual: _Optional[int] = ..., samples: _Optional[int] = ..., wants_to_end: bool = ..., gradient_mask: _Optional[bytes] = ..., rule: _Optional[int] = ..., progress: _Optional[int] = ..., begun: _Optional[int] = ..., together: _Optional[int] = ..., history: _Optional[int] = ..., outer_steps: _Optional[int] = ...) -> None: ...
+    speed: int
+    def __init__(self, weight: _Optional[int] = ..., usual: _Optional[int] = ..., samples: _Optional[int] = ..., wants_to_end: bool = ..., gradient_mask: _Optional[bytes] = ..., rule: _Optional[int] = ..., progress: _Optional[int] = ..., begun: _Optional[int] = ..., together: _Optional[int] = ..., history: _Optional[int] = ..., outer_steps: _Optional[int] = ..., speed: _Optional[int] = ...) -> None: ...
 
 class Request(_message.Message):
     __slots__ = ("ticket", "born", "purpose")
