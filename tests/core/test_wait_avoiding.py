@@ -914,6 +914,25 @@ def test_who_arrived_without_waiting_may_wait_at_the_same_version_later():
     assert len(meeting.groups()) == 3
 
 
+def test_a_grace_lets_others_arrive_after_enough_have():
+    meeting = Meeting("abc", everyone(Rule(grace_s=0.5)))
+    meeting.arrive_at("b", 1)
+    meeting.settle()
+    assert meeting.groups() == {}
+    meeting.advance(0.3)
+    assert meeting.groups() == {}
+    meeting.advance(0.3)
+    assert len(meeting.groups()) == 3
+
+
+def test_no_grace_is_left_once_all_are_here():
+    meeting = Meeting("abc", everyone(Rule(grace_s=60)))
+    for name in "abc":
+        meeting.arrive_at(name, 1)
+    meeting.settle()
+    assert len(meeting.groups()) == 3
+
+
 def test_the_limiter_waits_for_whoever_would_fall_further_behind():
     meeting = Meeting("abc", everyone(Rule(limiter=4)))
     meeting.run("abc", 1)

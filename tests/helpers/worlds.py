@@ -14,7 +14,7 @@ from p2ptrain.sim.link import Link
 from p2ptrain.sim.replica import VectorReplica
 from p2ptrain.sim.trace import Trace
 from p2ptrain.sim.world import SimPeer, World
-from tests.helpers.variants import Variant
+from tests.helpers.variants import OFTEN, Variant
 
 SIZE = 24
 LEARNING_RATE = 1 / 64
@@ -70,7 +70,7 @@ async def build(
 ) -> World:
     """Peers p0, p1, ... at random starting points around (10, 10, ...)."""
     if isinstance(algorithm, str):
-        algorithm = Variant(algorithm, options=options)
+        algorithm = Variant(algorithm, options={**OFTEN.get(algorithm, {}), **options})
     world = World(seed, link, protocol, exchange, trace)
     chance = np.random.default_rng(seed)
     start_M = 10 + chance.normal(size=size)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from p2ptrain.core import messages as m
 from p2ptrain.core.contribution import MODEL, Contribution
 from p2ptrain.core.links import MAX_MBIT, WHOLE
-from p2ptrain.core.purpose import Formation, Purpose, What
+from p2ptrain.core.purpose import MOST_FRAGMENTS, Formation, Purpose, What
 from p2ptrain.core.roster import ACCUSERS, size_of
 from p2ptrain.errors import CodecError
 from p2ptrain.ids import Address, PeerId, Ticket
@@ -55,6 +55,12 @@ members = st.builds(
 )
 purposes = st.builds(
     Purpose, st.sampled_from(Formation), st.sampled_from(What), version=numbers, lineage=lineages
+).flatmap(
+    lambda purpose: st.integers(1, MOST_FRAGMENTS).flatmap(
+        lambda parts: st.integers(0, parts - 1).map(
+            lambda part: dataclasses.replace(purpose, fragment=part, fragments=parts)
+        )
+    )
 )
 contributions = st.builds(
     Contribution,
@@ -65,6 +71,8 @@ contributions = st.builds(
     gradient_mask=st.binary(max_size=40),
     rule=lineages,
     progress=numbers,
+    history=lineages,
+    outer_steps=numbers,
     speed=numbers,
 )
 
@@ -460,7 +468,21 @@ def test_a_contribution_out_of_range_is_refused_wherever_it_is_stated(
 
 
 @pytest.mark.parametrize(
-    "purpose", [{"formation": 3}, {"what": 3}, {"formation": -1}, {"what": -1}]
+    "purpose",
+    [
+        {"fragment": 1},
+        {"fragment": 4, "fragments": 3},
+        {"fragments": MOST_FRAGMENTS},
+        {"fragment": 1 << 31, "fragments": 1},
+    ],
+)
+def test_a_fragment_that_there_is_not_is_refused(purpose: dict[str, int]):
+    with pytest.raises(CodecError, match="fragment"):
+        decode_begin(purpose=pb.Purpose(**purpose))
+
+
+@pytest.mark.parametrize(
+    "purpose", [{"formation": 3}, {"what": 4}, {"formation": -1}, {"what": -1}]
 )
 def test_a_group_for_something_that_this_version_does_not_know_is_refused(purpose: dict[str, int]):
     packed, ticket = pb.Purpose(**purpose), pb.Ticket(initiator="a")

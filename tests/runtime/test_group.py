@@ -11,8 +11,9 @@ import pytest
 
 from p2ptrain.averaging import Algorithm, Group, Mean, Outcome, PeerId, Swarm, What
 from p2ptrain.core.effects import Abandon
-from p2ptrain.runtime.averages import FormedGroup, PendingMean
+from p2ptrain.runtime.averages import FormedGroup
 from p2ptrain.runtime.exchange import Exchange
+from p2ptrain.runtime.pending_mean import PendingMean
 from p2ptrain.sim.link import Link
 from p2ptrain.sim.replica import VectorReplica
 from p2ptrain.sim.world import World
@@ -161,7 +162,7 @@ async def test_a_kept_mean_is_added_to_the_model_of_that_moment():
 
     replica = VectorReplica(np.full(SIZE, 8.0), learning_rate=1.0)
     buffers = Buffers(lambda size: np.empty(size, np.float32))
-    kept = PendingMean(np.full(SIZE, 4.0, np.float32), replica, buffers, inline)
+    kept = PendingMean(np.full(SIZE, 4.0, np.float32), 0, replica, buffers, inline)
     await kept.add(3 / 4)
     replica.settle()
     assert replica.live.tolist() == [(3 * 4.0 + 8.0) / 4] * SIZE

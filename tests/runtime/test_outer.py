@@ -1,0 +1,306 @@
+"""The outer optimizer: its arithmetic, whose progress a step is of, and how a late peer follows."""
+
+import asyncio
+import struct
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from p2ptrain.averaging.base import OuterRule
+from p2ptrain.core.contribution import MODEL
+from p2ptrain.core.effects import Outcome, What
+from p2ptrain.core.purpose import Formation, Purpose
+from p2ptrain.errors import StateError
+from p2ptrain.ids import PeerId, Ticket
+from p2ptrain.runtime.exchange import ExchangeConfig
+from p2ptrain.runtime.outer import HEADER, Outer
+from p2ptrain.sim.faults import Partition
+from p2ptrain.sim.link import Link
+from p2ptrain.sim.replica import VectorReplica
+from p2ptrain.sim.world import SimPeer, World
+from tests.helpers.worlds import LEARNING_RATE, SIZE, build, models, steps_of
+
+A, B = PeerId("a"), PeerId("b")
+PURPOSE = Purpose(Formation.WAIT_AVOIDING, What.PSEUDO_GRADIENTS, 1)
+NESTEROV = OuterRule(learning_rate=0.7, momentum=0.9)
+
+
+def begun(rule: OuterRule = NESTEROV, size: int = 6) -> tuple[Outer, VectorReplica]:
+    replica = VectorReplica(np.linspace(1, 2, size))
+    outer = Outer(rule, replica)
+    outer.begin(0)
+    return outer, replica
+
+
+def step(outer: Outer, mean: np.ndarray, number: int = 1) -> None:
+    """A step of two members, in which ours has trained nothing."""
+    stated = outer.state(PURPOSE, number)
+    part = outer.part(PURPOSE, (A, B), (stated, stated), 0)
+    vector = np.empty(outer.model_size, np.float32)
+    part.fill(vector)
+    part.take_in(Ticket(A, 1, number), mean.astype(np.float32), None)
+
+
+# --- arithmetic -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
+@pytest.mark.parametrize("nesterov", [True, False])
+def test_steps_are_those_of_sgd_with_momentum_as_torch_makes_them(momentum: float, nesterov: bool):
+    nesterov = nesterov and momentum > 0
+    outer, _ = begun(OuterRule(learning_rate=0.7, momentum=momentum, nesterov=nesterov))
+    anchor = torch.tensor(outer.anchor_M.astype(np.float64))
+    sgd = torch.optim.SGD([anchor], lr=0.7, momentum=momentum, nesterov=nesterov)
+    chance = np.random.default_rng(1)
+    for number in range(1, 8):
+        mean = chance.normal(size=6)
+        anchor.grad = torch.tensor(mean)
+        sgd.step()
+        step(outer, mean, number)
+        np.testing.assert_allclose(outer.anchor_M, anchor.numpy(), rtol=1e-5)
+
+
+def test_of_buffers_the_mean_is_taken_without_momentum():
+    """The numbers behind the parameters; here as if half of them were buffers."""
+    outer, _ = begun()
+    outer._parameters = 3
+    before, mean = outer.anchor_M.copy(), np.ones(6)
+    for number in (1, 2):
+        step(outer, mean, number)
+    np.testing.assert_allclose(outer.anchor_M[3:], before[3:] - 2, rtol=1e-6)
+    assert (np.abs(before[:3] - 2 - outer.anchor_M[:3]) > 0.1).all()
+
+
+def test_what_a_trainer_does_while_the_mean_is_on_its_way_is_kept():
+    outer, replica = begun(OuterRule(learning_rate=1.0, momentum=0.0))
+    replica.live -= 1.0
+    stated = outer.state(PURPOSE, 10)
+    part = outer.part(PURPOSE, (A, B), (stated, stated), 0)
+    vector = np.empty(6, np.float32)
+    part.fill(vector)
+    np.testing.assert_allclose(vector, 10.0)  # samples times the pseudo-gradient
+    replica.live -= 0.25  # meanwhile
+    delta = part.take_in(Ticket(A, 1, 1), np.full(6, 2.0, np.float32), None)
+    assert delta is not None
+    replica.add_delta(delta)
+    replica.settle()
+    np.testing.assert_allclose(replica.live, outer.anchor_M - 0.25, rtol=1e-6)
+
+
+def test_samples_count_in_one_step_only():
+    outer, _ = begun()
+    assert outer.state(PURPOSE, 30).weight == 30
+    step(outer, np.ones(6), 30)
+    assert outer.state(PURPOSE, 35).weight == 5
+
+
+# --- whose progress -------------------------------------------------------------------------------
+
+
+def test_a_step_is_of_those_whose_model_most_steps_went_into():
+    outer, _ = begun()
+    old = outer.state(PURPOSE, 4)
+    step(outer, np.ones(6))
+    new = outer.state(PURPOSE, 8)
+    part = outer.part(PURPOSE, (A, B, PeerId("c")), (old, new, new), 1)
+    assert part.leads == [B, "c"]
+    assert part.divisor == 2 * new.weight
+    late = outer.part(PURPOSE, (A, B, PeerId("c")), (old, new, new), 0)
+    vector = np.ones(6, np.float32)
+    late.fill(vector)
+    assert (late.takes_part, late.weight) == (False, 0)
+    assert not vector.any()
+
+
+def test_a_group_in_which_none_has_trained_makes_no_step():
+    outer, _ = begun()
+    before = outer.hand_over(0)
+    stated = outer.state(PURPOSE, 0)
+    part = outer.part(PURPOSE, (A, B), (stated, stated), 0)
+    part.fill(np.empty(6, np.float32))
+    assert part.take_in(Ticket(A, 1, 1), np.zeros(6, np.float32), None) is None
+    assert outer.hand_over(0) == before
+
+
+# --- following ------------------------------------------------------------------------------------
+
+
+def test_who_missed_a_step_moves_with_the_anchor_and_keeps_what_it_has_trained():
+    ahead, _ = begun()
+    late, replica = begun()
+    step(late, np.ones(6))
+    late_before = late.anchor_M.copy()
+    late.take_over(0, late.hand_over(0))  # its own: nothing changes
+    step(ahead, np.ones(6))
+    step(ahead, np.ones(6), 2)
+    replica.settle()
+    replica.live -= 0.5
+    before = replica.live.copy()
+    assert late.take_over(0, ahead.hand_over(0))
+    replica.settle()
+    np.testing.assert_allclose(replica.live - before, ahead.anchor_M - late_before, rtol=1e-5)
+    assert late.hand_over(0) == ahead.hand_over(0)
+
+
+def test_who_went_on_apart_keeps_its_model_so_that_it_becomes_progress():
+    one, _ = begun()
+    other, replica = begun()
+    step(one, np.ones(6))
+    step(one, np.ones(6), 2)
+    step(other, -np.ones(6))
+    replica.settle()
+    before = replica.live.copy()
+    assert not other.take_over(0, one.hand_over(0))
+    replica.settle()
+    assert np.array_equal(replica.live, before)
+    assert np.array_equal(other.anchor_M, one.anchor_M)
+
+
+def test_an_older_state_than_ours_changes_nothing():
+    outer, _ = begun()
+    older = outer.hand_over(0)
+    step(outer, np.ones(6))
+    newer = outer.hand_over(0)
+    assert outer.take_over(0, older)
+    assert outer.hand_over(0) == newer
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        b"",
+        b"x" * 15,
+        HEADER.pack(1, 0, 6),
+        HEADER.pack(1, 1, 7) + bytes(8 + 56),
+        HEADER.pack(1, 1, 6) + bytes(8 + 47),
+        HEADER.pack(1, 65, 6) + bytes(65 * 8 + 48),
+        HEADER.pack(1, 1 << 31, 6) + bytes(48),
+        HEADER.pack(1, 1, 6) + bytes(8 + 44) + struct.pack("<f", float("nan")),
+    ],
+    ids=["nothing", "short", "no digest", "other size", "cut", "long", "huge", "not finite"],
+)
+def test_bytes_that_are_no_outer_state_are_refused_and_change_nothing(state: bytes):
+    outer, replica = begun()
+    before, live = outer.hand_over(0), replica.live.copy()
+    with pytest.raises(StateError):
+        outer.take_over(0, state)
+    assert outer.hand_over(0) == before
+    assert np.array_equal(replica.live + replica.pending, live)
+
+
+# --- in a swarm -----------------------------------------------------------------------------------
+
+
+def downhill(peer: SimPeer, _: int) -> None:
+    own = sum(map(ord, peer.driver.name)) % 17
+    peer.replica.gradient = peer.replica.live - np.float32(own)
+
+
+def outers(world: World) -> list[Outer]:
+    return [outer for peer in world.peers.values() if (outer := peer.driver.averages.outer)]
+
+
+def assert_equal_states(world: World) -> None:
+    """All have one history, of which those that ended first have the beginning."""
+    for fragment in range(outers(world)[0].rule.fragments):
+        histories = {
+            one.hand_over(fragment): one.histories[fragment].digests for one in outers(world)
+        }
+        ordered = sorted(histories.values(), key=len)
+        assert all(shorter == longer[: len(shorter)] for shorter, longer in pairwise(ordered))
+        assert len({digests[-1] for digests in ordered}) == len(histories)
+
+
+async def test_in_step_it_is_diloco_as_published():
+    """Three peers with targets of their own: six rounds of four steps, against the papers' rule."""
+    world = await build(3, "diloco", equal=True, sync="step", period=4)
+    anchor = models(world)[0]
+    momentum = np.zeros(SIZE)
+    targets = [sum(map(ord, name)) % 17 for name in world.peers]
+    await world.train(24, steps_of(0.1, p1=0.3), downhill)
+    for _ in range(6):
+        ends = []
+        for target in targets:
+            model = anchor.copy()
+            for _ in range(4):
+                model -= LEARNING_RATE * (model - target)
+            ends.append(model)
+        mean = anchor - np.mean(ends, axis=0)
+        momentum = 0.9 * momentum + mean
+        anchor = anchor - 0.7 * (mean + 0.9 * momentum)
+    np.testing.assert_allclose(models(world), np.tile(anchor, (3, 1)), rtol=1e-4)
+    await world.close()
+
+
+async def test_no_peer_waits_for_a_slow_one_which_weighs_what_it_has_trained():
+    world = await build(4, "diloco", equal=True, period=10)
+    await world.train(120, steps_of(0.05, p3=0.4), downhill)
+    for name, peer in world.peers.items():
+        assert peer.boundary.totals.wait_s == 0
+        assert name == "p3" or peer.metrics.of("step")[-1]["t"] < 120 * 0.05 * 1.2
+    await world.close()
+
+
+async def test_each_sample_is_in_one_step_and_all_have_the_same_outer_state():
+    world = await build(4, "diloco", equal=True, period=6, fragments=3)
+    await world.train(60, steps_of(0.05, p3=0.2), downhill)
+    assert_equal_states(world)
+    for peer, outer in zip(world.peers.values(), outers(world), strict=True):
+        for history in outer.histories:
+            assert history.steps >= 9
+            assert 0 < history.samples <= peer.driver.me.samples
+    await world.close()
+
+
+async def test_a_codec_of_four_bits_leaves_all_outer_states_equal():
+    exchange = ExchangeConfig(gradient_codec="int4", chunk_kib=1)
+    world = await build(3, "diloco", equal=True, size=2000, period=5, exchange=exchange)
+    await world.train(40, steps_of(0.1), downhill)
+    assert_equal_states(world)
+    exact = await build(3, "diloco", equal=True, size=2000, period=5)
+    await exact.train(40, steps_of(0.1), downhill)
+    np.testing.assert_allclose(models(world), models(exact), atol=0.1)
+    await world.close()
+    await exact.close()
+
+
+async def test_two_parts_that_went_on_apart_come_together_again():
+    world = await build(4, "diloco", equal=True, period=10, link=Link(latency_s=0.005))
+    cut = Partition(parts=(("p2", "p3"),), at_s=1.0, for_s=8.0)
+    plan = asyncio.get_running_loop().create_task(world.carry_out((cut,)))
+    await world.train(300, steps_of(0.1), downhill)
+    await plan
+    assert_equal_states(world)
+    apart = [
+        record["t"]
+        for record in world.peers[PeerId("p0")].metrics.of("group")
+        if record["outcome"] == Outcome.DONE and record["members"] == ["p0", "p1"]
+    ]
+    assert apart, "each half has made steps of its own"
+    texts = [r["text"] for p in world.peers.values() for r in p.metrics.of("warning")]
+    assert any("whose outer steps were others" in text for text in texts)
+    await world.close()
+
+
+async def test_outer_steps_of_fragments_are_made_in_turn():
+    world = await build(2, "diloco", equal=True, period=8, fragments=4)
+    await world.train(60, steps_of(0.1), downhill)
+    groups = world.peers[PeerId("p0")].metrics.of("group")
+    turns = [record["fragment"] for record in groups if record["outcome"] == Outcome.DONE]
+    assert all(later == (former + 1) % 4 for former, later in pairwise(turns))
+    assert {record["fragments"] for record in groups} == {4}
+    await world.close()
+
+
+async def test_a_peer_without_an_outer_optimizer_gives_no_outer_state():
+    world = await build(2, "ad_psgd")
+    transfer = world.peers[PeerId("p0")].driver.state_transfer
+    with pytest.raises(Exception, match="p1 has no outer state of fragment 0"):
+        await transfer.download(PeerId("p1"), None, 1, 0)
+    await world.close()
+
+
+def test_a_member_that_averages_models_states_no_history():
+    assert (MODEL.history, MODEL.outer_steps) == (0, 0)
