@@ -376,6 +376,8 @@ class Auditor:
             if outer is None or not outer.has_begun:
                 continue
             for fragment, history in enumerate(outer.histories):
+                if not history.steps:
+                    continue  # nothing is shared yet, or never
                 here = name, outer.hand_over(fragment)
                 other, theirs = first.setdefault((fragment, history.digest), here)
                 if theirs != here[1]:

@@ -15,7 +15,7 @@ MIXED = "tests.helpers.mixed:Mixed"
 
 SLOW_BYTES_S = 20_000.0
 
-OFTEN_AND_WHOLE = {**WHOLE, "local_sgd": {"period": 1}}
+OFTEN_AND_WHOLE = {**WHOLE, "local_sgd": {"period": 1}, "diloco": {"period": 1}}
 
 
 @pytest.mark.parametrize("algorithm", [*known_algorithms(), MIXED])
@@ -28,6 +28,7 @@ async def test_an_average_that_takes_long_because_of_a_slow_link_succeeds(algori
         4,
         algorithm,
         size=200_000,
+        equal=True,  # as after a start: nothing but averages is on the links
         link=Link(bandwidth_bytes_s=SLOW_BYTES_S),
         exchange=ExchangeConfig(chunk_kib=16),
         **OFTEN_AND_WHOLE.get(algorithm, {}),
