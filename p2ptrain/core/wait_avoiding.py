@@ -45,7 +45,6 @@ trains, and its first arrival is answered with how far the others are.
 runs no version that would be more than so many later. It counts from when it first heard of a peer.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -122,8 +121,9 @@ class WaitAvoiding(Scheduled):
     """As the coordinator: a version that has begun there."""
     _last: dict[PeerId, int] = field(default_factory=dict, init=False)
     """As that: the last version that a trainer knew."""
-    _grace: tuple[int, Seconds] = field(default=(0, 0.0), init=False)
-    """As that: at this version, the others may arrive until then (`Rule.grace_s`)."""
+    _grace: tuple[int, Seconds | None] = field(default=(0, None), init=False)
+    """As that: at this version, the others may arrive until then (`Rule.grace_s`); None: no more.
+    """
 
     @property
     def version(self) -> int:
@@ -183,14 +183,17 @@ class WaitAvoiding(Scheduled):
 
     def next_deadline(self) -> Seconds | None:
         version, until = self._grace
-        waits = version > self.begun and not (self.group or self._requested or self._withdrawn)
         others = super().next_deadline()
-        return min(until, math.inf if others is None else others) if waits else others
+        if until is None or version <= self.begun or self._withdrawn:
+            return others
+        return until if others is None else min(until, others)
 
     def handle_timer(self, now: Seconds) -> None:
         arrival = self.arrival
         super().handle_timer(now)
-        if self._grace[1] <= now and self._grace[0] > self.begun:
+        version, until = self._grace
+        if until is not None and until <= now:
+            self._grace = version, None
             self._maybe_run(now)
         if arrival and arrival.resend_at <= now:
             self._look_for_missing(arrival.version, now)
@@ -325,11 +328,14 @@ class WaitAvoiding(Scheduled):
 
     def _is_granted_grace(self, version: int, here: Round, now: Seconds) -> bool:
         """Whether others may still arrive at a version whose rule is met."""
+        if not here.rule.grace_s:
+            return False
         if self._grace[0] != version:
             self._grace = version, now + here.rule.grace_s
         arrived = {p for p, (theirs, _) in self._arrivals.items() if theirs >= version}
         everyone_is_here = arrived.issuperset(here.members)
-        return not everyone_is_here and now < self._grace[1]
+        until = self._grace[1]
+        return not everyone_is_here and until is not None and now < until
 
     def _round(self, version: int) -> Round:
         assert self._schedule is not None

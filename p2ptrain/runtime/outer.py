@@ -80,7 +80,7 @@ class Outer:
         self._replica = replica
         self._parameters = replica.gradient_size - replica.buffer_size
         """So many of the M numbers, the first ones."""
-        self._lock = threading.Lock()
+        self._begins, self._lock = threading.Lock(), threading.Lock()
         self.anchor_M = self.momentum_M = self._left_M = np.empty(0, np.float32)
         self.histories = [History() for _ in range(rule.fragments)]
 
@@ -95,14 +95,21 @@ class Outer:
         return len(self.anchor_M) > 0
 
     def begin(self, samples: int) -> None:
-        """The first step begins with the model as it is; this peer has made so many samples."""
-        self.anchor_M = np.empty(self._replica.model_size, np.float32)
-        self._replica.snapshot(self.anchor_M)
-        self.momentum_M, self._left_M = np.zeros((2, len(self.anchor_M)), np.float32)
-        for fragment, history in enumerate(self.histories):
-            span = self.span(fragment)
-            history.digests = [digest_of(b"", self.anchor_M[span.start : span.stop])]
-            history.samples = samples
+        """The first step begins with the model as it is; this peer has made so many samples.
+
+        Or its first group, if that comes before. A second call does nothing.
+        """
+        with self._begins:
+            if self.has_begun:
+                return
+            anchor_M = np.empty(self._replica.model_size, np.float32)
+            self._replica.snapshot(anchor_M)
+            self.momentum_M, self._left_M = np.zeros((2, len(anchor_M)), np.float32)
+            for fragment, history in enumerate(self.histories):
+                span = self.span(fragment)
+                history.digests = [digest_of(b"", anchor_M[span.start : span.stop])]
+                history.samples = samples
+            self.anchor_M = anchor_M
 
     def span(self, fragment: int) -> Span:
         """The numbers of one fragment."""
@@ -110,6 +117,7 @@ class Outer:
 
     def state(self, purpose: Purpose, samples: int) -> Contribution:
         """What this peer states beside its pseudo-gradient: its weight, and its history."""
+        self.begin(samples)
         history = self.histories[purpose.fragment]
         weight = max(0, samples - history.samples)
         return replace(MODEL, weight=weight, history=history.digest, outer_steps=history.steps)

@@ -925,6 +925,16 @@ def test_a_grace_lets_others_arrive_after_enough_have():
     assert len(meeting.groups()) == 3
 
 
+def test_a_grace_that_has_passed_sets_no_timer():
+    """A timer that is due for ever would keep the loop busy."""
+    meeting = Meeting("abc", everyone(Rule(waiting=2, grace_s=0.5)))
+    meeting.arrive_at("ab", 1)
+    meeting.settle()
+    meeting.hear_dead("a", "b")
+    meeting.advance(1.0)
+    assert all(due > meeting.time for due, _ in meeting.due())
+
+
 def test_no_grace_is_left_once_all_are_here():
     meeting = Meeting("abc", everyone(Rule(grace_s=60)))
     for name in "abc":

@@ -89,6 +89,16 @@ def test_what_a_trainer_does_while_the_mean_is_on_its_way_is_kept():
     np.testing.assert_allclose(replica.live, outer.anchor_M - 0.25, rtol=1e-6)
 
 
+def test_a_group_that_comes_before_the_first_step_finds_an_anchor():
+    replica = VectorReplica(np.linspace(1, 2, 6))
+    outer = Outer(NESTEROV, replica)
+    stated = outer.state(PURPOSE, 3)
+    assert (stated.weight, stated.outer_steps) == (0, 0)
+    replica.live += 1
+    outer.begin(3)
+    np.testing.assert_allclose(outer.anchor_M, np.linspace(1, 2, 6), rtol=1e-6)
+
+
 def test_samples_count_in_one_step_only():
     outer, _ = begun()
     assert outer.state(PURPOSE, 30).weight == 30
