@@ -490,6 +490,7 @@ def with_changes(
         options={name: own for name, own in scenario.options.items() if name in kinds},
         claims=tuple(claim for claim, why in reasons.items() if not why),
         gradients=trains,
+        stands_for=scenario.stands_for if trains else 1,
         peers=count,
         seed=scenario.seed if seed is None else seed,
         stop=scenario.stop if samples is None else StopConfig(samples=samples),

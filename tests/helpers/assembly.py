@@ -56,7 +56,9 @@ class Seat:
         self.assembly.wire.append((self.me, peer, message))
 
     @coroutine
-    def form(self, others: Sequence[PeerId]) -> Generator[Any, Any, GroupResult]:
+    def form(
+        self, others: Sequence[PeerId], *, fragment_s: float = 0
+    ) -> Generator[Any, Any, GroupResult]:
         return (yield others)
 
     def start(self, activity: Coroutine[Any, Any, None]) -> None:

@@ -116,7 +116,7 @@ class Variant:
         return WHOLE.get(self.algorithm, {}).items() <= self.options.items()
 
 
-OFTEN: dict[str, Options] = {"diloco": {"period": 5}, "noloco": {"period": 2}}
+OFTEN: dict[str, Options] = {"diloco": {"period": 5}, "noloco": {"period": 1}}
 """Of those that average seldom: so that there are averages in a test."""
 
 DEFAULTS = tuple(Variant(name, options=OFTEN.get(name, {})) for name in known_algorithms())
