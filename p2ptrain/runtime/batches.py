@@ -32,7 +32,7 @@ class Batches:
 
     @property
     def speed(self) -> int:
-        """What this peer states; 0: not known, or nobody asks for its batch."""
+        """What this peer states; 0: not known, or its loop does not ask."""
         if not self._asked or len(self._speeds) < LEAST:
             return 0
         return max(1, round(median(self._speeds) * SPEED_S))

@@ -74,10 +74,11 @@ class ExchangeConfig:
     peers."""
 
     gradient_codec: str = "fp32"
-    """How gradients travel, as above, ``int4`` in an eighth of the bytes; all members get the same
-    bits with every codec. What rounding takes from a gradient stays with its peer and goes into its
-    next one (error feedback); only where gradients are delivered late (`eager`) it is lost.
-    Statistics (buffers) always travel as they are. The same at all peers."""
+    """How gradients and pseudo-gradients (`diloco`) travel, as above, ``int4`` in an eighth of the
+    bytes; all members get the same bits with every codec. What rounding takes from a gradient stays
+    with its peer and goes into its next one (error feedback); only where gradients are delivered
+    late (`eager`) it is lost. Statistics (buffers) always travel as they are. The same at all
+    peers."""
 
     average_timeout_s: Seconds = 60.0
     """A group in which nothing moves for so long is broken, or sooner where less was seen to be

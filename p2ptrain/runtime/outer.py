@@ -174,6 +174,10 @@ class Outer:
 
     # --- from a member that has a later one -------------------------------------------------------
 
+    def most_bytes(self, fragment: int) -> int:
+        """What `hand_over` gives has no more."""
+        return HEADER.size + 8 * REMEMBERED + 8 * self.span(fragment).size
+
     def hand_over(self, fragment: int) -> bytes:
         """One fragment of anchor and momentum, with its history."""
         span, history = self.span(fragment), self.histories[fragment]

@@ -151,6 +151,9 @@ class StateTransfer:
             TransportError, RefusedError, CodecError: if it did not arrive.
         """
         timeout_s, loop, stream = self.config.average_timeout_s, asyncio.get_running_loop(), None
+        outer, most = self.host.averages.outer, MAX_STATE_BYTES
+        if outer and fragment is not None:
+            most = outer.most_bytes(fragment)
         try:
             with tempfile.SpooledTemporaryFile(SMALL_BYTES) as file:
                 async with asyncio.timeout(timeout_s) as timeout:
@@ -160,9 +163,9 @@ class StateTransfer:
                     await stream.finish()
                     while (payload := await stream.receive()) is not None:
                         timeout.reschedule(loop.time() + timeout_s)
-                        if file.tell() + payload.nbytes > MAX_STATE_BYTES:
+                        if file.tell() + payload.nbytes > most:
                             stream.abort("too much")
-                            raise CodecError(f"{donor} sends more than {MAX_STATE_BYTES} bytes")
+                            raise CodecError(f"{donor} sends more than {most} bytes")
                         await self.executor(partial(file.write, payload))
                 return contents(file)
         except OSError as error:

@@ -238,7 +238,7 @@ def test_a_speed_is_the_median_of_the_last_steps():
         lambda: measured(*[(16, 0.5)] * LEAST, asks=False),
         lambda: measured(*[(0, 0.5), (16, 0.0)] * LEAST),
     ],
-    ids=["too few steps", "nobody asks", "steps of nothing"],
+    ids=["too few steps", "its loop does not ask", "steps of nothing"],
 )
 def test_a_speed_that_is_not_known_is_not_stated(unknown: Callable[[], int]):
     assert unknown() == 0

@@ -12,7 +12,7 @@ from p2ptrain.averaging.base import OuterRule
 from p2ptrain.core.contribution import MODEL
 from p2ptrain.core.effects import Outcome, What
 from p2ptrain.core.purpose import Formation, Purpose
-from p2ptrain.errors import StateError
+from p2ptrain.errors import CodecError, StateError
 from p2ptrain.ids import PeerId, Ticket
 from p2ptrain.runtime.exchange import ExchangeConfig
 from p2ptrain.runtime.outer import HEADER, Outer
@@ -301,6 +301,17 @@ async def test_outer_steps_of_fragments_are_made_in_turn():
     turns = [record["fragment"] for record in groups if record["outcome"] == Outcome.DONE]
     assert all(later == (former + 1) % 4 for former, later in pairwise(turns))
     assert {record["fragments"] for record in groups} == {4}
+    await world.close()
+
+
+async def test_more_bytes_than_a_fragment_has_are_not_taken(monkeypatch: pytest.MonkeyPatch):
+    world = await build(2, "diloco", equal=True)
+    await world.train(12, steps_of(0.1))
+    first, other = outers(world)
+    monkeypatch.setattr(other, "hand_over", lambda _: bytes(first.most_bytes(0) + 1))
+    transfer = world.peers[PeerId("p0")].driver.state_transfer
+    with pytest.raises(CodecError, match="p1 sends more than"):
+        await transfer.download(PeerId("p1"), None, other.histories[0].digest, 0)
     await world.close()
 
 
