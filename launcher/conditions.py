@@ -5,6 +5,7 @@ and only one with its own time can let clocks drift; other backends refuse such 
 of running something else.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -72,7 +73,8 @@ class MachinesConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceConfig:
-    """The resources that each of `peers` may use; only containers can enforce all of them."""
+    """The resources that each of `peers` may use: of the processor and the memory in containers, of
+    links in a simulation, of the uplink in both."""
 
     peers: tuple[int, ...]
     """Ranks."""
@@ -86,13 +88,33 @@ class DeviceConfig:
     uplink_mbit_s: float | None = None
     """The rate at which it can send, to all others together. None: that of the link."""
 
+    downlink_mbit_s: float | None = None
+    """The rate at which each other peer can send to it. None: that of the link. Simulation only,
+    as the next two."""
+
+    latency_ms: float | None = None
+    """One way, between it and any other peer. None: that of the link."""
+
+    loss: float | None = None
+    """Fraction of control messages that are lost, to it and from it. None: that of the link."""
+
     def __post_init__(self) -> None:
         if not self.peers or min(self.peers) < 0:
             raise ConfigError(f"devices peers = {list(self.peers)} must be ranks, from 0")
-        for name in ("cpus", "memory_mb", "uplink_mbit_s"):
+        for name in ("cpus", "memory_mb", "uplink_mbit_s", "downlink_mbit_s"):
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
                 raise ConfigError(f"devices {name} = {value} must be above 0")
+        if self.latency_ms is not None and not 0 <= self.latency_ms < float("inf"):
+            raise ConfigError(f"devices latency_ms = {self.latency_ms} must be 0 or more")
+        if self.loss is not None and not 0 <= self.loss < 1:
+            raise ConfigError(f"devices loss = {self.loss} is a share: at least 0 and below 1")
+
+    @property
+    def own_link(self) -> Mapping[str, float]:
+        """What is other about its links, in both directions: by names of `LinkConfig`."""
+        own = {"latency_ms": self.latency_ms, "loss": self.loss}
+        return {name: value for name, value in own.items() if value is not None}
 
 
 Kind = Literal["crash", "pause", "slow", "drift", "throttle", "partition", "leave", "join"]

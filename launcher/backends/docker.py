@@ -353,6 +353,12 @@ def _refuse_limits(scenario: Scenario) -> None:
     """Raises ConfigError for limits that no engine can enforce, or under which no peer can run."""
     processors = float(os.cpu_count() or 1)
     for device in scenario.devices:
+        for name in ("downlink_mbit_s", "latency_ms", "loss"):
+            if (value := getattr(device, name)) is not None:
+                raise ConfigError(
+                    f"devices {name} = {value:g} is of the links of some peers, which only a "
+                    "simulation has; give it in [link], for all, or use --backend sim"
+                )
         if device.cpus is not None and not LEAST_CPUS <= device.cpus <= processors:
             raise ConfigError(
                 f"devices cpus = {device.cpus:g} cannot be given to a container; give from "

@@ -21,7 +21,7 @@ from typing import Any
 
 from p2plab.backends.base import Fleet, PeerStatus
 from p2plab.backends.ring import SPEC, ring_s
-from p2plab.conditions import FaultConfig, LinkConfig
+from p2plab.conditions import DeviceConfig, FaultConfig, LinkConfig
 from p2plab.external_baselines import EXTERNAL_BASELINES, PRICES
 from p2plab.faults import FaultInstance, left_of
 from p2plab.scenario import LeftOut, Scenario, ways_left_out
@@ -224,9 +224,7 @@ class SimFleet:
         world.network.stands_for = priced
         _place(world, scenario, self._names)
         for device in scenario.devices:
-            rate = (device.uplink_mbit_s or 0.0) * 1e6 / 8
-            for rank in device.peers if rate else ():
-                world.faults.apply(Throttle(peer=self._names[rank], bytes_s=rate, at_s=0.0))
+            _connect(world, scenario.link or LinkConfig(), device, self._names)
         train: Train = _pricing(task, configs[0])
         if scenario.gradients:
             train = partial(_learning, task, scenario.stands_for)
@@ -436,6 +434,24 @@ def _place(world: FleetWorld, scenario: Scenario, names: Sequence[PeerId]) -> No
         world.network.machine(machine, uplink_bytes_s)
     for rank, name in enumerate(names):
         world.network.place(address_of(name), machines.of(rank))
+
+
+def _connect(
+    world: FleetWorld, link: LinkConfig, device: DeviceConfig, names: Sequence[PeerId]
+) -> None:
+    """Give the peers of a device the uplink and the links that are theirs alone."""
+    own = dataclasses.replace(
+        _link(dataclasses.replace(link, **device.own_link)), bandwidth_bytes_s=None
+    )
+    down_bytes_s = device.downlink_mbit_s * 1e6 / 8 if device.downlink_mbit_s else None
+    down = dataclasses.replace(own, bandwidth_bytes_s=down_bytes_s)
+    for here in (names[rank] for rank in device.peers):
+        if device.uplink_mbit_s:
+            world.network.throttle(address_of(here), device.uplink_mbit_s * 1e6 / 8)
+        for there in (name for name in names if name != here):
+            if device.own_link or device.downlink_mbit_s:
+                world.network.set_link(address_of(here), address_of(there), own)
+                world.network.set_link(address_of(there), address_of(here), down)
 
 
 def _of_world(fault: FaultConfig, names: Sequence[PeerId]) -> LastingFault:

@@ -32,6 +32,12 @@ Differences from the paper, and why:
 * *Only the group is activated*, not all peers: S - 1 small messages instead of P - 1. A group in
   which no peer has arrived does not run, and its next version takes what its members have then.
 * *Fewer words.* Groups reduce and gather shards: 2 n (S - 1) / S words instead of n log2 S.
+* *Behind the trainer* (`waits = False`). Groups average beside the training loop; what a trainer
+  adds meanwhile is kept, and the mean arrives as a delta at its next boundary. A peer makes as many
+  versions as its links can carry, and all its steps at full speed.
+* *Fragments* (as Streaming DiLoCo has them, arXiv 2501.18512). With `fragments = F` each version
+  averages one of F parts of the model, in turn; groups change, and all peers meet, once per round
+  of F versions.
 """
 
 from collections.abc import Sequence
@@ -45,7 +51,6 @@ from p2ptrain.averaging import Algorithm, ConfigError, Group, Mean, PeerId, Roun
 
 class Wagma(Algorithm):
     averages = "models"
-    trainer_waits = True
     state_names = ("seen",)
 
     @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +75,14 @@ class Wagma(Algorithm):
         """What a peer does with a mean that was taken before it arrived. ``delta``: adds its own
         delta, so nothing is lost. ``paper``: counts its model as one more model."""
 
+        waits: bool = True
+        """Whether a trainer stands still while its group averages. Not: means are some steps old
+        where links are slow, and all steps are made at full speed."""
+
+        fragments: int = 1
+        """Parts of the model, of which each version averages one, in turn. More: a group is on the
+        link for a shorter time, and each number is averaged in fewer versions."""
+
         def __post_init__(self) -> None:
             size = self.group_size
             if size < 0 or size == 1 or size & (size - 1):
@@ -77,8 +90,15 @@ class Wagma(Algorithm):
                     f"wagma group_size = {size} must be a power of two from 2 on, or 0 for the one "
                     "nearest to the square root of the number of peers"
                 )
-            if self.tau < 1:
-                raise ConfigError(f"wagma tau = {self.tau} must be 1 or more")
+            for name in ("tau", "fragments"):
+                if getattr(self, name) < 1:
+                    raise ConfigError(f"wagma {name} = {getattr(self, name)} must be 1 or more")
+            for name, value in (("sync", "step"), ("late", "paper")):
+                if not self.waits and getattr(self, name) == value:
+                    raise ConfigError(
+                        f"wagma {name} = {value!r} is a rule for trainers that wait; leave it out, "
+                        "or waits = False"
+                    )
 
     seen = 0
     """The version that our last step ended with."""
@@ -91,8 +111,9 @@ class Wagma(Algorithm):
 
     async def after_update(self, swarm: Swarm) -> None:
         ran, tau, version = swarm.version, self.config.tau, self.seen + 1
+        synchronised = self._round_of(ran) // tau > self._round_of(self.seen) // tau
         elastic = self.config.sync == "elastic"
-        if elastic or ran // tau > self.seen // tau:  # if not elastic, we are new here
+        if elastic or synchronised:  # if not elastic, we are new here
             version = max(version, ran)
         if version > swarm.version or self.config.late == "paper":
             await swarm.form_at(version)  # a late one waits for what still runs, if anything
@@ -108,13 +129,21 @@ class Wagma(Algorithm):
             await super().average(group)
 
     def schedule(self, version: int, peers: Sequence[PeerId], me: PeerId) -> Round:
-        if version % self.config.tau == 0:
-            waiting = 1 if self.config.sync == "elastic" else len(peers)
-            return Round(tuple(peers), What.MODELS, Rule(waiting))
-        size = self.config.group_size or default_group_size(len(peers))
-        rank = peers.index(me)
-        group = next(g for g in butterfly(version, len(peers), size) if rank in g)
-        return Round(tuple(peers[p] for p in group), What.MODELS, Rule())
+        config, rule = self.config, Rule()
+        members, turn = tuple(peers), self._round_of(version)
+        if turn % config.tau == 0:
+            rule = rule if config.sync == "elastic" else Rule(len(peers))
+        else:
+            size = config.group_size or default_group_size(len(peers))
+            rank = peers.index(me)
+            group = next(g for g in butterfly(turn, len(peers), size) if rank in g)
+            members = tuple(peers[p] for p in group)
+        fragment = (version - 1) % config.fragments
+        return Round(members, What.MODELS, rule, fragment, config.fragments)
+
+    def _round_of(self, version: int) -> int:
+        """The how-manieth time, from 1 on, each number is averaged; 0 before the first."""
+        return (version - 1) // int(self.config.fragments) + 1
 
     def check_swarm(self, peers: int) -> None:
         if self.config.group_size > peers:

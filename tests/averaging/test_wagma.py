@@ -13,6 +13,7 @@ from p2ptrain.averaging.base import load_algorithm
 from p2ptrain.averaging.wagma import butterfly, default_group_size
 from p2ptrain.core.effects import Outcome, What
 from p2ptrain.core.wait_avoiding import NOBODY, Rule
+from p2ptrain.errors import ConfigError
 from p2ptrain.ids import PeerId
 from p2ptrain.sim.link import Link
 from p2ptrain.sim.replica import VectorReplica
@@ -107,6 +108,49 @@ def test_every_tau_versions_everyone_is_in_one_group():
             here = algorithm.schedule(version, peers, peers[3])
             assert (here.members == peers) == (version % 5 == 0)
             assert here.rule == (rule if version % 5 == 0 else NOBODY)
+
+
+def test_in_fragments_each_part_is_averaged_once_by_each_group_and_then_the_groups_change():
+    peers, algorithm = names(8), load_algorithm("wagma", {"fragments": 3, "tau": 4})
+    for me in peers:
+        for turn in range(1, 9):
+            rounds = [algorithm.schedule(3 * (turn - 1) + part, peers, me) for part in range(1, 4)]
+            assert [here.fragment for here in rounds] == [0, 1, 2]
+            assert {here.fragments for here in rounds} == {3}
+            assert len({here.members for here in rounds}) == 1
+            assert (rounds[0].members == peers) == (turn % 4 == 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"fragments": 0}, "wagma fragments = 0 must be 1 or more"),
+        ({"tau": 0}, "wagma tau = 0 must be 1 or more"),
+        ({"waits": False, "sync": "step"}, "sync = 'step' is a rule for trainers that wait"),
+        ({"waits": False, "late": "paper"}, "late = 'paper' is a rule for trainers that wait"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options: dict[str, object], sentence: str):
+    with pytest.raises(ConfigError, match=sentence):
+        load_algorithm("wagma", options)
+
+
+# --- behind the trainer ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fragments", [1, 2])
+async def test_behind_the_trainer_a_slow_link_costs_no_step_and_no_update(fragments: int):
+    """A model takes as long as some steps on the link."""
+    link = Link(bandwidth_bytes_s=20_000)
+    world = await build(4, "wagma", link=link, waits=False, fragments=fragments, size=2000)
+    books = Books(world)
+    await world.train(100, steps_of(0.1), books.injecting(100))
+    for peer in world.peers.values():
+        assert peer.boundary.totals.wait_s == 0
+        done = [r for r in peer.metrics.of("group") if r["outcome"] == Outcome.DONE]
+        assert 5 <= len(done) < 100, "as many as the link can carry"
+    np.testing.assert_allclose(sum_of(world), books.due_M, rtol=1e-5)
+    await world.close()
 
 
 # --- nobody slow ----------------------------------------------------------------------------------

@@ -73,6 +73,9 @@ MORE: dict[str, dict[str, Options]] = {
         "fours": {"group_size": 4, "tau": 7},
         "synchronised in step": {"sync": "step", "tau": 4},
         "as published": {"sync": "step", "late": "paper", "tau": 4},
+        "behind the trainer": {"waits": False, "tau": 3},
+        "in fragments": {"waits": False, "fragments": 3, "tau": 2},
+        "in fragments, in step": {"sync": "step", "fragments": 2, "tau": 2},
     },
 }
 """By algorithm, and by what its options make of it."""

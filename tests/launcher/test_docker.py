@@ -79,6 +79,8 @@ def test_a_cut_is_made_and_healed_address_by_address():
         ({"cpus": 0.0001}, "devices cpus = 0.0001 cannot be given to a container"),
         ({"memory_mb": 120}, "devices memory_mb = 120 is too little .* give 400 or more"),
         ({"uplink_mbit_s": 1e-9}, "devices uplink_mbit_s = 1e-09 is none .* give from 0.001 to"),
+        ({"latency_ms": 80}, "devices latency_ms = 80 .* only a simulation has; give it in"),
+        ({"downlink_mbit_s": 5}, "devices downlink_mbit_s = 5 .* or use --backend sim"),
     ],
 )
 def test_a_limit_that_no_container_can_be_held_to_is_refused_before_anything_starts(

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from p2plab.backends.sim import SLICE_S, SimBackend, SimFleet
-from p2plab.conditions import FaultConfig, LinkConfig, MachinesConfig
+from p2plab.conditions import DeviceConfig, FaultConfig, LinkConfig, MachinesConfig
 from p2plab.run import Run
 from p2ptrain.compute.step_timing import StepTiming, Straggler
 from p2ptrain.compute.training_config import TrainingConfig
@@ -325,6 +325,26 @@ def test_the_link_decides_how_long_an_exchange_takes(tmp_path, link):
         assert exchange_s == pytest.approx(17_226 * 4 * 8 / 1e6, rel=0.05)
     assert {g["sent_bytes"] for g in done} == {-(-17_226 // STANDS_FOR) * STANDS_FOR * 4}
     assert all(group["consensus_distance_l2"] is None for group in done)
+
+
+@pytest.mark.parametrize(
+    ("own", "least_s"),
+    [
+        ({"latency_ms": 40}, 0.04),
+        ({"uplink_mbit_s": 1}, 17_226 * 32 / 1e6),
+        ({"downlink_mbit_s": 1}, 17_226 * 32 / 1e6),
+    ],
+)
+def test_a_device_has_links_of_its_own_and_leaves_those_of_others_alone(tmp_path, own, least_s):
+    phone = DeviceConfig(peers=(2,), **own)
+    lived(fleet_of(tmp_path, priced(peers=3, devices=(phone,))))
+    lasted = {True: [], False: []}
+    for name in ("p00", "p01"):
+        for group in records(tmp_path, name, "group"):
+            if group["outcome"] == "done":
+                lasted["p02" in group["members"]].append(group["exchange_s"])
+    assert min(lasted[True]) >= least_s
+    assert max(lasted[False]) < 0.005
 
 
 def test_lost_messages_are_lost_and_the_run_ends_all_the_same(tmp_path):
