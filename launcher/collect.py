@@ -6,9 +6,11 @@ The keys are an interface (`docs/architecture.md`, "Result files"): ``algorithm`
 gradients), ``averages_per_peer`` (the mean over the peers of how many of their averages succeeded),
 ``failed_share`` (0 to 1: of the attempts of all peers, those that failed; attempts with a normal
 ending other than success, such as a busy partner, count for neither side; null without attempts),
-``bytes_per_step`` (what one peer sends in one step; null without steps), ``words`` with ``mean``
-and ``worst`` (of sparse sums: the indices and numbers that one peer sends or receives for one of
-them, whichever are more; null without such sums),
+``bytes_per_step`` and ``bytes_per_peer`` (what one peer sends in one step, and in the whole run;
+null without steps), ``longest_gap_s`` (the longest time that some number of some peer's model was
+in no average while it trained), ``words`` with ``mean`` and ``worst`` (of sparse sums: the indices
+and numbers that one peer sends or receives for one of them, whichever are more; null without such
+sums),
 ``silences`` (the sentences of peers that had stopped averaging, the first `MOST_SILENCES`),
 ``time_to_target_s`` (null if not reached), ``notes`` (sentences about lost peers and faults) and
 ``final`` with ``loss``, ``accuracy``, ``recall`` (of each class, where the task has classes) and
@@ -87,6 +89,8 @@ def summarise(
         "averages_per_peer": _averages_per_peer(peers),
         "failed_share": failed_share(peers),
         "bytes_per_step": _bytes_per_step(peers),
+        "bytes_per_peer": _bytes_per_peer(peers),
+        "longest_gap_s": _longest_gap_s(histories),
         "words": _words(histories),
         "silences": [said for history in histories for said in history.silences][:MOST_SILENCES],
         "time_to_target_s": curve.time_to_target_s,
@@ -102,6 +106,15 @@ def _bytes_per_step(peers: Sequence[Json]) -> float | None:
     """What one peer sends in one of its steps, of vectors."""
     steps = sum(peer["steps"] or 0 for peer in peers)
     return sum(peer["sent_bytes"] or 0 for peer in peers) / steps if steps else None
+
+
+def _bytes_per_peer(peers: Sequence[Json]) -> float | None:
+    return sum(peer["sent_bytes"] or 0 for peer in peers) / len(peers) if peers else None
+
+
+def _longest_gap_s(histories: Iterable[PeerHistory]) -> Seconds | None:
+    gaps_s = (history.longest_gap_s() for history in histories)
+    return max((gap_s for gap_s in gaps_s if gap_s is not None), default=None)
 
 
 def _words(histories: Iterable[PeerHistory]) -> Json:

@@ -126,8 +126,18 @@ def _rows_table(rows: Sequence[Json]) -> Table:
 
 def _averages_table(rows: Sequence[Json]) -> Table:
     """Exposes an algorithm that trains at full speed and never averages; other tables do not."""
-    columns = {"per peer": "{averages_per_peer:,.0f}", "failed": "{failed_share:.1%}"}
-    return table("Averages", rows, {"": "{algorithm}", **columns})
+    columns: dict[str, Cell] = {
+        "": "{algorithm}",
+        "per peer": "{averages_per_peer:,.0f}",
+        "failed": "{failed_share:.1%}",
+        "MB sent per peer": lambda row: _megabytes(row["bytes_per_peer"]),
+        "longest without": lambda row: seconds(row["longest_gap_s"], "-"),
+    }
+    return table("Averages", rows, columns)
+
+
+def _megabytes(count: float | None) -> str:
+    return "-" if count is None else f"{count / 1e6:,.1f}"
 
 
 def _times(row: Row, metric: str) -> str:

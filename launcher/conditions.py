@@ -73,8 +73,10 @@ class MachinesConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceConfig:
-    """The resources that each of `peers` may use: of the processor and the memory in containers, of
-    links in a simulation, of the uplink in both."""
+    """What each of `peers` has of its own.
+
+    Containers limit processor, memory and uplink; a simulation has links and the uplink.
+    """
 
     peers: tuple[int, ...]
     """Ranks."""

@@ -16,10 +16,11 @@ reading them are solved here:
 """
 
 import json
+import math
 import os
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,9 @@ class Attempt:
     staleness_steps: int | None
     words: int | None = None
     """Of a sparse sum: indices and numbers that this peer sent or received, whichever were more."""
+    fragment: int = 0
+    """Which of so many equal parts of the model."""
+    fragments: int = 1
     consensus_distance_l2: float | None = None
     """Distance of this peer from the group's mean; None unless models were averaged."""
 
@@ -203,16 +207,40 @@ class PeerHistory:
         """The steps that ended at `moment` or later."""
         return self.steps[bisect_left(self.steps, moment, key=lambda step: step.at) :]
 
+    def longest_gap_s(self) -> Seconds | None:
+        """The longest time that some number of its model was in no average while it trained.
+
+        From the first step of each of its lives to the last one; None if it took none.
+        """
+        done = [attempt for attempt in self.attempts if attempt.outcome == "done"]
+        parts = math.lcm(*(attempt.fragments for attempt in done))
+        gaps_s = []
+        for began, ended in self._spans():
+            steps = [step.at for step in self.steps if began <= step.at <= ended]
+            if not steps:
+                continue
+            since = np.full(parts, steps[0])
+            for attempt in done:
+                if steps[0] < attempt.at <= steps[-1]:
+                    size = parts // attempt.fragments
+                    here = slice(attempt.fragment * size, (attempt.fragment + 1) * size)
+                    gaps_s.append(float((attempt.at - since[here]).max()))
+                    since[here] = attempt.at
+            gaps_s.append(float((steps[-1] - since).max()))
+        return max(gaps_s, default=None)
+
     def was_there(self, moment: Seconds) -> bool:
         """True if it was ready, and had not died or left.
 
         Of a killed peer it is known for certain once it is closed, or has started again.
         """
-        return any(
-            one.began <= moment and (one.ended is None or moment <= one.ended)
-            for one in self._lives
-            if one.began is not None
-        )
+        return any(began <= moment <= ended for began, ended in self._spans())
+
+    def _spans(self) -> Iterator[tuple[Seconds, Seconds]]:
+        """Its lives, from when it was ready to its last word."""
+        for life in self._lives:
+            if life.began is not None:
+                yield life.began, math.inf if life.ended is None else life.ended
 
     def model(self, row: int) -> Vector | None:
         """Read one snapshot, shape ``(model_size,)``.
@@ -347,6 +375,8 @@ class PeerHistory:
             received_bytes=record["received_bytes"] or 0,
             staleness_steps=record["staleness_steps"],
             words=max(words, default=0) if record.get("sent_words") is not None else None,
+            fragment=record.get("fragment", 0),
+            fragments=record.get("fragments", 1),
             consensus_distance_l2=record.get("consensus_distance_l2"),
         )
         self.attempts.append(attempt)

@@ -67,6 +67,8 @@ METRICS = (
     "averages_per_peer",
     "failed_share",
     "bytes_per_step",
+    "bytes_per_peer",
+    "longest_gap_s",
     "words.mean",
     "words.worst",
     "time_to_target_s",

@@ -17,6 +17,8 @@ def row(algorithm, samples_per_s=100.0, time_to_target_s=10.0, accuracy=0.97):
         "samples_per_s": samples_per_s,
         "averages_per_peer": 140.0,
         "failed_share": 0.04,
+        "bytes_per_peer": 12_340_000.0,
+        "longest_gap_s": 3.25,
         "silences": [],
         "time_to_target_s": time_to_target_s,
         "final": final,
@@ -122,12 +124,13 @@ def shown_at(width: int, *summaries: dict) -> list[str]:
     return capture.get().splitlines()
 
 
-def test_averages_per_peer_and_the_share_that_failed_stand_in_a_table_of_80_columns():
-    none = {**row("ad_psgd"), "averages_per_peer": 0.0, "failed_share": None}
+def test_averages_and_what_they_cost_stand_in_a_table_of_80_columns():
+    missing = {"failed_share": None, "bytes_per_peer": None, "longest_gap_s": None}
+    none = {**row("ad_psgd"), "averages_per_peer": 0.0, **missing}
     shown = shown_at(80, row("allreduce"), none)
     below = shown[[line.strip() for line in shown].index("Averages") :]
-    assert ["allreduce", "140", "4.0%"] in [line.split() for line in below]
-    assert ["ad_psgd", "0", "-"] in [line.split() for line in below]
+    assert ["allreduce", "140", "4.0%", "12.3", "3.2", "s"] in [line.split() for line in below]
+    assert ["ad_psgd", "0", "-", "-", "-"] in [line.split() for line in below]
 
 
 def test_who_did_not_average_is_named_with_the_algorithm_and_the_reason():

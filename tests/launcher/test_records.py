@@ -70,6 +70,22 @@ def test_records_of_a_kind_that_we_do_not_know_are_passed_over(peer, history):
     assert history.damaged_lines == 0
 
 
+def test_the_longest_gap_is_that_of_the_number_that_is_averaged_least(peer, history):
+    """Halves at 3 and 4, the whole at 6, the first half at 9: the second one waits until 20."""
+    peer.ready(at=0.5)
+    for at in range(1, 21):
+        peer.step(at=float(at), number=at - 1)
+    for at, fragment, fragments in ((3, 0, 2), (4, 1, 2), (6, 0, 1), (9, 0, 2)):
+        peer.group(float(at), ["p00", "p01"], fragment=fragment, fragments=fragments)
+    peer.group(12.0, ["p00", "p01"], outcome="lost")
+    history.read()
+    assert history.longest_gap_s() == 20 - 6
+
+
+def test_a_peer_that_made_no_step_has_no_gap(history):
+    assert history.longest_gap_s() is None
+
+
 def test_samples_are_counted_up_to_a_moment(peer, history):
     peer.step(at=1.0, number=0, samples=32)
     peer.step(at=2.0, number=1, samples=16)

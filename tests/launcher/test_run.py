@@ -92,6 +92,8 @@ def test_a_run_ends_when_all_peers_have_and_yields_its_summary(folder):
         "averages_per_peer",
         "failed_share",
         "bytes_per_step",
+        "bytes_per_peer",
+        "longest_gap_s",
         "words",
         "silences",
         "time_to_target_s",
