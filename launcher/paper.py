@@ -211,9 +211,9 @@ def page(before: str, place: Place, outcomes: Sequence[Outcome], *, whole: bool 
         whole: these are all experiments of the place; else rows of others stay as well.
     """
     on = (_today(),) if place.is_real else ()
-    claims = [_row([o.name, *_cells(claim), *on]) for o in outcomes for claim in o.claims]
+    claims = [markdown_row([o.name, *_cells(claim), *on]) for o in outcomes for claim in o.claims]
     rows = [(o.name, row) for o in outcomes for row in o.rows if "algorithm" in row]
-    figures = [_row([name, *_speeds(row), *(on or _learnt(row))]) for name, row in rows]
+    figures = [markdown_row([name, *_speeds(row), *(on or _learnt(row))]) for name, row in rows]
     ran = {outcome.name for outcome in outcomes}
     parts = [_PAGE.rstrip("\n")]
     for each in PLACES:
@@ -225,7 +225,7 @@ def page(before: str, place: Place, outcomes: Sequence[Outcome], *, whole: bool 
             text = [each.text] if heading.startswith("## ") else []
             rule = "|" + "---|" * len(columns)
             if lines:
-                parts += [heading, *text, "\n".join([_row(columns), rule, *lines])]
+                parts += [heading, *text, "\n".join([markdown_row(columns), rule, *lines])]
     return "\n\n".join(parts) + "\n"
 
 
@@ -245,25 +245,27 @@ def _today() -> str:
     return f"{machine['date'][:10]}, {machine['cores']} cores"
 
 
-def _row(cells: Sequence[str]) -> str:
+def markdown_row(cells: Sequence[str]) -> str:
+    """A row of a table of the docs."""
     return "| " + " | ".join(cells) + " |"
 
 
 def _cells(claim: Json) -> list[str]:
     """Claim, published, asked, measured, holds."""
-    figures = [_number(claim["published"]), bound_of(claim), _number(claim["measured"])]
+    figures = [figure(claim["published"]), bound_of(claim), figure(claim["measured"])]
     return [claim["text"], *figures, "yes" if claim["holds"] else "**no**"]
 
 
 def _speeds(row: Json) -> list[str]:
-    return [f"`{row['algorithm']}`", _number(row["samples_per_s"]), _number(row["versions_per_s"])]
+    return [f"`{row['algorithm']}`", figure(row["samples_per_s"]), figure(row["versions_per_s"])]
 
 
 def _learnt(row: Json) -> list[str]:
-    return [_number(row["final"]["accuracy"]), _number(row["final"]["loss"])]
+    return [figure(row["final"]["accuracy"]), figure(row["final"]["loss"])]
 
 
-def _number(value: float | None) -> str:
+def figure(value: float | None) -> str:
+    """A cell of it: four digits."""
     return "" if value is None else f"{value:.4g}"
 
 

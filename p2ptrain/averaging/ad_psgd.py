@@ -11,7 +11,7 @@ it computes. Differences from the paper, and why:
 
 * *Delta form.* Each peer adds mean - snapshot to its live model, so an update that lands during the
   exchange is kept. Overwriting the live model, as released codes do, loses it (`x_i` is then the
-  mean of two snapshots); this was measured at 8 points less accuracy on ImageNet.
+  mean of two snapshots).
 * *Any graph.* The paper needs a bipartite graph to exclude deadlock; the group lock excludes it on
   every graph, with odd and even numbers of peers. `bipartite` remains as an option, to compare.
 * *Paced.* An exchange starts once per `every_updates` own updates instead of as fast as the network
