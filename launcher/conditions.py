@@ -60,11 +60,16 @@ class MachinesConfig:
     """The rate at which all peers of one machine together can send to others. Each peer's own limit
     applies as well."""
 
+    latency_ms: float | None = None
+    """One way to a peer of another machine. None: that of the link."""
+
     def __post_init__(self) -> None:
         if self.peers < 1:
             raise ConfigError(f"machines peers = {self.peers} must be 1 or more")
         if not 0 < self.uplink_mbit_s < float("inf"):
             raise ConfigError(f"machines uplink_mbit_s = {self.uplink_mbit_s} must be above 0")
+        if self.latency_ms is not None and not 0 <= self.latency_ms < float("inf"):
+            raise ConfigError(f"machines latency_ms = {self.latency_ms} must be 0 or more")
 
     def of(self, rank: int) -> str:
         """The name of the machine that `rank` is on."""

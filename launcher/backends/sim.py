@@ -429,9 +429,12 @@ def _place(world: FleetWorld, scenario: Scenario, names: Sequence[PeerId]) -> No
     machines = scenario.machines
     if machines is None or world.network.link.bandwidth_bytes_s is None:
         return
-    uplink_bytes_s = machines.uplink_mbit_s * 1e6 / 8
+    uplink_bytes_s, inner = machines.uplink_mbit_s * 1e6 / 8, world.network.link
+    if machines.latency_ms is not None:
+        outer = dataclasses.replace(inner, latency_s=machines.latency_ms / 1000)
+        world.network.link = outer
     for machine in dict.fromkeys(machines.of(rank) for rank in range(len(names))):
-        world.network.machine(machine, uplink_bytes_s)
+        world.network.machine(machine, uplink_bytes_s, inner)
     for rank, name in enumerate(names):
         world.network.place(address_of(name), machines.of(rank))
 

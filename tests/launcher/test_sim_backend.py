@@ -195,6 +195,20 @@ def test_a_shared_uplink_is_what_limits_the_peers_of_a_machine(tmp_path):
     assert slow_ring == pytest.approx(10 * (0.1 + 15 * model_s), rel=0.03)
 
 
+def test_other_machines_may_be_further_away_than_peers_of_ones_own(tmp_path):
+    machines = MachinesConfig(peers=2, uplink_mbit_s=1000, latency_ms=50)
+    link = LinkConfig(latency_ms=1)
+    lived(
+        fleet_of(tmp_path, priced(peers=4, link=link, machines=machines, algorithms=("ad_psgd",)))
+    )
+    near_s, far_s = [], []
+    for group in records(tmp_path, "p00", "group"):
+        if group["outcome"] == "done":
+            (near_s if "p01" in group["members"] else far_s).append(group["exchange_s"])
+    assert max(near_s) < 0.04
+    assert min(far_s) >= 0.05
+
+
 def test_one_seed_gives_one_trace_whatever_the_hash_seed(small, tmp_path):
     def simulate(hash_seed: str):
         out = tmp_path / f"out{hash_seed}"

@@ -31,6 +31,7 @@ SMALLEST = {
     "bench-membership": ("QUICK=1", "bench-membership/bench-membership.png"),
     "paper": ("QUICK=1", "paper.md"),
     "paper-real": ("QUICK=1", "paper.md"),
+    "wan": ("QUICK=1", "links.md"),
     "chaos": ("QUICK=1", "chaos/report.html"),
     "protos": ("PROTOS={out}", "peer_pb2.py"),
     "algorithm-pages": ("PAGES={out}", "ad_psgd.md"),
