@@ -38,7 +38,8 @@ from p2ptrain.errors import CodecError, ConfigError, P2PTrainError, RefusedError
 from p2ptrain.ids import Address, Seconds
 from p2ptrain.net import wire
 from p2ptrain.net.grpc_config import GrpcConfig, channel_arguments
-from p2ptrain.net.sockets import SharedVectors, SocketCaller, SocketServer, this_machine
+from p2ptrain.net.shared_vectors import SharedVectors, this_machine
+from p2ptrain.net.sockets import SocketCaller, SocketServer
 from p2ptrain.net.transport import ChunkStream, Handler, Service
 from p2ptrain.net.wire import Envelope, Hello, JoinReply, Opening
 from p2ptrain.vectors import Vector

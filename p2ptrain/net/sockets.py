@@ -17,38 +17,28 @@ says where it belongs (`receive(into=...)`).
 
 **Shared memory.** A vector from `SharedVectors` is in memory that other processes of the machine
 can map. A chunk of it travels as a reference (`Shared`: which memory, where), and the receiver
-reads the sender's own vector. So `End` means here that this side has sent all, *and read all*; then
-the owner may reuse the vector. With copied bytes the `End` travels with the last chunk.
-
-The memory is an anonymous file (memfd), so a process that dies leaves nothing behind. A receiver
-opens it through the sender's entry in /proc, with the process id that the kernel reports for the
-connection, and only if it is such a file: no sender can make it open anything else. Where that is
-not allowed (containers of different users), chunks travel as bytes.
+reads the sender's own vector (`net/shared_vectors.py`). So `End` means here that this side has sent
+all, *and read all*; then the owner may reuse the vector. With copied bytes the `End` travels with
+the last chunk.
 """
 
 import asyncio
 import contextlib
-import mmap
-import os
 import secrets
 import select
 import socket
 import struct
-import weakref
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
-from pathlib import Path
 from typing import Any, TypeVar
-
-import numpy as np
 
 from p2ptrain.errors import CodecError, RefusedError, TransportError
 from p2ptrain.ids import Seconds
 from p2ptrain.net import wire
+from p2ptrain.net.shared_vectors import REFERENCE, SharedVectors, map_vector, this_machine
 from p2ptrain.net.transport import ChunkStream
 from p2ptrain.net.wire import MAX_CHUNK_BYTES, SECRET_BYTES, Opening, Paths
-from p2ptrain.vectors import Vector
 
 
 class Kind(IntEnum):
@@ -64,9 +54,6 @@ class Kind(IntEnum):
 
 
 HEADER = struct.Struct("<BI")
-REFERENCE = struct.Struct("<IQQQ")
-"""File of the sender's process, number of the vector; where in it, and how many bytes."""
-
 KINDS = frozenset(Kind)
 CONNECT_S: Seconds = 2.0
 """The timeout of a connection attempt: a firewall may drop it without an answer."""
@@ -83,60 +70,9 @@ MAX_MAPPED = 4
 """Vectors of the other side that stay mapped: a peer reuses one or two."""
 
 MAX_TEXT = 1024
-SHARED_NAME = "p2ptrain-vector"
-
 T = TypeVar("T")
 
 Serve = Callable[[Opening, ChunkStream], Coroutine[Any, Any, None]]  # Any: asyncio's own types
-
-
-def this_machine() -> str:
-    """Identify the machine and network namespace; empty where nothing can be shared.
-
-    Abstract Unix sockets reach exactly as far.
-    """
-    with contextlib.suppress(OSError):
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        return f"{boot}/{os.stat('/proc/self/ns/net').st_ino}"
-    return ""
-
-
-class SharedVectors:
-    """Vectors that other processes of this machine can read."""
-
-    def __init__(self) -> None:
-        self._stand: dict[int, _Place] = {}  # by address
-        self._made = 0
-
-    def take(self, size: int) -> Vector:
-        """A float32 vector of `size` numbers; its memory is freed with the last array on it."""
-        self._made += 1
-        size_bytes = max(4 * size, 1)
-        file = os.memfd_create(f"{SHARED_NAME}-{self._made}")
-        os.ftruncate(file, size_bytes)
-        vector: Vector = np.frombuffer(mmap.mmap(file, size_bytes), np.float32, size)
-        at = vector.ctypes.data
-        self._stand[at] = _Place(file, self._made, size_bytes)
-        weakref.finalize(vector, self._forget, at)
-        return vector
-
-    def find(self, payload: memoryview) -> bytes | None:
-        """A reference to `payload`, if it is in one of our vectors."""
-        at = np.frombuffer(payload, np.uint8).ctypes.data
-        for start, place in self._stand.items():
-            if start <= at and at + payload.nbytes <= start + place.size_bytes:
-                return REFERENCE.pack(place.file, place.number, at - start, payload.nbytes)
-        return None
-
-    def _forget(self, at: int) -> None:
-        os.close(self._stand.pop(at).file)
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    file: int
-    number: int  # unlike a file's, never used again
-    size_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -410,7 +346,7 @@ class Connection:
         memory = self._mapped.get(number)
         if memory is None:
             self._mapped = dict(list(self._mapped.items())[1 - MAX_MAPPED :])
-            memory = self._mapped[number] = _map(self._peer_process, file, number)
+            memory = self._mapped[number] = map_vector(self._peer_process, file, number)
         if start + size_bytes > len(memory):
             raise CodecError(f"a reference to {size_bytes} bytes of {len(memory)}")
         return memory[start : start + size_bytes]
@@ -605,21 +541,6 @@ class SocketStream:
         if self._said_end and self._heard_end and not self._over:
             self._over = True
             self._put_back(self.connection)
-
-
-def _map(process: int, file: int, number: int) -> memoryview:
-    """Map another process's shared vector. Raises CodecError."""
-    path = f"/proc/{process}/fd/{file}"
-    try:
-        if os.readlink(path) != f"/memfd:{SHARED_NAME}-{number} (deleted)":
-            raise CodecError("a reference to a file that is not a shared vector")
-        opened = os.open(path, os.O_RDONLY)
-        try:
-            return memoryview(mmap.mmap(opened, 0, prot=mmap.PROT_READ))
-        finally:
-            os.close(opened)
-    except (OSError, ValueError) as error:
-        raise CodecError(f"a reference to memory that cannot be mapped: {error}") from error
 
 
 def _family_of(host: str) -> socket.AddressFamily:

@@ -14,17 +14,15 @@ from p2ptrain.ids import PeerId
 from p2ptrain.net import wire
 from p2ptrain.net.grpc_config import GrpcConfig
 from p2ptrain.net.grpc_transport import GrpcTransport
+from p2ptrain.net.shared_vectors import REFERENCE, SHARED_NAME, SharedVectors, this_machine
 from p2ptrain.net.sockets import (
     HEADER,
-    REFERENCE,
     SHARED_BYTES,
     Connection,
     Kind,
-    SharedVectors,
     SocketCaller,
     SocketServer,
     SocketStream,
-    this_machine,
 )
 from p2ptrain.net.wire import MAX_CHUNK_BYTES, SECRET_BYTES, Opening, Paths, StateOpening
 
@@ -135,6 +133,38 @@ async def test_a_reference_opens_no_other_file_of_the_sender(tmp_path):
         connection.resolve(memoryview(REFERENCE.pack(9999, 1, 0, 4)))
     connection.close()
     there.close()
+
+
+def resolve(vectors: SharedVectors, reference: bytes) -> memoryview:
+    """What the other side of a connection of this machine finds by `reference`."""
+    here, there = socket.socketpair(socket.AF_UNIX)
+    connection = Connection(here, vectors)
+    try:
+        return connection.resolve(memoryview(reference))
+    finally:
+        connection.close()
+        there.close()
+
+
+@pytest.mark.parametrize("shrinks", [0, 4])
+async def test_shared_memory_cannot_be_cut_off_under_its_readers(shrinks):
+    vectors = SharedVectors()
+    vector = vectors.take(NUMBERS)
+    vector[:] = 7
+    reference = vectors.find(vector.data.cast("B"))
+    assert reference is not None
+    mapped = resolve(SharedVectors(), reference)
+    with pytest.raises(PermissionError):
+        os.ftruncate(REFERENCE.unpack(reference)[0], shrinks)
+    assert np.frombuffer(mapped, np.float32)[-1] == 7, "a read beyond the end would have killed us"
+
+
+async def test_memory_that_its_owner_could_cut_off_is_not_mapped():
+    file = os.memfd_create(f"{SHARED_NAME}-1", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(file, SHARED_BYTES)
+    with pytest.raises(CodecError, match="its owner could cut off"):
+        resolve(SharedVectors(), REFERENCE.pack(file, 1, 0, SHARED_BYTES))
+    os.close(file)
 
 
 async def test_a_reference_beyond_the_vector_is_refused():
