@@ -94,7 +94,8 @@ def peer(
         list[str] | None, typer.Option(help="host:port of a peer that is in; may be repeated")
     ] = None,
     discover: Annotated[
-        str | None, typer.Option(help="host:port of a name that stands for all peers")
+        str | None,
+        typer.Option(help="host:port of a name that stands for all peers, or all names: a:1,b:1"),
     ] = None,
     listen: Annotated[
         str | None, _setting("listen", says="host:port; port 0 takes a free one")

@@ -45,7 +45,8 @@ class RunConfig(PeerConfig):
 
     discover: str = ""
     """``host:port`` of a name that stands for all peers, each at that port: join the peers that are
-    there (`console/discover.py`). Instead of `join` and `listen`."""
+    there (`console/discover.py`). Or the names of all, with commas between them. Instead of `join`;
+    `listen` is only needed where several of the addresses are of one machine."""
 
     advertise_ip: bool = False
     """Look the host of `advertise` up at the start, and advertise the address behind it. For where
@@ -81,9 +82,15 @@ class RunConfig(PeerConfig):
                 f"discover = {self.discover!r} and join = {list(self.join)}; give one of them"
             )
         try:
-            wire.address(self.discover or "host:1")
+            for name in self.discovered_names:
+                wire.address(name)
         except CodecError as error:
             raise ConfigError(f"discover = {error}") from error
+
+    @property
+    def discovered_names(self) -> tuple[str, ...]:
+        """The names in `discover`."""
+        return tuple(self.discover.split(",")) if self.discover else ()
 
 
 __all__ = [

@@ -14,6 +14,10 @@ the lowest. A peer that starts late, or restarts, gets an answer.
 
 Not excluded: a lower address that appears, or a swarm that becomes reachable again, between the
 last query and the moment the first peer listens, some tenths of a second later.
+
+Where no name stands for all, as on the hosts of a list, the names of all are given instead:
+``--discover a:4000,b:4000,b:4001``. The rule is the same. But such a name stays when its peer is
+dead: if that of the lowest address never answers, no peer is the first, and all end with an error.
 """
 
 import asyncio
@@ -39,12 +43,17 @@ ASK_S: Seconds = 1.0
 MOST_ADDRESSES = 4096
 """More addresses than this are not those of a swarm; the rest are ignored."""
 
+MOST_SHOWN = 8
+"""How many addresses an error names."""
+
+_NOT_GIVEN = RunConfig().listen
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """This peer's IP address, and the peers to join; none if it is the first."""
+    """This peer's address, by number, and the peers to join; none if it is the first."""
 
-    ours: str
+    ours: Address
     hosts: tuple[Address, ...]
 
 
@@ -92,37 +101,68 @@ class Neighbourhood:
 
 
 async def find_place(
-    name: Address,
+    names: Sequence[Address],
     timeout_s: Seconds,
     around: Neighbourhood,
     clock: Callable[[], Seconds],
     sleep: Callable[[Seconds], Awaitable[None]],
+    listen: str = "",
 ) -> Place:
-    """Resolve `name` (``host:port``) until there are peers to join, or this peer is the first.
+    """Resolve `names` (``host:port``) until there are peers to join, or this peer is the first.
+
+    Args:
+        names: at least one; together they stand for all peers.
+        timeout_s: how long to look.
+        around: the network.
+        clock: in seconds.
+        sleep: waits for so many seconds.
+        listen: where this peer listens, if that says which of several addresses is its own.
 
     Raises:
-        ConfigError: if no address of the name is ours, or no swarm started in `timeout_s`.
+        ConfigError: if no address of the names is ours, or no swarm started in `timeout_s`.
     """
-    host, _, port = name.rpartition(":")
-    deadline, lowest_since, ips = clock() + timeout_s, None, [""]
+    deadline, lowest_since, known = clock() + timeout_s, None, list[Address]()
     while clock() < deadline:
-        ips = sorted(set(await around.addresses(host)), key=_in_order)
-        ours = next((ip for ip in ips if around.is_ours(ip)), None)
+        known = await _addresses(names, around)
+        ours = await _ours_of(known, listen, around)
         if ours is not None:
-            others = [Address(f"{ip}:{port}") for ip in ips if ip != ours]
+            others = [one for one in known if one != ours]
             answers = await asyncio.gather(*(around.answers(other) for other in others))
             here = [other for other, yes in zip(others, answers, strict=True) if yes]
             if here:
                 return Place(ours, tuple(here))
-            lowest_since = (lowest_since or clock()) if ours == ips[0] else None
+            lowest_since = (lowest_since or clock()) if ours == known[0] else None
             if lowest_since is not None and clock() - lowest_since >= SETTLE_S:
                 return Place(ours, ())
         await sleep(LOOK_EVERY_S)
-    known = ", ".join(ips) or "nothing"
+    shown = ", ".join(known[:MOST_SHOWN]) or "nothing"
+    more = f" and {len(known) - MOST_SHOWN} more" if len(known) > MOST_SHOWN else ""
     raise ConfigError(
-        f"discover = {name!r}: after {timeout_s:g} s it stands for {known}, where no peer answers "
-        "and none is ours to begin; give a name that stands for all peers, this one among them"
+        f"discover = {','.join(names)!r}: after {timeout_s:g} s it stands for {shown}{more}, where "
+        "no peer answers and none is ours to begin; give a name that stands for all peers, or all "
+        "their names, this one among them"
     )
+
+
+async def _addresses(names: Sequence[Address], around: Neighbourhood) -> list[Address]:
+    """The addresses that the names stand for now, by number, in their order."""
+    hosts = dict.fromkeys(name.rpartition(":")[0] for name in names)
+    found = await asyncio.gather(*(around.addresses(host) for host in hosts))
+    ips = dict(zip(hosts, found, strict=True))
+    pairs = (name.rpartition(":") for name in names)
+    known = {Address(f"{ip}:{port}") for host, _, port in pairs for ip in ips[host]}
+    return sorted(known, key=_in_order)[:MOST_ADDRESSES]
+
+
+async def _ours_of(known: Sequence[Address], listen: str, around: Neighbourhood) -> Address | None:
+    """The first of the addresses that is this machine's, or the one where this peer listens."""
+    host, _, port = listen.rpartition(":")
+    if listen:
+        known = [one for one in known if one.rpartition(":")[2] == port]
+    if host not in ("", "0.0.0.0"):
+        here = await around.addresses(host)
+        known = [one for one in known if one.rpartition(":")[0] in here]
+    return next((one for one in known if around.is_ours(one.rpartition(":")[0])), None)
 
 
 def settled(
@@ -133,8 +173,7 @@ def settled(
 ) -> RunConfig:
     """`config` with the discovered place in its swarm, and an IP address if so configured.
 
-    The port of `discover` is that of all peers; `listen`, `advertise` and `name` follow from the
-    place, unless they are given.
+    `listen`, `advertise` and `name` follow from the place, unless they are given.
 
     Raises:
         ConfigError: as `find_place`, or if a name does not resolve.
@@ -143,16 +182,18 @@ def settled(
         config = _by_number(config, around)
     if not config.discover:
         return config
-    port = config.discover.rpartition(":")[2]
-    finding = find_place(wire.address(config.discover), config.join_timeout_s, around, clock, sleep)
+    names = tuple(wire.address(name) for name in config.discovered_names)
+    listen = "" if config.listen == _NOT_GIVEN else config.listen
+    finding = find_place(names, config.join_timeout_s, around, clock, sleep, listen)
     place = asyncio.run(finding)
+    ip, _, port = place.ours.rpartition(":")
     return dataclasses.replace(
         config,
         discover="",
         join=place.hosts,
-        listen=f"0.0.0.0:{port}",
-        advertise=config.advertise or f"{place.ours}:{port}",
-        name=config.name or around.name_of(place.ours),
+        listen=listen or f"0.0.0.0:{port}",
+        advertise=config.advertise or place.ours,
+        name=config.name or around.name_of(ip),
     )
 
 
@@ -167,6 +208,6 @@ def _by_number(config: RunConfig, around: Neighbourhood) -> RunConfig:
     return dataclasses.replace(config, advertise=f"{ips[0]}:{port}", advertise_ip=False)
 
 
-def _in_order(ip: str) -> tuple[int, ...]:
-    """Sort addresses as numbers: .9 comes before .10."""
-    return tuple(int(part) for part in ip.split("."))
+def _in_order(address: Address) -> tuple[int, ...]:
+    """Sort addresses as numbers: .9 comes before .10, and port 80 before 4000."""
+    return tuple(int(part) for part in address.replace(":", ".").split("."))

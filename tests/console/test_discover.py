@@ -12,6 +12,12 @@ from p2ptrain.ids import Address
 from p2ptrain.net.grpc_config import GrpcConfig
 
 NAME = Address("peer:4000")
+NODES = {
+    "node1": ["10.0.0.1"],
+    "node2": ["10.0.0.2"],
+    "10.0.0.2": ["10.0.0.2"],
+    "node9": ["10.0.0.9"],
+}
 
 
 class Street(Neighbourhood):
@@ -22,7 +28,7 @@ class Street(Neighbourhood):
         self.ours, self.registered, self.listening = ours, registered, listening
 
     async def addresses(self, name):
-        return list(self.registered) if name == "peer" else []
+        return list(self.registered) if name == "peer" else NODES.get(name, [])
 
     def is_ours(self, ip):
         return ip == self.ours
@@ -36,7 +42,7 @@ class Street(Neighbourhood):
 
 async def place(street: Street, timeout_s: float = 30.0):
     clock = asyncio.get_running_loop().time
-    found = await find_place(NAME, timeout_s, street, clock, asyncio.sleep)
+    found = await find_place((NAME,), timeout_s, street, clock, asyncio.sleep)
     street.listening[street.ours] = None
     return found
 
@@ -64,13 +70,13 @@ async def start_together(seed: int, *, never_listens: str = ""):
 @pytest.mark.parametrize("seed", range(20))
 async def test_of_peers_that_start_together_exactly_one_begins(seed):
     places = await start_together(seed)
-    assert [found.ours for found in places if not found.hosts] == ["10.0.0.7"]
+    assert [found.ours for found in places if not found.hosts] == ["10.0.0.7:4000"]
 
 
 async def test_the_next_one_begins_if_the_lowest_dies_before_it_listens():
     places = await start_together(1, never_listens="10.0.0.7")
     first = [found.ours for found in places if found and not found.hosts]
-    assert first == ["10.0.0.8"]
+    assert first == ["10.0.0.8:4000"]
 
 
 async def test_one_that_comes_back_at_the_lowest_address_joins_those_who_are_there():
@@ -86,21 +92,43 @@ async def test_one_alone_begins_after_a_moment():
 
 
 async def test_waiting_for_the_lowest_has_an_end():
-    with pytest.raises(ConfigError, match=r"after 5 s it stands for 10.0.0.8, 10.0.0.9, where no"):
+    both = "10.0.0.8:4000, 10.0.0.9:4000"
+    with pytest.raises(ConfigError, match=rf"after 5 s it stands for {both}, where no"):
         await place(Street("10.0.0.9", ["10.0.0.9", "10.0.0.8"], {}), timeout_s=5.0)
 
 
 def test_a_place_gives_a_peer_its_addresses_and_its_name():
     clock = iter(range(100)).__next__
-
-    async def no_time(duration_s):
-        """Nobody waits: the clock goes on by itself."""
-
     config = RunConfig(discover=NAME)
     found = settled(config, Street("10.0.0.2", ["10.0.0.2"], {}), clock, no_time)
     assert (found.listen, found.advertise, found.join) == ("0.0.0.0:4000", "10.0.0.2:4000", ())
     assert found.name == "peer_2"
     assert settled(RunConfig(), Street("", [], {}), clock) == RunConfig()
+
+
+async def no_time(duration_s):
+    """Nobody waits: the clock goes on by itself."""
+
+
+def test_where_no_name_stands_for_all_their_names_are_given():
+    clock = iter(range(100)).__next__
+    names = "node9:4000,gone:4000,node2:4000,node1:4000"
+    config = RunConfig(discover=names)
+    found = settled(config, Street("10.0.0.9", [], {"10.0.0.2": None}), clock, no_time)
+    assert (found.listen, found.advertise) == ("0.0.0.0:4000", "10.0.0.9:4000")
+    assert found.join == ("10.0.0.2:4000",)
+    assert settled(config, Street("10.0.0.1", [], {}), clock, no_time).join == ()
+
+
+@pytest.mark.parametrize("listen", ["node2:4001", "10.0.0.2:4001", "0.0.0.0:4001"])
+def test_two_peers_of_one_machine_are_told_apart_by_where_they_listen(listen):
+    clock = iter(range(100)).__next__
+    street = Street("10.0.0.2", [], {"10.0.0.2": None})
+    given = {"advertise": "node2:4001"} if listen.startswith("0") else {}
+    config = RunConfig(discover="node2:4000,node2:4001,node9:4001", listen=listen, **given)
+    found = settled(config, street, clock, no_time)
+    assert (found.listen, found.join) == (listen, ("10.0.0.2:4000",))
+    assert found.advertise == given.get("advertise", "10.0.0.2:4001")
 
 
 def test_a_name_can_be_advertised_by_its_number():
@@ -115,6 +143,7 @@ def test_a_name_can_be_advertised_by_its_number():
     ("settings", "says"),
     [
         ({"discover": "peer"}, "discover = 'peer' is not an address"),
+        ({"discover": "peer:4000,"}, "discover = '' is not an address"),
         ({"discover": NAME, "join": ("a:1",)}, "give one of them"),
     ],
 )
