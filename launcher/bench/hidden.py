@@ -13,6 +13,7 @@ gradient's bytes and their headers, half of them by reduce-scatter, half by all-
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -37,8 +38,10 @@ from p2ptrain.ids import Seconds
 PEERS = 2
 WARM_UP = 2
 LIMIT_S: Seconds = 300.0
-GLOO_WAITS = timedelta(seconds=60)
-"""Once in dozens of runs its two processes do not find together; then they are started again."""
+GLOO_WAITS: Seconds = 60.0
+GLOO_TRIES = 3
+"""Once in dozens of runs its two processes do not find together, and one of them may not even end
+for it; then both are started again."""
 PORT, PORT_OF_DDP = 4000, 4001
 BUCKET_MIB = 1.5
 HEADERS = 1514 / 1448
@@ -136,7 +139,7 @@ def _ddp(setting: Setting, model: Stack, optimizer: Optimizer) -> Timed:
         init_method=f"tcp://{setting.homes[0].host}:{PORT_OF_DDP}",
         rank=setting.rank,
         world_size=PEERS,
-        timeout=GLOO_WAITS,
+        timeout=timedelta(seconds=GLOO_WAITS),
     )
     small = setting.way != "ddp"
     ddp = DistributedDataParallel(model, bucket_cap_mb=BUCKET_MIB if small else None)
@@ -178,16 +181,43 @@ def _timed(
 
 
 def run_way(
-    way: str, layers: int, width: int, batch: int, steps: int, homes: tuple[Home, Home] | None
+    way: str,
+    layers: int,
+    width: int,
+    batch: int,
+    steps: int,
+    homes: tuple[Home, Home] | None,
+    limit_s: Seconds = LIMIT_S,
 ) -> Timed:
-    """Both processes; the times of the slower one."""
+    """Both processes; the times of the slower one.
+
+    Raises:
+        RuntimeError: if one of them died, or they are not done within so many seconds.
+    """
     with Children() as children:
         barrier = children.context.Barrier(PEERS)
         for rank in range(PEERS):
             setting = Setting(rank, way, layers, width, batch, steps, barrier, homes)
             children.start(work, setting)
-        found: list[Timed] = [children.result() for _ in range(PEERS)]
+        found: list[Timed] = [children.result(limit_s) for _ in range(PEERS)]
     return max(found, key=lambda timed: timed.step_s)
+
+
+def run_ddp(
+    way: str,
+    layers: int,
+    width: int,
+    batch: int,
+    steps: int,
+    homes: tuple[Home, Home],
+    alone: Timed,
+) -> Timed:
+    """As `run_way`, where Gloo may stand still: started again a few times."""
+    limit_s = GLOO_WAITS + 8 * (WARM_UP + steps) * alone.step_s
+    for _ in range(GLOO_TRIES - 1):
+        with suppress(RuntimeError):
+            return run_way(way, layers, width, batch, steps, homes, limit_s)
+    return run_way(way, layers, width, batch, steps, homes, limit_s)
 
 
 def claims_of(rows: Sequence[Json], alone: Timed, moving_s: Seconds) -> list[Json]:
@@ -236,11 +266,9 @@ def main(
         moving_s = 8e-6 * HEADERS * each_way / mbit
         for way in chosen:
             with laid(mbit) as cable:
-                try:
-                    timed = run_way(way, layers, width, batch, steps, cable.ends)
-                except RuntimeError:
-                    if not way.startswith("ddp"):
-                        raise
+                if way.startswith("ddp"):
+                    timed = run_ddp(way, layers, width, batch, steps, cable.ends, alone)
+                else:
                     timed = run_way(way, layers, width, batch, steps, cable.ends)
             rows.append({"way": way, **asdict(timed)})
             told(way)

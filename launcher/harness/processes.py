@@ -4,6 +4,7 @@ They are spawned, never forked. Ctrl-C at a terminal reaches them too, so they i
 parent ends them.
 """
 
+import math
 import multiprocessing
 import os
 import signal
@@ -55,14 +56,18 @@ class Children:
         ours, theirs = self.context.Pipe()
         return ours, self.start(work, *arguments, theirs)
 
-    def result(self) -> Any:  # Any: whatever `work` returned
+    def result(self, limit_s: Seconds = math.inf) -> Any:  # Any: whatever `work` returned
         """Wait for the next result, of any process.
 
         Raises:
             P2PTrainError: as `work` raised it.
-            RuntimeError: if a process died; its error is on standard error.
+            RuntimeError: if a process died, its error is on standard error; or if no result came
+                within `limit_s`.
         """
+        until = time.monotonic() + limit_s
         while True:
+            if time.monotonic() > until:
+                raise RuntimeError(f"no process of the benchmark was done within {limit_s:.0f} s")
             try:
                 result = self._results.get(timeout=POLL_S)
             except Empty as error:

@@ -29,9 +29,17 @@ OPTIONS: dict[str, Callable[[Random], Options]] = {
     },
     "wagma": lambda chance: {
         "tau": chance.choice((1, 2, 5, 10)),
-        "sync": chance.choice(("elastic", "elastic", "step")),
-        "late": chance.choice(("delta", "delta", "delta", "paper")),
         "group_size": chance.choice((0, 0, 2, 4)),
+        "fragments": chance.choice((1, 1, 2, 3)),
+        **chance.choice(
+            (
+                {"waits": False},
+                {
+                    "sync": chance.choice(("elastic", "elastic", "step")),
+                    "late": chance.choice(("delta", "delta", "delta", "paper")),
+                },
+            )
+        ),
     },
     "ripples": lambda chance: {
         "schedule": chance.choice(("generator", "generator", "static", "decentral")),
