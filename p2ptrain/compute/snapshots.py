@@ -53,6 +53,7 @@ class SnapshotWriter:
         self._first = size // row_bytes
         self._kept = max(2, int(self.most_bytes // row_bytes))
         self._count = 0
+        self._is_failing = False
         self._tick = 0
         self._stride = 1
         self._slower = 1
@@ -69,13 +70,23 @@ class SnapshotWriter:
         began = self.clock()
         self._tick = max(self._tick, int(began // self.period_s))
         row = self._row(self._count)
-        step = await self.on_copy_thread(lambda: self._write_row(row))
+        try:
+            step = await self.on_copy_thread(lambda: self._write_row(row))
+        except OSError as error:  # it will be written over
+            self._say(f"cannot write a snapshot to {self.path} ({error.strerror or error})")
+            return
+        self._is_failing = False
         tick = None if self.changed else self._tick
         frees = self._row(self._count + 1) if self._count + 1 >= self._kept else None
         self.record("snapshot", row=row, step=step, tick=tick, frees=frees)
         self._count += 1
         self._set_pace(self.clock() - began, self.clock() - self._wrote_at)
         self._wrote_at = self.clock()
+
+    def _say(self, what: str) -> None:
+        if not self._is_failing:
+            self.record("warning", text=f"{what}; training goes on, and tries again")
+        self._is_failing = True
 
     def _row(self, count: int) -> int:
         return self._first + count % self._kept

@@ -8,6 +8,7 @@ import typer
 
 from p2ptrain import exit_codes
 from p2ptrain.errors import P2PTrainError
+from p2ptrain.standard_streams import finish_streams, prepare_streams, print_error
 
 
 def _usage_errors() -> type[Exception]:
@@ -30,17 +31,20 @@ def run_command(program: typer.Typer, name: str | None = None) -> NoReturn:
     Raises:
         SystemExit: always.
     """
+    prepare_streams()
     try:
         code = program(prog_name=name, standalone_mode=False)
     except _usage_errors() as error:
         context = getattr(error, "ctx", None)
         program_name = context.command_path if context else name or "this command"
         said = str(getattr(error, "format_message", error.__str__)()).rstrip(".")
-        print(f"error: {said[:1].lower()}{said[1:]}; see {program_name} --help", file=sys.stderr)
+        print_error(f"error: {said[:1].lower()}{said[1:]}; see {program_name} --help")
         sys.exit(exit_codes.MISTAKE)
     except P2PTrainError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print_error(f"error: {error}")
         sys.exit(exit_codes.MISTAKE)
     except KeyboardInterrupt:
         sys.exit(exit_codes.INTERRUPTED)
+    finally:
+        finish_streams()
     sys.exit(code if isinstance(code, int) else exit_codes.OK)

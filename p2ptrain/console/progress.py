@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from p2ptrain.ids import Seconds
@@ -79,7 +79,8 @@ class Narrator:
             pause_s = SAY_AFTER_S
             while not over.wait(pause_s):
                 if line := self.waits_for():
-                    self._say(line)
+                    with suppress(OSError):  # this thread has no place to say so
+                        self._say(line)
                 pause_s = self._every_s
 
         thread = threading.Thread(target=repeat, name="p2ptrain-waiting", daemon=True)

@@ -3,7 +3,8 @@
 import signal
 import time
 import zlib
-from contextlib import ExitStack
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Self
@@ -18,6 +19,7 @@ from p2ptrain.console.discover import Neighbourhood, settled
 from p2ptrain.console.progress import Narrator, shown_loss
 from p2ptrain.ids import PeerId
 from p2ptrain.runtime.peer import Peer
+from p2ptrain.standard_streams import Lines
 
 
 def run_peer(config: RunConfig, *, quiet: bool = False, result: bool = True) -> None:
@@ -40,8 +42,9 @@ def run_peer(config: RunConfig, *, quiet: bool = False, result: bool = True) -> 
     optimizer = build_optimizer(model, config.training)
     # Last, since a peer must listen soon after discovery.
     config = settled(config, Neighbourhood(config.network), time.monotonic)
-    say = _keep_quiet if quiet else _say
-    narrator = Narrator(say, time.monotonic, plan=config, warn=_say)
+    lines = Lines()
+    say = _keep_quiet if quiet else lines.say
+    narrator = Narrator(say, time.monotonic, plan=config, warn=lines.say)
     this = Peer(model, optimizer, config, metrics=narrator)
     with ExitStack() as stack:
         with narrator.saying_what_it_waits_for():
@@ -49,7 +52,7 @@ def run_peer(config: RunConfig, *, quiet: bool = False, result: bool = True) -> 
         ctrl_c = stack.enter_context(_CtrlC(this))
         narrator.follow(lambda: this.progress)
         if this.metrics_address:
-            say(f"{this.name} shows its metrics at http://{this.metrics_address}/metrics")
+            _say(say, f"{this.name} shows its metrics at http://{this.metrics_address}/metrics")
         train(
             task,
             model,
@@ -68,9 +71,9 @@ def run_peer(config: RunConfig, *, quiet: bool = False, result: bool = True) -> 
     if result and config.out:
         path = Path(config.out) / f"{this.name}.safetensors"
         save_model(model, path)
-        say(f"{this.name}: its model is in {path}")
+        _say(say, f"{this.name}: its model is in {path}")
     if result and not quiet:
-        say(f"{this.name}: on held-out data {_evaluate(config, task, model)}")
+        _say(say, f"{this.name}: on held-out data {_evaluate(config, task, model)}")
     if ctrl_c.came:
         raise KeyboardInterrupt
 
@@ -112,9 +115,10 @@ class _CtrlC:
         self._peer.stop("asked to end by Ctrl-C")
 
 
-def _say(line: str) -> None:
-    print(line, flush=True)
+def _say(say: Callable[[str], None], line: str) -> None:
+    with suppress(OSError):  # the narrator's records say so
+        say(line)
 
 
 def _keep_quiet(line: str) -> None:
-    """In place of `_say`."""
+    """Say nothing."""

@@ -39,15 +39,22 @@ import math
 import re
 import threading
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from p2ptrain.errors import ConfigError
 from p2ptrain.ids import Seconds
+from p2ptrain.runtime.line_file import LineFile
 
 
 class Metrics(Protocol):
-    """Where records go. Called from any thread; must not block for long."""
+    """Where records go. Called from any thread; must not block for long.
+
+    Where a record cannot be written it is lost, and `record` raises OSError for the first one of
+    several: `TeeMetrics` says so elsewhere, and training goes on.
+    """
 
     def record(self, kind: str, **fields: Any) -> None:  # Any: whatever JSON can hold
         """Write one record; the implementation adds ``t``."""
@@ -81,46 +88,84 @@ class JsonlMetrics:
 
     def __init__(self, path: Path, clock: Callable[[], Seconds], most_mb: float = math.inf) -> None:
         self._clock, self._path, self._most_bytes = clock, path, most_mb * 1e6 / 2
-        self._started, self._lock = "", threading.Lock()
+        self._lock, self._is_closed = threading.Lock(), False
+        self._started = self._owed = ""  # owed: what has to stand before the next record
+        self._lost = 0  # records since the last one that was written
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._open()
-        except OSError as error:
-            raise ConfigError(f"cannot write records to {path}: {error.strerror}") from error
-
-    def _open(self) -> None:
-        self._file = self._path.open("a", encoding="utf-8", buffering=1)
-        self._bytes = self._path.stat().st_size
+            self._file = LineFile(path)
+        except (OSError, UnicodeError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise ConfigError(f"cannot write records to {path}: {why}") from error
 
     def record(self, kind: str, **fields: Any) -> None:
-        line = json.dumps({"kind": kind, "t": self._clock(), **fields}) + "\n"
+        line = self._line(kind, **fields)
         with self._lock:
-            if self._file.closed:
+            if self._is_closed:
                 return
-            if self._started and self._bytes + len(line) > self._most_bytes:
-                self._file.close()
-                self._path.replace(f"{self._path}.1")
-                self._open()
-                self._bytes += self._file.write(self._started)
-            self._bytes += self._file.write(line)
-            if kind == "started":
-                self._started = json.dumps({**json.loads(line), "again": True}) + "\n"
+            try:
+                self._write(kind, line)
+            except OSError:
+                if kind == "started":
+                    self._owed = self._started
+                self._lost += 1
+                if self._lost == 1:
+                    raise
+
+    def _line(self, kind: str, **fields: Any) -> str:  # Any: as above
+        return json.dumps({"kind": kind, "t": self._clock(), **fields}) + "\n"
+
+    def _write(self, kind: str, line: str) -> None:
+        """Append the line behind what is owed; what is said of lost ones follows them."""
+        if self._started and self._file.size + len(line) > self._most_bytes:
+            self._file.close()
+            self._path.replace(f"{self._path}.1")
+            self._owed = self._started
+        if kind == "started":
+            self._started = json.dumps({**json.loads(line), "again": True}) + "\n"
+        if self._lost:
+            text = f"{self._lost} records are missing here: they could not be written"
+            line = self._line("warning", text=text) + line
+        self._file.append(self._owed + line if kind != "started" else line)
+        self._owed, self._lost = "", 0
 
     def close(self) -> None:
         """Close the file; later records are dropped."""
         with self._lock:
+            self._is_closed = True
             self._file.close()
 
 
 class TeeMetrics:
-    """Writes each record to several places, in order."""
+    """Writes each record to several places, in order.
+
+    One that fails loses the record; the first time of several this is a ``warning`` in the others.
+    """
 
     def __init__(self, *sinks: Metrics) -> None:
         self._sinks = sinks
+        self._failing: set[int] = set()
 
     def record(self, kind: str, **fields: Any) -> None:
-        for sink in self._sinks:
-            sink.record(kind, **fields)
+        for number, sink in enumerate(self._sinks):
+            try:
+                sink.record(kind, **fields)
+                self._failing.discard(number)
+            except OSError as error:
+                if number not in self._failing:
+                    self._failing.add(number)
+                    self._warn(number, error)
+
+    def _warn(self, failing: int, error: OSError) -> None:
+        place = error.filename or type(self._sinks[failing]).__name__
+        text = (
+            f"cannot write to {place} ({error.strerror or error}); training goes on, and records "
+            "go there again once that is possible"
+        )
+        for number, sink in enumerate(self._sinks):
+            if number != failing:
+                with suppress(OSError):
+                    sink.record("warning", text=text)
 
 
 class TensorBoardMetrics:
@@ -134,15 +179,17 @@ class TensorBoardMetrics:
         ConfigError: if tensorboard is not installed, or the folder cannot be written.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, clock: Callable[[], Seconds]) -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise ConfigError(
                 "tensorboard is not installed; pip install 'p2ptrain[tensorboard]'"
             ) from error
+        self._open = partial(SummaryWriter, str(folder))
+        self._folder, self._clock, self._again_at = folder, clock, -math.inf
         try:
-            self._writer: Any = SummaryWriter(str(folder))  # Any: an optional library
+            self._writer: Any = self._open()  # Any: an optional library
         except OSError as error:
             raise ConfigError(f"cannot write to {folder}: {error.strerror}") from error
         self._samples = 0
@@ -161,14 +208,37 @@ class TensorBoardMetrics:
 
     def close(self) -> None:
         """Write what is buffered and close. Idempotent."""
-        self._writer.close()
+        if self._writer:
+            self._writer.close()
 
     def _write(self, prefix: str, fields: dict[str, Any], at: int) -> None:  # Any: as above
+        """Raises OSError when writing has failed; a new file is tried after a pause."""
+        if self._writer is None:
+            if self._clock() < self._again_at:
+                return
+            self._again_at = self._clock() + TRY_AGAIN_S
+            try:
+                self._writer = self._open()
+            except OSError:
+                return
+        try:
+            self._add_scalars(self._writer, prefix, fields, at)
+        except OSError as error:
+            self._writer, self._again_at = None, self._clock() + TRY_AGAIN_S
+            raise OSError(error.errno, error.strerror, str(self._folder)) from error
+
+    @staticmethod
+    def _add_scalars(
+        writer: Any, prefix: str, fields: dict[str, Any], at: int
+    ) -> None:  # Any: as above
         for field in _SCALARS[prefix]:
             if fields[field] is not None:
                 tag = re.sub("_s$", "_seconds", field)
-                self._writer.add_scalar(f"{prefix}/{tag}", fields[field], at)
+                writer.add_scalar(f"{prefix}/{tag}", fields[field], at)
 
+
+TRY_AGAIN_S: Seconds = 10.0
+"""How long TensorBoard waits after a file that could not be written."""
 
 _SCALARS = {
     "trainer": ("samples", "compute_s", "wait_s", "loss", "samples_per_second"),

@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
@@ -39,6 +40,7 @@ from p2ptrain.runtime.metrics import JsonlMetrics, Metrics, TeeMetrics, TensorBo
 from p2ptrain.runtime.prometheus import PrometheusMetrics
 from p2ptrain.runtime.service import PeerService
 from p2ptrain.runtime.settings import Environment, PeerConfig
+from p2ptrain.standard_streams import fill_closed_descriptors
 from p2ptrain.ui.server import PageThread, page_of
 from p2ptrain.uncaught import hide_our_frames
 
@@ -96,6 +98,7 @@ class Peer:
         **settings: Any,  # Any: the fields of PeerConfig
     ) -> None:
         hide_our_frames()
+        fill_closed_descriptors()
         if Peer._process not in (0, os.getpid()):
             raise ConfigError(
                 "this process was forked from one that has had a peer, whose threads a fork leaves "
@@ -135,7 +138,9 @@ class Peer:
         if self.config.metrics_port is not None:
             self._sinks.append(PrometheusMetrics(self.name))
         if self.config.tensorboard:
-            self._sinks.append(TensorBoardMetrics(Path(self.config.tensorboard) / self.name))
+            self._sinks.append(
+                TensorBoardMetrics(Path(self.config.tensorboard) / self.name, time.monotonic)
+            )
         self._board = Board(time.monotonic)
         self._metrics = TeeMetrics(self._board, *([metrics] if metrics else []), *self._sinks)
         self._steps_after_stop = 0
@@ -385,7 +390,8 @@ class Peer:
 
     def _close_sinks(self) -> None:
         for sink in self._sinks:
-            sink.close()
+            with suppress(OSError):  # what it said of that is in the others
+                sink.close()
 
 
 class _ProtocolThread:
