@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from p2plab.scenario import Scenario
+from p2ptrain.compute.device_name import parse_device
 
 IMAGE = "p2ptrain"
 PORT = 4000
@@ -68,7 +69,17 @@ def _shares(scenario: Scenario, rank: int) -> dict[str, Any]:  # Any: YAML
         if rank in device.peers:
             shares |= {"cpus": device.cpus} if device.cpus else {}
             shares |= {"mem_limit": f"{device.memory_mb}m"} if device.memory_mb else {}
+            shares |= _gpu(device.device) if device.device else {}
     return shares
+
+
+def _gpu(device: str) -> dict[str, Any]:  # Any: YAML
+    """One GPU and no other; inside, it is the first."""
+    kind, index = parse_device(device)
+    if kind == "cpu":
+        return {}
+    one = {"driver": "nvidia", "device_ids": [str(index)], "capabilities": ["gpu"]}
+    return {"deploy": {"resources": {"reservations": {"devices": [one]}}}}
 
 
 def to_yaml(value: Mapping[str, Any], indent: str = "") -> str:  # Any: YAML

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from p2ptrain.compute.device_name import parse_device
 from p2ptrain.errors import ConfigError
 from p2ptrain.ids import Seconds
 
@@ -80,11 +81,16 @@ class MachinesConfig:
 class DeviceConfig:
     """What each of `peers` has of its own.
 
-    Containers limit processor, memory and uplink; a simulation has links and the uplink.
+    Containers limit processor, memory and uplink; a simulation has links and the uplink; processes
+    have `device` only.
     """
 
     peers: tuple[int, ...]
     """Ranks."""
+
+    device: str = ""
+    """What it computes on, as `device` of ``[peer]``: ``cuda:1``, say. Empty: that one. For real
+    peers; a container is given this GPU and no other."""
 
     cpus: float | None = None
     """Processor time, over all processors: 0.5 is half of one. None: no limit."""
@@ -108,6 +114,8 @@ class DeviceConfig:
     def __post_init__(self) -> None:
         if not self.peers or min(self.peers) < 0:
             raise ConfigError(f"devices peers = {list(self.peers)} must be ranks, from 0")
+        if self.device:
+            parse_device(self.device)
         for name in ("cpus", "memory_mb", "uplink_mbit_s", "downlink_mbit_s"):
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
@@ -116,6 +124,13 @@ class DeviceConfig:
             raise ConfigError(f"devices latency_ms = {self.latency_ms} must be 0 or more")
         if self.loss is not None and not 0 <= self.loss < 1:
             raise ConfigError(f"devices loss = {self.loss} is a share: at least 0 and below 1")
+
+    @property
+    def limits(self) -> Mapping[str, float]:
+        """What it is to have less of than there is, by name."""
+        names = ("cpus", "memory_mb", "uplink_mbit_s", "downlink_mbit_s", "latency_ms", "loss")
+        values = {name: getattr(self, name) for name in names}
+        return {name: value for name, value in values.items() if value is not None}
 
     @property
     def own_link(self) -> Mapping[str, float]:

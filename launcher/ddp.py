@@ -57,6 +57,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from p2ptrain import exit_codes
+from p2ptrain.compute.devices import accelerators, choose_device
 from p2ptrain.compute.snapshots import SnapshotWriter
 from p2ptrain.compute.steps import SLICE_S
 from p2ptrain.compute.tasks import Batch, Task, load_task
@@ -109,7 +110,8 @@ class Rank:
     def __init__(self, config: RunConfig, group: dist.ProcessGroup) -> None:
         self._config = config
         self._task: Task = load_task(config.task, config.task_options)
-        model = self._task.build_model(config.seed)
+        device = choose_device(config.device, config.rank, accelerators())
+        model = self._task.build_model(config.seed).to(device)
         self._optimizer = build_optimizer(model, config.training)
         # The same flat vector as in a peer's snapshots; DDP wraps its views.
         self.replica = TorchReplica(model, self._optimizer)

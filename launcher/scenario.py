@@ -32,7 +32,7 @@ package; ``docs/scenario-reference.md`` lists every key)::
 
     [link]                                    # links between peers; not for processes
     [machines]                                # which peers share an uplink; for simulations
-    [[devices]]                               # resources of peers; for containers
+    [[devices]]                               # device of peers; resources, for containers
     [[faults]]                                # faults of peers, and when
     [stop]                                    # samples of the whole swarm, or seconds
     [target]                                  # the goal of the consensus model
@@ -337,6 +337,9 @@ class Scenario(RunConfig):
             dataclasses.replace(shared, name=peer, rank=rank)
             for rank, peer in enumerate(peer_names(self.peers))
         ]
+        for device in self.devices:
+            for rank in device.peers if device.device else ():
+                configs[rank] = dataclasses.replace(configs[rank], device=device.device)
         for overlay in self.overlays:
             for rank in overlay.ranks:
                 configs[rank] = changed(configs[rank], overlay.peer, str(overlay))

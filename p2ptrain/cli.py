@@ -5,6 +5,7 @@ torch takes seconds to import, and only training needs it, so what needs torch i
 
 import asyncio
 import math
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,6 +37,7 @@ TLS_CA = typer.Option(help="file with the certificate of the swarm's CA")
 
 DEFAULTS = {field.name: field.default for field in fields(PeerConfig)} | {
     "task": "digits",  # of `RunConfig`, which imports torch
+    "device": "auto",
     "rank": 0,
 }
 
@@ -77,6 +79,9 @@ def peer(
     ] = None,
     data: Annotated[
         str | None, typer.Option(help="file or folder that the task reads, if it takes one")
+    ] = None,
+    device: Annotated[
+        str | None, _setting("device", says="auto, cpu, cuda, cuda:1, mps or xpu")
     ] = None,
     algorithm: Annotated[
         str | None,
@@ -154,6 +159,7 @@ def peer(
 
     given = {
         "task": task,
+        "device": device,
         "algorithm": algorithm,
         "average_momentum": average_momentum,
         "join": tuple(join) if join else None,
@@ -176,7 +182,15 @@ def peer(
     _override(values, "network", {"tls_cert": tls_cert, "tls_key": tls_key, "tls_ca": tls_ca})
     with _ctrl_c_ends():
         settings = from_mapping(RunConfig, values, str(config or "command line"))
-        run_peer(settings, quiet=quiet, result=result)
+        run_peer(settings, local_rank=_local_rank(settings.rank), quiet=quiet, result=result)
+
+
+def _local_rank(rank: int) -> int:
+    """This peer's place among those of its machine, as torchrun and others say it."""
+    said = os.environ.get("LOCAL_RANK", str(rank))
+    if not (said.isascii() and said.isdecimal()):
+        raise ConfigError(f"LOCAL_RANK = {said!r} in the environment must be a number, 0 or more")
+    return int(said)
 
 
 def _override(values: dict[str, Any], table: str, given: dict[str, object]) -> None:  # Any: TOML
@@ -186,11 +200,11 @@ def _override(values: dict[str, Any], table: str, given: dict[str, object]) -> N
         values[table] = values[table] | present
 
 
-def run_peer(config: "RunConfig", *, quiet: bool, result: bool) -> None:
+def run_peer(config: "RunConfig", *, local_rank: int, quiet: bool, result: bool) -> None:
     """Train the configured task; see `console/training.py`."""
     from p2ptrain.console.training import run_peer as run  # torch takes seconds to import
 
-    run(config, quiet=quiet, result=result)
+    run(config, local_rank=local_rank, quiet=quiet, result=result)
 
 
 @app.command()

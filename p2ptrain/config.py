@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from p2ptrain.averaging.base import load_algorithm
+from p2ptrain.compute.device_name import parse_device
 from p2ptrain.compute.step_timing import StepTiming
 from p2ptrain.compute.training_config import TrainingConfig
 from p2ptrain.errors import CodecError, ConfigError
@@ -43,6 +44,11 @@ class RunConfig(PeerConfig):
     rank: int = 0
     """Rank among `peers`, from 0: which shard of the data is this peer's, and how it is paced."""
 
+    device: str = "auto"
+    """What to compute on: ``auto``, ``cpu``, ``cuda``, ``cuda:1``, ``mps`` or ``xpu``. ``auto`` is
+    the accelerator that is there, or the processor. Without an index, the peers of one machine take
+    its devices in turn, by ``LOCAL_RANK`` in the environment or else by `rank`."""
+
     discover: str = ""
     """``host:port`` of a name that stands for all peers, each at that port: join the peers that are
     there (`console/discover.py`). Or the names of all, with commas between them. Instead of `join`;
@@ -59,6 +65,7 @@ class RunConfig(PeerConfig):
     def __post_init__(self) -> None:
         PeerConfig.__post_init__(self)
         self._check_discover()
+        parse_device(self.device)
         if not 0 <= self.rank < self.peers:
             raise ConfigError(
                 f"rank = {self.rank} must be between 0 and {self.peers - 1} (peers = {self.peers})"

@@ -10,7 +10,8 @@
     ├── RefusedError            another peer will not have us, and says why
     ├── TransportError          raised by ports only; the driver turns it into an ending
     ├── CodecError              bytes that do not decode
-    └── StateError              shapes, dtypes, non-finite numbers, checkpoints
+    ├── StateError              shapes, dtypes, non-finite numbers, checkpoints
+    └── DeviceError             a device, or the host's memory, has failed the peer that uses it
     InvariantViolation(AssertionError)   we are wrong about the world
 
 A message is one sentence that names the value and the remedy. The command lines print it and exit
@@ -56,6 +57,10 @@ class CodecError(P2PTrainError):
 
 class StateError(P2PTrainError):
     """A model, an optimizer or a vector that is not what it must be."""
+
+
+class DeviceError(P2PTrainError):
+    """A device without memory left, or one that has failed; it ends its own peer only."""
 
 
 class InvariantViolation(AssertionError):

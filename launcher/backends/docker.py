@@ -40,6 +40,7 @@ from p2plab.conditions import LinkConfig
 from p2plab.external_baselines import EXTERNAL_BASELINES, PRICES
 from p2plab.faults import FaultInstance
 from p2plab.scenario import LeftOut, Scenario
+from p2ptrain.compute.device_name import parse_device
 from p2ptrain.config import RunConfig
 from p2ptrain.errors import ConfigError
 from p2ptrain.ids import Seconds
@@ -353,6 +354,12 @@ def _refuse_limits(scenario: Scenario) -> None:
     """Raises ConfigError for limits that no engine can enforce, or under which no peer can run."""
     processors = float(os.cpu_count() or 1)
     for device in scenario.devices:
+        kind, index = parse_device(device.device or "cpu")
+        if kind != "cpu" and (kind != "cuda" or index is None):
+            raise ConfigError(
+                f"devices device = {device.device!r} cannot be given to a container; write which "
+                "GPU it gets, as in cuda:0, or cpu"
+            )
         for name in ("downlink_mbit_s", "latency_ms", "loss"):
             if (value := getattr(device, name)) is not None:
                 raise ConfigError(
@@ -385,12 +392,15 @@ def _refuse_limits(scenario: Scenario) -> None:
 def _placed(config: RunConfig, first: str) -> RunConfig:
     """Every peer listens under its own name, and the others join the first.
 
-    A peer advertises its IP address, which changes when its container restarts.
+    A peer advertises its IP address, which changes when its container restarts. Of GPUs it sees its
+    own only, whose index is another one there.
     """
     ours = f"{config.name}:{PORT}"
     join = () if config.name == first else (f"{first}:{PORT}",)
+    kind, _ = parse_device(config.device)
+    placed = dataclasses.replace(config, device=kind)
     return dataclasses.replace(
-        config, listen=f"0.0.0.0:{PORT}", advertise=ours, advertise_ip=True, join=join
+        placed, listen=f"0.0.0.0:{PORT}", advertise=ours, advertise_ip=True, join=join
     )
 
 

@@ -82,10 +82,10 @@ class ProcessBackend:
                 f"{scenario.name} has [machines], but all processes are on this one; leave them "
                 "out, or use --backend sim"
             )
-        if scenario.devices:
+        if limits := [name for device in scenario.devices for name in device.limits]:
             raise ConfigError(
-                f"{scenario.name} has [[devices]], but nothing divides this machine among "
-                "processes; leave them out, or use --backend docker"
+                f"{scenario.name} has {limits[0]} in [[devices]], but nothing divides this machine "
+                "among processes; leave them out, or use --backend docker"
             )
         refuse_faults(scenario, KINDS, "processes of one machine")
         if _needs_cables(scenario):

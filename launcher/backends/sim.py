@@ -77,6 +77,11 @@ class SimBackend:
                 "trace_file"
             )
         for device in scenario.devices:
+            if device.device:
+                raise ConfigError(
+                    f"{scenario.name}: devices device = {device.device!r}: a simulation computes "
+                    "on the processor; leave it out, or use --backend process"
+                )
             if device.cpus is not None or device.memory_mb is not None:
                 raise ConfigError(
                     f"{scenario.name}: a simulation has no processors and no memory to divide; "

@@ -68,6 +68,7 @@ import torch
 from torch import Tensor, nn
 
 from p2ptrain.compute.coverage import Coverage
+from p2ptrain.compute.devices import is_far, wait_for
 from p2ptrain.compute.frozen import digest_of_values, lines_of
 from p2ptrain.compute.momentum import is_never_negative
 from p2ptrain.compute.replica import Vector
@@ -87,11 +88,6 @@ class _Run:
     def is_exact(self) -> bool:
         """True if live + pending fits into live, so that nothing stays pending."""
         return self.live.dtype in (torch.float32, torch.float64)
-
-
-def is_far(device: torch.device) -> bool:
-    """True if the host reaches it by copies."""
-    return device.type != "cpu"
 
 
 class FlatModel:
@@ -368,8 +364,7 @@ class FlatModel:
     def synchronize(self) -> None:
         """Wait until the devices have done all that was asked of them, on every stream."""
         for device in self._stages:
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
+            wait_for(device)
 
     def _send_pending(self) -> None:
         """Bring pending to where the boundary wants it."""

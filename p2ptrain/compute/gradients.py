@@ -39,7 +39,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from p2ptrain.compute.flat import FlatModel, check_vector, is_far, is_finite
+from p2ptrain.compute.devices import is_far
+from p2ptrain.compute.flat import FlatModel, check_vector, is_finite
 from p2ptrain.compute.replica import Vector
 from p2ptrain.compute.staging import Arrival, Leaving, Stage, lane_of
 from p2ptrain.core.shards import Span

@@ -16,16 +16,19 @@ way, the host works on the other, so that all of a model passes through a few me
 * The trainer's stream waits, on the device, for a delta that was on its way to it before the
   boundary began (`Arrival.take`), and for nothing that a network does.
 
-Where there is no stream, on the CPU, the same code copies at once and waits for nothing: that is
-how it is tested everywhere.
+Where there is no stream, on the CPU and under MPS, the same code copies at once and waits for
+nothing: that is how it is tested everywhere.
 """
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 import torch
 from torch import Tensor
+
+from p2ptrain.compute.devices import has_streams
 
 PIECE_BYTES = 1 << 22
 """Larger: memory; smaller: more calls than a copy is worth."""
@@ -69,36 +72,46 @@ class Lane(Protocol):
         ...
 
 
-class CudaLane:
-    """A stream of a CUDA device."""
+class StreamLane:
+    """A stream of an accelerator (`torch.accelerator`): CUDA, ROCm, XPU."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._stream = torch.Stream(device)
 
     def memory(self) -> Tensor:
         return torch.empty(PIECE_BYTES, dtype=torch.uint8, pin_memory=True)
 
     def copy(self, into: Tensor, source: Tensor) -> Mark:
-        with torch.cuda.stream(self._stream):
+        with _on(self._stream):
             into.copy_(source, non_blocking=True)
-        mark: Mark = self._stream.record_event()
-        return mark
+        return self._stream.record_event()
 
     def after(self) -> None:
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        self._stream.wait_stream(torch.accelerator.current_stream(self._device))
 
     def now(self) -> Mark:
-        mark: Mark = torch.cuda.current_stream(self._device).record_event()
-        return mark
+        return torch.accelerator.current_stream(self._device).record_event()
 
     def follow(self, mark: Mark) -> None:
-        assert isinstance(mark, torch.cuda.Event)
+        assert isinstance(mark, torch.Event)
         self._stream.wait_event(mark)
 
     def hold(self, mark: Mark) -> None:
-        if isinstance(mark, torch.cuda.Event):  # or nothing was copied: an empty tensor
-            torch.cuda.current_stream(self._device).wait_event(mark)
+        if isinstance(mark, torch.Event):  # or nothing was copied: an empty tensor
+            torch.accelerator.current_stream(self._device).wait_event(mark)
+
+
+@contextmanager
+def _on(stream: torch.Stream) -> Iterator[None]:
+    """What this thread asks for inside is asked of `stream`; its device and streams come back."""
+    before = torch.accelerator.current_stream(), torch.accelerator.current_stream(stream.device)
+    torch.accelerator.set_stream(stream)
+    try:
+        yield
+    finally:
+        for one in reversed(before):  # the last one also says which device is the current one
+            torch.accelerator.set_stream(one)
 
 
 class _Done:
@@ -133,7 +146,7 @@ class HostLane:
 
 def lane_of(device: torch.device) -> Lane:
     """How the host reaches `device`."""
-    return CudaLane(device) if device.type == "cuda" else HostLane()
+    return StreamLane(device) if has_streams(device) else HostLane()
 
 
 class Stage:

@@ -15,6 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from p2ptrain.compute.buckets import Buckets, bucket_size
 from p2ptrain.compute.contract import NONE, UpdateRule, shortened
+from p2ptrain.compute.devices import explained
 from p2ptrain.compute.flat import FlatModel
 from p2ptrain.compute.forward_hooks import ForwardHooks, before_state_dict
 from p2ptrain.compute.gradient_hooks import TorchBuckets
@@ -135,6 +136,7 @@ class TorchReplica:
     def version(self, version: int) -> None:
         self._flat.version = version
 
+    @explained()
     def snapshot(self, into_S: Vector, start: int = 0) -> int:
         """Copy live + pending, from number `start` on; return the updates in it."""
         return self._flat.snapshot(into_S, start)
@@ -143,10 +145,12 @@ class TorchReplica:
         """True if no live number is infinite or not a number."""
         return self._flat.is_finite()
 
+    @explained()
     def add_delta(self, delta_S: Vector, start: int = 0) -> Vector:
         """Add to pending; never waits for a step. Returns a vector in place of `delta_S`."""
         return self._flat.add_delta(delta_S, start)
 
+    @explained()
     def update(self, optimizer_step: Callable[[], None]) -> None:
         """Run the boundary of a step.
 
@@ -189,6 +193,7 @@ class TorchReplica:
         """The optimizers' hyperparameters."""
         return self._optimizers.settings()
 
+    @explained()
     def update_piece(
         self, span: Span, mean_G: Vector, mask: bytes, settings: object, scale: float
     ) -> None:
@@ -205,6 +210,7 @@ class TorchReplica:
             finally:
                 self.is_updating = False
 
+    @explained()
     def settle(self) -> None:
         """Take pending in without an update.
 
@@ -220,10 +226,12 @@ class TorchReplica:
         """Which parameters have a gradient, one bit each."""
         return self._gradients.mask()
 
+    @explained()
     def export_gradients(self, into_G: Vector, weight: int) -> None:
         """Write gradients and buffers times `weight`; `into_G` is zero if this raises."""
         self._gradients.export(into_G, weight)
 
+    @explained()
     def import_gradients(self, mean_G: Vector, mask: bytes) -> None:
         """Set gradients and buffers from the contributors' mean.
 
@@ -253,10 +261,12 @@ class TorchReplica:
             hooks.handles.append(optimizer.register_state_dict_pre_hook(lambda _: flush()))
         return hooks
 
+    @explained()
     def export_state(self, *, whole: bool = True) -> State:
         """Everything of this boundary, pending included."""
         return export_state(self._flat, self._optimizers.all, whole=whole)
 
+    @explained()
     def import_state(self, state: State, *, whole: bool = True) -> str:
         """Take over another replica's state; this one's pending is given up with its model."""
         with self._flat.step_lock:
@@ -265,6 +275,7 @@ class TorchReplica:
             self._digest = None
         return left_out
 
+    @explained()
     def state_digest(self) -> int:
         """64 bits for the values of model, buffers, frozen parameters and optimizer state.
 
@@ -288,6 +299,7 @@ class TorchReplica:
         """Refuse what a program does to model and optimizers beside its peer; see that function."""
         return refuse_strays(self._module, self._optimizers.all, is_ours, may_load=may_load)
 
+    @explained()
     def release(self) -> None:
         """Give the module and the optimizer tensors of their own; this replica ends with it.
 

@@ -17,6 +17,7 @@ from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from p2ptrain.compute.buckets import Buckets
+from p2ptrain.compute.devices import explained
 from p2ptrain.compute.resized import Resized
 from p2ptrain.compute.step_timing import StepTiming
 from p2ptrain.compute.steps import take_steps
@@ -126,12 +127,14 @@ class Learner:
         self._batches = task.batches(rank, peers, config.batch_size, seed)
         self._resized = Resized(self._batches)
 
+    @explained()
     def compute(self, step: int, samples: int) -> tuple[int, float | None]:
         """Forward and backward of the next batch; its samples, and its loss.
 
         Raises:
             StateError: if the loss is not finite; no such gradient has left this peer.
             ConfigError: if there is no batch of so many samples.
+            DeviceError: if there is no memory left for it, or the device has failed.
         """
         batch = self._resized.take(samples) if self.by_speed else next(self._batches)
         self._optimizer.zero_grad()

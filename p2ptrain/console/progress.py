@@ -97,9 +97,10 @@ class Narrator:
         match kind:
             case "started":
                 self._me = fields["peer"]
-                self._say(f"{self._me} listens at {fields['address']}")
+                where = f"{fields['address']} and computes on {fields['device']}"
+                self._say(f"{self._me} listens at {where}")
                 if self._plan:
-                    self._introduce(self._plan, fields["device"])
+                    self._introduce(self._plan)
             case "ready":
                 self._is_in = True
                 self._members = dict.fromkeys(fields["members"], "alive") | self._members
@@ -119,7 +120,7 @@ class Narrator:
             case _:
                 pass
 
-    def _introduce(self, plan: "RunConfig", device: str) -> None:
+    def _introduce(self, plan: "RunConfig") -> None:
         """Say what it trains, until when, and where that goes."""
         stop = plan.stop
         ends = [
@@ -127,7 +128,7 @@ class Narrator:
             f"{stop.seconds:g} s are over" if stop.seconds else "",
         ]
         until = " or ".join(filter(None, ends)) or "Ctrl-C (--samples or --seconds would end it)"
-        self._say(f"{self._me} trains {plan.task} with {plan.algorithm} on {device} until {until}")
+        self._say(f"{self._me} trains {plan.task} with {plan.algorithm} until {until}")
         if plan.out:
             self._say(f"{self._me} writes its records to {plan.out}/{self._me}.jsonl")
         else:

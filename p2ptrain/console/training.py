@@ -9,8 +9,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Self
 
+import torch
 from torch import nn
 
+from p2ptrain.compute.devices import accelerators, choose_device, explained
 from p2ptrain.compute.flat import save_model
 from p2ptrain.compute.tasks import Task, checked, load_task
 from p2ptrain.compute.training import build_optimizer, threads, train
@@ -22,11 +24,14 @@ from p2ptrain.runtime.peer import Peer
 from p2ptrain.standard_streams import Lines
 
 
-def run_peer(config: RunConfig, *, quiet: bool = False, result: bool = True) -> None:
+def run_peer(
+    config: RunConfig, *, local_rank: int = 0, quiet: bool = False, result: bool = True
+) -> None:
     """Train the configured task until the run ends or the process is asked to (SIGTERM, Ctrl-C).
 
     Args:
         config: the peer, and what it trains.
+        local_rank: its place among the peers of this machine; which device is its own.
         quiet: print warnings and nothing else.
         result: save the model afterwards, if there is a folder, and say how good it is.
 
@@ -34,9 +39,15 @@ def run_peer(config: RunConfig, *, quiet: bool = False, result: bool = True) -> 
         P2PTrainError: one sentence for the user.
         KeyboardInterrupt: after Ctrl-C, when the peer has left cleanly.
     """
+    device = choose_device(config.device, local_rank, accelerators())
+    with explained(config.name or "this peer"):
+        _run(config, device, quiet=quiet, result=result)
+
+
+def _run(config: RunConfig, device: torch.device, *, quiet: bool, result: bool) -> None:
     config.check_batches()
     task = load_task(config.task, config.task_options)
-    model = task.build_model(config.seed)
+    model = task.build_model(config.seed).to(device)
     if result and ":" in config.task:  # of the user's own: a mistake shows before the training
         _evaluate(config, task, model)
     optimizer = build_optimizer(model, config.training)

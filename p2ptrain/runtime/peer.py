@@ -30,7 +30,7 @@ from p2ptrain.compute.forward_hooks import ForwardHooks
 from p2ptrain.compute.replica import no_update
 from p2ptrain.compute.torch_replica import TorchReplica
 from p2ptrain.documented import takes_settings
-from p2ptrain.errors import ConfigError, LocalProtocolError, P2PTrainError
+from p2ptrain.errors import ConfigError, DeviceError, LocalProtocolError, P2PTrainError
 from p2ptrain.ids import Address, PeerId
 from p2ptrain.named import check_types, number_in, suggestion, whole_in
 from p2ptrain.net.grpc_transport import GrpcTransport
@@ -367,7 +367,8 @@ class Peer:
                 self._protocol.stop()
                 life.record_end(f"{type(failure).__name__}: {failure}" if failure else why)
                 self._close_sinks()
-                self.replica.release()
+                with suppress(*((DeviceError,) if error else ())):  # it has said so already
+                    self.replica.release()
             finally:  # not before: a second SIGTERM may not keep the end from being written
                 if self._old_handler is not None:
                     signal.signal(signal.SIGTERM, self._old_handler)

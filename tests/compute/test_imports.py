@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("name", ["replica", "step_timing", "codec"])
+@pytest.mark.parametrize("name", ["replica", "step_timing", "codec", "device_name"])
 def test_what_the_simulator_shares_does_not_import_torch(name):
     # The package's own __init__ offers users the real Peer, torch included; it stands aside here.
     code = f"""

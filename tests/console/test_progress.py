@@ -28,7 +28,7 @@ class Terminal:
 @pytest.fixture
 def terminal():
     terminal = Terminal()
-    terminal.record("started", peer="p01", address="127.0.0.1:4000")
+    terminal.record("started", peer="p01", address="127.0.0.1:4000", device="cpu")
     return terminal
 
 
@@ -39,7 +39,7 @@ def training(terminal):
 
 
 def test_where_it_listens_is_said_before_anybody_is_waited_for(terminal):
-    assert terminal.lines == ["p01 listens at 127.0.0.1:4000"]
+    assert terminal.lines == ["p01 listens at 127.0.0.1:4000 and computes on cpu"]
 
 
 def test_it_says_with_whom_it_is_in(terminal):
@@ -109,7 +109,7 @@ def started(plan: RunConfig) -> Terminal:
 def test_it_says_what_it_trains_on_what_and_that_only_ctrl_c_ends_it():
     _, what, where = started(RunConfig(task="digits", algorithm="allreduce")).lines
     assert what == (
-        "p01 trains digits with allreduce on cpu until Ctrl-C (--samples or --seconds would end it)"
+        "p01 trains digits with allreduce until Ctrl-C (--samples or --seconds would end it)"
     )
     assert where == "p01 writes nothing; --out FOLDER keeps the model and the records"
 
@@ -138,9 +138,9 @@ def test_warnings_may_go_elsewhere_than_all_else():
     said: list[str] = []
     warned: list[str] = []
     narrator = Narrator(said.append, lambda: 0.0, warn=warned.append)
-    narrator.record("started", peer="p01", address="127.0.0.1:4000")
+    narrator.record("started", peer="p01", address="127.0.0.1:4000", device="cpu")
     narrator.record("warning", text="it is late")
-    assert said == ["p01 listens at 127.0.0.1:4000"]
+    assert said == ["p01 listens at 127.0.0.1:4000 and computes on cpu"]
     assert warned == ["p01: it is late"]
 
 

@@ -7,11 +7,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
 from p2ptrain.runtime.prometheus import PrometheusMetrics
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "docker" / "docker-compose.yml"
+GPU_FILE = ROOT / "docker" / "docker-compose.gpu.yml"
 DASHBOARD = ROOT / "docker" / "monitoring" / "dashboards" / "swarm.json"
 
 
@@ -19,10 +21,38 @@ def test_compose_finds_nothing_wrong_with_the_file():
     """Compose itself holds a file without a version against the schema of the specification."""
     if shutil.which("docker-compose") is None:
         pytest.skip("docker-compose is not installed")
-    command = ["docker-compose", "-f", str(FILE), "--profile", "monitoring", "config"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    assert {"peer", "prometheus", "grafana"} <= set(re.findall(r"^  (\w+):$", done.stdout, re.M))
+    for file, services in (
+        (FILE, {"peer", "prometheus", "grafana"}),
+        (GPU_FILE, {"gpu0", "gpu1", "gpu2", "gpu3"}),
+    ):
+        command = ["docker-compose", "-f", str(file), "--profile", "monitoring", "config"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+        assert services <= set(re.findall(r"^  (\w+):$", done.stdout, re.M))
+
+
+def test_each_gpu_is_given_to_one_peer_and_all_have_the_name_that_they_look_for():
+    services = yaml.safe_load(GPU_FILE.read_text())["services"]
+    given = []
+    for service in services.values():
+        (device,) = service["deploy"]["resources"]["reservations"]["devices"]
+        given += device["device_ids"]
+        assert device["capabilities"] == ["gpu"]
+        assert service["networks"]["default"]["aliases"] == ["peer"]
+        command = service["command"]
+        assert command[command.index("--discover") + 1] == "peer:4000"
+        assert command[command.index("--device") + 1] == "cuda"
+    assert given == [f"${{GPU{number}:-{number}}}" for number in range(len(services))]
+
+
+def test_peers_with_and_without_gpus_are_told_the_same():
+    ours = yaml.safe_load(FILE.read_text())["services"]["peer"]
+    for theirs in yaml.safe_load(GPU_FILE.read_text())["services"].values():
+        command = [word for word in theirs["command"] if word not in ("--device", "cuda")]
+        assert command == ours["command"]
+        for key in ("build", "init", "restart", "stop_grace_period", "environment", "ports"):
+            assert theirs[key] == ours[key]
+        assert theirs["volumes"] == ours["volumes"]
 
 
 def test_the_dashboard_asks_for_metrics_that_a_peer_has():

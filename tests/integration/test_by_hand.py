@@ -123,7 +123,7 @@ def test_two_train_together_a_third_takes_over_and_takes_part(terminals, tmp_pat
     before = steps_of(address)
     until(lambda: all(steps_of(address).get(p, 0) > before[p] + 5 for p in ("p01", "p03")))
     assert [first.interrupt(), third.interrupt()] == [130, 130]
-    assert first.lines[1].startswith(f"p01 trains digits with {algorithm} on cpu until Ctrl-C")
+    assert first.lines[1].startswith(f"p01 trains digits with {algorithm} until Ctrl-C")
     assert first.lines[3] == "p01 is in, with no other peer yet"
     assert first.lines[4].startswith("p01: step ")
     assert "p01: on held-out data loss " in first.lines[-1]

@@ -10,6 +10,7 @@ from p2plab.backends.docker import (
     LABEL,
     DockerBackend,
     DockerFleet,
+    _placed,
     clean,
     cutting,
     engine_trouble,
@@ -52,6 +53,17 @@ def test_peers_are_unlike_by_what_the_file_gives_them(tmp_path):
     assert first["labels"] == file["networks"]["default"]["labels"] == {LABEL: "p2plab-test"}
 
 
+def test_a_container_is_given_its_gpu_and_no_other_which_is_its_first(tmp_path):
+    devices = (DeviceConfig(peers=(1,), device="cuda:3"), DeviceConfig(peers=(0,), device="cpu"))
+    chosen = scenario(devices=devices)
+    file = compose_file(chosen, peer_names(2), tmp_path, "p2plab-test")
+    one = {"driver": "nvidia", "device_ids": ["3"], "capabilities": ["gpu"]}
+    assert file["services"]["p01"]["deploy"] == {"resources": {"reservations": {"devices": [one]}}}
+    assert "deploy" not in file["services"]["p00"]
+    configs = [_placed(config, "p00") for config in chosen.configs("ad_psgd", tmp_path)]
+    assert [config.device for config in configs[:2]] == ["cpu", "cuda"]
+
+
 def test_yaml_is_written_one_item_to_a_line():
     text = to_yaml({"a": {"b": 1, "c": ["x: y", True]}, "d": "no"})
     assert text == 'a:\n  b: 1\n  c:\n    - "x: y"\n    - true\nd: "no"\n'
@@ -79,6 +91,11 @@ def test_a_cut_is_made_and_healed_address_by_address():
         ({"cpus": 0.0001}, "devices cpus = 0.0001 cannot be given to a container"),
         ({"memory_mb": 120}, "devices memory_mb = 120 is too little .* give 400 or more"),
         ({"uplink_mbit_s": 1e-9}, "devices uplink_mbit_s = 1e-09 is none .* give from 0.001 to"),
+        (
+            {"device": "cuda"},
+            "devices device = 'cuda' cannot be .* which GPU it gets, as in cuda:0",
+        ),
+        ({"device": "xpu:0"}, "devices device = 'xpu:0' cannot be given to a container"),
         ({"latency_ms": 80}, "devices latency_ms = 80 .* only a simulation has; give it in"),
         ({"downlink_mbit_s": 5}, "devices downlink_mbit_s = 5 .* or use --backend sim"),
     ],

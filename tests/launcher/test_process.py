@@ -14,7 +14,7 @@ import pytest
 from p2plab.backends import known_backends, load_backend, peer_process
 from p2plab.backends.peer_process import last_words
 from p2plab.backends.process import ProcessBackend, peer_environment
-from p2plab.conditions import FaultConfig
+from p2plab.conditions import DeviceConfig, FaultConfig
 from p2plab.faults import FaultPlan
 from p2plab.records import PeerHistory, Step
 from p2ptrain.config import RunConfig, StopConfig
@@ -319,6 +319,14 @@ def test_a_slowed_peer_finds_its_factor_in_a_file(lived, tmp_path):
     assert float(file.read_text()) == 4.0
     run.at(2.0)
     assert not file.exists()
+
+
+def test_processes_may_have_devices_but_no_share_of_the_machine():
+    gpu = DeviceConfig(peers=(0,), device="cuda:0")
+    assert ProcessBackend().check(scenario(devices=(gpu,))) == ()
+    half = DeviceConfig(peers=(0,), device="cuda:0", cpus=0.5)
+    with pytest.raises(ConfigError, match=r"has cpus in \[\[devices\]\], but nothing divides"):
+        ProcessBackend().check(scenario(devices=(half,)))
 
 
 def test_clocks_of_processes_cannot_drift_which_is_said_in_a_sentence():

@@ -302,9 +302,16 @@ def test_some_peers_can_have_other_settings(written):
     assert first.training.learning_rate == second.training.learning_rate
 
 
+def test_peers_compute_on_the_devices_that_the_scenario_gives_them(written):
+    text = 'device = "cpu"\n[[devices]]\npeers = [1]\ndevice = "cuda:1"\n'
+    first, second = load_scenario(written(text)).configs("ad_psgd", Path())
+    assert (first.device, second.device) == ("cpu", "cuda:1")
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
+        ('[[devices]]\npeers = [1]\ndevice = "tpu"\n', "device = 'tpu': there is no such kind"),
         ("[peer]\npeers = 3\n", "'peers' stands under [peer] and at the top; give one"),
         ("[peer]\nnmae = 3\n", "[peer]: unknown key 'nmae'"),
         ('[peer]\nlisten = "a:1"\n', "[peer]: listen is set by the lab for each peer"),

@@ -1,0 +1,129 @@
+"""A peer of the command line computes where it is told to, and ends alone when that fails."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from p2ptrain import cli
+from p2ptrain.compute.devices import Accelerators
+from p2ptrain.console import training
+
+TWO = Accelerators("cuda", 2)
+
+
+@pytest.fixture
+def p2ptrain(monkeypatch, capsys):
+    """Runs ``p2ptrain peer`` in this process; returns its exit code, stdout and stderr."""
+
+    def run(*arguments: str) -> tuple[object, str, str]:
+        monkeypatch.setattr(sys, "argv", ["p2ptrain", "peer", *arguments])
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        return caught.value.code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def moved_to(monkeypatch) -> list[torch.device]:
+    """Where models were moved to; on this machine of two stand-ins they stay on the host."""
+    devices: list[torch.device] = []
+
+    def to(model: nn.Module, device: torch.device) -> nn.Module:
+        devices.append(device)
+        return model
+
+    monkeypatch.setattr(nn.Module, "to", to)
+    monkeypatch.setattr(training, "accelerators", lambda: TWO)
+    return devices
+
+
+@pytest.mark.parametrize(
+    ("arguments", "local_rank", "device"),
+    [
+        (["--device", "auto"], None, "cuda:0"),
+        ([], "1", "cuda:1"),
+        ([], "3", "cuda:1"),
+        (["--device", "cuda:1"], "0", "cuda:1"),
+        (["--device", "cpu"], "1", "cpu"),
+    ],
+)
+def test_the_model_goes_to_the_device_of_the_option_or_of_the_local_rank(
+    p2ptrain, monkeypatch, moved_to, arguments, local_rank, device
+):
+    if local_rank:
+        monkeypatch.setenv("LOCAL_RANK", local_rank)
+    code, _, err = p2ptrain(*arguments, "--samples", "64", "--no-result", "--quiet")
+    assert (code, err) == (0, "")
+    assert moved_to == [torch.device(device)]
+
+
+def test_the_first_line_says_what_it_computes_on(p2ptrain, monkeypatch):
+    monkeypatch.setattr(training, "accelerators", Accelerators)
+    _, out, _ = p2ptrain("--name", "p1", "--samples", "64", "--no-result")
+    first, second = out.splitlines()[:2]
+    assert first.startswith("p1 listens at 127.0.0.1:")
+    assert first.endswith(" and computes on cpu")
+    assert second.startswith("p1 trains digits with ad_psgd until ")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "there", "says"),
+    [
+        ("cuda", Accelerators(), "device = 'cuda': this machine has no accelerator that its"),
+        ("cuda:2", TWO, "device = 'cuda:2': this machine has cuda:0 to cuda:1; write one of"),
+        ("gpu0", TWO, "device = 'gpu0': there is no such kind; write one of auto, cpu"),
+    ],
+)
+def test_a_device_that_is_not_there_is_one_sentence(p2ptrain, monkeypatch, wanted, there, says):
+    monkeypatch.setattr(training, "accelerators", lambda: there)
+    code, out, err = p2ptrain("--device", wanted)
+    assert (code, out) == (2, "")
+    assert says in err
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+
+
+def test_a_local_rank_that_is_no_number_is_one_sentence(p2ptrain, monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "first")
+    code, _, err = p2ptrain("--samples", "64")
+    assert code == 2
+    assert err == "error: LOCAL_RANK = 'first' in the environment must be a number, 0 or more\n"
+
+
+@pytest.mark.sockets
+def test_a_device_without_memory_ends_its_peer_in_a_sentence_and_the_other_goes_on(tmp_path):
+    command = [sys.executable, "-m", "p2ptrain", "peer", "--out", str(tmp_path), "--device", "cpu"]
+    first = subprocess.Popen(
+        [*command, "--name", "p0", "--no-result"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        address = first.stdout.readline().split()[3]
+        task = ["--task", "tests.helpers.hungry:hungry", "--no-result"]
+        hungry = subprocess.run(
+            [*command, "--name", "p1", "--join", address, *task],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        first.terminate()  # it is still there
+        out, err = first.communicate(timeout=60)
+    finally:
+        first.kill()
+        first.communicate()
+    assert hungry.returncode == 2
+    assert hungry.stderr == (
+        "error: p1: no memory is left (CUDA out of memory. Tried to allocate 20.00 GiB.); "
+        "take smaller batches, or a smaller model\n"
+    )
+    assert (first.returncode, err) == (0, "")
+    assert "p0: p1 has joined" in out
+    assert "p0: p1 has left" in out
+    assert "asked to end by SIGTERM" in out
