@@ -11,8 +11,8 @@ from p2ptrain.errors import TransportError
 from p2ptrain.ids import Address, Seconds
 from p2ptrain.net import wire
 from p2ptrain.net.grpc_config import GrpcConfig, channel_arguments
-from p2ptrain.net.grpc_transport import SERVICE
-from p2ptrain.net.grpc_transport import _translate as translate
+from p2ptrain.net.grpc_errors import translate
+from p2ptrain.net.grpc_link import SERVICE
 from p2ptrain.net.wire import DialBackRequest, DialedBack, Hello, Report
 
 

@@ -8,13 +8,18 @@ gRPC: `net/wire.py` encodes and decodes, so a chunk is copied once when sent and
 received.
 
 * Control messages wait in a bounded queue per peer, the oldest dropped first (best effort). A call
-  that breaks is reported to the handler, and opened again by the next message, not before
-  `RETRY_S` later: a channel cannot retry streams, so this file does.
+  that breaks is reported to the handler, and opened again by the next message, after a pause that
+  grows with failures (`net/grpc_link.py`). Addresses where nobody has answered yet are dialled at a
+  bounded rate, however many are heard of.
 * A `Move` call carries streams one after the other, since a new call costs eight times as much as a
   message on an open one. So the end of a stream is a message of the stream, with its last chunk.
   That also tells it from the end of a call, which looks the same to a callee if its caller died.
 * gRPC raises CancelledError where a call, not a task, was cancelled. That becomes an ordinary error
   here, or the awaiting task would look cancelled.
+
+**Budgets.** Each connection that calls us has two: one of messages, by their number and size, and
+one of calls. A caller that has spent it is not refused but read later: its messages wait in its own
+connection, and HTTP/2 makes it stop sending.
 
 Keepalive is one setting for both sides: a server that expects fewer pings than its clients send
 closes their connections ("too many pings"), so `grpc_config.py` derives one from the other. Port
@@ -24,9 +29,7 @@ sharing is off: a port in use is an error, not half of the traffic.
 import asyncio
 import logging
 import urllib.parse
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import suppress
 from typing import Any, NoReturn, TypeVar
 
 import grpc
@@ -34,44 +37,44 @@ import grpc.aio
 import numpy as np
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from p2ptrain.core.budgets import Budgets, Rate
+from p2ptrain.core.redial import Redial
 from p2ptrain.errors import CodecError, ConfigError, P2PTrainError, RefusedError, TransportError
 from p2ptrain.ids import Address, Seconds
 from p2ptrain.net import wire
 from p2ptrain.net.grpc_config import GrpcConfig, channel_arguments
+from p2ptrain.net.grpc_errors import translate
+from p2ptrain.net.grpc_link import SERVICE, Link
 from p2ptrain.net.shared_vectors import SharedVectors, this_machine
-from p2ptrain.net.sockets import SocketCaller, SocketServer
+from p2ptrain.net.sockets import SocketServer
 from p2ptrain.net.transport import ChunkStream, Handler, Service
 from p2ptrain.net.wire import Envelope, Hello, JoinReply, Opening
 from p2ptrain.vectors import Vector
 
-SERVICE = "p2ptrain.v1.Peer"
-QUEUE = 1024
-IDLE_CALLS = 8
 MAX_IGNORED = 256
-RETRY_S = 0.1
 LARGE_BYTES = 1 << 16
 """An opening does not travel with a larger chunk: it would arrive only with all of the chunk,
 seconds later on a slow link, and a member that waits for the stream would time out."""
 
-SOCKETS_RETRY_S: Seconds = 30.0
-"""A peer whose sockets could not be reached is tried again after this."""
+MESSAGES = Rate(2000, 4000)
+"""What one connection may say: a message costs 1, and 1 more for each `BYTES_PER_TOKEN`."""
 
-SOCKETS_TIMEOUT_S: Seconds = 2.0
+BYTES_PER_TOKEN = 512
+
+CALLS = Rate(50, 200)
+"""What one connection may ask for: calls, and conversations and rows of streams that it begins."""
+
+GARBAGE_COSTS = 10
+"""Calls that one that does not decode counts for, since each ends a call."""
+
+DIALS = Rate(16, 128)
+"""Addresses where nobody has answered yet, dialled because a message is due there."""
+
+MOST_REDIALS = 4096
+"""Addresses that failed, and are remembered."""
 
 GONE = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
 """What gRPC raises in a callee when its call has ended."""
-
-IN_WORDS = {
-    "Connection refused": "nothing listens there",
-    "No route to host": "there is no way to this host",
-    "Network is unreachable": "there is no way to its network",
-    "DNS resolution failed": "its name stands for no address",
-    "Name or service not known": "its name stands for no address",
-    "Timeout": "it does not answer",
-    "timeout": "it does not answer",
-    "timed out": "it does not answer",
-}
-"""Why there is no connection, by a part of gRPC's text."""
 
 T = TypeVar("T")
 
@@ -83,42 +86,6 @@ def _is_worth_telling(record: logging.LogRecord) -> bool:
 
 
 logging.getLogger("grpc._cython.cygrpc").addFilter(_is_worth_telling)
-
-
-def _translate(error: grpc.RpcError, address: Address, phase: str) -> P2PTrainError:
-    """The only table from status codes to the project's errors."""
-    code, details = error.code(), " ".join(str(error.details() or "").split())
-    match code:
-        case grpc.StatusCode.FAILED_PRECONDITION:
-            return RefusedError(details)
-        case grpc.StatusCode.UNIMPLEMENTED:
-            return TransportError(f"{address} answers, but not as a p2ptrain peer")
-        case grpc.StatusCode.DEADLINE_EXCEEDED:
-            return TransportError(f"{address} did not answer in time while {phase}")
-        case grpc.StatusCode.UNAVAILABLE if "SSL_ERROR_SSL" in details:
-            return RefusedError(
-                f"{address} shows no certificate of our swarm's CA; start both peers with "
-                "--tls-cert, --tls-key and --tls-ca of one swarm"
-            )
-        case grpc.StatusCode.UNAVAILABLE if "Socket closed" in details and "connect to" in details:
-            return TransportError(
-                f"{address} hung up on us while {phase}; if its swarm has TLS, give --tls-cert, "
-                "--tls-key and --tls-ca of that swarm"
-            )
-        case grpc.StatusCode.UNAVAILABLE:
-            return TransportError(f"no connection to {address} while {phase}: {_in_words(details)}")
-        case grpc.StatusCode.INVALID_ARGUMENT:
-            return TransportError(f"{address} could not read what we sent while {phase}: {details}")
-        case grpc.StatusCode.ABORTED:  # the callee's own sentence
-            return TransportError(f"{address} ended the call while {phase}: {details[:200]}")
-        case _:
-            name = code.name.lower().replace("_", " ") if code else "unknown"
-            return TransportError(f"{address} ended the call while {phase} (gRPC says: {name})")
-
-
-def _in_words(details: str) -> str:
-    """Why there is no connection; gRPC's own text, which the cause keeps, names its internals."""
-    return next((words for sign, words in IN_WORDS.items() if sign in details), "it broke off")
 
 
 class GrpcTransport:
@@ -143,7 +110,11 @@ class GrpcTransport:
         self._vectors = SharedVectors()
         self._sockets: SocketServer | None = None
         self._server: grpc.aio.Server | None = None
-        self._links: dict[Address, _Link] = {}
+        self._links: dict[Address, Link] = {}
+        self._redials: dict[Address, Redial] = {}
+        self._dials: Budgets[str] = Budgets(DIALS)
+        self._messages: Budgets[str] = Budgets(MESSAGES)
+        self._calls: Budgets[str] = Budgets(CALLS)
         self._dropping: list[asyncio.Task[None]] = []
         self._closed = False
         self._handler: Handler | None = None
@@ -183,13 +154,11 @@ class GrpcTransport:
             self._link(target).send(wire.encode_envelope(envelope))
 
     async def join(self, host: Address, hello: Hello, timeout_s: Seconds) -> JoinReply:
-        call = self._link(host).unary("Join")
-        answer = await self._ask(host, call(wire.encode_hello(hello), timeout=timeout_s), "joining")
+        answer = await self._ask(host, "Join", wire.encode_hello(hello), timeout_s, "joining")
         return wire.decode_join_reply(answer)
 
     async def identify(self, address: Address, timeout_s: Seconds) -> Hello:
-        call = self._link(address).unary("Identify")
-        answer = await self._ask(address, call(b"", timeout=timeout_s), "asking who it is")
+        answer = await self._ask(address, "Identify", b"", timeout_s, "asking who it is")
         return wire.decode_hello(answer)
 
     async def open(self, target: Address, opening: Opening) -> ChunkStream:
@@ -210,6 +179,9 @@ class GrpcTransport:
         if link:
             self._dropping = [task for task in self._dropping if not task.done()]
             self._dropping.append(asyncio.get_running_loop().create_task(link.drop()))
+
+    def expect(self, address: Address) -> None:
+        self._redials.pop(address, None)
 
     async def close(self, grace_s: Seconds) -> None:
         self._closed = True
@@ -238,17 +210,24 @@ class GrpcTransport:
 
     async def _serve_join(self, request: bytes, context: Any) -> bytes:  # Any: grpc is untyped
         assert self._handler
+        await self._pay(context)
         try:
             hello = wire.decode_hello(request)
         except CodecError as error:
             await self._reject(context, error)
-        return wire.encode_join_reply(await self._handler.handle_join(hello))
+        try:
+            return wire.encode_join_reply(await self._handler.handle_join(hello))
+        except TransportError as error:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+            raise AssertionError("abort raises") from error
 
     async def _serve_identify(self, _: bytes, context: Any) -> bytes:  # Any: grpc is untyped
         assert self._handler
+        await self._pay(context)
         return wire.encode_hello(self._handler.handle_identify())
 
     async def _serve_paths(self, _: bytes, context: Any) -> bytes:  # Any: grpc is untyped
+        await self._pay(context)
         if self._sockets is None:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "chunks travel by gRPC here")
             raise AssertionError("abort raises")
@@ -256,7 +235,12 @@ class GrpcTransport:
 
     async def _serve_talk(self, requests: AsyncIterator[bytes], context: Any) -> bytes:
         assert self._handler
+        await self._pay(context)
+        caller, clock = context.peer(), asyncio.get_running_loop().time
         async for data in requests:
+            costs = 1 + len(data) / BYTES_PER_TOKEN
+            if (wait_s := self._messages.charge(caller, clock(), costs)) > 0:
+                await asyncio.sleep(wait_s)
             try:
                 self._handler.handle_message(wire.decode_envelope(data))
             except CodecError as error:
@@ -265,6 +249,7 @@ class GrpcTransport:
 
     async def _serve_move(self, requests: AsyncIterator[bytes], context: Any) -> None:
         assert self._handler
+        await self._pay(context)
         aborted = ""
         try:
             while not aborted and (data := await anext(requests, None)) is not None:
@@ -285,12 +270,14 @@ class GrpcTransport:
             await context.abort(grpc.StatusCode.ABORTED, aborted)
 
     async def _serve_status(self, _: bytes, context: Any) -> bytes:  # Any: grpc is untyped
+        await self._pay(context)
         if self.service is None:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this peer gives no reports")
             raise AssertionError("abort raises")
         return wire.encode_report(self.service.report())
 
     async def _serve_dial_back(self, request: bytes, context: Any) -> bytes:  # Any: as above
+        await self._pay(context)
         try:
             asked = wire.decode_dial_back(request)
         except CodecError as error:
@@ -307,180 +294,67 @@ class GrpcTransport:
 
     async def _reject(self, context: Any, error: CodecError) -> NoReturn:  # Any: grpc is untyped
         self.refused_bytes += 1
+        await self._pay(context, GARBAGE_COSTS)
         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         raise AssertionError("abort raises")
 
+    async def _pay(self, context: Any, calls: float = 1) -> None:  # Any: grpc is untyped
+        """The caller's budget of calls pays; waits until it can."""
+        now = asyncio.get_running_loop().time()
+        if (wait_s := self._calls.charge(context.peer(), now, calls)) > 0:
+            await asyncio.sleep(wait_s)
+
     # --- calling ----------------------------------------------------------------------------------
 
-    def _link(self, address: Address) -> "_Link":
+    def _link(self, address: Address) -> Link:
         if self._closed:
             raise TransportError(f"no connection to {address}: this peer has closed its own")
         if address not in self._links:
             assert self._handler, "start the transport first"
-            self._links[address] = _Link(
-                address,
-                self._security.channel(address, self._options),
-                self._security.channel(address, self._chunk_options),
-                self._handler,
+            options = {False: self._options, True: self._chunk_options}
+            self._links[address] = Link(
+                address, self, lambda chunks: self._security.channel(address, options[chunks])
             )
         return self._links[address]
 
-    async def _ask(self, address: Address, call: Awaitable[T], phase: str) -> T:
+    def may_dial(self, link: Link) -> bool:
+        now, redial = asyncio.get_running_loop().time(), self._redials.get(link.address)
+        if redial and now < redial.again_at:
+            return False
+        return link.is_proven or self._dials.take("", now)
+
+    def handle_broken(self, link: Link, why: str, lasted_s: Seconds) -> Seconds:
+        assert self._handler
+        now = asyncio.get_running_loop().time()
+        redial = Redial.after(self._redials.pop(link.address, None), lasted_s, now)
+        self._redials[link.address] = redial
+        if len(self._redials) > MOST_REDIALS:
+            del self._redials[next(iter(self._redials))]
+        self._handler.handle_broken(link.address, why)
+        return redial.again_at - now
+
+    async def _ask(
+        self, address: Address, method: str, data: bytes, timeout_s: Seconds, phase: str
+    ) -> bytes:
+        link = self._link(address)
         try:
-            return await call
+            answer = await link.unary(method)(data, timeout=timeout_s)
         except grpc.RpcError as error:
-            raise _translate(error, address, phase) from error
-
-
-class _Link:
-    """The connections to one peer: its channels and the queue of control messages.
-
-    Channels share no connection (`use_local_subchannel_pool`), and connect on first use.
-    """
-
-    def __init__(
-        self,
-        address: Address,
-        channel: grpc.aio.Channel,
-        chunk_channel: grpc.aio.Channel,
-        handler: Handler,
-    ) -> None:
-        self._address = address
-        self._handler = handler
-        self._channel = channel
-        self._chunk_channel = chunk_channel
-        self._queue: deque[bytes] = deque(maxlen=QUEUE)
-        self._filled = asyncio.Event()
-        self._closing = False
-        self._idle: list[Any] = []  # Any: grpc is untyped
-        self._task: asyncio.Task[None] | None = None
-        self._sockets: SocketCaller | None = None
-        self._looking: asyncio.Task[None] | None = None
-        self._look_again_at: Seconds = 0.0
-
-    async def sockets(self, way: str, vectors: SharedVectors) -> SocketCaller | None:
-        """The other peer's sockets, if they work; ``auto`` looks for them without waiting."""
-        loop = asyncio.get_running_loop()
-        idle = self._looking is None or self._looking.done()
-        if way != "grpc" and self._sockets is None and idle and loop.time() >= self._look_again_at:
-            self._look_again_at = loop.time() + SOCKETS_RETRY_S
-            self._looking = loop.create_task(self._look_for_sockets(way, vectors))
-        if way != "auto" and self._looking:
-            await asyncio.shield(self._looking)
-        return self._sockets
-
-    def forget_sockets(self) -> None:
-        """Use gRPC instead, and try sockets again later."""
-        sockets, self._sockets = self._sockets, None
-        if sockets:
-            sockets.close()
-
-    async def _look_for_sockets(self, way: str, vectors: SharedVectors) -> None:
-        try:
-            paths = wire.decode_paths(await self.unary("Paths")(b"", timeout=SOCKETS_TIMEOUT_S))
-            near = bool(paths.machine) and paths.machine == this_machine() and way != "sockets"
-            if near or (way != "memory" and paths.port):
-                host, _ = _split("address", self._address)
-                sockets = SocketCaller(paths, host.strip("[]"), vectors, near=near)
-                await sockets.connect()
-                self._sockets = sockets
-        except (grpc.RpcError, CodecError, TransportError):
-            pass  # use gRPC; tried again later
-
-    def unary(self, method: str) -> Callable[..., Awaitable[bytes]]:
-        call: Callable[..., Awaitable[bytes]] = self._channel.unary_unary(f"/{SERVICE}/{method}")
-        return call
-
-    def take_call(self) -> Any:  # Any: grpc is untyped
-        """Take a `Move` call that carries no stream at present."""
-        while self._idle:
-            call = self._idle.pop()
-            if not call.done():
-                return call
-        return self._chunk_channel.stream_stream(f"/{SERVICE}/Move")()
-
-    def put_back(self, call: Any) -> None:  # Any: grpc is untyped
-        """The stream on `call` is over: another one may use it."""
-        if len(self._idle) < IDLE_CALLS and not self._closing:
-            self._idle.append(call)
-        else:
-            call.cancel()
-
-    def send(self, data: bytes) -> None:
-        if self._closing:
-            return
-        self._queue.append(data)
-        self._filled.set()
-        if self._task is None or self._task.done():
-            self._task = asyncio.get_running_loop().create_task(self._talk())
-
-    async def drop(self) -> None:
-        """Close at once."""
-        self._closing = True
-        self._end_sockets()
-        if self._task:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-        await self._close_channels()
-
-    async def _close_channels(self) -> None:
-        await asyncio.gather(self._channel.close(), self._chunk_channel.close())
-
-    def _end_sockets(self) -> None:
-        if self._looking:
-            self._looking.cancel()
-        self.forget_sockets()
-
-    async def close(self, grace_s: Seconds) -> None:
-        """Send what is queued, then close."""
-        self._closing = True
-        self._end_sockets()
-        self._filled.set()
-        if self._task:
-            with suppress(TimeoutError, asyncio.CancelledError):
-                await asyncio.wait_for(self._task, grace_s)
-        await self._close_channels()
-
-    async def _talk(self) -> None:
-        """Send the queue to the peer, over one call after another, until the link closes."""
-        while self._queue:
-            try:
-                await self._talk_once()
-                why = f"{self._address} ended the conversation"
-            except grpc.RpcError as error:
-                why = str(_translate(error, self._address, "talking"))
-            if self._closing:
-                return
-            self._queue.clear()  # best effort: queued messages are outdated by now
-            self._handler.handle_broken(self._address, why)
-            await asyncio.sleep(RETRY_S)  # after that, the next message opens a call again
-
-    async def _talk_once(self) -> None:
-        call = self._channel.stream_unary(f"/{SERVICE}/Talk")()
-        call.add_done_callback(lambda _: self._filled.set())
-        try:
-            while True:
-                while self._queue:
-                    await call.write(self._queue.popleft())
-                if call.done():
-                    await call  # raises what ended it
-                    return
-                if self._closing:
-                    await call.done_writing()
-                    await call
-                    return
-                self._filled.clear()
-                await self._filled.wait()
-        except asyncio.InvalidStateError:
-            await call  # written to after it ended: raises what ended it
-        finally:
-            call.cancel()
+            if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                link.failed()
+            raise translate(error, address, phase) from error
+        except asyncio.CancelledError as error:
+            if _is_cancelled():
+                raise
+            raise TransportError(f"no connection to {address} while {phase}: it broke") from error
+        self.expect(address)
+        return answer
 
 
 class _CallerStream:
     """The side that opened a stream; the opening travels with its first message."""
 
-    def __init__(self, link: _Link, address: Address, opening: Opening) -> None:
+    def __init__(self, link: Link, address: Address, opening: Opening) -> None:
         self._link = link
         self._call = link.take_call()
         self._address = address
@@ -495,6 +369,10 @@ class _CallerStream:
     @property
     def is_local(self) -> bool:
         return False
+
+    @property
+    def caller(self) -> str:
+        return ""
 
     async def send(self, payload: memoryview, last: bool = False) -> None:
         await self._say(payload, last)
@@ -558,7 +436,7 @@ class _CallerStream:
         try:
             return await operation()
         except grpc.RpcError as error:
-            raise _translate(error, self._address, phase) from error
+            raise translate(error, self._address, phase) from error
         except asyncio.InvalidStateError as error:
             raise await self._what_ended_it() from error
         except asyncio.CancelledError as error:
@@ -571,7 +449,7 @@ class _CallerStream:
         if code is grpc.StatusCode.OK:
             return TransportError(f"{self._address} ended the call in the middle of a stream")
         ended = grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details)
-        return _translate(ended, self._address, "moving chunks")
+        return translate(ended, self._address, "moving chunks")
 
 
 class _CalleeStream:
@@ -590,6 +468,10 @@ class _CalleeStream:
     @property
     def is_local(self) -> bool:
         return False
+
+    @property
+    def caller(self) -> str:
+        return str(self._context.peer())
 
     async def send(self, payload: memoryview, last: bool = False) -> None:
         await self._say(wire.Chunk(payload, last))

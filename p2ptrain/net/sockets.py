@@ -278,7 +278,7 @@ class Connection:
         self._header = memoryview(bytearray(HEADER.size))
         self._vectors = vectors
         self._mapped: dict[int, memoryview] = {}
-        self._peer_process = 0
+        self._peer_process, self._peer_host = 0, ""
         self._busy = 0
         self._wakes_at = 1
         self.closed = False
@@ -291,6 +291,8 @@ class Connection:
             self._peer_process = struct.unpack("3i", told)[0]
         else:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            with contextlib.suppress(OSError):  # hung up meanwhile
+                self._peer_host = str(connected.getpeername()[0])
 
     def close(self) -> None:
         """End the connection; the kernel tells both sides."""
@@ -327,6 +329,11 @@ class Connection:
     def is_local(self) -> bool:
         """True on a Unix socket: the other side is a process of this machine."""
         return self._peer_process != 0
+
+    @property
+    def caller(self) -> str:
+        """The process on the other side, if it is of this machine; else the other machine."""
+        return f"process {self._peer_process}" if self.is_local else self._peer_host
 
     def reference(self, payload: memoryview) -> bytes | None:
         """How the other side can find `payload` in our memory; None if it cannot."""
@@ -445,6 +452,10 @@ class SocketStream:
     @property
     def is_local(self) -> bool:
         return self.connection.is_local
+
+    @property
+    def caller(self) -> str:
+        return "" if self._calls else self.connection.caller
 
     async def send(self, payload: memoryview, last: bool = False) -> None:
         if await self.refer(payload, last):

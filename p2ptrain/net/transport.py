@@ -33,6 +33,14 @@ class ChunkStream(Protocol):
         """True if it stays on this machine by design: its speed says nothing about a link."""
         ...
 
+    @property
+    def caller(self) -> str:
+        """Where the stream was called from, as far as the transport can tell sources apart.
+
+        Empty for a stream that was opened here.
+        """
+        ...
+
     async def send(self, payload: memoryview, last: bool = False) -> None:
         """Send one chunk; waits while the receiver is behind. Then the payload may be reused.
 
@@ -107,7 +115,9 @@ class Handler(Protocol):
         """The path to `address` is broken at present."""
         ...
 
-    async def handle_join(self, hello: Hello) -> JoinReply: ...
+    async def handle_join(self, hello: Hello) -> JoinReply:
+        """Raises TransportError if others keep us busy: then the caller may ask again."""
+        ...
 
     def handle_identify(self) -> Hello: ...
 
@@ -152,7 +162,14 @@ class Transport(Protocol):
         ...
 
     def forget(self, address: Address) -> None:
-        """Drop the connection to a peer that is dead or has left, and its queue."""
+        """Drop the connection to a peer that is dead or has left, and its queue.
+
+        Messages may still be sent to it; they dial the more seldom the longer it does not answer.
+        """
+        ...
+
+    def expect(self, address: Address) -> None:
+        """There is a sign that the peer there can be reached: the next message may dial at once."""
         ...
 
     async def close(self, grace_s: Seconds) -> None:

@@ -9,8 +9,9 @@ one and replies with that; the newcomer takes a higher one before it forms a gro
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import zlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 
 from p2ptrain.core.membership import HIGHEST, LEAP, Membership
@@ -28,6 +29,13 @@ DIAL_AGAIN_S: Seconds = 0.3
 DIALS = 5
 """Where a peer restarts at its old address, the connection of others to it has just failed and
 fails again at once for up to a second: so a peer dials back more than once."""
+
+MOST_ADMISSIONS = 64
+"""Newcomers that are dialled back at a time; more have to ask again. Too few: a fleet that starts
+at once takes long; too many: strangers make this peer dial as many addresses as they like."""
+
+KINDS_OF_REFUSALS = 8
+"""What newcomers of one host can make this peer write into its records, per minute."""
 
 ASK_S: Seconds = 8.0
 """The timeout per host; longer than it takes to dial back."""
@@ -83,6 +91,31 @@ def successor(newcomer: Member, before: Member | None) -> Member:
     above, most = before.incarnation + 1, before.incarnation + LEAP  # others believe no higher one
     incarnation = min(max(newcomer.incarnation, above), most)
     return replace(newcomer, samples=before.samples, incarnation=incarnation)
+
+
+def kind_of(refusal: str, newcomer: Member) -> tuple[str, int]:
+    """Which refusals count as one: those of a host for a like reason, and of few kinds in all."""
+    host = newcomer.address.rpartition(":")[0]
+    reason = refusal.replace(newcomer.peer, "").replace(newcomer.address, "")
+    return host, zlib.crc32(reason.encode()) % KINDS_OF_REFUSALS
+
+
+class Admissions:
+    """Dial back few newcomers at a time: each names the address that is dialled."""
+
+    def __init__(self) -> None:
+        self._now = 0
+
+    @asynccontextmanager
+    async def one(self) -> AsyncIterator[None]:
+        """While one newcomer is dialled back. Raises TransportError if there are too many."""
+        if self._now >= MOST_ADMISSIONS:
+            raise TransportError(f"{MOST_ADMISSIONS} others join at this moment; ask again soon")
+        self._now += 1
+        try:
+            yield
+        finally:
+            self._now -= 1
 
 
 async def cannot_reach(transport: Transport, membership: Membership, newcomer: Member) -> str:

@@ -25,6 +25,7 @@ from p2ptrain.averaging.base import GroupResult, Mean, SumRule
 from p2ptrain.compute.codec import PLAIN, load_codec
 from p2ptrain.compute.replica import Replica, Vector
 from p2ptrain.compute.sparse import NOTHING, Residual
+from p2ptrain.core.budgets import FairRoom
 from p2ptrain.core.contribution import MODEL, Contribution
 from p2ptrain.core.effects import Abandon, Average, AverageBroke, Break, Outcome, Resolve, What
 from p2ptrain.core.links import weights_left
@@ -62,7 +63,7 @@ SLOTS = 16
 MAX_PARKED = 64
 """Streams that wait for their groups, at most; five of each member if those are more: two groups of
 two buckets, and what begins before its group. In a large swarm all streams come before the word
-that forms their group."""
+that forms their group. If there are more, those of the sender that has most are refused."""
 
 LEAVES_FIRST = 4
 """Turns of the loop before a model is copied, so that what was just said leaves: the others wait
@@ -101,7 +102,7 @@ class Averages:
         self._deferred: DeferredUpdate | None = None
         self.update_lock = threading.RLock()
         self._groups: dict[Ticket, FormedGroup] = {}  # by first ticket, the present attempt
-        self._parked = 0
+        self._parked: FairRoom[Parked] = FairRoom()
 
     @property
     def deferred(self) -> DeferredUpdate | None:
@@ -151,14 +152,20 @@ class Averages:
         Raises:
             RefusedError: if we are not in that group, or too many streams wait for theirs.
         """
-        host, ticket = self.host, opening.ticket
-        most = max(MAX_PARKED, 5 * len(host.machine.membership.participants()))
-        if self._parked >= most:
-            raise RefusedError(f"{host.name} has {most} streams waiting for their groups")
-        self._parked += 1
+        host, ticket, membership = self.host, opening.ticket, self.host.machine.membership
+        most = max(MAX_PARKED, 5 * len(membership.participants()))
+        known = membership.member(opening.sender)
+        place = known.peer if known else "", stream.caller  # strangers share the places of one
+        parked = Parked()
+        if victim := self._parked.enter(*place, parked, most):
+            victim.must_go = True
+            host.notify_change()
         until = host.now + self.transfers.arrivals.seconds  # or for as long as we may yet be in it
         try:
             while (exchange := self._exchange_of(ticket)) is None:
+                if parked.must_go:
+                    why = f"{host.name} has {most} streams waiting for their groups"
+                    raise RefusedError(f"{why}, most of them from where this one comes")
                 # What begins after a group may come while that ends here.
                 expected = host.machine.expects(ticket) or ticket.root in self._groups
                 async with asyncio.timeout(None if expected else until - host.now):
@@ -166,7 +173,7 @@ class Averages:
         except (TimeoutError, KeyError) as error:
             raise RefusedError(f"{host.name} is not in {ticket}") from error
         finally:
-            self._parked -= 1
+            self._parked.leave(*place, parked)
         await exchange.accept(opening, stream)
 
     def _exchange_of(self, ticket: Ticket) -> Exchange | None:
@@ -259,6 +266,14 @@ class Averages:
         """Copy gradients: no other thread wants them now, so a short copy is made here."""
         short = self.replica.gradient_size <= SHORT
         return function() if short else await self.executor(function)
+
+
+@dataclass(eq=False, slots=True)
+class Parked:
+    """A stream that waits for its group."""
+
+    must_go: bool = False
+    """Others have more right to its place."""
 
 
 class AttemptOver(Exception):

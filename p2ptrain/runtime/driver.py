@@ -7,7 +7,7 @@ the simulator, the same code in both. What differs comes in as ports: the `Trans
 """
 
 import asyncio
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from random import Random
@@ -29,13 +29,14 @@ from p2ptrain.core.messages import (
     Ping,
 )
 from p2ptrain.core.peer_machine import PeerMachine
+from p2ptrain.core.repeats import Repeats
 from p2ptrain.core.transfers import ARRIVAL_S
 from p2ptrain.errors import RefusedError, RemoteProtocolError, TransportError
 from p2ptrain.ids import Address, PeerId, Seconds
 from p2ptrain.net import wire
 from p2ptrain.net.transport import ChunkStream, Transport
 from p2ptrain.runtime.accounts import Accounts
-from p2ptrain.runtime.admission import ask, cannot_reach, successor
+from p2ptrain.runtime.admission import Admissions, ask, cannot_reach, kind_of, successor
 from p2ptrain.runtime.agreed_state import AgreedState
 from p2ptrain.runtime.averages import Averages
 from p2ptrain.runtime.batches import Batches
@@ -77,6 +78,8 @@ class Driver:
         self.contract = Contract(self.name, config, self.algorithm, self.replica, wire.PROTOCOL)
         self.digest = self.contract.digest
         """Of the swarm; every message and opening carries it."""
+        self._admissions = Admissions()
+        self._repeats = Repeats()
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._deadline: Seconds = 0.0
@@ -156,6 +159,8 @@ class Driver:
         if envelope.swarm != self.digest or is_stranger or source == self.name:
             return  # a stranger, or a peer of another swarm: nothing to answer
         self._log.message("<-", source, message)
+        if introduces_itself and (known := self.machine.membership.member(source)):
+            self.transport.expect(known.address)  # it reaches us: perhaps we reach it again
         with self._feeding():
             if not isinstance(message, AlgorithmMessage):
                 self.machine.receive(source, message, self.now)
@@ -166,8 +171,7 @@ class Driver:
         try:
             self.algorithm.handle_message(self.swarm, source, message)
         except RemoteProtocolError as error:
-            if not self.accounts.messages_refused[source]:
-                self.metrics.record("warning", text=f"ignored: {error}")
+            self.warn(("ignored", source), f"ignored: {error}")
             self.accounts.messages_refused[source] += 1
 
     def handle_broken(self, address: Address, why: str) -> None:
@@ -196,12 +200,14 @@ class Driver:
 
     async def handle_join(self, hello: wire.Hello) -> wire.JoinReply:
         membership, peer = self.machine.membership, hello.me.peer
-        refusal = self.contract.objection(peer, hello) or await cannot_reach(
-            self.transport, membership, hello.me
-        )
+        refusal = self.contract.objection(peer, hello)
+        if not refusal:
+            async with self._admissions.one():
+                refusal = await cannot_reach(self.transport, membership, hello.me)
         if refusal:
             self.refused = f"{self.name} refused {peer}: {refusal}"
-            self.metrics.record("warning", text=self.refused)
+            self.warn(("refused", *kind_of(refusal, hello.me)), self.refused)
+            self._forget_stranger(hello.me.address)
             return wire.JoinReply(refusal, ())
         newcomer = successor(hello.me, membership.member(peer))
         self.machine.learn([newcomer], self.now, "it joined here")
@@ -278,9 +284,16 @@ class Driver:
         )
         self._watch.look()
         member = self.machine.membership.member(effect.peer)
+        if member and effect.state is MemberState.ALIVE:
+            self.transport.expect(member.address)
         if member and effect.state >= MemberState.DEAD:
             # Not at once: the last chunks of one that leaves may be on the way.
             self._loop.call_later(ARRIVAL_S, self._forget, member)
+
+    def _forget_stranger(self, address: Address) -> None:
+        """Leave no connection to an address that is no member's: it would go on dialling."""
+        if all(member.address != address for member in self.machine.membership.others):
+            self.transport.forget(address)
 
     def _forget(self, member: Member) -> None:
         now = self.machine.membership.member(member.peer)
@@ -302,6 +315,11 @@ class Driver:
         if member is None:
             raise TransportError(f"{self.name} does not know where {peer} is")
         return await self.transport.open(member.address, opening)
+
+    def warn(self, key: Hashable, text: str) -> None:
+        """Record a warning; one that others can cause at will, once per minute and `key`."""
+        if said := self._repeats.said(key, text, self.now):
+            self.metrics.record("warning", text=said)
 
     def notify_change(self) -> None:
         """Wake all who wait for news."""

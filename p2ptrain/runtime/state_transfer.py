@@ -9,6 +9,7 @@ nothing arrives for `average_timeout_s`; then the receiver asks another donor, o
 import asyncio
 import hashlib
 import tempfile
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 
 MAX_STATE_BYTES = 1 << 36
 
+MOST_SERVED = 16
+"""Transfers to one peer at a time: as many fragments as it may follow, and its model."""
+
 
 @dataclass(eq=False)
 class StateTransfer:
@@ -44,6 +48,8 @@ class StateTransfer:
     executor: CopyExecutor
     _following: set[int] = field(default_factory=set, init=False)
     """Fragments of the outer state that are being taken over."""
+    _served: Counter[str] = field(default_factory=Counter, init=False)
+    """Transfers under way, by their receivers."""
 
     async def take_model(self, version: int | None = None) -> PeerId | None:
         """Take the state of a peer that has the model; returns that peer, or None if none is here.
@@ -184,6 +190,19 @@ class StateTransfer:
         Raises:
             RefusedError: if it does not, or the state cannot be exported.
         """
+        name = self.host.name
+        known = self.host.machine.membership.member(opening.sender)
+        sender = known.peer if known else ""  # strangers share the transfers of one
+        if self._served[sender] >= MOST_SERVED:
+            raise RefusedError(f"{name} has {MOST_SERVED} transfers of {opening.sender} under way")
+        self._served[sender] += 1
+        try:
+            await self._serve(opening, stream)
+        finally:
+            self._served[sender] -= 1
+            self._served += Counter()  # without those that are at 0
+
+    async def _serve(self, opening: StateOpening, stream: ChunkStream) -> None:
         version = opening.version
         try:
             if opening.fragment is not None:

@@ -501,6 +501,9 @@ class SimTransport:
         """Nothing else is stored per address."""
         self._told.pop(address, None)
 
+    def expect(self, address: Address) -> None:
+        """Nothing is dialled here."""
+
     async def close(self, grace_s: Seconds) -> None:
         self._network.remove(self)
         with suppress(TimeoutError):

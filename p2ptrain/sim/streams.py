@@ -66,6 +66,10 @@ class SimStream:
     def is_local(self) -> bool:
         return False
 
+    @property
+    def caller(self) -> str:
+        return ""
+
     async def send(self, payload: memoryview, last: bool = False) -> None:
         await self._say(Chunk(payload, last))
 

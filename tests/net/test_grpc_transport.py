@@ -12,12 +12,16 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from p2ptrain.core.budgets import Rate
 from p2ptrain.core.messages import Arrive, Member
+from p2ptrain.core.redial import Redial
 from p2ptrain.errors import CodecError, ConfigError, RefusedError, TransportError
 from p2ptrain.ids import Address, PeerId
-from p2ptrain.net import grpc_transport, wire
+from p2ptrain.net import grpc_link, grpc_transport, wire
 from p2ptrain.net.grpc_config import GrpcConfig, channel_arguments
-from p2ptrain.net.grpc_transport import SERVICE, GrpcTransport, _translate
+from p2ptrain.net.grpc_errors import translate
+from p2ptrain.net.grpc_link import SERVICE
+from p2ptrain.net.grpc_transport import GrpcTransport
 from p2ptrain.net.wire import Envelope, Hello, JoinReply, StateOpening
 
 pytestmark = pytest.mark.sockets
@@ -331,7 +335,7 @@ async def test_joining_what_is_no_peer_ends_in_time_and_names_it(silent, no_peer
 def test_why_there_is_no_connection_is_said_in_our_words(details, says):
     nothing, code = grpc.aio.Metadata(), grpc.StatusCode.UNAVAILABLE
     error = grpc.aio.AioRpcError(code, nothing, nothing, details)
-    assert str(_translate(error, Address("10.0.0.7:4000"), "telling")) == says
+    assert str(translate(error, Address("10.0.0.7:4000"), "telling")) == says
 
 
 async def test_joining_another_grpc_server_says_that_it_is_no_peer():
@@ -362,7 +366,7 @@ async def test_a_server_that_ends_every_conversation_at_once_is_not_called_in_a_
     async with started() as (transport, handler, _), grpc_server(end_at_once) as address:
         transport.send(address, message())
         await until(lambda: bool(handler.broken))
-        await asyncio.sleep(3 * grpc_transport.RETRY_S)
+        await asyncio.sleep(3 * grpc_link.RETRY_S)
         assert calls <= 2
         # It answers one call where a conversation is due: gRPC may call that an internal error.
         assert "ended the conversation" in handler.broken[0] or "internal" in handler.broken[0]
@@ -376,7 +380,7 @@ def test_every_status_code_becomes_one_sentence_that_names_the_address(code):
     details = "several\nlines of\n details"
     metadata = grpc.aio.Metadata()
     error = grpc.aio.AioRpcError(code, metadata, metadata, details)
-    ours = grpc_transport._translate(error, Address("h:1"), "joining")
+    ours = translate(error, Address("h:1"), "joining")
     assert "\n" not in str(ours)
     if isinstance(ours, RefusedError):
         assert str(ours) == "several lines of details"
@@ -457,9 +461,9 @@ async def test_forgetting_an_address_ends_its_streams_with_an_error_not_a_cancel
 async def test_messages_wait_in_a_bounded_queue(silent):
     async with started() as (transport, _, _):
         with tcp_server_that_says_nothing() as address:
-            for number in range(10 * grpc_transport.QUEUE):
+            for number in range(10 * grpc_link.QUEUE):
                 transport.send(Address(address), message(number))
-            assert len(transport._links[address]._queue) == grpc_transport.QUEUE
+            assert len(transport._links[address]._queue) == grpc_link.QUEUE
 
 
 async def test_messages_and_chunks_have_connections_of_their_own():
@@ -510,3 +514,97 @@ async def test_a_stream_is_read_and_written_before_its_connection_is_there(size:
             await asyncio.sleep(0)  # it has nothing to read, and says the opening
         await stream.send(memoryview(bytes(size)), last=True)
         assert await heard == bytes(size)
+
+
+# --- budgets --------------------------------------------------------------------------------------
+
+
+@contextmanager
+def hangs_up_at_once():
+    """A TCP server that hangs up on all that connect; yields its address, and notes them."""
+    connected: list[str] = []
+    listening = socket.create_server(("127.0.0.1", 0))
+
+    def accept() -> None:
+        while True:
+            try:
+                accepted, _ = listening.accept()
+            except OSError:
+                return
+            connected.append(str(accepted))
+            accepted.close()
+
+    thread = threading.Thread(target=accept, daemon=True)
+    thread.start()
+    try:
+        yield Address(f"127.0.0.1:{listening.getsockname()[1]}"), connected
+    finally:
+        listening.shutdown(socket.SHUT_RDWR)
+        listening.close()
+        thread.join()
+
+
+async def test_an_address_that_does_not_answer_is_not_dialled_for_ever():
+    with hangs_up_at_once() as (address, connected):
+        async with started() as (transport, handler, _):
+            transport.send(address, message())
+            await until(lambda: bool(handler.broken))
+            with pytest.raises(TransportError):
+                await transport.identify(address, 1.0)
+            transport.forget(address)
+            dialled = len(connected)
+            await asyncio.sleep(2.5)  # gRPC by itself would dial again and again
+            assert len(connected) == dialled
+
+
+async def test_messages_to_an_address_that_is_gone_dial_more_and_more_seldom():
+    with hangs_up_at_once() as (address, connected):
+        async with started() as (transport, _, _):
+            transport._redials[address] = Redial(
+                since=asyncio.get_running_loop().time() - 1000.0, again_at=0.0
+            )
+            for _ in range(100):
+                transport.send(address, message())
+                await asyncio.sleep(0.01)
+            assert len(connected) == 1
+            transport.forget(address)
+            transport.send(address, message())
+            await asyncio.sleep(0.2)
+            assert len(connected) == 1, "that a dead peer was forgotten is no sign of life"
+            transport.expect(address)
+            transport.send(address, message())
+            await until(lambda: len(connected) == 2)
+
+
+async def test_made_up_addresses_are_dialled_at_a_bounded_rate():
+    async with started() as (transport, _, _):
+        for number in range(2000):
+            transport.send(Address(f"127.0.0.1:{1 + number}"), message())
+        talking = [link for link in transport._links.values() if link._task]
+        assert len(talking) <= 1.5 * grpc_transport.DIALS.burst
+
+
+async def test_one_that_says_much_is_read_later_and_the_others_at_once(monkeypatch):
+    monkeypatch.setattr(grpc_transport, "MESSAGES", Rate(20.0, 40.0))
+    async with (
+        started() as (_, handler, address),
+        started() as (loud, _, _),
+        started() as (b, _, _),
+    ):
+        for number in range(1, 200):
+            loud.send(address, message(number))
+        await until(lambda: len(handler.messages) >= 20)
+        b.send(address, Envelope(PeerId("b"), "swarm", Arrive(1)))
+        await until(lambda: any(one.source == "b" for one in handler.messages))
+        assert len(handler.messages) < 100
+
+
+async def test_a_caller_that_sends_garbage_pays_for_it(monkeypatch):
+    monkeypatch.setattr(grpc_transport, "CALLS", Rate(20.0, 15.0))
+    async with started() as (transport, _, address), grpc.aio.insecure_channel(address) as channel:
+        began = asyncio.get_running_loop().time()
+        for _ in range(2):
+            with pytest.raises(grpc.RpcError):
+                await channel.unary_unary(f"/{SERVICE}/Join")(b"\xff\xff", timeout=5.0)
+        assert asyncio.get_running_loop().time() - began > 0.3
+        assert transport.refused_bytes == 2

@@ -85,7 +85,7 @@ async def test_peers_of_one_machine_share_memory_and_none_listens_where_nothing_
 
 
 async def test_peers_of_two_machines_use_grpc(ours, monkeypatch):
-    monkeypatch.setattr("p2ptrain.net.grpc_transport.this_machine", lambda: "another")
+    monkeypatch.setattr("p2ptrain.net.grpc_link.this_machine", lambda: "another")
     async with two(ours, ours) as (a, _, address):
         link = a._link(address)
         await echo(a, address)

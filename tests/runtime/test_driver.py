@@ -197,7 +197,7 @@ async def test_a_stream_under_a_stale_ticket_is_refused_after_a_bounded_wait():
     with pytest.raises(RefusedError, match="a is not in b#9"):
         await stream.receive()
     assert asyncio.get_running_loop().time() - before == pytest.approx(ARRIVAL_S, abs=0.1)
-    assert a.driver.averages._parked == 0
+    assert len(a.driver.averages._parked) == 0
     await world.close()
 
 
@@ -234,7 +234,68 @@ async def test_more_streams_than_may_wait_are_refused_at_once(monkeypatch, fixed
     for stream in waiting:
         with pytest.raises(RefusedError, match="a is not in b#9"):
             await stream.receive()
-    assert a.driver.averages._parked == 0
+    assert len(a.driver.averages._parked) == 0
+    await world.close()
+
+
+async def test_streams_of_strangers_for_groups_that_do_not_exist_take_no_members_place():
+    world, a, b = await pair()
+    stranger = await Stranger(world).start()
+    for number in range(2 * MAX_PARKED):
+        opening = replace(average(a, Ticket(PeerId("s"), 9, number)), sender=PeerId(f"s{number}"))
+        await (await stranger.transport.open(a.address, opening)).finish()
+    await asyncio.sleep(0.1)
+    assert len(a.driver.averages._parked) == MAX_PARKED
+    result = await b.swarm.form([PeerId("a")])
+    assert result.done, result
+    await world.close()
+
+
+async def test_a_peer_gives_its_state_to_few_at_a_time(monkeypatch):
+    monkeypatch.setattr("p2ptrain.runtime.state_transfer.MOST_SERVED", 2)
+    world, a, b = await pair()
+    stranger = await Stranger(world).start()
+    opening = StateOpening(a.driver.digest, PeerId("s"), None)
+    whole, go_on = a.driver.averages.whole, asyncio.Event()
+
+    async def later(export):
+        await go_on.wait()
+        return await whole(export)
+
+    a.driver.averages.whole = later
+    streams = [await stranger.transport.open(a.address, opening) for _ in range(3)]
+    for stream in streams:
+        await stream.finish()
+    with pytest.raises(RefusedError, match="a has 2 transfers of s under way"):
+        await streams[2].receive()
+    downloading = asyncio.create_task(b.driver.state_transfer.download(PeerId("a")))
+    await asyncio.sleep(0.1)
+    go_on.set()
+    assert await downloading, "a member has places of its own"
+    for stream in streams[:2]:
+        while await stream.receive() is not None:
+            pass
+    assert not a.driver.state_transfer._served
+    await world.close()
+
+
+async def test_a_refused_newcomer_is_recorded_once_a_minute_and_leaves_no_connection(monkeypatch):
+    world, a, _ = await pair()
+    stranger = await Stranger(world).start()
+    forgotten: list[Address] = []
+    a.driver.transport.forget = forgotten.append
+    warnings: list[str] = []
+    a.driver.metrics.record = lambda kind, **fields: warnings.append(fields["text"])
+    monkeypatch.setattr("p2ptrain.runtime.admission.DIALS", 1)
+    for number in range(20):
+        if number == 19:
+            await asyncio.sleep(60.0)
+        me = replace(stranger.me, peer=PeerId(f"s{number}"), address=Address("sim:99"))
+        reply = await a.driver.handle_join(replace(stranger.handle_identify(), me=me))
+        assert "cannot be reached" in reply.refusal
+    assert len(warnings) == 2, warnings
+    assert warnings[1].endswith("(and 18 times more before)")
+    assert forgotten == [Address("sim:99")] * 20
     await world.close()
 
 
