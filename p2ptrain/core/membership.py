@@ -38,7 +38,9 @@ answers may lie unread. It is extended, once: a peer that is always late must de
 
 **Trust.** Any peer can claim anything about any other. A third party's record raises an incarnation
 by `LEAP` at most; a peer's own record replaces one that is further away than that; a peer refutes
-up to the incarnation that others would believe, and not beyond.
+up to the incarnation that others would believe, and not beyond. That a member is dead or has left
+makes it a suspect, unless it says so itself. How many members a peer may name and accuse is limited
+(`core/hearsay.py`).
 
 Sources: SWIM (Das, Gupta, Motivala, DSN 2002; suspicion as in its section 4.2); local health from
 Lifeguard (Dadgar, Phillips, Currey, DSN 2018).
@@ -53,6 +55,7 @@ from random import Random
 from p2ptrain.core import messages as m
 from p2ptrain.core.adaptive_timeout import AdaptiveTimeout, MembershipConfig
 from p2ptrain.core.effects import Effect, MemberChanged, Send
+from p2ptrain.core.hearsay import Hearsay
 from p2ptrain.core.messages import Member, MembershipMessage, MemberState
 from p2ptrain.core.roster import ACCUSERS, Roster, joined, newer
 from p2ptrain.errors import InvariantViolation
@@ -124,6 +127,7 @@ class Membership(Roster):
         self._indirect_probes: dict[int, _IndirectProbe] = {}  # by the number of our ping
         self._suspicions: dict[PeerId, _Waiting] = {}
         self._may_announce_at: Seconds = -math.inf
+        self._hearsay = Hearsay()
 
     def outlive(self, incarnation: int) -> None:
         """The peer that we join remembers us under `incarnation`; take a higher one if needed."""
@@ -144,6 +148,7 @@ class Membership(Roster):
         self._probes.clear()
         self._indirect_probes.clear()
         self._suspicions.clear()
+        self._hearsay = Hearsay()
 
     # --- what happens -----------------------------------------------------------------------------
 
@@ -160,8 +165,8 @@ class Membership(Roster):
             if heard is known:
                 continue
             if known is not None:
-                record = self._merged(known, heard, now, is_own_word=peer == sender)
-            elif heard.incarnation <= HIGHEST and self._make_room():
+                record = self._merged(known, heard, now, sender)
+            elif self._may_learn(heard, now, sender):
                 record = heard
             else:
                 continue
@@ -226,13 +231,16 @@ class Membership(Roster):
                 why = f"{peer} did not refute its suspicion within {now - suspicion.since:.3g} s"
                 dead = replace(self.records[peer], state=MemberState.DEAD, accusers=())
                 self._store(dead, now, why)
+        for peer in self._hearsay.due(now):
+            if self.records[peer].state >= MemberState.DEAD:
+                self._drop(peer)
         if self._probe_at <= now:
             self._probe_at = now + self._config.probe_period_s * (1 + self.timeout.doubt)
             if target := self._next_target():
                 self._probe(target, now)
 
     def next_deadline(self) -> Seconds | None:
-        first = self._probe_at
+        first = min(self._probe_at, self._hearsay.next_deadline() or math.inf)
         for probe in self._probes.values():
             first = min(first, probe.help_at, probe.deadline)
         for waiting in chain(self._indirect_probes.values(), self._suspicions.values()):
@@ -248,20 +256,43 @@ class Membership(Roster):
 
     # --- what to believe --------------------------------------------------------------------------
 
-    def _merged(self, known: Member, heard: Member, now: Seconds, *, is_own_word: bool) -> Member:
-        """What we know of a peer after hearing `heard`, from itself or from others."""
+    def _may_learn(self, heard: Member, now: Seconds, sender: PeerId | None) -> bool:
+        """True if a member that we did not know is worth a record."""
+        if heard.incarnation > HIGHEST:
+            return False
+        if sender is None:
+            is_taken = self._make_room()
+            if is_taken:
+                self._hearsay.meet(heard.peer)
+            return is_taken
+        if heard.state >= MemberState.DEAD:
+            return False  # we may have forgotten it, and others have not
+        return self._hearsay.may_introduce(sender, heard.peer, now) and self._make_room()
+
+    def _merged(self, known: Member, heard: Member, now: Seconds, sender: PeerId | None) -> Member:
+        """What we know of a peer after hearing `heard` from `sender`, perhaps of itself."""
+        is_own_word = heard.peer == sender
         if heard.incarnation > known.incarnation:
             most = HIGHEST if is_own_word else min(HIGHEST, known.incarnation + LEAP)
             if heard.incarnation > most:
                 return known
         elif is_own_word and heard.incarnation + LEAP < known.incarnation:
             return heard  # the known incarnation was forged: it is too far from the real one
-        if heard.state is MemberState.DEAD and heard.incarnation >= known.incarnation:
-            heard = self._doubted_death(known, heard, now)
+        if not is_own_word and heard.state is not MemberState.ALIVE:
+            heard = self._doubted(known, heard, now, sender)
         return newer(known, heard)
 
+    def _doubted(self, known: Member, heard: Member, now: Seconds, sender: PeerId | None) -> Member:
+        """What others say of a member that is not well for them, as far as we believe it."""
+        if heard.state >= MemberState.DEAD and heard.incarnation >= known.incarnation:
+            heard = self._doubted_death(known, heard, now)
+        accuses = known.state is MemberState.ALIVE and heard.incarnation >= known.incarnation
+        if accuses and sender and not self._hearsay.may_accuse(sender, heard.peer, now):
+            return replace(heard, state=MemberState.ALIVE, accusers=())
+        return heard
+
     def _doubted_death(self, known: Member, heard: Member, now: Seconds) -> Member:
-        """Others declared `heard` dead; believe it only after our own minimal timeout."""
+        """Others say that `heard` is dead or has left; believe it only after our own timeout."""
         is_new = heard.incarnation > known.incarnation
         if known.state >= MemberState.DEAD and not is_new:
             return heard
@@ -301,9 +332,14 @@ class Membership(Roster):
             return True
         dead = (p for p, member in self.records.items() if member.state >= MemberState.DEAD)
         if peer := next(dead, None):
-            self.forget(peer)
-            self._probes.pop(peer, None)
+            self._drop(peer)
         return peer is not None
+
+    def _drop(self, peer: PeerId) -> None:
+        """Forget a dead member, and all that it costs."""
+        self.forget(peer)
+        self._hearsay.forget(peer)
+        self._probes.pop(peer, None)
 
     def _store(self, member: Member, now: Seconds, why: str, is_known: bool = False) -> None:
         peer, known = member.peer, self.records.get(member.peer)
@@ -319,6 +355,10 @@ class Membership(Roster):
                 due = suspicion.since + self._suspicion_s(member)
                 suspicion.deadline = min(suspicion.deadline, due)
             return
+        if member.state >= MemberState.DEAD:
+            self._hearsay.died(peer, now)
+        elif member.state is MemberState.ALIVE:
+            self._hearsay.lives(peer)
         if member.state is MemberState.SUSPECT:
             self._suspicions[peer] = _Waiting(since=now, deadline=now + self._suspicion_s(member))
         else:
@@ -384,6 +424,7 @@ class Membership(Roster):
         probe = self._probes.get(source)
         if probe and probe.number == number:
             del self._probes[source]
+            self._hearsay.meet(source)
             self.timeout.answered(now - probe.since, in_time=now <= probe.help_at)
         indirect = self._indirect_probes.get(number)
         if indirect and indirect.target == source:

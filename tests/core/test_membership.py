@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2ptrain.core.adaptive_timeout import LEAST_PROBE_BYTES, MOST_DOUBT, MembershipConfig
+from p2ptrain.core.budgets import Rate
 from p2ptrain.core.effects import Effect, MemberChanged, Send
+from p2ptrain.core.hearsay import SHARE
 from p2ptrain.core.membership import (
     FAREWELLS,
     HIGHEST,
@@ -201,6 +203,8 @@ def test_a_goodbye_that_one_missed_reaches_it_by_gossip():
     circle._settle()
     assert circle.views("p01")["p03"] is ALIVE
     circle.advance(0.5)
+    assert circle.views("p01")["p03"] is SUSPECT, "it is not chosen, but only it may say so"
+    circle.advance(5)
     assert circle.views("p01")["p03"] is LEFT
 
 
@@ -532,7 +536,7 @@ def test_whoever_spams_refutations_gets_one_for_one():
 def test_invented_members_do_not_fill_the_memory_nor_keep_newcomers_out():
     peer, _ = alone_among("b")
     invented = [replace(member(f"x{i}"), state=DEAD) for i in range(MOST_MEMBERS + 50)]
-    peer.receive(PeerId("b"), MembershipUpdates(tuple(invented)), 0.0)
+    peer.learn(invented, 0.0, "the peer that we joined said so")
     assert len(peer.others) == MOST_MEMBERS
     peer.learn([member("newcomer")], 1.0, "it joined here")
     assert PeerId("newcomer") in peer.choosable()
@@ -764,3 +768,99 @@ def test_alone_one_probes_nobody():
 def test_deadlines_that_cannot_work_are_refused(values: dict[str, float], message: str):
     with pytest.raises(ConfigError, match=message):
         MembershipConfig(**values)
+
+
+# --- what a word is worth -------------------------------------------------------------------------
+
+
+def made_up(count: int, first: int = 0) -> tuple[Member, ...]:
+    return tuple(member(f"x{number:05}") for number in range(first, first + count))
+
+
+@pytest.mark.parametrize("teller", ["p01", "a stranger"])
+def test_one_that_invents_members_fills_no_more_than_its_share(teller):
+    circle = Circle(3)
+    circle.advance(5)
+    victim = circle.peers["p00"]
+    for first in range(0, 10_000, 500):
+        word = MembershipUpdates(made_up(500, first))
+        victim.receive(PeerId(teller), word, circle.time)
+        circle.advance(0.1)
+    assert len(victim.records) <= SHARE + 2
+    assert len(victim._probes) <= SHARE + 2
+
+
+def test_made_up_tellers_have_the_share_of_one():
+    circle = Circle(3)
+    circle.advance(5)
+    victim = circle.peers["p00"]
+    for number, other in enumerate(made_up(1000)):
+        own = replace(other, peer=PeerId(f"y{number}"))
+        victim.receive(own.peer, MembershipUpdates((own, other)), circle.time)
+    assert len(victim.records) <= SHARE + 2
+
+
+def test_made_up_members_are_forgotten_with_all_that_they_cost(monkeypatch):
+    monkeypatch.setattr("p2ptrain.core.hearsay.SHARE", 8)
+    circle = Circle(3)
+    circle.advance(5)
+    for name in ("p00", "p02"):
+        circle.peers[name].receive(PeerId("p01"), MembershipUpdates(made_up(50)), circle.time)
+    assert len(circle.peers["p00"].records) == 10
+    circle.advance(150)
+    for name, peer in circle.peers.items():
+        assert sorted(peer.records) == sorted({*circle.peers} - {name}), name
+        assert not peer._suspicions
+        assert not peer.updates
+    circle.peers["p00"].receive(PeerId("p01"), MembershipUpdates(made_up(5, 900)), circle.time)
+    assert len(circle.peers["p00"].records) == 7, "its share was given back"
+
+
+def test_more_members_than_a_share_are_learned_from_gossip_all_the_same(monkeypatch):
+    monkeypatch.setattr("p2ptrain.core.hearsay.SHARE", 2)
+    circle = Circle(20)
+    circle.advance(20)
+    for name, peer in circle.peers.items():
+        assert len(peer.records) == 19, name
+
+
+def test_a_member_cannot_declare_others_dead_or_gone():
+    circle = Circle(4)
+    circle.advance(5)
+    for _ in range(100):
+        for name in ("p00", "p02"):
+            known = circle.peers[name].member(PeerId("p01"))
+            for state in (DEAD, LEFT):
+                lie = MembershipUpdates((replace(known, state=state),))
+                circle.peers[name].receive(PeerId("p03"), lie, circle.time)
+        circle.advance(0.05)
+        assert {*circle.views("p01").values()} <= {ALIVE, SUSPECT}
+    circle.advance(5)
+    assert {*circle.views("p01").values()} == {ALIVE}
+
+
+def test_one_that_accuses_without_end_is_not_believed_any_more():
+    circle = Circle(4)
+    circle.advance(5)
+    victim, suspect_for = circle.peers["p00"], 0
+    for _ in range(2000):
+        known = victim.member(PeerId("p01"))
+        victim.receive(
+            PeerId("p03"), MembershipUpdates((replace(known, state=SUSPECT),)), circle.time
+        )
+        circle.advance(0.05)
+        suspect_for += victim.member(PeerId("p01")).state is SUSPECT
+    assert suspect_for < 200, "a tenth of the time"
+
+
+def test_who_accuses_with_reason_goes_on_being_believed(monkeypatch):
+    monkeypatch.setattr("p2ptrain.core.hearsay.ACCUSATIONS", Rate(0.001, 3.0))
+    circle = Circle(10)
+    circle.advance(10)
+    for number in range(2, 10):
+        circle.kill(f"p{number:02}")
+        gone = replace(circle.peers["p00"].member(PeerId(f"p{number:02}")), state=SUSPECT)
+        circle.peers["p00"].receive(PeerId("p01"), MembershipUpdates((gone,)), circle.time)
+        assert circle.peers["p00"].member(gone.peer).state is SUSPECT
+        circle.advance(8)
+        assert circle.peers["p00"].member(gone.peer).state is DEAD
