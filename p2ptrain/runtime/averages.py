@@ -25,7 +25,6 @@ from p2ptrain.averaging.base import GroupResult, Mean, SumRule
 from p2ptrain.compute.codec import PLAIN, load_codec
 from p2ptrain.compute.replica import Replica, Vector
 from p2ptrain.compute.sparse import NOTHING, Residual
-from p2ptrain.core.budgets import FairRoom
 from p2ptrain.core.contribution import MODEL, Contribution
 from p2ptrain.core.effects import Abandon, Average, AverageBroke, Break, Outcome, Resolve, What
 from p2ptrain.core.links import weights_left
@@ -45,6 +44,7 @@ from p2ptrain.runtime.gradient_sum import GroupGradientSum
 from p2ptrain.runtime.mix import Bucket
 from p2ptrain.runtime.outer import Outer, OuterPart
 from p2ptrain.runtime.overlap import Overlap
+from p2ptrain.runtime.parked import ParkedStreams
 from p2ptrain.runtime.pending_gradients import PendingGradients
 from p2ptrain.runtime.pending_mean import PendingMean
 from p2ptrain.runtime.rounds import Rounds
@@ -59,11 +59,6 @@ SHORT = 1 << 18
 
 SLOTS = 16
 """Places for chunks to arrive in that are kept; with chunks of 1 MiB as many MiB."""
-
-MAX_PARKED = 64
-"""Streams that wait for their groups, at most; five of each member if those are more: two groups of
-two buckets, and what begins before its group. In a large swarm all streams come before the word
-that forms their group. If there are more, those of the sender that has most are refused."""
 
 LEAVES_FIRST = 4
 """Turns of the loop before a model is copied, so that what was just said leaves: the others wait
@@ -102,7 +97,7 @@ class Averages:
         self._deferred: DeferredUpdate | None = None
         self.update_lock = threading.RLock()
         self._groups: dict[Ticket, FormedGroup] = {}  # by first ticket, the present attempt
-        self._parked: FairRoom[Parked] = FairRoom()
+        self.parked = ParkedStreams(self.host)
 
     @property
     def deferred(self) -> DeferredUpdate | None:
@@ -152,28 +147,18 @@ class Averages:
         Raises:
             RefusedError: if we are not in that group, or too many streams wait for theirs.
         """
-        host, ticket, membership = self.host, opening.ticket, self.host.machine.membership
-        most = max(MAX_PARKED, 5 * len(membership.participants()))
-        known = membership.member(opening.sender)
-        place = known.peer if known else "", stream.caller  # strangers share the places of one
-        parked = Parked()
-        if victim := self._parked.enter(*place, parked, most):
-            victim.must_go = True
-            host.notify_change()
+        host, ticket = self.host, opening.ticket
         until = host.now + self.transfers.arrivals.seconds  # or for as long as we may yet be in it
         try:
-            while (exchange := self._exchange_of(ticket)) is None:
-                if parked.must_go:
-                    why = f"{host.name} has {most} streams waiting for their groups"
-                    raise RefusedError(f"{why}, most of them from where this one comes")
-                # What begins after a group may come while that ends here.
-                expected = host.machine.expects(ticket) or ticket.root in self._groups
-                async with asyncio.timeout(None if expected else until - host.now):
-                    await host.wait_for_change()
+            with self.parked.place(opening, stream) as place:
+                while (exchange := self._exchange_of(ticket)) is None:
+                    place.check()
+                    # What begins after a group may come while that ends here.
+                    expected = host.machine.expects(ticket) or ticket.root in self._groups
+                    async with asyncio.timeout(None if expected else until - host.now):
+                        await host.wait_for_change()
         except (TimeoutError, KeyError) as error:
             raise RefusedError(f"{host.name} is not in {ticket}") from error
-        finally:
-            self._parked.leave(*place, parked)
         await exchange.accept(opening, stream)
 
     def _exchange_of(self, ticket: Ticket) -> Exchange | None:
@@ -266,14 +251,6 @@ class Averages:
         """Copy gradients: no other thread wants them now, so a short copy is made here."""
         short = self.replica.gradient_size <= SHORT
         return function() if short else await self.executor(function)
-
-
-@dataclass(eq=False, slots=True)
-class Parked:
-    """A stream that waits for its group."""
-
-    must_go: bool = False
-    """Others have more right to its place."""
 
 
 class AttemptOver(Exception):

@@ -24,7 +24,8 @@ from p2ptrain.ids import Address, PeerId, Ticket
 from p2ptrain.net.transport import ChunkStream
 from p2ptrain.net.wire import AverageOpening, Envelope, Hello, Opening, StateOpening
 from p2ptrain.runtime import state_transfer
-from p2ptrain.runtime.averages import MAX_PARKED, FormedGroup
+from p2ptrain.runtime.averages import FormedGroup
+from p2ptrain.runtime.parked import MAX_PARKED
 from p2ptrain.sim.link import Link
 from p2ptrain.sim.loop import run
 from p2ptrain.sim.network import SimTransport
@@ -197,7 +198,7 @@ async def test_a_stream_under_a_stale_ticket_is_refused_after_a_bounded_wait():
     with pytest.raises(RefusedError, match="a is not in b#9"):
         await stream.receive()
     assert asyncio.get_running_loop().time() - before == pytest.approx(ARRIVAL_S, abs=0.1)
-    assert len(a.driver.averages._parked) == 0
+    assert len(a.driver.averages.parked) == 0
     await world.close()
 
 
@@ -221,7 +222,7 @@ async def test_a_stream_that_comes_before_its_group_is_formed_waits_for_it(monke
 @pytest.mark.parametrize(("fixed", "most"), [(MAX_PARKED, MAX_PARKED), (1, 5 * 2)])
 async def test_more_streams_than_may_wait_are_refused_at_once(monkeypatch, fixed, most):
     """A fixed number may wait, or five of each member where those are more."""
-    monkeypatch.setattr("p2ptrain.runtime.averages.MAX_PARKED", fixed)
+    monkeypatch.setattr("p2ptrain.runtime.parked.MAX_PARKED", fixed)
     world, a, b = await pair()
     opening = average(a, Ticket(PeerId("b"), 9, 9))
     waiting = [await b.driver.transport.open(a.address, opening) for _ in range(most)]
@@ -234,7 +235,7 @@ async def test_more_streams_than_may_wait_are_refused_at_once(monkeypatch, fixed
     for stream in waiting:
         with pytest.raises(RefusedError, match="a is not in b#9"):
             await stream.receive()
-    assert len(a.driver.averages._parked) == 0
+    assert len(a.driver.averages.parked) == 0
     await world.close()
 
 
@@ -245,7 +246,7 @@ async def test_streams_of_strangers_for_groups_that_do_not_exist_take_no_members
         opening = replace(average(a, Ticket(PeerId("s"), 9, number)), sender=PeerId(f"s{number}"))
         await (await stranger.transport.open(a.address, opening)).finish()
     await asyncio.sleep(0.1)
-    assert len(a.driver.averages._parked) == MAX_PARKED
+    assert len(a.driver.averages.parked) == MAX_PARKED
     result = await b.swarm.form([PeerId("a")])
     assert result.done, result
     await world.close()
