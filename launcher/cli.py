@@ -27,7 +27,12 @@ def run(
     scenario: Annotated[
         str, typer.Argument(help="A .toml file, or the name of a bundled scenario.")
     ],
-    backend: Annotated[str, typer.Option(help="Where the peers run.")] = "process",
+    backend: Annotated[
+        str, typer.Option(help="Where the peers run: process, docker, ray, ssh or sim.")
+    ] = "process",
+    hosts: Annotated[
+        Path | None, typer.Option(help="File with a host on each line, for --backend ssh.")
+    ] = None,
     algorithms: Annotated[
         str, typer.Option(help="Comma-separated; the first is what the others are compared with.")
     ] = "",
@@ -72,7 +77,7 @@ def run(
         chosen, too_long = smallest(chosen)
         left_out += too_long
     chosen.check_algorithms()
-    place = load_backend(backend)
+    place = load_backend(backend, hosts)
     from p2plab.harness.claims import do_all_hold
     from p2plab.lab import run_lab  # torch
 

@@ -21,33 +21,25 @@ kill -9, the OOM killer          `p2plab.backends.guard` does the same
 import contextlib
 import dataclasses
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from p2plab.backends import cables, guard
 from p2plab.backends.base import Fleet, LaunchError
 from p2plab.backends.cables import Cables
 from p2plab.backends.peer_process import RealFleet, last_words, refuse_faults
+from p2plab.backends.spawn import PEER_COMMAND, free_ports, peer_environment
 from p2plab.external_baselines import EXTERNAL_BASELINES, PRICES
 from p2plab.faults import FaultInstance
-from p2plab.machine import COPYING
 from p2plab.scenario import LeftOut, Scenario, ways_left_out
 from p2ptrain.config import RunConfig
 from p2ptrain.errors import ConfigError
 from p2ptrain.ids import Seconds
 
-PEER_COMMAND = (sys.executable, "-m", "p2ptrain", "peer", "--no-result", "--config")
-"""The command that starts a peer, up to the path of its configuration."""
-
-PORTS = 10_000, 32_768
-
-_ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _POLL_S = 0.02
 
 KINDS = ("crash", "pause", "slow", "throttle", "partition", "leave", "join")
@@ -246,12 +238,6 @@ class ProcessFleet(RealFleet):
             self._guard.stdin.close()
 
 
-def peer_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The launcher's environment, with one compute thread: peers share the machine."""
-    ours = {**dict.fromkeys(_ONE_THREAD, "1"), "PYTHONUNBUFFERED": "1"}
-    return {**COPYING, **environment, **ours}
-
-
 def _with_addresses(configs: Sequence[RunConfig], *, returns: bool) -> list[RunConfig]:
     """Let the first peer listen on a free port, and all others join there.
 
@@ -293,17 +279,3 @@ def _behind(addresses: Sequence[str], configs: Sequence[RunConfig]) -> list[RunC
 
 def _port(address: str) -> int:
     return int(address.rpartition(":")[2])
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that were free a moment ago; a peer that finds one taken ends the run.
-
-    They are below those that the kernel hands out, or a connection of any process might take one.
-    """
-    found: list[int] = []
-    while len(found) < count:
-        port = random.randrange(*PORTS)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            found += [port] if port not in found else []
-    return found

@@ -25,7 +25,7 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from p2plab.backends.cables import Cables, can_lay
-from p2plab.backends.process import free_ports
+from p2plab.backends.spawn import free_ports
 from p2plab.bench.claimer import FilledModel
 from p2plab.harness.bench import Bench, Check, Out, Quick, run_bench, some_of
 from p2plab.harness.claims import Claim, Json

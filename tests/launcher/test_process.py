@@ -13,7 +13,8 @@ import pytest
 
 from p2plab.backends import known_backends, load_backend, peer_process
 from p2plab.backends.peer_process import last_words
-from p2plab.backends.process import ProcessBackend, peer_environment
+from p2plab.backends.process import ProcessBackend
+from p2plab.backends.spawn import peer_environment
 from p2plab.conditions import DeviceConfig, FaultConfig
 from p2plab.faults import FaultPlan
 from p2plab.records import PeerHistory, Step
