@@ -3,8 +3,9 @@
 The cluster is that of ``RAY_ADDRESS``, or the one that this machine is a node of. p2ptrain has to
 be installed on all of its nodes, with the extra ``[ray]``, in one release.
 
-An actor reserves a processor for its peer, or as many as ``[[devices]]`` `cpus` says, and
-`memory_mb`: Ray places actors by these numbers and enforces none of them. An actor is an agent
+An actor reserves a processor for its peer, or as many as ``[[devices]]`` `cpus` says, `memory_mb`,
+and a GPU if the peer's `device` is ``cuda``, which then is the only one that it sees. Ray places
+actors by these numbers; it limits neither processors nor memory. An actor is an agent
 (`p2plab.backends.agent`), which runs the peer as a process: it can be killed, paused and started
 again. When a node is lost, so are its peers. Rejected: the peer inside of the actor, where no fault
 could reach it and a crash would take the records with it.
@@ -35,6 +36,9 @@ from p2ptrain.ids import Seconds
 CPUS = 1.0
 """What a peer reserves, if the scenario does not say."""
 
+RESERVED = (("num_cpus", "CPU", "processors"), ("num_gpus", "GPU", "GPUs"))
+"""What an actor reserves: the option, the cluster's word, and ours."""
+
 START_S: Seconds = 120.0
 """An actor that has no place after so long gets none."""
 
@@ -60,14 +64,15 @@ class RayBackend:
         """Refuse what a cluster cannot do, or has no room for; see `p2plab.backends.base`."""
         refuse_what_is_not_ours(scenario, WHAT)
         _connect()
-        needed = sum(_resources(scenario, rank)["num_cpus"] for rank in range(scenario.peers))
-        there = _ray().cluster_resources().get("CPU", 0.0)
-        if needed > there:
-            raise ConfigError(
-                f"{scenario.name} has {scenario.peers} peers, which reserve {needed:g} processors "
-                f"of the Ray cluster, and it has {there:g}; add nodes, or give less with cpus "
-                "under [[devices]]"
-            )
+        there = _ray().cluster_resources()
+        for option, resource, what in RESERVED:
+            each = (_resources(scenario, rank).get(option, 0.0) for rank in range(scenario.peers))
+            if (needed := sum(each)) > (have := there.get(resource, 0.0)):
+                raise ConfigError(
+                    f"{scenario.name} has {scenario.peers} peers, which reserve {needed:g} {what} "
+                    f"of the Ray cluster, and it has {have:g}; add nodes, or let peers have less "
+                    "by [[devices]]"
+                )
         return unenforced(scenario, ("cpus", "memory_mb"), "no Ray cluster limits a link")
 
     def start(self, scenario: Scenario, configs: Sequence[RunConfig]) -> Fleet:
@@ -101,7 +106,7 @@ class _Actor:
         ray = _ray()
         options = {"scheduling_strategy": "SPREAD", "max_restarts": 0, **resources}
         self._actor = ray.remote(RayAgent).options(**options).remote(name, command)
-        self._look: Any = None  # Any: a reference to a look that was asked for
+        self._look: Any = None  # Any: the future of a look that was asked for
         self._name = name
         self._place: tuple[str, str] | None = None
 
@@ -135,18 +140,18 @@ class _Actor:
 
     def news(self) -> Look | None:
         """The agent's next look, if it has come."""
-        ray = _ray()
+        exceptions = _ray().exceptions
         if self._look is None:
-            self._look = self._actor.look.remote()
-        done, _ = ray.wait([self._look], timeout=0)
-        if not done:
+            # A future: `ray.wait` without a time-out gives up each time what it has begun to fetch.
+            self._look = self._actor.look.remote().future()
+        if not self._look.done():
             return None
-        self._look = None
+        future, self._look = self._look, None
         try:
-            look = ray.get(done[0])
-        except ray.exceptions.ActorUnavailableError:
+            look = future.result()
+        except exceptions.ActorUnavailableError:
             return None  # the cluster finds out whether its node is lost
-        except ray.exceptions.RayActorError as error:
+        except exceptions.RayActorError as error:
             raise self._lost(error) from None
         assert isinstance(look, Look)
         return look
@@ -169,11 +174,13 @@ class _Actor:
 def _resources(scenario: Scenario, rank: int) -> dict[str, Any]:  # Any: Ray's options
     """What the actor of a peer reserves."""
     found: dict[str, Any] = {"num_cpus": CPUS}  # Any: Ray's options
+    name = scenario.device
     for device in scenario.devices:
         if rank in device.peers:
+            name = device.device or name
             found |= {} if device.cpus is None else {"num_cpus": device.cpus}
             found |= {} if device.memory_mb is None else {"memory": device.memory_mb << 20}
-    return found
+    return found | ({"num_gpus": 1} if name.partition(":")[0] == "cuda" else {})
 
 
 def _ray() -> Any:  # Any: it has no types of its own

@@ -85,10 +85,10 @@ def refuse_what_is_not_ours(scenario: Scenario, what: str) -> None:
 def unenforced(scenario: Scenario, enforced: Sequence[str], why: str) -> tuple[LeftOut, ...]:
     """The settings of ``[[devices]]`` that have no effect here."""
     found = [
-        f"[[devices]] {field.name} of {list(device.peers)}"
+        f"[[devices]] {name} of {list(device.peers)}"
         for device in scenario.devices
-        for field in dataclasses.fields(device)
-        if field.name not in ("peers", *enforced) and getattr(device, field.name) is not None
+        for name in device.limits
+        if name not in enforced
     ]
     return tuple(LeftOut(what, why) for what in found)
 

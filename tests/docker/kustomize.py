@@ -68,7 +68,11 @@ def _apply(one: Resource, patch: list[dict[str, Any]]) -> None:  # Any: YAML
         place: Any = one  # Any: YAML on the way down
         for step in way:
             place = place[int(step)] if isinstance(place, list) else place[step]
-        place[last] = copy.deepcopy(operation["value"])
+        value = copy.deepcopy(operation["value"])
+        if last == "-":
+            place.append(value)
+        else:
+            place[last] = value
 
 
 def _name_images(one: Resource, images: list[dict[str, str]]) -> None:

@@ -161,6 +161,7 @@ def test_a_gpu_is_a_limit_an_image_and_nothing_else():
         one = gpu["containers"][0]
         assert one["resources"]["limits"].pop("nvidia.com/gpu") == 1
         assert one.pop("image") == "p2ptrain:cuda"
+        assert one["args"].pop() == "--device=cuda"
         assert plain["containers"][0].pop("image") == "p2ptrain"
         assert gpu.pop("tolerations")[0]["key"] == "nvidia.com/gpu"
         assert gpu == plain
