@@ -127,6 +127,15 @@ def peer(
         float | None,
         typer.Option(help="seconds between models written to --out", show_default="never"),
     ] = None,
+    checkpoint: Annotated[
+        str | None, typer.Option(help="folder for checkpoints", show_default="none are written")
+    ] = None,
+    checkpoint_every_s: Annotated[
+        float | None, _setting("checkpoint_every_s", says="seconds between two of them")
+    ] = None,
+    resume: Annotated[
+        bool | None, typer.Option("--resume", help="go on from the newest one in --checkpoint")
+    ] = None,
     samples: Annotated[
         int | None,
         typer.Option(help="stop at so many in the whole swarm", show_default="until Ctrl-C"),
@@ -139,6 +148,10 @@ def peer(
     tls_cert: Annotated[str | None, TLS_CERT] = None,
     tls_key: Annotated[str | None, TLS_KEY] = None,
     tls_ca: Annotated[str | None, TLS_CA] = None,
+    save: Annotated[
+        Path | None,
+        typer.Option(help="file for the consensus model of all, at the end", show_default="none"),
+    ] = None,
     result: Annotated[
         bool,
         typer.Option(help="at the end save the model in --out, and evaluate it on held-out data"),
@@ -172,6 +185,9 @@ def peer(
         "seed": seed,
         "out": out,
         "snapshot_every_s": snapshot_every_s,
+        "checkpoint": checkpoint,
+        "checkpoint_every_s": checkpoint_every_s,
+        "resume": resume,
         "metrics_port": metrics_port,
         "tensorboard": tensorboard,
     }
@@ -182,7 +198,8 @@ def peer(
     _override(values, "network", {"tls_cert": tls_cert, "tls_key": tls_key, "tls_ca": tls_ca})
     with _ctrl_c_ends():
         settings = from_mapping(RunConfig, values, str(config or "command line"))
-        run_peer(settings, local_rank=_local_rank(settings.rank), quiet=quiet, result=result)
+        place = _local_rank(settings.rank)
+        run_peer(settings, local_rank=place, quiet=quiet, result=result, save=save)
 
 
 def _local_rank(rank: int) -> int:
@@ -200,11 +217,13 @@ def _override(values: dict[str, Any], table: str, given: dict[str, object]) -> N
         values[table] = values[table] | present
 
 
-def run_peer(config: "RunConfig", *, local_rank: int, quiet: bool, result: bool) -> None:
+def run_peer(
+    config: "RunConfig", *, local_rank: int, quiet: bool, result: bool, save: Path | None
+) -> None:
     """Train the configured task; see `console/training.py`."""
     from p2ptrain.console.training import run_peer as run  # torch takes seconds to import
 
-    run(config, local_rank=local_rank, quiet=quiet, result=result)
+    run(config, local_rank=local_rank, quiet=quiet, result=result, save=save)
 
 
 @app.command()

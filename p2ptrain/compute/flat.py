@@ -287,11 +287,13 @@ class FlatModel:
                 if not self._has_pending:
                     self._pending = torch.zeros(0, dtype=torch.float32)
 
-    def state_dict(self) -> dict[str, Any]:  # Any: a module's `extra_state` is what it likes
+    def state_dict(self, mean_M: Vector | None = None) -> dict[str, Any]:
+        # Any: a module's `extra_state` is what it likes
         """The module's ``state_dict``, pending included, in tensors of their own; any thread.
 
         What is of 16 bits becomes float32, which holds all that was learned: 16 bits do not. Tied
-        weights are one tensor. ``load_state_dict`` takes it, also into a model of 16 bits.
+        weights are one tensor. ``load_state_dict`` takes it, also into a model of 16 bits. With
+        `mean_M`, these numbers stand where the model's do; what is not averaged stays its own.
         """
         with self.step_lock, self._pending_lock:
             state: dict[str, Any] = self._module.state_dict(keep_vars=True)
@@ -304,14 +306,17 @@ class FlatModel:
                 slot = slots.get(id(value))
                 key = slot.name if slot else id(value)
                 if key not in copies:
-                    copies[key] = self._whole(slot) if slot else value.detach().clone()
+                    copies[key] = self._whole(slot, mean_M) if slot else value.detach().clone()
                 state[name] = copies[key]
             return state
 
-    def _whole(self, slot: Slot) -> Tensor:
-        """Live + pending of one slot, in a tensor of its own. Hold both locks."""
+    def _whole(self, slot: Slot, mean_M: Vector | None) -> Tensor:
+        """Live + pending of one slot, or a mean, in a tensor of its own. Hold both locks."""
         live = slot.tensor.detach()
         is_short = live.dtype in (torch.float16, torch.bfloat16)
+        if mean_M is not None:
+            mean = torch.from_numpy(mean_M[slot.at].copy()).view(live.shape)
+            return mean if is_short else mean.to(live.dtype)
         whole = live.to(torch.float32 if is_short else live.dtype, copy=True)
         if self._has_pending:
             whole.add_(self._pending[slot.at].view(live.shape).to(live.device))
@@ -417,7 +422,15 @@ def save_model(module: nn.Module, path: Path) -> None:
     Raises:
         StateError: if the file cannot be written.
     """
-    state = module.state_dict()  # may hold a module's `extra_state`, which need not be a tensor
+    save_tensors(module.state_dict(), path)
+
+
+def save_tensors(state: Mapping[str, Any], path: Path) -> None:  # Any: also `extra_state`
+    """Write the tensors of a ``state_dict`` as safetensors; `path` is replaced in one piece.
+
+    Raises:
+        StateError: if the file cannot be written.
+    """
     tensors = {n: host_copy(value) for n, value in state.items() if isinstance(value, Tensor)}
     partial = path.with_name(path.name + ".partial")
     try:

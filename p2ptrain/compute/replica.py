@@ -8,18 +8,31 @@ Legend of shapes: ``M`` numbers that models average over (parameters, then float
 ``S`` successive ones of them.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
 from p2ptrain.compute.buckets import Buckets
 from p2ptrain.compute.contract import UpdateRule
+from p2ptrain.compute.tensor_file import Data
 from p2ptrain.core.shards import Span
 from p2ptrain.vectors import Vector as Vector  # the port's own word
 
 State = bytes | memoryview
 """A replica's state as bytes, in memory or mapped from a file."""
+
+
+class StateOwner(Protocol):
+    """Has a part of what a continued run needs (`runtime/state_owners.py`)."""
+
+    def state_dict(self) -> Mapping[str, Any]:  # Any: plain values, and arrays
+        """All of it."""
+        ...
+
+    def load_state_dict(self, state: Any, /) -> object:  # Any: what `state_dict` gave
+        """Go on where `state_dict` was taken. Raises StateError if that does not fit."""
+        ...
 
 
 class Replica(Protocol):
@@ -164,6 +177,19 @@ class Replica(Protocol):
         Excluded by `update`, for the duration of one copy. Without `whole`, an optimizer whose
         state cannot travel is left out.
         """
+        ...
+
+    def write_state(self, write: Callable[[Data], None], is_held: Callable[[], object]) -> None:
+        """Write what `export_state` gives, piece by piece, without a copy of it.
+
+        Calls `is_held` once no update can begin any more until all is written. Raises OSError as
+        `write` does.
+        """
+        ...
+
+    @property
+    def owners(self) -> Mapping[str, StateOwner]:
+        """What a continued run needs beside the state: the process's random generators."""
         ...
 
     def import_state(self, state: State, *, whole: bool = True) -> str:

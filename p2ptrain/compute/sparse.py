@@ -13,7 +13,7 @@ the same numbers wherever the model is.
 Legend of shapes: ``G`` numbers of gradients without buffers, ``K`` chosen ones.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -236,6 +236,16 @@ class Residual:
         self._left_G[:] = accumulated_G
         delivered.remove_from(self._left_G)
         self._mask = mask
+
+    def state_dict(self) -> dict[str, Any]:  # Any: a vector or None, and a mask
+        """All of it."""
+        return {"left": self._left_G, "mask": self._mask}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # Any: as above
+        """Go on where `state_dict` was taken."""
+        left_G = state["left"]
+        self._left_G = None if left_G is None else np.array(left_G, np.float32)
+        self._mask = state["mask"]
 
     def vector(self, size: int) -> Vector:
         """The residual as it is: G numbers."""

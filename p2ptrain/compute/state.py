@@ -56,6 +56,7 @@ from p2ptrain.compute.flat import FlatModel, host_copy, is_finite
 from p2ptrain.compute.frozen import as_real, digest_of_values, travelling
 from p2ptrain.compute.optimizers import HOW_IT_COMPUTES
 from p2ptrain.compute.replica import State
+from p2ptrain.compute.tensor_file import Data, Entry, bytes_of, write_entries
 from p2ptrain.errors import StateError
 
 FORMAT = "p2ptrain-state-3"
@@ -77,6 +78,30 @@ def export_state(flat: FlatModel, optimizers: Sequence[Optimizer], *, whole: boo
         safetensors.torch.save_file(tensors, path, {"p2ptrain": json.dumps(document)})
         with path.open("rb") as written:
             return memoryview(mmap.mmap(written.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+def write_state(
+    flat: FlatModel, optimizers: Sequence[Optimizer], write: Callable[[Data], None]
+) -> None:
+    """Write what `export_state` gives, without a copy of it; updates wait until it is written.
+
+    An optimizer whose state cannot travel is left out.
+
+    Raises:
+        OSError: as `write` does.
+    """
+    with flat.step_lock:
+        tensors, document = _contents(flat, optimizers, whole=False, copied=Tensor.detach)
+        entries = {name: _entry(tensor) for name, tensor in tensors.items()}
+        write_entries(entries, {"p2ptrain": json.dumps(document)}, write)
+
+
+def _entry(tensor: Tensor) -> Entry:
+    def numbers() -> memoryview:
+        flat = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
+        return bytes_of(flat.numpy())
+
+    return Entry(str(tensor.dtype).removeprefix("torch."), tensor.shape, numbers)
 
 
 def state_digest(flat: FlatModel, optimizers: Sequence[Optimizer]) -> int:
@@ -136,12 +161,16 @@ def import_state(
 
 
 def _contents(
-    flat: FlatModel, optimizers: Sequence[Optimizer], *, whole: bool
+    flat: FlatModel,
+    optimizers: Sequence[Optimizer],
+    *,
+    whole: bool,
+    copied: Callable[[Tensor], Tensor] = host_copy,
 ) -> tuple[dict[str, Tensor], dict[str, Json]]:
-    """Copies of all tensors, and what is said about them; of one moment between two steps."""
+    """All tensors, copied, and what is said about them; of one moment between two steps."""
     with flat.step_lock:
         flat.refuse_if_released()
-        tensors = {f"model/{slot.name}": host_copy(slot.tensor) for slot in flat.slots}
+        tensors = {f"model/{slot.name}": copied(slot.tensor) for slot in flat.slots}
         tensors.update(_written(_apart(flat)))
         pending = flat.pending()
         if pending is not None:
@@ -150,7 +179,7 @@ def _contents(
         states: dict[str, Tensor] = {}
         try:
             described = [
-                _describe(optimizer, states, f"optimizer/{number}")
+                _describe(optimizer, states, f"optimizer/{number}", copied)
                 for number, optimizer in enumerate(optimizers)
             ]
         except StateError as error:
@@ -205,12 +234,17 @@ def _read(state: State) -> tuple[dict[str, Json], dict[str, Tensor]]:
     return document, tensors
 
 
-def _describe(optimizer: Optimizer, tensors: dict[str, Tensor], path: str) -> Json:
+def _describe(
+    optimizer: Optimizer,
+    tensors: dict[str, Tensor],
+    path: str,
+    copied: Callable[[Tensor], Tensor],
+) -> Json:
     state = optimizer.state_dict()
     return {
         "kind": _kind(optimizer),
-        "groups": _encode(state["param_groups"], tensors, f"{path}/groups"),
-        "state": _encode(state["state"], tensors, f"{path}/state"),
+        "groups": _encode(state["param_groups"], tensors, f"{path}/groups", copied),
+        "state": _encode(state["state"], tensors, f"{path}/state", copied),
     }
 
 
@@ -402,18 +436,22 @@ def _load_optimizers(optimizers: Sequence[Optimizer], states: Sequence[dict[str,
         raise _unfit(f"the optimizer refuses it: {_first_line(error)}") from error
 
 
-def _encode(value: object, tensors: dict[str, Tensor], path: str) -> Json:
+def _encode(
+    value: object, tensors: dict[str, Tensor], path: str, copied: Callable[[Tensor], Tensor]
+) -> Json:
     """A value as tagged JSON; its tensors move to `tensors` under their path."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, Tensor):
-        tensors[path] = host_copy(value)
+        tensors[path] = copied(value)
         return {"tensor": path}
     if isinstance(value, (list, tuple)):
-        items = [_encode(item, tensors, f"{path}/{i}") for i, item in enumerate(value)]
+        items = [_encode(item, tensors, f"{path}/{i}", copied) for i, item in enumerate(value)]
         return {"tuple" if isinstance(value, tuple) else "list": items}
     if isinstance(value, Mapping) and all(isinstance(key, (int, str)) for key in value):
-        pairs = [[key, _encode(item, tensors, f"{path}/{key}")] for key, item in value.items()]
+        pairs = [
+            [key, _encode(item, tensors, f"{path}/{key}", copied)] for key, item in value.items()
+        ]
         return {"dict": pairs}
     raise StateError(f"{path} is a {type(value).__name__}, which cannot be sent to another peer")
 

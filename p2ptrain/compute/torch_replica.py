@@ -5,7 +5,7 @@ It composes three parts, one file each: the flat vector (`flat`), the vector of 
 only the order of things at the boundary: check, optimizer, pending, count, all under the step lock.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from torch import nn
@@ -18,13 +18,15 @@ from p2ptrain.compute.contract import NONE, UpdateRule, shortened
 from p2ptrain.compute.devices import explained
 from p2ptrain.compute.flat import FlatModel
 from p2ptrain.compute.forward_hooks import ForwardHooks, before_state_dict
+from p2ptrain.compute.generators import Generators
 from p2ptrain.compute.gradient_hooks import TorchBuckets
 from p2ptrain.compute.gradients import GradientVector
 from p2ptrain.compute.momentum import Moments
 from p2ptrain.compute.optimizers import Closure, Optimizers, Settings, scale_gradients
-from p2ptrain.compute.replica import Replica, State, Vector
-from p2ptrain.compute.state import export_state, import_state, state_digest
+from p2ptrain.compute.replica import Replica, State, StateOwner, Vector
+from p2ptrain.compute.state import export_state, import_state, state_digest, write_state
 from p2ptrain.compute.strays import refuse_strays
+from p2ptrain.compute.tensor_file import Data
 from p2ptrain.core.shards import Span
 from p2ptrain.errors import ConfigError
 
@@ -266,6 +268,17 @@ class TorchReplica:
         """Everything of this boundary, pending included."""
         return export_state(self._flat, self._optimizers.all, whole=whole)
 
+    def write_state(self, write: Callable[[Data], None], is_held: Callable[[], object]) -> None:
+        """As `export_state`, to a file, without a copy."""
+        with self._flat.step_lock:
+            is_held()
+            write_state(self._flat, self._optimizers.all, write)
+
+    @property
+    def owners(self) -> Mapping[str, StateOwner]:
+        """The process's random generators."""
+        return {"generators": Generators()}
+
     @explained()
     def import_state(self, state: State, *, whole: bool = True) -> str:
         """Take over another replica's state; this one's pending is given up with its model."""
@@ -286,12 +299,17 @@ class TorchReplica:
                 self._digest = self.updates, state_digest(self._flat, self._optimizers.all)
             return self._digest[1]
 
-    def state_dict(self) -> dict[str, Any]:  # Any: a module's `extra_state` is what it likes
+    def state_dict(self, mean_M: Vector | None = None) -> dict[str, Any]:
+        # Any: a module's `extra_state` is what it likes
         """The module's state with what is pending, in tensors of their own; 16 bits as float32.
 
         So nothing is dropped that 16 bits cannot hold. Any thread; good after `release`, too.
         """
-        return self._flat.state_dict()
+        return self._flat.state_dict(mean_M)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # Any: as above
+        """Overwrite the module, after `release`."""
+        self._module.load_state_dict(state)
 
     def refuse_strays(
         self, is_ours: Callable[[], bool], *, may_load: bool

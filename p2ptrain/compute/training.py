@@ -8,7 +8,7 @@ program passes ``time.perf_counter`` and ``time.sleep``.
 
 import math
 import zlib
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -18,6 +18,7 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from p2ptrain.compute.buckets import Buckets
 from p2ptrain.compute.devices import explained
+from p2ptrain.compute.replica import StateOwner
 from p2ptrain.compute.resized import Resized
 from p2ptrain.compute.step_timing import StepTiming
 from p2ptrain.compute.steps import take_steps
@@ -51,6 +52,10 @@ class SteppingPeer(Protocol):
 
     def before_forward(self, bucket: int) -> None:
         """The forward pass is about to use the parameters of this bucket."""
+        ...
+
+    def register_for_checkpoint(self, name: str, owner: StateOwner) -> None:
+        """Keep the state of `owner` in checkpoints, and give it back when a run goes on."""
         ...
 
     def step(self, *, samples: int, loss: float | None = None, clip: float | None = None) -> None:
@@ -124,8 +129,29 @@ class Learner:
         self.by_speed = config.batches == "by_speed"
         if self.by_speed:  # shards of one size would give the data of fast peers more say
             rank, peers, seed = 0, 1, zlib.crc32(f"{seed}/{me}".encode())
+        self._data, self._taken = [rank, peers, config.batch_size, seed], 0
         self._batches = task.batches(rank, peers, config.batch_size, seed)
         self._resized = Resized(self._batches)
+
+    def state_dict(self) -> dict[str, Any]:  # Any: plain values
+        """How far it is in its data, and whose data that is."""
+        return {"data": self._data, "taken": self._taken}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # Any: as above
+        """Go on behind the samples that were taken.
+
+        Another place among another number of peers has other data, which begin anew.
+        """
+        if state["data"] != self._data:
+            return
+        left = state["taken"] - self._taken
+        while left > 0:
+            left -= self._take(min(left, self.batch_size))
+
+    def _take(self, samples: int) -> int:
+        self._batch = self._resized.take(samples) if self.by_speed else next(self._batches)
+        self._taken += len(self._batch[1])
+        return len(self._batch[1])
 
     @explained()
     def compute(self, step: int, samples: int) -> tuple[int, float | None]:
@@ -136,7 +162,8 @@ class Learner:
             ConfigError: if there is no batch of so many samples.
             DeviceError: if there is no memory left for it, or the device has failed.
         """
-        batch = self._resized.take(samples) if self.by_speed else next(self._batches)
+        self._take(samples)
+        batch = self._batch
         self._optimizer.zero_grad()
         loss = self._task.loss(self._model, batch)
         value = float(loss.detach())
@@ -183,6 +210,7 @@ def train(
     where = {"rank": rank, "peers": peers, "seed": seed}
     pace.check(peers)
     learner = Learner(task, model, optimizer, config, me=me, end_samples=end_samples, **where)
+    peer.register_for_checkpoint("task", learner)
 
     async def nap(duration_s: Seconds) -> None:
         sleep(duration_s)

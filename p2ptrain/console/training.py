@@ -7,25 +7,31 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import nn
 
 from p2ptrain.compute.devices import accelerators, choose_device, explained
-from p2ptrain.compute.flat import save_model
+from p2ptrain.compute.flat import save_model, save_tensors
 from p2ptrain.compute.tasks import Task, checked, load_task
 from p2ptrain.compute.training import build_optimizer, threads, train
 from p2ptrain.config import RunConfig
 from p2ptrain.console.discover import Neighbourhood, settled
 from p2ptrain.console.progress import Narrator, shown_loss
+from p2ptrain.errors import ConfigError
 from p2ptrain.ids import PeerId
 from p2ptrain.runtime.peer import Peer
 from p2ptrain.standard_streams import Lines
 
 
 def run_peer(
-    config: RunConfig, *, local_rank: int = 0, quiet: bool = False, result: bool = True
+    config: RunConfig,
+    *,
+    local_rank: int = 0,
+    quiet: bool = False,
+    result: bool = True,
+    save: Path | None = None,
 ) -> None:
     """Train the configured task until the run ends or the process is asked to (SIGTERM, Ctrl-C).
 
@@ -33,6 +39,7 @@ def run_peer(
         config: the peer, and what it trains.
         local_rank: its place among the peers of this machine; which device is its own.
         quiet: print warnings and nothing else.
+        save: a file for the consensus model of all peers.
         result: save the model afterwards, if there is a folder, and say how good it is.
 
     Raises:
@@ -41,11 +48,15 @@ def run_peer(
     """
     device = choose_device(config.device, local_rank, accelerators())
     with explained(config.name or "this peer"):
-        _run(config, device, quiet=quiet, result=result)
+        _run(config, device, quiet=quiet, result=result, save=save)
 
 
-def _run(config: RunConfig, device: torch.device, *, quiet: bool, result: bool) -> None:
+def _run(
+    config: RunConfig, device: torch.device, *, quiet: bool, result: bool, save: Path | None
+) -> None:
     config.check_batches()
+    if save and not save.parent.is_dir():
+        raise ConfigError(f"--save {save}: there is no folder {save.parent}; make it first")
     task = load_task(config.task, config.task_options)
     model = task.build_model(config.seed).to(device)
     if result and ":" in config.task:  # of the user's own: a mistake shows before the training
@@ -57,6 +68,7 @@ def _run(config: RunConfig, device: torch.device, *, quiet: bool, result: bool) 
     say = _keep_quiet if quiet else lines.say
     narrator = Narrator(say, time.monotonic, plan=config, warn=lines.say)
     this = Peer(model, optimizer, config, metrics=narrator)
+    consensus: dict[str, Any] = {}  # Any: as torch has it
     with ExitStack() as stack:
         with narrator.saying_what_it_waits_for():
             stack.enter_context(this)
@@ -79,6 +91,12 @@ def _run(config: RunConfig, device: torch.device, *, quiet: bool, result: bool) 
             clock=time.perf_counter,
             sleep=time.sleep,
         )
+        if save and not ctrl_c.came:
+            consensus = this.consensus()
+    if save:
+        save_tensors(consensus or this.state_dict(), save)
+        whose = f"the mean model of {', '.join(this.consensus_of)}" if consensus else "its model"
+        _say(say, f"{this.name}: {whose} is in {save}")
     if result and config.out:
         path = Path(config.out) / f"{this.name}.safetensors"
         save_model(model, path)

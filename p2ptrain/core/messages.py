@@ -49,6 +49,9 @@ class Member:
     """In this incarnation."""
     samples: int = 0
     """Of all its incarnations: what it trained before a crash is in the others' models, too."""
+    resumes: int = 0
+    """How far the checkpoint is that it holds while it arrives (`runtime/checkpoints.py`); 0: it
+    holds none, or goes on from none."""
     link_mbit: int = 0
     """Mbit/s of its link, in each direction; 0: not known yet."""
     accusers: tuple[PeerId, ...] = ()

@@ -25,6 +25,9 @@ class What(StrEnum):
     PSEUDO_GRADIENTS = "pseudo-gradients"
     """How far each member has come from the model that all began from (`runtime/outer.py`)."""
 
+    CONSENSUS = "consensus"
+    """Models, whose mean all members keep beside their own (`runtime/consensus.py`)."""
+
 
 class Formation(IntEnum):
     """How a group comes together."""

@@ -27,7 +27,7 @@ ACCUSERS = 4
 RETRANSMITS = 3
 """An update is sent so often, times the logarithm of the swarm's size."""
 
-RECORD_BYTES = 59
+RECORD_BYTES = 65
 """Of a record on the wire, beside its texts, at most (`net/wire.py`; a test compares)."""
 
 
@@ -116,6 +116,14 @@ class Roster:
     def donors(self) -> list[PeerId]:
         """Others that have the model: they train, are about to, or are done."""
         return [p for p in self.reachable() if self.records[p].phase is not Phase.ARRIVING]
+
+    def trains_already(self) -> bool:
+        """Whether another one that is here has made a step in this life."""
+        return any(self.records[peer].steps for peer in self.reachable())
+
+    def holders(self) -> list[PeerId]:
+        """Others that are here and hold a checkpoint to start again from."""
+        return [peer for peer in self.reachable() if self.records[peer].resumes]
 
     def member(self, peer: PeerId) -> Member | None:
         return self.me if peer == self.me.peer else self.records.get(peer)

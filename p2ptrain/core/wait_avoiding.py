@@ -139,6 +139,10 @@ class WaitAvoiding(Scheduled):
             return False
         return True
 
+    def begin_after(self, version: int) -> None:
+        """All versions up to this one ran before this peer and all others started again."""
+        self.begun = self._heard = max(self.version, version)
+
     def arrive(self, version: int, now: Seconds, *, waits: bool = True) -> None:
         """The trainer is at `version`; if it waits, that ends in one `VersionEnded`.
 

@@ -18,11 +18,15 @@ or overflowed, do not. Each process is one peer: start it with plain ``python``.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from p2ptrain.errors import ConfigError
-from p2ptrain.integrations.boundary_step import BoundaryStep, replace_kept_step
+from p2ptrain.integrations.boundary_step import (
+    BoundaryStep,
+    leave_with_consensus,
+    replace_kept_step,
+)
 from p2ptrain.runtime.peer import Peer
 
 
@@ -56,7 +60,9 @@ def peer_of(
             "process: start it with plain python and let peers join each other"
         )
     inner = getattr(optimizer, "optimizer", optimizer)
-    with Peer(accelerator.unwrap_model(model), inner, **settings) as peer:
+    peer = Peer(accelerator.unwrap_model(model), inner, **settings)
+    with ExitStack() as stack:
+        stack.enter_context(peer)
         boundary = BoundaryStep(peer, inner, lambda: samples)
         boundary.clip = clip
         replace_kept_step(optimizer, boundary)
@@ -64,3 +70,5 @@ def peer_of(
             yield peer
         finally:
             boundary.restore()
+        stack.pop_all()
+    leave_with_consensus(peer)

@@ -16,6 +16,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
+from p2ptrain.errors import LocalProtocolError, TransportError
 from p2ptrain.runtime.peer import Peer
 
 
@@ -57,6 +58,20 @@ class BoundaryStep:
             setattr(self._optimizer, "step", self._original)  # noqa: B010 - as above
         else:
             vars(self._optimizer).pop("step", None)
+
+
+def leave_with_consensus(peer: Peer) -> None:
+    """Leave the swarm, with the mean model of all, if they are waited for, in place of our own."""
+    mean: dict[str, Any] = {}  # Any: as torch has it
+    try:
+        if peer.config.serve:
+            mean = peer.consensus()
+    except (TransportError, LocalProtocolError):
+        pass  # it is asked to end, or cannot wait: then its own model is what there is
+    finally:
+        peer.__exit__(None, None, None)
+    if mean:
+        peer.replica.load_state_dict(mean)
 
 
 def _loss_in(result: object) -> float | None:

@@ -16,12 +16,17 @@ right where models are averaged. Where gradients are, the callback takes `max_gr
 that what is clipped is the average; the logged ``grad_norm`` stays that of the peer's own gradient.
 """
 
+from collections.abc import Callable
 from typing import Any, Self
 
 from transformers import TrainerCallback
 
 from p2ptrain.errors import ConfigError
-from p2ptrain.integrations.boundary_step import BoundaryStep, replace_kept_step
+from p2ptrain.integrations.boundary_step import (
+    BoundaryStep,
+    leave_with_consensus,
+    replace_kept_step,
+)
 from p2ptrain.runtime.peer import Peer
 
 
@@ -74,18 +79,21 @@ class P2PTrainCallback(TrainerCallback):  # type: ignore[misc]  # transformers h
             control.should_training_stop = True
 
     def on_train_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Leave the swarm, once it can do without us."""
-        self.close()
+        """Leave the swarm, once it can do without us, with the mean model of all."""
+        self._leave(leave_with_consensus)
 
     def close(self) -> None:
         """Leave the swarm and give the trainer's parts back as they were. Idempotent."""
+        self._leave(lambda peer: peer.__exit__(None, None, None))
+
+    def _leave(self, leave: Callable[[Peer], None]) -> None:
         boundary, self._boundary = self._boundary, None
         if boundary is None or self.peer is None:
             return
         boundary.restore()
         if self._max_grad_norm is not None:
             self._args.max_grad_norm, self._max_grad_norm = self._max_grad_norm, None
-        self.peer.__exit__(None, None, None)
+        leave(self.peer)
 
     def __enter__(self) -> Self:
         return self

@@ -23,7 +23,7 @@ from lightning.pytorch import Callback
 from torch import Tensor
 
 from p2ptrain.errors import ConfigError
-from p2ptrain.integrations.boundary_step import BoundaryStep
+from p2ptrain.integrations.boundary_step import BoundaryStep, leave_with_consensus
 from p2ptrain.runtime.peer import Peer
 
 
@@ -78,7 +78,7 @@ class P2PTrainCallback(Callback):  # type: ignore[misc]  # lightning is skipped 
             trainer.should_stop = True
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Leave the swarm, once it can do without us."""
+        """Leave the swarm, once it can do without us, with the mean model of all."""
         self._leave(trainer, None)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
@@ -92,7 +92,10 @@ class P2PTrainCallback(Callback):  # type: ignore[misc]  # lightning is skipped 
         boundary.restore()
         if self._clip:
             trainer.gradient_clip_val, self._clip = self._clip, None
-        self.peer.__exit__(type(error) if error else None, error, None)
+        if error:
+            self.peer.__exit__(type(error), error, None)
+        else:
+            leave_with_consensus(self.peer)
 
     def _take_samples(self) -> int:
         samples, self._samples = self._samples, 0

@@ -571,6 +571,7 @@ def _member_to_pb(member: m.Member) -> Any:  # Any: a generated class
         steps=member.steps,
         samples=member.samples,
         link_mbit=member.link_mbit,
+        resumes=member.resumes,
         accusers=member.accusers,
     )
 
@@ -590,6 +591,7 @@ def _member(p: Any) -> m.Member:  # Any: a generated class
         steps=number(p.steps),
         samples=number(p.samples),
         link_mbit=at_most(MAX_MBIT, p.link_mbit, "a link's speed"),
+        resumes=at_most(2**32 - 1, p.resumes, "how far a checkpoint is"),
         accusers=_accusers(p.accusers) if state is m.MemberState.SUSPECT else (),
     )
 

@@ -41,6 +41,8 @@ class AgreedState:
     agreed_to_end: bool = False
     progress: int = 0
     """Samples of the whole swarm, as all agreed; of models, an estimate (`docs/membership.md`)."""
+    restored_progress: int = 0
+    """The same when a checkpoint was written that this peer goes on from."""
     lineage: int = 0
     """Where our model comes from, in 64 bits."""
 

@@ -67,6 +67,8 @@ for the word that forms the group, and the copy may have the only core."""
 WITH_RESIDUAL = What.GRADIENTS, What.PSEUDO_GRADIENTS
 """What a lossy codec takes from these goes into the next ones."""
 
+WHOLE_MODELS = What.MODELS, What.CONSENSUS
+
 NO_NUMBERS = np.empty(0, np.float32)
 
 T = TypeVar("T")
@@ -187,7 +189,7 @@ class Averages:
         Each call for stale gradients promises all that is held: call it once per grant or offer.
         """
         agreed, membership = self.agreed, self.host.machine.membership
-        if purpose.what is What.MODELS:
+        if purpose.what in WHOLE_MODELS:
             return replace(MODEL, progress=agreed.progress)
         if purpose.what is What.PSEUDO_GRADIENTS and self.outer:
             stated = self.outer.state(purpose, membership.me.samples)
@@ -331,7 +333,10 @@ class FormedGroup(Attempt):
             older = [asyncio.shield(task) for task in running if task is not self.task]
             await asyncio.gather(*older, return_exceptions=True)
             try:
-                await host.algorithm.average(self)
+                if self.what is What.CONSENSUS:
+                    await self._keep_consensus()
+                else:
+                    await host.algorithm.average(self)
                 if self.outcome is Outcome.WITHDRAWN:
                     self.why = f"{type(host.algorithm).__name__} did not take the result in"
             except AttemptOver:
@@ -442,6 +447,12 @@ class FormedGroup(Attempt):
 
     # --- inside -----------------------------------------------------------------------------------
 
+    async def _keep_consensus(self) -> None:
+        await self.reduce()
+        exchange, weights = self._count(), [one.weight for one in self._contributions]
+        self._averages.host.consensus.take(self.members, weights, self.vector_V.copy())
+        exchange.give_back(self.vector_V)
+
     async def _contribute(self, rule: SumRule | None) -> Exchange:
         """Make the exchange, with what we put into it."""
         averages, host, effect = self._averages, self._averages.host, self._effect
@@ -493,14 +504,15 @@ class FormedGroup(Attempt):
         """Copy what we put into the group, on a worker thread."""
         averages, replica, purpose = self._averages, self._averages.replica, self._effect.purpose
         rank = self.members.index(averages.host.name)
-        if averages.outer and purpose.formation is not Formation.BARRIER:
+        is_outer = averages.outer and self.what is not What.CONSENSUS
+        if averages.outer and is_outer and purpose.formation is not Formation.BARRIER:
             self._outer = averages.outer.part(purpose, self.members, self._contributions, rank)
         if self._outer and self.what is What.PSEUDO_GRADIENTS:
             outer, vector_S = self._outer, averages.buffers.take(self.span.size)
             self.vector_V, self._updates = vector_S, replica.updates
             await averages.executor(lambda: outer.fill(vector_S))
             return
-        if self.what is What.MODELS:
+        if self.what in WHOLE_MODELS:
             vector_S, start = averages.buffers.take(self.span.size), self.span.start
             self.vector_V = vector_S
             for _ in range(LEAVES_FIRST):
@@ -544,6 +556,8 @@ class FormedGroup(Attempt):
             parts = [("models", vector_V, config.codec, weight)]
         elif self.what is What.PSEUDO_GRADIENTS:
             parts = [("gradients", vector_V, codec, divisor)]
+        elif self.what is What.CONSENSUS:
+            parts = [("models", vector_V, PLAIN, weight)]
         elif divisor == weight and codec == PLAIN:
             parts = [("gradients", vector_V, PLAIN, weight)]
         buckets = [
@@ -635,6 +649,8 @@ class FormedGroup(Attempt):
                 )
             case What.PSEUDO_GRADIENTS:
                 free = await self._make_outer_step(vector_V)
+            case What.CONSENSUS:
+                raise InvariantViolation("a consensus model is kept, and not taken in")
             case What.MODELS:
                 start, parts = self.span.start, self._effect.purpose.fragments
                 if outer := self._outer:

@@ -30,6 +30,8 @@ class Boundary:
     def begin(self) -> None:
         """The first step begins now."""
         driver = self._driver
+        if driver.checkpoints:
+            driver.checkpoints.load_own()
         if driver.algorithm.averages == "gradients":
             model_M = np.empty(driver.replica.model_size, np.float32)
             driver.replica.snapshot(model_M)
@@ -124,11 +126,24 @@ class Boundary:
             await driver.environment.call(algorithm.after_update(driver.swarm))
             driver.replica.settle()  # the next step begins with what it waited for
             self.totals.wait_s += driver.now - before
+        if driver.checkpoints and driver.checkpoints.is_due():
+            await self._checkpoint()
         self._since = driver.now
 
-    async def end(self) -> None:
-        """The trainer has stopped; the peer serves the others."""
+    async def _checkpoint(self) -> None:
+        """Note everything for a checkpoint; the model goes to the disk beside the next step."""
+        driver, before = self._driver, self._driver.now
+        assert driver.checkpoints
         await self.finish_update()
+        await driver.environment.call(driver.checkpoints.cut(driver.checkpoints.of_trainer()))
+        self.totals.wait_s += driver.now - before
+
+    async def end(self, *, well: bool = True) -> None:
+        """The trainer has stopped; the peer serves the others. `well`: not by an error."""
+        await self.finish_update()
+        checkpoints = self._driver.checkpoints
+        if checkpoints and well and self.totals.steps and checkpoints.is_behind():
+            await self._checkpoint()
         self._tell(Phase.DONE)
 
     async def _average_gradients(self, stale: bool) -> None:

@@ -7,7 +7,7 @@ the simulator, the same code in both. What differs comes in as ports: the `Trans
 """
 
 import asyncio
-from collections.abc import Coroutine, Hashable, Iterator
+from collections.abc import Coroutine, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from random import Random
@@ -15,7 +15,7 @@ from typing import Any, assert_never
 
 from p2ptrain.averaging.base import Algorithm, GroupResult
 from p2ptrain.compute.contract import Contract, Description
-from p2ptrain.compute.replica import Replica
+from p2ptrain.compute.replica import Replica, StateOwner
 from p2ptrain.core import effects
 from p2ptrain.core.effects import Ending
 from p2ptrain.core.messages import (
@@ -40,6 +40,8 @@ from p2ptrain.runtime.admission import Admissions, ask, cannot_reach, kind_of, s
 from p2ptrain.runtime.agreed_state import AgreedState
 from p2ptrain.runtime.averages import Averages
 from p2ptrain.runtime.batches import Batches
+from p2ptrain.runtime.checkpoints import Checkpoints
+from p2ptrain.runtime.consensus import Consensus
 from p2ptrain.runtime.metrics import Metrics, TeeMetrics
 from p2ptrain.runtime.protocol_log import ProtocolLog
 from p2ptrain.runtime.settings import Environment, PeerConfig
@@ -59,6 +61,8 @@ class Driver:
     replica: Replica
     transport: Transport
     metrics: Metrics
+    owners: Mapping[str, StateOwner] = field(default_factory=dict)
+    """What the program has registered for checkpoints."""
     machine: PeerMachine = field(init=False)
     """From the moment that the peer listens."""
 
@@ -94,6 +98,8 @@ class Driver:
             self, replica, self.agreed, config=exchange, executor=executor
         )
         self.swarm = DriverSwarm(self)
+        self.consensus = Consensus(self)
+        self.checkpoints = Checkpoints(self, self.owners) if self.config.checkpoint else None
 
     @property
     def now(self) -> Seconds:
@@ -125,7 +131,7 @@ class Driver:
             samples += self.agreed.samples_before
             self.machine.describe(self.now, phase=phase, steps=steps, samples=samples)
             if phase is Phase.ARRIVING:
-                self.agreed.progress = membership.samples
+                self.agreed.progress = max(self.agreed.restored_progress, membership.samples)
             elif self.algorithm.averages == "models":  # as if all had done so; averages share it
                 self.agreed.progress += (samples - before) * (1 + len(membership.choosable()))
             self._watch.look()

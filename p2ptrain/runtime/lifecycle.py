@@ -25,7 +25,7 @@ from pathlib import Path
 from p2ptrain.averaging.base import load_algorithm
 from p2ptrain.compute.buckets import Buckets
 from p2ptrain.compute.codec import PLAIN
-from p2ptrain.compute.replica import Replica
+from p2ptrain.compute.replica import Replica, StateOwner
 from p2ptrain.compute.snapshots import SnapshotWriter
 from p2ptrain.core.messages import Member, Phase
 from p2ptrain.core.peer_machine import PeerMachine
@@ -56,6 +56,8 @@ class PeerLifecycle:
     driver: Driver = field(init=False)
     """From `listen` on, as is the next."""
     boundary: Boundary = field(init=False)
+    owners: dict[str, StateOwner] = field(default_factory=dict, init=False)
+    """What the program has registered for checkpoints, by name."""
 
     def __post_init__(self) -> None:
         config = self.config
@@ -147,20 +149,42 @@ class PeerLifecycle:
         Raises ConfigError if the address to listen on is not available.
         """
         config, environment, algorithm = self.config, self.environment, self.algorithm
-        driver = Driver(config, environment, algorithm, self.replica, transport, metrics)
+        driver = Driver(
+            config, environment, algorithm, self.replica, transport, metrics, self.owners
+        )
         self.driver, self.boundary = driver, Boundary(driver)
+        resumes = await self._find_checkpoint()
         self.address = await transport.start(driver)
         me = Member(
             peer=self.name,
             address=self.address,
             incarnation=environment.incarnation,
             link_mbit=config.exchange.link_mbit,
+            resumes=resumes,
         )
         schedule = algorithm.schedule if algorithm.acts("schedule") else None
         driver.machine = PeerMachine(
             me, config.protocol, driver.rng, schedule, driver.averages.contribution
         )
         return self.address
+
+    async def _find_checkpoint(self) -> int:
+        """How far the one is that we go on from; 0: none.
+
+        Raises:
+            ConfigError: if there are some, and we do not go on from them.
+            StateError: if it is of another model or algorithm.
+        """
+        checkpoints = self.driver.checkpoints
+        if checkpoints and self.config.resume:
+            disk = self.environment.disk or self.environment.executor
+            return await disk(checkpoints.find)
+        if checkpoints and checkpoints.has_any():
+            raise ConfigError(
+                f"checkpoint = {self.config.checkpoint!r} holds some of {self.name} already; add "
+                "resume = true to go on from them, or name another folder"
+            )
+        return 0
 
     async def join(self, hosts: Sequence[str] = (), *, keeps_model: bool = False) -> None:
         """Take a place in the swarm, and its model; then this peer is ready.
@@ -185,15 +209,20 @@ class PeerLifecycle:
             model_size=self.replica.saved_size,
             fingerprint=self.replica.fingerprint,
         )
+        if driver.checkpoints:
+            driver.checkpoints.tell()
         asked = [Address(host) for host in hosts or config.join if host != self.address]
         if asked:
             await self.enter(asked, config.join_timeout_s)
         count = config.together or config.peers
-        await self.take_model(count, founds=not asked, keep=keeps_model)
+        again = await self.start_again(count)
+        await self.take_model(count, founds=not asked, keep=keeps_model or again)
         for other in driver.machine.membership.donors[:1]:
             await driver.contract.compare_frozen(other, driver.rule_of)
-        if not keeps_model and not driver.machine.membership.samples:
+        if again or not (keeps_model or driver.machine.membership.samples):
             await self.wait_for_models(count)
+        if again and driver.checkpoints:
+            driver.checkpoints.take_over_those_who_are_lost()
         driver.metrics.record("ready", members=[self.name, *driver.swarm.choosable()])
         if config.out and config.snapshot_every_s:
             self._writer = SnapshotWriter(
@@ -227,6 +256,28 @@ class PeerLifecycle:
         machine.membership.announce()
         driver.pump()
 
+    async def start_again(self, count: int) -> bool:
+        """Whether the swarm starts again, from checkpoints, and ours is loaded.
+
+        Raises:
+            TransportError: if fewer than `count` are here in time, and none of them trains.
+        """
+        checkpoints, membership = self.driver.checkpoints, self.driver.machine.membership
+        if not checkpoints or not checkpoints.found:
+            return False
+        self.driver.machine.has_model = False
+        try:
+            async with asyncio.timeout(self.config.join_timeout_s):
+                while len(membership.choosable()) + 1 < count:
+                    if membership.trains_already():
+                        return False
+                    await self.driver.wait_for_change()
+        except TimeoutError as error:
+            here = ", ".join((self.name, *membership.choosable()))
+            text = f"{count} peers were to start again; after {self.config.join_timeout_s:g} s "
+            raise TransportError(f"{text}there are: {here}") from error
+        return not membership.trains_already() and await checkpoints.start_again()
+
     async def take_model(
         self, count: int = 1, *, founds: bool = False, keep: bool = False
     ) -> PeerId | None:
@@ -256,6 +307,8 @@ class PeerLifecycle:
                 while not membership.donors:
                     others, first = membership.choosable(), membership.participants()[0]
                     is_ours = first == self.name if count > 1 else founds or not others
+                    if membership.holders():
+                        is_ours = False  # a checkpoint is more than what a newcomer begins with
                     if is_ours and len(others) + 1 >= count:
                         return True
                     await self.driver.wait_for_change()
@@ -295,6 +348,8 @@ class PeerLifecycle:
         """Serve the others until they are done, if we may; say goodbye; close everything."""
         if serve:
             await self.wait_until_all_done()
+        if self.driver.checkpoints:
+            await self.driver.checkpoints.settle()
         await self.leave(self.config.leave_grace_s)
         await self.environment.executor(self.replica.settle)
         if self._writer:

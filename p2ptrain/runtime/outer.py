@@ -31,8 +31,9 @@ Legend of shapes: ``M`` numbers of the model, ``S`` of a fragment.
 
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -171,6 +172,28 @@ class Outer:
         if rule.alpha:
             np.multiply(mean_S, np.float32(1 - rule.alpha), out=mean_S)
         return mean_S
+
+    # --- in a checkpoint --------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:  # Any: vectors and numbers
+        """Anchor, momentum, what a codec left, and the histories; nothing before the first step."""
+        with self._lock:
+            vectors = {"anchor": self.anchor_M, "momentum": self.momentum_M, "left": self._left_M}
+            histories = [[one.steps, list(one.digests), one.samples] for one in self.histories]
+            return {**vectors, "histories": histories} if self.has_begun else {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # Any: as above
+        """Go on where `state_dict` was taken. Raises StateError if that was another model."""
+        if not state:
+            return
+        size = self._replica.model_size
+        vectors = [np.array(state[name], np.float32) for name in ("anchor", "momentum", "left")]
+        histories = [History(*one) for one in state["histories"]]
+        if any(len(one) != size for one in vectors) or len(histories) != self.rule.fragments:
+            raise StateError(f"an outer state of {len(vectors[0])} numbers, not of {size}")
+        with self._begins, self._lock:
+            self.anchor_M, self.momentum_M, self._left_M = vectors
+            self.histories = histories
 
     # --- from a member that has a later one -------------------------------------------------------
 

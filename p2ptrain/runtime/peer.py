@@ -27,7 +27,7 @@ import uvloop
 
 from p2ptrain.compute.buckets import Buckets
 from p2ptrain.compute.forward_hooks import ForwardHooks
-from p2ptrain.compute.replica import no_update
+from p2ptrain.compute.replica import StateOwner, no_update
 from p2ptrain.compute.torch_replica import TorchReplica
 from p2ptrain.documented import takes_settings
 from p2ptrain.errors import ConfigError, DeviceError, LocalProtocolError, P2PTrainError
@@ -35,6 +35,7 @@ from p2ptrain.ids import Address, PeerId
 from p2ptrain.named import check_types, number_in, suggestion, whole_in
 from p2ptrain.net.grpc_transport import GrpcTransport
 from p2ptrain.runtime.board import Board
+from p2ptrain.runtime.checkpoints import RESERVED
 from p2ptrain.runtime.lifecycle import PeerLifecycle
 from p2ptrain.runtime.metrics import JsonlMetrics, Metrics, TeeMetrics, TensorBoardMetrics
 from p2ptrain.runtime.prometheus import PrometheusMetrics
@@ -122,6 +123,7 @@ class Peer:
                 call=self._protocol.call,
                 post=self._protocol.post,
                 executor=self._protocol.executor,
+                disk=self._protocol.disk,
                 device=self.replica.device,
             ),
         )
@@ -150,9 +152,12 @@ class Peer:
         self._warned_of_stray = False
         self._thread = 0
         self._has_left = False
+        self._has_ended = False
         self._accumulated = 0
         self._old_handler: Any = None  # Any: what signal.signal returns
         self.address = Address("")
+        self.consensus_of: dict[PeerId, int] = {}
+        """Of which peers' models `consensus` was the mean, and the weight of each."""
         self.metrics_address = Address("")
         """Where Prometheus may ask; empty without `metrics_port`."""
 
@@ -232,6 +237,8 @@ class Peer:
             raise LocalProtocolError(
                 "step belongs inside `with peer:`, in the process where the peer has joined"
             )
+        if self._has_ended:
+            raise LocalProtocolError("step after consensus, which ends training; call it last")
         count = whole_in("samples", samples)
         shown = None if loss is None else number_in("loss", loss)
         if not self._stepping.acquire(blocking=False):
@@ -295,6 +302,50 @@ class Peer:
             self.finish_update()
         return self.replica.state_dict()
 
+    def consensus(self, timeout_s: float | None = None) -> dict[str, Any]:  # Any: as torch has it
+        """End training, and return the mean model of all who are in, the same at all of them.
+
+        Call it after the loop, inside of the ``with``: it waits until no peer trains any more. It
+        is a ``state_dict`` as of `state_dict`, in which integer buffers are this peer's. The model
+        itself stays as it is. `consensus_of` says whose models it is the mean of.
+
+        Args:
+            timeout_s: how long to wait; None: for as long as others train.
+
+        Raises:
+            TransportError: if others still train then, or this peer is asked to end.
+            LocalProtocolError: outside of the with block.
+        """
+        life = self._life
+        if life.began_at is None or self._has_left or os.getpid() != Peer._process:
+            raise LocalProtocolError("consensus belongs inside `with peer:`, after the last step")
+        if any(other._thread == self._thread and other is not self for other in self._entered):
+            raise LocalProtocolError("consensus waits for all peers, and this thread has others")
+        before, self._has_ended = life.driver.consensus.count, True
+        _run_here(life.boundary.end())
+        mean = self._protocol.run(life.driver.consensus.reach(before, timeout_s))
+        self.consensus_of = dict(mean.weights)
+        return self.replica.state_dict(mean.mean_M)
+
+    def register_for_checkpoint(self, name: str, owner: StateOwner) -> None:
+        """Keep the state of `owner` in checkpoints, and give it back on `resume`.
+
+        Args:
+            name: unique among those of this program.
+            owner: has ``state_dict`` and ``load_state_dict`` of plain values and arrays: a sampler,
+                a `GradScaler`, a scheduler. Saved on the thread that trains, and loaded when the
+                ``with`` begins or, inside of it, at once.
+
+        Raises:
+            ConfigError: for a name that is taken.
+            StateError: if `owner` refuses its state.
+        """
+        if name in self._life.owners or name in RESERVED:
+            raise ConfigError(f"register_for_checkpoint: the name {name!r} is taken")
+        self._life.owners[name] = owner
+        if self._life.began_at is not None and self._life.driver.checkpoints:
+            self._life.driver.checkpoints.load_own(name)
+
     def stop(self, why: str) -> None:
         """Ask the loop to end, from any thread or a signal handler; a wait in `step` ends."""
         self._life.stop(why)
@@ -352,7 +403,7 @@ class Peer:
         self._entered.remove(self)
         # One that waited for another of the same thread would wait for ever.
         beside = [peer for peer in self._entered if peer._thread == self._thread]
-        _run_here(life.boundary.end())
+        _run_here(life.boundary.end(well=not error))
         asked = life.driver.stopping or bool(beside)
         why = f"{type(error).__name__}: {error}" if error else life.why_stopped or "the loop ended"
         try:
@@ -401,6 +452,7 @@ class _ProtocolThread:
     def __init__(self) -> None:
         self._loop = uvloop.new_event_loop()
         self._workers = ThreadPoolExecutor(1, thread_name_prefix="p2ptrain-copies")
+        self._disk = ThreadPoolExecutor(1, thread_name_prefix="p2ptrain-disk")
         self._thread = threading.Thread(target=self._main, name="p2ptrain-protocol", daemon=True)
 
     def start(self) -> None:
@@ -420,6 +472,9 @@ class _ProtocolThread:
     def executor(self, function: Callable[[], T], /) -> Awaitable[T]:
         return self._loop.run_in_executor(self._workers, function)
 
+    def disk(self, function: Callable[[], T], /) -> Awaitable[T]:
+        return self._loop.run_in_executor(self._disk, function)
+
     def stop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -432,6 +487,7 @@ class _ProtocolThread:
             task.cancel()
         self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
         self._workers.shutdown()
+        self._disk.shutdown()
         self._loop.close()
 
 

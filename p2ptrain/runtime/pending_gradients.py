@@ -18,9 +18,10 @@ Legend of shapes: ``G`` numbers of a replica's gradients and buffers, ``M`` of i
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -154,6 +155,24 @@ class PendingGradients:
             if load:
                 sum_G += load.sum_G
         return sum_G
+
+    def state_dict(self) -> dict[str, Any]:  # Any: a vector or None, and numbers
+        """What waits, or is under way: whether its group is done is known later, if at all."""
+        loads = [load for load in (self._held, self._promised, self._under_way) if load]
+        return {
+            "sum": self.undelivered() if loads else None,
+            "weight": sum(load.weight for load in loads),
+            "mask": union(load.mask for load in loads),
+            "usual": self._usual,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # Any: as above
+        """What waited then waits again."""
+        self._usual = state["usual"]
+        if state["sum"] is not None:
+            sum_G = np.array(state["sum"], np.float32)
+            knew = self._replica.version
+            self._held = _Load(sum_G, state["weight"], state["mask"], knew, -1)
 
     def take_in(
         self, choose: Callable[[Sequence[int]], Sequence[int]], optimizer_step: Callable[[], None]

@@ -12,6 +12,7 @@ from p2ptrain.net.grpc_config import GrpcConfig
 from p2ptrain.net.wire import MAX_NAME
 from p2ptrain.runtime.copy_executor import CopyExecutor
 from p2ptrain.runtime.exchange import ExchangeConfig
+from p2ptrain.runtime.files import DiskFiles, Files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +35,12 @@ class Environment:
     """Runs a function on the protocol's side soon, without waiting for it. From any thread."""
 
     executor: CopyExecutor
+
+    files: Files = field(default_factory=DiskFiles)
+    """Where checkpoints are."""
+
+    disk: CopyExecutor | None = None
+    """Runs what waits for the disk, beside copies; None: as copies."""
 
     device: str
     """Where the replica is, for the record."""
@@ -118,6 +125,20 @@ class PeerConfig:
     snapshot_mb: float = 64.0
     """How much of its snapshots a peer keeps per start: the newest, and two at least."""
 
+    checkpoint: str = ""
+    """Folder for checkpoints, ``<name>/<number>``; empty: none. See docs/checkpoints.md."""
+
+    checkpoint_every_s: Seconds = 60.0
+    """How often one is written. Too short: disk and processor are busy with it; too long: so much
+    is trained again after a loss of all peers."""
+
+    checkpoint_keep: int = 3
+    """How many are kept. With one more for a moment, the disk holds so many times model, optimizer
+    and what waits. 1 leaves none before one that is damaged."""
+
+    resume: bool = False
+    """Go on from the newest whole one in `checkpoint`, if there is any."""
+
     leave_grace_s: Seconds = 5.0
     """How long a leaving peer waits for a running average."""
 
@@ -148,12 +169,25 @@ class PeerConfig:
         self._check_nesting()
         if not 0 <= self.snapshot_every_s < float("inf"):
             raise ConfigError(f"snapshot_every_s = {self.snapshot_every_s} must be 0 or more")
+        self._check_checkpoints()
         check_above_0("", self, "join_timeout_s", "leave_grace_s", "records_mb", "snapshot_mb")
         if self.listen.startswith(("0.0.0.0:", "[::]:")) and not self.advertise:
             raise ConfigError(
                 f"listen = {self.listen!r} is every address and none that others can use; "
                 "add advertise = 'host:port' as they reach this peer"
             )
+
+    def _check_checkpoints(self) -> None:
+        if self.resume and not self.checkpoint:
+            raise ConfigError("resume = true needs checkpoint = 'DIR', the folder to go on from")
+        if self.checkpoint_keep < 1:
+            raise ConfigError(f"checkpoint_keep = {self.checkpoint_keep} must be 1 or more")
+        if self.checkpoint and not self.name:
+            raise ConfigError(
+                f"checkpoint = {self.checkpoint!r} needs name = '...', by which this peer finds "
+                "its own ones again"
+            )
+        check_above_0("", self, "checkpoint_every_s")
 
     def _check_nesting(self) -> None:
         """Whatever waits for something must outlast it. Raises ConfigError."""

@@ -94,19 +94,26 @@ class DriverSwarm:
         driver, count = self._driver, len(candidates) if count is None else count
         async with self._claiming:
             if not driver.stopping and len(candidates) >= max(1, count):
-                return await self._claim(candidates, count, fragment_s)
+                part, parts = self.fragments.next(fragment_s) if fragment_s else (0, 1)
+                purpose = Purpose(fragment=part, fragments=parts)
+                return await self._claim(candidates, count, purpose)
             await asyncio.sleep(driver.config.protocol.lock.resend_s)  # who asks on must not spin
         if driver.stopping:
             return GroupResult(Outcome.WITHDRAWN, f"{self.me} stops")
         why = f"{len(candidates)} candidates for a group with {count} others"
         return GroupResult(Outcome.BUSY, why)
 
+    async def claim(
+        self, candidates: Sequence[PeerId], count: int, purpose: Purpose
+    ) -> GroupResult:
+        """Claim a group for something that is not the algorithm's; candidates as of `form`."""
+        async with self._claiming:
+            return await self._claim(candidates, count, purpose)
+
     async def _claim(
-        self, candidates: Sequence[PeerId], count: int, fragment_s: Seconds
+        self, candidates: Sequence[PeerId], count: int, purpose: Purpose
     ) -> GroupResult:
         driver, waiting = self._driver, self._driver.averages.asked_at
-        part, parts = self.fragments.next(fragment_s) if fragment_s else (0, 1)
-        purpose = Purpose(fragment=part, fragments=parts)
         ticket = driver.machine.request(candidates, count, self.now, purpose)
         waiting[ticket] = self.now
         try:

@@ -17,10 +17,12 @@ from p2ptrain.compute.steps import Work, take_steps
 from p2ptrain.errors import P2PTrainError
 from p2ptrain.ids import Address, PeerId, Seconds
 from p2ptrain.net.transport import Transport
+from p2ptrain.runtime.files import Files
 from p2ptrain.runtime.lifecycle import PeerLifecycle
 from p2ptrain.runtime.metrics import Metrics
 from p2ptrain.runtime.settings import Environment, PeerConfig
 from p2ptrain.sim.compute import WorkClock
+from p2ptrain.sim.files import MemoryFiles
 from p2ptrain.sim.loop import virtual_loop
 from p2ptrain.sim.process import Process
 
@@ -156,7 +158,9 @@ class LivingPeer:
         )
 
 
-def simulated_environment(process: Process, incarnation: int) -> Environment:
+def simulated_environment(
+    process: Process, incarnation: int, files: Files | None = None
+) -> Environment:
     """The environment of a simulated peer: its own clock, one loop, copies made inline.
 
     Wall clocks agree; what drifts is the clock of timers.
@@ -170,6 +174,7 @@ def simulated_environment(process: Process, incarnation: int) -> Environment:
         post=lambda function: function(),
         executor=inline,
         device="simulated",
+        files=files or MemoryFiles(),
     )
 
 

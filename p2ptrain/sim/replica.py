@@ -8,7 +8,8 @@ import numpy as np
 
 from p2ptrain.compute.buckets import Buckets, bucket_size
 from p2ptrain.compute.contract import FROZEN, NONE, UpdateRule, update_rule
-from p2ptrain.compute.replica import State, Vector
+from p2ptrain.compute.replica import State, StateOwner, Vector
+from p2ptrain.compute.tensor_file import Data
 from p2ptrain.core.shards import Span
 from p2ptrain.errors import StateError
 
@@ -125,6 +126,14 @@ class VectorReplica:
     def export_state(self, *, whole: bool = True) -> State:
         model_M = (self.live + self.pending).astype("<f4")
         return np.array([self._updates, self.version], "<i8").tobytes() + model_M.tobytes()
+
+    def write_state(self, write: Callable[[Data], None], is_held: Callable[[], object]) -> None:
+        is_held()
+        write(bytes(self.export_state()))
+
+    @property
+    def owners(self) -> dict[str, StateOwner]:
+        return {}
 
     def import_state(self, state: State, *, whole: bool = True) -> str:
         if len(state) != 16 + 4 * len(self.live):

@@ -8,8 +8,9 @@ is paused. The actions of a test or a plan of faults belong to the world.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
 from typing import Any, TypeVar
@@ -29,6 +30,7 @@ from p2ptrain.runtime.metrics import MemoryMetrics, Metrics, TeeMetrics
 from p2ptrain.runtime.settings import PeerConfig
 from p2ptrain.runtime.swarm import DriverSwarm
 from p2ptrain.sim.faults import Fault, carry_out
+from p2ptrain.sim.files import MemoryFiles
 from p2ptrain.sim.link import Link
 from p2ptrain.sim.loop import virtual_loop
 from p2ptrain.sim.network import SimNetwork
@@ -139,6 +141,7 @@ class World:
             are ready at one moment.
         trace: by default one that keeps its last lines.
         watch: called with every peer that starts or restarts, before it sends anything.
+        checkpoint_every_s: how often each peer writes a checkpoint to its disk; 0: never.
     """
 
     def __init__(
@@ -149,6 +152,7 @@ class World:
         exchange: ExchangeConfig | None = None,
         trace: Trace | None = None,
         watch: Callable[[SimPeer], None] = lambda _: None,
+        checkpoint_every_s: Seconds = 0.0,
     ) -> None:
         self.trace = trace or Trace()
         self.network = SimNetwork(seed, link, self.trace)
@@ -164,6 +168,9 @@ class World:
         self._protocol = protocol or ProtocolConfig()
         self._exchange = exchange or ExchangeConfig()
         self._watch = watch
+        self._checkpoint_every_s = checkpoint_every_s
+        self.disks: defaultdict[PeerId, MemoryFiles] = defaultdict(MemoryFiles)
+        """They outlive processes."""
         self._trainer: Trainer | None = None
         self._trainers: list[asyncio.Task[None]] = []
 
@@ -222,6 +229,30 @@ class World:
         if self._trainer:
             self._begin(peer, self._trainer)
         return peer
+
+    async def start_again(self, replicas: Mapping[str, VectorReplica]) -> None:
+        """After all have crashed: start these together, each from its checkpoint, if it has one.
+
+        Raises:
+            P2PTrainError: if they do not find together.
+        """
+        before, usual = {**self.dead}, next(iter(self._births.values()))
+        self.dead.clear()
+        made: list[SimPeer] = []
+        for name, replica in replicas.items():
+            peer, process = PeerId(name), Process(name)
+            self._births.setdefault(peer, replace(usual, state=replica.export_state(), metrics=()))
+            address = before[peer].address if peer in before else ""
+            more = {"peers": len(replicas), "join_timeout_s": 30.0}
+            made.append(await process.start(self._make(peer, replica, address, process, **more)))
+        first = made[0].address
+        await asyncio.gather(
+            *(
+                peer.process.start(peer.lifecycle.join([first][: n > 0]))
+                for n, peer in enumerate(made)
+            )
+        )
+        self.peers = {peer.driver.name: peer for peer in made}
 
     # --- what a plan of faults asks ---------------------------------------------------------------
 
@@ -314,7 +345,12 @@ class World:
         return peer
 
     async def _make(
-        self, name: PeerId, replica: VectorReplica, address: str, process: Process
+        self,
+        name: PeerId,
+        replica: VectorReplica,
+        address: str,
+        process: Process,
+        **more: Any,  # Any: fields of PeerConfig
     ) -> SimPeer:
         """Assemble a peer and let it listen, on behalf of its process."""
         birth, memory = self._births[name], MemoryMetrics(lambda: virtual_loop().now)
@@ -323,13 +359,21 @@ class World:
             name=name,
             algorithm=birth.algorithm,
             algorithm_options=birth.options,
-            join_timeout_s=10.0,
             seed=self._seed,
             leave_grace_s=1.0,
             protocol=self._protocol,
             exchange=self._exchange,
+            **{"join_timeout_s": 10.0, **more},
         )
-        lifecycle = PeerLifecycle(config, replica, simulated_environment(process, self._lives))
+        if self._checkpoint_every_s:
+            config = replace(
+                config,
+                checkpoint="/disk",
+                checkpoint_every_s=self._checkpoint_every_s,
+                resume=bool(self.disks[name].contents),
+            )
+        environment = simulated_environment(process, self._lives, self.disks[name])
+        lifecycle = PeerLifecycle(config, replica, environment)
         metrics = TeeMetrics(memory, TraceMetrics(self.trace, name), *birth.metrics)
         await lifecycle.listen(self.network.transport(address, name), metrics)
         peer = SimPeer(process, lifecycle, replica, memory)

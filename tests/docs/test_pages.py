@@ -43,7 +43,6 @@ def test_a_run_goes_on_where_its_checkpoint_says(tmp_path):
     text = program("resume.py", "operating.md")
     (tmp_path / "resume.py").write_text(text)
     assert "0 samples before, 20000 now" in run(tmp_path, "resume.py")
-    (tmp_path / "saved.pt").rename(tmp_path / "start.pt")
     longer = text.replace("20_000", "25_600")
     (tmp_path / "resume.py").write_text(longer)
     assert "20000 samples before, 25600 now" in run(tmp_path, "resume.py")

@@ -62,7 +62,7 @@ class JoinReply(_message.Message):
     def __init__(self, refusal: _Optional[str] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ...) -> None: ...
 
 class Member(_message.Message):
-    __slots__ = ("peer", "address", "incarnation", "state", "beat", "phase", "steps", "samples", "link_mbit", "accusers")
+    __slots__ = ("peer", "address", "incarnation", "state", "beat", "phase", "steps", "samples", "link_mbit", "resumes", "accusers")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         ALIVE: _ClassVar[Member.State]
@@ -90,6 +90,7 @@ class Member(_message.Message):
     STEPS_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     LINK_MBIT_FIELD_NUMBER: _ClassVar[int]
+    RESUMES_FIELD_NUMBER: _ClassVar[int]
     ACCUSERS_FIELD_NUMBER: _ClassVar[int]
     peer: str
     address: str
@@ -100,8 +101,9 @@ class Member(_message.Message):
     steps: int
     samples: int
     link_mbit: int
+    resumes: int
     accusers: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, peer: _Optional[str] = ..., address: _Optional[str] = ..., incarnation: _Optional[int] = ..., state: _Optional[_Union[Member.State, str]] = ..., beat: _Optional[int] = ..., phase: _Optional[_Union[Member.Phase, str]] = ..., steps: _Optional[int] = ..., samples: _Optional[int] = ..., link_mbit: _Optional[int] = ..., accusers: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, peer: _Optional[str] = ..., address: _Optional[str] = ..., incarnation: _Optional[int] = ..., state: _Optional[_Union[Member.State, str]] = ..., beat: _Optional[int] = ..., phase: _Optional[_Union[Member.Phase, str]] = ..., steps: _Optional[int] = ..., samples: _Optional[int] = ..., link_mbit: _Optional[int] = ..., resumes: _Optional[int] = ..., accusers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Ticket(_message.Message):
     __slots__ = ("initiator", "incarnation", "number", "attempt")
@@ -219,10 +221,12 @@ class Purpose(_message.Message):
         GRADIENTS: _ClassVar[Purpose.What]
         STALE_GRADIENTS: _ClassVar[Purpose.What]
         PSEUDO_GRADIENTS: _ClassVar[Purpose.What]
+        CONSENSUS: _ClassVar[Purpose.What]
     MODELS: Purpose.What
     GRADIENTS: Purpose.What
     STALE_GRADIENTS: Purpose.What
     PSEUDO_GRADIENTS: Purpose.What
+    CONSENSUS: Purpose.What
     FORMATION_FIELD_NUMBER: _ClassVar[int]
     WHAT_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]

@@ -1,0 +1,172 @@
+"""One peer's checkpoints in its folder: each is whole, or does not count.
+
+::
+
+    DIR/<peer>/00000012/           one checkpoint; larger numbers are newer
+        model.safetensors          what the replica hands over (`compute/state.py`)
+        peer.safetensors           vectors of the peer's other parts
+        checkpoint.json            everything else; size and digest of the files beside it
+    DIR/<peer>/00000013.partial/   one that is being written, or was when the process ended
+
+A checkpoint is written into a folder that does not count, brought to the disk, and renamed: a crash
+after any write leaves the ones before it as they were. A changed bit of any file is found before
+anything of it is used, since `checkpoint.json` has BLAKE2 digests of the other files and of itself.
+The oldest are removed when more than so many are whole; so the folder has one more, at most.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.numpy import load
+
+from p2ptrain.compute.replica import State
+from p2ptrain.compute.tensor_file import Data, entry_of, write_entries
+from p2ptrain.errors import StateError
+from p2ptrain.runtime.files import Files
+
+FORMAT = "p2ptrain-checkpoint-1"
+MODEL, VECTORS, DOCUMENT = "model.safetensors", "peer.safetensors", "checkpoint.json"
+PARTIAL = ".partial"
+PIECE = 1 << 22
+"""Bytes that are read at a time for a digest."""
+
+Document = dict[str, Any]  # Any: whatever JSON can hold
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """One that is whole."""
+
+    number: int
+    document: Document
+    model: State
+    vectors: Mapping[str, Any]  # Any: numpy arrays
+
+    @property
+    def updates(self) -> int:
+        """Of its model."""
+        return int(self.document["updates"])
+
+
+class CheckpointFolder:
+    """The checkpoints of one peer; used by one thread at a time."""
+
+    def __init__(self, folder: Path, keep: int, files: Files) -> None:
+        self.folder = folder
+        self._keep = keep
+        self._files = files
+
+    def numbers(self) -> list[int]:
+        """Of all that were finished, the newest first."""
+        found = [name for name in self._files.names(self.folder) if name.isdecimal()]
+        return sorted((int(name) for name in found if self._is_finished(name)), reverse=True)
+
+    def _is_finished(self, name: str) -> bool:
+        return DOCUMENT in self._files.names(self.folder / name)
+
+    # --- writing ----------------------------------------------------------------------------------
+
+    def begin(self, write_model: Callable[[Callable[[Data], None]], None]) -> Path:
+        """Remove what is left of unfinished ones, and write the model's file of the next one.
+
+        Returns its folder, for `finish`. Raises OSError.
+        """
+        for name in self._files.names(self.folder):
+            is_whole = name.isdecimal() and self._is_finished(name)
+            if not is_whole and name.removesuffix(PARTIAL).isdecimal():
+                self._files.remove_folder(self.folder / name)
+        number = max(self.numbers(), default=0) + 1
+        partial = self.folder / f"{number:08}{PARTIAL}"
+        self._file = self._files.create(partial / MODEL)
+        write_model(self._file.write)
+        return partial
+
+    def finish(self, partial: Path, document: Document, vectors: Mapping[str, Any]) -> int:
+        """Write the rest of it; then it counts, and the oldest ones go. Returns its size in bytes.
+
+        Raises:
+            OSError: it does not count then, or the oldest ones are still there.
+        """
+        self._file.finish()
+        rest = self._files.create(partial / VECTORS)
+        write_entries({n: entry_of(array) for n, array in vectors.items()}, {}, rest.write)
+        rest.finish()
+        found = {name: self._files.read(partial / name) for name in (MODEL, VECTORS)}
+        described = {name: [len(data), _digest(data)] for name, data in found.items()}
+        text = encode({**document, "format": FORMAT, "files": described})
+        last = self._files.create(partial / DOCUMENT)
+        last.write(text)
+        last.finish()
+        self._files.rename(partial, partial.with_name(partial.name.removesuffix(PARTIAL)))
+        for number in self.numbers()[self._keep :]:
+            self._remove(number)
+        return len(text) + sum(len(data) for data in found.values())
+
+    def forget_after(self, number: int) -> None:
+        """Remove those that are newer: a run that goes on from this one is another future."""
+        for newer in self.numbers():
+            if newer > number:
+                self._remove(newer)
+
+    def _remove(self, number: int) -> None:
+        folder = self.folder / f"{number:08}"
+        self._files.remove(folder / DOCUMENT)  # from here on it does not count
+        self._files.remove_folder(folder)
+
+    # --- reading ----------------------------------------------------------------------------------
+
+    def whole(self, damaged: Callable[[str], object]) -> Iterator[Checkpoint]:
+        """Those that are whole, the newest first; of each other one a sentence for `damaged`."""
+        for number in self.numbers():
+            try:
+                yield self.read(number)
+            except (StateError, OSError) as error:
+                where = self.folder / f"{number:08}"
+                damaged(f"checkpoint {where} is damaged: {error}; the one before it is used")
+
+    def read(self, number: int) -> Checkpoint:
+        """One of them. Raises StateError if any bit of it is not as it was written, or OSError."""
+        folder = self.folder / f"{number:08}"
+        document = decode(bytes(self._files.read(folder / DOCUMENT)))
+        found = {}
+        for name, (size, digest) in document["files"].items():
+            found[name] = data = self._files.read(folder / name)
+            if len(data) != size or _digest(data) != digest:
+                raise StateError(f"{name} is not what was written")
+        try:
+            vectors = load(bytes(found[VECTORS]))
+        except SafetensorError as error:
+            raise StateError(f"{VECTORS} cannot be read ({error})") from error
+        return Checkpoint(number, document, found[MODEL], vectors)
+
+
+def encode(document: Document) -> bytes:
+    """The document with its own digest, as bytes that only it has."""
+    text = json.dumps(document, sort_keys=True)
+    return f'{{"digest": "{_digest(text.encode())}",\n"checkpoint": {text}}}\n'.encode()
+
+
+def decode(data: bytes) -> Document:
+    """The inverse. Raises StateError for bytes that `encode` has not given, or an older format."""
+    try:
+        document = json.loads(data)["checkpoint"]
+        is_whole = encode(document) == data
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise StateError(f"{DOCUMENT} is not what was written") from error
+    if not is_whole or not isinstance(document, dict):
+        raise StateError(f"{DOCUMENT} is not what was written")
+    if document.get("format") != FORMAT:
+        raise StateError(f"{DOCUMENT} is of format {document.get('format')!r}, not {FORMAT!r}")
+    return document
+
+
+def _digest(data: State) -> str:
+    digest, view = hashlib.blake2b(digest_size=32), memoryview(data)
+    for start in range(0, len(view), PIECE):
+        digest.update(view[start : start + PIECE])
+    return digest.hexdigest()

@@ -1,0 +1,292 @@
+"""Write one peer's checkpoints beside its trainer, and go on from them.
+
+**The cut.** A checkpoint is of one boundary of this peer's trainer. Its trainer stands still until
+everything small is noted and the model is held; then it computes on, and only its next update waits
+until the model is in the file. Digests and the way to the disk take no part of its time. What a
+group has put into the model, or into pending, is in; what is under way is out, except for gradients
+of stale averages: those wait again (`runtime/pending_gradients.py`).
+
+**Versions.** Peers in step write at the same versions, multiples of a power of two, so that a
+version is found that all of them have (`start_again`). Others write by their clocks.
+
+**Starting again.** While peers arrive each states how far its checkpoint is (`Member.resumes`). If
+none has trained when all are here, the *swarm* starts again: peers in step from the newest version
+that all have, peers of stale gradients all from the newest model, others each from its own. A peer
+that comes back while others train takes their model, as every newcomer does, and of its checkpoint
+only what is its own: the generators, the position in its data, what its program has registered.
+
+**Samples** of peers that do not come back are not lost: the first by name goes on counting them.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from p2ptrain.compute.replica import StateOwner
+from p2ptrain.core.messages import Phase
+from p2ptrain.errors import StateError
+from p2ptrain.ids import Seconds
+from p2ptrain.runtime.checkpoint_folder import Checkpoint, CheckpointFolder
+from p2ptrain.runtime.state_owners import load, packed, state_of, unpacked
+
+if TYPE_CHECKING:
+    from p2ptrain.runtime.driver import Driver
+
+RESERVED = ("algorithm", "choices", "residual", "gradients", "outer", "generators")
+"""Names of the peer's own parts."""
+
+MOST_RESUMES = 2**32 - 1
+"""A checkpoint that is further than that states so much."""
+
+
+class Checkpoints:
+    """One peer's; there is one only where the peer has a folder for them."""
+
+    def __init__(self, host: "Driver", own: Mapping[str, StateOwner]) -> None:
+        config, environment = host.config, host.environment
+        self._host = host
+        self._own = own
+        self._folder = CheckpointFolder(
+            Path(config.checkpoint) / host.name, config.checkpoint_keep, environment.files
+        )
+        self._every_s = config.checkpoint_every_s
+        self._last_at: Seconds = host.now
+        self._last_updates = -1
+        self._stride = 1
+        self._writing: asyncio.Task[None] | None = None
+        self._is_failing = False
+        self._notes: list[str] = []
+        self.found: Checkpoint | None = None
+        """What a resumed peer goes on from."""
+
+    # --- writing ----------------------------------------------------------------------------------
+
+    def is_due(self) -> bool:
+        """Whether one is to be written at this boundary. Trainer's side."""
+        updates, since_s = self._host.replica.updates, self._host.now - self._last_at
+        if self._writing and not self._writing.done():
+            return False
+        if not self._host.algorithm.in_step:
+            return since_s >= self._every_s
+        if updates % self._stride or updates == self._last_updates:
+            return False
+        if since_s < self._every_s / 2:
+            self._stride *= 2
+            return False
+        if since_s > 2 * self._every_s and self._stride > 1:
+            self._stride //= 2
+        return True
+
+    def is_behind(self) -> bool:
+        """Whether the model has had updates since the last one."""
+        return self._host.replica.updates != self._last_updates
+
+    def of_trainer(self) -> dict[str, Any]:  # Any: what owners give
+        """The states of what the trainer's thread changes."""
+        return state_of({**self._host.replica.owners, **self._own})
+
+    async def cut(self, states: Mapping[str, Any]) -> None:  # Any: as above
+        """Note everything and begin to write; returns when the model is held, or none is written.
+
+        The trainer stands still meanwhile.
+        """
+        host, vectors, held = self._host, dict[str, Any](), asyncio.Event()
+        if self._writing and not self._writing.done():
+            await self._writing
+        self._last_at, self._last_updates = host.now, host.replica.updates
+        try:
+            state = packed({**states, **state_of(self._parts())}, vectors, "state")
+        except StateError as error:
+            self._say(f"writes no checkpoint: {error}")
+            return
+        document = {
+            "peer": host.name,
+            "algorithm": host.config.algorithm,
+            "fingerprint": host.replica.fingerprint,
+            "unix_s": host.environment.unix_clock(),
+            "updates": host.replica.updates,
+            "version": self._version(),
+            "samples": host.me.samples,
+            "progress": host.agreed.progress,
+            "state": state,
+        }
+        self._writing = host.start(self._write(document, vectors, held))
+        await held.wait()
+
+    def _parts(self) -> dict[str, StateOwner]:
+        averages = self._host.averages
+        parts: dict[str, StateOwner] = {
+            "algorithm": self._host.algorithm,
+            "choices": _Choices(self._host.rng),
+            "residual": averages.residual,
+            "gradients": averages.pending,
+        }
+        return {**parts, "outer": averages.outer} if averages.outer else parts
+
+    def _version(self) -> int:
+        """How far the schedule of the swarm is, in this model."""
+        host = self._host
+        stale = host.algorithm.averages == "gradients" and not host.algorithm.in_step
+        return host.replica.version if stale else host.machine.groups.wait_avoiding.version
+
+    async def _write(self, document: Any, vectors: Mapping[str, Any], held: asyncio.Event) -> None:
+        host = self._host
+        post, disk = host.environment.post, host.environment.disk or host.environment.executor
+        model = partial(host.replica.write_state, is_held=lambda: post(held.set))
+        try:
+            partial_folder = await host.averages.whole(partial(self._folder.begin, model))
+            finish = partial(self._folder.finish, partial_folder, document, vectors)
+            size_bytes = await disk(finish)
+        except (OSError, StateError) as error:
+            why = getattr(error, "strerror", None) or error
+            self._say(f"cannot write a checkpoint to {self._folder.folder} ({why})")
+        else:
+            self._is_failing = False
+            lasted_s = host.now - self._last_at
+            host.metrics.record(
+                "checkpoint",
+                updates=document["updates"],
+                size_bytes=size_bytes,
+                lasted_s=lasted_s,
+            )
+        finally:
+            held.set()
+
+    def _say(self, what: str) -> None:
+        if not self._is_failing:
+            text = f"{what}; training goes on, and tries again"
+            self._host.metrics.record("warning", text=text)
+        self._is_failing = True
+
+    async def settle(self) -> None:
+        """Wait for the one that is being written."""
+        if self._writing:
+            await asyncio.gather(self._writing, return_exceptions=True)
+
+    # --- going on ---------------------------------------------------------------------------------
+
+    def find(self) -> int:
+        """Look for the newest one that is whole; returns what this peer states of it.
+
+        Raises:
+            StateError: if it is of another model or algorithm.
+        """
+        self.found = next(self._folder.whole(self._notes.append), None)
+        if self.found is None:
+            self._notes.append(f"found no checkpoint in {self._folder.folder}; begins without one")
+            return 0
+        self._check(self.found)
+        return self._reach(self.found)
+
+    def tell(self) -> None:
+        """Record what was found, now that there are records."""
+        for text in self._notes:
+            self._warn(text)
+        self._notes.clear()
+
+    def has_any(self) -> bool:
+        """Whether there is one, whole or not."""
+        return bool(self._folder.numbers())
+
+    def _warn(self, text: str) -> None:
+        self._host.metrics.record("warning", text=text)
+
+    def _check(self, checkpoint: Checkpoint) -> None:
+        host, where = self._host, f"{self._folder.folder}/{checkpoint.number:08}"
+        for what, here in (
+            ("algorithm", host.config.algorithm),
+            ("fingerprint", host.replica.fingerprint),
+        ):
+            if (there := checkpoint.document.get(what)) != here:
+                raise StateError(
+                    f"checkpoint {where} is of {what} {there!r}, and this peer's is {here!r}; "
+                    "resume with what it was written by, or begin in another folder"
+                )
+
+    def _reach(self, checkpoint: Checkpoint) -> int:
+        algorithm, version = self._host.algorithm, checkpoint.document["version"]
+        scheduled = not algorithm.in_step and algorithm.acts("schedule")
+        reach = version if scheduled else checkpoint.updates
+        return max(1, min(MOST_RESUMES, reach))
+
+    async def start_again(self) -> bool:
+        """All are here, and none has trained: load what the swarm goes on from.
+
+        Returns false if that is the model of another peer. Raises StateError if ours does not fit.
+        """
+        host = self._host
+        algorithm, membership = host.algorithm, host.machine.membership
+        held = {m.peer: m.resumes for m in (membership.me, *membership.others) if m.resumes}
+        checkpoint = self.found
+        if checkpoint is None or host.name not in held:
+            return False
+        if algorithm.in_step:
+            checkpoint = self._at_most(min(held.values()))
+        elif algorithm.averages == "gradients" and held[host.name] < max(held.values()):
+            checkpoint = None
+        if checkpoint is None:
+            return False
+        await host.environment.executor(partial(self._load, checkpoint))
+        if algorithm.acts("schedule"):
+            reach = max(held.values())
+            if algorithm.averages == "gradients":
+                host.replica.version = reach
+            with host.machine.groups.at(host.now):
+                host.machine.groups.wait_avoiding.begin_after(reach)
+        return True
+
+    def _at_most(self, updates: int) -> Checkpoint | None:
+        if self.found and self.found.updates <= updates:
+            return self.found
+        return next((c for c in self._folder.whole(self._warn) if c.updates <= updates), None)
+
+    def _load(self, checkpoint: Checkpoint) -> None:
+        host = self._host
+        try:
+            host.replica.import_state(checkpoint.model)
+        except StateError as error:
+            why = host.replica.import_state(checkpoint.model, whole=False)
+            self._warn(f"went on without the optimizer's state: {why or error}")
+        parts, states = self._parts(), self._states(checkpoint)
+        load(parts, states, tuple(parts))
+        self.found = checkpoint
+        self._last_updates = checkpoint.updates
+        host.agreed.samples_before = int(checkpoint.document["samples"])
+        host.agreed.progress = int(checkpoint.document["progress"])
+        host.agreed.restored_progress = host.agreed.progress
+        self._folder.forget_after(checkpoint.number)
+
+    def take_over_those_who_are_lost(self) -> None:
+        """Count on what peers have trained that did not come back, if we are the first by name."""
+        membership, agreed = self._host.machine.membership, self._host.agreed
+        members = (membership.me, *membership.others)
+        lost = agreed.progress - sum(member.samples for member in members)
+        if lost > 0 and self._host.name == min(m.peer for m in members if m.resumes):
+            agreed.samples_before += lost
+            self._host.describe(Phase.TRAINING, steps=0, samples=0)
+
+    def load_own(self, *names: str) -> None:
+        """Load what the trainer's thread changes, or these of it. On that thread."""
+        if self.found:
+            owners = {**self._host.replica.owners, **self._own}
+            load(owners, self._states(self.found), names or tuple(owners))
+
+    def _states(self, checkpoint: Checkpoint) -> Mapping[str, Any]:  # Any: as above
+        states: Mapping[str, Any] = unpacked(checkpoint.document["state"], checkpoint.vectors)
+        return states
+
+
+class _Choices:
+    """The random numbers that decide with which peers to average."""
+
+    def __init__(self, rng: Random) -> None:
+        self._rng = rng
+
+    def state_dict(self) -> dict[str, Any]:  # Any: Python's own
+        return {"state": self._rng.getstate()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # Any: as above
+        self._rng.setstate(state["state"])

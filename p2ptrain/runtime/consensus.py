@@ -1,0 +1,98 @@
+"""The consensus model: one exact mean of the models of all who are in, and each of them keeps it.
+
+When training ends under an algorithm that averages models, peers differ. Once no peer trains any
+more, the first by name claims one group with all others; its payload is all numbers of their
+models, live and pending, in float32. The mean is kept beside the models, which do not change: so a
+group that breaks costs nothing, and is claimed again with those that are left. All members hold the
+same bits, and know of which models they are the mean.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from p2ptrain.compute.replica import Vector
+from p2ptrain.core.purpose import Purpose, What
+from p2ptrain.errors import TransportError
+from p2ptrain.ids import PeerId, Seconds
+
+if TYPE_CHECKING:
+    from p2ptrain.runtime.driver import Driver
+
+PURPOSE = Purpose(what=What.CONSENSUS)
+AGAIN_S: Seconds = 0.1
+"""The pause after a claim that came to nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeanModel:
+    """What a group has yielded."""
+
+    mean_M: Vector
+    weights: Mapping[PeerId, int]
+    """Of the members' models in it."""
+
+
+class Consensus:
+    """One peer's side. On the protocol's side, but for `count`."""
+
+    def __init__(self, host: "Driver") -> None:
+        self._host = host
+        self._latest: MeanModel | None = None
+        self.count = 0
+        """Means that this peer has kept."""
+
+    def take(self, members: Sequence[PeerId], weights: Sequence[int], mean_M: Vector) -> None:
+        """A group is done; `mean_M` is ours."""
+        self._latest = MeanModel(mean_M, dict(zip(members, weights, strict=True)))
+        self.count += 1
+        self._host.metrics.record("consensus", members=members, weights=weights)
+        self._host.notify_change()
+
+    async def reach(self, before: int, timeout_s: Seconds | None) -> MeanModel:
+        """Wait until no peer trains any more, and for the mean of all.
+
+        Args:
+            before: `count` when our own training ended.
+            timeout_s: None: for as long as others train.
+
+        Raises:
+            TransportError: if it takes longer, or this peer is asked to end.
+        """
+        host, membership = self._host, self._host.machine.membership
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self.count == before:
+                    if host.failure:
+                        raise host.failure
+                    if host.stopping:
+                        raise TransportError(f"no consensus: {host.name} was asked to end")
+                    others = membership.choosable()
+                    if any(peer != host.name for peer in membership.participants()):
+                        await host.wait_for_change()
+                    elif not others:
+                        await self._take_own()
+                    elif host.name < others[0]:
+                        await self._claim(others)
+                    else:
+                        await host.wait_for_change()
+        except TimeoutError as error:
+            late = ", ".join(peer for peer in membership.participants() if peer != host.name)
+            why = f"{late} still trains" if late else "no group of all came about"
+            raise TransportError(f"no consensus after {timeout_s:g} s: {why}") from error
+        assert self._latest
+        return self._latest
+
+    async def _claim(self, others: Sequence[PeerId]) -> None:
+        result = await self._host.swarm.claim(others, len(others), PURPOSE)
+        if not result.done:
+            await asyncio.sleep(AGAIN_S)
+
+    async def _take_own(self) -> None:
+        replica = self._host.replica
+        model_M = np.empty(replica.model_size, np.float32)
+        await self._host.environment.executor(lambda: replica.snapshot(model_M))
+        self.take((self._host.name,), (1,), model_M)

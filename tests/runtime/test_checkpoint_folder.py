@@ -1,0 +1,143 @@
+"""A checkpoint is whole, or does not count."""
+
+import json
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+
+from p2ptrain.errors import StateError
+from p2ptrain.runtime.checkpoint_folder import CheckpointFolder, decode, encode
+from p2ptrain.runtime.files import DiskFiles
+from p2ptrain.runtime.state_owners import packed, unpacked
+from p2ptrain.sim.files import Crashed, MemoryFiles
+
+FOLDER = Path("/disk/p0")
+
+
+def write(folder: CheckpointFolder, updates: int) -> int:
+    partial = folder.begin(lambda write: write(bytes([updates % 256]) * 40))
+    vectors = {"state/residual/left": np.full(3, updates, np.float32)}
+    return folder.finish(partial, {"updates": updates, "state": {"x": updates / 3}}, vectors)
+
+
+def newest(folder: CheckpointFolder, said: list[str] | None = None):
+    return next(folder.whole((said if said is not None else []).append), None)
+
+
+@pytest.fixture(params=["disk", "memory"])
+def folder(request, tmp_path) -> CheckpointFolder:
+    on_disk = request.param == "disk"
+    files = DiskFiles() if on_disk else MemoryFiles()
+    return CheckpointFolder(tmp_path / "p0" if on_disk else FOLDER, 3, files)
+
+
+def test_a_checkpoint_comes_back_as_it_was_written(folder):
+    assert newest(folder) is None
+    for updates in (7, 8):
+        write(folder, updates)
+    found = newest(folder)
+    assert found.updates == 8
+    assert bytes(found.model) == bytes([8]) * 40
+    assert found.vectors["state/residual/left"].tolist() == [8, 8, 8]
+    assert found.document["state"] == {"x": 8 / 3}
+
+
+def test_the_disk_holds_so_many_and_the_oldest_go(folder):
+    sizes = [write(folder, updates) for updates in range(9)]
+    assert [folder.read(n).updates for n in folder.numbers()] == [8, 7, 6]
+    assert len(set(sizes)) <= 2
+
+
+def test_a_run_that_goes_on_from_an_older_one_forgets_the_newer_ones(folder):
+    for updates in (1, 2, 3):
+        write(folder, updates)
+    folder.forget_after(folder.numbers()[-1])
+    assert newest(folder).updates == 1
+
+
+def changes_of_a_checkpoint() -> int:
+    files = MemoryFiles()
+    folder = CheckpointFolder(FOLDER, 2, files)
+    for updates in range(3):
+        before = files.changes
+        write(folder, updates)
+    return files.changes - before
+
+
+@pytest.mark.parametrize("change", range(1, changes_of_a_checkpoint() + 1))
+def test_a_crash_after_any_change_of_the_disk_leaves_a_whole_one(change):
+    files = MemoryFiles()
+    folder = CheckpointFolder(FOLDER, 2, files)
+    for updates in (0, 1):
+        write(folder, updates)
+    files.crash_after = files.changes + change
+    with pytest.raises(Crashed):
+        write(folder, 2)
+    files.crash(Random(change))
+    said: list[str] = []
+    again = CheckpointFolder(FOLDER, 2, files)
+    assert newest(again, said).updates in (1, 2)
+    assert not said, "an unfinished one is no damaged one"
+    for updates in (3, 4, 5):
+        write(again, updates)
+    assert [again.read(n).updates for n in again.numbers()] == [5, 4]
+    assert len(files.contents) == 2 * 3, "nothing is left of the unfinished one"
+
+
+def test_each_flipped_bit_is_found_and_the_one_before_is_used():
+    files = MemoryFiles()
+    folder = CheckpointFolder(FOLDER, 3, files)
+    for updates in (1, 2):
+        write(folder, updates)
+    number = folder.numbers()[0]
+    damaged = [path for path in files.contents if path.parent.name == f"{number:08}"]
+    assert len(damaged) == 3
+    for path in damaged:
+        for bit in range(8 * len(files.contents[path])):
+            files.contents[path][bit // 8] ^= 1 << bit % 8
+            said: list[str] = []
+            assert newest(folder, said).updates == 1, (path, bit)
+            (sentence,) = said
+            assert sentence.endswith("is not what was written; the one before it is used")
+            files.contents[path][bit // 8] ^= 1 << bit % 8
+    assert newest(folder).updates == 2
+
+
+def test_a_file_that_is_missing_or_cut_is_damage_too():
+    files = MemoryFiles()
+    folder = CheckpointFolder(FOLDER, 3, files)
+    for updates in (1, 2, 3):
+        write(folder, updates)
+    del files.contents[FOLDER / "00000003" / "peer.safetensors"]
+    del files.contents[FOLDER / "00000002" / "model.safetensors"][10:]
+    said: list[str] = []
+    assert newest(folder, said).updates == 1
+    assert len(said) == 2
+
+
+def test_a_checkpoint_of_another_format_is_said(monkeypatch):
+    data = json.dumps({"digest": "", "checkpoint": {}}).encode()
+    with pytest.raises(StateError, match="not what was written"):
+        decode(data)
+    with pytest.raises(StateError, match="of format 'p2ptrain-checkpoint-9'"):
+        decode(encode({"format": "p2ptrain-checkpoint-9"}))
+
+
+def test_states_of_owners_come_back_in_kind():
+    vectors: dict[str, np.ndarray] = {}
+    state = {
+        "counts": {1: "one", "two": 2},
+        "tuple": (1, (2.5, None), [True]),
+        "mask": b"\x00\xff",
+        "vector": np.arange(3, dtype=np.uint32),
+        "number": np.float32(0.5),
+    }
+    document = json.loads(json.dumps(packed(state, vectors, "state")))
+    again = unpacked(document, vectors)
+    assert again.pop("vector").tolist() == [0, 1, 2]
+    del state["vector"]
+    assert again == state
+    with pytest.raises(StateError, match="state/x is a set, which a checkpoint cannot keep"):
+        packed({"x": {1}}, {}, "state")

@@ -1,0 +1,149 @@
+"""Swarms that were killed as a whole start again, from their checkpoints."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from p2ptrain.averaging.base import known_algorithms, load_algorithm
+from p2ptrain.ids import PeerId
+from p2ptrain.sim.files import Crashed
+from p2ptrain.sim.replica import VectorReplica
+from p2ptrain.sim.world import SimPeer, World
+from tests.helpers.variants import OFTEN
+from tests.helpers.worlds import LEARNING_RATE, SIZE, models, steps_of
+
+EVERY_S = 0.4
+STEP_S = 0.1
+ALGORITHMS = known_algorithms()
+
+
+async def build(count: int, algorithm: str, seed: int = 0) -> World:
+    world = World(seed, checkpoint_every_s=EVERY_S)
+    for number in range(count):
+        replica = VectorReplica(np.full(SIZE, 10.0, np.float32), LEARNING_RATE)
+        await world.add(f"p{number}", replica, algorithm, **OFTEN.get(algorithm, {}))
+    return world
+
+
+def gradient_of(peer: SimPeer, _: int) -> None:
+    """Follows from the peer and its model's updates alone, as data at a position do."""
+    updates = peer.replica.updates
+    value = (int(peer.driver.name[1:]) * 7 + updates * 5) % 16 - 8
+    peer.replica.gradient = np.full_like(peer.replica.live, value)
+
+
+async def train(world: World, steps: int) -> None:
+    await world.train(steps, steps_of(STEP_S), gradient_of)
+
+
+def kill_all(world: World) -> None:
+    for name in [*world.peers]:
+        world.crash(name)
+
+
+def fresh(count: int) -> dict[str, VectorReplica]:
+    """New processes: noise, which no checkpoint may leave in a model."""
+    noise = {f"p{n}": np.full(SIZE, -1e6 - n, np.float32) for n in range(count)}
+    return {name: VectorReplica(start_M, LEARNING_RATE) for name, start_M in noise.items()}
+
+
+def progress(world: World) -> list[int]:
+    return [peer.lifecycle.progress for peer in world.peers.values()]
+
+
+KINDS = ["allreduce", "ad_psgd", "eager", "wagma", "diloco"]
+CASES = [(a, 4) for a in ALGORITHMS] + [(a, count) for a in KINDS for count in (2, 6)]
+
+
+@pytest.mark.parametrize(("algorithm", "after"), CASES)
+async def test_a_swarm_that_was_killed_goes_on_with_as_many_fewer_or_more(algorithm, after):
+    world = await build(4, algorithm)
+    await train(world, 12)
+    trained, model_M = max(progress(world)), models(world).mean(axis=0)
+    kill_all(world)
+    await world.start_again(fresh(after))
+    old_M = models(world)[:4]
+    assert old_M.min() > -1e5, "noise of a new process is in a model"
+    drift = np.abs(old_M.mean(axis=0) - model_M).max()
+    # Each misses a checkpoint's interval and the end, at most 6 of 12 steps of at most 1/8.
+    assert drift <= 8 * LEARNING_RATE * 8
+    assert max(progress(world)) >= trained * 0.4
+    await train(world, 10)
+    assert max(progress(world)) >= trained * 0.4 + 10 * after * 0.5
+    assert models(world).min() > -1e5
+    await world.close()
+
+
+@pytest.mark.parametrize("algorithm", [a for a in ALGORITHMS if load_algorithm(a).in_step])
+async def test_peers_in_step_have_bitwise_the_models_of_a_run_without_a_break(algorithm):
+    whole = await build(3, algorithm)
+    await train(whole, 30)
+    world = await build(3, algorithm)
+    await train(world, 17)
+    kill_all(world)
+    await world.start_again(fresh(3))
+    restored = [peer.replica.updates for peer in world.peers.values()]
+    assert len(set(restored)) == 1
+    assert 17 - 2 * EVERY_S / STEP_S <= restored[0] <= 17
+    await train(world, 30 - restored[0])
+    assert models(world).tolist() == models(whole).tolist()
+    assert progress(world) == progress(whole)
+    await whole.close()
+    await world.close()
+
+
+async def test_peers_in_step_begin_from_the_newest_version_that_all_have():
+    world = await build(3, "allreduce")
+    await train(world, 17)
+    kill_all(world)
+    disk = world.disks[PeerId("p1")]
+    newest = max(path.parent.name for path in disk.contents)
+    for path in [path for path in disk.contents if path.parent.name == newest]:
+        disk.contents[path][3] ^= 1
+    await world.start_again(fresh(3))
+    updates = {peer.replica.updates for peer in world.peers.values()}
+    assert len(updates) == 1
+    (warning,) = world.peers[PeerId("p1")].metrics.of("warning")[:1]
+    assert "is not what was written; the one before it is used" in warning["text"]
+    await train(world, 10)
+    assert len({tuple(row) for row in models(world)}) == 1
+    await world.close()
+
+
+@pytest.mark.parametrize("algorithm", ["allreduce", "ad_psgd", "eager"])
+async def test_one_that_comes_back_takes_the_model_of_those_that_train(algorithm):
+    world = await build(3, algorithm)
+    training = asyncio.ensure_future(train(world, 40))
+    await asyncio.sleep(1.05)
+    world.crash("p2")
+    for name in ("p0", "p1"):
+        world.peers[PeerId(name)].replica.live += 1000
+    await asyncio.sleep(0.5)
+    peer = await world.restart("p2")
+    if algorithm != "allreduce":  # that one catches up at its first average
+        assert peer.model().min() > 900
+    await training
+    assert models(world).min() > 900
+    await world.close()
+
+
+async def test_a_disk_that_is_full_costs_checkpoints_and_one_warning():
+    world = await build(2, "allreduce")
+    disk = world.disks[PeerId("p0")]
+
+    def full(path):
+        raise OSError(28, "No space left on device")
+
+    usual, disk.create = disk.create, full
+    await train(world, 12)
+    (warning,) = world.peers[PeerId("p0")].metrics.of("warning")
+    assert "cannot write a checkpoint" in warning["text"]
+    disk.create = usual
+    await train(world, 12)
+    assert world.peers[PeerId("p0")].metrics.of("checkpoint")
+    await world.close()
+
+
+def test_a_crash_is_no_error_that_a_handler_takes():
+    assert not issubclass(Crashed, Exception)
