@@ -7,7 +7,7 @@ RUNS   ?= runs
 SMALL  := $(if $(QUICK),--quick)
 READY  := $(VENV)/.ready
 
-.PHONY: demo test explore worlds starts paper paper-real bench bench-faults bench-hidden bench-links bench-lock bench-membership bench-slow-links wan protos algorithm-pages scenario-reference reference-pages docs wheel ends clean
+.PHONY: demo test explore worlds starts paper paper-real bench bench-faults bench-hidden bench-links bench-lock bench-membership bench-slow-links bench-survival wan protos algorithm-pages scenario-reference reference-pages docs wheel ends clean
 
 demo: $(READY)  ## train with all-reduce and with gossip beside a straggler; write runs/demo
 	$(BIN)/p2plab run launcher/scenarios/one_slow.toml --out $(RUNS)/demo $(if $(QUICK),--samples 512,--check)
@@ -80,6 +80,9 @@ docs: $(READY)  ## the documentation as a site: runs/docs/index.html; a warning 
 
 bench-lock: $(READY)  ## how fast 64 peers that ask all the time find someone free; runs/bench-lock
 	$(BIN)/python -m p2plab.bench.lock --out $(RUNS)/bench-lock --check $(SMALL)
+
+bench-survival: $(READY)  ## kill a whole swarm and start it again; train beside checkpoints of 400 MB; runs/bench-survival
+	$(BIN)/python -m p2plab.bench.survival --out $(RUNS)/bench-survival --check $(SMALL)
 
 bench-faults: $(READY)  ## what it costs three peers that the fourth is killed, frozen, cut off, or slow; runs/bench-faults
 	$(BIN)/python -m p2plab.bench.faults --out $(RUNS)/bench-faults $(SMALL)

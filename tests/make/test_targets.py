@@ -27,6 +27,7 @@ SMALLEST = {
     "bench-links": ("QUICK=1", "bench-links/bench.json"),
     "bench-slow-links": ("QUICK=1", "bench-slow-links/bench.png"),
     "bench-lock": ("QUICK=1", "bench-lock/bench-lock.png"),
+    "bench-survival": ("QUICK=1", "bench-survival/bench.json"),
     "bench-faults": ("QUICK=1", "bench-faults/bench.png"),
     "bench-membership": ("QUICK=1", "bench-membership/bench-membership.png"),
     "paper": ("QUICK=1", "paper.md"),
