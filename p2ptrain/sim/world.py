@@ -237,7 +237,6 @@ class World:
             P2PTrainError: if they do not find together.
         """
         before, usual = {**self.dead}, next(iter(self._births.values()))
-        self.dead.clear()
         made: list[SimPeer] = []
         for name, replica in replicas.items():
             peer, process = PeerId(name), Process(name)
@@ -252,7 +251,24 @@ class World:
                 for n, peer in enumerate(made)
             )
         )
-        self.peers = {peer.driver.name: peer for peer in made}
+        for peer in made:
+            name = peer.driver.name
+            self.peers[name] = peer
+            if name in self.dead:
+                peer.steps_before = self.dead.pop(name).steps if self._trainer else 0
+            if self._trainer:
+                self._begin(peer, self._trainer)
+
+    async def kill_all_and_start_again(self, names: Sequence[PeerId]) -> None:
+        """SIGKILL for all while they train; then these of them start, from their checkpoints."""
+        alive: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._trainers.append(alive)  # type: ignore[arg-type]  # `run` waits for it, as for them
+        for name in [*self.peers]:
+            self.crash(name)
+        try:
+            await self.start_again({name: self.dead[name].replica for name in names})
+        finally:
+            alive.set_result(None)
 
     # --- what a plan of faults asks ---------------------------------------------------------------
 

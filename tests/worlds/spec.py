@@ -130,6 +130,10 @@ class Spec:
     cruel_s: Seconds
     plan: tuple[Fault, ...] = field(repr=False)
     gradient_codec: str
+    checkpoint_every_s: Seconds
+    """How often each peer writes a checkpoint, from which it goes on after a crash; 0: never."""
+    all_die: bool
+    """After the faults all are killed at once, and some or all of them start again."""
 
     @property
     def protocol(self) -> ProtocolConfig:
@@ -162,7 +166,8 @@ class Spec:
         return (
             f"world {self.seed}: {self.peers} peers, {self.algorithm}{options}, "
             f"{self.size} numbers in {self.gradient_codec}, {len(self.plan)} faults in "
-            f"{self.cruel_s:.1f} s"
+            f"{self.cruel_s:.1f} s, checkpoints every {self.checkpoint_every_s:g} s"
+            f"{', all die' * self.all_die}"
         )
 
 
@@ -177,6 +182,8 @@ def spec_of(seed: int, algorithm: str = "") -> Spec:
     cruel_s = chance.uniform(2.0, 6.0)
     lease_s = chance.choice((4.0, 8.0, 20.0))
     options = _options(algorithm, chance)
+    survival = Random(f"{seed}/survival")  # so that worlds of a seed stay what they were
+    checkpoint_every_s = survival.choice((0, 0.2, 1.0))
     return Spec(
         seed=seed,
         algorithm=algorithm,
@@ -191,6 +198,8 @@ def spec_of(seed: int, algorithm: str = "") -> Spec:
         cruel_s=cruel_s,
         plan=_plan(chance, seed, peers, cruel_s),
         gradient_codec=_gradient_codec(load_algorithm(algorithm, options), chance),
+        checkpoint_every_s=checkpoint_every_s,
+        all_die=checkpoint_every_s > 0 and survival.random() < 0.4,
     )
 
 

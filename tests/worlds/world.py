@@ -49,7 +49,13 @@ def carry_out(spec: Spec, trace_path: Path | None = None) -> Verdict:
 
     async def work() -> Verdict:
         world = World(
-            spec.seed, spec.link, spec.protocol, spec.exchange, trace, watch=auditor.watch
+            spec.seed,
+            spec.link,
+            spec.protocol,
+            spec.exchange,
+            trace,
+            watch=auditor.watch,
+            checkpoint_every_s=spec.checkpoint_every_s,
         )
         await Fleet(spec, world, auditor).live()
         now = virtual_loop().now
@@ -81,6 +87,8 @@ class Fleet:
         training = loop.create_task(self.world.run(self._train))
         try:
             await self._apply(training)
+            if self.spec.all_die:
+                await self._start_again()
             await self._heal(training)
             await self._end(training)
         except _Found:
@@ -116,6 +124,18 @@ class Fleet:
             await plan
         finally:
             plan.cancel()
+
+    async def _start_again(self) -> None:
+        """All are killed at once, and at least one of them comes back."""
+        network, chance = self.world.network, Random(f"{self.spec.seed}/again")
+        network.link = replace(network.link, loss=0.0, duplication=0.0, jitter_s=0.0)
+        network.heal()
+        names = sorted(self.world.peers)
+        some = chance.sample(names, chance.choice((len(names), chance.randint(1, len(names)))))
+        self.world.trace.note(
+            virtual_loop().now, f"! all are killed; {', '.join(some)} start again"
+        )
+        await self.world.kill_all_and_start_again(some)
 
     async def _heal(self, training: asyncio.Task[None]) -> None:
         """Nothing goes wrong and nobody learns any more: wait for what has to come."""
