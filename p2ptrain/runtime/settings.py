@@ -1,7 +1,7 @@
 """What a peer is given beside its model: settings (command line, TOML), and its environment."""
 
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from p2ptrain.core.peer_machine import ProtocolConfig
@@ -121,12 +121,23 @@ class PeerConfig:
     leave_grace_s: Seconds = 5.0
     """How long a leaving peer waits for a running average."""
 
+    token: str = ""
+    """What lets this peer into its swarm: the line that the first peer printed. Without one, a peer
+    that listens beyond loopback founds a swarm, and prints it. Short for `token` in [network]."""
+
+    insecure: bool = False
+    """Plain text beyond this machine, for everyone who reaches it. Short for `insecure` in
+    [network]."""
+
     stop: StopConfig = field(default_factory=StopConfig)
     protocol: ProtocolConfig = field(default_factory=ProtocolConfig)
     exchange: ExchangeConfig = field(default_factory=ExchangeConfig)
     network: GrpcConfig = field(default_factory=GrpcConfig)
 
     def __post_init__(self) -> None:
+        short = {name: given for name in ("token", "insecure") if (given := getattr(self, name))}
+        if short:
+            object.__setattr__(self, "network", replace(self.network, **short))
         if any(c.isspace() or not c.isprintable() or c in "/\\" for c in self.name):
             raise ConfigError(f"name = {self.name!r} must be printable, without spaces or slashes")
         if len(self.name) > MAX_NAME:
