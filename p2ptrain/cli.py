@@ -36,7 +36,9 @@ TLS_CERT = typer.Option(help="file with this peer's certificate, where the swarm
 TLS_KEY = typer.Option(help="file with the certificate's key")
 TLS_CA = typer.Option(help="file with the certificate of the swarm's CA")
 TOKEN = typer.Option(help="what lets into the swarm: the line that its first peer printed")
-TOKEN_FILE = typer.Option(help="file with the token, or with the swarm's own key")
+TOKEN_FILE = typer.Option(
+    help="file with the token, or with the swarm's own key", envvar="P2PTRAIN_TOKEN_FILE"
+)
 
 KEYS_TIMEOUT_S: Seconds = 5.0
 
@@ -368,11 +370,17 @@ MEMBER = typer.Argument(help="host:port of a peer of the swarm that signs")
 
 
 @keys.command("new")
-def keys_new(file: Annotated[Path, typer.Argument(help="a new file, for its owner only")]) -> None:
+def keys_new(
+    file: Annotated[Path, typer.Argument(help="a new file, for its owner only")],
+    keep: Annotated[bool, typer.Option("--keep", help="leave one that is there")] = False,
+) -> None:
     """Make the key of a swarm, for --token-file of all its peers."""
-    from p2ptrain.net.tokens import SwarmKey, write_file
+    from p2ptrain.net.tokens import SwarmKey, read_file, write_file
 
-    write_file(str(file), SwarmKey.make())
+    if keep and file.exists():
+        read_file(str(file))
+    else:
+        write_file(str(file), SwarmKey.make())
     print(f"{file}: keep it secret; peers that have it as --token-file are one swarm")
 
 

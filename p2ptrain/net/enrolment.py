@@ -20,7 +20,7 @@ from p2ptrain.net.grpc_errors import hung_up, translate
 from p2ptrain.net.key_service import LASTS_S, SERVICE
 from p2ptrain.net.keyring import Keyring
 from p2ptrain.net.probe import why_hung_up
-from p2ptrain.net.tls import Identity, SwarmTls, TokenTls
+from p2ptrain.net.tls import Identity, Security, SwarmTls, TokenTls
 from p2ptrain.net.tokens import JoinToken, SwarmKey
 from p2ptrain.net.wire_keys import EnrolReply, EnrolRequest, SignersLimited
 
@@ -92,6 +92,20 @@ async def enrol(
         f"no peer answered at {', '.join(hosts)} within {timeout_s:g} s ({why}); "
         "start that peer first, or check its address"
     )
+
+
+async def member_by(
+    network: GrpcConfig,
+    hosts: Sequence[Address],
+    name: PeerId,
+    timeout_s: Seconds,
+    unix_clock: Callable[[], Seconds],
+) -> Security:
+    """What it takes to be called, by the token if there is one. Raises as `enrol`, ConfigError."""
+    token = network.read_token()
+    if isinstance(token, SwarmKey):
+        return found(name, unix_clock, key=token)
+    return await enrol(token, hosts, name, timeout_s, unix_clock) if token else network.security()
 
 
 def ring_of(swarm: bytes, reply: EnrolReply, unix_clock: Callable[[], Seconds]) -> Keyring:

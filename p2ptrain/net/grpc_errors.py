@@ -17,6 +17,9 @@ IN_WORDS = {
 }
 """Why there is no connection, by a part of gRPC's text."""
 
+HANGING_UP = ("Socket closed", "Connection reset", "Broken pipe", "Endpoint closing")
+"""What it says of a port that has taken the connection."""
+
 
 def translate(error: grpc.RpcError, address: Address, phase: str) -> P2PTrainError:
     """The only table from status codes to the project's errors; `phase` is what we were doing."""
@@ -51,7 +54,7 @@ def translate(error: grpc.RpcError, address: Address, phase: str) -> P2PTrainErr
 def hung_up(error: grpc.RpcError) -> bool:
     """True if a port took our connection and closed it without a word (`net/probe.py`)."""
     details = str(error.details() or "")
-    return "Socket closed" in details and "connect to" in details
+    return "connect to" in details and any(sign in details for sign in HANGING_UP)
 
 
 def _in_words(details: str) -> str:

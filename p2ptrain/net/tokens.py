@@ -14,6 +14,7 @@ import binascii
 import hashlib
 import os
 import secrets
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -82,6 +83,11 @@ class SwarmKey:
 Token = JoinToken | SwarmKey
 
 
+def is_token(word: str) -> bool:
+    """True for what is meant as a token, and not as an address."""
+    return ":" not in word and word.startswith((JoinToken.PREFIX, SwarmKey.PREFIX))
+
+
 def parse(text: str) -> Token:
     """Raises ConfigError, with a sentence that does not show the secret."""
     word = text.strip()
@@ -116,13 +122,14 @@ def read_file(path: str) -> Token:
 
 
 def write_file(path: str, token: Token) -> None:
-    """Write a new file that only its owner may read. Raises ConfigError if there is one."""
+    """Write a new file that only its owner may read, at once. Raises ConfigError if there is one."""
     try:
-        number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with tempfile.NamedTemporaryFile("w", dir=Path(path).parent, encoding="ascii") as file:
+            file.write(f"{token}\n")
+            file.flush()
+            os.link(file.name, path)  # unlike `rename` it replaces nothing
     except OSError as error:
         raise ConfigError(f"cannot write {path!r}: {error.strerror}") from error
-    with os.fdopen(number, "w", encoding="ascii") as file:
-        file.write(f"{token}\n")
 
 
 def _written(prefix: str, data: bytes) -> str:

@@ -17,11 +17,11 @@ from dataclasses import dataclass, replace
 from p2ptrain.errors import ConfigError
 from p2ptrain.ids import Address, PeerId, Seconds
 from p2ptrain.net.certificates import Role
-from p2ptrain.net.enrolment import enrol, found
+from p2ptrain.net.enrolment import found, member_by
 from p2ptrain.net.grpc_config import GrpcConfig
 from p2ptrain.net.loopback import is_loopback
 from p2ptrain.net.tls import Plain, Security, SwarmTls
-from p2ptrain.net.tokens import JoinToken, SwarmKey
+from p2ptrain.net.tokens import JoinToken
 from p2ptrain.runtime.settings import PeerConfig
 
 INSECURE = (
@@ -52,16 +52,14 @@ async def enter(config: PeerConfig, name: PeerId, unix_clock: Callable[[], Secon
     if network.has_tls:
         return Entry(network.security())
     token = network.read_token()
-    if isinstance(token, SwarmKey):
-        return Entry(found(name, unix_clock, key=token))
     hosts = [Address(host) for host in config.join]
     if token:
-        if not hosts:
+        if isinstance(token, JoinToken) and not hosts:
             raise ConfigError(
                 "a join token lets into a swarm that is there: give join = 'host:port', the "
                 "address of a member; the first peer starts without a token"
             )
-        return Entry(await enrol(token, hosts, name, config.join_timeout_s, unix_clock))
+        return Entry(await member_by(network, hosts, name, config.join_timeout_s, unix_clock))
     host = config.listen.rpartition(":")[0]
     if network.insecure:
         beyond = not is_loopback(host)
@@ -79,8 +77,8 @@ async def enter(config: PeerConfig, name: PeerId, unix_clock: Callable[[], Secon
 
 
 def welcome(address: Address, token: JoinToken) -> str:
-    """The line to paste on another machine."""
-    return f"to join: p2ptrain peer --join {address} --token {token}"
+    """What to paste on another machine."""
+    return f"to join this swarm: --join {address} --token {token}"
 
 
 def asking_with(entry: Entry, network: GrpcConfig) -> GrpcConfig:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING
 
-from p2ptrain.core.messages import Member, MemberState
+from p2ptrain.core.messages import Member, MembershipUpdates, MemberState
 from p2ptrain.errors import CodecError, RefusedError, TransportError
 from p2ptrain.ids import Address, Seconds
 from p2ptrain.net import wire_keys as wire
@@ -110,9 +110,8 @@ class KeyCare:
             self._transport.expel(name)
         for member in self._here():
             if member.peer in self._expelled:
-                driver.machine.learn(
-                    [replace(member, state=MemberState.LEFT)], driver.now, "its name was revoked"
-                )
+                farewell = MembershipUpdates((replace(member, state=MemberState.LEFT),))
+                driver.machine.receive(member.peer, farewell, driver.now)  # in its stead
                 self._transport.forget(member.address)
                 driver.pump()
 
