@@ -122,7 +122,7 @@ def read_file(path: str) -> Token:
 
 
 def write_file(path: str, token: Token) -> None:
-    """Write a new file that only its owner may read, at once. Raises ConfigError if there is one."""
+    """Write a new file, for its owner only, at once. Raises ConfigError if there is one."""
     try:
         with tempfile.NamedTemporaryFile("w", dir=Path(path).parent, encoding="ascii") as file:
             file.write(f"{token}\n")

@@ -37,7 +37,7 @@ class Here:
     name: PeerId
     security: Security
     transport: GrpcTransport
-    address: Address = Address("")
+    address: Address = field(default_factory=lambda: Address(""))
     heard: list[Envelope] = field(default_factory=list)
     streams: list[str] = field(default_factory=list)
 
@@ -86,6 +86,11 @@ async def two(data: str = "auto") -> AsyncIterator[tuple[Here, Here, JoinToken]]
         security = await enrol(token, [first.address], SECOND, SOON_S, time.time)
         async with listening(SECOND, security, data) as second:
             yield first, second, token
+
+
+async def read_all(stream) -> None:
+    while True:
+        await stream.receive()
 
 
 async def why_not(token: JoinToken, address: Address, name: str = "third") -> str:
@@ -179,8 +184,7 @@ async def test_who_is_revoked_while_connected_is_out_and_its_streams_are_closed(
         first.transport.expel(SECOND)  # as `runtime/keys.py` does
         async with asyncio.timeout(SOON_S):
             with pytest.raises(P2PTrainError):
-                while True:
-                    await stream.receive()
+                await read_all(stream)
         assert first.streams == ["open", "closed"]
         with pytest.raises(RefusedError, match="second is no member any more"):
             await second.transport.identify(first.address, SOON_S)
