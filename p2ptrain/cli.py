@@ -30,10 +30,17 @@ from p2ptrain.runtime.settings import PeerConfig
 
 if TYPE_CHECKING:
     from p2ptrain.config import RunConfig
+    from p2ptrain.net.wire_keys import Command
 
 TLS_CERT = typer.Option(help="file with this peer's certificate, where the swarm has TLS")
 TLS_KEY = typer.Option(help="file with the certificate's key")
 TLS_CA = typer.Option(help="file with the certificate of the swarm's CA")
+TOKEN = typer.Option(help="what lets into the swarm: the line that its first peer printed")
+TOKEN_FILE = typer.Option(
+    help="file with the token, or with the swarm's own key", envvar="P2PTRAIN_TOKEN_FILE"
+)
+
+KEYS_TIMEOUT_S: Seconds = 5.0
 
 DEFAULTS = {field.name: field.default for field in fields(PeerConfig)} | {
     "task": "digits",  # of `RunConfig`, which imports torch
@@ -145,6 +152,16 @@ def peer(
         int | None, typer.Option(help="port of a Prometheus endpoint; 0 takes a free one")
     ] = None,
     tensorboard: Annotated[str | None, typer.Option(help="folder for TensorBoard scalars")] = None,
+    token: Annotated[str | None, TOKEN] = None,
+    token_file: Annotated[str | None, TOKEN_FILE] = None,
+    signers: Annotated[
+        str | None,
+        typer.Option(help="names: the only peers that may let others in", show_default="all"),
+    ] = None,
+    insecure: Annotated[
+        bool | None,
+        typer.Option("--insecure", help="plain text: whoever reaches this peer gets the model"),
+    ] = None,
     tls_cert: Annotated[str | None, TLS_CERT] = None,
     tls_key: Annotated[str | None, TLS_KEY] = None,
     tls_ca: Annotated[str | None, TLS_CA] = None,
@@ -195,7 +212,16 @@ def peer(
     values |= {key: value for key, value in given.items() if value is not None}
     _override(values, "task_options", {"data": data})
     _override(values, "stop", {"samples": samples, "seconds": seconds})
-    _override(values, "network", {"tls_cert": tls_cert, "tls_key": tls_key, "tls_ca": tls_ca})
+    secured: dict[str, object] = {
+        "token": token,
+        "token_file": token_file,
+        "signers": tuple(signers.split(",")) if signers else None,
+        "insecure": insecure,
+        "tls_cert": tls_cert,
+        "tls_key": tls_key,
+        "tls_ca": tls_ca,
+    }
+    _override(values, "network", secured)
     with _ctrl_c_ends():
         settings = from_mapping(RunConfig, values, str(config or "command line"))
         place = _local_rank(settings.rank)
@@ -232,6 +258,8 @@ def status(
     watch: Annotated[bool, typer.Option(help="show it live, until Ctrl-C")] = False,
     json_: Annotated[bool, typer.Option("--json", help="print it for programs")] = False,
     timeout: Annotated[float, typer.Option(help="seconds to wait for each peer")] = 2.0,
+    token: Annotated[str, TOKEN] = "",
+    token_file: Annotated[str, TOKEN_FILE] = "",
     tls_cert: Annotated[str, TLS_CERT] = "",
     tls_key: Annotated[str, TLS_KEY] = "",
     tls_ca: Annotated[str, TLS_CA] = "",
@@ -241,7 +269,13 @@ def status(
         raise ConfigError("--watch and --json do not go together; ask for --json repeatedly")
     show = show_live if watch else show_json if json_ else show_once
     with _ctrl_c_ends():
-        asyncio.run(show(_address(address), _timeout(timeout), _tls(tls_cert, tls_key, tls_ca)))
+        asyncio.run(
+            show(
+                _address(address),
+                _timeout(timeout),
+                _secured(token, token_file, tls_cert, tls_key, tls_ca),
+            )
+        )
 
 
 @app.command()
@@ -253,6 +287,8 @@ def ui(
     public: Annotated[
         bool, typer.Option("--public", help="let other machines open it; it has no password")
     ] = False,
+    token: Annotated[str, TOKEN] = "",
+    token_file: Annotated[str, TOKEN_FILE] = "",
     tls_cert: Annotated[str, TLS_CERT] = "",
     tls_key: Annotated[str, TLS_KEY] = "",
     tls_ca: Annotated[str, TLS_CA] = "",
@@ -262,7 +298,7 @@ def ui(
     from p2ptrain.ui.server import PageConfig
 
     config = PageConfig(listen=listen, is_public=public)
-    network = _tls(tls_cert, tls_key, tls_ca)
+    network = _secured(token, token_file, tls_cert, tls_key, tls_ca)
     with _ctrl_c_ends():
         asyncio.run(show_page(_address(address), config, time.monotonic, network))
 
@@ -271,6 +307,8 @@ def ui(
 def top(
     address: Annotated[str, typer.Argument(help="host:port of any peer")],
     sort: Annotated[str, typer.Option(help="column, such as samples/s or waiting")] = "peer",
+    token: Annotated[str, TOKEN] = "",
+    token_file: Annotated[str, TOKEN_FILE] = "",
     tls_cert: Annotated[str, TLS_CERT] = "",
     tls_key: Annotated[str, TLS_KEY] = "",
     tls_ca: Annotated[str, TLS_CA] = "",
@@ -278,7 +316,7 @@ def top(
     """Show a swarm live and sortable in a terminal, until q or Ctrl-C."""
     from p2ptrain.console.top import show_top
 
-    network = _tls(tls_cert, tls_key, tls_ca)
+    network = _secured(token, token_file, tls_cert, tls_key, tls_ca)
     with _ctrl_c_ends():
         asyncio.run(show_top(_address(address), sort, time.monotonic, network))
 
@@ -289,6 +327,8 @@ def doctor(
     listen: Annotated[str, typer.Option(help="host:port where this machine would listen")] = "",
     advertise: Annotated[str, typer.Option(help="host:port that it would advertise")] = "",
     timeout: Annotated[float, typer.Option(help="seconds to wait for each answer")] = 3.0,
+    token: Annotated[str, TOKEN] = "",
+    token_file: Annotated[str, TOKEN_FILE] = "",
     tls_cert: Annotated[str, TLS_CERT] = "",
     tls_key: Annotated[str, TLS_KEY] = "",
     tls_ca: Annotated[str, TLS_CA] = "",
@@ -301,7 +341,7 @@ def doctor(
         timeout_s=_timeout(timeout),
         number=Random().getrandbits(60),
         unix_clock=time.time,
-        network=_tls(tls_cert, tls_key, tls_ca),
+        network=_secured(token, token_file, tls_cert, tls_key, tls_ca),
     )
     with _ctrl_c_ends():
         problems = asyncio.run(show_findings(visit))
@@ -322,20 +362,113 @@ def _ctrl_c_ends() -> Iterator[None]:
 def health(
     address: Annotated[str, typer.Argument(help="host:port of a peer")],
     timeout: Annotated[float, typer.Option(help="seconds to wait for an answer")] = 3.0,
+    token: Annotated[str, TOKEN] = "",
+    token_file: Annotated[str, TOKEN_FILE] = "",
     tls_cert: Annotated[str, TLS_CERT] = "",
     tls_key: Annotated[str, TLS_KEY] = "",
     tls_ca: Annotated[str, TLS_CA] = "",
 ) -> None:
     """Ask a peer's health service, as a container engine does. Exit code 1 if it is not well."""
-    network = _tls(tls_cert, tls_key, tls_ca)
+    network = _secured(token, token_file, tls_cert, tls_key, tls_ca)
     if not asyncio.run(is_serving(_address(address), _timeout(timeout), network)):
         raise typer.Exit(exit_codes.PROBLEM)
 
 
-def _tls(cert: str, key: str, ca: str) -> GrpcConfig:
-    config = GrpcConfig(tls_cert=cert, tls_key=key, tls_ca=ca)
+def _secured(
+    token: str, token_file: str, cert: str = "", key: str = "", ca: str = ""
+) -> GrpcConfig:
+    config = GrpcConfig(token=token, token_file=token_file, tls_cert=cert, tls_key=key, tls_ca=ca)
     config.security()  # a mistake is reported before any peer is asked
     return config
+
+
+keys = typer.Typer(context_settings=HELP, no_args_is_help=True)
+app.add_typer(keys, name="keys", help="Say who may join a swarm, and who may not any more.")
+
+MEMBER = typer.Argument(help="host:port of a peer of the swarm that signs")
+
+
+@keys.command("new")
+def keys_new(
+    file: Annotated[Path, typer.Argument(help="a new file, for its owner only")],
+    keep: Annotated[bool, typer.Option("--keep", help="leave one that is there")] = False,
+) -> None:
+    """Make the key of a swarm, for --token-file of all its peers."""
+    from p2ptrain.net.tokens import SwarmKey, read_file, write_file
+
+    if keep and file.exists():
+        read_file(str(file))
+    else:
+        write_file(str(file), SwarmKey.make())
+    print(f"{file}: keep it secret; peers that have it as --token-file are one swarm")
+
+
+@keys.command("show")
+def keys_show(
+    address: Annotated[str, MEMBER],
+    token: Annotated[str, TOKEN] = "",
+    token_file: Annotated[str, TOKEN_FILE] = "",
+) -> None:
+    """Show tokens and their uses, who signs, and who was revoked."""
+    from p2ptrain.net.wire_keys import Show
+
+    _command(address, _secured(token, token_file), Show())
+
+
+@keys.command("token")
+def keys_token(
+    address: Annotated[str, MEMBER],
+    viewer: Annotated[
+        bool, typer.Option("--viewer", help="for status, ui and top; never the model")
+    ] = False,
+    expires: Annotated[str, typer.Option(help="when it ends, such as 30m, 1h, 7d")] = "24h",
+    uses: Annotated[int, typer.Option(help="how many peers may join; 0: any number")] = 0,
+    token: Annotated[str, TOKEN] = "",
+    token_file: Annotated[str, TOKEN_FILE] = "",
+) -> None:
+    """Make a token, and print it."""
+    from p2ptrain.net.enrolment import token_command
+
+    wanted = token_command(viewer=viewer, expires=expires, uses=uses)
+    _command(address, _secured(token, token_file), wanted)
+
+
+@keys.command("revoke")
+def keys_revoke(
+    address: Annotated[str, MEMBER],
+    name: Annotated[str, typer.Argument(help="of a peer, as status shows it")],
+    token: Annotated[str, TOKEN] = "",
+    token_file: Annotated[str, TOKEN_FILE] = "",
+) -> None:
+    """Expel a peer: its name is no member's any more."""
+    from p2ptrain.net.wire_keys import Revoke
+    from p2ptrain.net.wire_parts import name_of
+
+    try:
+        revoked = Revoke(name_of(name))
+    except CodecError as error:
+        raise ConfigError(str(error)) from error
+    _command(address, _secured(token, token_file), revoked)
+
+
+@keys.command("rotate")
+def keys_rotate(
+    address: Annotated[str, MEMBER],
+    token: Annotated[str, TOKEN] = "",
+    token_file: Annotated[str, TOKEN_FILE] = "",
+) -> None:
+    """Make all tokens void, and print a new one for members."""
+    from p2ptrain.net.wire_keys import Rotate
+
+    _command(address, _secured(token, token_file), Rotate())
+
+
+def _command(address: str, network: GrpcConfig, given: "Command") -> None:
+    from p2ptrain.net.enrolment import command
+
+    with _ctrl_c_ends():
+        answer = asyncio.run(command(_address(address), network, given, KEYS_TIMEOUT_S))
+    print("\n".join(line for line in (answer.shown, answer.token) if line))
 
 
 def _timeout(seconds: float) -> Seconds:

@@ -86,6 +86,7 @@ class Agent:
         if text is None:
             path.unlink(missing_ok=True)
         else:
+            path.touch(0o600)  # one of them is the swarm's key
             path.write_text(text, encoding="utf-8")
 
     def start(self) -> None:

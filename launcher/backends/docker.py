@@ -44,6 +44,7 @@ from p2ptrain.compute.device_name import parse_device
 from p2ptrain.config import RunConfig
 from p2ptrain.errors import ConfigError
 from p2ptrain.ids import Seconds
+from p2ptrain.net.tokens import SwarmKey, write_file
 
 KINDS = ("crash", "pause", "slow", "throttle", "partition", "leave", "join")
 """The faults that containers support; they share a clock."""
@@ -131,6 +132,7 @@ class DockerFleet(RealFleet):
         names = [config.name for config in self._configs]
         file = compose_file(self._scenario, names, self._folder, self._project)
         self._compose.write_text(to_yaml(file), encoding="utf-8")
+        write_file(str(self._folder / KEY), SwarmKey.make())
         self._call_compose("up", "--no-start")
         self._is_made = True
 
@@ -389,6 +391,10 @@ def _refuse_limits(scenario: Scenario) -> None:
             )
 
 
+KEY = "swarm.key"
+"""In the folder of the run: containers are beyond loopback, so they are one encrypted swarm."""
+
+
 def _placed(config: RunConfig, first: str) -> RunConfig:
     """Every peer listens under its own name, and the others join the first.
 
@@ -398,7 +404,8 @@ def _placed(config: RunConfig, first: str) -> RunConfig:
     ours = f"{config.name}:{PORT}"
     join = () if config.name == first else (f"{first}:{PORT}",)
     kind, _ = parse_device(config.device)
-    placed = dataclasses.replace(config, device=kind)
+    keyed = dataclasses.replace(config.network, token_file=f"{RESULTS}/{KEY}")
+    placed = dataclasses.replace(config, device=kind, network=keyed)
     return dataclasses.replace(
         placed, listen=f"0.0.0.0:{PORT}", advertise=ours, advertise_ip=True, join=join
     )

@@ -23,11 +23,14 @@ from p2plab.scenario import LeftOut, Scenario
 from p2ptrain.config import RunConfig
 from p2ptrain.errors import ConfigError, P2PTrainError
 from p2ptrain.ids import Address, Seconds
+from p2ptrain.net.tokens import SwarmKey
 
 KINDS = ("crash", "pause", "slow", "leave", "join")
 """The faults that peers on other machines support; their networks are not ours to change."""
 
 _POLL_S = 0.05
+KEY = "swarm.key"
+"""In the folder of each agent: the peers of a run are one encrypted swarm."""
 
 
 class AgentLost(P2PTrainError):
@@ -104,6 +107,7 @@ class RemoteFleet(RealFleet):
     ) -> None:
         super().__init__(scenario, configs)
         self._connect = connect
+        self._key = SwarmKey.make()
         self._connections: dict[int, Connection] = {}
         self._lives: dict[int, int] = {}  # by rank: how many processes were started
         self._codes: dict[int, int | None] = {}
@@ -141,8 +145,11 @@ class RemoteFleet(RealFleet):
                 addresses.append(_address(self._connections[rank], addresses))
             except AgentLost as error:
                 raise LaunchError(f"{config.name} {error}") from error
+        keyed = dataclasses.replace(self._configs[0].network, token_file=KEY)
         self._configs = [
-            dataclasses.replace(config, listen=ours, join=tuple(addresses[:1]) if rank else ())
+            dataclasses.replace(
+                config, listen=ours, join=tuple(addresses[:1]) if rank else (), network=keyed
+            )
             for rank, (config, ours) in enumerate(zip(self._configs, addresses, strict=True))
         ]
 
@@ -176,6 +183,7 @@ class RemoteFleet(RealFleet):
             return  # it stays lost
         self._lives[rank], self._codes[rank] = self._lives.get(rank, 0) + 1, None
         self._call(rank, "put", file.name, file.read_text(encoding="utf-8"))
+        self._call(rank, "put", KEY, f"{self._key}\n")
         self._call(rank, "start")
 
     def _exit_code(self, rank: int) -> int | None:

@@ -29,7 +29,7 @@ from p2ptrain.errors import ConfigError
 ROUNDS = 7
 QUICK_CELLS = ((2, 1),)
 MEGABYTE = 1_000_000
-COLOURS = ("#4D4D4D", "#8C8C8C", "#C8C8C8", "#56B4E9", "#009E73", "#D55E00")
+COLOURS = ("#4D4D4D", "#8C8C8C", "#C8C8C8", "#56B4E9", "#009E73", "#CC79A7", "#D55E00")
 
 Cell = tuple[int, int]
 """Peers in the group, megabytes of float32."""
@@ -61,6 +61,7 @@ def claims_of(rows: Sequence[Json]) -> list[Json]:
             ("p2ptrain sockets", "whole_s", "gloo", 1.2),
             ("p2ptrain sockets", "exchange_s", "gloo", 1.0),
             ("p2ptrain grpc", "exchange_s", "bare grpc", 1.2),
+            ("p2ptrain sealed", "whole_s", "p2ptrain sockets", 1.3),
         ):
             mine, theirs = by_key.get((ours, peers)), by_key.get((over, peers))
             if mine and theirs:

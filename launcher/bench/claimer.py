@@ -12,8 +12,10 @@ from p2plab.harness.claims import Json
 from p2ptrain.compute.torch_replica import TorchReplica
 from p2ptrain.core.effects import Outcome
 from p2ptrain.ids import Address, PeerId, Seconds
+from p2ptrain.net.enrolment import found
 from p2ptrain.net.grpc_config import GrpcConfig
 from p2ptrain.net.grpc_transport import GrpcTransport
+from p2ptrain.net.tokens import SwarmKey
 from p2ptrain.runtime.exchange import ExchangeConfig
 from p2ptrain.runtime.lifecycle import PeerLifecycle
 from p2ptrain.runtime.metrics import MemoryMetrics
@@ -42,6 +44,7 @@ class Claimer:
         host: the host to listen on.
         peers: how many peers must be present before this one is ready.
         limit_s: the timeout of joining.
+        key: of its swarm, if connections are to be encrypted.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class Claimer:
         host: str = "127.0.0.1",
         peers: int = 1,
         limit_s: Seconds = 120.0,
+        key: SwarmKey | None = None,
     ) -> None:
         self.name = PeerId(name)
         self.groups: asyncio.Queue[Json] = asyncio.Queue()
@@ -80,7 +84,8 @@ class Claimer:
             device=self._replica.device,
         )
         self._lifecycle = PeerLifecycle(config, self._replica, environment)
-        self._transport = GrpcTransport(config.listen, config=config.network)
+        security = found(self.name, time.time, key=key) if key else None
+        self._transport = GrpcTransport(config.listen, config=config.network, security=security)
 
     async def listen(self) -> Address:
         """Listen for other peers."""

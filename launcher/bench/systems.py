@@ -29,6 +29,7 @@ from p2plab.bench.claimer import Claimer
 from p2plab.harness.claims import Json
 from p2plab.harness.processes import Children
 from p2ptrain.ids import PeerId, Seconds
+from p2ptrain.net.tokens import SwarmKey
 from p2ptrain.runtime.exchange import WINDOW
 from p2ptrain.runtime.mix import blocks, squares
 from p2ptrain.vectors import Vector
@@ -41,6 +42,8 @@ BARE_CHUNK = 1 << 18
 """Numbers in one chunk of `BareSockets`: as many as in our own."""
 
 LIMIT_S: Seconds = 120.0
+BENCH_KEY = SwarmKey(bytes(32))
+"""Of the swarms whose connections are encrypted; all processes here are ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,13 +274,15 @@ def bare_sockets(worker: Worker) -> list[Round]:
     return BareSockets(worker).rounds()
 
 
-def p2ptrain(worker: Worker, way: str, codec: str = "fp32") -> list[Round]:
+def p2ptrain(
+    worker: Worker, way: str, codec: str = "fp32", *, encrypted: bool = False
+) -> list[Round]:
     """Our own whole average: lock, snapshot, exchange, reduce and delta, over one transport."""
     torch.set_num_threads(1)
-    return uvloop.run(_p2ptrain(worker, way, codec))
+    return uvloop.run(_p2ptrain(worker, way, codec, encrypted))
 
 
-async def _p2ptrain(worker: Worker, way: str, codec: str) -> list[Round]:
+async def _p2ptrain(worker: Worker, way: str, codec: str, encrypted: bool) -> list[Round]:
     peer = Claimer(
         f"p{worker.rank}",
         worker.numbers,
@@ -287,6 +292,7 @@ async def _p2ptrain(worker: Worker, way: str, codec: str) -> list[Round]:
         host=worker.host,
         peers=worker.peers,
         limit_s=LIMIT_S,
+        key=BENCH_KEY if encrypted else None,
     )
     worker.tell(await peer.listen())
     await _meet(worker)
@@ -345,6 +351,7 @@ SYSTEMS: dict[str, System] = {
     "bare sockets": bare_sockets,
     "p2ptrain grpc": partial(p2ptrain, way="grpc"),
     "p2ptrain sockets": partial(p2ptrain, way="sockets"),
+    "p2ptrain sealed": partial(p2ptrain, way="sockets", encrypted=True),
     "p2ptrain memory": partial(p2ptrain, way="memory"),
 }
 

@@ -21,6 +21,7 @@ from p2ptrain.errors import CodecError, P2PTrainError, RefusedError, TransportEr
 from p2ptrain.ids import Address, PeerId, Seconds
 from p2ptrain.net import wire
 from p2ptrain.net.ask import Asker, asking
+from p2ptrain.net.enrolment import member_by
 from p2ptrain.net.grpc_config import GrpcConfig
 from p2ptrain.net.grpc_transport import GrpcTransport
 from p2ptrain.net.transport import ChunkStream
@@ -36,6 +37,9 @@ from p2ptrain.net.wire import (
 )
 
 CLOCKS_DIFFER_S: Seconds = 2.0
+NAME = PeerId(f"doctor-{socket.gethostname()}"[:64])
+"""Under which it is called back where that takes a certificate; a token counts it once."""
+
 OTHERS_S: Seconds = 10.0
 """The timeout of a dial back, which has to wait for those of others."""
 
@@ -318,7 +322,8 @@ async def _about_advertised(visit: Visit, seen_as: str, on_loopback: bool) -> Fi
 @asynccontextmanager
 async def _listening(listen: str, visit: Visit) -> AsyncIterator[int]:
     """A listener that only answers Identify; yields its port."""
-    transport = GrpcTransport(listen, "localhost:0", visit.network)
+    security = await member_by(visit.network, [visit.address], NAME, OTHERS_S, visit.unix_clock)
+    transport = GrpcTransport(listen, "localhost:0", visit.network, security=security)
     answering = _Answering(visit.number)
     port = _split(await transport.start(answering))[1]
     try:

@@ -7,21 +7,24 @@ import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from p2ptrain.errors import TransportError
+from p2ptrain.errors import P2PTrainError, TransportError
 from p2ptrain.ids import Address, Seconds
 from p2ptrain.net import wire
 from p2ptrain.net.grpc_config import GrpcConfig, channel_arguments
-from p2ptrain.net.grpc_errors import translate
+from p2ptrain.net.grpc_errors import hung_up, translate
 from p2ptrain.net.grpc_link import SERVICE
+from p2ptrain.net.probe import why_hung_up
+from p2ptrain.net.tls import Security
 from p2ptrain.net.wire import DialBackRequest, DialedBack, Hello, Report
 
 
 class Asker:
     """Asks one peer. Every answer comes within its time, or an error of ours says why not."""
 
-    def __init__(self, channel: grpc.aio.Channel, address: Address) -> None:
+    def __init__(self, channel: grpc.aio.Channel, address: Address, security: Security) -> None:
         self._channel = channel
         self._address = address
+        self._security = security
 
     async def is_serving(self, timeout_s: Seconds) -> bool:
         """What gRPC's health service says of a peer there. Raises TransportError."""
@@ -32,7 +35,7 @@ class Asker:
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.NOT_FOUND:
                 raise TransportError(f"{self._address} speaks gRPC but is no peer") from error
-            raise translate(error, self._address, "asking for its health") from error
+            raise await self._told(error, "asking for its health") from error
         return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
     async def identify(self, timeout_s: Seconds) -> Hello:
@@ -61,14 +64,22 @@ class Asker:
         try:
             return await call
         except grpc.RpcError as error:
-            raise translate(error, self._address, phase) from error
+            raise await self._told(error, phase) from error
+
+    async def _told(self, error: grpc.RpcError, phase: str) -> P2PTrainError:
+        told = translate(error, self._address, phase)
+        if not hung_up(error):
+            return told
+        why = await why_hung_up(self._address, self._security.is_encrypted)
+        return TransportError(f"{told}; {why}")
 
 
 @asynccontextmanager
 async def asking(address: Address, config: GrpcConfig) -> AsyncIterator[Asker]:
     """A connection to the peer at `address`, for a few questions. Raises ConfigError (TLS)."""
-    async with config.security().channel(address, channel_arguments(config)) as channel:
-        yield Asker(channel, address)
+    security = config.security()
+    async with security.channel(address, channel_arguments(config)) as channel:
+        yield Asker(channel, address, security)
 
 
 async def is_serving(address: Address, timeout_s: Seconds, config: GrpcConfig) -> bool:

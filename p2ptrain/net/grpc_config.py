@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from p2ptrain.errors import ConfigError, check_above_0
 from p2ptrain.ids import Seconds
 from p2ptrain.net import wire
-from p2ptrain.net.tls import Plain, Tls
+from p2ptrain.net.tls import Plain, Security, Tls, TokenTls
+from p2ptrain.net.tokens import Token, parse, read_file
 
 DATA_WAYS = ("auto", "memory", "sockets", "grpc")
 
@@ -47,6 +48,20 @@ class GrpcConfig:
     tls_ca: str = ""
     """File with the certificate of the swarm's CA."""
 
+    token: str = ""
+    """What lets this peer into its swarm, which is encrypted then: the line that the first peer
+    printed, or that `p2ptrain keys token` prints."""
+
+    token_file: str = ""
+    """File that holds the token, or the swarm's own key (`p2ptrain keys new FILE`)."""
+
+    signers: tuple[str, ...] = ()
+    """Of the peer that founds a swarm: the only peers that have the key of its CA, itself among
+    them. Empty: all members have it, so that any of them may let others in."""
+
+    insecure: bool = False
+    """Plain text beyond this machine: any host that reaches a peer can read its model."""
+
     def __post_init__(self) -> None:
         check_above_0("network", self, "keepalive_s", "keepalive_timeout_s")
         if self.data not in DATA_WAYS:
@@ -56,21 +71,29 @@ class GrpcConfig:
         if self.has_tls and not all(files.values()):
             missing = " and ".join(name for name, path in files.items() if not path)
             raise ConfigError(f"{missing} missing; TLS takes all of {', '.join(files)}")
-        if self.has_tls and self.data == "sockets":
-            raise ConfigError(
-                "network data = 'sockets' is not encrypted; with TLS write 'auto' or 'grpc'"
-            )
+        if self.token and self.token_file:
+            raise ConfigError("token and token_file are given; one of them is enough")
+        if (self.token or self.token_file) and (self.has_tls or self.insecure):
+            other = "insecure" if self.insecure else "tls_cert"
+            raise ConfigError(f"a token and {other} are given; leave one of them out")
 
     @property
     def has_tls(self) -> bool:
         """True if any of its files is given."""
         return bool(self.tls_cert or self.tls_key or self.tls_ca)
 
-    def security(self) -> Tls | Plain:
-        """The security of connections. Raises ConfigError if a file is invalid."""
-        if not self.has_tls:
-            return Plain()
-        return Tls.read(self.tls_cert, self.tls_key, self.tls_ca)
+    def read_token(self) -> Token | None:
+        """The token, if there is one. Raises ConfigError."""
+        if self.token_file:
+            return read_file(self.token_file)
+        return parse(self.token) if self.token else None
+
+    def security(self) -> Security:
+        """How to ask peers; a member's own is made in `enrolment.py`. Raises ConfigError."""
+        if self.has_tls:
+            return Tls.read(self.tls_cert, self.tls_key, self.tls_ca)
+        token = self.read_token()
+        return TokenTls(token) if token else Plain()
 
 
 def channel_arguments(

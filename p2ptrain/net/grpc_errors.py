@@ -17,12 +17,15 @@ IN_WORDS = {
 }
 """Why there is no connection, by a part of gRPC's text."""
 
+HANGING_UP = ("Socket closed", "Connection reset", "Broken pipe", "Endpoint closing")
+"""What it says of a port that has taken the connection."""
+
 
 def translate(error: grpc.RpcError, address: Address, phase: str) -> P2PTrainError:
     """The only table from status codes to the project's errors; `phase` is what we were doing."""
     code, details = error.code(), " ".join(str(error.details() or "").split())
     match code:
-        case grpc.StatusCode.FAILED_PRECONDITION:
+        case grpc.StatusCode.FAILED_PRECONDITION | grpc.StatusCode.PERMISSION_DENIED:
             return RefusedError(details)
         case grpc.StatusCode.UNIMPLEMENTED:
             return TransportError(f"{address} answers, but not as a p2ptrain peer")
@@ -30,14 +33,11 @@ def translate(error: grpc.RpcError, address: Address, phase: str) -> P2PTrainErr
             return TransportError(f"{address} did not answer in time while {phase}")
         case grpc.StatusCode.UNAVAILABLE if "SSL_ERROR_SSL" in details:
             return RefusedError(
-                f"{address} shows no certificate of our swarm's CA; start both peers with "
-                "--tls-cert, --tls-key and --tls-ca of one swarm"
+                f"{address} shows no certificate of our swarm's CA; start both peers with a token, "
+                "or with --tls-cert, --tls-key and --tls-ca, of one swarm"
             )
-        case grpc.StatusCode.UNAVAILABLE if "Socket closed" in details and "connect to" in details:
-            return TransportError(
-                f"{address} hung up on us while {phase}; if its swarm has TLS, give --tls-cert, "
-                "--tls-key and --tls-ca of that swarm"
-            )
+        case grpc.StatusCode.UNAVAILABLE if hung_up(error):
+            return TransportError(f"{address} hung up on us while {phase}")
         case grpc.StatusCode.UNAVAILABLE:
             return TransportError(f"no connection to {address} while {phase}: {_in_words(details)}")
         case grpc.StatusCode.INVALID_ARGUMENT:
@@ -49,6 +49,12 @@ def translate(error: grpc.RpcError, address: Address, phase: str) -> P2PTrainErr
         case _:
             name = code.name.lower().replace("_", " ") if code else "unknown"
             return TransportError(f"{address} ended the call while {phase} (gRPC says: {name})")
+
+
+def hung_up(error: grpc.RpcError) -> bool:
+    """True if a port took our connection and closed it without a word (`net/probe.py`)."""
+    details = str(error.details() or "")
+    return "connect to" in details and any(sign in details for sign in HANGING_UP)
 
 
 def _in_words(details: str) -> str:

@@ -23,6 +23,7 @@ from p2ptrain.net import wire
 from p2ptrain.net.grpc_errors import translate
 from p2ptrain.net.shared_vectors import SharedVectors, this_machine
 from p2ptrain.net.sockets import SocketCaller
+from p2ptrain.net.tls import Security
 
 SERVICE = "p2ptrain.v1.Peer"
 QUEUE = 1024
@@ -54,12 +55,16 @@ class LinkHost(Protocol):
 class Link:
     """The connections to one peer."""
 
-    def __init__(self, address: Address, host: LinkHost, make_channel: MakeChannel) -> None:
+    def __init__(
+        self, address: Address, host: LinkHost, make_channel: MakeChannel, security: Security
+    ) -> None:
+        """Args: security: of sockets beside gRPC."""
         self.address = address
         self.is_proven = False
         """Somebody has answered there."""
         self._host = host
         self._make_channel = make_channel
+        self._security = security
         self._channels: dict[bool, grpc.aio.Channel] = {}  # by whether they carry chunks
         self._closing_channels: list[asyncio.Task[None]] = []
         self._calls: list[Any] = []  # `Move` calls that may carry a stream; Any: grpc is untyped
@@ -98,7 +103,7 @@ class Link:
             near = bool(paths.machine) and paths.machine == this_machine() and way != "sockets"
             if near or (way != "memory" and paths.port):
                 host = self.address.rpartition(":")[0].strip("[]")
-                sockets = SocketCaller(paths, host, vectors, near=near)
+                sockets = SocketCaller(paths, host, vectors, near=near, security=self._security)
                 await sockets.connect()
                 self._sockets = sockets
         except (grpc.RpcError, CodecError, TransportError):
@@ -106,10 +111,10 @@ class Link:
 
     # --- calls ------------------------------------------------------------------------------------
 
-    def unary(self, method: str) -> Callable[..., Awaitable[bytes]]:
+    def unary(self, method: str, service: str = SERVICE) -> Callable[..., Awaitable[bytes]]:
         """The caller says `failed` if nobody answers."""
         channel = self._channel(carries_chunks=False)
-        call: Callable[..., Awaitable[bytes]] = channel.unary_unary(f"/{SERVICE}/{method}")
+        call: Callable[..., Awaitable[bytes]] = channel.unary_unary(f"/{service}/{method}")
         return call
 
     def failed(self) -> None:

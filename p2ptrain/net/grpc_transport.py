@@ -42,11 +42,16 @@ from p2ptrain.core.redial import Redial
 from p2ptrain.errors import CodecError, ConfigError, P2PTrainError, RefusedError, TransportError
 from p2ptrain.ids import Address, Seconds
 from p2ptrain.net import wire
+from p2ptrain.net.gate import Gate, caller
 from p2ptrain.net.grpc_config import GrpcConfig, channel_arguments
-from p2ptrain.net.grpc_errors import translate
+from p2ptrain.net.grpc_errors import hung_up, translate
 from p2ptrain.net.grpc_link import SERVICE, Link
+from p2ptrain.net.key_service import SERVICE as KEYS
+from p2ptrain.net.key_service import KeyService
+from p2ptrain.net.probe import why_hung_up
 from p2ptrain.net.shared_vectors import SharedVectors, this_machine
 from p2ptrain.net.sockets import SocketServer
+from p2ptrain.net.tls import Security
 from p2ptrain.net.transport import ChunkStream, Handler, Service
 from p2ptrain.net.wire import Envelope, Hello, JoinReply, Opening
 from p2ptrain.vectors import Vector
@@ -95,18 +100,30 @@ class GrpcTransport:
         listen: ``host:port`` to listen on; port 0 takes a free one.
         advertise: the address for others; by default the address that is listened on. Port 0
             stands for the port that was found.
+        security: of connections; by default what the configuration says.
+        keys: answers what others ask about keys, where the swarm has some.
 
     Raises:
         ConfigError: if a file for TLS is invalid.
     """
 
-    def __init__(self, listen: str, advertise: str = "", config: GrpcConfig | None = None) -> None:
+    def __init__(
+        self,
+        listen: str,
+        advertise: str = "",
+        config: GrpcConfig | None = None,
+        *,
+        security: Security | None = None,
+        keys: KeyService | None = None,
+    ) -> None:
         self._listen = listen
         self._advertise = advertise
         self._config = config or GrpcConfig()
         self._options = channel_arguments(self._config)
         self._chunk_options = channel_arguments(self._config, carries_chunks=True)
-        self._security = self._config.security()
+        self._security = security or self._config.security()
+        self._keys = keys
+        self._gate = Gate(self._security)
         self._vectors = SharedVectors()
         self._sockets: SocketServer | None = None
         self._server: grpc.aio.Server | None = None
@@ -132,7 +149,8 @@ class GrpcTransport:
         checks = health.aio.HealthServicer()
         server = grpc.aio.server(options=self._chunk_options)
         health_pb2_grpc.add_HealthServicer_to_server(checks, server)
-        server.add_generic_rpc_handlers((self._service(),))
+        asked = [self._service(), *([self._keys.handler(self._gate)] if self._keys else [])]
+        server.add_generic_rpc_handlers(tuple(asked))
         try:
             port = self._security.serve(server, self._listen)
         except RuntimeError as error:
@@ -143,10 +161,10 @@ class GrpcTransport:
         await server.start()  # last: from here on the handler is called
         self._server = server
         if self._config.data != "grpc":
-            self._sockets = SocketServer(handler.handle_stream, self._vectors)
-            # Plain sockets leave the machine unencrypted; what stays inside needs no TLS, and its
-            # secret travels by gRPC.
-            self._sockets.start("" if self._config.has_tls else host.strip("[]"))
+            self._sockets = SocketServer(
+                handler.handle_stream, self._vectors, self._security, self._gate
+            )
+            self._sockets.start(host.strip("[]"))
         return wire.address(f"{advertised}:{int(port_advertised) or port}")
 
     def send(self, target: Address, envelope: Envelope) -> None:
@@ -156,6 +174,19 @@ class GrpcTransport:
     async def join(self, host: Address, hello: Hello, timeout_s: Seconds) -> JoinReply:
         answer = await self._ask(host, "Join", wire.encode_hello(hello), timeout_s, "joining")
         return wire.decode_join_reply(answer)
+
+    async def ask_keys(
+        self, address: Address, method: str, data: bytes, timeout_s: Seconds
+    ) -> bytes:
+        """Ask another member about keys. Raises TransportError, RefusedError."""
+        phase = "asking about keys"
+        return await self._ask(address, method, data, timeout_s, phase, service=KEYS)
+
+    def expel(self, name: str) -> None:
+        """End all that a member has open here; it may not call again."""
+        self._gate.expel(name)
+        if self._sockets:
+            self._sockets.expel(name)
 
     async def identify(self, address: Address, timeout_s: Seconds) -> Hello:
         answer = await self._ask(address, "Identify", b"", timeout_s, "asking who it is")
@@ -195,18 +226,18 @@ class GrpcTransport:
     # --- serving ----------------------------------------------------------------------------------
 
     def _service(self) -> grpc.GenericRpcHandler:
-        return grpc.method_handlers_generic_handler(
-            SERVICE,
-            {
-                "Join": grpc.unary_unary_rpc_method_handler(self._serve_join),
-                "Paths": grpc.unary_unary_rpc_method_handler(self._serve_paths),
-                "Identify": grpc.unary_unary_rpc_method_handler(self._serve_identify),
-                "Talk": grpc.stream_unary_rpc_method_handler(self._serve_talk),
-                "Move": grpc.stream_stream_rpc_method_handler(self._serve_move),
-                "Status": grpc.unary_unary_rpc_method_handler(self._serve_status),
-                "DialBack": grpc.unary_unary_rpc_method_handler(self._serve_dial_back),
-            },
-        )
+        unary, guard = grpc.unary_unary_rpc_method_handler, self._gate.guard
+        talk = grpc.stream_unary_rpc_method_handler(guard("Talk", self._serve_talk))
+        move = grpc.stream_stream_rpc_method_handler(guard("Move", self._serve_move))
+        asked = {
+            "Join": self._serve_join,
+            "Paths": self._serve_paths,
+            "Identify": self._serve_identify,
+            "Status": self._serve_status,
+            "DialBack": self._serve_dial_back,
+        }
+        answers = {name: unary(guard(name, serve)) for name, serve in asked.items()}
+        return grpc.method_handlers_generic_handler(SERVICE, answers | {"Talk": talk, "Move": move})
 
     async def _serve_join(self, request: bytes, context: Any) -> bytes:  # Any: grpc is untyped
         assert self._handler
@@ -215,6 +246,7 @@ class GrpcTransport:
             hello = wire.decode_hello(request)
         except CodecError as error:
             await self._reject(context, error)
+        caller().check(hello.me.peer)
         try:
             return wire.encode_join_reply(await self._handler.handle_join(hello))
         except TransportError as error:
@@ -231,20 +263,22 @@ class GrpcTransport:
         if self._sockets is None:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "chunks travel by gRPC here")
             raise AssertionError("abort raises")
-        return wire.encode_paths(self._sockets.paths)
+        return wire.encode_paths(self._sockets.paths_for(caller()))
 
     async def _serve_talk(self, requests: AsyncIterator[bytes], context: Any) -> bytes:
         assert self._handler
         await self._pay(context)
-        caller, clock = context.peer(), asyncio.get_running_loop().time
+        came, peer, clock = caller(), context.peer(), asyncio.get_running_loop().time
         async for data in requests:
             costs = 1 + len(data) / BYTES_PER_TOKEN
-            if (wait_s := self._messages.charge(caller, clock(), costs)) > 0:
+            if (wait_s := self._messages.charge(peer, clock(), costs)) > 0:
                 await asyncio.sleep(wait_s)
             try:
-                self._handler.handle_message(wire.decode_envelope(data))
+                envelope = wire.decode_envelope(data)
             except CodecError as error:
                 await self._reject(context, error)
+            came.check(envelope.source)
+            self._handler.handle_message(envelope)
         return b""
 
     async def _serve_move(self, requests: AsyncIterator[bytes], context: Any) -> None:
@@ -256,6 +290,7 @@ class GrpcTransport:
                 first = wire.decode_chunk(data)
                 if first.opening is None:
                     raise CodecError("a stream that does not begin with an opening")
+                caller().check(first.opening.sender)
                 stream = _CalleeStream(requests, context, first)
                 await self._handler.handle_stream(first.opening, stream)
                 await stream.close()
@@ -272,7 +307,9 @@ class GrpcTransport:
     async def _serve_status(self, _: bytes, context: Any) -> bytes:  # Any: grpc is untyped
         await self._pay(context)
         if self.service is None:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this peer gives no reports")
+            await context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION, "this peer is still starting; ask again soon"
+            )
             raise AssertionError("abort raises")
         return wire.encode_report(self.service.report())
 
@@ -313,7 +350,10 @@ class GrpcTransport:
             assert self._handler, "start the transport first"
             options = {False: self._options, True: self._chunk_options}
             self._links[address] = Link(
-                address, self, lambda chunks: self._security.channel(address, options[chunks])
+                address,
+                self,
+                lambda chunks: self._security.channel(address, options[chunks]),
+                self._security,
             )
         return self._links[address]
 
@@ -334,21 +374,32 @@ class GrpcTransport:
         return redial.again_at - now
 
     async def _ask(
-        self, address: Address, method: str, data: bytes, timeout_s: Seconds, phase: str
+        self,
+        address: Address,
+        method: str,
+        data: bytes,
+        timeout_s: Seconds,
+        phase: str,
+        *,
+        service: str = SERVICE,
     ) -> bytes:
         link = self._link(address)
         try:
-            answer = await link.unary(method)(data, timeout=timeout_s)
+            answer = await link.unary(method, service)(data, timeout=timeout_s)
         except grpc.RpcError as error:
             if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
                 link.failed()
-            raise translate(error, address, phase) from error
+            told = translate(error, address, phase)
+            if not hung_up(error):
+                raise told from error
         except asyncio.CancelledError as error:
             if _is_cancelled():
                 raise
             raise TransportError(f"no connection to {address} while {phase}: it broke") from error
-        self.expect(address)
-        return answer
+        else:
+            self.expect(address)
+            return answer
+        raise TransportError(f"{told}; {await why_hung_up(address, self._security.is_encrypted)}")
 
 
 class _CallerStream:

@@ -1,8 +1,9 @@
-"""Move streams of chunks over plain sockets, and by shared memory between peers of one machine.
+"""Move streams of chunks over sockets, and by shared memory between peers of one machine.
 
 Besides its gRPC port a peer listens, where it can, on another TCP port and on a Unix socket. gRPC
-gives these paths (`Paths`) to other members, with a secret with which every connection begins, so
-only peers that may use gRPC can connect.
+gives these paths (`Paths`) to other members, with a secret of theirs with which every connection
+begins, so only peers that may use gRPC can connect. Where gRPC is encrypted TCP is, too
+(`net/sealed.py`); what stays inside the machine needs no encryption.
 
 **Frames.** A connection carries streams one after the other, each a sequence of frames: a byte of
 kind, four bytes of length, then as many bytes::
@@ -27,16 +28,20 @@ import contextlib
 import secrets
 import select
 import socket
+import ssl
 import struct
 from collections.abc import Callable, Coroutine, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any, TypeVar
 
 from p2ptrain.errors import CodecError, RefusedError, TransportError
 from p2ptrain.ids import Seconds
-from p2ptrain.net import wire
+from p2ptrain.net import sealed, wire
+from p2ptrain.net.gate import Gate, caller
+from p2ptrain.net.sealed import Seal
 from p2ptrain.net.shared_vectors import REFERENCE, SharedVectors, map_vector, this_machine
+from p2ptrain.net.tls import NOBODY, Caller, Plain, Security
 from p2ptrain.net.transport import ChunkStream
 from p2ptrain.net.wire import MAX_CHUNK_BYTES, SECRET_BYTES, Opening, Paths
 
@@ -70,6 +75,9 @@ MAX_MAPPED = 4
 """Vectors of the other side that stay mapped: a peer reuses one or two."""
 
 MAX_TEXT = 1024
+MAX_CALLERS = 4096
+"""Callers with a secret of their own; as many as members."""
+
 T = TypeVar("T")
 
 Serve = Callable[[Opening, ChunkStream], Coroutine[Any, Any, None]]  # Any: asyncio's own types
@@ -82,37 +90,57 @@ class _Way:
     family: socket.AddressFamily
     address: str | tuple[str, int]
     secret: bytes
+    context: ssl.SSLContext | None = None
+    """For calling; None where connections are not encrypted."""
 
 
 class SocketServer:
     """Listens for streams besides gRPC; `paths` tells callers where."""
 
-    def __init__(self, serve: Serve, vectors: SharedVectors) -> None:
+    def __init__(
+        self,
+        serve: Serve,
+        vectors: SharedVectors,
+        security: Security | None = None,
+        gate: Gate | None = None,
+    ) -> None:
         self._serve = serve
         self._vectors = vectors
-        self._secret = secrets.token_bytes(SECRET_BYTES)
+        self._security = security or Plain()
+        self._gate = gate or Gate(self._security)
+        secret = secrets.token_bytes(SECRET_BYTES)
+        self._callers = {secret: NOBODY}  # by the secrets that they were given
         self._listening: list[socket.socket] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._hangups = _Hangups()
-        self.paths = Paths(0, self._secret, "", "")
+        self.paths = Paths(0, secret, "", "")
+
+    def paths_for(self, came: Caller) -> Paths:
+        """Where to connect, with a secret of this caller's own."""
+        if not came.name:
+            return self.paths
+        known = [secret for secret, other in self._callers.items() if other.name == came.name]
+        secret = known[0] if known else secrets.token_bytes(SECRET_BYTES)
+        self._callers = dict([*self._callers.items()][-MAX_CALLERS:]) | {secret: came}
+        return replace(self.paths, secret=secret)
+
+    def expel(self, name: str) -> None:
+        """The caller may not connect again."""
+        self._callers = {s: came for s, came in self._callers.items() if came.name != name}
 
     def start(self, host: str) -> None:
-        """Listen on a free TCP port of `host`, and on a Unix socket where supported.
-
-        Without a host there is no TCP port, since these sockets are not encrypted.
-        """
-        machine, name, port = this_machine(), "", 0
-        if host:
-            tcp = socket.create_server((host, 0), family=_family_of(host))
-            self._listening.append(tcp)
-            port = tcp.getsockname()[1]
+        """Listen on a free TCP port of `host`, and on a Unix socket where supported."""
+        machine, name = this_machine(), ""
+        tcp = socket.create_server((host, 0), family=_family_of(host))
+        self._listening.append(tcp)
+        port = tcp.getsockname()[1]
         if machine:
             name = f"p2ptrain-{secrets.token_hex(8)}"
             unix = socket.socket(socket.AF_UNIX)
             unix.bind(f"\0{name}")
             unix.listen()
             self._listening.append(unix)
-        self.paths = Paths(port, self._secret, machine, name)
+        self.paths = replace(self.paths, port=port, machine=machine, unix_name=name)
         for listening in self._listening:
             listening.setblocking(False)
             self._start(self._accept(listening))
@@ -144,21 +172,38 @@ class SocketServer:
         """Serve the streams of one connection, one after the other."""
         try:
             async with asyncio.timeout(CONNECT_S):
-                told = await connection.receive_exactly(SECRET_BYTES)
-            if not secrets.compare_digest(told, self._secret):
-                return
-            while True:
-                kind, frame = await connection.receive_frame()
-                if kind != Kind.OPENING:
-                    raise CodecError("a stream that does not begin with an opening")
-                opening = wire.decode_chunk(bytes(frame)).opening
-                if opening is None:
-                    raise CodecError("an opening that opens nothing")
-                await self._serve_one(opening, SocketStream(connection, None, "the caller"))
-        except (TransportError, CodecError, TimeoutError):
+                came = await self._greet(connection)
+            with self._gate.inside(came):
+                await self._serve_streams(connection)
+        except (TransportError, CodecError, RefusedError, OSError):
             pass  # during a stream its handler sees it; between streams it is a normal end
         finally:
             connection.close()
+
+    async def _greet(self, connection: "Connection") -> Caller:
+        """Who has connected. Raises RefusedError, TransportError, OSError."""
+        sides = None if connection.is_local else self._security.sides()
+        if sides is None:
+            told = await connection.receive_exactly(SECRET_BYTES)
+        else:
+            told, certificate = await connection.answer(sides[0])
+        came = self._callers.get(told)
+        if came is None:
+            raise RefusedError("a secret that was given to no caller")
+        if sides is not None:
+            self._security.member(certificate).check(came.name)
+        return came
+
+    async def _serve_streams(self, connection: "Connection") -> None:
+        while True:
+            kind, frame = await connection.receive_frame()
+            if kind != Kind.OPENING:
+                raise CodecError("a stream that does not begin with an opening")
+            opening = wire.decode_chunk(bytes(frame)).opening
+            if opening is None:
+                raise CodecError("an opening that opens nothing")
+            caller().check(opening.sender)
+            await self._serve_one(opening, SocketStream(connection, None, "the caller"))
 
     async def _serve_one(self, opening: Opening, stream: "SocketStream") -> None:
         """Serve one stream, and stop if the caller hangs up while nothing reads from it."""
@@ -215,7 +260,15 @@ class _Hangups:
 class SocketCaller:
     """Opens streams to one peer; keeps connections that carry none at present."""
 
-    def __init__(self, paths: Paths, host: str, vectors: SharedVectors, *, near: bool) -> None:
+    def __init__(
+        self,
+        paths: Paths,
+        host: str,
+        vectors: SharedVectors,
+        *,
+        near: bool,
+        security: Security | None = None,
+    ) -> None:
         """Args: near: whether to use the Unix socket and shared memory, on the same machine."""
         self._vectors = vectors
         self._idle: list[Connection] = []
@@ -224,7 +277,9 @@ class SocketCaller:
         if near:
             self._way = _Way(socket.AF_UNIX, f"\0{paths.unix_name}", paths.secret)
         else:
-            self._way = _Way(_family_of(host), (host, paths.port), paths.secret)
+            sides = security.sides() if security else None
+            context = sides[1] if sides else None
+            self._way = _Way(_family_of(host), (host, paths.port), paths.secret, context)
 
     async def connect(self) -> None:
         """Check that a connection works. Raises TransportError."""
@@ -247,7 +302,7 @@ class SocketCaller:
             connection.close()
 
     def _put_back(self, connection: "Connection") -> None:
-        if self._closed or len(self._idle) >= IDLE_CONNECTIONS:
+        if self._closed or connection.is_worn or len(self._idle) >= IDLE_CONNECTIONS:
             connection.close()
         else:
             self._idle.append(connection)
@@ -259,23 +314,34 @@ class SocketCaller:
         try:
             async with asyncio.timeout(CONNECT_S):
                 await loop.sock_connect(connecting, self._way.address)
-                await loop.sock_sendall(connecting, self._way.secret)
-        except (OSError, TimeoutError) as error:
+                seal = await self._introduce(connecting)
+        except (OSError, TransportError) as error:
             connecting.close()
             raise TransportError(f"no socket to {self._way.address!r}: {error}") from error
-        connection = Connection(connecting, self._vectors)
+        connection = Connection(connecting, self._vectors, seal)
         self._all = [known for known in self._all if not known.closed]
         self._all.append(connection)
         return connection
+
+    async def _introduce(self, connecting: socket.socket) -> Seal | None:
+        way = self._way
+        if way.context:
+            return await sealed.call(connecting, way.context, way.secret)
+        await asyncio.get_running_loop().sock_sendall(connecting, way.secret)
+        return None
 
 
 class Connection:
     """Frames on one socket."""
 
-    def __init__(self, connected: socket.socket, vectors: SharedVectors) -> None:
+    def __init__(
+        self, connected: socket.socket, vectors: SharedVectors, seal: Seal | None = None
+    ) -> None:
         self._socket = connected
+        self._seal = seal
         self._loop = asyncio.get_running_loop()
         self._header = memoryview(bytearray(HEADER.size))
+        self._sealed = memoryview(b"")  # a frame before it is opened
         self._vectors = vectors
         self._mapped: dict[int, memoryview] = {}
         self._peer_process, self._peer_host = 0, ""
@@ -325,6 +391,19 @@ class Connection:
         except OSError:
             return True
 
+    async def answer(self, context: ssl.SSLContext) -> tuple[bytes, bytes]:
+        """Be called: the caller's secret and certificate (PEM). Raises OSError, TransportError."""
+        with self:
+            secret, certificate, self._seal = await sealed.answer(
+                self._socket, context, SECRET_BYTES
+            )
+        return secret, certificate
+
+    @property
+    def is_worn(self) -> bool:
+        """True if its keys have sealed all that they should."""
+        return self._seal is not None and self._seal.is_worn
+
     @property
     def is_local(self) -> bool:
         """True on a Unix socket: the other side is a process of this machine."""
@@ -362,6 +441,9 @@ class Connection:
         """Raises TransportError."""
         size_bytes = len(payload)
         header = HEADER.pack(kind, size_bytes)
+        if self._seal:
+            payload = memoryview(self._seal.seal(header, payload))
+            size_bytes = len(payload)
         with self:
             try:  # header and payload in one call, and mostly at once: the kernel has room
                 sent = self._socket.sendmsg([header, payload])
@@ -387,8 +469,18 @@ class Connection:
             raise CodecError(f"a frame of kind {number} with {size_bytes} bytes")
         if into is None or not is_chunk or into.nbytes != size_bytes:
             into = memoryview(bytearray(size_bytes))
-        await self._fill(into)
+        if self._seal is None:
+            await self._fill(into)
+        else:
+            await self._unseal(self._seal, into)
         return Kind(number), into
+
+    async def _unseal(self, seal: Seal, into: memoryview) -> None:
+        size_bytes = into.nbytes + sealed.TAG_BYTES
+        if len(self._sealed) < size_bytes:
+            self._sealed = memoryview(bytearray(size_bytes))
+        await self._fill(self._sealed[:size_bytes])
+        seal.open(bytes(self._header), self._sealed[:size_bytes], into)
 
     def _wake_at(self, size_bytes: int) -> None:
         """Wake when this much has arrived, or at the end: each wake-up costs the same."""

@@ -34,8 +34,11 @@ from p2ptrain.errors import ConfigError, DeviceError, LocalProtocolError, P2PTra
 from p2ptrain.ids import Address, PeerId
 from p2ptrain.named import check_types, number_in, suggestion, whole_in
 from p2ptrain.net.grpc_transport import GrpcTransport
+from p2ptrain.net.key_service import KeyService
 from p2ptrain.runtime.board import Board
 from p2ptrain.runtime.checkpoints import RESERVED
+from p2ptrain.runtime.entry import asking_with, enter, keyring_of, say, welcome
+from p2ptrain.runtime.keys import KeyCare
 from p2ptrain.runtime.lifecycle import PeerLifecycle
 from p2ptrain.runtime.metrics import JsonlMetrics, Metrics, TeeMetrics, TensorBoardMetrics
 from p2ptrain.runtime.prometheus import PrometheusMetrics
@@ -432,11 +435,25 @@ class Peer:
             if isinstance(sink, PrometheusMetrics):
                 host = config.listen.rpartition(":")[0].strip("[]")
                 self.metrics_address = sink.serve(host, config.metrics_port or 0)
-        transport = GrpcTransport(config.listen, config.advertise, config.network)
+        entry = await enter(config, self.name, time.time)
+        if entry.warning:
+            say(entry.warning)
+        swarm = keyring_of(entry)
+        keys = KeyService(swarm, time.time) if swarm else None
+        transport = GrpcTransport(
+            config.listen, config.advertise, config.network, security=entry.security, keys=keys
+        )
         self.address = await life.listen(transport, self._metrics)
         transport.service = PeerService(life.driver, self._board, transport)
+        if swarm and keys:
+            care = KeyCare(life.driver, transport, swarm, keys.lasts_s)
+            keys.find_signers = care.signers
+            life.driver.start(care.repeat())
+        if entry.token:
+            say(welcome(self.address, entry.token))
         if config.ui_port is not None:
-            page = asyncio.to_thread(page_of, self.address, config.ui_port, config.network)
+            asks = asking_with(entry, config.network)
+            page = asyncio.to_thread(page_of, self.address, config.ui_port, asks)
             self._sinks.append(await page)
         await life.join()
 

@@ -1,7 +1,7 @@
 """What a peer is given beside its model: settings (command line, TOML), and its environment."""
 
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from p2ptrain.core.peer_machine import ProtocolConfig
@@ -9,6 +9,7 @@ from p2ptrain.errors import CodecError, ConfigError, check_above_0
 from p2ptrain.ids import Seconds
 from p2ptrain.net import wire
 from p2ptrain.net.grpc_config import GrpcConfig
+from p2ptrain.net.tokens import is_token
 from p2ptrain.net.wire import MAX_NAME
 from p2ptrain.runtime.copy_executor import CopyExecutor
 from p2ptrain.runtime.exchange import ExchangeConfig
@@ -87,7 +88,8 @@ class PeerConfig:
     """The address that other peers use, if it is not `listen`; port 0 stands for the real port."""
 
     join: tuple[str, ...] = ()
-    """Addresses of peers of the swarm; one that answers is enough. Empty: start a new swarm."""
+    """Addresses of peers of the swarm; one that answers is enough. Empty: start a new swarm. The
+    token may stand among them, so that a program can take both from its command line."""
 
     join_timeout_s: Seconds = 30.0
     """How long to try to join, and to wait for `peers`."""
@@ -142,12 +144,21 @@ class PeerConfig:
     leave_grace_s: Seconds = 5.0
     """How long a leaving peer waits for a running average."""
 
+    token: str = ""
+    """What lets this peer into its swarm: the line that the first peer printed. Without one, a peer
+    that listens beyond loopback founds a swarm, and prints it. Short for `token` in [network]."""
+
+    insecure: bool = False
+    """Plain text beyond this machine, for everyone who reaches it. Short for `insecure` in
+    [network]."""
+
     stop: StopConfig = field(default_factory=StopConfig)
     protocol: ProtocolConfig = field(default_factory=ProtocolConfig)
     exchange: ExchangeConfig = field(default_factory=ExchangeConfig)
     network: GrpcConfig = field(default_factory=GrpcConfig)
 
     def __post_init__(self) -> None:
+        self._settle_short_forms()
         if any(c.isspace() or not c.isprintable() or c in "/\\" for c in self.name):
             raise ConfigError(f"name = {self.name!r} must be printable, without spaces or slashes")
         if len(self.name) > MAX_NAME:
@@ -188,6 +199,20 @@ class PeerConfig:
                 "its own ones again"
             )
         check_above_0("", self, "checkpoint_every_s")
+    def _settle_short_forms(self) -> None:
+        """Put a token among the addresses where it belongs, and short forms into [network]."""
+        tokens = [word for word in self.join if is_token(word)]
+        if len(tokens) + bool(self.token) > 1:
+            raise ConfigError("join has a token, and there is another one; give one")
+        if tokens:
+            join = tuple(word for word in self.join if not is_token(word))
+            object.__setattr__(self, "join", join)
+            object.__setattr__(self, "token", tokens[0])
+        if self.token or self.insecure:
+            insecure = self.insecure or self.network.insecure
+            token = self.token or self.network.token
+            network = replace(self.network, token=token, insecure=insecure)
+            object.__setattr__(self, "network", network)
 
     def _check_nesting(self) -> None:
         """Whatever waits for something must outlast it. Raises ConfigError."""

@@ -820,5 +820,14 @@ class TestSocketsBesideGrpc(TransportContract):
 
 
 @pytest.mark.sockets
+class TestEncryptedSocketsBesideGrpc(TransportContract):
+    kind = "sockets"
+
+    @pytest.fixture
+    def config(self, swarm) -> GrpcConfig:
+        return replace(swarm, data="sockets")
+
+
+@pytest.mark.sockets
 class TestSharedMemoryBesideGrpc(TransportContract):
     kind = "memory"

@@ -35,13 +35,18 @@ def machines() -> Iterator[tuple[Home, Home]]:
 
 
 def run_on_both(machines, folder: Path, programs: tuple[str, str], arguments=((), ())) -> list[str]:
-    """Run one program on each machine; what they print, after both ended well."""
-    started = []
+    """Run one program on each machine; what they print, after both ended well.
+
+    TOKEN in the second one's words stands for the token that the first one prints.
+    """
+    started, seen = [], ""
     for number, (home, lines) in enumerate(zip(machines, programs, strict=True)):
         path = folder / f"machine{number}" / "program.py"
         path.parent.mkdir()
         path.write_text(lines)
-        command = [sys.executable, "-W", "error", str(path), *arguments[number]]
+        words = [seen if word == "TOKEN" else word for word in arguments[number]]
+        path.write_text(lines.replace("TOKEN", seen))
+        command = [sys.executable, "-u", "-W", "error", str(path), *words]
         started.append(
             subprocess.Popen(
                 ["ip", "netns", "exec", home.namespace, *command],
@@ -51,6 +56,7 @@ def run_on_both(machines, folder: Path, programs: tuple[str, str], arguments=(()
                 cwd=path.parent,
             )
         )
+        seen = seen or token_of(started[0])
     try:
         printed = [process.communicate(timeout=LIMIT_S)[0] for process in started]
     finally:
@@ -61,9 +67,20 @@ def run_on_both(machines, folder: Path, programs: tuple[str, str], arguments=(()
     return printed
 
 
+def token_of(first: subprocess.Popen[str]) -> str:
+    """Read what the first program prints, up to its token."""
+    printed = ""
+    assert first.stdout
+    while line := first.stdout.readline():
+        printed += line
+        if found := re.search(r"^to join this swarm: --join \S+ --token (\S+)$", line):
+            return found[1]
+    raise AssertionError(printed)
+
+
 def test_the_program_of_the_readme_trains_on_two_machines(machines, tmp_path):
     both = (README_PROGRAM, README_PROGRAM)
-    for printed in run_on_both(machines, tmp_path, both, ((FIRST,), (SECOND, FIRST))):
+    for printed in run_on_both(machines, tmp_path, both, ((FIRST,), (SECOND, FIRST, "TOKEN"))):
         found = re.search(r"loss (\S+) after (\d+) samples of both peers", printed)
         assert found, printed
         assert float(found[1]) < 1, "a guess has 64"
@@ -74,7 +91,7 @@ def test_the_program_of_the_readme_trains_on_two_machines(machines, tmp_path):
 def test_the_plain_program_takes_its_addresses_as_arguments(machines, tmp_path):
     plain = PROGRAMS["plain.py"]
     both = ("--peers", "2", "--listen")
-    arguments = (*both, FIRST), (*both, SECOND, "--join", FIRST)
+    arguments = (*both, FIRST), (*both, SECOND, "--join", FIRST, "--join", "TOKEN")
     for printed in run_on_both(machines, tmp_path, (plain, plain), arguments):
         assert re.search(r"loss (\S+) after (\d+) samples", printed), printed
 
@@ -84,7 +101,7 @@ def test_each_program_trains_on_two_machines_with_what_the_page_adds(machines, t
     both = 'Peer(model, optimizer, peers=2, out=".", listen="{}", join={}, '
     programs = tuple(
         PROGRAMS[name].replace("Peer(model, optimizer, ", both.format(listen, join))
-        for listen, join in ((FIRST, []), (SECOND, [FIRST]))
+        for listen, join in ((FIRST, []), (SECOND, [FIRST, "TOKEN"]))
     )
     run_on_both(machines, tmp_path, programs)
     for number in range(2):

@@ -16,7 +16,8 @@ from p2ptrain.ids import Address, PeerId
 from p2ptrain.net.ask import asking
 from p2ptrain.net.grpc_config import GrpcConfig
 from p2ptrain.net.grpc_transport import GrpcTransport
-from p2ptrain.net.sockets import SocketStream
+from p2ptrain.net.shared_vectors import SharedVectors
+from p2ptrain.net.sockets import SocketCaller, SocketStream
 from p2ptrain.net.wire import Hello, StateOpening
 from tests.helpers.tls import make_swarm, openssl
 
@@ -77,25 +78,36 @@ async def test_peers_of_one_ca_talk_and_exchange_chunks(ours):
             assert (await asker.identify(5.0)).me.peer == "a"
 
 
-async def test_peers_of_one_machine_share_memory_and_none_listens_where_nothing_is_encrypted(ours):
-    async with two(replace(ours, data="memory"), ours) as (a, b, address):
+async def test_peers_of_one_machine_share_memory(ours):
+    async with two(replace(ours, data="memory"), ours) as (a, _, address):
+        assert await echo(a, address) is SocketStream
+
+
+async def test_peers_of_two_machines_use_sockets_that_are_encrypted(ours, monkeypatch):
+    monkeypatch.setattr("p2ptrain.net.grpc_link.this_machine", lambda: "another")
+    async with two(replace(ours, data="sockets"), ours) as (a, b, address):
         assert await echo(a, address) is SocketStream
         assert b._sockets
-        assert b._sockets.paths.port == 0
+        paths = b._sockets.paths
+        stranger = SocketCaller(paths, "127.0.0.1", SharedVectors(), near=False)
+        await stranger.connect()  # and what it says in plain text is no greeting of TLS
+        stream = await stranger.open(OPENING, address)
+        with pytest.raises(TransportError):
+            await stream.receive()
+        stranger.close()
 
 
-async def test_peers_of_two_machines_use_grpc(ours, monkeypatch):
-    monkeypatch.setattr("p2ptrain.net.grpc_link.this_machine", lambda: "another")
-    async with two(ours, ours) as (a, _, address):
-        link = a._link(address)
-        await echo(a, address)
-        assert link._looking
-        await link._looking
-        assert await echo(a, address) is not SocketStream
+async def test_sockets_do_not_talk_to_a_certificate_of_another_ca(ours, theirs):
+    async with two(ours, ours) as (_, b, _):
+        assert b._sockets
+        way = {"near": False, "security": theirs.security()}
+        stranger = SocketCaller(b._sockets.paths, "127.0.0.1", SharedVectors(), **way)
+        with pytest.raises(TransportError, match="no socket to"):
+            await stranger.connect()
 
 
 async def test_a_peer_of_another_ca_is_refused_both_ways(ours, theirs):
-    sentence = r"shows no certificate of our swarm's CA; start both peers with --tls-cert"
+    sentence = r"shows no certificate of our swarm's CA; start both peers with a token"
     for one, other in ((ours, theirs), (theirs, ours)):
         async with two(one, other) as (a, _, address):
             with pytest.raises(RefusedError, match=sentence):
@@ -111,13 +123,13 @@ async def test_a_stranger_who_believes_our_ca_and_has_no_certificate_of_it_is_re
     monkeypatch.setattr("p2ptrain.net.tls._shake_hands", lambda *_: None)
     stranger = replace(theirs, tls_ca=ours.tls_ca)
     async with two(stranger, ours) as (a, _, address):
-        with pytest.raises(TransportError, match="if its swarm has TLS, give --tls-cert"):
+        with pytest.raises(TransportError, match="it does not accept our token or certificate"):
             await a.identify(address, 5.0)
 
 
 async def test_a_peer_without_tls_is_told_what_it_lacks(ours):
     async with two(GrpcConfig(data="grpc"), ours) as (a, _, address):
-        with pytest.raises(TransportError, match="if its swarm has TLS, give --tls-cert"):
+        with pytest.raises(TransportError, match="its swarm is encrypted: give a --token"):
             await a.identify(address, 5.0)
 
 
@@ -166,11 +178,9 @@ def test_a_certificate_that_nobody_would_accept_is_refused_before_anybody_sees_i
     assert "expired" in complaint(make_swarm(tmp_path / "old", days="-1"))
 
 
-def test_tls_takes_all_three_files_and_leaves_no_way_unencrypted(ours):
+def test_tls_takes_all_three_files():
     with pytest.raises(ConfigError, match="tls_key and tls_ca missing; TLS takes all of"):
         GrpcConfig(tls_cert="p01.pem")
-    with pytest.raises(ConfigError, match="data = 'sockets' is not encrypted"):
-        replace(ours, data="sockets")
 
 
 @pytest.mark.parametrize("command", ["peer", "status", "doctor", "health"])
@@ -194,4 +204,4 @@ def test_status_of_a_swarm_with_tls(ours):
                 await look(address, 5.0, ours)
             return str(caught.value)
 
-    assert asyncio.run(story()) == "this peer gives no reports"
+    assert asyncio.run(story()) == "this peer is still starting; ask again soon"

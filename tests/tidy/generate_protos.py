@@ -14,12 +14,14 @@ PROTOC = Path(sys.executable).parent / "protoc"
 
 
 def generate(folder: Path) -> None:
-    """Write `peer_pb2.py` and `peer_pb2.pyi` into `folder`."""
+    """Write the code of every proto, and its stub, into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     arguments = [f"-I{PROTOS}", f"--python_out={folder}", f"--pyi_out={folder}"]
-    subprocess.run([str(PROTOC), *arguments, str(PROTOS / "peer.proto")], check=True)
-    stub = folder / "peer_pb2.pyi"
-    stub.write_text(_with_names_apart(stub.read_text()))
+    protos = sorted(PROTOS.glob("*.proto"))
+    subprocess.run([str(PROTOC), *arguments, *map(str, protos)], check=True)
+    for proto in protos:
+        stub = folder / f"{proto.stem}_pb2.pyi"
+        stub.write_text(_with_names_apart(stub.read_text()))
 
 
 def _with_names_apart(stub: str) -> str:

@@ -39,7 +39,7 @@ def test_imports_point_one_way_and_the_core_is_pure():
 def test_the_generated_protobuf_code_is_fresh(tmp_path):
     output_of(sys.executable, str(ROOT / "tests/tidy/generate_protos.py"), str(tmp_path))
     committed = ROOT / "p2ptrain" / "net" / "_pb"
-    for name in ("peer_pb2.py", "peer_pb2.pyi"):
+    for name in ("peer_pb2.py", "peer_pb2.pyi", "keys_pb2.py", "keys_pb2.pyi"):
         fresh = (tmp_path / name).read_text()
         assert fresh == (committed / name).read_text(), "run `make protos`"
 
