@@ -96,6 +96,8 @@ class JoinReply:
 
     refusal: str
     members: tuple[m.Member, ...]
+    settings: m.SettingsChange | None = None
+    """That the swarm works with; None: those that it began with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,8 @@ class Envelope:
     source: PeerId
     swarm: str
     message: m.Message | m.AlgorithmMessage
+    epoch: int = 0
+    """Of the settings that the sender works with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +211,9 @@ class Paths:
 
 def encode_envelope(envelope: Envelope) -> bytes:
     field, body = _message_to_pb(envelope.message)
-    packed = pb.Envelope(source=envelope.source, swarm=envelope.swarm, **{field: body})
+    packed = pb.Envelope(
+        source=envelope.source, swarm=envelope.swarm, epoch=envelope.epoch, **{field: body}
+    )
     return bytes(packed.SerializeToString())
 
 
@@ -218,7 +224,8 @@ def decode_envelope(data: bytes) -> Envelope:
     if field is None:
         raise CodecError("an envelope without a message that this version knows")
     message = _FROM_PB[field](getattr(packed, field))
-    return Envelope(name_of(packed.source), text_of(packed.swarm, MAX_NAME), message)
+    source, swarm = name_of(packed.source), text_of(packed.swarm, MAX_NAME)
+    return Envelope(source, swarm, message, number(packed.epoch))
 
 
 def _message_to_pb(
@@ -282,6 +289,8 @@ def _message_to_pb(
         case m.AlgorithmMessage(kind, numbers, peers):
             body = pb.AlgorithmMessage(kind=kind, numbers=numbers, peers=peers)
             return "algorithm", body
+        case m.SettingsChange():
+            return "settings_change", _change_to_pb(message)
 
 
 _FROM_PB: dict[str, Callable[[Any], m.Message | m.AlgorithmMessage]] = {
@@ -309,6 +318,7 @@ _FROM_PB: dict[str, Callable[[Any], m.Message | m.AlgorithmMessage]] = {
     "resolution": lambda p: m.Resolution(
         ticket_of(p.ticket), p.adopt, number(p.again), group_of(p.members) if p.members else ()
     ),
+    "settings_change": lambda p: _change(p),
     "algorithm": lambda p: _algorithm_message(
         text_of(p.kind, MAX_NAME), tuple(p.numbers), tuple(map(name_of, p.peers[: MAX_MEMBERS + 1]))
     ),
@@ -337,16 +347,19 @@ def decode_hello(data: bytes) -> Hello:
 
 
 def encode_join_reply(reply: JoinReply) -> bytes:
-    members = map(_member_to_pb, reply.members)
-    return bytes(
-        pb.JoinReply(refusal=reply.refusal[:MAX_REFUSAL], members=members).SerializeToString()
+    packed = pb.JoinReply(
+        refusal=reply.refusal[:MAX_REFUSAL],
+        members=map(_member_to_pb, reply.members),
+        settings=_change_to_pb(reply.settings) if reply.settings else None,
     )
+    return bytes(packed.SerializeToString())
 
 
 def decode_join_reply(data: bytes) -> JoinReply:
     """Raises CodecError."""
     packed = parse(pb.JoinReply, data)
-    return JoinReply(text_of(packed.refusal, MAX_REFUSAL), _members(packed.members))
+    settings = _change(packed.settings) if packed.HasField("settings") else None
+    return JoinReply(text_of(packed.refusal, MAX_REFUSAL), _members(packed.members), settings)
 
 
 # --- what strangers may ask -----------------------------------------------------------------------
@@ -648,6 +661,7 @@ def _purpose_to_pb(purpose: Purpose) -> Any:  # Any: a generated class
         lineage=purpose.lineage,
         fragment=purpose.fragment,
         fragments=purpose.fragments - 1,
+        epoch=purpose.epoch,
     )
 
 
@@ -658,7 +672,19 @@ def _purpose(p: Any) -> Purpose:  # Any: a generated class
         raise CodecError(f"a group for something unknown: {error}") from error
     fragments = 1 + at_most(MOST_FRAGMENTS - 1, p.fragments, "the number of fragments")
     fragment = at_most(fragments - 1, p.fragment, "a fragment")
-    return Purpose(formation, what, number(p.version), p.lineage, fragment, fragments)
+    epoch = number(p.epoch)
+    return Purpose(formation, what, number(p.version), p.lineage, fragment, fragments, epoch)
+
+
+def _change_to_pb(change: m.SettingsChange) -> Any:  # Any: a generated class
+    return pb.SettingsChange(
+        epoch=change.epoch, text=change.text, by=change.by, why=change.why[:MAX_REASON]
+    )
+
+
+def _change(p: Any) -> m.SettingsChange:  # Any: a generated class
+    text = text_of(p.text, m.MOST_SETTINGS_TEXT)
+    return m.SettingsChange(number(p.epoch), text, name_of(p.by), text_of(p.why, MAX_REASON))
 
 
 def _offer_to_pb(offer: Ticket | None) -> Any:  # Any: a generated class

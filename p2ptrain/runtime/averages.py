@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from p2ptrain.averaging.base import GroupResult, Mean, SumRule
+from p2ptrain.averaging.base import Algorithm, GroupResult, Mean, SumRule
 from p2ptrain.compute.codec import PLAIN, load_codec
 from p2ptrain.compute.replica import Replica, Vector
 from p2ptrain.compute.sparse import NOTHING, Residual
@@ -88,16 +88,30 @@ class Averages:
         self.slots = Buffers(lambda size: np.empty(size, np.float32), SLOTS)
         self.pending = PendingGradients(self.replica, self.buffers, self.copy)
         self.residual = Residual()
-        algorithm = self.host.algorithm
-        self.overlap = Overlap(self, algorithm.bucket_mib) if algorithm.overlaps != "none" else None
-        self.outer = Outer(algorithm.outer, self.replica) if algorithm.outer else None
+        self.overlap: Overlap | None = None
+        self.outer: Outer | None = None
+        self._deferred: DeferredUpdate | None = None
+        self._prepare(self.host.algorithm)
         self.transfers = Transfers(self.config.average_timeout_s)
         self.asked_at: dict[Ticket, Seconds] = {}
         """When we asked for the groups that we hope for."""
-        self._deferred: DeferredUpdate | None = None
         self.update_lock = threading.RLock()
         self._groups: dict[Ticket, FormedGroup] = {}  # by first ticket, the present attempt
         self.parked = ParkedStreams(self.host)
+
+    def _prepare(self, algorithm: Algorithm) -> None:
+        """Make what an algorithm declares that it needs."""
+        overlaps = algorithm.overlaps != "none"
+        self.overlap = Overlap(self, algorithm.bucket_mib) if overlaps else None
+        self.outer = Outer(algorithm.outer, self.replica) if algorithm.outer else None
+
+    def change(self, algorithm: Algorithm, config: ExchangeConfig) -> None:
+        """Another algorithm, and other codecs, from now on; no average runs, no update waits."""
+        if self.overlap:
+            self.overlap.drop("the settings of the swarm change")
+            self.overlap.buckets.close()
+        self.config, self._deferred = config, None
+        self._prepare(algorithm)
 
     @property
     def deferred(self) -> DeferredUpdate | None:
@@ -402,6 +416,8 @@ class FormedGroup(Attempt):
         if exchange is None or len(stated) == 1 or not any(one.weight for one in stated):
             return
         self._check_held()
+        if self._has_residual:
+            self._settle_residual()  # the mean has it
         self._deferred = averages._deferred = DeferredUpdate(
             replica,
             vector_G,

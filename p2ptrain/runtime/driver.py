@@ -19,6 +19,7 @@ from p2ptrain.compute.replica import Replica
 from p2ptrain.core import effects
 from p2ptrain.core.effects import Ending
 from p2ptrain.core.messages import (
+    OF_ONE_EPOCH,
     Ack,
     AlgorithmMessage,
     Member,
@@ -40,6 +41,7 @@ from p2ptrain.runtime.admission import Admissions, ask, cannot_reach, kind_of, s
 from p2ptrain.runtime.agreed_state import AgreedState
 from p2ptrain.runtime.averages import Averages
 from p2ptrain.runtime.batches import Batches
+from p2ptrain.runtime.live_settings import LiveSettings
 from p2ptrain.runtime.metrics import Metrics, TeeMetrics
 from p2ptrain.runtime.protocol_log import ProtocolLog
 from p2ptrain.runtime.settings import Environment, PeerConfig
@@ -94,6 +96,7 @@ class Driver:
             self, replica, self.agreed, config=exchange, executor=executor
         )
         self.swarm = DriverSwarm(self)
+        self.live = LiveSettings(self)
 
     @property
     def now(self) -> Seconds:
@@ -162,10 +165,13 @@ class Driver:
         if introduces_itself and (known := self.machine.membership.member(source)):
             self.transport.expect(known.address)  # it reaches us: perhaps we reach it again
         with self._feeding():
-            if not isinstance(message, AlgorithmMessage):
+            if isinstance(message, OF_ONE_EPOCH) and envelope.epoch != self.live.epoch:
+                pass  # of other settings than ours
+            elif not isinstance(message, AlgorithmMessage):
                 self.machine.receive(source, message, self.now)
             elif self.me.phase is not Phase.ARRIVING:  # else as good as lost: we have not begun
                 self._give_to_algorithm(source, message)
+            self.machine.epochs.heard(source, envelope.epoch, self.now)
 
     def _give_to_algorithm(self, source: PeerId, message: AlgorithmMessage) -> None:
         try:
@@ -183,7 +189,7 @@ class Driver:
     def handle_identify(self) -> wire.Hello:
         return wire.Hello(
             wire.PROTOCOL,
-            self.config.algorithm,
+            self.live.choice.algorithm,
             self.replica.fingerprint,
             self.replica.model_size,
             self.me,
@@ -212,7 +218,9 @@ class Driver:
         newcomer = successor(hello.me, membership.member(peer))
         self.machine.learn([newcomer], self.now, "it joined here")
         self.pump()
-        return wire.JoinReply("", (membership.me, *membership.others))
+        known = self.machine.epochs.known
+        members = (membership.me, *membership.others)
+        return wire.JoinReply("", members, known if known.epoch else None)
 
     async def handle_stream(self, opening: wire.Opening, stream: ChunkStream) -> None:
         if opening.swarm != self.digest:
@@ -254,6 +262,8 @@ class Driver:
                     self.start(self.state_transfer.catch_up(effect))
                 case effects.GroupEnded(ticket=ticket, outcome=outcome, why=why, members=members):
                     self.swarm.ended(ticket, GroupResult(outcome, why, members))
+                case effects.SettingsKnown():
+                    self.live.follow()
                 case effects.VersionEnded(outcome=outcome):
                     self.swarm.ended(None, GroupResult(outcome, ""))
                 case _:
@@ -276,7 +286,8 @@ class Driver:
         member = self.machine.membership.member(target)
         if member:
             self._log.message("->", target, message)
-            self.transport.send(member.address, wire.Envelope(self.name, self.digest, message))
+            envelope = wire.Envelope(self.name, self.digest, message, self.live.epoch)
+            self.transport.send(member.address, envelope)
 
     def _member_changed(self, effect: effects.MemberChanged) -> None:
         self.metrics.record(

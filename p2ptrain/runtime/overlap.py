@@ -148,7 +148,8 @@ class Overlap:
         holds = await self._averages.copy(self.buckets.finish)
         if begun is None or begun is not self._begun:
             return
-        if holds and contributes and samples == begun.weight:
+        has_more = self._averages.residual.mask  # of other settings; it goes with a usual group
+        if holds and contributes and samples == begun.weight and not has_more:
             self.stated = begun.digest
         else:
             self.drop("another gradient than was announced")

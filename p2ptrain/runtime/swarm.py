@@ -24,7 +24,6 @@ class DriverSwarm:
         self.me = driver.name
         self.rng = driver.rng
         self._driver = driver
-        self._may_release = driver.algorithm.overlaps == "both"
         self._claiming = asyncio.Lock()  # one claim at a time; the next one waits
         self.fragments = Fragments(driver.replica.model_size)
         self._endings: dict[Ticket | None, asyncio.Future[GroupResult]] = {}
@@ -93,11 +92,14 @@ class DriverSwarm:
     ) -> GroupResult:
         driver, count = self._driver, len(candidates) if count is None else count
         async with self._claiming:
-            if not driver.stopping and len(candidates) >= max(1, count):
+            may_begin = not driver.stopping and not driver.live.is_due
+            if may_begin and len(candidates) >= max(1, count):
                 return await self._claim(candidates, count, fragment_s)
             await asyncio.sleep(driver.config.protocol.lock.resend_s)  # who asks on must not spin
         if driver.stopping:
             return GroupResult(Outcome.WITHDRAWN, f"{self.me} stops")
+        if driver.live.is_due:
+            return GroupResult(Outcome.WITHDRAWN, "the settings of the swarm change")
         why = f"{len(candidates)} candidates for a group with {count} others"
         return GroupResult(Outcome.BUSY, why)
 
@@ -106,7 +108,7 @@ class DriverSwarm:
     ) -> GroupResult:
         driver, waiting = self._driver, self._driver.averages.asked_at
         part, parts = self.fragments.next(fragment_s) if fragment_s else (0, 1)
-        purpose = Purpose(fragment=part, fragments=parts)
+        purpose = Purpose(fragment=part, fragments=parts, epoch=driver.live.epoch)
         ticket = driver.machine.request(candidates, count, self.now, purpose)
         waiting[ticket] = self.now
         try:
@@ -121,7 +123,8 @@ class DriverSwarm:
 
     async def form_everyone(self) -> GroupResult:
         driver = self._driver
-        while self._may_release and driver.averages.running and not driver.failure:
+        may_be_released = driver.algorithm.overlaps == "both"
+        while may_be_released and driver.averages.running and not driver.failure:
             await driver.wait_for_change()  # our trainer was released before its group was over
         driver.machine.arrive(driver.replica.updates, driver.agreed.lineage, driver.now)
         return await self._ending_of(None)
@@ -154,4 +157,4 @@ class DriverSwarm:
         self._driver.send(peer, message)  # lost: the algorithm says what that costs
 
     def start(self, activity: Coroutine[Any, Any, None]) -> None:  # Any: asyncio's own types
-        self._driver.start(activity)
+        self._driver.live.start(activity)
