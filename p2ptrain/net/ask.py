@@ -13,7 +13,7 @@ from p2ptrain.net import wire
 from p2ptrain.net.grpc_config import GrpcConfig, channel_arguments
 from p2ptrain.net.grpc_errors import translate
 from p2ptrain.net.grpc_link import SERVICE
-from p2ptrain.net.wire import DialBackRequest, DialedBack, Hello, Report
+from p2ptrain.net.wire import DialBackRequest, DialedBack, Hello, Report, SetReply, SetRequest
 
 
 class Asker:
@@ -53,6 +53,11 @@ class Asker:
         return wire.decode_dialed_back(
             await self._ask("DialBack", data, timeout_s, "asking for a call")
         )
+
+    async def set(self, request: SetRequest, timeout_s: Seconds) -> SetReply:
+        """Change the settings of its swarm. Raises TransportError, RefusedError, CodecError."""
+        data = wire.encode_set(request)
+        return wire.decode_set_reply(await self._ask("Set", data, timeout_s, "setting"))
 
     async def _ask(self, method: str, data: bytes, timeout_s: Seconds, phase: str) -> bytes:
         call: Awaitable[bytes] = self._channel.unary_unary(f"/{SERVICE}/{method}")(

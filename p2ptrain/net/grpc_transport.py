@@ -204,6 +204,7 @@ class GrpcTransport:
                 "Talk": grpc.stream_unary_rpc_method_handler(self._serve_talk),
                 "Move": grpc.stream_stream_rpc_method_handler(self._serve_move),
                 "Status": grpc.unary_unary_rpc_method_handler(self._serve_status),
+                "Set": grpc.unary_unary_rpc_method_handler(self._serve_set),
                 "DialBack": grpc.unary_unary_rpc_method_handler(self._serve_dial_back),
             },
         )
@@ -275,6 +276,20 @@ class GrpcTransport:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this peer gives no reports")
             raise AssertionError("abort raises")
         return wire.encode_report(self.service.report())
+
+    async def _serve_set(self, request: bytes, context: Any) -> bytes:  # Any: grpc is untyped
+        try:
+            asked = wire.decode_set(request)
+        except CodecError as error:
+            await self._reject(context, error)
+        if self.service is None:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this peer takes no settings")
+            raise AssertionError("abort raises")
+        try:
+            return wire.encode_set_reply(self.service.set(_ip_of(context.peer()), asked))
+        except RefusedError as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+            raise AssertionError("abort raises") from error
 
     async def _serve_dial_back(self, request: bytes, context: Any) -> bytes:  # Any: as above
         await self._pay(context)

@@ -176,6 +176,30 @@ class Report:
     """Its sentence about averages that do not succeed; empty if it is not silent."""
     since_average_s: Seconds | None = None
     """Time since its last successful average; None before the first one."""
+    epoch: int = 0
+    """Of the settings that it works with."""
+    settings: str = ""
+    """These, in few words."""
+    changed_why: str = ""
+    """Why they are others than at the start; empty if they are not."""
+
+
+@dataclass(frozen=True, slots=True)
+class SetRequest:
+    """Change the settings of the swarm."""
+
+    text: str
+    """JSON: names and plain values."""
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SetReply:
+    """What was wrong, or what the swarm works with from now on."""
+
+    refusal: str
+    settings: str = ""
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,6 +407,9 @@ def encode_report(report: Report) -> bytes:
         warning=report.warning[:MAX_REASON],
         silence=report.silence[:MAX_REASON],
         since_average_s=report.since_average_s,
+        epoch=report.epoch,
+        settings=report.settings[:MAX_REASON],
+        changed_why=report.changed_why[:MAX_REASON],
     )
     return bytes(packed.SerializeToString())
 
@@ -409,7 +436,38 @@ def decode_report(data: bytes, *, members: bool = True) -> Report:
         warning=text_of(p.warning, MAX_REASON),
         silence=text_of(p.silence, MAX_REASON),
         since_average_s=measure(p.since_average_s) if p.HasField("since_average_s") else None,
+        epoch=number(p.epoch),
+        settings=text_of(p.settings, MAX_REASON),
+        changed_why=text_of(p.changed_why, MAX_REASON),
     )
+
+
+def encode_set(request: SetRequest) -> bytes:
+    """Raises CodecError: for more than the other side would take."""
+    if len(request.text) > m.MOST_SETTINGS_TEXT:
+        raise CodecError(f"settings of {len(request.text)} characters; set fewer at a time")
+    return bytes(pb.SetRequest(text=request.text, why=request.why[:MAX_REASON]).SerializeToString())
+
+
+def decode_set(data: bytes) -> SetRequest:
+    """Raises CodecError."""
+    p: Any = parse(pb.SetRequest, data)  # Any: a generated class
+    return SetRequest(text_of(p.text, m.MOST_SETTINGS_TEXT), text_of(p.why, MAX_REASON))
+
+
+def encode_set_reply(reply: SetReply) -> bytes:
+    """As bytes."""
+    packed = pb.SetReply(
+        refusal=reply.refusal[:MAX_REFUSAL], settings=reply.settings[:MAX_REASON], epoch=reply.epoch
+    )
+    return bytes(packed.SerializeToString())
+
+
+def decode_set_reply(data: bytes) -> SetReply:
+    """Raises CodecError."""
+    p: Any = parse(pb.SetReply, data)  # Any: a generated class
+    refusal, settings = text_of(p.refusal, MAX_REFUSAL), text_of(p.settings, MAX_REASON)
+    return SetReply(refusal, settings, number(p.epoch))
 
 
 def encode_dial_back(request: DialBackRequest) -> bytes:

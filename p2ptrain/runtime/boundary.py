@@ -7,6 +7,7 @@ and brings its result back; where it does not, nothing is awaited and no thread 
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from p2ptrain.ids import Seconds
 from p2ptrain.runtime.accounts import TrainerTotals
 from p2ptrain.runtime.agreed_state import union
 from p2ptrain.runtime.driver import Driver
-from p2ptrain.runtime.live_settings import is_stale
+from p2ptrain.runtime.live_settings import SettingsDue, is_stale
 
 
 class Boundary:
@@ -121,7 +122,8 @@ class Boundary:
         self._tell(Phase.TRAINING)
         if algorithm.trainer_waits and algorithm.acts("after_update"):
             before = driver.now
-            await driver.environment.call(algorithm.after_update(driver.swarm))
+            with suppress(SettingsDue):
+                await driver.environment.call(algorithm.after_update(driver.swarm))
             driver.replica.settle()  # the next step begins with what it waited for
             self.totals.wait_s += driver.now - before
         await self._maybe_change(optimizer_step)
@@ -199,7 +201,8 @@ class Boundary:
             await pending.hand_in(agreed.samples_of_step, contributes=contributes)
         if overlap := driver.averages.overlap:
             await overlap.settle(agreed.samples_of_step, contributes=agreed.contributes)
-        await driver.algorithm.after_backward(driver.swarm)
+        with suppress(SettingsDue):
+            await driver.algorithm.after_backward(driver.swarm)
         if stale and pending.missed:
             await driver.state_transfer.take_model(pending.missed)
             pending.is_newcomer = False

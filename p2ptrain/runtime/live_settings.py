@@ -23,6 +23,7 @@ sentence: it could not average with the others any more.
 
 import asyncio
 from collections.abc import Coroutine
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,10 @@ from p2ptrain.runtime.settings import PeerConfig
 
 if TYPE_CHECKING:
     from p2ptrain.runtime.driver import Driver
+
+
+class SettingsDue(Exception):
+    """What an algorithm waits for is not to be: the swarm has other settings."""
 
 
 def check_choice(config: PeerConfig, choice: Choice) -> Algorithm:
@@ -122,7 +127,7 @@ class LiveSettings:
     def start(self, activity: Coroutine[Any, Any, None]) -> None:  # Any: asyncio's own types
         """Run an activity of the algorithm's, until that is replaced or the peer ends."""
         self._beside = [task for task in self._beside if not task.done()]
-        self._beside.append(self._driver.start(activity))
+        self._beside.append(self._driver.start(_until_due(activity)))
 
     def begin(self) -> None:
         """The trainer begins, or has another algorithm: so does what runs beside it."""
@@ -202,3 +207,8 @@ class LiveSettings:
             agreed.begin(model_M)
         if averages.outer and self.trains:
             averages.outer.begin(driver.me.samples)
+
+
+async def _until_due(activity: Coroutine[Any, Any, None]) -> None:  # Any: asyncio's own types
+    with suppress(SettingsDue):
+        await activity

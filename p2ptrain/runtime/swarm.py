@@ -12,6 +12,7 @@ from p2ptrain.core.messages import AlgorithmMessage, Phase
 from p2ptrain.core.purpose import Purpose
 from p2ptrain.ids import PeerId, Seconds, Ticket
 from p2ptrain.runtime.accounts import Attempt
+from p2ptrain.runtime.live_settings import SettingsDue
 
 if TYPE_CHECKING:
     from p2ptrain.runtime.driver import Driver
@@ -143,12 +144,19 @@ class DriverSwarm:
         return updates
 
     async def wait_for_change(self, most_s: Seconds) -> None:
-        """Raises the failure of this peer, if there is one: its trainer may be waiting."""
+        """Wait as the port says; what waits here ends with the settings that it belongs to.
+
+        Raises:
+            SettingsDue: if the swarm has other settings.
+            BaseException: the failure of this peer, if there is one: its trainer may be waiting.
+        """
         with suppress(TimeoutError):
             async with asyncio.timeout(most_s):
                 await self._driver.wait_for_change()
         if self._driver.failure:
             raise self._driver.failure
+        if self._driver.live.is_due:
+            raise SettingsDue
 
     async def pause(self, duration_s: Seconds) -> None:
         await asyncio.sleep(duration_s)

@@ -166,7 +166,8 @@ class Spec:
         named = [self.options, *(change.choice.options for change in self.changes)]
         names = ("average_models_every", "period")
         steps: int = max(options.get(name, 0) for options in named for name in names)
-        return steps * max(self.step_s)
+        often = 6 if self.changes else 1  # an outer optimizer that keeps a half starts from apart
+        return often * steps * max(self.step_s)
 
     @property
     def names(self) -> tuple[str, ...]:

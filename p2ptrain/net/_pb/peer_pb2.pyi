@@ -470,7 +470,7 @@ class StateOpening(_message.Message):
     def __init__(self, swarm: _Optional[str] = ..., sender: _Optional[str] = ..., version: _Optional[int] = ..., lineage: _Optional[int] = ..., outer: _Optional[int] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("self", "members", "unix_s", "running_s", "samples_per_s", "wait_share", "progress", "doing", "loss", "partners", "consensus_distance_l2", "groups_done", "groups_failed", "warning", "silence", "since_average_s")
+    __slots__ = ("self", "members", "unix_s", "running_s", "samples_per_s", "wait_share", "progress", "doing", "loss", "partners", "consensus_distance_l2", "groups_done", "groups_failed", "warning", "silence", "since_average_s", "epoch", "settings", "changed_why")
     SELF_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     UNIX_S_FIELD_NUMBER: _ClassVar[int]
@@ -487,6 +487,9 @@ class Report(_message.Message):
     WARNING_FIELD_NUMBER: _ClassVar[int]
     SILENCE_FIELD_NUMBER: _ClassVar[int]
     SINCE_AVERAGE_S_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    CHANGED_WHY_FIELD_NUMBER: _ClassVar[int]
     self: Hello
     members: _containers.RepeatedCompositeFieldContainer[Member]
     unix_s: float
@@ -503,7 +506,28 @@ class Report(_message.Message):
     warning: str
     silence: str
     since_average_s: float
-    def __init__(self, self_: _Optional[_Union[Hello, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., unix_s: _Optional[float] = ..., running_s: _Optional[float] = ..., samples_per_s: _Optional[float] = ..., wait_share: _Optional[float] = ..., progress: _Optional[int] = ..., doing: _Optional[str] = ..., loss: _Optional[float] = ..., partners: _Optional[_Iterable[str]] = ..., consensus_distance_l2: _Optional[float] = ..., groups_done: _Optional[int] = ..., groups_failed: _Optional[int] = ..., warning: _Optional[str] = ..., silence: _Optional[str] = ..., since_average_s: _Optional[float] = ...) -> None: ...
+    epoch: int
+    settings: str
+    changed_why: str
+    def __init__(self, self_: _Optional[_Union[Hello, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., unix_s: _Optional[float] = ..., running_s: _Optional[float] = ..., samples_per_s: _Optional[float] = ..., wait_share: _Optional[float] = ..., progress: _Optional[int] = ..., doing: _Optional[str] = ..., loss: _Optional[float] = ..., partners: _Optional[_Iterable[str]] = ..., consensus_distance_l2: _Optional[float] = ..., groups_done: _Optional[int] = ..., groups_failed: _Optional[int] = ..., warning: _Optional[str] = ..., silence: _Optional[str] = ..., since_average_s: _Optional[float] = ..., epoch: _Optional[int] = ..., settings: _Optional[str] = ..., changed_why: _Optional[str] = ...) -> None: ...
+
+class SetRequest(_message.Message):
+    __slots__ = ("text", "why")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    why: str
+    def __init__(self, text: _Optional[str] = ..., why: _Optional[str] = ...) -> None: ...
+
+class SetReply(_message.Message):
+    __slots__ = ("refusal", "settings", "epoch")
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    refusal: str
+    settings: str
+    epoch: int
+    def __init__(self, refusal: _Optional[str] = ..., settings: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class DialBackRequest(_message.Message):
     __slots__ = ("port", "number")
