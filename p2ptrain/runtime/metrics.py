@@ -27,6 +27,8 @@ clock that governs the peer (monotonic for real, virtual in the simulator):
 ``snapshot``  row ``row`` of ``<peer>.snapshots`` (float32, little endian, rows of ``model_size``)
               holds the model as of ``t``, after ``step`` updates; ``tick`` of the wall clock (null
               where peers are in step); ``frees``: the row that the next one overwrites, or null
+``settings``  this peer works with other settings from here on: ``epoch``, ``algorithm``,
+              ``settings`` (in few words), ``by`` (who proposed them), ``why`` (a sentence)
 ``warning``   ``text``, one sentence; ``silent`` if it says that averages have stopped succeeding
               (true) or succeed again (false), see `runtime/silence.py`
 ``ended``     ``steps``, ``samples``, ``compute_s``, ``wait_s``, ``comm_s``, ``sent_bytes``,
