@@ -48,7 +48,7 @@ from p2ptrain.runtime.parked import ParkedStreams
 from p2ptrain.runtime.pending_gradients import PendingGradients
 from p2ptrain.runtime.pending_mean import PendingMean
 from p2ptrain.runtime.rounds import Rounds
-from p2ptrain.runtime.streams import GroupBroken
+from p2ptrain.runtime.streams import AttemptOver, GroupBroken
 from p2ptrain.vectors import Buffers
 
 if TYPE_CHECKING:
@@ -88,9 +88,8 @@ class Averages:
         self.slots = Buffers(lambda size: np.empty(size, np.float32), SLOTS)
         self.pending = PendingGradients(self.replica, self.buffers, self.copy)
         self.residual = Residual()
-        self.overlap: Overlap | None = None
-        self.outer: Outer | None = None
         self._deferred: DeferredUpdate | None = None
+        self.overlap: Overlap | None = None
         self._prepare(self.host.algorithm)
         self.transfers = Transfers(self.config.average_timeout_s)
         self.asked_at: dict[Ticket, Seconds] = {}
@@ -101,15 +100,13 @@ class Averages:
 
     def _prepare(self, algorithm: Algorithm) -> None:
         """Make what an algorithm declares that it needs."""
-        overlaps = algorithm.overlaps != "none"
-        self.overlap = Overlap(self, algorithm.bucket_mib) if overlaps else None
+        self.overlap = Overlap(self, algorithm.bucket_mib) if algorithm.overlaps != "none" else None
         self.outer = Outer(algorithm.outer, self.replica) if algorithm.outer else None
 
     def change(self, algorithm: Algorithm, config: ExchangeConfig) -> None:
-        """Another algorithm, and other codecs, from now on; no average runs, no update waits."""
+        """Another algorithm and codecs from now on; no average runs, no update waits."""
         if self.overlap:
-            self.overlap.drop("the settings of the swarm change")
-            self.overlap.buckets.close()
+            self.overlap.close()
         self.config, self._deferred = config, None
         self._prepare(algorithm)
 
@@ -125,9 +122,8 @@ class Averages:
 
         0 where updates wait for all means anyway: then members do not state their squares.
         """
-        replica = self.replica
         both = self.host.algorithm.overlaps == "both"
-        return replica.gradient_size - replica.buffer_size if both else 0
+        return self.replica.gradient_size - self.replica.buffer_size if both else 0
 
     @property
     def running(self) -> tuple[asyncio.Task[None], ...]:
@@ -265,10 +261,6 @@ class Averages:
         """Copy gradients: no other thread wants them now, so a short copy is made here."""
         short = self.replica.gradient_size <= SHORT
         return function() if short else await self.executor(function)
-
-
-class AttemptOver(Exception):
-    """An attempt has come to nothing here."""
 
 
 class FormedGroup(Attempt):

@@ -180,6 +180,11 @@ class Overlap:
             if begun.exchange.ended_well:
                 begun.exchange.give_back(begun.vector_G)
 
+    def close(self) -> None:
+        """The swarm has another algorithm: nothing travels behind passes any more."""
+        self.drop("the settings of the swarm change")
+        self.buckets.close()
+
     def _choose(self, members: tuple[PeerId, ...], contributions: Sequence[Contribution]) -> int:
         """How many buckets travel together from here on: what the first member wished for."""
         last, self._last = self._last, None
