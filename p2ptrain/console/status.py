@@ -105,6 +105,7 @@ def _row_as_json(row: Row) -> dict[str, Any]:  # Any: as above
         "phase": me.phase.name.lower(),
         "steps": me.steps,
         "samples": me.samples,
+        "link_mbit": me.link_mbit or None,
         "answers": report is not None,
         "why_not": row.why_not or None,
         "doing": report.doing if report else None,
