@@ -7,7 +7,7 @@ RUNS   ?= runs
 SMALL  := $(if $(QUICK),--quick)
 READY  := $(VENV)/.ready
 
-.PHONY: demo test explore worlds starts paper paper-real bench bench-faults bench-hidden bench-links bench-lock bench-membership bench-slow-links bench-survival wan protos algorithm-pages scenario-reference reference-pages docs wheel ends clean
+.PHONY: demo test explore worlds starts paper paper-real bench bench-faults bench-hidden bench-links bench-lock bench-membership bench-slow-links bench-survival wan compare protos algorithm-pages scenario-reference reference-pages docs wheel ends clean
 
 demo: $(READY)  ## train with all-reduce and with gossip beside a straggler; write runs/demo
 	$(BIN)/p2plab run launcher/scenarios/one_slow.toml --out $(RUNS)/demo $(if $(QUICK),--samples 512,--check)
@@ -53,6 +53,11 @@ LINKS ?= $(if $(QUICK),$(RUNS)/links.md,docs/links.md)
 
 wan: $(READY)  ## which algorithm for which links: homes, a phone, data centres, simulated; half an hour, runs/wan and docs/links.md
 	$(BIN)/python -m p2plab.wan --out $(RUNS)/wan --page $(LINKS) $(SMALL)
+
+COMPARED ?= $(if $(QUICK),$(RUNS)/compare.md,docs/compare.md)
+
+compare: $(READY)  ## all algorithms over all scenarios, simulated; half an hour of two idle cores, runs/compare and docs/compare.md
+	$(BIN)/python -m p2plab.across --out $(RUNS)/compare --page $(COMPARED) $(SMALL)
 
 PROTOS ?= p2ptrain/net/_pb
 PAGES  ?= docs/algorithms

@@ -96,6 +96,24 @@ def run(
         raise typer.Exit(exit_codes.CLAIM_FAILED)
 
 
+@app.command()
+def advise(
+    fleet: Annotated[
+        str, typer.Argument(help="A scenario, or - for what p2ptrain status --json printed.")
+    ],
+    algorithms: Annotated[str, typer.Option(help="Comma-separated; by default all.")] = "",
+    samples: Annotated[
+        int | None, typer.Option(min=1, help="Of the run whose time is expected.")
+    ] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print it for programs.")] = False,
+) -> None:
+    """Simulate all algorithms on a fleet, and rank them by the time they take."""
+    from p2plab.advise import advise as give_advice  # torch
+
+    names = [name.strip() for name in algorithms.split(",") if name.strip()]
+    give_advice(fleet, names, samples, as_json=json_)
+
+
 @app.command("report")
 def report_again(
     folder: Annotated[Path, typer.Argument(help="The folder of a run.")],

@@ -20,6 +20,7 @@ from p2ptrain import __version__, exit_codes
 from p2ptrain.averaging.base import known_algorithms
 from p2ptrain.console.command import run_command
 from p2ptrain.console.doctor import Visit, show_findings
+from p2ptrain.console.set import set_settings
 from p2ptrain.console.status import show_json, show_live, show_once
 from p2ptrain.errors import CodecError, ConfigError
 from p2ptrain.ids import Address, Seconds
@@ -276,6 +277,27 @@ def status(
                 _secured(token, token_file, tls_cert, tls_key, tls_ca),
             )
         )
+
+
+@app.command("set")
+def set_(
+    address: Annotated[str, typer.Argument(help="host:port of any peer")],
+    values: Annotated[
+        list[str], typer.Argument(help="NAME=VALUE: algorithm, codec, gradient_codec or an option")
+    ],
+    why: Annotated[str, typer.Option(help="a sentence for the log of all peers")] = "",
+    timeout: Annotated[float, typer.Option(help="seconds to wait for the answer")] = 3.0,
+    token: Annotated[str, TOKEN] = "",
+    token_file: Annotated[str, TOKEN_FILE] = "",
+    tls_cert: Annotated[str, TLS_CERT] = "",
+    tls_key: Annotated[str, TLS_KEY] = "",
+    tls_ca: Annotated[str, TLS_CA] = "",
+) -> None:
+    """Change the algorithm of a running swarm, or its options. A member's right."""
+    network = _secured(token, token_file, tls_cert, tls_key, tls_ca)
+    with _ctrl_c_ends():
+        work = set_settings(_address(address), values, why, _timeout(timeout), network)
+        print(asyncio.run(work))
 
 
 @app.command()

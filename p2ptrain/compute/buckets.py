@@ -120,6 +120,10 @@ class Buckets(ABC):
         with self._lock:
             self._into_G, self._is_good = None, False
 
+    def close(self) -> None:
+        """These buckets are not filled any more."""
+        self.stop()
+
     def reach(self, share: float) -> None:
         """So much of the backward pass is done."""
         for index, reached in enumerate(self.shares):

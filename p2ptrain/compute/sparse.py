@@ -246,6 +246,18 @@ class Residual:
         left_G = state["left"]
         self._left_G = None if left_G is None else np.array(left_G, np.float32)
         self._mask = state["mask"]
+    def hold(self, left_G: Vector | None, mask: bytes) -> None:
+        """Something else was not delivered either; None: nothing."""
+        if left_G is None:
+            return
+        self._left_G = left_G.copy() if self._left_G is None else self._left_G + left_G
+        bits = int.from_bytes(self._mask, "little") | int.from_bytes(mask, "little")
+        self._mask = bits.to_bytes(max(len(self._mask), len(mask)), "little")
+
+    def take(self) -> tuple[Vector, bytes] | None:
+        """The residual and its mask, which is empty from now on; None if it was."""
+        left_G, mask, self._left_G, self._mask = self._left_G, self._mask, None, b""
+        return None if left_G is None else (left_G, mask)
 
     def vector(self, size: int) -> Vector:
         """The residual as it is: G numbers."""

@@ -105,10 +105,11 @@ async def take_steps(
         ConfigError: if `rank`, `peers` or the stragglers do not fit together.
     """
     pace.check(peers)
-    step, buckets = 0, peer.buckets
-    if buckets and pace.takes_time:
-        buckets.is_held = True
+    step = 0
     while not peer.should_stop:
+        buckets = peer.buckets  # others, once the swarm has another algorithm
+        if buckets and pace.takes_time:
+            buckets.is_held = True
         started = clock()
         samples = peer.batch_size(work.batch_size) if work.by_speed else work.batch_size
         share = samples / work.batch_size

@@ -17,6 +17,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from p2ptrain.core.epochs import count_of
 from p2ptrain.core.messages import Member, MemberState
 from p2ptrain.errors import CodecError, RefusedError, TransportError
 from p2ptrain.ids import Address, Seconds
@@ -83,6 +84,9 @@ def as_json(view: View) -> dict[str, Any]:  # Any: whatever JSON can hold
     return {
         "seen_by": hello.me.peer,
         "algorithm": hello.algorithm,
+        "settings": view.seen_by.settings or hello.algorithm,
+        "changes": count_of(view.seen_by.epoch),
+        "changed_why": view.seen_by.changed_why or None,
         "model": hello.model,
         "model_size": hello.model_size,
         "progress": view.seen_by.progress,
@@ -94,12 +98,14 @@ def _row_as_json(row: Row) -> dict[str, Any]:  # Any: as above
     member, report = row.member, row.report
     me = report.hello.me if report else member
     return {
+        "changes": count_of(report.epoch) if report else None,
         "peer": member.peer,
         "address": member.address,
         "state": member.state.name.lower(),
         "phase": me.phase.name.lower(),
         "steps": me.steps,
         "samples": me.samples,
+        "link_mbit": me.link_mbit or None,
         "answers": report is not None,
         "why_not": row.why_not or None,
         "doing": report.doing if report else None,
@@ -123,7 +129,7 @@ def render(view: View) -> RenderableType:
     rate = sum(row.report.samples_per_s for row in view.rows if row.report)
     here = sum(row.member.state <= MemberState.SUSPECT for row in view.rows)
     head = (
-        f"{here} peer{'s' * (here != 1)}, {hello.algorithm}, "
+        f"{here} peer{'s' * (here != 1)}, {hello.algorithm}{_change(view.seen_by)}, "
         f"a model of {hello.model_size:,} numbers; "
         f"{view.seen_by.progress:,} samples, {rate:,.0f} per second; seen by {hello.me.peer}"
     )
@@ -141,6 +147,12 @@ def render(view: View) -> RenderableType:
         table.add_row(*_cells(row), style=style)
     silences = [row.report.silence for row in view.rows if row.report and row.report.silence]
     return Group(Text(head), table, *(Text(silence, style="red") for silence in silences))
+
+
+def _change(report: Report) -> str:
+    """Nothing, or which change of settings this is, and why it came."""
+    count, why = count_of(report.epoch), report.changed_why
+    return f" (change {count}: {report.settings}; {why})" if count else ""
 
 
 def _cells(row: Row) -> list[str]:

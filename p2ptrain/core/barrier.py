@@ -90,7 +90,7 @@ class Barrier(Scheduled):
     def receive(self, source: PeerId, message: BarrierMessage, now: Seconds) -> None:
         match message:
             case Arrive(version=version, lineage=lineage, offer=offer, contribution=contribution):
-                purpose = barrier_of(version, lineage)
+                purpose = barrier_of(version, lineage, self.epoch)
                 if not offer or self._lock.note_offer(source, offer, purpose, contribution):
                     self._arrivals[source] = version, lineage
                     self._maybe_run(now)
@@ -101,7 +101,7 @@ class Barrier(Scheduled):
 
     def formed(self, average: Average) -> Average:
         average, arrival = replace(average, awaited=True), self.arrival
-        if arrival and average.purpose == barrier_of(arrival.version, arrival.lineage):
+        if arrival and average.purpose == self._purpose_of(arrival):
             self.arrival, self.group = None, average
             self._arrivals.clear()
             self._lock.stop_offering()
@@ -131,8 +131,11 @@ class Barrier(Scheduled):
         self._maybe_run(now)
 
     def _meets(self, arrival: Arrival) -> tuple[Sequence[PeerId], Purpose, Arrive]:
-        model = arrival.version, arrival.lineage
-        return self._view(), barrier_of(*model), Arrive(*model)
+        words = Arrive(arrival.version, arrival.lineage)
+        return self._view(), self._purpose_of(arrival), words
+
+    def _purpose_of(self, arrival: Arrival) -> Purpose:
+        return barrier_of(arrival.version, arrival.lineage, self.epoch)
 
     def _left(self, group: Average, outcome: Outcome, now: Seconds) -> None:
         if outcome is Outcome.DONE or not group.awaited:
@@ -176,13 +179,14 @@ class Barrier(Scheduled):
                 self._emit(Send(peer, CatchUp(version, donors[0], lineage)))
         if not others:
             members = [peer for peer in participants if peer != self._me]
-            ticket = self._lock.request(members, len(members), now, barrier_of(version, lineage))
+            purpose = barrier_of(version, lineage, self.epoch)
+            ticket = self._lock.request(members, len(members), now, purpose)
             self._requested = ticket, version
 
     def _refused(self, version: int, now: Seconds) -> None:
         self._arrivals.clear()  # somebody waits for something else: all will say so again
 
 
-def barrier_of(version: int, lineage: int) -> Purpose:
+def barrier_of(version: int, lineage: int, epoch: int = 0) -> Purpose:
     """What peers that wait with this version and lineage wait for."""
-    return Purpose(Formation.BARRIER, What.GRADIENTS, version, lineage)
+    return Purpose(Formation.BARRIER, What.GRADIENTS, version, lineage, epoch=epoch)

@@ -19,12 +19,13 @@
                      is done, or we withdrew from it; where versions run without their trainers
                      also: it ran without ours (`LATE`), or broke
     MemberChanged -> nothing: for the record: we think differently of a member than before
+    SettingsKnown -> nothing: the swarm has other settings; change to them at the next boundary
 """
 
 from dataclasses import dataclass
 from enum import StrEnum
 
-from p2ptrain.core.messages import Formed, MemberState, Message
+from p2ptrain.core.messages import Formed, MemberState, Message, SettingsChange
 from p2ptrain.core.purpose import GOSSIP, Purpose
 from p2ptrain.core.purpose import What as What
 from p2ptrain.ids import PeerId, Seconds, Ticket
@@ -147,6 +148,11 @@ class MemberChanged:
     why: str
 
 
-Notice = GroupEnded | VersionEnded | MemberChanged
+@dataclass(frozen=True, slots=True)
+class SettingsKnown:
+    change: SettingsChange
+
+
+Notice = GroupEnded | VersionEnded | MemberChanged | SettingsKnown
 Effect = Send | Average | Abandon | Break | Resolve | TakeState | Notice
 Ending = AverageEnded | AverageBroke | StateTransferred

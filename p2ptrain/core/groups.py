@@ -41,15 +41,47 @@ class PeerGroups:
     ) -> None:
         self._environment = environment
         self._emit = emit
+        self.epoch = 0
+        """Of the settings that our groups have in common."""
+        self.is_suspended = False
+        """Other settings are due: no group begins until `change`."""
+        self._withdrawn = False
         self._ended: list[GroupEnded] = []  # requests whose formations do not know
         self._now: Seconds = 0.0
         self.lock = GroupLock(
             me, incarnation, config, self._note, environment, self._admits, timeouts
         )
-        self.barrier = Barrier(me, resend_s, environment.participants, self.lock, emit)
+        self._me, self._resend_s = me, resend_s
+        self._make_formations(schedule)
+
+    def _make_formations(self, schedule: Schedule | None) -> None:
+        """Formations that wait for nothing, and have seen no version."""
+        me, resend_s, environment = self._me, self._resend_s, self._environment
+        self.barrier = Barrier(me, resend_s, environment.participants, self.lock, self._emit)
         self.wait_avoiding = WaitAvoiding(
-            me, resend_s, environment.trainees, self.lock, emit, schedule
+            me, resend_s, environment.trainees, self.lock, self._emit, schedule
         )
+        self.barrier.epoch = self.wait_avoiding.epoch = self.epoch
+
+    def suspend(self, now: Seconds) -> None:
+        """Other settings are due: end waits and requests, refuse groups, let a formed one end.
+
+        A state that is being transferred comes first, whole.
+        """
+        with self.at(now):
+            self.is_suspended = True
+            self.lock.withdraw("the settings of the swarm change", now)
+            for part in self._formations.values():
+                part.stop_waiting(now)
+
+    def change(self, epoch: int, schedule: Schedule | None, now: Seconds) -> None:
+        """From now on groups are of this epoch; versions begin anew. We are in no group."""
+        with self.at(now):
+            self.epoch, self.is_suspended = epoch, False
+            self._make_formations(schedule)
+            if self._withdrawn:
+                for part in self._formations.values():
+                    part.withdraw(now)
 
     @contextmanager
     def at(self, now: Seconds) -> Iterator[None]:
@@ -108,6 +140,7 @@ class PeerGroups:
     def withdraw(self, why: str, now: Seconds) -> None:
         """The trainer stops: no new groups, except those that others request."""
         with self.at(now):
+            self._withdrawn = True
             self.lock.withdraw(why, now)  # first: whom it grants next keeps the grant
             for part in self._formations.values():
                 part.withdraw(now)
@@ -133,6 +166,8 @@ class PeerGroups:
     def _admits(self, source: PeerId, purpose: Purpose) -> bool:
         if not self._environment.has_model:
             return False  # our model is not what they want to average with
+        if self.is_suspended or purpose.epoch != self.epoch:
+            return False
         part = self._formations.get(purpose.formation)
         return part is None or part.admits(source, purpose)
 

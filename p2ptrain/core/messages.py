@@ -212,6 +212,22 @@ class Past:
     version: int
 
 
+MOST_SETTINGS_TEXT = 2000
+"""Characters of the settings in a message, as JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsChange:
+    """The swarm works with these settings. Lost: who is behind is told again (`core/epochs.py`)."""
+
+    epoch: int
+    text: str
+    """As JSON; what it may say is in `runtime/live_settings.py`."""
+    by: PeerId
+    """The peer that proposed them."""
+    why: str
+
+
 @dataclass(frozen=True, slots=True)
 class AlgorithmMessage:
     """What an algorithm says to itself on another peer. What its loss costs is said there.
@@ -276,4 +292,6 @@ BarrierMessage = Arrive | CatchUp
 WaitAvoidingMessage = Activate | Past
 FormationMessage = SlotMessage | BarrierMessage | WaitAvoidingMessage
 RepairMessage = AttemptStatus | Resolution
-Message = MembershipMessage | FormationMessage | RepairMessage
+Message = MembershipMessage | FormationMessage | RepairMessage | SettingsChange
+OF_ONE_EPOCH = (Arrive, CatchUp, Activate, Past, AlgorithmMessage)
+"""Said under some settings, and without a meaning under others."""

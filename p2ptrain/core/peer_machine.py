@@ -19,6 +19,7 @@ from p2ptrain.core import effects
 from p2ptrain.core.adaptive_timeout import MembershipConfig
 from p2ptrain.core.contribution import MODEL, Contribution
 from p2ptrain.core.effects import Effect, Ending, Outcome, What
+from p2ptrain.core.epochs import Epochs
 from p2ptrain.core.groups import PeerGroups
 from p2ptrain.core.links import LinkMeter, weights_of
 from p2ptrain.core.lock_state import LockConfig, TimeoutPolicy
@@ -30,6 +31,7 @@ from p2ptrain.core.messages import (
     Message,
     Phase,
     RepairMessage,
+    SettingsChange,
 )
 from p2ptrain.core.purpose import GOSSIP, Purpose
 from p2ptrain.core.repair import Repair, RepairConfig
@@ -92,6 +94,9 @@ class PeerMachine:
             TimeoutPolicy(config.lock),
         )
         self.expects = self.groups.lock.expects
+        self.epochs = Epochs(
+            me.peer, config.membership.probe_period_s, self.membership.reachable, self._note
+        )
         self.repair = Repair(me.peer, config.repair, self._is_alive, self.expects, self._note)
         self.heard = self.repair.heard
         self._views = self.participants(), self.trainees()
@@ -151,8 +156,31 @@ class PeerMachine:
             self._settle(now)
         elif isinstance(message, RepairMessage):
             self.repair.receive(source, message, now)
+        elif isinstance(message, SettingsChange):
+            self.epochs.receive(source, message, now)
+            self._maybe_suspend(now)
         else:
             self.groups.receive(source, message, now)
+
+    def propose(self, text: str, why: str, now: Seconds) -> SettingsChange:
+        """Change the settings of the whole swarm, for a reason in one sentence."""
+        change = self.epochs.propose(text, why, now)
+        self._maybe_suspend(now)
+        return change
+
+    def know(self, change: SettingsChange, now: Seconds) -> None:
+        """The peer that let us in works with these settings."""
+        self.epochs.receive(change.by, change, now)
+        self._maybe_suspend(now)
+
+    def change(self, change: SettingsChange, schedule: Schedule | None, now: Seconds) -> None:
+        """We work with these settings from now on, whose algorithm has this schedule.
+
+        We are in no group, and our trainer stands at a boundary.
+        """
+        self.epochs.adopt(change)
+        self.groups.change(change.epoch, schedule, now)
+        self._maybe_suspend(now)
 
     def unreachable(self, peer: PeerId, why: str, now: Seconds) -> None:
         self.membership.unreachable(peer, why, now)
@@ -208,7 +236,7 @@ class PeerMachine:
 
     def check(self) -> None:
         """Raise InvariantViolation if the parts contradict themselves or each other."""
-        for part in (self.membership, self.groups, self.repair):
+        for part in (self.membership, self.groups, self.repair, self.epochs):
             part.check()
 
     def weigh(self, members: Sequence[PeerId]) -> tuple[int, ...]:
@@ -236,6 +264,10 @@ class PeerMachine:
                 self.groups.lock.regroup(again.root, members)
             case _:
                 pass
+
+    def _maybe_suspend(self, now: Seconds) -> None:
+        if self.epochs.is_due and not self.groups.is_suspended:
+            self.groups.suspend(now)
 
     def _is_alive(self, peer: PeerId) -> bool:
         member = self.membership.member(peer)

@@ -54,6 +54,8 @@ class Purpose:
     """Which of as many equal parts of the model it is about, from 0 on."""
     fragments: int = 1
     """How many parts; 1: the whole model."""
+    epoch: int = 0
+    """Of the settings that the members have in common (`core/epochs.py`)."""
 
     def span(self, size: int) -> Span:
         """The numbers of a model of `size` that it is about."""
@@ -65,7 +67,8 @@ class Purpose:
         A version of a schedule stands for the ones before it; at a barrier nothing does.
         """
         if self.formation is Formation.WAIT_AVOIDING and self.what is waited_for.what:
-            return waited_for.formation is self.formation and waited_for.version <= self.version
+            is_of_it = (waited_for.formation, waited_for.epoch) == (self.formation, self.epoch)
+            return is_of_it and waited_for.version <= self.version
         return self == waited_for and self.formation is not Formation.CLAIMED
 
 

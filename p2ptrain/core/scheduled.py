@@ -60,9 +60,15 @@ class Scheduled(ABC):
     _requested: tuple[Ticket, int] | None = field(default=None, init=False)
     """As that: the group of this version is being formed, or runs."""
     _withdrawn: bool = field(default=False, init=False)
+    epoch: int = field(default=0, init=False)
+    """Of the settings that its groups have."""
 
     def withdraw(self, now: Seconds) -> None:
         """The trainer stops: no more waiting. A group that is formed is left to end."""
+        self.stop_waiting(now)
+
+    def stop_waiting(self, now: Seconds) -> None:
+        """No more waiting: other settings follow, or the trainer stops."""
         self._withdrawn = True
         self._arrivals.clear()
         self._end_arrival(Outcome.WITHDRAWN, now)

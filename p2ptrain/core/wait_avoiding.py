@@ -93,7 +93,7 @@ class Round:
     """Of the model, which is cut into so many; `Purpose`."""
     fragments: int = 1
 
-    def purpose(self, version: int) -> Purpose:
+    def purpose(self, version: int, epoch: int = 0) -> Purpose:
         """What a trainer waits for that waits for this round."""
         return Purpose(
             Formation.WAIT_AVOIDING,
@@ -101,6 +101,7 @@ class Round:
             version,
             fragment=self.fragment,
             fragments=self.fragments,
+            epoch=epoch,
         )
 
 
@@ -209,7 +210,7 @@ class WaitAvoiding(Scheduled):
 
     def _meets(self, arrival: Arrival) -> tuple[Sequence[PeerId], Purpose, Activate]:
         version, here = arrival.version, self._round(arrival.version)
-        return here.members, here.purpose(version), Activate(version, arrival.waits)
+        return here.members, here.purpose(version, self.epoch), Activate(version, arrival.waits)
 
     def _tell(self, now: Seconds) -> None:
         super()._tell(now)
@@ -230,7 +231,7 @@ class WaitAvoiding(Scheduled):
             return  # we are about to leave; then somebody else is asked
         self._note_last(source, version, waits)
         if message.offer:
-            purpose = self._round(version).purpose(version)
+            purpose = self._round(version).purpose(version, self.epoch)
             self._lock.note_offer(source, message.offer, purpose, message.contribution)
         group, arrival = self.group, self.arrival
         if version > self.begun:
@@ -294,7 +295,8 @@ class WaitAvoiding(Scheduled):
                 return
             others = [peer for peer in here.members if peer != self._me]
             # Formed or not, it ends in `request_ended`, which comes later.
-            ticket = self._lock.request(others, len(others), now, here.purpose(version))
+            purpose = here.purpose(version, self.epoch)
+            ticket = self._lock.request(others, len(others), now, purpose)
             self._requested = ticket, version
             return
 

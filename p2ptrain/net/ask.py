@@ -15,7 +15,7 @@ from p2ptrain.net.grpc_errors import hung_up, translate
 from p2ptrain.net.grpc_link import SERVICE
 from p2ptrain.net.probe import why_hung_up
 from p2ptrain.net.tls import Security
-from p2ptrain.net.wire import DialBackRequest, DialedBack, Hello, Report
+from p2ptrain.net.wire import DialBackRequest, DialedBack, Hello, Report, SetReply, SetRequest
 
 
 class Asker:
@@ -56,6 +56,11 @@ class Asker:
         return wire.decode_dialed_back(
             await self._ask("DialBack", data, timeout_s, "asking for a call")
         )
+
+    async def set(self, request: SetRequest, timeout_s: Seconds) -> SetReply:
+        """Change the settings of its swarm. Raises TransportError, RefusedError, CodecError."""
+        data = wire.encode_set(request)
+        return wire.decode_set_reply(await self._ask("Set", data, timeout_s, "setting"))
 
     async def _ask(self, method: str, data: bytes, timeout_s: Seconds, phase: str) -> bytes:
         call: Awaitable[bytes] = self._channel.unary_unary(f"/{SERVICE}/{method}")(

@@ -48,6 +48,7 @@ from p2ptrain.net.grpc_errors import hung_up, translate
 from p2ptrain.net.grpc_link import SERVICE, Link
 from p2ptrain.net.key_service import SERVICE as KEYS
 from p2ptrain.net.key_service import KeyService
+from p2ptrain.net.loopback import is_loopback
 from p2ptrain.net.probe import why_hung_up
 from p2ptrain.net.shared_vectors import SharedVectors, this_machine
 from p2ptrain.net.sockets import SocketServer
@@ -234,6 +235,7 @@ class GrpcTransport:
             "Paths": self._serve_paths,
             "Identify": self._serve_identify,
             "Status": self._serve_status,
+            "Set": self._serve_set,
             "DialBack": self._serve_dial_back,
         }
         answers = {name: unary(guard(name, serve)) for name, serve in asked.items()}
@@ -312,6 +314,22 @@ class GrpcTransport:
             )
             raise AssertionError("abort raises")
         return wire.encode_report(self.service.report())
+
+    async def _serve_set(self, request: bytes, context: Any) -> bytes:  # Any: grpc is untyped
+        await self._pay(context)
+        try:
+            asked = wire.decode_set(request)
+        except CodecError as error:
+            await self._reject(context, error)
+        if self.service is None:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this peer takes no settings")
+            raise AssertionError("abort raises")
+        try:
+            is_member = self._security.is_encrypted or is_loopback(_ip_of(context.peer()))
+            return wire.encode_set_reply(self.service.set(is_member, asked))
+        except RefusedError as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+            raise AssertionError("abort raises") from error
 
     async def _serve_dial_back(self, request: bytes, context: Any) -> bytes:  # Any: as above
         await self._pay(context)

@@ -21,6 +21,8 @@ from p2ptrain.net.wire import (
     JoinReply,
     Opening,
     Report,
+    SetReply,
+    SetRequest,
 )
 from p2ptrain.vectors import Vector
 
@@ -178,9 +180,13 @@ class Transport(Protocol):
 
 
 class Service(Protocol):
-    """Answers calls of non-members: `p2ptrain status` and `p2ptrain doctor`."""
+    """Answers calls of non-members: `p2ptrain status`, `p2ptrain doctor` and `p2ptrain set`."""
 
     def report(self) -> Report: ...
+
+    def set(self, is_member: bool, request: SetRequest) -> SetReply:
+        """Change the settings of the swarm. Raises RefusedError for who is no member."""
+        ...
 
     async def dial_back(self, caller_ip: str, request: DialBackRequest) -> DialedBack:
         """Try to reach the caller at its own IP address, at no other. Raises RefusedError."""

@@ -21,6 +21,25 @@ from p2ptrain.core.roster import ACCUSERS, joined
 from p2ptrain.errors import CodecError, LocalProtocolError
 from p2ptrain.ids import PeerId, Seconds, Ticket
 from p2ptrain.net._pb import peer_pb2 as pb
+from p2ptrain.net.wire_calls import LOWEST_PORT as LOWEST_PORT
+from p2ptrain.net.wire_calls import MAX_REASON as MAX_REASON
+from p2ptrain.net.wire_calls import MAX_REFUSAL as MAX_REFUSAL
+from p2ptrain.net.wire_calls import SECRET_BYTES as SECRET_BYTES
+from p2ptrain.net.wire_calls import DialBackRequest as DialBackRequest
+from p2ptrain.net.wire_calls import DialedBack as DialedBack
+from p2ptrain.net.wire_calls import Paths as Paths
+from p2ptrain.net.wire_calls import SetReply as SetReply
+from p2ptrain.net.wire_calls import SetRequest as SetRequest
+from p2ptrain.net.wire_calls import decode_dial_back as decode_dial_back
+from p2ptrain.net.wire_calls import decode_dialed_back as decode_dialed_back
+from p2ptrain.net.wire_calls import decode_paths as decode_paths
+from p2ptrain.net.wire_calls import decode_set as decode_set
+from p2ptrain.net.wire_calls import decode_set_reply as decode_set_reply
+from p2ptrain.net.wire_calls import encode_dial_back as encode_dial_back
+from p2ptrain.net.wire_calls import encode_dialed_back as encode_dialed_back
+from p2ptrain.net.wire_calls import encode_paths as encode_paths
+from p2ptrain.net.wire_calls import encode_set as encode_set
+from p2ptrain.net.wire_calls import encode_set_reply as encode_set_reply
 from p2ptrain.net.wire_parts import MAX_MEMBERS as MAX_MEMBERS
 from p2ptrain.net.wire_parts import MAX_NAME as MAX_NAME
 from p2ptrain.net.wire_parts import MAX_NUMBER as MAX_NUMBER
@@ -49,14 +68,9 @@ PROTOCOL_MINOR = 0
 PROTOCOL = PROTOCOL_MAJOR, PROTOCOL_MINOR
 """``protos/p2ptrain/v1/peer.proto`` says when they change."""
 
-MAX_REASON = 300
-MAX_REFUSAL = 4 * MAX_REASON
 MAX_TENSORS = 4096
 MAX_OPENING_BYTES = 1 << 12
 MAX_CHUNK_BYTES = 4 << 20
-SECRET_BYTES = 32
-LOWEST_PORT = 1024
-"""A dial back goes to no port below: no peer listens there, but scanners probe them."""
 
 # Tags of a Chunk's fields: number << 3 | kind, kind 2 has a length, kind 0 is a number.
 _PAYLOAD, _AVERAGE, _STATE, _LAST = 0x0A, 0x12, 0x1A, 0x20
@@ -96,6 +110,8 @@ class JoinReply:
 
     refusal: str
     members: tuple[m.Member, ...]
+    settings: m.SettingsChange | None = None
+    """That the swarm works with; None: those that it began with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +121,8 @@ class Envelope:
     source: PeerId
     swarm: str
     message: m.Message | m.AlgorithmMessage
+    epoch: int = 0
+    """Of the settings that the sender works with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,34 +190,12 @@ class Report:
     """Its sentence about averages that do not succeed; empty if it is not silent."""
     since_average_s: Seconds | None = None
     """Time since its last successful average; None before the first one."""
-
-
-@dataclass(frozen=True, slots=True)
-class DialBackRequest:
-    """Request to call `port` at the caller's address, where `number` answers."""
-
-    port: int
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class DialedBack:
-    """The result of a dial back."""
-
-    seen_as: str
-    """The caller's IP address, as the callee sees it."""
-    why_not: str
-    """A sentence; empty if the caller was reached."""
-
-
-@dataclass(frozen=True, slots=True)
-class Paths:
-    """Paths to a peer for streams, besides gRPC; see `net/sockets.py`."""
-
-    port: int
-    secret: bytes
-    machine: str
-    unix_name: str
+    epoch: int = 0
+    """Of the settings that it works with."""
+    settings: str = ""
+    """These, in few words."""
+    changed_why: str = ""
+    """Why they are others than at the start; empty if they are not."""
 
 
 # --- control messages -----------------------------------------------------------------------------
@@ -207,7 +203,9 @@ class Paths:
 
 def encode_envelope(envelope: Envelope) -> bytes:
     field, body = _message_to_pb(envelope.message)
-    packed = pb.Envelope(source=envelope.source, swarm=envelope.swarm, **{field: body})
+    packed = pb.Envelope(
+        source=envelope.source, swarm=envelope.swarm, epoch=envelope.epoch, **{field: body}
+    )
     return bytes(packed.SerializeToString())
 
 
@@ -218,7 +216,8 @@ def decode_envelope(data: bytes) -> Envelope:
     if field is None:
         raise CodecError("an envelope without a message that this version knows")
     message = _FROM_PB[field](getattr(packed, field))
-    return Envelope(name_of(packed.source), text_of(packed.swarm, MAX_NAME), message)
+    source, swarm = name_of(packed.source), text_of(packed.swarm, MAX_NAME)
+    return Envelope(source, swarm, message, number(packed.epoch))
 
 
 def _message_to_pb(
@@ -282,6 +281,8 @@ def _message_to_pb(
         case m.AlgorithmMessage(kind, numbers, peers):
             body = pb.AlgorithmMessage(kind=kind, numbers=numbers, peers=peers)
             return "algorithm", body
+        case m.SettingsChange():
+            return "settings_change", _change_to_pb(message)
 
 
 _FROM_PB: dict[str, Callable[[Any], m.Message | m.AlgorithmMessage]] = {
@@ -309,6 +310,7 @@ _FROM_PB: dict[str, Callable[[Any], m.Message | m.AlgorithmMessage]] = {
     "resolution": lambda p: m.Resolution(
         ticket_of(p.ticket), p.adopt, number(p.again), group_of(p.members) if p.members else ()
     ),
+    "settings_change": lambda p: _change(p),
     "algorithm": lambda p: _algorithm_message(
         text_of(p.kind, MAX_NAME), tuple(p.numbers), tuple(map(name_of, p.peers[: MAX_MEMBERS + 1]))
     ),
@@ -337,16 +339,19 @@ def decode_hello(data: bytes) -> Hello:
 
 
 def encode_join_reply(reply: JoinReply) -> bytes:
-    members = map(_member_to_pb, reply.members)
-    return bytes(
-        pb.JoinReply(refusal=reply.refusal[:MAX_REFUSAL], members=members).SerializeToString()
+    packed = pb.JoinReply(
+        refusal=reply.refusal[:MAX_REFUSAL],
+        members=map(_member_to_pb, reply.members),
+        settings=_change_to_pb(reply.settings) if reply.settings else None,
     )
+    return bytes(packed.SerializeToString())
 
 
 def decode_join_reply(data: bytes) -> JoinReply:
     """Raises CodecError."""
     packed = parse(pb.JoinReply, data)
-    return JoinReply(text_of(packed.refusal, MAX_REFUSAL), _members(packed.members))
+    settings = _change(packed.settings) if packed.HasField("settings") else None
+    return JoinReply(text_of(packed.refusal, MAX_REFUSAL), _members(packed.members), settings)
 
 
 # --- what strangers may ask -----------------------------------------------------------------------
@@ -370,6 +375,9 @@ def encode_report(report: Report) -> bytes:
         warning=report.warning[:MAX_REASON],
         silence=report.silence[:MAX_REASON],
         since_average_s=report.since_average_s,
+        epoch=report.epoch,
+        settings=report.settings[:MAX_REASON],
+        changed_why=report.changed_why[:MAX_REASON],
     )
     return bytes(packed.SerializeToString())
 
@@ -396,49 +404,10 @@ def decode_report(data: bytes, *, members: bool = True) -> Report:
         warning=text_of(p.warning, MAX_REASON),
         silence=text_of(p.silence, MAX_REASON),
         since_average_s=measure(p.since_average_s) if p.HasField("since_average_s") else None,
+        epoch=number(p.epoch),
+        settings=text_of(p.settings, MAX_REASON),
+        changed_why=text_of(p.changed_why, MAX_REASON),
     )
-
-
-def encode_dial_back(request: DialBackRequest) -> bytes:
-    return bytes(pb.DialBackRequest(port=request.port, number=request.number).SerializeToString())
-
-
-def decode_dial_back(data: bytes) -> DialBackRequest:
-    """Raises CodecError."""
-    p: Any = parse(pb.DialBackRequest, data)  # Any: a generated class
-    if not LOWEST_PORT <= p.port < 65536:
-        raise CodecError(f"port {p.port} is not called back; choose one of {LOWEST_PORT} to 65535")
-    return DialBackRequest(p.port, number(p.number))
-
-
-def encode_dialed_back(answer: DialedBack) -> bytes:
-    packed = pb.DialedBack(seen_as=answer.seen_as, why_not=answer.why_not[:MAX_REASON])
-    return bytes(packed.SerializeToString())
-
-
-def decode_dialed_back(data: bytes) -> DialedBack:
-    """Raises CodecError."""
-    p: Any = parse(pb.DialedBack, data)  # Any: a generated class
-    return DialedBack(text_of(p.seen_as, MAX_NAME), text_of(p.why_not, MAX_REASON))
-
-
-def encode_paths(paths: Paths) -> bytes:
-    """As bytes."""
-    packed = pb.Paths(
-        port=paths.port,
-        secret=paths.secret,
-        machine=paths.machine,
-        unix_name=paths.unix_name,
-    )
-    return bytes(packed.SerializeToString())
-
-
-def decode_paths(data: bytes) -> Paths:
-    """Raises CodecError."""
-    p: Any = parse(pb.Paths, data)  # Any: a generated class
-    if p.port > 65535 or len(p.secret) != SECRET_BYTES:
-        raise CodecError(f"paths with port {p.port} and a secret of {len(p.secret)} bytes")
-    return Paths(p.port, p.secret, text_of(p.machine, MAX_NAME), text_of(p.unix_name, MAX_NAME))
 
 
 # --- chunks ---------------------------------------------------------------------------------------
@@ -650,6 +619,7 @@ def _purpose_to_pb(purpose: Purpose) -> Any:  # Any: a generated class
         lineage=purpose.lineage,
         fragment=purpose.fragment,
         fragments=purpose.fragments - 1,
+        epoch=purpose.epoch,
     )
 
 
@@ -660,7 +630,19 @@ def _purpose(p: Any) -> Purpose:  # Any: a generated class
         raise CodecError(f"a group for something unknown: {error}") from error
     fragments = 1 + at_most(MOST_FRAGMENTS - 1, p.fragments, "the number of fragments")
     fragment = at_most(fragments - 1, p.fragment, "a fragment")
-    return Purpose(formation, what, number(p.version), p.lineage, fragment, fragments)
+    epoch = number(p.epoch)
+    return Purpose(formation, what, number(p.version), p.lineage, fragment, fragments, epoch)
+
+
+def _change_to_pb(change: m.SettingsChange) -> Any:  # Any: a generated class
+    return pb.SettingsChange(
+        epoch=change.epoch, text=change.text, by=change.by, why=change.why[:MAX_REASON]
+    )
+
+
+def _change(p: Any) -> m.SettingsChange:  # Any: a generated class
+    text = text_of(p.text, m.MOST_SETTINGS_TEXT)
+    return m.SettingsChange(number(p.epoch), text, name_of(p.by), text_of(p.why, MAX_REASON))
 
 
 def _offer_to_pb(offer: Ticket | None) -> Any:  # Any: a generated class

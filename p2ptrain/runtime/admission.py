@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 
 from p2ptrain.core.membership import HIGHEST, LEAP, Membership
-from p2ptrain.core.messages import Member
+from p2ptrain.core.messages import Member, SettingsChange
 from p2ptrain.errors import CodecError, RefusedError, TransportError
 from p2ptrain.ids import Address, Seconds
 from p2ptrain.net.transport import Transport
@@ -47,11 +47,11 @@ async def request_join(
     hello: Hello,
     timeout_s: Seconds,
     clock: Callable[[], Seconds],
-) -> tuple[Address, tuple[Member, ...], Member]:
+) -> tuple[Address, tuple[Member, ...], Member, SettingsChange | None]:
     """Send a join request to `hosts` in turn until one answers; they share the time.
 
-    Returns that host, the members in its reply, and its record of us, perhaps of a former
-    incarnation.
+    Returns that host, the members in its reply, its record of us, perhaps of a former incarnation,
+    and the settings of the swarm, if they have changed since it began.
 
     Raises:
         RefusedError: if one refuses, or its record of us leaves no room for a higher incarnation.
@@ -76,7 +76,7 @@ async def request_join(
                     f"{host} remembers a {known.peer} of incarnation {known.incarnation}, above "
                     "which there is no room; choose another name"
                 )
-            return host, reply.members, known
+            return host, reply.members, known, reply.settings
         await asyncio.sleep(0.1)
     raise TransportError(
         f"no peer answered at {', '.join(hosts)} within {timeout_s:g} s ({why}); "

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from p2ptrain.averaging.base import GroupResult, Mean, SumRule
+from p2ptrain.averaging.base import Algorithm, GroupResult, Mean, SumRule
 from p2ptrain.compute.codec import PLAIN, load_codec
 from p2ptrain.compute.replica import Replica, Vector
 from p2ptrain.compute.sparse import NOTHING, Residual
@@ -48,7 +48,7 @@ from p2ptrain.runtime.parked import ParkedStreams
 from p2ptrain.runtime.pending_gradients import PendingGradients
 from p2ptrain.runtime.pending_mean import PendingMean
 from p2ptrain.runtime.rounds import Rounds
-from p2ptrain.runtime.streams import GroupBroken
+from p2ptrain.runtime.streams import AttemptOver, GroupBroken
 from p2ptrain.vectors import Buffers
 
 if TYPE_CHECKING:
@@ -90,16 +90,27 @@ class Averages:
         self.slots = Buffers(lambda size: np.empty(size, np.float32), SLOTS)
         self.pending = PendingGradients(self.replica, self.buffers, self.copy)
         self.residual = Residual()
-        algorithm = self.host.algorithm
-        self.overlap = Overlap(self, algorithm.bucket_mib) if algorithm.overlaps != "none" else None
-        self.outer = Outer(algorithm.outer, self.replica) if algorithm.outer else None
+        self._deferred: DeferredUpdate | None = None
+        self.overlap: Overlap | None = None
+        self._prepare(self.host.algorithm)
         self.transfers = Transfers(self.config.average_timeout_s)
         self.asked_at: dict[Ticket, Seconds] = {}
         """When we asked for the groups that we hope for."""
-        self._deferred: DeferredUpdate | None = None
         self.update_lock = threading.RLock()
         self._groups: dict[Ticket, FormedGroup] = {}  # by first ticket, the present attempt
         self.parked = ParkedStreams(self.host)
+
+    def _prepare(self, algorithm: Algorithm) -> None:
+        """Make what an algorithm declares that it needs."""
+        self.overlap = Overlap(self, algorithm.bucket_mib) if algorithm.overlaps != "none" else None
+        self.outer = Outer(algorithm.outer, self.replica) if algorithm.outer else None
+
+    def change(self, algorithm: Algorithm, config: ExchangeConfig) -> None:
+        """Another algorithm and codecs from now on; no average runs, no update waits."""
+        if self.overlap:
+            self.overlap.close()
+        self.config, self._deferred = config, None
+        self._prepare(algorithm)
 
     @property
     def deferred(self) -> DeferredUpdate | None:
@@ -113,9 +124,8 @@ class Averages:
 
         0 where updates wait for all means anyway: then members do not state their squares.
         """
-        replica = self.replica
         both = self.host.algorithm.overlaps == "both"
-        return replica.gradient_size - replica.buffer_size if both else 0
+        return self.replica.gradient_size - self.replica.buffer_size if both else 0
 
     @property
     def running(self) -> tuple[asyncio.Task[None], ...]:
@@ -253,10 +263,6 @@ class Averages:
         """Copy gradients: no other thread wants them now, so a short copy is made here."""
         short = self.replica.gradient_size <= SHORT
         return function() if short else await self.executor(function)
-
-
-class AttemptOver(Exception):
-    """An attempt has come to nothing here."""
 
 
 class FormedGroup(Attempt):
@@ -407,6 +413,8 @@ class FormedGroup(Attempt):
         if exchange is None or len(stated) == 1 or not any(one.weight for one in stated):
             return
         self._check_held()
+        if self._has_residual:
+            self._settle_residual()  # the mean has it
         self._deferred = averages._deferred = DeferredUpdate(
             replica,
             vector_G,

@@ -7,6 +7,7 @@ and brings its result back; where it does not, nothing is awaited and no thread 
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 
 import numpy as np
 
@@ -15,7 +16,9 @@ from p2ptrain.core.messages import Phase
 from p2ptrain.errors import ConfigError
 from p2ptrain.ids import Seconds
 from p2ptrain.runtime.accounts import TrainerTotals
+from p2ptrain.runtime.agreed_state import union
 from p2ptrain.runtime.driver import Driver
+from p2ptrain.runtime.live_settings import SettingsDue, is_stale
 
 
 class Boundary:
@@ -39,6 +42,7 @@ class Boundary:
         if driver.averages.outer:
             driver.averages.outer.begin(driver.me.samples)
         self._since = driver.now
+        driver.live.trains = True
         self._tell(Phase.TRAINING)
 
     async def before_forward(self, index: int) -> None:
@@ -88,20 +92,17 @@ class Boundary:
             StateError: if what this trainer contributed cannot be averaged (not finite).
             ConfigError: if it would make another update than most peers in step with it.
         """
-        driver, algorithm, agreed = self._driver, self._driver.algorithm, self._driver.agreed
-        stale = algorithm.averages == "gradients" and not algorithm.in_step
+        driver, agreed = self._driver, self._driver.agreed
         await self.finish_update()
         computed_at, waited_s = driver.now, self._waited_s
         if driver.failure:
             raise driver.failure
-        if algorithm.trainer_waits and algorithm.acts("after_backward"):
-            agreed.averaged_anything = False
-            agreed.samples_of_step = samples
-            await driver.environment.call(self._average_gradients(stale))
-            if not agreed.averaged_anything and not stale:
-                if driver.stopping:
-                    return  # a step that was not averaged is not made: we would differ
-                optimizer_step = no_update  # no peer had gradients; the version counts all the same
+        if await self._gather(samples):
+            if driver.stopping:
+                return  # a step that was not averaged is not made: we would differ
+            optimizer_step = no_update  # no peer had gradients; the version counts all the same
+        algorithm = driver.algorithm
+        stale = is_stale(algorithm)
         deferred = driver.averages.deferred
         if deferred:
             deferred.clip = clip
@@ -123,9 +124,11 @@ class Boundary:
         self._tell(Phase.TRAINING)
         if algorithm.trainer_waits and algorithm.acts("after_update"):
             before = driver.now
-            await driver.environment.call(algorithm.after_update(driver.swarm))
+            with suppress(SettingsDue):
+                await driver.environment.call(algorithm.after_update(driver.swarm))
             driver.replica.settle()  # the next step begins with what it waited for
             self.totals.wait_s += driver.now - before
+        await self._maybe_change(optimizer_step)
         if driver.checkpoints and driver.checkpoints.is_due():
             await self._checkpoint()
         self._since = driver.now
@@ -145,6 +148,64 @@ class Boundary:
         if checkpoints and well and self.totals.steps and checkpoints.is_behind():
             await self._checkpoint()
         self._tell(Phase.DONE)
+        live = self._driver.live
+        live.trains = False
+        self._driver.environment.post(lambda: live.follow() if live.is_due else None)
+
+    async def _gather(self, samples: int) -> bool:
+        """Average the gradients of this step, if the algorithm does. True: no peer had any.
+
+        If other settings are due before they were averaged, it is done as those have it.
+        """
+        driver, agreed = self._driver, self._driver.agreed
+        while True:
+            algorithm = driver.algorithm
+            if not algorithm.in_step:
+                self._add_residual(samples)
+            if not (algorithm.trainer_waits and algorithm.acts("after_backward")):
+                return False
+            agreed.averaged_anything = False
+            agreed.samples_of_step = samples
+            await driver.environment.call(self._average_gradients(is_stale(algorithm)))
+            if agreed.averaged_anything or is_stale(algorithm):
+                return False
+            if not driver.live.is_due or driver.stopping:
+                return True
+            await self._change()
+
+    def _add_residual(self, samples: int) -> None:
+        """What no mean has delivered goes into this peer's own step."""
+        driver = self._driver
+        replica, residual = driver.replica, driver.averages.residual
+        if not residual.mask or not driver.agreed.contributes or samples < 1:
+            return
+        vector_G, size = np.empty(replica.gradient_size, np.float32), replica.buffer_size
+        mask = union((replica.gradient_mask(), residual.mask))
+        replica.export_gradients(vector_G, samples)
+        if taken := residual.take():
+            vector_G[: len(vector_G) - size] += taken[0]
+        vector_G /= np.float32(samples)
+        replica.import_gradients(vector_G, mask)
+
+    async def _maybe_change(self, optimizer_step: Callable[[], None]) -> None:
+        """Change to the settings of the swarm, if they are other ones; this step is over."""
+        driver, before = self._driver, self._driver.now
+        if not driver.live.is_due or driver.stopping:
+            return
+        await self.finish_update()
+        await driver.environment.call(driver.live.quiesce())
+        if is_stale(driver.algorithm):
+            take_in = driver.algorithm.take_in
+            if stated := driver.averages.pending.take_in(take_in, optimizer_step):
+                driver.agreed.take_in(*stated)
+        driver.replica.settle()
+        await self._change()
+        self.totals.wait_s += driver.now - before
+
+    async def _change(self) -> None:
+        driver = self._driver
+        await driver.environment.call(driver.live.quiesce())
+        await driver.environment.call(driver.live.change())
 
     async def _average_gradients(self, stale: bool) -> None:
         """The protocol's side; stale gradients go with the next version, exactly once."""
@@ -155,7 +216,8 @@ class Boundary:
             await pending.hand_in(agreed.samples_of_step, contributes=contributes)
         if overlap := driver.averages.overlap:
             await overlap.settle(agreed.samples_of_step, contributes=agreed.contributes)
-        await driver.algorithm.after_backward(driver.swarm)
+        with suppress(SettingsDue):
+            await driver.algorithm.after_backward(driver.swarm)
         if stale and pending.missed:
             await driver.state_transfer.take_model(pending.missed)
             pending.is_newcomer = False

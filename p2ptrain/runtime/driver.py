@@ -19,6 +19,7 @@ from p2ptrain.compute.replica import Replica, StateOwner
 from p2ptrain.core import effects
 from p2ptrain.core.effects import Ending
 from p2ptrain.core.messages import (
+    OF_ONE_EPOCH,
     Ack,
     AlgorithmMessage,
     Member,
@@ -42,6 +43,7 @@ from p2ptrain.runtime.averages import Averages
 from p2ptrain.runtime.batches import Batches
 from p2ptrain.runtime.checkpoints import Checkpoints
 from p2ptrain.runtime.consensus import Consensus
+from p2ptrain.runtime.live_settings import LiveSettings
 from p2ptrain.runtime.metrics import Metrics, TeeMetrics
 from p2ptrain.runtime.protocol_log import ProtocolLog
 from p2ptrain.runtime.settings import Environment, PeerConfig
@@ -100,6 +102,7 @@ class Driver:
         self.swarm = DriverSwarm(self)
         self.consensus = Consensus(self)
         self.checkpoints = Checkpoints(self, self.owners) if self.config.checkpoint else None
+        self.live = LiveSettings(self)
 
     @property
     def now(self) -> Seconds:
@@ -168,10 +171,13 @@ class Driver:
         if introduces_itself and (known := self.machine.membership.member(source)):
             self.transport.expect(known.address)  # it reaches us: perhaps we reach it again
         with self._feeding():
-            if not isinstance(message, AlgorithmMessage):
+            if isinstance(message, OF_ONE_EPOCH) and envelope.epoch != self.live.epoch:
+                pass  # of other settings than ours
+            elif not isinstance(message, AlgorithmMessage):
                 self.machine.receive(source, message, self.now)
             elif self.me.phase is not Phase.ARRIVING:  # else as good as lost: we have not begun
                 self._give_to_algorithm(source, message)
+            self.machine.epochs.heard(source, envelope.epoch, self.now)
 
     def _give_to_algorithm(self, source: PeerId, message: AlgorithmMessage) -> None:
         try:
@@ -189,7 +195,7 @@ class Driver:
     def handle_identify(self) -> wire.Hello:
         return wire.Hello(
             wire.PROTOCOL,
-            self.config.algorithm,
+            self.live.choice.algorithm,
             self.replica.fingerprint,
             self.replica.model_size,
             self.me,
@@ -218,7 +224,9 @@ class Driver:
         newcomer = successor(hello.me, membership.member(peer))
         self.machine.learn([newcomer], self.now, "it joined here")
         self.pump()
-        return wire.JoinReply("", (membership.me, *membership.others))
+        known = self.machine.epochs.known
+        members = (membership.me, *membership.others)
+        return wire.JoinReply("", members, known if known.epoch else None)
 
     async def handle_stream(self, opening: wire.Opening, stream: ChunkStream) -> None:
         if opening.swarm != self.digest:
@@ -260,6 +268,8 @@ class Driver:
                     self.start(self.state_transfer.catch_up(effect))
                 case effects.GroupEnded(ticket=ticket, outcome=outcome, why=why, members=members):
                     self.swarm.ended(ticket, GroupResult(outcome, why, members))
+                case effects.SettingsKnown():
+                    self.live.follow()
                 case effects.VersionEnded(outcome=outcome):
                     self.swarm.ended(None, GroupResult(outcome, ""))
                 case _:
@@ -282,7 +292,8 @@ class Driver:
         member = self.machine.membership.member(target)
         if member:
             self._log.message("->", target, message)
-            self.transport.send(member.address, wire.Envelope(self.name, self.digest, message))
+            envelope = wire.Envelope(self.name, self.digest, message, self.live.epoch)
+            self.transport.send(member.address, envelope)
 
     def _member_changed(self, effect: effects.MemberChanged) -> None:
         self.metrics.record(

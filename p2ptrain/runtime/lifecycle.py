@@ -22,14 +22,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from p2ptrain.averaging.base import load_algorithm
+from p2ptrain.averaging.base import Algorithm, load_algorithm
 from p2ptrain.compute.buckets import Buckets
 from p2ptrain.compute.codec import PLAIN
 from p2ptrain.compute.replica import Replica, StateOwner
 from p2ptrain.compute.snapshots import SnapshotWriter
 from p2ptrain.core.messages import Member, Phase
 from p2ptrain.core.peer_machine import PeerMachine
-from p2ptrain.errors import ConfigError, TransportError
+from p2ptrain.errors import TransportError
 from p2ptrain.ids import Address, PeerId, Seconds
 from p2ptrain.net.transport import Transport
 from p2ptrain.runtime.accounts import record_end
@@ -37,6 +37,7 @@ from p2ptrain.runtime.admission import refusals, request_join
 from p2ptrain.runtime.batches import check_divides
 from p2ptrain.runtime.boundary import Boundary
 from p2ptrain.runtime.driver import Driver
+from p2ptrain.runtime.live_settings import check_algorithm
 from p2ptrain.runtime.metrics import Metrics
 from p2ptrain.runtime.settings import Environment, PeerConfig
 
@@ -64,29 +65,24 @@ class PeerLifecycle:
         algorithm = load_algorithm(config.algorithm, config.algorithm_options)
         if config.peers > 1:  # otherwise it is not known how many will come
             algorithm.check_swarm(config.peers)
-        if config.average_momentum and algorithm.averages == "gradients":
-            raise ConfigError(
-                f"average_momentum: {config.algorithm} averages gradients, so that momenta are "
-                "alike anyway; leave it out"
-            )
-        codec = config.exchange.gradient_codec
-        if algorithm.overlaps != "none" and codec != PLAIN:
-            raise ConfigError(
-                f"gradient_codec = {codec!r}: {config.algorithm} with overlap sends gradients as "
-                f"they are; leave one of the two out"
-            )
+        check_algorithm(config, algorithm, config.algorithm, config.exchange.gradient_codec)
         self.name = PeerId(config.name)
         self.address = Address("")
         self.began_at: Seconds | None = None
         """When the first step began."""
         self.why_stopped = ""
-        self.algorithm = algorithm
+        self._first_algorithm = algorithm
         self._writer: SnapshotWriter | None = None
         self._leaving: asyncio.Task[None] | None = None
         self._leaves_by = math.inf  # a running average may last until then
         self._grace: asyncio.Timeout | None = None
 
     # --- what a loop asks, before the peer listens too --------------------------------------------
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """That the peer works with at this moment."""
+        return self.driver.algorithm if self.is_listening else self._first_algorithm
 
     @property
     def buckets(self) -> Buckets | None:
@@ -110,6 +106,8 @@ class PeerLifecycle:
 
     def batch_size(self, usual: int) -> int:
         """Samples of the next step; see `Peer.batch_size`."""
+        if self.is_listening and self.driver.live.epoch and not self.algorithm.in_step:
+            return usual  # as the program had it when the swarm had another algorithm
         check_divides(self.config.algorithm, self.algorithm)
         return self.driver.batches.size(usual) if self.is_listening else usual
 
@@ -247,13 +245,16 @@ class PeerLifecycle:
         machine.has_model = False
         hello = replace(driver.handle_identify(), tensors=driver.contract.tensors)
         ask = request_join(driver.transport, hosts, hello, timeout_s, self.environment.clock)
-        host, told, us = await ask
+        host, told, us, settings = await ask
         machine.outlive(us.incarnation)
         machine.learn(told, driver.now, f"admitted by {host}")
         if us.samples:  # we have been here before, and go on counting
             driver.agreed.samples_before = us.samples
             driver.describe(Phase.ARRIVING, steps=0, samples=0)
         machine.membership.announce()
+        if settings:
+            machine.know(settings, driver.now)
+            await driver.live.change()
         driver.pump()
 
     async def start_again(self, count: int) -> bool:
@@ -341,8 +342,7 @@ class PeerLifecycle:
         """The first step begins now, and the algorithm's own loop beside it."""
         self.began_at = self.environment.clock()
         self.boundary.begin()
-        driver, background = self.driver, self.algorithm.background
-        self.environment.post(lambda: driver.start(background(driver.swarm)))
+        self.environment.post(self.driver.live.begin)
 
     async def depart(self, serve: bool) -> None:
         """Serve the others until they are done, if we may; say goodbye; close everything."""

@@ -29,6 +29,8 @@ clock that governs the peer (monotonic for real, virtual in the simulator):
               where peers are in step); ``frees``: the row that the next one overwrites, or null
 ``checkpoint``  one is on the disk: ``updates`` of its model, ``size_bytes``, ``lasted_s``
 ``consensus``  the mean model of all is here: ``members``, and the ``weights`` of their models
+``settings``  this peer works with other settings from here on: ``epoch``, ``algorithm``,
+              ``settings`` (in few words), ``by`` (who proposed them), ``why`` (a sentence)
 ``warning``   ``text``, one sentence; ``silent`` if it says that averages have stopped succeeding
               (true) or succeed again (false), see `runtime/silence.py`
 ``ended``     ``steps``, ``samples``, ``compute_s``, ``wait_s``, ``comm_s``, ``sent_bytes``,

@@ -148,7 +148,8 @@ class Overlap:
         holds = await self._averages.copy(self.buckets.finish)
         if begun is None or begun is not self._begun:
             return
-        if holds and contributes and samples == begun.weight:
+        has_more = self._averages.residual.mask  # of other settings; it goes with a usual group
+        if holds and contributes and samples == begun.weight and not has_more:
             self.stated = begun.digest
         else:
             self.drop("another gradient than was announced")
@@ -178,6 +179,11 @@ class Overlap:
             begun.exchange.scope.fail(GroupBroken(Outcome.WITHDRAWN, why))
             if begun.exchange.ended_well:
                 begun.exchange.give_back(begun.vector_G)
+
+    def close(self) -> None:
+        """The swarm has another algorithm: nothing travels behind passes any more."""
+        self.drop("the settings of the swarm change")
+        self.buckets.close()
 
     def _choose(self, members: tuple[PeerId, ...], contributions: Sequence[Contribution]) -> int:
         """How many buckets travel together from here on: what the first member wished for."""

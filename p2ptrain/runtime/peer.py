@@ -152,6 +152,7 @@ class Peer:
         self._stepping = threading.Lock()
         self._hooks: list[RemovableHandle] = []
         self._forward: ForwardHooks | None = None
+        self._hooked_for = self._life.algorithm
         self._warned_of_stray = False
         self._thread = 0
         self._has_left = False
@@ -276,6 +277,8 @@ class Peer:
             _run_here(life.boundary.step(count, shown, update, clip=clip, needs_all=needs_all))
             if scaler:
                 scaler.update()
+            if self._hooked_for is not life.algorithm:
+                self._hook()
         finally:
             self._stepping.release()
 
@@ -383,6 +386,16 @@ class Peer:
             self._old_handler = signal.signal(
                 signal.SIGTERM, lambda *_: self.stop("asked to end by SIGTERM")
             )
+        self._hook()
+        self._life.begin()
+        self._entered.append(self)
+        return self
+
+    def _hook(self) -> None:
+        """Hook into the model what the algorithm needs, which may have changed."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooked_for, self._forward = self._life.algorithm, None
         may_load = self.averages == "models"
         self._hooks = self.replica.refuse_strays(
             lambda: self._stepping.locked() or self.replica.is_updating, may_load=may_load
@@ -393,9 +406,6 @@ class Peer:
                 self.buckets, self.before_forward, self.finish_update
             )
             self._hooks.extend(self._forward.handles)
-        self._life.begin()
-        self._entered.append(self)
-        return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         life, self._has_left = self._life, True

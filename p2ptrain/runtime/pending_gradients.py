@@ -148,6 +148,22 @@ class PendingGradients:
         self._held = self._sum(self._under_way, self._held)
         self._under_way, self._is_under_way = None, False
 
+    def release(self, buffers: int) -> tuple[Vector | None, bytes]:
+        """Give up what waits: the sum without its last numbers, so many buffers, and its mask.
+
+        Means that wait for the trainer are forgotten; call it when it has taken them in.
+        """
+        load = self._sum(self._sum(self._under_way, self._promised), self._held)
+        self._held = self._promised = self._under_way = None
+        self._is_under_way, self.is_newcomer = False, False
+        while self._results:
+            self._buffers.give(self._results.popleft().mean_G)
+        if load is None or not load.weight:
+            return None, b""
+        left_G = load.sum_G[: len(load.sum_G) - buffers].copy()
+        self._loads.give(load.sum_G)
+        return left_G, load.mask
+
     def undelivered(self) -> Vector:
         """The weighted sum of all gradients that wait, or are under way."""
         sum_G = np.zeros(self._replica.gradient_size, np.float32)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from p2ptrain.core.effects import Effect, MemberChanged, Send
+from p2ptrain.core.epochs import count_of
 from p2ptrain.core.messages import AlgorithmMessage, MembershipMessage, Message
 from p2ptrain.ids import PeerId, Seconds
 
@@ -78,6 +79,9 @@ def decision(effect: Effect) -> str:
 def recorded(me: PeerId, kind: str, fields: dict[str, Any]) -> str:  # Any: as above
     """A record of `me` in few words; empty for those that are no decision of the protocol's."""
     match kind:
+        case "settings":
+            count = count_of(fields["epoch"])
+            return f"change {count}: {fields['settings']}, as {fields['by']} says: {fields['why']}"
         case "group":
             others = ",".join(name for name in fields["members"] if name != me)
             lasted = f"after {fields['exchange_s']:.6f}s"

@@ -21,9 +21,10 @@ from p2ptrain.core.peer_machine import PeerMachine
 from p2ptrain.errors import CodecError, RefusedError, TransportError
 from p2ptrain.ids import Address, Seconds
 from p2ptrain.net.transport import Transport
-from p2ptrain.net.wire import DialBackRequest, DialedBack, Report
+from p2ptrain.net.wire import DialBackRequest, DialedBack, Report, SetReply, SetRequest
 from p2ptrain.runtime.admission import DIAL_BACK_S
 from p2ptrain.runtime.board import Board
+from p2ptrain.runtime.set_settings import answer
 
 if TYPE_CHECKING:
     from p2ptrain.runtime.driver import Driver
@@ -68,7 +69,14 @@ class PeerService:
             warning=board.warning,
             silence=board.silence,
             since_average_s=board.since_average_s,
+            epoch=driver.live.epoch,
+            settings=str(driver.live.choice),
+            changed_why=driver.machine.epochs.current.why,
         )
+
+    def set(self, is_member: bool, request: SetRequest) -> SetReply:
+        """Change the settings of the swarm; see `runtime/set_settings.py`."""
+        return answer(self.driver, is_member, request)
 
     async def dial_back(self, caller_ip: str, request: DialBackRequest) -> DialedBack:
         """Try to reach the caller at its own IP address, and at no other.

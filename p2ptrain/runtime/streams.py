@@ -28,6 +28,10 @@ Incoming = tuple[asyncio.Future[ChunkStream], asyncio.Event]  # it has come, and
 Move = Callable[[PeerId, ChunkStream], Coroutine[Any, Any, None]]  # Any: asyncio's own types
 
 
+class AttemptOver(Exception):
+    """An attempt has come to nothing here."""
+
+
 class GroupBroken(Exception):
     """The group cannot finish; says how it ended, because of whom, and in which phase."""
 

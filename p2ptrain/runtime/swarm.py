@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from p2ptrain.averaging.base import GroupResult
@@ -12,6 +13,7 @@ from p2ptrain.core.messages import AlgorithmMessage, Phase
 from p2ptrain.core.purpose import Purpose
 from p2ptrain.ids import PeerId, Seconds, Ticket
 from p2ptrain.runtime.accounts import Attempt
+from p2ptrain.runtime.live_settings import SettingsDue
 
 if TYPE_CHECKING:
     from p2ptrain.runtime.driver import Driver
@@ -24,7 +26,6 @@ class DriverSwarm:
         self.me = driver.name
         self.rng = driver.rng
         self._driver = driver
-        self._may_release = driver.algorithm.overlaps == "both"
         self._claiming = asyncio.Lock()  # one claim at a time; the next one waits
         self.fragments = Fragments(driver.replica.model_size)
         self._endings: dict[Ticket | None, asyncio.Future[GroupResult]] = {}
@@ -93,13 +94,15 @@ class DriverSwarm:
     ) -> GroupResult:
         driver, count = self._driver, len(candidates) if count is None else count
         async with self._claiming:
-            if not driver.stopping and len(candidates) >= max(1, count):
+            may_begin = not driver.stopping and not driver.live.is_due
+            if may_begin and len(candidates) >= max(1, count):
                 part, parts = self.fragments.next(fragment_s) if fragment_s else (0, 1)
-                purpose = Purpose(fragment=part, fragments=parts)
-                return await self._claim(candidates, count, purpose)
+                return await self._claim(candidates, count, Purpose(fragment=part, fragments=parts))
             await asyncio.sleep(driver.config.protocol.lock.resend_s)  # who asks on must not spin
         if driver.stopping:
             return GroupResult(Outcome.WITHDRAWN, f"{self.me} stops")
+        if driver.live.is_due:
+            return GroupResult(Outcome.WITHDRAWN, "the settings of the swarm change")
         why = f"{len(candidates)} candidates for a group with {count} others"
         return GroupResult(Outcome.BUSY, why)
 
@@ -114,6 +117,7 @@ class DriverSwarm:
         self, candidates: Sequence[PeerId], count: int, purpose: Purpose
     ) -> GroupResult:
         driver, waiting = self._driver, self._driver.averages.asked_at
+        purpose = replace(purpose, epoch=driver.live.epoch)
         ticket = driver.machine.request(candidates, count, self.now, purpose)
         waiting[ticket] = self.now
         try:
@@ -128,7 +132,8 @@ class DriverSwarm:
 
     async def form_everyone(self) -> GroupResult:
         driver = self._driver
-        while self._may_release and driver.averages.running and not driver.failure:
+        may_be_released = driver.algorithm.overlaps == "both"
+        while may_be_released and driver.averages.running and not driver.failure:
             await driver.wait_for_change()  # our trainer was released before its group was over
         driver.machine.arrive(driver.replica.updates, driver.agreed.lineage, driver.now)
         return await self._ending_of(None)
@@ -147,12 +152,19 @@ class DriverSwarm:
         return updates
 
     async def wait_for_change(self, most_s: Seconds) -> None:
-        """Raises the failure of this peer, if there is one: its trainer may be waiting."""
+        """Wait as the port says; what waits here ends with the settings that it belongs to.
+
+        Raises:
+            SettingsDue: if the swarm has other settings.
+            BaseException: the failure of this peer, if there is one: its trainer may be waiting.
+        """
         with suppress(TimeoutError):
             async with asyncio.timeout(most_s):
                 await self._driver.wait_for_change()
         if self._driver.failure:
             raise self._driver.failure
+        if self._driver.live.is_due:
+            raise SettingsDue
 
     async def pause(self, duration_s: Seconds) -> None:
         await asyncio.sleep(duration_s)
@@ -161,4 +173,4 @@ class DriverSwarm:
         self._driver.send(peer, message)  # lost: the algorithm says what that costs
 
     def start(self, activity: Coroutine[Any, Any, None]) -> None:  # Any: asyncio's own types
-        self._driver.start(activity)
+        self._driver.live.start(activity)

@@ -45,6 +45,7 @@ from p2ptrain.core.messages import MemberState, Phase
 from p2ptrain.core.shards import Span
 from p2ptrain.errors import InvariantViolation
 from p2ptrain.ids import PeerId, Seconds
+from p2ptrain.runtime.driver import Driver
 from p2ptrain.runtime.overlap import Overlap
 from p2ptrain.runtime.pending_gradients import PendingGradients
 from p2ptrain.sim.loop import virtual_loop
@@ -285,6 +286,14 @@ class WatchedPending(PendingGradients):
         self._book.part().got = mean_G.astype(np.float64)
         return super().delivered(version, mean_G, contributions, outside_samples)
 
+    def release(self, buffers: int) -> tuple[Vector | None, bytes]:
+        """The gradients go on as a residual, without their buffers."""
+        before_G = self.undelivered()
+        left = super().release(buffers)
+        start = 0 if left[0] is None else len(before_G) - buffers
+        self._book.handed_in[start:] -= before_G[start:]
+        return left
+
 
 class WatchedResidual(Residual):
     """A `Residual` that records what is delivered: what was accumulated, less what is left."""
@@ -302,6 +311,13 @@ class WatchedResidual(Residual):
         part.contributed[:-1] = of_step_G + before_G - left_G
         self._book.sent[:-1] += part.contributed[:-1]
 
+    def take(self) -> tuple[Vector, bytes] | None:
+        """It goes into the peer's own step."""
+        taken = super().take()
+        if taken:
+            self._book.sent[:-1] += taken[0]
+        return taken
+
 
 class Auditor:
     """Watches one world. Give its replicas and metrics to the peers, and `watch` to the world.
@@ -314,6 +330,7 @@ class Auditor:
         self.found: list[Violation] = []
         self.groups: dict[str, _Group] = {}
         self.books: dict[PeerId, PeerBook] = {}
+        self._drivers: dict[PeerId, Driver] = {}
         self._in_pieces: list[str] = []  # groups whose means are taken in piece by piece
 
     # --- what the world is given ------------------------------------------------------------------
@@ -330,6 +347,7 @@ class Auditor:
     def watch(self, peer: SimPeer) -> None:
         """A peer starts or restarts."""
         driver = peer.driver
+        self._drivers[driver.name] = driver
         self.books[driver.name].lives += 1
         self.books[driver.name].conserves_mean = driver.algorithm.conserves_mean
         self.books[driver.name].has_outer = driver.algorithm.outer is not None
@@ -340,6 +358,15 @@ class Auditor:
         driver.averages.residual = WatchedResidual(self.books[driver.name])
         if driver.averages.overlap:
             self._watch_overlap(driver.averages.overlap, self.books[driver.name])
+
+    def settings_changed(self, name: PeerId) -> None:
+        """A peer works with another algorithm, whose declarations count from now on."""
+        driver, book = self._drivers[name], self.books[name]
+        book.conserves_mean = book.conserves_mean and driver.algorithm.conserves_mean
+        book.has_outer = driver.algorithm.outer is not None
+        book.has_residual = True
+        if driver.averages.overlap:
+            self._watch_overlap(driver.averages.overlap, book)
 
     def _watch_overlap(self, overlap: Overlap, book: PeerBook) -> None:
         """A group that finishes what has begun contributes what went out."""
@@ -556,6 +583,8 @@ class WatchedRecords:
         if kind == "group":
             ticket = f"{fields['ticket']} of life {fields['incarnation']}"
             self._auditor.group_ended(self._peer, ticket, fields)
+        elif kind == "settings":
+            self._auditor.settings_changed(self._peer)
 
 
 def partial(groups: Iterable[_Group]) -> int:

@@ -120,6 +120,7 @@ class SwarmView:
         self.history = History()
         self.faults = FaultLog()
         self.algorithm = ""
+        self.epoch = 0
         self.model_size = 0
         self.progress = 0
         self.sentences: list[str] = []
@@ -168,11 +169,7 @@ class SwarmView:
         if shown is None:
             return
         before = shown.report
-        if self.algorithm and report.hello.algorithm != self.algorithm:
-            self._log("note", name, f"{name} now uses {report.hello.algorithm}")
-        if not self.algorithm:
-            self._log("note", "", f"the swarm trains with {report.hello.algorithm}")
-        self.algorithm = report.hello.algorithm
+        self._look_at_settings(report)
         self.model_size = report.hello.model_size
         self.progress = max(self.progress, report.progress)
         shown.steps_per_s = self._steps_per_s(before, report, now - shown.answered_at)
@@ -181,6 +178,20 @@ class SwarmView:
             shown.member = report.hello.me
         has_restarted = self._compare(shown, before, report)
         self._settle(shown, tells=not has_restarted)
+
+    def _look_at_settings(self, report: Report) -> None:
+        """The highest epoch counts: a peer that is behind follows."""
+        algorithm = report.hello.algorithm
+        if not self.algorithm:
+            self._log("note", "", f"the swarm trains with {algorithm}")
+        elif report.epoch > self.epoch:
+            why = f": {report.changed_why}" if report.changed_why else ""
+            self._log("note", "", f"the swarm now works with {report.settings or algorithm}{why}")
+        elif report.epoch == self.epoch and algorithm != self.algorithm:
+            name = report.hello.me.peer
+            self._log("note", name, f"{name} now uses {algorithm}")
+        if not self.algorithm or report.epoch >= self.epoch:
+            self.algorithm, self.epoch = algorithm, report.epoch
 
     def failed(self, name: PeerId, why: str, now: Seconds) -> None:
         """A peer did not answer."""

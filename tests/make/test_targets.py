@@ -33,6 +33,7 @@ SMALLEST = {
     "paper": ("QUICK=1", "paper.md"),
     "paper-real": ("QUICK=1", "paper.md"),
     "wan": ("QUICK=1", "links.md"),
+    "compare": ("QUICK=1", "compare.md"),
     "chaos": ("QUICK=1", "chaos/report.html"),
     "protos": ("PROTOS={out}", "peer_pb2.py"),
     "algorithm-pages": ("PAGES={out}", "ad_psgd.md"),

@@ -55,7 +55,12 @@ members = st.builds(
     )
 )
 purposes = st.builds(
-    Purpose, st.sampled_from(Formation), st.sampled_from(What), version=numbers, lineage=lineages
+    Purpose,
+    st.sampled_from(Formation),
+    st.sampled_from(What),
+    version=numbers,
+    lineage=lineages,
+    epoch=numbers,
 ).flatmap(
     lambda purpose: st.integers(1, MOST_FRAGMENTS).flatmap(
         lambda parts: st.integers(0, parts - 1).map(
@@ -117,6 +122,10 @@ FIELDS: dict[str, st.SearchStrategy] = {
     "kind": st.text(st.characters(codec="utf-8").filter(str.isprintable), max_size=32),
     "numbers": st.lists(numbers, max_size=64).map(tuple),
     "peers": st.lists(names, max_size=8).map(tuple),
+    "epoch": numbers,
+    "text": st.text(st.characters(codec="utf-8").filter(str.isprintable), max_size=2000),
+    "by": names,
+    "why": st.text(st.characters(codec="utf-8").filter(str.isprintable), max_size=300),
 }
 
 
@@ -134,7 +143,7 @@ def instances(kind: type) -> st.SearchStrategy:
     return some
 
 
-envelopes = st.builds(Envelope, names, digests, st.one_of(*map(instances, MESSAGES)))
+envelopes = st.builds(Envelope, names, digests, st.one_of(*map(instances, MESSAGES)), numbers)
 hellos = st.builds(
     Hello,
     st.tuples(st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1)),
@@ -151,6 +160,7 @@ join_replies = st.builds(
     JoinReply,
     st.sampled_from(["", "you run another model"]),
     st.lists(members, max_size=4).map(tuple),
+    st.none() | instances(m.SettingsChange),
 )
 openings = st.one_of(
     st.builds(AverageOpening, digests, names, tickets, numbers, numbers, digests, digests),

@@ -6,6 +6,7 @@ from random import Random
 from typing import Any
 
 from p2ptrain.averaging.base import Algorithm, known_algorithms, load_algorithm
+from p2ptrain.core.choice import Choice
 from p2ptrain.core.lock_state import LockConfig
 from p2ptrain.core.peer_machine import ProtocolConfig
 from p2ptrain.ids import Seconds
@@ -110,6 +111,16 @@ ALGORITHMS = (*known_algorithms(), MIXED)
 """Those that worlds are drawn of."""
 
 
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A peer proposes other settings."""
+
+    at_s: Seconds
+    by: int
+    """Its rank among those that are here then."""
+    choice: Choice
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
     """One world."""
@@ -134,6 +145,8 @@ class Spec:
     """How often each peer writes a checkpoint, from which it goes on after a crash; 0: never."""
     all_die: bool
     """After the faults all are killed at once, and some or all of them start again."""
+    changes: tuple[Change, ...] = ()
+    """Of the swarm's settings, while it is cruel."""
 
     @property
     def protocol(self) -> ProtocolConfig:
@@ -154,8 +167,11 @@ class Spec:
 
         Eager peers average gradients; what models differ by stays until they are averaged, too.
         """
-        steps: int = max(self.options.get(name, 0) for name in ("average_models_every", "period"))
-        return steps * max(self.step_s)
+        named = [self.options, *(change.choice.options for change in self.changes)]
+        names = ("average_models_every", "period")
+        steps: int = max(options.get(name, 0) for options in named for name in names)
+        often = 6 if self.changes else 1  # an outer optimizer that keeps a half starts from apart
+        return often * steps * max(self.step_s)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -163,8 +179,9 @@ class Spec:
 
     def __str__(self) -> str:
         options = "".join(f", {key}={value}" for key, value in self.options.items())
+        changes = "".join(f", then {change.choice}" for change in self.changes)
         return (
-            f"world {self.seed}: {self.peers} peers, {self.algorithm}{options}, "
+            f"world {self.seed}: {self.peers} peers, {self.algorithm}{options}{changes}, "
             f"{self.size} numbers in {self.gradient_codec}, {len(self.plan)} faults in "
             f"{self.cruel_s:.1f} s, checkpoints every {self.checkpoint_every_s:g} s"
             f"{', all die' * self.all_die}"
@@ -200,7 +217,25 @@ def spec_of(seed: int, algorithm: str = "") -> Spec:
         gradient_codec=_gradient_codec(load_algorithm(algorithm, options), chance),
         checkpoint_every_s=checkpoint_every_s,
         all_die=checkpoint_every_s > 0 and survival.random() < 0.4,
+        changes=() if algorithm != drawn else _changes(seed, algorithm, peers, cruel_s),
     )
+
+
+def _changes(seed: int, algorithm: str, peers: int, cruel_s: Seconds) -> tuple[Change, ...]:
+    """In every third world; now and then two peers propose at one moment."""
+    chance = Random(f"{seed}/changes")
+    if chance.random() < 2 / 3:
+        return ()
+    changes: list[Change] = []
+    for _ in range(chance.choice((1, 1, 2, 3))):
+        name = chance.choice((*known_algorithms(), algorithm))
+        options = _options(name, chance)
+        codec = _gradient_codec(load_algorithm(name, options), chance)
+        again = changes and chance.random() < 0.3
+        at_s = changes[-1].at_s if again else chance.uniform(0.1, cruel_s)
+        choice = Choice(name, options, gradient_codec=codec)
+        changes.append(Change(at_s, chance.randrange(peers), choice))
+    return tuple(sorted(changes, key=lambda change: change.at_s))
 
 
 def _options(algorithm: str, chance: Random) -> Options:

@@ -2,18 +2,20 @@
 
 import asyncio
 import functools
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
 import numpy as np
 
+from p2ptrain.errors import ConfigError
 from p2ptrain.ids import Seconds
 from p2ptrain.sim.checkers import Auditor, Violation, partial
 from p2ptrain.sim.loop import run, virtual_loop
 from p2ptrain.sim.trace import Trace
 from p2ptrain.sim.world import SimPeer, World
-from tests.worlds.spec import Spec
+from tests.worlds.spec import Change, Spec
 
 LEARNING_RATE = 1 / 64
 
@@ -116,14 +118,29 @@ class Fleet:
     async def _apply(self, training: asyncio.Task[None]) -> None:
         loop = virtual_loop()
         plan = asyncio.create_task(self.world.carry_out(self.spec.plan))
+        changes = asyncio.create_task(self._change_settings())
         try:
             while loop.now < self.spec.cruel_s or not plan.done():
                 if loop.now > self.spec.cruel_s + PROGRESS_S:
                     self._fail("progress", f"not all is over after {PROGRESS_S:g} s")
                 await self._pass_time(training)
             await plan
+            await changes
         finally:
             plan.cancel()
+            changes.cancel()
+
+    async def _change_settings(self) -> None:
+        loop, began = virtual_loop(), virtual_loop().now
+        for change in self.spec.changes:
+            await asyncio.sleep(max(0.0, began + change.at_s - loop.now))
+            if names := sorted(self.world.peers):
+                peer = self.world.peers[names[change.by % len(names)]]
+                peer.process.start(self._propose(peer, change))
+
+    async def _propose(self, peer: SimPeer, change: Change) -> None:
+        with suppress(ConfigError):  # groups that are larger than the swarm
+            peer.driver.live.propose(change.choice, "it is tried out")
 
     async def _start_again(self) -> None:
         """All are killed at once, and at least one of them comes back."""

@@ -1,0 +1,253 @@
+"""Compare all algorithms over all scenarios (``make compare``); write the table into the docs.
+
+Each scenario of `COMPARED` runs in the simulator with every algorithm there is, with its defaults,
+and with the rows that the scenario itself compares. Runs are shorter than the scenarios' own, and
+of one seed, so that all of them take half an hour of two cores; figures are virtual, and a busy
+machine finds the same ones. An algorithm that a scenario cannot run (batches divided by speed under
+gossip) has no row there.
+
+*At the target* is a run as soon as the mean of all models has the lowest final loss of all rows of
+its scenario, plus `WITHIN`. Where steps are only priced there is no loss.
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from p2plab.consensus import Target
+from p2plab.external_baselines import is_external
+from p2plab.harness.bench import Bench, Quick, run_bench
+from p2plab.harness.claims import Json
+from p2plab.harness.processes import side_by_side
+from p2plab.paper import Experiment, Outcome, carry_out, figure, markdown_row
+from p2plab.scenario import Scenario, folder_of_algorithm, load_scenario
+from p2ptrain.averaging.base import known_algorithms
+from p2ptrain.errors import ConfigError
+from p2ptrain.runtime.settings import StopConfig
+
+WITHIN = 0.05
+"""The target is this share above the lowest final loss."""
+
+COMPARED: Mapping[str, int] = {
+    "homogeneous": 12_800,
+    "one_slow": 12_800,
+    "half_slow": 12_800,
+    "heavy_tail": 12_800,
+    "random_delays": 12_800,
+    "rotating_skew": 12_800,
+    "label_skew": 12_800,
+    "one_slow_link": 12_800,
+    "eight_one_slow": 12_800,
+    "chargpt": 5_000,
+    "chargpt_variable": 5_000,
+    "sparse": 800,
+    "hidden": 640,
+    "paper/one_of_16": 480,
+    "paper/one_of_8_100": 400,
+    "paper/quality_digits": 16_000,
+    "paper/quality_chargpt": 8_000,
+    "paper/four_machines": 800,
+    "paper/two_of_64": 1_280,
+    "wan/four_homes": 32_000,
+    "wan/phone": 32_000,
+    "wan/two_data_centres": 64_000,
+    "wan/unequal_speeds": 48_000,
+    "wan/one_slow_of_eight": 64_000,
+}
+"""By scenario: samples of a run. Others are about containers, transports and faults, or repeat one
+of these with other seeds or in a larger form."""
+
+PRICED = (
+    "hidden",
+    "paper/one_of_16",
+    "paper/one_of_8_100",
+    "paper/four_machines",
+    "paper/two_of_64",
+)
+"""Of these, those that train nothing here."""
+
+QUICK = "one_slow"
+FEW = ("allreduce", "ad_psgd")
+HEADING = "## Measured"
+_COLUMNS = ("", "to the target, s", "samples/s", "loss", "MB per peer")
+
+_PAGE = f"""\
+# All algorithms over all scenarios
+
+`make compare` simulates every algorithm in every scenario below, with its default settings, and
+with what the scenario itself compares; it writes these tables. Runs are short and of one seed: they
+show the order, not the last percent ([measured with care](choosing.md), [slow links](links.md),
+[the papers' experiments](paper.md)). *To the target*: when the mean of all models had the lowest
+final loss of the table plus {WITHIN:.0%}; a dash: not within the run. Where steps were only priced
+there is no loss.
+
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One algorithm in one scenario."""
+
+    algorithm: str
+    samples_per_s: float
+    loss: float | None
+    sent_bytes: float | None
+    curve: Sequence[tuple[float, float]]
+    """Seconds and losses of the mean of all models."""
+
+    def time_to(self, loss: float) -> float | None:
+        """When it was there; None: never."""
+        return next((wall_s for wall_s, reached in self.curve if reached <= loss), None)
+
+
+def prepared(name: str, algorithms: Sequence[str] = ()) -> Scenario:
+    """A scenario in the form in which it is compared, with all algorithms that it can run.
+
+    Args:
+        name: of `COMPARED`.
+        algorithms: only these; all by default.
+
+    Raises:
+        ConfigError: if it is not among those compared.
+    """
+    if name not in COMPARED:
+        raise ConfigError(f"no scenario {name!r} is compared; there are: {', '.join(COMPARED)}")
+    whole, samples = load_scenario(name), COMPARED[name]
+    share = samples / (whole.stop.samples or samples)
+    warmup = min(whole.training.warmup_samples, samples // 4)
+    is_priced = name in PRICED
+    base = dataclasses.replace(
+        whole,
+        seeds=1,
+        training=dataclasses.replace(whole.training, warmup_samples=warmup),
+        claims=(),
+        gradients=whole.gradients and not is_priced,
+        stands_for=1 if is_priced else whole.stands_for,
+        snapshot_every_s=max(0.2, whole.snapshot_every_s * min(1.0, share)),
+        target=Target(),
+        stop=StopConfig(samples=samples),
+    )
+    rows = dict.fromkeys((*whole.algorithms, *known_algorithms()))
+    asked = [row for row in rows if row in algorithms or not algorithms]
+    return _of(base, [row for row in asked if _may_run(_of(base, [row]))])
+
+
+def _of(scenario: Scenario, rows: Sequence[str]) -> Scenario:
+    kinds = {scenario.settings_of(row).algorithm for row in rows}
+    return dataclasses.replace(
+        scenario,
+        algorithms=tuple(rows),
+        compare=tuple(one for one in scenario.compare if one.name in rows),
+        options={name: own for name, own in scenario.options.items() if name in kinds},
+    )
+
+
+def _may_run(scenario: Scenario) -> bool:
+    try:
+        scenario.check_algorithms()
+    except ConfigError:
+        return False
+    return not any(is_external(scenario.settings_of(row).algorithm) for row in scenario.algorithms)
+
+
+def experiment(scenario: Scenario, name: str, out: Path, *, quick: bool) -> Experiment:
+    """Write the scenario down, and say how it is run."""
+    path = out / f"{name.replace('/', '_')}.toml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(scenario.written(), encoding="utf-8")
+    command = (
+        "-m",
+        "p2plab",
+        "run",
+        str(path),
+        "--backend",
+        "sim",
+        *(("--quick",) if quick else ()),
+    )
+    size = scenario.peers * len(scenario.algorithms)
+    return Experiment(name.replace("/", "_"), command, "comparison.json", size)
+
+
+def rows_of(outcome: Outcome, folder: Path) -> list[Row]:
+    """What came of each algorithm."""
+    found = []
+    for row in outcome.rows:
+        points: list[Json] = []
+        curve = folder_of_algorithm(folder, row["algorithm"]) / "curve.json"
+        if curve.exists():
+            points = json.loads(curve.read_text(encoding="utf-8"))
+        known = [(one["wall_s"], one["loss"]) for one in points if one["loss"] is not None]
+        found.append(
+            Row(
+                row["algorithm"],
+                row["samples_per_s"],
+                row["final"]["loss"],
+                row["bytes_per_peer"],
+                known,
+            )
+        )
+    return found
+
+
+def section(name: str, rows: Sequence[Row]) -> str:
+    """The part of the page about one scenario, the soonest at the target first."""
+    losses = [row.loss for row in rows if row.loss is not None]
+    target = (1 + WITHIN) * min(losses) if losses else None
+    times = {row.algorithm: row.time_to(target) if target else None for row in rows}
+
+    def order(row: Row) -> tuple[float, float]:
+        wall_s = times[row.algorithm]
+        return (float("inf") if wall_s is None else wall_s, -row.samples_per_s)
+
+    lines = [markdown_row(_COLUMNS), "|" + "---|" * len(_COLUMNS)]
+    for row in sorted(rows, key=order):
+        wall_s = times[row.algorithm]
+        there = figure(wall_s) if wall_s is not None else "-" if target else ""
+        sent = None if row.sent_bytes is None else row.sent_bytes / 1e6
+        cells = [figure(row.samples_per_s), figure(row.loss), figure(sent)]
+        lines.append(markdown_row([f"`{row.algorithm}`", there, *cells]))
+    scenario = load_scenario(name)
+    goal = f"; target: a loss of {figure(target)}" if target else ""
+    link = f"[`{name}`](../launcher/scenarios/{name}.toml)"
+    said = f"{scenario.text} ({link}, {COMPARED[name]:,} samples{goal})."
+    return f"### {name}\n\n{said}\n\n" + "\n".join(lines)
+
+
+def page(sections: Sequence[str]) -> str:
+    """The whole page."""
+    return _PAGE + f"{HEADING}\n\n" + "\n\n".join(sections) + "\n"
+
+
+def main(
+    names: Annotated[list[str] | None, typer.Argument(help="Only these scenarios.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder of all results.")] = Path("runs/compare"),
+    to: Annotated[Path | None, typer.Option("--page", help="Markdown file for the tables.")] = None,
+    quick: Quick = False,
+) -> None:
+    """Run all algorithms in all scenarios of the comparison, two scenarios at a time."""
+    bench = Bench(out, check=False, quick=quick)
+    few = FEW if quick else ()
+    chosen = {name: prepared(name, few) for name in names or ([QUICK] if quick else COMPARED)}
+    work = [experiment(scenario, name, out, quick=quick) for name, scenario in chosen.items()]
+    work.sort(key=lambda one: -one.size)
+    with bench.progress("all algorithms", len(work)) as told:
+        done = side_by_side(partial(carry_out, out=out), work, lambda one: told(one.name), 2)
+    outcomes = {outcome.name: outcome for outcome in done}
+    sections = []
+    for name in chosen:
+        outcome = outcomes[name.replace("/", "_")]
+        sections.append(section(name, rows_of(outcome, out / outcome.name)))
+    text = page(sections)
+    bench.console.print(text.partition(HEADING)[2], markup=False)
+    if to is not None:
+        to.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    run_bench(main)
