@@ -246,6 +246,7 @@ class Residual:
         left_G = state["left"]
         self._left_G = None if left_G is None else np.array(left_G, np.float32)
         self._mask = state["mask"]
+
     def hold(self, left_G: Vector | None, mask: bytes) -> None:
         """Something else was not delivered either; None: nothing."""
         if left_G is None:

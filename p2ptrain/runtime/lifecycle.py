@@ -24,7 +24,6 @@ from pathlib import Path
 
 from p2ptrain.averaging.base import Algorithm, load_algorithm
 from p2ptrain.compute.buckets import Buckets
-from p2ptrain.compute.codec import PLAIN
 from p2ptrain.compute.replica import Replica, StateOwner
 from p2ptrain.compute.snapshots import SnapshotWriter
 from p2ptrain.core.messages import Member, Phase

@@ -199,6 +199,7 @@ class PeerConfig:
                 "its own ones again"
             )
         check_above_0("", self, "checkpoint_every_s")
+
     def _settle_short_forms(self) -> None:
         """Put a token among the addresses where it belongs, and short forms into [network]."""
         tokens = [word for word in self.join if is_token(word)]
