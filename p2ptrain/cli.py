@@ -212,6 +212,9 @@ def status(
     address: Annotated[str, typer.Argument(help="host:port of any peer")],
     watch: Annotated[bool, typer.Option(help="show it live, until Ctrl-C")] = False,
     json_: Annotated[bool, typer.Option("--json", help="print it for programs")] = False,
+    everyone: Annotated[
+        bool, typer.Option("--all", help="show those that died or left long ago, too")
+    ] = False,
     timeout: Annotated[float, typer.Option(help="seconds to wait for each peer")] = 2.0,
     tls_cert: Annotated[str, TLS_CERT] = "",
     tls_key: Annotated[str, TLS_KEY] = "",
@@ -222,7 +225,8 @@ def status(
         raise ConfigError("--watch and --json do not go together; ask for --json repeatedly")
     show = show_live if watch else show_json if json_ else show_once
     with _ctrl_c_ends():
-        asyncio.run(show(_address(address), _timeout(timeout), _tls(tls_cert, tls_key, tls_ca)))
+        network = _tls(tls_cert, tls_key, tls_ca)
+        asyncio.run(show(_address(address), _timeout(timeout), network, everyone=everyone))
 
 
 @app.command()

@@ -172,6 +172,8 @@ class Report:
     """Its sentence about averages that do not succeed; empty if it is not silent."""
     since_average_s: Seconds | None = None
     """Time since its last successful average; None before the first one."""
+    long_gone: tuple[PeerId, ...] = ()
+    """Of `members`: those that died or left more than a minute ago."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,6 +372,7 @@ def encode_report(report: Report) -> bytes:
         warning=report.warning[:MAX_REASON],
         silence=report.silence[:MAX_REASON],
         since_average_s=report.since_average_s,
+        long_gone=report.long_gone,
     )
     return bytes(packed.SerializeToString())
 
@@ -396,6 +399,7 @@ def decode_report(data: bytes, *, members: bool = True) -> Report:
         warning=text_of(p.warning, MAX_REASON),
         silence=text_of(p.silence, MAX_REASON),
         since_average_s=measure(p.since_average_s) if p.HasField("since_average_s") else None,
+        long_gone=tuple(name_of(peer) for peer in p.long_gone[:MAX_MEMBERS]) if members else (),
     )
 
 

@@ -33,6 +33,7 @@ SMALLEST = {
     "paper-real": ("QUICK=1", "paper.md"),
     "wan": ("QUICK=1", "links.md"),
     "chaos": ("QUICK=1", "chaos/report.html"),
+    "attack": ("QUICK=1", "attack/bench.json"),
     "protos": ("PROTOS={out}", "peer_pb2.py"),
     "algorithm-pages": ("PAGES={out}", "ad_psgd.md"),
     "scenario-reference": ("SCENARIO_REFERENCE={out}/reference.md", "reference.md"),
