@@ -30,8 +30,9 @@ from p2ptrain.net.grpc_transport import GrpcTransport
 from p2ptrain.net.transport import ChunkStream
 from p2ptrain.net.wire import Envelope, Hello, JoinReply, Opening, StateOpening
 
-PER_CALL = 50
-"""Messages that are sent on one call before the next one begins."""
+PER_CALL = 8
+"""Messages that are sent on one call before the next one begins: a victim ends a call with the first
+message that does not decode, and reads none of those behind it."""
 
 CONNECTIONS = 8
 """To each victim, at a time."""
