@@ -31,8 +31,17 @@ from p2ptrain.net.transport import ChunkStream
 from p2ptrain.net.wire import Envelope, Hello, JoinReply, Opening, StateOpening
 
 PER_CALL = 8
-"""Messages that are sent on one call before the next one begins: a victim ends a call with the first
-message that does not decode, and reads none of those behind it."""
+"""Messages that are sent on one call before the next one begins: a victim ends a call with the
+first message that does not decode, and reads none of those behind it."""
+
+CALLS = 20
+"""On one connection before the next one is opened."""
+
+MOST_IN_VAIN = 1000
+"""Calls in a row on which nothing could be sent: then the victim is gone."""
+
+LAST_S: Seconds = 10.0
+"""For so long the last streams and joins are waited for."""
 
 CONNECTIONS = 8
 """To each victim, at a time."""
@@ -123,7 +132,7 @@ class Attack:
         self._is_member = is_member
         self._rate = rate
         self._turn = 0
-        self._began = 0.0
+        self._began, self._drawn = 0.0, 0
         self._streams: list[asyncio.Task[None]] = []
         self.sent = 0
         self.thefts = 0
@@ -140,6 +149,8 @@ class Attack:
             self._began = time.monotonic()
             await self._talk(mutated, forger.mutated)
             await self._talk(lies, forger.lie, beside=lambda: self._ask_beside(forger))
+            if self._streams:
+                await asyncio.wait(self._streams, timeout=LAST_S)
             for task in self._streams:
                 task.cancel()
             await asyncio.gather(*self._streams, return_exceptions=True)
@@ -166,7 +177,7 @@ class Attack:
     ) -> None:
         """Send `count` messages that `draw` makes, on several connections at once."""
         each = -(-count // (CONNECTIONS * len(self._victims)))
-        self._began, self.sent_before = time.monotonic(), self.sent
+        self._began, self._drawn = time.monotonic(), 0
         await asyncio.gather(
             *(
                 self._talk_to(victim, each, draw, beside)
@@ -178,33 +189,36 @@ class Attack:
     async def _talk_to(
         self, victim: Address, count: int, draw: Callable[[], bytes], beside: Callable[[], None]
     ) -> None:
-        left = count
-        while left > 0:
+        left, in_vain = count, 0
+        while left > 0 and in_vain < MOST_IN_VAIN:
             async with self._channel(victim) as channel:
-                for _ in range(20):
-                    sends = min(left, PER_CALL)
-                    if sends:
-                        await self._one_call(channel, sends, draw)
+                for _ in range(CALLS):
+                    if left > 0:
+                        handed = await self._one_call(channel, min(left, PER_CALL), draw)
+                        left, in_vain = left - handed, 0 if handed else in_vain + 1
                         beside()
-                    left -= sends
 
     async def _one_call(
         self, channel: grpc.aio.Channel, sends: int, draw: Callable[[], bytes]
-    ) -> None:
-        call = channel.stream_unary(f"/{SERVICE}/Talk")()
+    ) -> int:
+        """Send so many messages on one call; returns how many the network took until it ended."""
+        call, handed = channel.stream_unary(f"/{SERVICE}/Talk")(), 0
         with suppress(grpc.RpcError, asyncio.InvalidStateError, TimeoutError):
             async with asyncio.timeout(CALL_S):
                 for _ in range(sends):
                     await self._pace()
                     await call.write(draw())
+                    handed += 1
                 await call.done_writing()
                 await call
         call.cancel()
+        self.sent += handed
+        return handed
 
     async def _pace(self) -> None:
-        """Wait until the next message is due, and count it."""
-        due = self._began + (self.sent - self.sent_before) / self._rate
-        self.sent += 1
+        """Wait until the next message is due."""
+        due = self._began + self._drawn / self._rate
+        self._drawn += 1
         await asyncio.sleep(max(0.0, due - time.monotonic()))
 
     # --- what it asks for beside ------------------------------------------------------------------
