@@ -49,6 +49,9 @@ CONNECTIONS = 8
 STREAMS = 100
 """For groups that do not exist, kept open at a time."""
 
+NOBODY = 65_534
+"""A user without rights."""
+
 CALL_S: Seconds = 5.0
 HELD_S: Seconds = 2.0
 """For so long a lying member holds a stream in which it moves nothing."""
@@ -283,7 +286,13 @@ def attack(
     mutated: int,
     lies: int,
 ) -> Json:
-    """Carry out one attack; called in a process of its own."""
+    """Carry out one attack; called in a process of its own.
+
+    A stranger is another user of this machine, if we may become one.
+    """
+    if not is_member and os.getuid() == 0:
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
     one = Attack(victims, wire.decode_hello(hello), is_member=is_member, rate=rate)
     return asyncio.run(one.run(mutated, lies))
 
