@@ -7,7 +7,7 @@ RUNS   ?= runs
 SMALL  := $(if $(QUICK),--quick)
 READY  := $(VENV)/.ready
 
-.PHONY: demo test explore worlds starts paper paper-real bench bench-faults bench-hidden bench-links bench-lock bench-membership bench-slow-links bench-survival wan compare protos algorithm-pages scenario-reference reference-pages docs wheel ends clean
+.PHONY: demo test explore worlds starts paper paper-real attack bench bench-faults bench-hidden bench-links bench-lock bench-membership bench-slow-links bench-survival wan compare protos algorithm-pages scenario-reference reference-pages docs wheel ends clean
 
 demo: $(READY)  ## train with all-reduce and with gossip beside a straggler; write runs/demo
 	$(BIN)/p2plab run launcher/scenarios/one_slow.toml --out $(RUNS)/demo $(if $(QUICK),--samples 512,--check)
@@ -91,6 +91,9 @@ bench-survival: $(READY)  ## kill a whole swarm and start it again; train beside
 
 bench-faults: $(READY)  ## what it costs three peers that the fourth is killed, frozen, cut off, or slow; runs/bench-faults
 	$(BIN)/python -m p2plab.bench.faults --out $(RUNS)/bench-faults $(SMALL)
+
+attack: $(READY)  ## strangers, a lying member, and a hundred that come and go, against three peers; half an hour, runs/attack
+	$(BIN)/python -m p2plab.bench.attack --out $(RUNS)/attack --check $(SMALL)
 
 bench-membership: $(READY)  ## how soon all know of a join and of a death, up to 1,024 peers; runs/bench-membership
 	$(BIN)/python -m p2plab.bench.membership --out $(RUNS)/bench-membership --check $(SMALL)

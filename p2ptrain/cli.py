@@ -258,6 +258,9 @@ def status(
     address: Annotated[str, typer.Argument(help="host:port of any peer")],
     watch: Annotated[bool, typer.Option(help="show it live, until Ctrl-C")] = False,
     json_: Annotated[bool, typer.Option("--json", help="print it for programs")] = False,
+    everyone: Annotated[
+        bool, typer.Option("--all", help="show those that died or left long ago, too")
+    ] = False,
     timeout: Annotated[float, typer.Option(help="seconds to wait for each peer")] = 2.0,
     token: Annotated[str, TOKEN] = "",
     token_file: Annotated[str, TOKEN_FILE] = "",
@@ -275,6 +278,7 @@ def status(
                 _address(address),
                 _timeout(timeout),
                 _secured(token, token_file, tls_cert, tls_key, tls_ca),
+                everyone=everyone,
             )
         )
 

@@ -50,8 +50,12 @@ class View:
     """Sorted by name; the asked peer is one of them."""
 
 
-async def look(address: Address, timeout_s: Seconds, network: GrpcConfig = PLAIN) -> View:
+async def look(
+    address: Address, timeout_s: Seconds, network: GrpcConfig = PLAIN, *, everyone: bool = False
+) -> View:
     """Ask the peer at `address` for its swarm, and each member for itself.
+
+    Members that died or left more than a minute ago are shown only if `everyone` is.
 
     Raises:
         TransportError, RefusedError, CodecError: if the first one does not answer as a peer.
@@ -68,7 +72,9 @@ async def look(address: Address, timeout_s: Seconds, network: GrpcConfig = PLAIN
             except (TransportError, RefusedError, CodecError) as error:
                 return Row(member, None, str(error))
 
-    rows = await asyncio.gather(*(row(member) for member in seen_by.members))
+    hidden = () if everyone else frozenset(seen_by.long_gone)
+    shown = [member for member in seen_by.members if member.peer not in hidden]
+    rows = await asyncio.gather(*(row(member) for member in shown))
     rows.append(Row(seen_by.hello.me, seen_by))
     return View(seen_by, tuple(sorted(rows, key=lambda row: row.member.peer)))
 
@@ -185,40 +191,47 @@ def _few(names: tuple[str, ...]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-async def show_once(address: Address, timeout_s: Seconds, network: GrpcConfig = PLAIN) -> None:
+async def show_once(
+    address: Address, timeout_s: Seconds, network: GrpcConfig = PLAIN, *, everyone: bool = False
+) -> None:
     """Print the table. Raises what `look` does."""
-    view = await look(address, timeout_s, network)
+    view = await look(address, timeout_s, network, everyone=everyone)
     width = None if sys.stdout.isatty() else PAPER_WIDTH
     Console(width=width, highlight=False).print(render(view))
 
 
-async def show_json(address: Address, timeout_s: Seconds, network: GrpcConfig = PLAIN) -> None:
+async def show_json(
+    address: Address, timeout_s: Seconds, network: GrpcConfig = PLAIN, *, everyone: bool = False
+) -> None:
     """Print JSON for programs. Raises what `look` does."""
-    print(json.dumps(as_json(await look(address, timeout_s, network)), indent=2))
+    print(json.dumps(as_json(await look(address, timeout_s, network, everyone=everyone)), indent=2))
 
 
-async def show_live(address: Address, timeout_s: Seconds, network: GrpcConfig = PLAIN) -> None:
+async def show_live(
+    address: Address, timeout_s: Seconds, network: GrpcConfig = PLAIN, *, everyone: bool = False
+) -> None:
     """Refresh the table until Ctrl-C; if the asked peer leaves, ask another member.
 
     Raises:
         TransportError: when no member answers any more.
     """
-    view = await look(address, timeout_s, network)
+    view = await look(address, timeout_s, network, everyone=everyone)
     with Live(render(view), console=Console(highlight=False), auto_refresh=False) as live:
         while True:
             await asyncio.sleep(REFRESH_S)
             known = [row.member.address for row in view.rows if row.report]
-            view = await _first_answer(dict.fromkeys([address, *known]), timeout_s, network)
+            hosts = dict.fromkeys([address, *known])
+            view = await _first_answer(hosts, timeout_s, network, everyone=everyone)
             live.update(render(view), refresh=True)
 
 
 async def _first_answer(
-    addresses: Iterable[Address], timeout_s: Seconds, network: GrpcConfig
+    addresses: Iterable[Address], timeout_s: Seconds, network: GrpcConfig, *, everyone: bool
 ) -> View:
     why: Exception | None = None
     for address in addresses:
         try:
-            return await look(address, timeout_s, network)
+            return await look(address, timeout_s, network, everyone=everyone)
         except (TransportError, RefusedError, CodecError) as error:
             why = error
     raise TransportError(f"no member of this swarm answers any more ({why})")

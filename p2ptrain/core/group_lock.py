@@ -79,6 +79,8 @@ and dead peers. Each is shorter than configured where less was seen to be enough
   so long after it has first asked for its offer back, a peer has it back. Should the group form all
   the same, it refuses it, and the group ends or goes on without it. A *formed* group has no lease:
   an average in which nothing moves is broken (`core/repair.py`, `core/transfers.py`).
+* A peer that holds our slot without forming a group, or in groups that break, is granted more and
+  more seldom (`core/slot_credit.py`).
 * Deadlines bind before anything else happens: a peer that was paused takes no late `Begin` or
   `Grant` for a timely one.
 * The *ticket* fences the rest: chunks under a ticket that is not `holds` are refused, and a result
@@ -143,6 +145,7 @@ class GroupLock(Slot):
         admits: true if we can be in such a group of this initiator; asked when it is requested, and
             again when our slot would be granted.
         timeouts: none: as configured.
+        credit: none: others may hold us for as long as they like.
     """
 
     def request(
@@ -164,6 +167,8 @@ class GroupLock(Slot):
                 f"{self._me} cannot claim a group with {needed} of {list(candidates)}"
             )
         self._lapse(now)
+        if purpose.formation is Formation.CLAIMED:  # stable: else in the order of preference
+            candidates = sorted(candidates, key=lambda peer: self._credit.is_spent(peer, now))
         wish = Wish(self._next_ticket(), tuple(candidates), needed, purpose)
         asked = [other.purpose.formation for other in self._wishes]
         if isinstance(self._state, Collecting):
@@ -212,6 +217,12 @@ class GroupLock(Slot):
                 self._ended[ticket] = replace(self._ended[ticket], done=done)
             return
         purpose, lasted_s = state.begin.purpose, now - state.since
+        if purpose.formation is Formation.CLAIMED:
+            others = [peer for peer in state.members if peer != self._me]
+            if done:
+                self._credit.used(others, lasted_s)
+            else:
+                self._credit.broke(others, lasted_s, now)
         self._born.pop(purpose.formation, None)
         if done:
             self.timeouts.averages.took(lasted_s)
@@ -328,6 +339,8 @@ class GroupLock(Slot):
 
     def _free(self, ticket: Ticket, now: Seconds, ended: Ended = NEVER_FORMED) -> None:
         """Our part in `ticket` is over, for good; somebody's turn is next."""
+        if isinstance(self._state, Granted) and _is_claimed(self._state.request):
+            self._credit.wasted((ticket.initiator,), now - self._state.granted_at, now)
         self._state = Free()
         self._remember(ticket, ended)
         self._next_turn(now)
@@ -526,6 +539,8 @@ class GroupLock(Slot):
                 pass  # another one, of which we need not even say so
             case _ if not self._admits(source, request.purpose):
                 self._refuse(source, ticket)
+            case _ if self._has_held_us_too_long(request, now):
+                pass  # it has been told
             case _:
                 self._queue[source] = request
                 self._consider(request, now)
@@ -556,9 +571,20 @@ class GroupLock(Slot):
         if not self._admits(initiator, request.purpose):
             self._refuse(initiator, ticket)  # what it is for has gone on meanwhile
             return
+        if self._has_held_us_too_long(request, now):
+            return
         stated = self._environment.contribution(request.purpose)
         self._state = Granted(request, stated, now, now + self._config.resend_s)
         self._emit(Send(initiator, Grant(ticket, stated)))  # lost: sent again
+
+    def _has_held_us_too_long(self, request: Request, now: Seconds) -> bool:
+        """True if the initiator must wait: it is answered like by a busy peer, and asks again."""
+        ticket = request.ticket
+        if not _is_claimed(request) or not self._credit.is_spent(ticket.initiator, now):
+            return False
+        why = f"{ticket.initiator} has held {self._me} for long, and nothing came of it"
+        self._emit(Send(ticket.initiator, Failed(ticket, why)))
+        return True
 
     def _refuse(self, source: PeerId, ticket: Ticket) -> None:
         """For good: our word may arrive when a later `Grant` has, and no chunks wait for us."""
@@ -629,3 +655,7 @@ class GroupLock(Slot):
     def _abandon(self, ticket: Ticket, outcome: Outcome, why: str, now: Seconds) -> None:
         self._emit(Abandon(ticket, outcome, why))
         self.average_ended(ticket, outcome, why, now)
+
+
+def _is_claimed(request: Request) -> bool:
+    return request.purpose.formation is Formation.CLAIMED

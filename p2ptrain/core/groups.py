@@ -21,6 +21,7 @@ from p2ptrain.core.lock_state import GroupEnvironment, LockConfig, TimeoutPolicy
 from p2ptrain.core.messages import Activate, Arrive, CatchUp, FormationMessage, Past
 from p2ptrain.core.purpose import Formation, Purpose
 from p2ptrain.core.scheduled import Scheduled
+from p2ptrain.core.slot_credit import SlotCredit
 from p2ptrain.core.wait_avoiding import Schedule, WaitAvoiding
 from p2ptrain.ids import PeerId, Seconds, Ticket
 
@@ -38,6 +39,7 @@ class PeerGroups:
         environment: GroupEnvironment,
         emit: Callable[[Effect], None],
         timeouts: TimeoutPolicy | None = None,
+        credit: SlotCredit | None = None,
     ) -> None:
         self._environment = environment
         self._emit = emit
@@ -49,7 +51,7 @@ class PeerGroups:
         self._ended: list[GroupEnded] = []  # requests whose formations do not know
         self._now: Seconds = 0.0
         self.lock = GroupLock(
-            me, incarnation, config, self._note, environment, self._admits, timeouts
+            me, incarnation, config, self._note, environment, self._admits, timeouts, credit
         )
         self._me, self._resend_s = me, resend_s
         self._make_formations(schedule)

@@ -13,6 +13,7 @@ from p2ptrain.core.deadlines import Deadline
 from p2ptrain.core.effects import Effect, GroupEnded, Outcome, Send
 from p2ptrain.core.messages import Begin, Inquire, Release, Relinquish, Request
 from p2ptrain.core.purpose import GOSSIP, Formation, Purpose
+from p2ptrain.core.slot_credit import UNLIMITED, SlotCredit
 from p2ptrain.errors import ConfigError, InvariantViolation, check_above_0
 from p2ptrain.ids import PeerId, Seconds, Ticket
 
@@ -286,6 +287,7 @@ class Slot:
         environment: GroupEnvironment,
         admits: Callable[[PeerId, Purpose], bool],
         timeouts: TimeoutPolicy | None = None,
+        credit: SlotCredit | None = None,
     ) -> None:
         self._me = me
         self.incarnation = incarnation  # of new tickets
@@ -303,6 +305,7 @@ class Slot:
         self._clock = 0  # Lamport's
         self._tickets = 0
         self._ended: dict[Ticket, Ended] = {}
+        self._credit = credit or SlotCredit(UNLIMITED)
 
     @property
     def state(self) -> LockState:

@@ -71,6 +71,9 @@ than what fits into one `JoinReply`."""
 MOST_INDIRECT_PROBES = 64
 """Indirect probes for others at a time."""
 
+LONG_GONE_S: Seconds = 60.0
+"""For so long reports show who has died or left."""
+
 LEAP = 1 << 36
 """A third party's record raises an incarnation by at most this: two years of milliseconds."""
 
@@ -128,6 +131,7 @@ class Membership(Roster):
         self._suspicions: dict[PeerId, _Waiting] = {}
         self._may_announce_at: Seconds = -math.inf
         self._hearsay = Hearsay()
+        self._gone_at: dict[PeerId, Seconds] = {}  # since when the dead, and those that left, are
 
     def outlive(self, incarnation: int) -> None:
         """The peer that we join remembers us under `incarnation`; take a higher one if needed."""
@@ -149,6 +153,10 @@ class Membership(Roster):
         self._indirect_probes.clear()
         self._suspicions.clear()
         self._hearsay = Hearsay()
+
+    def long_gone(self, now: Seconds) -> tuple[PeerId, ...]:
+        """Members that died or left more than `LONG_GONE_S` ago."""
+        return tuple(peer for peer, at in self._gone_at.items() if now - at > LONG_GONE_S)
 
     # --- what happens -----------------------------------------------------------------------------
 
@@ -339,6 +347,7 @@ class Membership(Roster):
         """Forget a dead member, and all that it costs."""
         self.forget(peer)
         self._hearsay.forget(peer)
+        self._gone_at.pop(peer, None)
         self._probes.pop(peer, None)
 
     def _store(self, member: Member, now: Seconds, why: str, is_known: bool = False) -> None:
@@ -356,8 +365,11 @@ class Membership(Roster):
                 suspicion.deadline = min(suspicion.deadline, due)
             return
         if member.state >= MemberState.DEAD:
+            self._gone_at.setdefault(peer, now)
             self._hearsay.died(peer, now)
-        elif member.state is MemberState.ALIVE:
+        else:
+            self._gone_at.pop(peer, None)
+        if member.state is MemberState.ALIVE:
             self._hearsay.lives(peer)
         if member.state is MemberState.SUSPECT:
             self._suspicions[peer] = _Waiting(since=now, deadline=now + self._suspicion_s(member))

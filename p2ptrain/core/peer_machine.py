@@ -35,6 +35,7 @@ from p2ptrain.core.messages import (
 )
 from p2ptrain.core.purpose import GOSSIP, Purpose
 from p2ptrain.core.repair import Repair, RepairConfig
+from p2ptrain.core.slot_credit import SlotCredit
 from p2ptrain.core.wait_avoiding import Schedule
 from p2ptrain.errors import check_above_0
 from p2ptrain.ids import PeerId, Seconds, Ticket
@@ -92,6 +93,7 @@ class PeerMachine:
             self,
             self._note,
             TimeoutPolicy(config.lock),
+            SlotCredit(),
         )
         self.expects = self.groups.lock.expects
         self.epochs = Epochs(

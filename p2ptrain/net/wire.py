@@ -196,6 +196,8 @@ class Report:
     """These, in few words."""
     changed_why: str = ""
     """Why they are others than at the start; empty if they are not."""
+    long_gone: tuple[PeerId, ...] = ()
+    """Of `members`: those that died or left more than a minute ago."""
 
 
 # --- control messages -----------------------------------------------------------------------------
@@ -378,6 +380,7 @@ def encode_report(report: Report) -> bytes:
         epoch=report.epoch,
         settings=report.settings[:MAX_REASON],
         changed_why=report.changed_why[:MAX_REASON],
+        long_gone=report.long_gone,
     )
     return bytes(packed.SerializeToString())
 
@@ -407,6 +410,7 @@ def decode_report(data: bytes, *, members: bool = True) -> Report:
         epoch=number(p.epoch),
         settings=text_of(p.settings, MAX_REASON),
         changed_why=text_of(p.changed_why, MAX_REASON),
+        long_gone=tuple(name_of(peer) for peer in p.long_gone[:MAX_MEMBERS]) if members else (),
     )
 
 

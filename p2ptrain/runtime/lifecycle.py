@@ -28,7 +28,7 @@ from p2ptrain.compute.replica import Replica, StateOwner
 from p2ptrain.compute.snapshots import SnapshotWriter
 from p2ptrain.core.messages import Member, Phase
 from p2ptrain.core.peer_machine import PeerMachine
-from p2ptrain.errors import TransportError
+from p2ptrain.errors import ConfigError, TransportError
 from p2ptrain.ids import Address, PeerId, Seconds
 from p2ptrain.net.transport import Transport
 from p2ptrain.runtime.accounts import record_end

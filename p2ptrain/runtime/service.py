@@ -72,6 +72,7 @@ class PeerService:
             epoch=driver.live.epoch,
             settings=str(driver.live.choice),
             changed_why=driver.machine.epochs.current.why,
+            long_gone=driver.machine.membership.long_gone(driver.now),
         )
 
     def set(self, is_member: bool, request: SetRequest) -> SetReply:

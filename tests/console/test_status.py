@@ -172,3 +172,22 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(p2ptrain_command, arguments, 
     assert (code, out) == (2, "")
     assert err.startswith(f"error: {says}")
     assert err.count("\n") == 1
+
+
+async def test_members_that_are_long_gone_are_shown_only_if_all_are_asked_for(monkeypatch):
+    here, dead, gone = (
+        member("p02"),
+        member("p03", state=MemberState.DEAD),
+        member("p04", state=MemberState.LEFT),
+    )
+    mine = report("p01", here, dead, gone, long_gone=("p04",))
+
+    async def answer(address: str, *_: object) -> Report:
+        if address != "p01:4000":
+            raise TransportError(f"{address} did not answer in time")
+        return mine
+
+    monkeypatch.setattr("p2ptrain.console.status._report_of", answer)
+    for everyone, names in ((False, ["p01", "p02", "p03"]), (True, ["p01", "p02", "p03", "p04"])):
+        view = await look("p01:4000", 1.0, everyone=everyone)
+        assert [row.member.peer for row in view.rows] == names

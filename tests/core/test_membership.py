@@ -864,3 +864,16 @@ def test_who_accuses_with_reason_goes_on_being_believed(monkeypatch):
         assert circle.peers["p00"].member(gone.peer).state is SUSPECT
         circle.advance(8)
         assert circle.peers["p00"].member(gone.peer).state is DEAD
+
+
+def test_the_dead_and_those_that_left_are_long_gone_after_a_minute():
+    circle = Circle(4)
+    circle.advance(2)
+    circle.kill("p01")
+    circle.peers["p02"].leave()
+    circle.advance(30)
+    assert circle.peers["p00"].long_gone(circle.time) == ()
+    circle.advance(60)
+    assert sorted(circle.peers["p00"].long_gone(circle.time)) == ["p01", "p02"]
+    circle.add("p01", incarnation=10)
+    assert circle.peers["p00"].long_gone(circle.time) == ("p02",)

@@ -35,6 +35,7 @@ SMALLEST = {
     "wan": ("QUICK=1", "links.md"),
     "compare": ("QUICK=1", "compare.md"),
     "chaos": ("QUICK=1", "chaos/report.html"),
+    "attack": ("QUICK=1", "attack/bench.json"),
     "protos": ("PROTOS={out}", "peer_pb2.py"),
     "algorithm-pages": ("PAGES={out}", "ad_psgd.md"),
     "scenario-reference": ("SCENARIO_REFERENCE={out}/reference.md", "reference.md"),

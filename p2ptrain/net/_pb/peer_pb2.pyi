@@ -474,7 +474,7 @@ class StateOpening(_message.Message):
     def __init__(self, swarm: _Optional[str] = ..., sender: _Optional[str] = ..., version: _Optional[int] = ..., lineage: _Optional[int] = ..., outer: _Optional[int] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("self", "members", "unix_s", "running_s", "samples_per_s", "wait_share", "progress", "doing", "loss", "partners", "consensus_distance_l2", "groups_done", "groups_failed", "warning", "silence", "since_average_s", "epoch", "settings", "changed_why")
+    __slots__ = ("self", "members", "unix_s", "running_s", "samples_per_s", "wait_share", "progress", "doing", "loss", "partners", "consensus_distance_l2", "groups_done", "groups_failed", "warning", "silence", "since_average_s", "epoch", "settings", "changed_why", "long_gone")
     SELF_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     UNIX_S_FIELD_NUMBER: _ClassVar[int]
@@ -494,6 +494,7 @@ class Report(_message.Message):
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_FIELD_NUMBER: _ClassVar[int]
     CHANGED_WHY_FIELD_NUMBER: _ClassVar[int]
+    LONG_GONE_FIELD_NUMBER: _ClassVar[int]
     self: Hello
     members: _containers.RepeatedCompositeFieldContainer[Member]
     unix_s: float
@@ -513,7 +514,8 @@ class Report(_message.Message):
     epoch: int
     settings: str
     changed_why: str
-    def __init__(self, self_: _Optional[_Union[Hello, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., unix_s: _Optional[float] = ..., running_s: _Optional[float] = ..., samples_per_s: _Optional[float] = ..., wait_share: _Optional[float] = ..., progress: _Optional[int] = ..., doing: _Optional[str] = ..., loss: _Optional[float] = ..., partners: _Optional[_Iterable[str]] = ..., consensus_distance_l2: _Optional[float] = ..., groups_done: _Optional[int] = ..., groups_failed: _Optional[int] = ..., warning: _Optional[str] = ..., silence: _Optional[str] = ..., since_average_s: _Optional[float] = ..., epoch: _Optional[int] = ..., settings: _Optional[str] = ..., changed_why: _Optional[str] = ...) -> None: ...
+    long_gone: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, self_: _Optional[_Union[Hello, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., unix_s: _Optional[float] = ..., running_s: _Optional[float] = ..., samples_per_s: _Optional[float] = ..., wait_share: _Optional[float] = ..., progress: _Optional[int] = ..., doing: _Optional[str] = ..., loss: _Optional[float] = ..., partners: _Optional[_Iterable[str]] = ..., consensus_distance_l2: _Optional[float] = ..., groups_done: _Optional[int] = ..., groups_failed: _Optional[int] = ..., warning: _Optional[str] = ..., silence: _Optional[str] = ..., since_average_s: _Optional[float] = ..., epoch: _Optional[int] = ..., settings: _Optional[str] = ..., changed_why: _Optional[str] = ..., long_gone: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class SetRequest(_message.Message):
     __slots__ = ("text", "why")

@@ -22,7 +22,8 @@ Part = TypeVar("Part", GroupLock, Barrier, WaitAvoiding)
 
 FIXED = frozenset(
     (
-        *("_me", "incarnation", "_config", "timeouts", "_resend_s", "_schedule"),
+        *("_me", "incarnation", "_config", "timeouts", "_resend_s"),
+        *("_schedule", "_credit"),
         *("_emit", "_environment", "_admits", "_lock", "_view"),
     )
 )
