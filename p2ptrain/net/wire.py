@@ -15,12 +15,14 @@ from typing import Any, TypeVar
 
 from p2ptrain.core import messages as m
 from p2ptrain.core.contribution import MODEL, Contribution
+from p2ptrain.core.data_ledger import EpochCount
 from p2ptrain.core.links import MAX_MBIT, WHOLE
 from p2ptrain.core.purpose import MOST_FRAGMENTS, Formation, Purpose, What
 from p2ptrain.core.roster import ACCUSERS, joined
 from p2ptrain.errors import CodecError, LocalProtocolError
 from p2ptrain.ids import PeerId, Seconds, Ticket
 from p2ptrain.net._pb import peer_pb2 as pb
+from p2ptrain.net.wire_ledger import count_of, count_to_pb, ledger_update_of, ledger_update_to_pb
 from p2ptrain.net.wire_parts import MAX_MEMBERS as MAX_MEMBERS
 from p2ptrain.net.wire_parts import MAX_NAME as MAX_NAME
 from p2ptrain.net.wire_parts import MAX_NUMBER as MAX_NUMBER
@@ -52,6 +54,7 @@ PROTOCOL = PROTOCOL_MAJOR, PROTOCOL_MINOR
 MAX_REASON = 300
 MAX_REFUSAL = 4 * MAX_REASON
 MAX_TENSORS = 4096
+MAX_EPOCHS = 8
 MAX_OPENING_BYTES = 1 << 12
 MAX_CHUNK_BYTES = 4 << 20
 SECRET_BYTES = 32
@@ -104,7 +107,7 @@ class Envelope:
 
     source: PeerId
     swarm: str
-    message: m.Message | m.AlgorithmMessage
+    message: m.AnyMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +175,8 @@ class Report:
     """Its sentence about averages that do not succeed; empty if it is not silent."""
     since_average_s: Seconds | None = None
     """Time since its last successful average; None before the first one."""
+    data: tuple[EpochCount, ...] = ()
+    """Of the last epochs of its data, at most `MAX_EPOCHS`; empty if they are not dealt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +227,7 @@ def decode_envelope(data: bytes) -> Envelope:
 
 
 def _message_to_pb(
-    message: m.Message | m.AlgorithmMessage,
+    message: m.AnyMessage,
 ) -> tuple[str, Any]:  # Any: protobuf's generated classes
     match message:
         case m.Ping(number, members):
@@ -282,9 +287,11 @@ def _message_to_pb(
         case m.AlgorithmMessage(kind, numbers, peers):
             body = pb.AlgorithmMessage(kind=kind, numbers=numbers, peers=peers)
             return "algorithm", body
+        case m.LedgerUpdate():
+            return "ledger_update", ledger_update_to_pb(message)
 
 
-_FROM_PB: dict[str, Callable[[Any], m.Message | m.AlgorithmMessage]] = {
+_FROM_PB: dict[str, Callable[[Any], m.AnyMessage]] = {
     "ping": lambda p: m.Ping(number(p.number), _members(p.members)),
     "ack": lambda p: m.Ack(number(p.number), _members(p.members)),
     "indirect_ping": lambda p: m.IndirectPing(number(p.number), name_of(p.target)),
@@ -312,6 +319,7 @@ _FROM_PB: dict[str, Callable[[Any], m.Message | m.AlgorithmMessage]] = {
     "algorithm": lambda p: _algorithm_message(
         text_of(p.kind, MAX_NAME), tuple(p.numbers), tuple(map(name_of, p.peers[: MAX_MEMBERS + 1]))
     ),
+    "ledger_update": ledger_update_of,
 }
 
 
@@ -370,6 +378,7 @@ def encode_report(report: Report) -> bytes:
         warning=report.warning[:MAX_REASON],
         silence=report.silence[:MAX_REASON],
         since_average_s=report.since_average_s,
+        data=map(count_to_pb, report.data[-MAX_EPOCHS:]),
     )
     return bytes(packed.SerializeToString())
 
@@ -396,6 +405,7 @@ def decode_report(data: bytes, *, members: bool = True) -> Report:
         warning=text_of(p.warning, MAX_REASON),
         silence=text_of(p.silence, MAX_REASON),
         since_average_s=measure(p.since_average_s) if p.HasField("since_average_s") else None,
+        data=tuple(map(count_of, p.data[:MAX_EPOCHS])),
     )
 
 

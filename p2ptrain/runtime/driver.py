@@ -21,10 +21,11 @@ from p2ptrain.core.effects import Ending
 from p2ptrain.core.messages import (
     Ack,
     AlgorithmMessage,
+    AnyMessage,
+    LedgerUpdate,
     Member,
     MembershipUpdates,
     MemberState,
-    Message,
     Phase,
     Ping,
 )
@@ -40,6 +41,7 @@ from p2ptrain.runtime.admission import Admissions, ask, cannot_reach, kind_of, s
 from p2ptrain.runtime.agreed_state import AgreedState
 from p2ptrain.runtime.averages import Averages
 from p2ptrain.runtime.batches import Batches
+from p2ptrain.runtime.data_dealing import DataDealing
 from p2ptrain.runtime.metrics import Metrics, TeeMetrics
 from p2ptrain.runtime.protocol_log import ProtocolLog
 from p2ptrain.runtime.settings import Environment, PeerConfig
@@ -72,6 +74,8 @@ class Driver:
         self.accounts = Accounts()
         self.agreed = AgreedState()
         self.batches = Batches()
+        self.dealing: DataDealing | None = None
+        """Of this peer's data, if they are dealt."""
         self.stopping = False
         self.failure: BaseException | None = None  # the trainer gets it where it waits, or next
         self.refused = ""  # whom we have refused last, and why
@@ -162,7 +166,10 @@ class Driver:
         if introduces_itself and (known := self.machine.membership.member(source)):
             self.transport.expect(known.address)  # it reaches us: perhaps we reach it again
         with self._feeding():
-            if not isinstance(message, AlgorithmMessage):
+            if isinstance(message, LedgerUpdate):
+                if self.dealing:
+                    self.dealing.receive(source, message)
+            elif not isinstance(message, AlgorithmMessage):
                 self.machine.receive(source, message, self.now)
             elif self.me.phase is not Phase.ARRIVING:  # else as good as lost: we have not begun
                 self._give_to_algorithm(source, message)
@@ -271,7 +278,7 @@ class Driver:
             self._deadline = deadline
             self._timer = self._loop.call_at(deadline, self._handle_timer)
 
-    def send(self, target: PeerId, message: Message | AlgorithmMessage) -> None:
+    def send(self, target: PeerId, message: AnyMessage) -> None:
         """Best effort; to one who is not known any more, nothing."""
         member = self.machine.membership.member(target)
         if member:

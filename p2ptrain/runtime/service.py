@@ -68,6 +68,7 @@ class PeerService:
             warning=board.warning,
             silence=board.silence,
             since_average_s=board.since_average_s,
+            data=driver.dealing.counts() if driver.dealing else (),
         )
 
     async def dial_back(self, caller_ip: str, request: DialBackRequest) -> DialedBack:
