@@ -271,7 +271,8 @@ class DataLedger:
             plan = DataPlan(*_numbers(state["plan"], 3))
             fresh = DataLedger(plan)
             counts = [EpochCount(*_numbers(one, 5)) for one in _list(state["closed"])]
-            fresh.jump(*_numbers([state["begin"]], 1), counts)
+            (begin,) = _numbers([state["begin"]], 1)
+            fresh.jump(begin, counts)
             shares = [_share(_list(one)) for one in _list(state["shares"])]
             if plan != self.plan:
                 raise StateError(f"a data ledger of {plan} does not fit one of {self.plan}")
@@ -296,13 +297,11 @@ def _numbers(value: object, count: int) -> list[int]:
 
 
 def _share(fields: Sequence[object]) -> Share:
-    epoch, part, peer, *numbers = fields
+    first, second, peer, *rest = fields
     if not isinstance(peer, str):
         raise TypeError(f"{peer!r} is no name")
-    life, number, start, stop, is_open = _numbers(numbers, 5)
-    return Share(
-        *_numbers([epoch, part], 2), PeerId(peer), life, number, start, stop, bool(is_open)
-    )
+    epoch, part, life, number, start, stop, is_open = _numbers([first, second, *rest], 7)
+    return Share(epoch, part, PeerId(peer), life, number, start, stop, bool(is_open))
 
 
 def _covered(spans: Sequence[tuple[int, int]]) -> tuple[int, int]:
