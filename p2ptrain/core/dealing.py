@@ -5,9 +5,9 @@ and name (Thaler and Ravishankar, "A name-based mapping scheme for rendezvous", 
 agreed on: the deal follows from the view, and when a peer comes or goes, only its own parts move.
 
 **Once.** A peer claims a part by an open share in the ledger (`core/data_ledger.py`), of which all
-hear, a step before it trains it. Others leave the part alone as long as its peer lives. If two claim
-one part at the same time, both hear of it before either trains it, and the one that it belongs to
-less gives it up. When a peer dies, the rest of its part is dealt again, from the last sample on
+hear, a step before it trains it. Others leave the part alone as long as its peer lives. If two
+claim one part at the same time, both hear of it before either trains it, and the one that it
+belongs to less gives it up. When a peer dies, the rest of its part is dealt again, from the last sample on
 that it told of. So a sample is trained twice only if its peer died before others heard of it, if
 messages took longer than a step, or if a peer was thought dead that was not.
 
