@@ -7,9 +7,9 @@ agreed on: the deal follows from the view, and when a peer comes or goes, only i
 **Once.** A peer claims a part by an open share in the ledger (`core/data_ledger.py`), of which all
 hear, a step before it trains it. Others leave the part alone as long as its peer lives. If two
 claim one part at the same time, both hear of it before either trains it, and the one that it
-belongs to less gives it up. When a peer dies, the rest of its part is dealt again, from the last sample on
-that it told of. So a sample is trained twice only if its peer died before others heard of it, if
-messages took longer than a step, or if a peer was thought dead that was not.
+belongs to less gives it up. When a peer dies, the rest of its part is dealt again, from the last
+sample on that it told of. So a sample is trained twice only if its peer died before others heard of
+it, if messages took longer than a step, or if a peer was thought dead that was not.
 
 **At least once.** A peer that has none of its own parts left helps others: it takes of those parts
 that their owners have not begun and will not take next. Which helper takes which part follows from
