@@ -11,6 +11,7 @@ null without steps), ``longest_gap_s`` (the longest time that some number of som
 in no average while it trained), ``words`` with ``mean`` and ``worst`` (of sparse sums: the indices
 and numbers that one peer sends or receives for one of them, whichever are more; null without such
 sums),
+``data`` (how often samples were trained, see `p2plab.dealt`; null where data are not dealt),
 ``silences`` (the sentences of peers that had stopped averaging, the first `MOST_SILENCES`),
 ``time_to_target_s`` (null if not reached), ``notes`` (sentences about lost peers and faults) and
 ``final`` with ``loss``, ``accuracy``, ``recall`` (of each class, where the task has classes) and
@@ -34,6 +35,7 @@ from typing import Any
 
 from p2plab.backends.base import PeerStatus
 from p2plab.consensus import ConsensusCurve
+from p2plab.dealt import data_of
 from p2plab.harness.claims import Json
 from p2plab.records import PeerHistory
 from p2ptrain.core.effects import NO_FAILURE
@@ -92,6 +94,7 @@ def summarise(
         "bytes_per_peer": _bytes_per_peer(peers),
         "longest_gap_s": _longest_gap_s(histories),
         "words": _words(histories),
+        "data": data_of(histories),
         "silences": [said for history in histories for said in history.silences][:MOST_SILENCES],
         "time_to_target_s": curve.time_to_target_s,
         "final": _final(curve),

@@ -100,6 +100,8 @@ def print_comparison(console: Console, comparison: Json, left_out: Sequence[Left
         console.print(Text(comparison["partial"], style="bold yellow"))
     rows, claims = comparison["rows"], comparison["claims"]
     last = [claims_table(claims)] if claims else []
+    dealt = [row for row in rows if row.get("data")]
+    last = [*([_data_table(dealt)] if dealt else []), *last]
     console.print(Group(_rows_table(rows), _averages_table(rows), *last))
     for row in rows:
         for sentence in row["silences"]:
@@ -134,6 +136,18 @@ def _averages_table(rows: Sequence[Json]) -> Table:
         "longest without": lambda row: seconds(row["longest_gap_s"], "-"),
     }
     return table("Averages", rows, columns)
+
+
+def _data_table(rows: Sequence[Json]) -> Table:
+    """How often samples of finished epochs were trained, where data are dealt."""
+    columns: dict[str, Cell] = {
+        "": "{algorithm}",
+        "finished epochs": "{data[finished]:,.0f}",
+        "never": "{data[never]:.2%}",
+        "more than once": "{data[again]:.2%}",
+        "in the worst epoch": "{data[again_worst]:.2%}",
+    }
+    return table("Data", rows, columns)
 
 
 def _megabytes(count: float | None) -> str:

@@ -124,6 +124,8 @@ class PeerHistory:
         """Its sentences about averages that stopped succeeding (`p2ptrain.runtime.silence`)."""
         self.is_silent = False
         self.events: list[Event] = []
+        self.trained: list[tuple[int, int, int]] = []
+        """Where data are dealt, the places of its steps: (epoch, first place, place behind)."""
         self.ended: Record | None = None
         self.is_closed = False
         self.is_late = False
@@ -360,6 +362,7 @@ class PeerHistory:
             compute_s=record["compute_s"],
             wait_s=record["wait_s"],
         )
+        self.trained += [(epoch, start, stop) for epoch, start, stop in record.get("trained", ())]
         self._samples_after.append(self.samples + step.samples)
         self.steps.append(step)
 

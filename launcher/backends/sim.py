@@ -26,11 +26,12 @@ from p2plab.external_baselines import EXTERNAL_BASELINES, PRICES
 from p2plab.faults import FaultInstance, left_of
 from p2plab.scenario import LeftOut, Scenario, ways_left_out
 from p2ptrain.averaging.base import load_algorithm
-from p2ptrain.compute.tasks import Task, load_task
+from p2ptrain.compute.tasks import IndexedTask, Task, load_task
 from p2ptrain.compute.torch_replica import TorchReplica
 from p2ptrain.compute.training import Learner, build_optimizer, threads
 from p2ptrain.config import RunConfig
 from p2ptrain.console.training import data_seed
+from p2ptrain.core.data_ledger import DataPlan, usual_part
 from p2ptrain.errors import ConfigError, InvariantViolation, P2PTrainError
 from p2ptrain.ids import Address, PeerId, Seconds
 from p2ptrain.net.grpc_config import GrpcConfig
@@ -387,15 +388,15 @@ def _learning(
 def _pricing(task: Task, config: RunConfig) -> Train:
     """Makes peers whose steps are only priced, for a model as large as the task's."""
     whole, stands_for = _replica(task, config), _stands_for(config)
-    size, shapes = whole.model_size, whole.gradient_shapes
+    size, shapes, plan = whole.model_size, whole.gradient_shapes, _plan(task, config)
 
     def make(config: RunConfig, metrics: Metrics, number: int) -> LivingPeer:
         replica, training = priced_replica(size, stands_for), config.training
         samples, by_speed = training.batch_size, training.batches == "by_speed"
-        work = PricedWork(samples, by_speed=by_speed)
+        work = PricedWork(samples, by_speed=by_speed, plan=plan)
         if stands_for == 1:
             replica.gradient_shapes = shapes
-            work = MadeUpWork(samples, replica, config.rank, by_speed=by_speed)
+            work = MadeUpWork(samples, replica, config.rank, by_speed=by_speed, plan=plan)
         trainee = Trainee(replica, work, replica.descend)
         exchange = priced_exchange(config.exchange, stands_for)
         config = dataclasses.replace(config, exchange=exchange, out="")  # no model to write
@@ -403,6 +404,13 @@ def _pricing(task: Task, config: RunConfig) -> Train:
         return LivingPeer(config, trainee, config.pace, config.rank, to, number)
 
     return make
+
+
+def _plan(task: Task, config: RunConfig) -> DataPlan | None:
+    """Of the task's data, where they are dealt."""
+    if config.training.data != "elastic" or not isinstance(task, IndexedTask):
+        return None
+    return DataPlan(task.samples, usual_part(task.samples), config.seed)
 
 
 def _stands_for(config: RunConfig) -> int:

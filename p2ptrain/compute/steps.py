@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from p2ptrain.compute.buckets import Buckets
+from p2ptrain.compute.dealt import DealsData
 from p2ptrain.compute.step_timing import StepTiming
 from p2ptrain.ids import Seconds
 
@@ -38,6 +39,10 @@ class Work(Protocol):
 
     def compute(self, step: int, samples: int) -> tuple[int, float | None]:
         """Make gradients of the next batch; return its samples, and the loss if there is one."""
+        ...
+
+    def draw_from(self, peer: DealsData) -> None:
+        """Draw samples from the data that `peer` deals, where data are dealt; before it joins."""
         ...
 
     def prepare(self, progress: int) -> None:

@@ -10,6 +10,7 @@ import math
 import zlib
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any, Protocol
 
 import torch
@@ -17,18 +18,20 @@ from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from p2ptrain.compute.buckets import Buckets
+from p2ptrain.compute.dealt import DealsData
 from p2ptrain.compute.devices import explained
+from p2ptrain.compute.elastic_sampler import ElasticSampler
 from p2ptrain.compute.replica import StateOwner
 from p2ptrain.compute.resized import Resized
 from p2ptrain.compute.step_timing import StepTiming
 from p2ptrain.compute.steps import take_steps
-from p2ptrain.compute.tasks import Task
+from p2ptrain.compute.tasks import Batch, IndexedTask, Task
 from p2ptrain.compute.training_config import TrainingConfig
-from p2ptrain.errors import InvariantViolation, StateError
+from p2ptrain.errors import ConfigError, InvariantViolation, StateError
 from p2ptrain.ids import PeerId, Seconds
 
 
-class SteppingPeer(Protocol):
+class SteppingPeer(DealsData, Protocol):
     """What the loop needs of a peer."""
 
     @property
@@ -127,31 +130,47 @@ class Learner:
         self._end_samples = end_samples
         self.batch_size = config.batch_size
         self.by_speed = config.batches == "by_speed"
-        if self.by_speed:  # shards of one size would give the data of fast peers more say
+        if self.by_speed and config.data == "shards":
+            # shards of one size would give the data of fast peers more say
             rank, peers, seed = 0, 1, zlib.crc32(f"{seed}/{me}".encode())
+        self._seed = seed
+        self._sampler: ElasticSampler | None = None
+        self._dealt: tuple[IndexedTask, Iterator[int]] | None = None
+        if config.data == "elastic" and not isinstance(task, IndexedTask):
+            raise ConfigError(
+                f"data = 'elastic': the samples of {type(task).__name__} have no numbers; give it "
+                "`samples` and `batch_of`, or leave data = 'shards'"
+            )
         self._data, self._taken = [rank, peers, config.batch_size, seed], 0
         self._batches = task.batches(rank, peers, config.batch_size, seed)
         self._resized = Resized(self._batches)
 
+    def draw_from(self, peer: DealsData) -> None:
+        """Draw samples from the data that `peer` deals, if the configuration says so."""
+        if self._config.data == "elastic":
+            assert isinstance(self._task, IndexedTask)
+            self._sampler = ElasticSampler(self._task.samples, peer, seed=self._seed)
+            self._dealt = self._task, self._sampler.endless()
+
     def state_dict(self) -> dict[str, Any]:  # Any: plain values
-        """How far it is in its data, and whose data that is."""
+        """How far it is in its data, and whose data that is; of dealt data, what was trained."""
+        if self._sampler:
+            return {"dealt": self._sampler.state_dict()}
         return {"data": self._data, "taken": self._taken}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:  # Any: as above
         """Go on behind the samples that were taken.
 
-        Another place among another number of peers has other data, which begin anew.
+        Another place among another number of peers has other data, which begin anew; so do data
+        that are dealt now and were not, or the other way round.
         """
-        if state["data"] != self._data:
+        if self._sampler and "dealt" in state:
+            self._sampler.load_state_dict(state["dealt"])
+        if self._sampler or state.get("data") != self._data:
             return
         left = state["taken"] - self._taken
         while left > 0:
-            left -= self._take(min(left, self.batch_size))
-
-    def _take(self, samples: int) -> int:
-        self._batch = self._resized.take(samples) if self.by_speed else next(self._batches)
-        self._taken += len(self._batch[1])
-        return len(self._batch[1])
+            left -= len(self._take(min(left, self.batch_size))[1])
 
     @explained()
     def compute(self, step: int, samples: int) -> tuple[int, float | None]:
@@ -162,8 +181,7 @@ class Learner:
             ConfigError: if there is no batch of so many samples.
             DeviceError: if there is no memory left for it, or the device has failed.
         """
-        self._take(samples)
-        batch = self._batch
+        batch = self._take(samples)
         self._optimizer.zero_grad()
         loss = self._task.loss(self._model, batch)
         value = float(loss.detach())
@@ -175,6 +193,14 @@ class Learner:
             )
         loss.backward()  # type: ignore[no-untyped-call]  # torch has no types here
         return len(batch[1]), value
+
+    def _take(self, samples: int) -> Batch:
+        if self._dealt:
+            task, indices = self._dealt
+            return task.batch_of(list(islice(indices, samples)), self._seed)
+        batch = self._resized.take(samples) if self.by_speed else next(self._batches)
+        self._taken += len(batch[1])
+        return batch
 
     def prepare(self, progress: int) -> None:
         """Set the rate anew, whatever rate came with another peer's optimizer state."""
@@ -210,6 +236,7 @@ def train(
     where = {"rank": rank, "peers": peers, "seed": seed}
     pace.check(peers)
     learner = Learner(task, model, optimizer, config, me=me, end_samples=end_samples, **where)
+    learner.draw_from(peer)
     peer.register_for_checkpoint("task", learner)
 
     async def nap(duration_s: Seconds) -> None:

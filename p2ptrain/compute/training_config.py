@@ -37,6 +37,12 @@ class TrainingConfig:
     shards, that of a fast peer would have more say. So it is wrong where data has to stay where it
     is, and useless where it changes from step to step who is slow."""
 
+    data: Literal["shards", "elastic"] = "shards"
+    """`elastic`: an epoch of all data is dealt among the peers that are there, and dealt again when
+    one comes or goes, so that each sample is trained once in each epoch, whatever happens to peers.
+    `shards`: each peer has its own share from the start to the end, also while others are missing.
+    With `elastic` data must be able to be anywhere; the same at all peers."""
+
     optimizer: Literal["sgd", "adamw"] = "sgd"
     """`adamw` for transformers; its moments stay with each peer, only parameters are averaged."""
 

@@ -8,8 +8,8 @@ the first peer's record of it.
 import asyncio
 import json
 import sys
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -17,6 +17,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from p2ptrain.core.data_ledger import EpochCount
 from p2ptrain.core.epochs import count_of
 from p2ptrain.core.messages import Member, MemberState
 from p2ptrain.errors import CodecError, RefusedError, TransportError
@@ -96,8 +97,14 @@ def as_json(view: View) -> dict[str, Any]:  # Any: whatever JSON can hold
         "model": hello.model,
         "model_size": hello.model_size,
         "progress": view.seen_by.progress,
+        "data": [_count_as_json(one) for one in view.seen_by.data] or None,
         "peers": [_row_as_json(row) for row in view.rows],
     }
+
+
+def _count_as_json(count: EpochCount) -> dict[str, int]:
+    """How many samples of one epoch were trained never, once and more often."""
+    return asdict(count)
 
 
 def _row_as_json(row: Row) -> dict[str, Any]:  # Any: as above
@@ -152,7 +159,20 @@ def render(view: View) -> RenderableType:
         style = "" if row.report else "dim"
         table.add_row(*_cells(row), style=style)
     silences = [row.report.silence for row in view.rows if row.report and row.report.silence]
-    return Group(Text(head), table, *(Text(silence, style="red") for silence in silences))
+    data = [Text(_data_line(view.seen_by.data))] if view.seen_by.data else []
+    return Group(Text(head), *data, table, *(Text(silence, style="red") for silence in silences))
+
+
+def _data_line(counts: Sequence[EpochCount]) -> str:
+    """The present epoch, and the last ones that every sample was trained in."""
+    present = next((one for one in counts if one.never), counts[-1])
+    samples = present.never + present.once + present.again
+    done = [one for one in counts if not one.never]
+    whole = max(1, sum(one.once + one.again for one in done))
+    line = f"data: epoch {present.epoch}, {1 - present.never / samples:.1%} trained"
+    again = sum(one.again for one in done) / whole
+    last = f"; of the last {len(done)} finished ones {again:.2%} more than once"
+    return line + (last if done else "")
 
 
 def _change(report: Report) -> str:

@@ -119,9 +119,11 @@ def data_seed(config: RunConfig, name: PeerId) -> int:
 
     Peers that start together (`peers` above 1) share a seed and each take the shard of their rank.
     A peer that is started alone goes through all of the data, in an order that its name decides: no
-    two peers of a swarm see the same batches, and a named peer sees the same ones again.
+    two peers of a swarm see the same batches, and a named peer sees the same ones again. Data that
+    are dealt are dealt by one seed.
     """
-    return config.seed if config.peers > 1 else zlib.crc32(f"{config.seed}/{name}".encode())
+    is_shared = config.peers > 1 or config.training.data == "elastic"
+    return config.seed if is_shared else zlib.crc32(f"{config.seed}/{name}".encode())
 
 
 class _CtrlC:

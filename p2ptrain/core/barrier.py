@@ -19,7 +19,9 @@ and a dead one is taken off the list by membership.
 arrive with v + 1, those who have not with v, and the coordinator, which waits for all, sees both:
 it sends the ones behind to take the state (parameters *and* optimizer) of one that is ahead,
 which stands still at its boundary because it waits at this very barrier. A newcomer is the same
-case, only further behind. So peers that average together are equal.
+case, only further behind. So peers that average together are equal. Each time that it cannot have
+the state it is sent to another donor; one that can have it of none in bounded time leaves
+(`runtime/state_transfer.py`), since all others wait for it.
 
 **Two models.** Two parts of a swarm that cannot hear each other go on apart, each with its own
 averages, and may come to the same version with two models. So each arrival states its *lineage*: 64
@@ -36,6 +38,7 @@ no other peer knows of) stops no peer: one that has waited for `DEPUTY_S` tells 
 participant by name as well, and that one requests the group when it has heard of all.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -56,6 +59,8 @@ class Barrier(Scheduled):
 
     _taking: tuple[TakeState, tuple[int, int]] | None = field(default=None, init=False)
     """We catch up; the version and lineage we wait with again if the state cannot be had."""
+    _sent: Counter[PeerId] = field(default_factory=Counter, init=False)
+    """As the coordinator: how often a peer was sent to a donor since the last group."""
 
     @property
     def state(self) -> Arrival | TakeState | Average | None:
@@ -104,6 +109,7 @@ class Barrier(Scheduled):
         if arrival and average.purpose == self._purpose_of(arrival):
             self.arrival, self.group = None, average
             self._arrivals.clear()
+            self._sent.clear()
             self._lock.stop_offering()
         return average
 
@@ -172,11 +178,13 @@ class Barrier(Scheduled):
         donors = [peer for peer in participants if arrivals[peer] == goal]
         others = [peer for peer in participants if arrivals[peer] != goal]
         for peer in others:
+            donor = donors[self._sent[peer] % len(donors)]  # one may have no room for its state
+            self._sent[peer] += 1
             if peer == self._me:
-                self._catch_up(version, donors[0], lineage, now)
+                self._catch_up(version, donor, lineage, now)
             else:  # lost: its `Arrive` brings it
                 del self._arrivals[peer]
-                self._emit(Send(peer, CatchUp(version, donors[0], lineage)))
+                self._emit(Send(peer, CatchUp(version, donor, lineage)))
         if not others:
             members = [peer for peer in participants if peer != self._me]
             purpose = barrier_of(version, lineage, self.epoch)

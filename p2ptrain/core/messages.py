@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from p2ptrain.core.contribution import MODEL, Contribution
+from p2ptrain.core.data_ledger import DataPlan, EpochCount, Share
 from p2ptrain.core.purpose import GOSSIP, Purpose
 from p2ptrain.errors import LocalProtocolError
 from p2ptrain.ids import Address, PeerId, Ticket
@@ -252,6 +253,27 @@ class AlgorithmMessage:
             raise LocalProtocolError(f"a message with {self.numbers}; write numbers from 0 to 2^62")
 
 
+@dataclass(frozen=True, slots=True)
+class LedgerUpdate:
+    """Who has trained what, as I know it. Lost: later ones repeat it."""
+
+    plan: DataPlan
+    begin: int = 0
+    """The first epoch whose shares I keep."""
+    shares: tuple[Share, ...] = ()
+    """At most `MOST_SHARES`."""
+    closed: tuple[EpochCount, ...] = ()
+    """Of epochs before `begin`, the newest."""
+    asks: bool = False
+    """Send me all that you know."""
+    is_whole: bool = False
+    """The last part of an answer to that."""
+
+
+MOST_SHARES = 2048
+"""In one message: some 40 KB."""
+
+
 class AttemptPhase(IntEnum):
     """A member's phase in one attempt of a group."""
 
@@ -295,3 +317,4 @@ RepairMessage = AttemptStatus | Resolution
 Message = MembershipMessage | FormationMessage | RepairMessage | SettingsChange
 OF_ONE_EPOCH = (Arrive, CatchUp, Activate, Past, AlgorithmMessage)
 """Said under some settings, and without a meaning under others."""
+AnyMessage = Message | AlgorithmMessage | LedgerUpdate

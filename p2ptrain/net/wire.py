@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from p2ptrain.core import messages as m
 from p2ptrain.core.contribution import MODEL, Contribution
+from p2ptrain.core.data_ledger import EpochCount
 from p2ptrain.core.links import MAX_MBIT, WHOLE
 from p2ptrain.core.purpose import MOST_FRAGMENTS, Formation, Purpose, What
 from p2ptrain.core.roster import ACCUSERS, joined
@@ -40,6 +41,7 @@ from p2ptrain.net.wire_calls import encode_dialed_back as encode_dialed_back
 from p2ptrain.net.wire_calls import encode_paths as encode_paths
 from p2ptrain.net.wire_calls import encode_set as encode_set
 from p2ptrain.net.wire_calls import encode_set_reply as encode_set_reply
+from p2ptrain.net.wire_ledger import count_of, count_to_pb, ledger_update_of, ledger_update_to_pb
 from p2ptrain.net.wire_parts import MAX_MEMBERS as MAX_MEMBERS
 from p2ptrain.net.wire_parts import MAX_NAME as MAX_NAME
 from p2ptrain.net.wire_parts import MAX_NUMBER as MAX_NUMBER
@@ -69,6 +71,7 @@ PROTOCOL = PROTOCOL_MAJOR, PROTOCOL_MINOR
 """``protos/p2ptrain/v1/peer.proto`` says when they change."""
 
 MAX_TENSORS = 4096
+MAX_EPOCHS = 8
 MAX_OPENING_BYTES = 1 << 12
 MAX_CHUNK_BYTES = 4 << 20
 
@@ -120,7 +123,7 @@ class Envelope:
 
     source: PeerId
     swarm: str
-    message: m.Message | m.AlgorithmMessage
+    message: m.AnyMessage
     epoch: int = 0
     """Of the settings that the sender works with."""
 
@@ -198,6 +201,8 @@ class Report:
     """Why they are others than at the start; empty if they are not."""
     long_gone: tuple[PeerId, ...] = ()
     """Of `members`: those that died or left more than a minute ago."""
+    data: tuple[EpochCount, ...] = ()
+    """Of the last epochs of its data, at most `MAX_EPOCHS`; empty if they are not dealt."""
 
 
 # --- control messages -----------------------------------------------------------------------------
@@ -223,7 +228,7 @@ def decode_envelope(data: bytes) -> Envelope:
 
 
 def _message_to_pb(
-    message: m.Message | m.AlgorithmMessage,
+    message: m.AnyMessage,
 ) -> tuple[str, Any]:  # Any: protobuf's generated classes
     match message:
         case m.Ping(number, members):
@@ -285,9 +290,11 @@ def _message_to_pb(
             return "algorithm", body
         case m.SettingsChange():
             return "settings_change", _change_to_pb(message)
+        case m.LedgerUpdate():
+            return "ledger_update", ledger_update_to_pb(message)
 
 
-_FROM_PB: dict[str, Callable[[Any], m.Message | m.AlgorithmMessage]] = {
+_FROM_PB: dict[str, Callable[[Any], m.AnyMessage]] = {
     "ping": lambda p: m.Ping(number(p.number), _members(p.members)),
     "ack": lambda p: m.Ack(number(p.number), _members(p.members)),
     "indirect_ping": lambda p: m.IndirectPing(number(p.number), name_of(p.target)),
@@ -316,6 +323,7 @@ _FROM_PB: dict[str, Callable[[Any], m.Message | m.AlgorithmMessage]] = {
     "algorithm": lambda p: _algorithm_message(
         text_of(p.kind, MAX_NAME), tuple(p.numbers), tuple(map(name_of, p.peers[: MAX_MEMBERS + 1]))
     ),
+    "ledger_update": ledger_update_of,
 }
 
 
@@ -381,6 +389,7 @@ def encode_report(report: Report) -> bytes:
         settings=report.settings[:MAX_REASON],
         changed_why=report.changed_why[:MAX_REASON],
         long_gone=report.long_gone,
+        data=map(count_to_pb, report.data[-MAX_EPOCHS:]),
     )
     return bytes(packed.SerializeToString())
 
@@ -411,6 +420,7 @@ def decode_report(data: bytes, *, members: bool = True) -> Report:
         settings=text_of(p.settings, MAX_REASON),
         changed_why=text_of(p.changed_why, MAX_REASON),
         long_gone=tuple(name_of(peer) for peer in p.long_gone[:MAX_MEMBERS]) if members else (),
+        data=tuple(map(count_of, p.data[:MAX_EPOCHS])),
     )
 
 

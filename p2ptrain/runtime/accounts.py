@@ -1,8 +1,11 @@
 """One record per step, a wide one per group attempt, and the sums of a peer's summary."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 
+from p2ptrain.core.data_ledger import EpochCount
+from p2ptrain.core.dealing import Dealt
 from p2ptrain.core.effects import AverageEnded, Outcome
 from p2ptrain.core.purpose import Purpose, What
 from p2ptrain.ids import PeerId, Seconds, Ticket
@@ -27,10 +30,20 @@ class TrainerTotals:
         compute_s: Seconds,
         wait_s: Seconds,
         metrics: Metrics,
+        spans: Sequence[Dealt] | None = None,
     ) -> None:
-        """One step is over: add it up and write its record."""
+        """One step is over: add it up and write its record, with its samples if they are dealt."""
+        of_data = {}
+        if spans is not None:
+            of_data["trained"] = [[one.epoch, one.start, one.stop] for one in spans]
         metrics.record(
-            "step", step=self.steps, samples=samples, loss=loss, compute_s=compute_s, wait_s=wait_s
+            "step",
+            step=self.steps,
+            samples=samples,
+            loss=loss,
+            compute_s=compute_s,
+            wait_s=wait_s,
+            **of_data,
         )
         self.steps += 1
         self.samples += samples
@@ -131,8 +144,17 @@ class Accounts:
         return late[(len(late) - 1) * percent // 100] if late else 0
 
 
-def record_end(metrics: Metrics, trainer: TrainerTotals, protocol: Accounts, why: str) -> None:
-    """The last record: totals, and a sentence."""
+def record_end(
+    metrics: Metrics,
+    trainer: TrainerTotals,
+    protocol: Accounts,
+    why: str,
+    data: Sequence[EpochCount] | None = None,
+) -> None:
+    """The last record: totals, a sentence, and what is known of the data if they are dealt."""
+    of_data = {}
+    if data is not None:
+        of_data["data"] = [[one.epoch, one.never, one.once, one.again, one.trained] for one in data]
     metrics.record(
         "ended",
         **asdict(trainer),
@@ -144,4 +166,5 @@ def record_end(metrics: Metrics, trainer: TrainerTotals, protocol: Accounts, why
         staleness_p50=protocol.staleness_percentile(50),
         staleness_p99=protocol.staleness_percentile(99),
         why=why,
+        **of_data,
     )

@@ -119,7 +119,8 @@ class Boundary:
         elif stated := driver.averages.pending.take_in(algorithm.take_in, optimizer_step):
             agreed.take_in(*stated)
         compute_s = driver.now - self._since - waited_s
-        self.totals.count(samples, loss, compute_s, waited_s, driver.metrics)
+        spans = driver.dealing.trained(samples) if driver.dealing else None
+        self.totals.count(samples, loss, compute_s, waited_s, driver.metrics, spans)
         driver.batches.measure(samples, compute_s)
         self._tell(Phase.TRAINING)
         if algorithm.trainer_waits and algorithm.acts("after_update"):

@@ -22,10 +22,11 @@ from p2ptrain.core.messages import (
     OF_ONE_EPOCH,
     Ack,
     AlgorithmMessage,
+    AnyMessage,
+    LedgerUpdate,
     Member,
     MembershipUpdates,
     MemberState,
-    Message,
     Phase,
     Ping,
 )
@@ -43,6 +44,7 @@ from p2ptrain.runtime.averages import Averages
 from p2ptrain.runtime.batches import Batches
 from p2ptrain.runtime.checkpoints import Checkpoints
 from p2ptrain.runtime.consensus import Consensus
+from p2ptrain.runtime.data_dealing import DataDealing
 from p2ptrain.runtime.live_settings import LiveSettings
 from p2ptrain.runtime.metrics import Metrics, TeeMetrics
 from p2ptrain.runtime.protocol_log import ProtocolLog
@@ -78,6 +80,8 @@ class Driver:
         self.accounts = Accounts()
         self.agreed = AgreedState()
         self.batches = Batches()
+        self.dealing: DataDealing | None = None
+        """Of this peer's data, if they are dealt."""
         self.stopping = False
         self.failure: BaseException | None = None  # the trainer gets it where it waits, or next
         self.refused = ""  # whom we have refused last, and why
@@ -173,6 +177,9 @@ class Driver:
         with self._feeding():
             if isinstance(message, OF_ONE_EPOCH) and envelope.epoch != self.live.epoch:
                 pass  # of other settings than ours
+            elif isinstance(message, LedgerUpdate):
+                if self.dealing:
+                    self.dealing.receive(source, message)
             elif not isinstance(message, AlgorithmMessage):
                 self.machine.receive(source, message, self.now)
             elif self.me.phase is not Phase.ARRIVING:  # else as good as lost: we have not begun
@@ -287,7 +294,7 @@ class Driver:
             self._deadline = deadline
             self._timer = self._loop.call_at(deadline, self._handle_timer)
 
-    def send(self, target: PeerId, message: Message | AlgorithmMessage) -> None:
+    def send(self, target: PeerId, message: AnyMessage) -> None:
         """Best effort; to one who is not known any more, nothing."""
         member = self.machine.membership.member(target)
         if member:

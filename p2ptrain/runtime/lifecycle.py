@@ -26,6 +26,7 @@ from p2ptrain.averaging.base import Algorithm, load_algorithm
 from p2ptrain.compute.buckets import Buckets
 from p2ptrain.compute.replica import Replica, StateOwner
 from p2ptrain.compute.snapshots import SnapshotWriter
+from p2ptrain.core.data_ledger import MOST_CLOSED, DataPlan
 from p2ptrain.core.messages import Member, Phase
 from p2ptrain.core.peer_machine import PeerMachine
 from p2ptrain.errors import ConfigError, TransportError
@@ -35,6 +36,7 @@ from p2ptrain.runtime.accounts import record_end
 from p2ptrain.runtime.admission import refusals, request_join
 from p2ptrain.runtime.batches import check_divides
 from p2ptrain.runtime.boundary import Boundary
+from p2ptrain.runtime.data_dealing import DataDealing
 from p2ptrain.runtime.driver import Driver
 from p2ptrain.runtime.live_settings import check_algorithm
 from p2ptrain.runtime.metrics import Metrics
@@ -71,6 +73,7 @@ class PeerLifecycle:
         """When the first step began."""
         self.why_stopped = ""
         self._first_algorithm = algorithm
+        self.dealing: DataDealing | None = None
         self._writer: SnapshotWriter | None = None
         self._leaving: asyncio.Task[None] | None = None
         self._leaves_by = math.inf  # a running average may last until then
@@ -109,6 +112,23 @@ class PeerLifecycle:
             return usual  # as the program had it when the swarm had another algorithm
         check_divides(self.config.algorithm, self.algorithm)
         return self.driver.batches.size(usual) if self.is_listening else usual
+
+    def deal(self, plan: DataPlan) -> DataDealing:
+        """Deal these data from now on; see `Peer.deal`."""
+        if self.dealing is None:
+            self.dealing = DataDealing(plan, self.name, self.environment.incarnation)
+            if self.is_listening:
+                self._bind(self.dealing)
+        if self.dealing.plan != plan:
+            raise ConfigError(
+                f"{self.name} deals {self.dealing.plan} already and cannot deal {plan}, too; use "
+                "one ElasticSampler for each peer"
+            )
+        return self.dealing
+
+    def _bind(self, dealing: DataDealing) -> None:
+        self.driver.dealing = dealing
+        dealing.bind(self.driver)
 
     @property
     def should_stop(self) -> bool:
@@ -151,6 +171,8 @@ class PeerLifecycle:
         )
         self.driver, self.boundary = driver, Boundary(driver)
         resumes = await self._find_checkpoint()
+        if self.dealing:
+            self._bind(self.dealing)
         self.address = await transport.start(driver)
         me = Member(
             peer=self.name,
@@ -220,6 +242,8 @@ class PeerLifecycle:
             await self.wait_for_models(count)
         if again and driver.checkpoints:
             driver.checkpoints.take_over_those_who_are_lost()
+        if self.dealing:
+            await self.dealing.catch_up()
         driver.metrics.record("ready", members=[self.name, *driver.swarm.choosable()])
         if config.out and config.snapshot_every_s:
             self._writer = SnapshotWriter(
@@ -403,4 +427,5 @@ class PeerLifecycle:
 
     def record_end(self, why: str) -> None:
         """The last record: totals, and a sentence."""
-        record_end(self.driver.metrics, self.boundary.totals, self.driver.accounts, why)
+        data = self.dealing.counts(MOST_CLOSED) if self.dealing else None
+        record_end(self.driver.metrics, self.boundary.totals, self.driver.accounts, why, data)

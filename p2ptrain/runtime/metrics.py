@@ -10,7 +10,8 @@ clock that governs the peer (monotonic for real, virtual in the simulator):
 ``ready``     all expected peers are here; the first step begins now. ``members``
 ``step``      one step ended at ``t``: ``step`` (from 0), ``samples``, ``loss`` (of this batch),
               ``compute_s``, ``wait_s``: it computed during [t - wait_s - compute_s, t - wait_s],
-              then waited for the protocol until ``t``
+              then waited for the protocol until ``t``; where data are dealt, ``trained``: its
+              samples, as a list of [epoch, first place in its order, place behind the last]
 ``group``     one group attempt ended at ``t``, a wide record: ``ticket``, ``incarnation`` (of the
               ticket's initiator), ``members``, ``what`` (models or gradients), ``fragment`` and
               ``fragments`` (which of how many equal parts of it; 0 and 1: all), ``outcome`` (done,
@@ -35,7 +36,9 @@ clock that governs the peer (monotonic for real, virtual in the simulator):
               (true) or succeed again (false), see `runtime/silence.py`
 ``ended``     ``steps``, ``samples``, ``compute_s``, ``wait_s``, ``comm_s``, ``sent_bytes``,
               ``received_bytes``, ``groups_formed``, ``groups_failed`` (an object: reason -> count),
-              ``staleness_p50``, ``staleness_p99``, ``why`` (a sentence: what ended the run)
+              ``staleness_p50``, ``staleness_p99``, ``why`` (a sentence: what ended the run); where
+              data are dealt, ``data``: of each epoch, as far as this peer knows, its number and its
+              samples trained never, once, more often, and in all
 """
 
 import json

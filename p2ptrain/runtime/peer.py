@@ -29,6 +29,7 @@ from p2ptrain.compute.buckets import Buckets
 from p2ptrain.compute.forward_hooks import ForwardHooks
 from p2ptrain.compute.replica import StateOwner, no_update
 from p2ptrain.compute.torch_replica import TorchReplica
+from p2ptrain.core.data_ledger import DataPlan
 from p2ptrain.documented import takes_settings
 from p2ptrain.errors import ConfigError, DeviceError, LocalProtocolError, P2PTrainError
 from p2ptrain.ids import Address, PeerId
@@ -37,6 +38,7 @@ from p2ptrain.net.grpc_transport import GrpcTransport
 from p2ptrain.net.key_service import KeyService
 from p2ptrain.runtime.board import Board
 from p2ptrain.runtime.checkpoints import RESERVED
+from p2ptrain.runtime.data_dealing import DataDealing
 from p2ptrain.runtime.entry import asking_with, enter, keyring_of, say, welcome
 from p2ptrain.runtime.keys import KeyCare
 from p2ptrain.runtime.lifecycle import PeerLifecycle
@@ -202,6 +204,20 @@ class Peer:
         if (whole := whole_in("usual", usual)) < 1:
             raise ConfigError(f"usual = {usual} must be 1 or more")
         return self._life.batch_size(whole)
+
+    def deal(self, plan: DataPlan) -> DataDealing:
+        """Deal the samples of these data among the peers that train; for `ElasticSampler`.
+
+        From then on `step` counts as trained what was taken first.
+
+        Raises:
+            ConfigError: if this peer deals other data already.
+        """
+        is_new = self._life.dealing is None
+        dealing = self._life.deal(plan)
+        if is_new and self._life.began_at is not None:
+            self._protocol.run(dealing.catch_up())
+        return dealing
 
     @property
     def should_stop(self) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 from p2ptrain.core.effects import Effect, MemberChanged, Send
 from p2ptrain.core.epochs import count_of
-from p2ptrain.core.messages import AlgorithmMessage, MembershipMessage, Message
+from p2ptrain.core.messages import AnyMessage, MembershipMessage
 from p2ptrain.ids import PeerId, Seconds
 
 LOG = logging.getLogger("p2ptrain.protocol")
@@ -34,7 +34,7 @@ class ProtocolLog:
         self._me = me
         self._clock = clock
 
-    def message(self, arrow: str, peer: PeerId, message: Message | AlgorithmMessage) -> None:
+    def message(self, arrow: str, peer: PeerId, message: AnyMessage) -> None:
         """A message goes out (``->``) or has come (``<-``)."""
         level = logging.DEBUG if isinstance(message, MembershipMessage) else logging.INFO
         if LOG.isEnabledFor(level):
@@ -53,7 +53,7 @@ class ProtocolLog:
         LOG.log(level, "t=%.3fs %s %s", self._clock(), self._me, what)
 
 
-def said(message: Message | AlgorithmMessage) -> str:
+def said(message: AnyMessage) -> str:
     """A message in few words: what it is, and of which ticket, version, number or kind."""
     for field in ("ticket", "version", "number", "kind"):
         value = getattr(message, field, None)

@@ -73,6 +73,7 @@ class PeerService:
             settings=str(driver.live.choice),
             changed_why=driver.machine.epochs.current.why,
             long_gone=driver.machine.membership.long_gone(driver.now),
+            data=driver.dealing.counts() if driver.dealing else (),
         )
 
     def set(self, is_member: bool, request: SetRequest) -> SetReply:

@@ -20,7 +20,7 @@ from p2ptrain.compute.state_file import SMALL_BYTES, contents
 from p2ptrain.core.effects import StateTransferred, TakeState
 from p2ptrain.core.shards import Span, chunks
 from p2ptrain.errors import CodecError, P2PTrainError, RefusedError, StateError, TransportError
-from p2ptrain.ids import PeerId
+from p2ptrain.ids import PeerId, Seconds
 from p2ptrain.net.transport import ChunkStream
 from p2ptrain.net.wire import StateOpening
 from p2ptrain.runtime.agreed_state import AgreedState
@@ -48,6 +48,8 @@ class StateTransfer:
     executor: CopyExecutor
     _following: set[int] = field(default_factory=set, init=False)
     """Fragments of the outer state that are being taken over."""
+    _fails_since: Seconds | None = field(default=None, init=False)
+    """Since when this peer has tried in vain to catch up; None if it has not."""
     _served: Counter[str] = field(default_factory=Counter, init=False)
     """Transfers under way, by their receivers."""
 
@@ -94,7 +96,11 @@ class StateTransfer:
         return None
 
     async def catch_up(self, effect: TakeState) -> None:
-        """Take the state of a peer that waits at a later version, or on another lineage."""
+        """Take the state of a peer that waits at a later version, or on another lineage.
+
+        All others wait meanwhile. So a peer that has tried for `join_timeout_s` in vain, as with a
+        full disk, ends with an error that says why, and they go on without it.
+        """
         donor, version = effect.donor, effect.version
         try:
             state = await self.download(donor, version, effect.lineage)
@@ -105,12 +111,23 @@ class StateTransfer:
             text = f"could not catch up with {donor} at version {version}: {error}"
             self.host.metrics.record("warning", text=text)
             await asyncio.sleep(0.1)
+            self._give_up_in_time(error)
             self.host.over(StateTransferred(version, taken=False))
         else:
+            self._fails_since = None
             self.agreed.contributes, self.agreed.lineage = False, effect.lineage
             if overlap := self.host.averages.overlap:
                 overlap.drop("it has taken another model over")
             self.host.over(StateTransferred(version, taken=True))
+
+    def _give_up_in_time(self, error: P2PTrainError) -> None:
+        """Leave, if too much time has passed since the first failure."""
+        host, most_s = self.host, self.host.config.join_timeout_s
+        if self._fails_since is None:
+            self._fails_since = host.now
+        if host.now - self._fails_since >= most_s:
+            why = f"{host.name} leaves, since it could not take over the state of the swarm within"
+            host.fail(type(error)(f"{why} {most_s:g} s, and all others waited for it: {error}"))
 
     def follow(self, fragment: int, digest: int, donors: Sequence[PeerId]) -> None:
         """Take this fragment of the outer state over from one of `donors`, beside the trainer.

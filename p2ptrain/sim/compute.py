@@ -20,6 +20,8 @@ from typing import Any
 
 import numpy as np
 
+from p2ptrain.compute.dealt import Dealing, DealsData
+from p2ptrain.core.data_ledger import DataPlan
 from p2ptrain.ids import Seconds
 from p2ptrain.runtime.exchange import ExchangeConfig
 from p2ptrain.runtime.metrics import Metrics
@@ -54,11 +56,19 @@ class WorkClock:
 class PricedWork:
     """Computes nothing; implements `Work`."""
 
-    def __init__(self, batch_size: int, *, by_speed: bool) -> None:
+    def __init__(self, batch_size: int, *, by_speed: bool, plan: DataPlan | None = None) -> None:
         self.batch_size = batch_size
         self.by_speed = by_speed
+        self._plan = plan
+        self._dealing: Dealing | None = None
+
+    def draw_from(self, peer: DealsData) -> None:
+        """Take samples of what `peer` deals, if there is a plan of data."""
+        self._dealing = peer.deal(self._plan) if self._plan else None
 
     def compute(self, step: int, samples: int) -> tuple[int, float | None]:
+        while self._dealing and self._dealing.taken < samples:
+            self._dealing.take()
         return samples, None
 
     def prepare(self, progress: int) -> None:
@@ -69,9 +79,15 @@ class MadeUpWork(PricedWork):
     """As `PricedWork`, and gives its replica gradients that look like some."""
 
     def __init__(
-        self, batch_size: int, replica: VectorReplica, rank: int, *, by_speed: bool
+        self,
+        batch_size: int,
+        replica: VectorReplica,
+        rank: int,
+        *,
+        by_speed: bool,
+        plan: DataPlan | None = None,
     ) -> None:
-        super().__init__(batch_size, by_speed=by_speed)
+        super().__init__(batch_size, by_speed=by_speed, plan=plan)
         self._replica, self._rank = replica, rank
 
     def compute(self, step: int, samples: int) -> tuple[int, float | None]:

@@ -80,6 +80,7 @@ class LivingPeer:
             trainee.replica,
             simulated_environment(self.process, incarnation),
         )
+        trainee.work.draw_from(self._life)
 
     @property
     def should_stop(self) -> bool:

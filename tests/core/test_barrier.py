@@ -213,7 +213,17 @@ def test_a_lost_word_to_catch_up_is_said_again(meeting: Meeting):
     meeting.wire.clear()
     assert meeting["c"].taking == []
     meeting.advance(RESEND_S)
-    assert [(t.version, t.donor) for t in meeting["c"].taking] == [(5, "a")]
+    assert [(t.version, t.donor) for t in meeting["c"].taking] == [(5, "b")], "the next donor"
+
+
+def test_a_peer_that_cannot_have_the_state_of_one_is_sent_to_the_next(meeting: Meeting):
+    meeting.arrive("ab", 5)
+    meeting.arrive("c", 3)
+    meeting.settle()
+    for _ in range(2):
+        meeting.miss_state("c", 5)
+        meeting.advance(RESEND_S)
+    assert [taking.donor for taking in meeting["c"].taking] == ["a", "b", "a"]
 
 
 def test_every_message_may_come_twice_and_in_any_order(meeting: Meeting):

@@ -94,6 +94,7 @@ def test_a_run_ends_when_all_peers_have_and_yields_its_summary(folder):
         "bytes_per_step",
         "bytes_per_peer",
         "longest_gap_s",
+        "data",
         "words",
         "silences",
         "time_to_target_s",

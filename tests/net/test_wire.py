@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from p2ptrain.core import messages as m
 from p2ptrain.core.contribution import MODEL, Contribution
+from p2ptrain.core.data_ledger import DataPlan, EpochCount, Share
 from p2ptrain.core.links import MAX_MBIT, WHOLE
 from p2ptrain.core.purpose import MOST_FRAGMENTS, Formation, Purpose, What
 from p2ptrain.core.roster import ACCUSERS, size_of
@@ -19,7 +20,7 @@ from p2ptrain.net import wire, wire_parts
 from p2ptrain.net._pb import peer_pb2 as pb
 from p2ptrain.net.wire import AverageOpening, Chunk, Envelope, Hello, JoinReply, StateOpening
 
-MESSAGES = (*typing.get_args(m.Message), m.AlgorithmMessage)
+MESSAGES = typing.get_args(m.AnyMessage)
 AB = m.Begin(Ticket(PeerId("a"), 1, 1), (PeerId("a"), PeerId("b")))
 
 visible = st.characters(codec="utf-8").filter(lambda c: c.isprintable() and c != " ")
@@ -129,8 +130,36 @@ FIELDS: dict[str, st.SearchStrategy] = {
 }
 
 
+PLAN = DataPlan(samples=1000, part_size=16, seed=2**64 - 1)
+shares = st.integers(0, 15).flatmap(
+    lambda start: st.builds(
+        Share,
+        numbers,
+        st.integers(0, PLAN.parts),
+        names,
+        numbers,
+        numbers,
+        st.just(start),
+        st.integers(start, 16),
+        st.booleans(),
+    )
+)
+counts = st.integers(0, 1000).map(lambda again: (1000 - again, again, 1000 + again))
+ledger_updates = st.builds(
+    m.LedgerUpdate,
+    st.just(PLAN),
+    numbers,
+    st.lists(shares, max_size=4).map(tuple),
+    st.lists(st.builds(lambda e, c: EpochCount(e, 0, *c), numbers, counts), max_size=4).map(tuple),
+    st.booleans(),
+    st.booleans(),
+)
+
+
 def instances(kind: type) -> st.SearchStrategy:
     """Any value of one kind of message; `members` are records in some and names in others."""
+    if kind is m.LedgerUpdate:
+        return ledger_updates
     if kind is m.Begin:
         return begins
     records = kind in (m.Ping, m.Ack, m.IndirectAck, m.MembershipUpdates)
@@ -362,6 +391,16 @@ def test_valid_protobuf_with_hostile_values_decodes_or_is_refused(data):
         pb.Envelope(
             source="a",
             algorithm=pb.AlgorithmMessage(kind=text(), numbers=[number()], peers=[text()]),
+        ),
+        pb.Envelope(
+            source="a",
+            ledger_update=pb.LedgerUpdate(
+                samples=number(),
+                part_size=number(),
+                peers=[text()],
+                numbers=[number() for _ in range(data.draw(st.sampled_from([0, 6, 7])))],
+                closed=[number() for _ in range(data.draw(st.sampled_from([0, 3, 4])))],
+            ),
         ),
         pb.Envelope(source="a", relinquish=pb.Relinquish(ticket=ticket)),
         pb.Envelope(
@@ -681,3 +720,26 @@ def test_a_peer_that_describes_itself_at_length_is_refused_or_cut():
     for settings in ({str(n): "" for n in range(300)}, {"x": "y" * 400}, {"x" * 400: "y"}):
         with pytest.raises(CodecError, match=r"settings; at most 256|a text of 400 characters"):
             wire.decode_hello(wire.encode_hello(Hello((1, 0), "a", "b", 1, me, settings)))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"samples": 0, "part_size": 1},
+        {"samples": 1 << 60, "part_size": 1 << 50},
+        {"samples": 1 << 20, "part_size": 1},
+        {"samples": 100, "part_size": 0},
+        {"samples": 100, "part_size": 10, "peers": ["a"], "numbers": [0, 0, 1, 1, 0, 0, 1]},
+        {"samples": 100, "part_size": 10, "peers": ["a"], "numbers": [0, 0, 0, 1, 0, 9, 8]},
+        {"samples": 100, "part_size": 10, "peers": ["a"], "numbers": [0, 0, 0, 1, 0, 0]},
+        {"samples": 100, "part_size": 10, "peers": ["a"], "numbers": [0, 1 << 20, 0, 1, 0, 0, 1]},
+        {"samples": 100, "part_size": 10, "peers": ["a"], "numbers": [0] * 7 * 2049},
+        {"samples": 100, "part_size": 10, "closed": [0, 50, 49, 200]},
+        {"samples": 100, "part_size": 10, "closed": [0, 50, 50, 149]},
+        {"samples": 100, "part_size": 10, "closed": [0, 100, 0, 100] * 4097},
+    ],
+)
+def test_a_ledger_of_what_cannot_be_is_refused(said: dict[str, object]):
+    packed = pb.Envelope(source="a", ledger_update=pb.LedgerUpdate(**said))
+    with pytest.raises(CodecError):
+        wire.decode_envelope(packed.SerializeToString())

@@ -475,6 +475,31 @@ async def test_a_disk_without_room_fails_the_download_and_nothing_else(monkeypat
     await world.close()
 
 
+async def test_a_peer_that_has_no_room_for_the_state_leaves_in_bounded_time_and_says_why(
+    monkeypatch,
+):
+    world, a, b = await pair("allreduce")
+
+    async def no_room(donor, version, lineage):
+        raise TransportError(f"there is no room in /tmp for what {donor} sends")
+
+    monkeypatch.setattr(b.driver.state_transfer, "download", no_room)
+    a.replica.update(a.replica.descend)  # a is one version ahead
+    training = asyncio.create_task(a.train(20, 0.1))
+    before = asyncio.get_running_loop().time()
+    with pytest.raises(TransportError, match=r"b leaves, since it could not take over .* no room"):
+        await b.train(20, 0.1)
+    tried_s = asyncio.get_running_loop().time() - before
+    assert tried_s == pytest.approx(b.driver.config.join_timeout_s, abs=1.0)
+    assert a.boundary.totals.steps == 0, "a waits for it until then"
+    await b.lifecycle.depart(serve=False)
+    await training
+    assert a.boundary.totals.steps == 20
+    (left,) = [r for r in a.metrics.of("member") if r["state"] == "left"]
+    assert left["member"] == "b"
+    await world.close()
+
+
 async def test_peers_that_begin_with_different_models_are_made_equal_before_they_average():
     world, a, b = await pair("allreduce")
     await asyncio.gather(a.train(3, 0.1), b.train(3, 0.1))

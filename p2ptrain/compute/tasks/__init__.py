@@ -3,6 +3,7 @@
 from p2ptrain.compute.tasks.base import (
     Batch,
     Evaluation,
+    IndexedTask,
     Task,
     checked,
     known_tasks,
@@ -10,4 +11,13 @@ from p2ptrain.compute.tasks.base import (
 )
 from p2ptrain.compute.tasks.classification import Classification
 
-__all__ = ["Batch", "Classification", "Evaluation", "Task", "checked", "known_tasks", "load_task"]
+__all__ = [
+    "Batch",
+    "Classification",
+    "Evaluation",
+    "IndexedTask",
+    "Task",
+    "checked",
+    "known_tasks",
+    "load_task",
+]

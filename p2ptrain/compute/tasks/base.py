@@ -17,10 +17,10 @@ Every random choice follows from the arguments, by a generator of its own (`comp
 import dataclasses
 import inspect
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -67,6 +67,20 @@ class Task(Protocol):
 
     def evaluate(self, model: nn.Module) -> Evaluation:
         """Judge `model` on the held-out data, in evaluation mode; it is left as it was."""
+        ...
+
+
+@runtime_checkable
+class IndexedTask(Protocol):
+    """A task whose samples have numbers: they can be dealt (``data = "elastic"``)."""
+
+    @property
+    def samples(self) -> int:
+        """Of an epoch."""
+        ...
+
+    def batch_of(self, indices: Sequence[int], seed: int) -> Batch:
+        """These samples, in order; what is drawn for them follows from `seed` and `indices`."""
         ...
 
 

@@ -10,7 +10,7 @@ frequent each byte is, 2.4 has learned about pairs, below 2 words and indentatio
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -118,6 +118,17 @@ class CharGPT:
         return self._draw(
             text[piece.start : piece.stop], batch_size, generator("order", seed, peers, rank)
         )
+
+    @property
+    def samples(self) -> int:
+        """Sequences of `context` characters, end to end."""
+        return (len(self._text.train) - 1) // self._config.context
+
+    def batch_of(self, indices: Sequence[int], seed: int) -> Batch:
+        """These sequences, cut to one length, which follows from the seed and the first of them."""
+        starts = torch.tensor(indices) * self._config.context
+        length = self._length(generator("lengths", seed, *indices[:1]))
+        return _sequences(self._text.train, starts, length)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Mean cross-entropy per character, in nats."""

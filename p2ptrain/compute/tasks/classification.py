@@ -1,7 +1,7 @@
 """Telling classes apart: what most tasks are, and a ready shell for one's own."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -68,6 +68,17 @@ class Classification:
         return (
             (self.augment(inputs[i], rng), targets[i]) for i in endless(shard, batch_size, order)
         )
+
+    @property
+    def samples(self) -> int:
+        """Those that are not held out."""
+        return len(self.train[1])
+
+    def batch_of(self, indices: Sequence[int], seed: int) -> Batch:
+        """These samples, varied by what follows from the seed and the first of them."""
+        inputs, targets = self.train
+        rng, these = generator("augment", seed, *indices[:1]), torch.tensor(indices)
+        return self.augment(inputs[these], rng), targets[these]
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Mean cross-entropy."""

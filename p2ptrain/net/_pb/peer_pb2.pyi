@@ -120,7 +120,7 @@ class Ticket(_message.Message):
     def __init__(self, initiator: _Optional[str] = ..., incarnation: _Optional[int] = ..., number: _Optional[int] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class Envelope(_message.Message):
-    __slots__ = ("source", "swarm", "epoch", "ping", "ack", "membership_updates", "indirect_ping", "indirect_ack", "request", "grant", "failed", "begin", "release", "inquire", "relinquish", "arrive", "catch_up", "activate", "past", "attempt_status", "resolution", "algorithm", "settings_change")
+    __slots__ = ("source", "swarm", "epoch", "ping", "ack", "membership_updates", "indirect_ping", "indirect_ack", "request", "grant", "failed", "begin", "release", "inquire", "relinquish", "arrive", "catch_up", "activate", "past", "attempt_status", "resolution", "algorithm", "settings_change", "ledger_update")
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     SWARM_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -144,6 +144,7 @@ class Envelope(_message.Message):
     RESOLUTION_FIELD_NUMBER: _ClassVar[int]
     ALGORITHM_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_CHANGE_FIELD_NUMBER: _ClassVar[int]
+    LEDGER_UPDATE_FIELD_NUMBER: _ClassVar[int]
     source: str
     swarm: str
     epoch: int
@@ -167,7 +168,8 @@ class Envelope(_message.Message):
     resolution: Resolution
     algorithm: AlgorithmMessage
     settings_change: SettingsChange
-    def __init__(self, source: _Optional[str] = ..., swarm: _Optional[str] = ..., epoch: _Optional[int] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., membership_updates: _Optional[_Union[MembershipUpdates, _Mapping]] = ..., indirect_ping: _Optional[_Union[IndirectPing, _Mapping]] = ..., indirect_ack: _Optional[_Union[IndirectAck, _Mapping]] = ..., request: _Optional[_Union[Request, _Mapping]] = ..., grant: _Optional[_Union[Grant, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., begin: _Optional[_Union[Begin, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., inquire: _Optional[_Union[Inquire, _Mapping]] = ..., relinquish: _Optional[_Union[Relinquish, _Mapping]] = ..., arrive: _Optional[_Union[Arrive, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ..., activate: _Optional[_Union[Activate, _Mapping]] = ..., past: _Optional[_Union[Past, _Mapping]] = ..., attempt_status: _Optional[_Union[AttemptStatus, _Mapping]] = ..., resolution: _Optional[_Union[Resolution, _Mapping]] = ..., algorithm: _Optional[_Union[AlgorithmMessage, _Mapping]] = ..., settings_change: _Optional[_Union[SettingsChange, _Mapping]] = ...) -> None: ...
+    ledger_update: LedgerUpdate
+    def __init__(self, source: _Optional[str] = ..., swarm: _Optional[str] = ..., epoch: _Optional[int] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., membership_updates: _Optional[_Union[MembershipUpdates, _Mapping]] = ..., indirect_ping: _Optional[_Union[IndirectPing, _Mapping]] = ..., indirect_ack: _Optional[_Union[IndirectAck, _Mapping]] = ..., request: _Optional[_Union[Request, _Mapping]] = ..., grant: _Optional[_Union[Grant, _Mapping]] = ..., failed: _Optional[_Union[Failed, _Mapping]] = ..., begin: _Optional[_Union[Begin, _Mapping]] = ..., release: _Optional[_Union[Release, _Mapping]] = ..., inquire: _Optional[_Union[Inquire, _Mapping]] = ..., relinquish: _Optional[_Union[Relinquish, _Mapping]] = ..., arrive: _Optional[_Union[Arrive, _Mapping]] = ..., catch_up: _Optional[_Union[CatchUp, _Mapping]] = ..., activate: _Optional[_Union[Activate, _Mapping]] = ..., past: _Optional[_Union[Past, _Mapping]] = ..., attempt_status: _Optional[_Union[AttemptStatus, _Mapping]] = ..., resolution: _Optional[_Union[Resolution, _Mapping]] = ..., algorithm: _Optional[_Union[AlgorithmMessage, _Mapping]] = ..., settings_change: _Optional[_Union[SettingsChange, _Mapping]] = ..., ledger_update: _Optional[_Union[LedgerUpdate, _Mapping]] = ...) -> None: ...
 
 class Ping(_message.Message):
     __slots__ = ("number", "members")
@@ -276,6 +278,42 @@ class Contribution(_message.Message):
     outer_steps: int
     speed: int
     def __init__(self, weight: _Optional[int] = ..., usual: _Optional[int] = ..., samples: _Optional[int] = ..., wants_to_end: bool = ..., gradient_mask: _Optional[bytes] = ..., rule: _Optional[int] = ..., progress: _Optional[int] = ..., begun: _Optional[int] = ..., together: _Optional[int] = ..., history: _Optional[int] = ..., outer_steps: _Optional[int] = ..., speed: _Optional[int] = ...) -> None: ...
+
+class LedgerUpdate(_message.Message):
+    __slots__ = ("samples", "part_size", "seed", "begin", "peers", "numbers", "closed", "asks", "is_whole")
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    PART_SIZE_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    NUMBERS_FIELD_NUMBER: _ClassVar[int]
+    CLOSED_FIELD_NUMBER: _ClassVar[int]
+    ASKS_FIELD_NUMBER: _ClassVar[int]
+    IS_WHOLE_FIELD_NUMBER: _ClassVar[int]
+    samples: int
+    part_size: int
+    seed: int
+    begin: int
+    peers: _containers.RepeatedScalarFieldContainer[str]
+    numbers: _containers.RepeatedScalarFieldContainer[int]
+    closed: _containers.RepeatedScalarFieldContainer[int]
+    asks: bool
+    is_whole: bool
+    def __init__(self, samples: _Optional[int] = ..., part_size: _Optional[int] = ..., seed: _Optional[int] = ..., begin: _Optional[int] = ..., peers: _Optional[_Iterable[str]] = ..., numbers: _Optional[_Iterable[int]] = ..., closed: _Optional[_Iterable[int]] = ..., asks: bool = ..., is_whole: bool = ...) -> None: ...
+
+class EpochCount(_message.Message):
+    __slots__ = ("epoch", "never", "once", "again", "trained")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NEVER_FIELD_NUMBER: _ClassVar[int]
+    ONCE_FIELD_NUMBER: _ClassVar[int]
+    AGAIN_FIELD_NUMBER: _ClassVar[int]
+    TRAINED_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    never: int
+    once: int
+    again: int
+    trained: int
+    def __init__(self, epoch: _Optional[int] = ..., never: _Optional[int] = ..., once: _Optional[int] = ..., again: _Optional[int] = ..., trained: _Optional[int] = ...) -> None: ...
 
 class Request(_message.Message):
     __slots__ = ("ticket", "born", "purpose")
@@ -474,7 +512,7 @@ class StateOpening(_message.Message):
     def __init__(self, swarm: _Optional[str] = ..., sender: _Optional[str] = ..., version: _Optional[int] = ..., lineage: _Optional[int] = ..., outer: _Optional[int] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("self", "members", "unix_s", "running_s", "samples_per_s", "wait_share", "progress", "doing", "loss", "partners", "consensus_distance_l2", "groups_done", "groups_failed", "warning", "silence", "since_average_s", "epoch", "settings", "changed_why", "long_gone")
+    __slots__ = ("self", "members", "unix_s", "running_s", "samples_per_s", "wait_share", "progress", "doing", "loss", "partners", "consensus_distance_l2", "groups_done", "groups_failed", "warning", "silence", "since_average_s", "epoch", "settings", "changed_why", "data", "long_gone")
     SELF_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     UNIX_S_FIELD_NUMBER: _ClassVar[int]
@@ -494,6 +532,7 @@ class Report(_message.Message):
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_FIELD_NUMBER: _ClassVar[int]
     CHANGED_WHY_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
     LONG_GONE_FIELD_NUMBER: _ClassVar[int]
     self: Hello
     members: _containers.RepeatedCompositeFieldContainer[Member]
@@ -514,8 +553,9 @@ class Report(_message.Message):
     epoch: int
     settings: str
     changed_why: str
+    data: _containers.RepeatedCompositeFieldContainer[EpochCount]
     long_gone: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, self_: _Optional[_Union[Hello, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., unix_s: _Optional[float] = ..., running_s: _Optional[float] = ..., samples_per_s: _Optional[float] = ..., wait_share: _Optional[float] = ..., progress: _Optional[int] = ..., doing: _Optional[str] = ..., loss: _Optional[float] = ..., partners: _Optional[_Iterable[str]] = ..., consensus_distance_l2: _Optional[float] = ..., groups_done: _Optional[int] = ..., groups_failed: _Optional[int] = ..., warning: _Optional[str] = ..., silence: _Optional[str] = ..., since_average_s: _Optional[float] = ..., epoch: _Optional[int] = ..., settings: _Optional[str] = ..., changed_why: _Optional[str] = ..., long_gone: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, self_: _Optional[_Union[Hello, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., unix_s: _Optional[float] = ..., running_s: _Optional[float] = ..., samples_per_s: _Optional[float] = ..., wait_share: _Optional[float] = ..., progress: _Optional[int] = ..., doing: _Optional[str] = ..., loss: _Optional[float] = ..., partners: _Optional[_Iterable[str]] = ..., consensus_distance_l2: _Optional[float] = ..., groups_done: _Optional[int] = ..., groups_failed: _Optional[int] = ..., warning: _Optional[str] = ..., silence: _Optional[str] = ..., since_average_s: _Optional[float] = ..., epoch: _Optional[int] = ..., settings: _Optional[str] = ..., changed_why: _Optional[str] = ..., data: _Optional[_Iterable[_Union[EpochCount, _Mapping]]] = ..., long_gone: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class SetRequest(_message.Message):
     __slots__ = ("text", "why")
