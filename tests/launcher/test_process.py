@@ -354,6 +354,6 @@ def test_external_baselines_have_no_cables_to_cut():
 
 
 def test_an_unknown_backend_is_refused_with_those_there_are():
-    assert known_backends() == ("process", "docker", "sim")
+    assert known_backends() == ("process", "docker", "ray", "ssh", "sim")
     with pytest.raises(ConfigError, match="unknown backend 'dokcer'; there are: process"):
         load_backend("dokcer")
