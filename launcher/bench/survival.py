@@ -169,9 +169,7 @@ def speed(folder: Path | None, numbers: int, seconds: Seconds) -> tuple[float, i
         def record(self, kind: str, **_: Any) -> None:  # Any: of a record
             written.extend([kind] if kind == "checkpoint" else [])
 
-    more: dict[str, Any] = {}  # Any: settings of a peer
-    if folder:
-        more = {"checkpoint": str(folder), "checkpoint_every_s": 10.0}
+    more: dict[str, Any] = {"checkpoint": str(folder), "checkpoint_every_s": 10.0} if folder else {}
     with Peer(model, optimizer, name="p0", metrics=Counts(), **more) as peer:
         began, steps = time.monotonic(), 0
         while (lasted_s := time.monotonic() - began) < seconds:

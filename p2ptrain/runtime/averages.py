@@ -339,10 +339,8 @@ class FormedGroup(Attempt):
             older = [asyncio.shield(task) for task in running if task is not self.task]
             await asyncio.gather(*older, return_exceptions=True)
             try:
-                if self.what is What.CONSENSUS:
-                    await self._keep_consensus()
-                else:
-                    await host.algorithm.average(self)
+                usual = self.what is not What.CONSENSUS
+                await (host.algorithm if usual else Algorithm()).average(self)
                 if self.outcome is Outcome.WITHDRAWN:
                     self.why = f"{type(host.algorithm).__name__} did not take the result in"
             except AttemptOver:
@@ -454,12 +452,6 @@ class FormedGroup(Attempt):
         )
 
     # --- inside -----------------------------------------------------------------------------------
-
-    async def _keep_consensus(self) -> None:
-        await self.reduce()
-        exchange, weights = self._count(), [one.weight for one in self._contributions]
-        self._averages.host.consensus.take(self.members, weights, self.vector_V.copy())
-        exchange.give_back(self.vector_V)
 
     async def _contribute(self, rule: SumRule | None) -> Exchange:
         """Make the exchange, with what we put into it."""
@@ -658,7 +650,7 @@ class FormedGroup(Attempt):
             case What.PSEUDO_GRADIENTS:
                 free = await self._make_outer_step(vector_V)
             case What.CONSENSUS:
-                raise InvariantViolation("a consensus model is kept, and not taken in")
+                averages.host.consensus.take(self.members, stated, vector_V.copy())
             case What.MODELS:
                 start, parts = self.span.start, self._effect.purpose.fragments
                 if outer := self._outer:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from p2ptrain.compute.replica import Vector
+from p2ptrain.core.contribution import MODEL, Contribution
 from p2ptrain.core.purpose import Purpose, What
 from p2ptrain.errors import TransportError
 from p2ptrain.ids import PeerId, Seconds
@@ -45,8 +46,11 @@ class Consensus:
         self.count = 0
         """Means that this peer has kept."""
 
-    def take(self, members: Sequence[PeerId], weights: Sequence[int], mean_M: Vector) -> None:
+    def take(
+        self, members: Sequence[PeerId], stated: Sequence[Contribution], mean_M: Vector
+    ) -> None:
         """A group is done; `mean_M` is ours."""
+        weights = [one.weight for one in stated]
         self._latest = MeanModel(mean_M, dict(zip(members, weights, strict=True)))
         self.count += 1
         self._host.metrics.record("consensus", members=members, weights=weights)
@@ -95,4 +99,4 @@ class Consensus:
         replica = self._host.replica
         model_M = np.empty(replica.model_size, np.float32)
         await self._host.environment.executor(lambda: replica.snapshot(model_M))
-        self.take((self._host.name,), (1,), model_M)
+        self.take((self._host.name,), (MODEL,), model_M)

@@ -251,13 +251,13 @@ class World:
                 for n, peer in enumerate(made)
             )
         )
-        for started in made:
-            of = started.driver.name
-            self.peers[of] = started
-            if of in self.dead:
-                started.steps_before = self.dead.pop(of).steps if self._trainer else 0
+        for one in made:
+            name = one.driver.name
+            self.peers[name] = one
+            if name in self.dead:
+                one.steps_before = self.dead.pop(name).steps if self._trainer else 0
             if self._trainer:
-                self._begin(started, self._trainer)
+                self._begin(one, self._trainer)
 
     async def kill_all_and_start_again(self, names: Sequence[PeerId]) -> None:
         """SIGKILL for all while they train; then these of them start, from their checkpoints."""
