@@ -277,6 +277,8 @@ class GrpcTransport:
                 await asyncio.sleep(wait_s)
             try:
                 envelope = wire.decode_envelope(data)
+            except wire.UnknownMessage:
+                continue  # a newer peer says it, and does not depend on an answer
             except CodecError as error:
                 await self._reject(context, error)
             came.check(envelope.source)

@@ -85,6 +85,10 @@ _NUMBERS = {what: number for number, what in _WHATS.items()}
 T = TypeVar("T")
 
 
+class UnknownMessage(CodecError):
+    """A message of a later minor version: best effort, as if it had been lost."""
+
+
 @dataclass(frozen=True, slots=True)
 class Hello:
     """A peer's description of itself, sent first."""
@@ -217,11 +221,14 @@ def encode_envelope(envelope: Envelope) -> bytes:
 
 
 def decode_envelope(data: bytes) -> Envelope:
-    """Raises CodecError."""
-    packed = parse(pb.Envelope, data)
+    """Raises CodecError; UnknownMessage for what a later minor version may say."""
+    packed: Any = parse(pb.Envelope, data)  # Any: a generated class
     field = packed.WhichOneof("message")
     if field is None:
-        raise CodecError("an envelope without a message that this version knows")
+        packed.DiscardUnknownFields()
+        if packed.ByteSize() < len(data):
+            raise UnknownMessage("a message of a kind that this version does not know")
+        raise CodecError("an envelope without a message")
     message = _FROM_PB[field](getattr(packed, field))
     source, swarm = name_of(packed.source), text_of(packed.swarm, MAX_NAME)
     return Envelope(source, swarm, message, number(packed.epoch))

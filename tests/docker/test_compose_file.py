@@ -33,6 +33,7 @@ def test_compose_finds_nothing_wrong_with_the_file():
 
 def test_each_gpu_is_given_to_one_peer_and_all_have_the_name_that_they_look_for():
     services = yaml.safe_load(GPU_FILE.read_text())["services"]
+    del services["key"]
     given = []
     for service in services.values():
         (device,) = service["deploy"]["resources"]["reservations"]["devices"]
@@ -45,9 +46,25 @@ def test_each_gpu_is_given_to_one_peer_and_all_have_the_name_that_they_look_for(
     assert given == [f"${{GPU{number}:-{number}}}" for number in range(len(services))]
 
 
+def test_the_key_is_made_once_and_before_the_peers_that_read_it():
+    for file in (FILE, GPU_FILE):
+        services = yaml.safe_load(file.read_text())["services"]
+        key = services.pop("key")
+        assert key["command"] == ["keys", "new", "--keep", "/run/p2ptrain/swarm.key"]
+        assert key["volumes"] == ["keys:/run/p2ptrain"]
+        for name, peer in services.items():
+            if name in ("peer", "gpu0", "gpu1", "gpu2", "gpu3"):
+                waits = {"key": {"condition": "service_completed_successfully"}}
+                assert peer["depends_on"] == waits
+                assert peer["environment"]["P2PTRAIN_TOKEN_FILE"] == key["command"][-1]
+                assert "keys:/run/p2ptrain:ro" in peer["volumes"]
+
+
 def test_peers_with_and_without_gpus_are_told_the_same():
     ours = yaml.safe_load(FILE.read_text())["services"]["peer"]
-    for theirs in yaml.safe_load(GPU_FILE.read_text())["services"].values():
+    services = yaml.safe_load(GPU_FILE.read_text())["services"]
+    del services["key"]
+    for theirs in services.values():
         command = [word for word in theirs["command"] if word not in ("--device", "cuda")]
         assert command == ours["command"]
         for key in ("build", "init", "restart", "stop_grace_period", "environment", "ports"):
