@@ -62,6 +62,10 @@ class Hearsay:
         self._forget_at.pop(peer, None)
         self._release(peer)
 
+    def has_met(self, peer: PeerId) -> bool:
+        """True if we do not know it from hearsay only."""
+        return peer in self._met
+
     def may_accuse(self, teller: PeerId, peer: PeerId, now: Seconds) -> bool:
         """True if we take `teller`'s word that `peer`, which is alive for us, is not."""
         teller = teller if teller in self._met else UNMET

@@ -154,6 +154,10 @@ class Membership(Roster):
         self._suspicions.clear()
         self._hearsay = Hearsay()
 
+    def has_met(self, peer: PeerId) -> bool:
+        """True if it has answered us, or one that we chose to believe has vouched for it."""
+        return self._hearsay.has_met(peer)
+
     def long_gone(self, now: Seconds) -> tuple[PeerId, ...]:
         """Members that died or left more than `LONG_GONE_S` ago."""
         return tuple(peer for peer, at in self._gone_at.items() if now - at > LONG_GONE_S)

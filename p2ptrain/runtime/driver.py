@@ -17,6 +17,7 @@ from p2ptrain.averaging.base import Algorithm, GroupResult
 from p2ptrain.compute.contract import Contract, Description
 from p2ptrain.compute.replica import Replica, StateOwner
 from p2ptrain.core import effects
+from p2ptrain.core.budgets import Budgets, Rate
 from p2ptrain.core.effects import Ending
 from p2ptrain.core.messages import (
     OF_ONE_EPOCH,
@@ -54,6 +55,9 @@ from p2ptrain.runtime.state_transfer import StateTransfer
 from p2ptrain.runtime.swarm import DriverSwarm
 from p2ptrain.vectors import Buffers
 
+RECORDS_OF_UNMET = Rate(0.2, 256.0)
+"""Records of members that we know only from others: made-up ones must not fill the file."""
+
 
 @dataclass(eq=False, repr=False)
 class Driver:
@@ -90,6 +94,7 @@ class Driver:
         """Of the swarm; every message and opening carries it."""
         self._admissions = Admissions()
         self._repeats = Repeats()
+        self._records_of_unmet: Budgets[str] = Budgets(RECORDS_OF_UNMET)
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._deadline: Seconds = 0.0
@@ -303,9 +308,10 @@ class Driver:
             self.transport.send(member.address, envelope)
 
     def _member_changed(self, effect: effects.MemberChanged) -> None:
-        self.metrics.record(
-            "member", member=effect.peer, state=effect.state.name.lower(), why=effect.why
-        )
+        met = self.machine.membership.has_met(effect.peer)
+        if met or self._records_of_unmet.take("", self.now):
+            state = effect.state.name.lower()
+            self.metrics.record("member", member=effect.peer, state=state, why=effect.why)
         self._watch.look()
         member = self.machine.membership.member(effect.peer)
         if member and effect.state is MemberState.ALIVE:

@@ -300,6 +300,20 @@ async def test_a_refused_newcomer_is_recorded_once_a_minute_and_leaves_no_connec
     await world.close()
 
 
+async def test_made_up_members_fill_a_few_lines_of_the_records_and_no_more():
+    world, a, _ = await pair()
+    recorded: list[str] = []
+    a.driver.metrics.record = lambda kind, **_: recorded.append(kind)
+    stranger = await Stranger(world).start()
+    for first in range(0, 6000, 60):
+        invented = [replace(stranger.me, peer=PeerId(f"x{first + i}")) for i in range(60)]
+        word = m.MembershipUpdates(tuple(invented))
+        stranger.transport.send(a.address, Envelope(PeerId("s"), a.driver.digest, word))
+        await asyncio.sleep(3.0)
+    assert 100 < recorded.count("member") < 400
+    await world.close()
+
+
 async def test_the_state_of_a_version_at_which_nobody_waits_is_refused():
     world, a, b = await pair("allreduce")
     opening = StateOpening(a.driver.digest, PeerId("b"), 5)
