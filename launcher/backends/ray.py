@@ -132,10 +132,10 @@ class _Actor:
 
     def call(self, method: str, *arguments: Any) -> Any:  # Any: of the agent's methods
         """Call a method of the agent's, and wait for its result."""
-        exceptions = _ray().exceptions
+        ray = _ray()
         try:
-            return _ray().get(getattr(self._actor, method).remote(*arguments), timeout=ANSWER_S)
-        except (exceptions.RayActorError, exceptions.GetTimeoutError) as error:
+            return ray.get(getattr(self._actor, method).remote(*arguments), timeout=ANSWER_S)
+        except ray.exceptions.RayError as error:
             raise self._lost(error) from None
 
     def news(self) -> Look | None:
@@ -151,7 +151,7 @@ class _Actor:
             look = future.result()
         except exceptions.ActorUnavailableError:
             return None  # the cluster finds out whether its node is lost
-        except exceptions.RayActorError as error:
+        except exceptions.RayError as error:
             raise self._lost(error) from None
         assert isinstance(look, Look)
         return look

@@ -3,11 +3,14 @@
 import os
 import signal
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from p2plab.backends import load_backend
+from p2plab.backends import ray as backend
 from p2plab.backends.ray import RayBackend
+from p2plab.backends.remote import AgentLost
 from p2plab.conditions import DeviceConfig, FaultConfig
 from p2plab.faults import FaultPlan
 from p2plab.run import Run
@@ -64,6 +67,32 @@ def test_a_machine_without_ray_is_one_sentence(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigError, match=r"needs Ray; pip install 'p2ptrain\[ray\]', here and"):
         load_backend("ray").check(scenario())
+
+
+@pytest.mark.parametrize("error", [ray.exceptions.RaySystemError("it burnt"), None])
+def test_whatever_ends_an_actor_costs_its_peer_and_not_the_run(monkeypatch, error):
+    error = error or ray.exceptions.GetTimeoutError("it burnt")
+
+    def get(*_, **__):
+        raise error
+
+    class Method:
+        def remote(self):
+            return self
+
+        future = done = lambda self: self
+        result = get
+
+    actor = object.__new__(backend._Actor)
+    actor._actor, actor._look = SimpleNamespace(look=Method(), port=Method()), None
+    actor._place = ("node", "10.0.0.5")
+    fake = SimpleNamespace(exceptions=ray.exceptions, get=get, nodes=list)
+    monkeypatch.setattr(backend, "_ray", lambda: fake)
+    for ask in (actor.news, lambda: actor.call("port")):
+        with pytest.raises(
+            AgentLost, match=r"was on a node of the Ray cluster that died .10.0.0.5"
+        ):
+            ask()
 
 
 def test_peers_train_over_three_nodes(cluster, tmp_path):
