@@ -533,7 +533,7 @@ def test_a_fragment_that_there_is_not_is_refused(purpose: dict[str, int]):
 
 
 @pytest.mark.parametrize(
-    "purpose", [{"formation": 3}, {"what": 4}, {"formation": -1}, {"what": -1}]
+    "purpose", [{"formation": 3}, {"what": 5}, {"formation": -1}, {"what": -1}]
 )
 def test_a_group_for_something_that_this_version_does_not_know_is_refused(purpose: dict[str, int]):
     packed, ticket = pb.Purpose(**purpose), pb.Ticket(initiator="a")

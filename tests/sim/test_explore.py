@@ -116,6 +116,7 @@ def test_what_groups_remember_is_all_in_their_frozen_state():
             "_environment",
             "_admits",
             "timeouts",
+            "_credit",
         },
         groups.barrier: {"_me", "_resend_s", "_view", "_lock", "_emit"},
         groups.wait_avoiding: {"_me", "_resend_s", "_schedule", "_view", "_lock", "_emit"},
@@ -128,6 +129,8 @@ def test_what_groups_remember_is_all_in_their_frozen_state():
     assert vars(groups).keys() == {
         *("lock", "barrier", "wait_avoiding"),
         *("_environment", "_emit", "_ended", "_now"),  # the last two: only within a call
+        *("epoch", "is_suspended", "_withdrawn"),  # no settings change in an exploration
+        *("_me", "_resend_s"),
     }
 
 
