@@ -44,7 +44,7 @@ class Terminal:
 
     def address(self) -> str:
         until(lambda: any("listens at" in line for line in self.lines), self.lines)
-        return self.lines[0].split()[-1]
+        return self.lines[0].split(" listens at ")[1].split()[0]
 
     def end(self) -> str:
         """Its farewell; what follows is the result."""

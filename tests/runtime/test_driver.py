@@ -24,7 +24,7 @@ from p2ptrain.ids import Address, PeerId, Ticket
 from p2ptrain.net.transport import ChunkStream
 from p2ptrain.net.wire import AverageOpening, Envelope, Hello, Opening, StateOpening
 from p2ptrain.runtime import state_transfer
-from p2ptrain.runtime.averages import FormedGroup
+from p2ptrain.runtime.formed_group import FormedGroup
 from p2ptrain.runtime.parked import MAX_PARKED
 from p2ptrain.sim.link import Link
 from p2ptrain.sim.loop import run

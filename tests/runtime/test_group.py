@@ -11,8 +11,8 @@ import pytest
 
 from p2ptrain.averaging import Algorithm, Group, Mean, Outcome, PeerId, Swarm, What
 from p2ptrain.core.effects import Abandon
-from p2ptrain.runtime.averages import FormedGroup
 from p2ptrain.runtime.exchange import Exchange
+from p2ptrain.runtime.formed_group import FormedGroup
 from p2ptrain.runtime.pending_mean import PendingMean
 from p2ptrain.sim.link import Link
 from p2ptrain.sim.replica import VectorReplica

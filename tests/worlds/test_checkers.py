@@ -16,7 +16,8 @@ from p2ptrain.core.membership import Membership
 from p2ptrain.core.messages import Begin
 from p2ptrain.core.wait_avoiding import WaitAvoiding
 from p2ptrain.ids import PeerId, Ticket
-from p2ptrain.runtime.averages import Averages, FormedGroup
+from p2ptrain.runtime.averages import Averages
+from p2ptrain.runtime.formed_group import FormedGroup
 from p2ptrain.runtime.mix import Mix
 from p2ptrain.runtime.pending_gradients import PendingGradients
 from p2ptrain.sim.checkers import WatchedReplica
