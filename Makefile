@@ -7,7 +7,7 @@ RUNS   ?= runs
 SMALL  := $(if $(QUICK),--quick)
 READY  := $(VENV)/.ready
 
-.PHONY: demo test explore worlds starts paper paper-real attack bench bench-faults bench-hidden bench-links bench-lock bench-membership bench-slow-links bench-survival wan compare protos algorithm-pages scenario-reference reference-pages docs wheel ends clean
+.PHONY: demo test explore worlds starts paper paper-real attack bench bench-device bench-faults bench-hidden bench-links bench-lock bench-membership bench-slow-links bench-survival wan compare protos algorithm-pages scenario-reference reference-pages docs wheel ends clean
 
 demo: $(READY)  ## train with all-reduce and with gossip beside a straggler; write runs/demo
 	$(BIN)/p2plab run launcher/scenarios/one_slow.toml --out $(RUNS)/demo $(if $(QUICK),--samples 512,--check)
@@ -34,6 +34,9 @@ bench: $(READY)  ## averages beside Gloo and a bare gRPC exchange; runs/bench
 
 bench-links: $(READY)  ## averages over a link of 1 Gbit/s, with each codec; root, runs/bench-links
 	$(BIN)/python -m p2plab.bench.links --out $(RUNS)/bench-links $(SMALL)
+
+bench-device: $(READY)  ## copies, memory and steps on an accelerator, beside its limits; runs/bench-device
+	$(BIN)/python -m p2plab.bench.device --out $(RUNS)/bench-device --check $(SMALL)
 
 bench-hidden: $(READY)  ## how much of an all-reduce hides behind real passes, over a slow link; root, runs/bench-hidden
 	$(BIN)/python -m p2plab.bench.hidden --out $(RUNS)/bench-hidden $(SMALL)

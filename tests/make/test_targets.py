@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from p2plab.harness.namespaces import laid
+from p2ptrain.compute.devices import accelerators
 from p2ptrain.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -23,6 +24,7 @@ SMALLEST = {
     "worlds": ("QUICK=1", ""),
     "starts": ("QUICK=1", ""),
     "bench": ("QUICK=1", "bench/bench.png"),
+    "bench-device": ("QUICK=1", "bench-device/bench.json"),
     "bench-hidden": ("QUICK=1", "bench-hidden/bench.json"),
     "bench-links": ("QUICK=1", "bench-links/bench.json"),
     "bench-slow-links": ("QUICK=1", "bench-slow-links/bench.png"),
@@ -64,6 +66,8 @@ def test_every_documented_target_has_a_smallest_form():
 def test_a_documented_target_runs_in_its_smallest_form(target: str, tmp_path: Path):
     if target in ("bench-links", "bench-hidden"):
         skip_without_namespaces()
+    if target == "bench-device" and not accelerators().count:
+        pytest.skip("there is no accelerator here")
     if target == "wheel" and importlib.util.find_spec("setuptools") is None:
         pytest.skip("without setuptools here a wheel takes a package registry")
     if target == "docs" and importlib.util.find_spec("sphinx") is None:
