@@ -243,7 +243,11 @@ def test_every_mistake_is_one_sentence_and_exit_code_2(p2plab, small, tmp_path):
     mistakes = {
         (str(unpriced), "--backend", "sim"): "unpriced cannot be simulated: computing takes no",
         (str(small), "--backend", "sim", "--algorithms", "ddp"): "ddp cannot be simulated; use",
-        (str(small), "--backend", "smi"): "unknown backend 'smi'; there are: process, docker, sim",
+        (
+            str(small),
+            "--backend",
+            "smi",
+        ): "unknown backend 'smi'; there are: process, docker, ray, ssh, sim",
         (str(small), "--backend", "sim", "--peers", "0"): "peers = 0 must be 1 or more",
         (str(small), "--no-gradients"): "small is to run without gradients, but processes compute",
         (str(linked),): "small has a [link], but processes of one machine have the link they have",
