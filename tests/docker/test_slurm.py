@@ -89,7 +89,7 @@ def test_the_job_is_queued_again_when_it_is_preempted():
 @pytest.mark.slow
 def test_the_tasks_of_a_job_find_each_other_and_train_together(cluster):
     folder, _ = cluster
-    job = submitted(cluster, "--samples", "3000", "--out", "results")
+    job = submitted(cluster, "--samples", "60000", "--out", "results")
     said = job.communicate(timeout=100)[0]
     logs = "\n".join(path.read_text() for path in sorted(folder.glob("task*.log")))
     assert job.returncode == 0, said + logs
@@ -112,7 +112,7 @@ def test_before_the_time_is_up_peers_leave_and_the_job_is_queued_again(cluster):
     program = "trap 'touch left-$$; exit 0' TERM\ntouch runs-$$\nwhile :; do sleep 0.05; done\n"
     (folder / "p2ptrain").write_text(f"#!/bin/sh\n{program}")
     job = submitted(cluster)
-    for _ in range(1000):
+    for _ in range(3000):
         if len(list(folder.glob("runs-*"))) == 3:
             break
         time.sleep(0.01)

@@ -15,6 +15,7 @@ from typing import Any
 
 from p2ptrain.core import messages as m
 from p2ptrain.core.contribution import Contribution
+from p2ptrain.core.data_ledger import DataPlan
 from p2ptrain.core.purpose import Formation, Purpose, What
 from p2ptrain.ids import Address, PeerId, Ticket
 from p2ptrain.net import wire
@@ -73,6 +74,15 @@ FIELDS: dict[str, Any] = {
     "weights": (1, 3),
     "contributions": (STATED, STATED),
     "outside_samples": 16,
+    "epoch": 3 << 32,
+    "text": '{"algorithm":"wagma"}',
+    "by": B,
+    "why": "a test",
+    "plan": DataPlan(360, 16, 5),
+    "begin": 0,
+    "shares": (),
+    "closed": (),
+    "is_whole": True,
 }
 RECORDS = (m.Ping, m.Ack, m.IndirectAck, m.MembershipUpdates)
 HELLO = wire.Hello(
@@ -94,7 +104,7 @@ def examples() -> dict[str, tuple[Any, Callable[[Any], bytes], Callable[[bytes],
             wire.encode_envelope,
             wire.decode_envelope,
         )
-        for kind in (*typing.get_args(m.Message), m.AlgorithmMessage)
+        for kind in typing.get_args(m.AnyMessage)
     }
     average = wire.AverageOpening("digest", A, TICKET, 1000, 100, "fp32", "all")
     found |= {
