@@ -105,6 +105,7 @@ class Checkpoints:
         document = {
             "peer": host.name,
             "algorithm": host.config.algorithm,
+            "works_with": host.live.choice.text,
             "fingerprint": host.replica.fingerprint,
             "unix_s": host.environment.unix_clock(),
             "updates": host.replica.updates,
@@ -251,7 +252,8 @@ class Checkpoints:
             why = host.replica.import_state(checkpoint.model, whole=False)
             self._warn(f"went on without the optimizer's state: {why or error}")
         parts, states = self._parts(), self._states(checkpoint)
-        load(parts, states, tuple(parts))
+        same = checkpoint.document.get("works_with") == host.live.choice.text
+        load(parts, states, tuple(parts) if same else ("choices",))  # the rest is of other settings
         self.found = checkpoint
         self._last_updates = checkpoint.updates
         host.agreed.samples_before = int(checkpoint.document["samples"])

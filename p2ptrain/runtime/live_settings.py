@@ -127,7 +127,8 @@ class LiveSettings:
     def start(self, activity: Coroutine[Any, Any, None]) -> None:  # Any: asyncio's own types
         """Run an activity of the algorithm's, until that is replaced or the peer ends."""
         self._beside = [task for task in self._beside if not task.done()]
-        self._beside.append(self._driver.start(_until_due(activity)))
+        self._beside.append(task := self._driver.start(_until_due(activity)))
+        task.add_done_callback(lambda _: activity.close())  # if it was cancelled before it began
 
     def begin(self) -> None:
         """The trainer begins, or has another algorithm: so does what runs beside it."""

@@ -217,7 +217,9 @@ def spec_of(seed: int, algorithm: str = "") -> Spec:
         gradient_codec=_gradient_codec(load_algorithm(algorithm, options), chance),
         checkpoint_every_s=checkpoint_every_s,
         all_die=checkpoint_every_s > 0 and survival.random() < 0.4,
-        changes=() if algorithm != drawn else _changes(seed, algorithm, peers, cruel_s),
+        changes=()
+        if algorithm != drawn or checkpoint_every_s
+        else _changes(seed, algorithm, peers, cruel_s),
     )
 
 
