@@ -216,7 +216,9 @@ def spec_of(seed: int, algorithm: str = "") -> Spec:
         plan=_plan(chance, seed, peers, cruel_s),
         gradient_codec=_gradient_codec(load_algorithm(algorithm, options), chance),
         checkpoint_every_s=checkpoint_every_s,
-        all_die=checkpoint_every_s > 0 and survival.random() < 0.4,
+        all_die=checkpoint_every_s > 0
+        and survival.random() < 0.4
+        and not options.get("group_size"),  # of which fewer may come back
         changes=()
         if algorithm != drawn or checkpoint_every_s
         else _changes(seed, algorithm, peers, cruel_s),
