@@ -123,6 +123,7 @@ def _peer(setting: Setting, model: Stack, optimizer: Optimizer) -> Timed:
         optimizer,
         name=f"p{setting.rank}",
         listen=f"{own}:{PORT}",
+        insecure=True,  # as the others here: Gloo encrypts nothing
         join=[f"{first}:{PORT}"] if setting.rank else [],
         peers=PEERS,
         algorithm=algorithm,
