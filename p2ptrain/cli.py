@@ -162,7 +162,9 @@ def peer(
     ] = None,
     insecure: Annotated[
         bool | None,
-        typer.Option("--insecure", help="plain text: whoever reaches this peer gets the model"),
+        typer.Option(
+            "--insecure", help="plain text: any program that reaches this peer gets the model"
+        ),
     ] = None,
     tls_cert: Annotated[str | None, TLS_CERT] = None,
     tls_key: Annotated[str | None, TLS_KEY] = None,
