@@ -162,9 +162,7 @@ def peer(
     ] = None,
     insecure: Annotated[
         bool | None,
-        typer.Option(
-            "--insecure", help="plain text: any program that reaches this peer gets the model"
-        ),
+        typer.Option("--insecure", help="plain text: any host that gets here may read the model"),
     ] = None,
     tls_cert: Annotated[str | None, TLS_CERT] = None,
     tls_key: Annotated[str | None, TLS_KEY] = None,
