@@ -157,8 +157,8 @@ async def test_a_slow_disk_costs_checkpoints_and_no_time():
     last_s = 2.5 * EVERY_S  # the end waits for the last one
     assert virtual_loop().now - began < 40 * STEP_S * 1.1 + last_s
     versions = written(world)
-    assert versions["p0"] == versions["p1"] == versions["p2"]
-    assert 3 <= len(versions["p0"]) <= 5
+    assert versions["p0"] == versions["p2"]
+    assert versions["p1"] == versions["p0"][:4]  # its last one is still on the way
     await world.close()
 
 
