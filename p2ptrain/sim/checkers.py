@@ -606,7 +606,7 @@ def partial(groups: Iterable[_Group]) -> int:
 
 def _effect(group: _Group) -> Exact:
     """How much a group changed the sum of all models because some members added no delta."""
-    deltas = (group.parts[name].added for name in group.done)
+    deltas = (group.parts[name].added for name in group.done if not group.is_push)
     added = [delta for delta in deltas if delta is not None]
     conserves = len(added) == len(group.members) and not group.has_outer
     return np.zeros(1) if conserves else sum(added, np.zeros(1))
