@@ -17,7 +17,7 @@ to itself. One that may have been goes with its receiver, which is dead or gone,
 weight does. Weights are never made twice: the sum of all is at most the number of peers. A peer
 that starts begins with weight 1; every model is a model whatever its weight.
 
-With a lossy codec Q the sender keeps what rounding takes: z <- z + s / (1 - s) (z - Q(z)).
+With a lossy codec Q the sender keeps what rounding takes: z <- z + w' / w (z' - Q(z')).
 
 Legend of shapes: ``M`` numbers of a model.
 """
@@ -77,7 +77,7 @@ class Shares:
                 sent = self.weight * share
                 self.weight -= sent
                 self.on_the_way[ticket] = sent
-            delivery = await self._deliver(to, sent, share, clock, model_M, ticket)
+            delivery = await self._deliver(to, sent, clock, model_M, ticket)
             if delivery.is_taken:
                 del self.on_the_way[ticket]
             elif delivery.is_back:
@@ -89,17 +89,17 @@ class Shares:
         return GroupResult(outcome, delivery.why, members)
 
     async def _deliver(
-        self, to: PeerId, sent: float, share: float, clock: int, model_M: Vector, ticket: Ticket
+        self, to: PeerId, sent: float, clock: int, model_M: Vector, ticket: Ticket
     ) -> Delivery:
         host, codec = self._host, load_codec(self._host.averages.config.codec)
         before_M = None if codec.is_exact else model_M.copy()
         head = host.pushes.push(to, weight=sent, clock=clock)
-        delivering = host.pushes.deliver(SHARE, to, head, model_M, codec, ticket=ticket)
-        delivery = await delivering
+        delivery = await host.pushes.deliver(SHARE, to, head, model_M, codec, ticket=ticket)
         if before_M is not None:
-            np.subtract(before_M, model_M, out=before_M)
-            np.multiply(before_M, np.float32(share / (1 - share)), out=before_M)
-            await host.averages.executor(lambda: host.replica.add_delta(before_M))
+            async with self._changing:
+                np.subtract(before_M, model_M, out=before_M)
+                np.multiply(before_M, np.float32(sent / self.weight), out=before_M)
+                await host.averages.executor(lambda: host.replica.add_delta(before_M))
         return delivery
 
     # --- the receiver's side ----------------------------------------------------------------------

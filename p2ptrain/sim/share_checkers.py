@@ -36,10 +36,10 @@ class WatchedShares(Shares):
         self._name, self._books = name, books
 
     async def _deliver(
-        self, to: PeerId, sent: float, share: float, clock: int, model_M: Vector, ticket: Ticket
+        self, to: PeerId, sent: float, clock: int, model_M: Vector, ticket: Ticket
     ) -> Delivery:
         self._books.left[ticket] = model_M.copy()
-        delivery = await super()._deliver(to, sent, share, clock, model_M, ticket)
+        delivery = await super()._deliver(to, sent, clock, model_M, ticket)
         if delivery.is_taken and ticket not in self._books.arrived:
             self._books.note("the weights", f"{self._name} counts {ticket} as taken in by {to}")
         return delivery
