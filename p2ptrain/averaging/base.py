@@ -13,8 +13,8 @@ like the paper. It acts at the moments that it defines, and leaves the others al
 * `handle_push`     another peer has pushed a share of its model here (`Swarm.push`).
 
 It declares what others must know of it (`averages`, `compresses`, `trainer_waits`, `in_step`,
-`overlaps`, `conserves_mean`, `pushes_shares`): the boundary, the simulator's checkers and the contract tests read
-these and infer nothing.
+`overlaps`, `conserves_mean`, `pushes_shares`): the boundary, the simulator's checkers and the
+contract tests read these and infer nothing.
 
 An algorithm whose groups follow from the version and the peers that train has a `schedule` as well:
 then versions run in whole groups while some of their trainers compute (`core/wait_avoiding.py`).

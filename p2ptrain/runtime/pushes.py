@@ -34,7 +34,7 @@ from p2ptrain.core.messages import MemberState
 from p2ptrain.core.purpose import Purpose
 from p2ptrain.core.shards import Span, chunks
 from p2ptrain.errors import CodecError, ConfigError, RefusedError, TransportError
-from p2ptrain.ids import PeerId, Seconds, Ticket
+from p2ptrain.ids import PeerId, Ticket
 from p2ptrain.net.transport import ChunkStream
 from p2ptrain.net.wire import AverageOpening
 from p2ptrain.runtime.accounts import Attempt
@@ -213,7 +213,8 @@ class Pushes:
         sent: Delivery,
     ) -> None:
         """One attempt. Raises RefusedError, TransportError, CodecError."""
-        host, stream, watching = self._host, None, None
+        host, stream = self._host, None
+        watching: asyncio.Task[None] | None = None
         stall = host.averages.transfers.stall(What.MODELS, 2)
         began = host.now
         try:
@@ -248,9 +249,9 @@ class Pushes:
             why = f"nothing has moved to or from {to} for {stall.seconds:.1f} s"
             raise TransportError(why) from error
         finally:
-            if watching:
+            if watching is not None:
                 watching.cancel()
-            if stream and not sent.is_taken:
+            if stream is not None and not sent.is_taken:
                 stream.abort("the push has failed")
         stall.took(host.now - began)
 

@@ -60,7 +60,7 @@ class WatchedShares(Shares):
     def _merge(self, theirs_M: Vector, weight: float) -> float:
         before_M, theirs, own = self._model(), theirs_M.astype(np.float64), self.weight
         distance = super()._merge(theirs_M, weight)
-        due_M = (own * before_M + weight * theirs) / (own + weight)
+        due_M = ((own * before_M + weight * theirs) / (own + weight)).astype(np.float32)
         if not _is_right(self._model(), due_M):
             self._books.note("the mean", f"{self._name} took a share in, and is off")
         return distance
