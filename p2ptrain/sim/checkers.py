@@ -429,7 +429,7 @@ class Auditor:
         group = self.groups.setdefault(
             ticket, _Group(What(fields["what"]), members, book.has_outer)
         )
-        group.is_push = fields["weight"] is not None
+        group.is_push = fields.get("weight") is not None
         if members != group.members or name not in members:
             why = f"{name} was in {ticket} with {members}, {group.members[0]} with {group.members}"
             self.note("once", why)
