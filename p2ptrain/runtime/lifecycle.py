@@ -407,7 +407,7 @@ class PeerLifecycle:
             driver.withdraw()
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(self._leaves_by) as self._grace:
-                    while driver.averages.running:
+                    while driver.averages.running or driver.pushes.running:
                         await driver.wait_for_change()
             self._grace = None
             driver.machine.leave(driver.now)
