@@ -126,6 +126,7 @@ class Auto(Algorithm):
         self.inner = _load(self._now)
         """What the swarm trains with."""
         self.averages, self.compresses = self.inner.averages, self.inner.compresses
+        self.pushes_shares = self.inner.pushes_shares
         self._reports = Reports(0.0)
         self._steps = self._begun_at = 0
         self._refused: list[Candidate] = []
@@ -245,6 +246,9 @@ class Auto(Algorithm):
 
     def take_in(self, versions: Sequence[int]) -> Sequence[int]:
         return self.inner.take_in(versions)
+
+    def handle_push(self, swarm: Swarm, source: PeerId, clock: int) -> None:
+        self.inner.handle_push(swarm, source, clock)
 
     def schedule(self, version: int, peers: Sequence[PeerId], me: PeerId) -> Round:
         return self.inner.schedule(version, peers, me)
