@@ -339,7 +339,32 @@ def test_a_delta_waits_for_the_boundary_and_is_in_the_snapshot_at_once():
     flat.take_pending()
     assert model.weight.tolist() == [1, 2]
     assert snapshot(flat).tolist() == [1, 2]
-    assert flat.pending() is None
+    with flat.pending_as_it_is() as pending:
+        assert pending is None
+
+
+@pytest.mark.parametrize(("delta", "start"), [([3, 4], 0), ([4], 1)])
+def test_a_delta_that_comes_while_a_state_is_written_is_not_in_that_state(delta, start):
+    flat = FlatModel(OneTensor(torch.zeros(2)))
+    flat.add_delta(np.array([1, 2], np.float32))
+    with flat.pending_as_it_is() as pending:
+        flat.add_delta(np.array(delta, np.float32), start)
+        flat.add_delta(np.array([10, 10], np.float32))
+        assert pending.tolist() == [1, 2]
+    whole = [1, 2]
+    whole[start:] = [a + b for a, b in zip(whole[start:], delta, strict=True)]
+    assert snapshot(flat).tolist() == [10 + number for number in whole]
+
+
+def test_memory_in_which_nothing_is_pending_any_more_is_lent_on():
+    flat, delta = FlatModel(OneTensor(torch.zeros(2))), np.array([1, 2], np.float32)
+    assert not len(flat.take_idle())  # there is none before the first delta
+    assert not len(flat.add_delta(delta))  # so nothing is given in its place
+    assert not len(flat.take_idle())  # it is in use
+    flat.take_pending()
+    assert flat.take_idle().ctypes.data == delta.ctypes.data
+    flat.add_delta(np.array([5], np.float32), 1)  # a part of a vector that is not there
+    assert snapshot(flat).tolist() == [1, 7]
 
 
 def test_a_delta_may_be_read_only_memory():
@@ -374,7 +399,8 @@ def test_a_diverged_16_bit_model_keeps_its_infinity():
     flat.add_delta(np.array([1, 1], np.float32))
     flat.take_pending()
     assert model.weight.tolist() == [torch.inf, 2.0]
-    assert flat.pending() is None
+    with flat.pending_as_it_is() as pending:
+        assert pending is None
 
 
 def test_a_running_variance_never_goes_below_zero_and_loses_nothing():
