@@ -219,7 +219,7 @@ MOST_SETTINGS_TEXT = 2000
 
 @dataclass(frozen=True, slots=True)
 class SettingsChange:
-    """The swarm works with these settings. Lost: who is behind is told again (`core/epochs.py`)."""
+    """The swarm works with these settings. Lost: it comes again (`core/epochs.py`)."""
 
     epoch: int
     text: str
