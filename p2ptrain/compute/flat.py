@@ -100,7 +100,7 @@ class FlatModel:
     optimizer over them stay good. `snapshot` and `add_delta` may be called from any thread.
 
     Args:
-        staged: which devices the host reaches by a lane.
+        staged: which devices the host reaches by a lane; without, all but itself.
 
     Raises:
         StateError: if the module has no trainable parameter, or one that cannot be averaged (on
@@ -112,7 +112,7 @@ class FlatModel:
         self,
         module: nn.Module,
         beside: nn.Module | None = None,
-        staged: Callable[[torch.device], bool] = is_far,
+        staged: Callable[[torch.device], bool] | None = None,
     ) -> None:
         self.slots: Sequence[Slot] = find_slots(module, beside)
         self.size: int = self.slots[-1].at.stop
@@ -142,7 +142,9 @@ class FlatModel:
         self._variances = [s for s in self.slots if is_never_negative(s.name)]
         self._takes_all = not self._variances and all(run.is_exact for run in self._runs)
         devices = dict.fromkeys(run.live.device for run in self._runs)
-        self._stages = {device: Stage(lane_of(device)) for device in devices if staged(device)}
+        self._stages = {
+            device: Stage(lane_of(device)) for device in devices if (staged or is_far)(device)
+        }
         self._arrivals = [  # one for each run, None where the host is at home
             Arrival(stage, len(run.live), run.live.device)
             if (stage := self._stages.get(run.live.device))

@@ -13,6 +13,7 @@ from torch import nn
 
 from p2ptrain.compute.flat import FlatModel, consensus, load_vector, save_model
 from p2ptrain.errors import StateError
+from tests.helpers.accelerator import KIND, needs_accelerator
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 
@@ -508,15 +509,14 @@ def test_a_file_that_cannot_be_written_is_one_sentence(tmp_path):
         save_model(Tied(), tmp_path / "nowhere" / "model.safetensors")
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@needs_accelerator
 def test_a_model_on_a_gpu_is_the_same_vector():
-    model = network().cuda()
+    model = network().to(KIND)
     flat = FlatModel(model)
     before = snapshot(flat)
     assert before.tolist() == snapshot(FlatModel(network())).tolist()
     flat.add_delta(np.ones(flat.size, np.float32))
     with flat.step_lock:
         flat.take_pending()
-    assert model[0].weight.is_cuda
+    assert model[0].weight.device.type == KIND
     assert snapshot(flat).tolist() == (before + 1).tolist()
