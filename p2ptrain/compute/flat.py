@@ -52,7 +52,7 @@ Storage replaced behind our back
     the vector, silently; so do submodules and layers that come later. `FlatModel.check` refuses
     them at the next boundary (`compute/coverage.py`).
 
-Legend of shapes: ``M`` numbers of the vector.
+Legend of shapes: ``M`` numbers of the vector, ``B`` of a block.
 """
 
 import math
@@ -78,6 +78,9 @@ from p2ptrain.compute.tensor_file import Entry, bytes_of, write_entries
 from p2ptrain.errors import StateError
 
 NO_NUMBERS = torch.empty(0, dtype=torch.float32)
+
+BLOCK = 1 << 22
+"""Numbers of 16 bits that are added to at a time: it takes memory for some times as many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -581,11 +584,13 @@ def _move_pending(pending: Tensor, run: _Run, arriving: Tensor) -> None:
         live.add_(arriving)
         pending.zero_()
         return
-    want = live.float().add_(arriving)
     largest = torch.finfo(live.dtype).max
-    # A model that has already diverged keeps its infinities, for the trainer to notice.
-    live.copy_(torch.where(want.isfinite(), want.clamp(-largest, largest), want))
-    pending.copy_(torch.nan_to_num_(want.sub_(live.float())))
+    for at in (slice(start, start + BLOCK) for start in range(0, len(live), BLOCK)):
+        live_B, pending_B = live[at], pending[at]
+        want_B = live_B.float().add_(arriving[at])
+        # A model that has already diverged keeps its infinities, for the trainer to notice.
+        live_B.copy_(torch.where(want_B.isfinite(), want_B.clamp(-largest, largest), want_B))
+        pending_B.copy_(torch.nan_to_num_(want_B.sub_(live_B.float())))
 
 
 def _keep_positive(pending: Tensor, live: Tensor) -> None:

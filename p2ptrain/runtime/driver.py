@@ -135,6 +135,7 @@ class Driver:
         self.kill()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.transport.close(grace_s)
+        self.averages.buffers.clear()
 
     def describe(self, phase: Phase, steps: int, samples: int) -> None:
         """The trainer is in `phase` and has done so much in this life."""
