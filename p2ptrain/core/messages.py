@@ -13,6 +13,9 @@ from p2ptrain.core.purpose import GOSSIP, Purpose
 from p2ptrain.errors import LocalProtocolError
 from p2ptrain.ids import Address, PeerId, Ticket
 
+MOST_RESUMES = 8
+"""So many checkpoints a member states, at most."""
+
 
 class MemberState(IntEnum):
     """How a member is; within one incarnation the worse word wins."""
@@ -50,9 +53,9 @@ class Member:
     """In this incarnation."""
     samples: int = 0
     """Of all its incarnations: what it trained before a crash is in the others' models, too."""
-    resumes: int = 0
-    """How far the checkpoint is that it holds while it arrives (`runtime/checkpoints.py`); 0: it
-    holds none, or goes on from none."""
+    resumes: tuple[int, ...] = ()
+    """How far the checkpoints are that it holds while it arrives (`runtime/checkpoints.py`), each
+    from 1 to 2^32 - 1, the newest first; none: it holds none, or goes on from none."""
     link_mbit: int = 0
     """Mbit/s of its link, in each direction; 0: not known yet."""
     accusers: tuple[PeerId, ...] = ()
@@ -219,7 +222,7 @@ MOST_SETTINGS_TEXT = 2000
 
 @dataclass(frozen=True, slots=True)
 class SettingsChange:
-    """The swarm works with these settings. Lost: who is behind is told again (`core/epochs.py`)."""
+    """The swarm works with these settings. Lost: it comes again (`core/epochs.py`)."""
 
     epoch: int
     text: str

@@ -581,7 +581,7 @@ def _member(p: Any) -> m.Member:  # Any: a generated class
         steps=number(p.steps),
         samples=number(p.samples),
         link_mbit=at_most(MAX_MBIT, p.link_mbit, "a link's speed"),
-        resumes=at_most(2**32 - 1, p.resumes, "how far a checkpoint is"),
+        resumes=tuple(p.resumes[: m.MOST_RESUMES]),
         accusers=_accusers(p.accusers) if state is m.MemberState.SUSPECT else (),
     )
 

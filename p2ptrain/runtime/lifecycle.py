@@ -187,8 +187,8 @@ class PeerLifecycle:
         )
         return self.address
 
-    async def _find_checkpoint(self) -> int:
-        """How far the one is that we go on from; 0: none.
+    async def _find_checkpoint(self) -> tuple[int, ...]:
+        """How far those are that we may go on from, the newest first.
 
         Raises:
             ConfigError: if there are some, and we do not go on from them.
@@ -203,7 +203,7 @@ class PeerLifecycle:
                 f"checkpoint = {self.config.checkpoint!r} holds some of {self.name} already; add "
                 "resume = true to go on from them, or name another folder"
             )
-        return 0
+        return ()
 
     async def join(self, hosts: Sequence[str] = (), *, keeps_model: bool = False) -> None:
         """Take a place in the swarm, and its model; then this peer is ready.

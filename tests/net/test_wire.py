@@ -47,7 +47,7 @@ members = st.builds(
     steps=numbers,
     samples=numbers,
     link_mbit=st.integers(0, MAX_MBIT),
-    resumes=st.integers(0, 2**32 - 1),
+    resumes=st.lists(st.integers(0, 2**32 - 1), max_size=m.MOST_RESUMES).map(tuple),
 ).flatmap(
     lambda member: (
         groups.map(lambda names: dataclasses.replace(member, accusers=names[:ACCUSERS]))
@@ -81,6 +81,8 @@ contributions = st.builds(
     history=lineages,
     outer_steps=numbers,
     speed=numbers,
+    wants_checkpoint=st.booleans(),
+    writes_checkpoint=st.booleans(),
 )
 
 
@@ -354,7 +356,7 @@ def test_valid_protobuf_with_hostile_values_decodes_or_is_refused(data):
         phase=data.draw(st.integers(-(2**31), 2**31 - 1)),
         steps=number(),
         link_mbit=data.draw(st.integers(0, 2**32 - 1)),
-        resumes=data.draw(st.integers(0, 2**32 - 1)),
+        resumes=data.draw(st.lists(st.integers(0, 2**32 - 1), max_size=99)),
         accusers=[text() for _ in range(9)],
     )
     ticket = pb.Ticket(initiator=text(), incarnation=number(), number=number())
