@@ -105,8 +105,8 @@ there is no loss.
 
 _ABOUT_AUTO = (
     "[`auto`](algorithms/auto.md) begins with `ad_psgd` and chooses while it trains. Beside it: "
-    "the algorithm that was at the target first, and the median of all others; where steps were only "
-    "priced, the time of the whole run."
+    "the algorithm that was at the target first, and the median of all others; where steps were "
+    "only priced, the time of the whole run."
 )
 
 
