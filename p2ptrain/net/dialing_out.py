@@ -52,6 +52,9 @@ REACH_S: Seconds = 2.0
 KEEPS_S: Seconds = 10.0
 """A relay that was found is used for new connections for so long."""
 
+FINDS_AFTER_S: tuple[Seconds, ...] = (0.0, 0.1, 0.2, 0.4, 0.8)
+"""Pauses before relays are asked for a peer, which may be about to register with them."""
+
 AVOIDS_S: Seconds = 60.0
 """A relay across which a conversation broke comes last for so long."""
 
@@ -80,6 +83,7 @@ class Visit:
 class Route:
     """How to call a peer that only dials out, too."""
 
+    address: Address
     relay: Visit
     trusted: bytes
     """For `Security.channel_to`."""
@@ -219,25 +223,27 @@ class DialsOut:
 
     async def find(self, address: Address) -> Route:
         """A relay to the peer there. Raises TransportError if there is none."""
-        now = self._loop.time()
         known = self._routes.get(address)
-        if known and now < known.found_at + KEEPS_S and known.relay.address in self._visits:
+        if known and self._loop.time() < known.found_at + KEEPS_S and self._is_good(known):
             return known
-        relays = [visit for visit in self._visits.values() if visit.relays]
-        found = await asyncio.gather(*(self._ask(visit, address) for visit in relays))
-        routes = [route for route in found if route]
-        if not routes:
-            self._routes.pop(address, None)
-            raise TransportError(
-                f"no connection to {address}: it only dials out, as we do, and none of the "
-                f"{len(relays)} peers that relay has both of us; start one with --relay"
-            )
+        for pause_s in FINDS_AFTER_S:
+            await asyncio.sleep(pause_s)
+            relays = [visit for visit in self._visits.values() if visit.relays]
+            found = await asyncio.gather(*(self._ask(visit, address) for visit in relays))
+            if routes := [route for route in found if route]:
+                best = self._routes[address] = min(routes, key=self._cost)
+                return best
+        raise TransportError(
+            f"no connection to {address}: it only dials out, as we do, and none of the "
+            f"{len(relays)} peers that relay has both of us; start one with --relay"
+        )
 
-        def cost(route: Route) -> tuple[bool, Seconds]:
-            return route.relay.avoided.get(address, 0) > now, route.round_trip_s
+    def _is_good(self, route: Route) -> bool:
+        return route.relay.relays and route.relay.address in self._visits
 
-        best = self._routes[address] = min(routes, key=cost)
-        return best
+    def _cost(self, route: Route) -> tuple[bool, Seconds]:
+        avoided = route.relay.avoided.get(route.address, 0.0) > self._loop.time()
+        return avoided, route.round_trip_s
 
     async def call(self, address: Address, *, chunks: bool) -> CallPipe:
         """A connection to the peer there. Raises TransportError."""
@@ -264,7 +270,7 @@ class DialsOut:
                 raise
             return None
         total_s = (visit.round_trip_s or REACH_S) + reply.round_trip_us / 1e6
-        return Route(visit, trusted, total_s, self._loop.time())
+        return Route(address, visit, trusted, total_s, self._loop.time())
 
     # --- channels ---------------------------------------------------------------------------------
 
