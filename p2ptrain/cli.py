@@ -166,6 +166,14 @@ def peer(
     tls_cert: Annotated[str | None, TLS_CERT] = None,
     tls_key: Annotated[str | None, TLS_KEY] = None,
     tls_ca: Annotated[str | None, TLS_CA] = None,
+    dial_out: Annotated[
+        bool | None,
+        typer.Option("--dial-out", help="others cannot open connections to this peer (NAT)"),
+    ] = None,
+    relay: Annotated[
+        float | None,
+        typer.Option(help="Mbit/s to carry between peers that only dial out", show_default="none"),
+    ] = None,
     save: Annotated[
         Path | None,
         typer.Option(help="file for the consensus model of all, at the end", show_default="none"),
@@ -218,6 +226,8 @@ def peer(
         "token_file": token_file,
         "signers": tuple(signers.split(",")) if signers else None,
         "insecure": insecure,
+        "dial_out": dial_out,
+        "relay_mbit": relay,
         "tls_cert": tls_cert,
         "tls_key": tls_key,
         "tls_ca": tls_ca,

@@ -140,6 +140,8 @@ class GrpcTransport:
         self._dropping: list[asyncio.Task[None]] = []
         self._closed = False
         self._handler: Handler | None = None
+        self.listens_at = Address("")
+        """Where this machine reaches it, and others where it does not only dial out."""
         self.refused_bytes = 0
         """The number of calls with bytes that did not decode."""
         self.service: Service | None = None
@@ -161,7 +163,7 @@ class GrpcTransport:
         except RuntimeError as error:
             await server.stop(None)
             raise _cannot_listen(self._listen) from error
-        me = wire.address(f"{advertised}:{int(port_advertised) or port}")
+        me = self.listens_at = wire.address(f"{advertised}:{int(port_advertised) or port}")
         if self._config.dial_out:
             me = self._carrying.dial_out_only(self._name, server)
         for name in ("", SERVICE):

@@ -74,7 +74,11 @@ def name_at(there: Address) -> PeerId | None:
     """Which peer it is that only dials out and advertises `there`; None: it can be called."""
     if not there.endswith(DIALS_OUT):
         return None
-    return name_of(urllib.parse.unquote(there.removesuffix(DIALS_OUT)))
+    try:
+        name = name_of(urllib.parse.unquote(there.removesuffix(DIALS_OUT)))
+        return name if address_of(name) == there else None
+    except CodecError:
+        return None
 
 
 def encode_registering(said: Registering) -> bytes:
