@@ -10,10 +10,11 @@ like the paper. It acts at the moments that it defines, and leaves the others al
 * `average`         it is in a group that is formed: reduce, commit, or a rule of its own.
 * `take_in`         means of gradients wait for its trainer: which of them it takes in.
 * `handle_message`  a message of the same algorithm on another peer arrives (`Swarm.tell`).
+* `handle_push`     another peer has pushed a share of its model here (`Swarm.push`).
 
 It declares what others must know of it (`averages`, `compresses`, `trainer_waits`, `in_step`,
-`overlaps`, `conserves_mean`): the boundary, the simulator's checkers and the contract tests read
-these and infer nothing.
+`overlaps`, `conserves_mean`, `pushes_shares`): the boundary, the simulator's checkers and the
+contract tests read these and infer nothing.
 
 An algorithm whose groups follow from the version and the peers that train has a `schedule` as well:
 then versions run in whole groups while some of their trainers compute (`core/wait_avoiding.py`).
@@ -132,6 +133,14 @@ class Swarm(Protocol):
 
     def pass_by(self, version: int) -> None:
         """Say that the trainer is not far behind a version, and do not wait for it."""
+
+    async def push(self, peer: PeerId, share: float, clock: int) -> GroupResult:
+        """Send a share of this model to one peer, which takes it in: push-sum, no group.
+
+        Both keep weights of their models, so that the weighted sum of all stays what it is. `clock`
+        comes to the other side's `handle_push`. `DONE`: it was taken in; anything else: it came
+        back, or has gone with a peer that died. To one peer one share is on its way at a time.
+        """
 
     async def wait_for_update(self, count: int) -> int:
         """Wait until the trainer has made `count` updates in this run; return how many it has."""
@@ -347,6 +356,9 @@ class Algorithm:
     compresses: ClassVar[bool] = False
     """Its means leave something out, for later ones: what travels depends on the numbers."""
 
+    pushes_shares: ClassVar[bool] = False
+    """It uses `Swarm.push`: peers take shares of each other's models in."""
+
     state_names: ClassVar[tuple[str, ...]] = ()
     """Attributes that outlive a step: numbers, texts, and lists and dicts of such."""
 
@@ -427,6 +439,9 @@ class Algorithm:
             RemoteProtocolError: for what it would never say; that is counted and changes nothing.
         """
         raise RemoteProtocolError(f"{source} says {message.kind!r}, of which we know nothing")
+
+    def handle_push(self, swarm: Swarm, source: PeerId, clock: int) -> None:
+        """A share that `source` pushed with this `clock` has been taken in. Raises as above."""
 
     def schedule(self, version: int, peers: Sequence[PeerId], me: PeerId) -> Round:
         """The group that `me` is in at `version` (1, 2, ...) if `peers` train, and its rule.

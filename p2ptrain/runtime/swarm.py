@@ -146,6 +146,9 @@ class DriverSwarm:
         self._driver.machine.arrive_at(version, self.now, waits=False)
         self._driver.pump()
 
+    async def push(self, peer: PeerId, share: float, clock: int) -> GroupResult:
+        return await self._driver.shares.push(peer, share, clock)
+
     async def wait_for_update(self, count: int) -> int:
         while (updates := self._driver.me.steps) < count:
             await self._driver.wait_for_change()

@@ -64,6 +64,10 @@ MORE: dict[str, dict[str, Options]] = {
         "machines of two": {"peers_per_machine": 2},
         "in fragments": {"fragment_s": 0.02},
     },
+    "sgp": {
+        "ring": {"graph": "ring"},
+        "overlapped": {"overlap": 2},
+    },
     "topk": {
         "all numbers": {"density": 1.0},
         "some, at first all": {"density": 0.2, "dense_versions": 3},

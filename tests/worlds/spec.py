@@ -86,6 +86,10 @@ OPTIONS: dict[str, Callable[[Random], Options]] = {
         "outer_learning_rate": chance.choice((0.7, 1.0)),
         "outer_momentum": chance.choice((0, 0.3, 0.5)),
     },
+    "sgp": lambda chance: {
+        "graph": chance.choice(("exponential", "exponential", "ring")),
+        "overlap": chance.choice((0, 0, 1, 3)),
+    },
     "local_sgd": lambda chance: {
         "period": chance.choice((1, 2, 5, 16)),
         "every_step_until": chance.choice((0, 0, 10)),
