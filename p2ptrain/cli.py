@@ -19,7 +19,8 @@ import typer
 from p2ptrain import __version__, exit_codes
 from p2ptrain.averaging.base import known_algorithms
 from p2ptrain.console.command import run_command
-from p2ptrain.console.doctor import Visit, show_findings
+from p2ptrain.console.doctor import show_findings
+from p2ptrain.console.findings import Visit
 from p2ptrain.console.network_options import (
     TLS_CA,
     TLS_CERT,
@@ -346,6 +347,9 @@ def doctor(
     address: Annotated[str, typer.Argument(help="host:port of a peer that is in")],
     listen: Annotated[str, typer.Option(help="host:port where this machine would listen")] = "",
     advertise: Annotated[str, typer.Option(help="host:port that it would advertise")] = "",
+    dial_out: Annotated[
+        bool, typer.Option("--dial-out", help="it would only dial out: it is not called back")
+    ] = False,
     timeout: Annotated[float, typer.Option(help="seconds to wait for each answer")] = 3.0,
     *,
     network: GrpcConfig,
@@ -355,6 +359,7 @@ def doctor(
         address=_address(address),
         listen=listen,
         advertise=_address(advertise) if advertise else "",
+        dial_out=dial_out,
         timeout_s=_timeout(timeout),
         number=Random().getrandbits(60),
         unix_clock=time.time,

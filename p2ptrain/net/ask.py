@@ -16,6 +16,7 @@ from p2ptrain.net.grpc_link import SERVICE
 from p2ptrain.net.probe import why_hung_up
 from p2ptrain.net.tls import Security
 from p2ptrain.net.wire import DialBackRequest, DialedBack, Hello, Report, SetReply, SetRequest
+from p2ptrain.net.wire_carried import ReachReply, decode_reach_reply, encode_reach
 
 
 class Asker:
@@ -62,6 +63,15 @@ class Asker:
         data = wire.encode_set(request)
         return wire.decode_set_reply(await self._ask("Set", data, timeout_s, "setting"))
 
+    async def reach(self, there: Address, timeout_s: Seconds) -> ReachReply:
+        """How it relays to a peer that only dials out; RefusedError says that it does not.
+
+        Raises:
+            TransportError, CodecError.
+        """
+        data = await self._ask("Reach", encode_reach(there), timeout_s, "asking for a relay")
+        return decode_reach_reply(data)
+
     async def _ask(self, method: str, data: bytes, timeout_s: Seconds, phase: str) -> bytes:
         call: Awaitable[bytes] = self._channel.unary_unary(f"/{SERVICE}/{method}")(
             data, timeout=timeout_s
@@ -80,9 +90,20 @@ class Asker:
 
 
 @asynccontextmanager
-async def asking(address: Address, config: GrpcConfig) -> AsyncIterator[Asker]:
-    """A connection to the peer at `address`, for a few questions. Raises ConfigError (TLS)."""
-    security = config.security()
+async def asking(
+    address: Address, config: GrpcConfig, security: Security | None = None
+) -> AsyncIterator[Asker]:
+    """A connection to the peer at `address`, for a few questions.
+
+    Args:
+        address: of the peer.
+        config: of connections.
+        security: of a member; by default what the configuration says.
+
+    Raises:
+        ConfigError: for files or a token that are none.
+    """
+    security = security or config.security()
     async with security.channel(address, channel_arguments(config)) as channel:
         yield Asker(channel, address, security)
 
