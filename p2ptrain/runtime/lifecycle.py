@@ -179,7 +179,8 @@ class PeerLifecycle:
             address=self.address,
             incarnation=environment.incarnation,
             link_mbit=config.exchange.link_mbit,
-            resumes=resumes,
+            resumes=resumes[0] if resumes else 0,
+            resumes_before=resumes[1:],
         )
         schedule = algorithm.schedule if algorithm.acts("schedule") else None
         driver.machine = PeerMachine(
@@ -406,7 +407,7 @@ class PeerLifecycle:
             driver.withdraw()
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(self._leaves_by) as self._grace:
-                    while driver.averages.running:
+                    while driver.averages.running or driver.pushes.running:
                         await driver.wait_for_change()
             self._grace = None
             driver.machine.leave(driver.now)
