@@ -149,8 +149,9 @@ class StateTransfer:
     async def _follow_all(self) -> None:
         try:
             while self._to_follow:
-                self._following, (digest, donors) = self._to_follow.popitem()
-                await self._follow(self._following, digest, donors)
+                fragment, (digest, donors) = self._to_follow.popitem()
+                self._following = fragment
+                await self._follow(fragment, digest, donors)
         finally:
             self._follows, self._following = False, None
 
