@@ -431,13 +431,22 @@ def save_tensors(state: Mapping[str, Any], path: Path) -> None:  # Any: also `ex
     Raises:
         StateError: if the file cannot be written.
     """
-    tensors = {n: host_copy(value) for n, value in state.items() if isinstance(value, Tensor)}
     partial = path.with_name(path.name + ".partial")
     try:
-        partial.write_bytes(safetensors.torch.save(tensors))
+        partial.write_bytes(tensors_as_file(state))
         partial.replace(path)
     except OSError as error:
         raise StateError(f"cannot write {path}: {error.strerror}") from error
+
+
+def tensors_as_file(
+    state: Mapping[str, Any],  # Any: as above
+    about: Mapping[str, str] | None = None,
+) -> bytes:
+    """The tensors of a ``state_dict`` as a file of safetensors; `about` is its metadata."""
+    tensors = {n: host_copy(value) for n, value in state.items() if isinstance(value, Tensor)}
+    data: bytes = safetensors.torch.save(tensors, dict(about) if about else None)
+    return data
 
 
 def check_vector(vector: Vector, size: int, what: str) -> None:

@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from p2ptrain.compute.buckets import Buckets, bucket_size
 from p2ptrain.compute.contract import NONE, UpdateRule, shortened
 from p2ptrain.compute.devices import explained
-from p2ptrain.compute.flat import FlatModel
+from p2ptrain.compute.flat import FlatModel, tensors_as_file
 from p2ptrain.compute.forward_hooks import ForwardHooks, before_state_dict
 from p2ptrain.compute.generators import Generators
 from p2ptrain.compute.gradient_hooks import TorchBuckets
@@ -306,6 +306,9 @@ class TorchReplica:
         So nothing is dropped that 16 bits cannot hold. Any thread; good after `release`, too.
         """
         return self._flat.state_dict(mean_M)
+
+    def model_file(self, mean_M: Vector, about: Mapping[str, str]) -> bytes:
+        return tensors_as_file(self.state_dict(mean_M), about)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:  # Any: as above
         """Overwrite the module, after `release`."""
