@@ -46,6 +46,7 @@ from p2ptrain.runtime.batches import Batches
 from p2ptrain.runtime.checkpoints import Checkpoints
 from p2ptrain.runtime.consensus import Consensus
 from p2ptrain.runtime.data_dealing import DataDealing
+from p2ptrain.runtime.gauges import Gauges
 from p2ptrain.runtime.live_settings import LiveSettings
 from p2ptrain.runtime.metrics import Metrics, TeeMetrics
 from p2ptrain.runtime.protocol_log import ProtocolLog
@@ -82,7 +83,8 @@ class Driver:
         self.rng = Random(f"{config.seed}/{self.name}")
         self._log = ProtocolLog(self.name, self.environment.clock)
         self._watch = Watch(self)
-        self.metrics = TeeMetrics(self._watch, self.metrics, self._log)
+        self.gauges = Gauges(self)
+        self.metrics = TeeMetrics(self._watch, self.gauges, self.metrics, self._log)
         self.accounts = Accounts()
         self.agreed = AgreedState()
         self.batches = Batches()
