@@ -273,6 +273,11 @@ def page(found: Mapping[str, Sequence[Row]]) -> str:
     lines = [line for name, rows in found.items() if (line := beside(name, rows))]
     table = [markdown_row(_AUTO_COLUMNS), "|" + "---|" * len(_AUTO_COLUMNS), *lines]
     about = [AUTO_HEADING, _ABOUT_AUTO, "\n".join(table)] if lines else []
+    left = len(COMPARED) - len(found)
+    if left:
+        about.insert(
+            0, f"Of {len(COMPARED)} scenarios that are compared, {left} were not run here."
+        )
     parts = [*about, HEADING, *(section(name, rows) for name, rows in found.items())]
     return _PAGE + "\n\n".join(parts) + "\n"
 

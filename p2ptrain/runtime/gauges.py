@@ -11,8 +11,9 @@ from p2ptrain.averaging.base import Measured
 if TYPE_CHECKING:
     from p2ptrain.runtime.driver import Driver
 
-WINDOW = 16
-"""Steps, and averages, that are remembered. Fewer: chance decides; more: changes are seen late."""
+WINDOW, AVERAGES = 16, 8
+"""Steps, and averages, that are remembered. Fewer: chance decides; more: changes are seen late,
+averages above all: on a link that has become slow each lasts long."""
 
 NORM_STEPS = 64
 """The norm of a model is taken again after so many steps; until then it hardly changes."""
@@ -25,8 +26,8 @@ class Gauges:
         self._driver = driver
         self._steps: deque[tuple[float, int]] = deque(maxlen=WINDOW)
         self._losses: deque[float] = deque(maxlen=WINDOW)
-        self._seconds_per_byte: deque[float] = deque(maxlen=WINDOW)
-        self._distances: deque[float] = deque(maxlen=WINDOW)
+        self._seconds_per_byte: deque[float] = deque(maxlen=AVERAGES)
+        self._distances: deque[float] = deque(maxlen=AVERAGES)
         self._made = 0
         self._norm, self._norm_due = 0.0, 0
 

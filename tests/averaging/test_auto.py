@@ -74,7 +74,7 @@ def test_fewer_bytes_cost_less_time():
         (EQUAL, "ad_psgd"),
         (ONE_SLOW, "ad_psgd"),
         (replace(EQUAL, unlike=True), "dear"),
-        (SLOW_LINKS, "powersgd"),
+        (SLOW_LINKS, "ad_psgd fragment_s=1"),
         (HOMES, "diloco period=16 fragments=4 outer_momentum=0.5"),
         (replace(EQUAL, apart=0.3), "dear"),
     ],
@@ -106,7 +106,7 @@ def test_a_small_gain_changes_nothing():
 def test_a_slow_link_is_a_reason_and_the_sentence_says_so():
     found = decide(candidate("ad_psgd"), SLOW_LINKS)
     assert found is not None
-    assert found.candidate.now == "powersgd"
+    assert found.candidate.now == "ad_psgd fragment_s=1"
     assert "a model 0.33 s on a link" in found.why
 
 
@@ -117,6 +117,7 @@ def test_a_loss_that_rises_brings_models_together():
     assert decide(now, apart) is None
     found = decide(now, apart, rises=True)
     assert found is not None
+    assert found.apart == 0.03  # as it was measured
     assert found.candidate.averages == "gradients"
     assert "the loss rose" in found.why
 

@@ -1,6 +1,6 @@
 """`make compare`: how `auto` did beside the others, from rows made by hand."""
 
-from p2plab.across import Row, beside, page
+from p2plab.across import COMPARED, Row, beside, page
 
 
 def row(name: str, *curve: tuple[float, float], samples_per_s: float = 100.0) -> Row:
@@ -15,7 +15,9 @@ def test_auto_is_compared_with_the_best_and_the_median_of_the_others():
         row("auto", (6.0, 0.6), (12.0, 0.404)),
     ]
     assert beside("one_slow", rows) == "| `one_slow` | `dear` | 10 | 20 | 12 | 1.2 | 1.01 |"
-    assert "`auto` beside the best" in page({"one_slow": rows})
+    text = page({"one_slow": rows})
+    assert "`auto` beside the best" in text
+    assert f"{len(COMPARED) - 1} were not run here" in text
 
 
 def test_where_nothing_was_trained_speed_counts():

@@ -41,6 +41,10 @@ CODEC = {"fp32": 1.0, "bf16": 0.5, "fp16": 0.5, "int8": 0.25, "int4": 0.125}
 OLD = 0.3
 """What is lost if an average is on its way for as long as there is from one to the next."""
 
+UNLIKE = 0.2
+"""Of what is learned, the share that means of models keep where peers have unlike data (measured,
+one of 4 peers four times slower: of 3.3 times the samples per second nothing was left)."""
+
 Waits = Literal["all", "half", "group", "none"]
 
 
@@ -112,7 +116,7 @@ class Candidate:
 
 CANDIDATES = (
     Candidate(now="ad_psgd", waits="none", size=2, teaches=1.05),
-    Candidate(now="ad_psgd fragment_s=1", waits="none", size=2, codec="int8", teaches=0.75),
+    Candidate(now="ad_psgd fragment_s=1", waits="none", size=2, codec="int8", teaches=0.95),
     Candidate(now="wagma", waits="group", size=2, teaches=0.9),
     Candidate(
         now="diloco period=16 fragments=4 outer_momentum=0.5",
@@ -207,7 +211,7 @@ def _teaches(candidate: Candidate, fleet: Fleet) -> float:
         return candidate.teaches
     old = _transfer_updates(candidate, fleet) / candidate.period
     apart = fleet.apart * drift(candidate, fleet)
-    unlike = 0.5 if fleet.unlike else 1.0
+    unlike = UNLIKE if fleet.unlike else 1.0
     return unlike * candidate.teaches / ((1 + OLD * old) * (1 + (apart / APART) ** 2))
 
 

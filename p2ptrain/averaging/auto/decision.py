@@ -143,9 +143,8 @@ def decide(
         among: what this swarm may have.
     """
     rises = rises and now.averages == "models" and fleet.apart * drift(now, fleet) > APART / 4
-    if rises:
-        fleet = replace(fleet, apart=max(fleet.apart, APART))  # perhaps that is why
-    best, present = ranked(fleet, among)[0], price(now, fleet)
+    weighed = replace(fleet, apart=2 * fleet.apart) if rises else fleet  # perhaps that is why
+    best, present = ranked(weighed, among)[0], price(now, weighed)
     if best.candidate == now or best.worth < (1 + margin) * present.worth:
         return None
     return Decision(best.candidate, fleet.apart, _why(best, present, fleet, rises=rises))
