@@ -716,7 +716,9 @@ def test_what_is_said_of_all_together_follows_every_record(heard: list[Member]):
     others = membership.others
     assert membership.samples == sum(other.samples for other in others)
     here = [other for other in others if other.state <= MemberState.SUSPECT]
-    assert membership.donors == [o.peer for o in here if o.phase is not Phase.ARRIVING]
+    assert membership.reachable() == tuple(other.peer for other in here)
+    has_model = [other.peer for other in here if other.phase is not Phase.ARRIVING]
+    assert membership.donors() == tuple(has_model)
 
 
 def test_a_ping_tells_its_target_what_is_thought_of_it():
