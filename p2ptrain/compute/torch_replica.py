@@ -149,8 +149,12 @@ class TorchReplica:
 
     @explained()
     def add_delta(self, delta_S: Vector, start: int = 0) -> Vector:
-        """Add to pending; never waits for a step. Returns a vector in place of `delta_S`."""
+        """Add to pending; never waits for a step. Returns what is the caller's in its place."""
         return self._flat.add_delta(delta_S, start)
+
+    def take_idle(self) -> Vector:
+        """The memory in which nothing is pending any more, the caller's from now on; or nothing."""
+        return self._flat.take_idle()
 
     @explained()
     def update(self, optimizer_step: Callable[[], None]) -> None:

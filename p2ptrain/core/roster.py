@@ -30,6 +30,9 @@ RETRANSMITS = 3
 RECORD_BYTES = 65
 """Of a record on the wire, beside its texts, at most (`net/wire.py`; a test compares)."""
 
+RESUME_BYTES = 7
+"""Of each version that a record states, at most."""
+
 
 def newer(known: Member, heard: Member) -> Member:
     """The join of two records of one peer (commutative, associative, idempotent)."""
@@ -147,6 +150,7 @@ class Roster:
             known is None
             or known.state is not member.state
             or known.phase is not member.phase
+            or known.incarnation != member.incarnation
             or known.resumes != member.resumes
             or (member.samples and not known.samples)
             or (member.steps and not known.steps)
@@ -230,7 +234,7 @@ def size_of(member: Member) -> int:
     size = RECORD_BYTES + _bytes(member.peer) + _bytes(member.address)
     for accuser in member.accusers:
         size += 2 + _bytes(accuser)
-    return size
+    return size + RESUME_BYTES * len(member.resumes_before)
 
 
 def _bytes(text: str) -> int:

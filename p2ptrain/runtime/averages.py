@@ -197,8 +197,15 @@ class Averages:
             if self.overlap:
                 own = replace(own, begun=self.overlap.stated, together=self.overlap.wish)
             before = membership.me.samples
-        samples, ends = before + own.samples, agreed.wants_to_end
-        return replace(own, samples=samples, wants_to_end=ends, progress=agreed.progress)
+        checkpoints = self.host.checkpoints
+        return replace(
+            own,
+            samples=before + own.samples,
+            wants_to_end=agreed.wants_to_end,
+            wants_checkpoint=checkpoints is not None and checkpoints.wants_one(),
+            writes_checkpoint=checkpoints is not None and checkpoints.is_writing(),
+            progress=agreed.progress,
+        )
 
     def exchange(
         self,
@@ -239,6 +246,11 @@ class Averages:
                 await deferred.until_all()
                 await self.executor(deferred.make)
         return result[0]
+
+    async def reuse_idle(self, size: int) -> None:
+        """Where nothing is pending, lend that memory next: a large model has no other beside."""
+        if size > SHORT and size == self.replica.model_size:
+            self.buffers.give(await self.executor(self.replica.take_idle))
 
     async def copy(self, function: Callable[[], T]) -> T:
         """Copy gradients: no other thread wants them now, so a short copy is made here."""

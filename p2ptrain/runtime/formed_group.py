@@ -302,6 +302,7 @@ class FormedGroup(Attempt):
             await averages.executor(lambda: outer.fill(vector_S))
             return
         if self.what in WHOLE_MODELS:
+            await averages.reuse_idle(self.span.size)
             vector_S, start = averages.buffers.take(self.span.size), self.span.start
             self.vector_V = vector_S
             for _ in range(LEAVES_FIRST):

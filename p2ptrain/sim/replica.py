@@ -82,6 +82,9 @@ class VectorReplica:
         self.pending[start : start + len(delta_S)] += delta_S
         return delta_S
 
+    def take_idle(self) -> Vector:
+        return np.empty(0, np.float32)
+
     def update(self, optimizer_step: Callable[[], None]) -> None:
         optimizer_step()
         self._updates += 1
