@@ -67,7 +67,6 @@ class Asker:
         data = wire.encode_set(request)
         return wire.decode_set_reply(await self._ask("Set", data, timeout_s, "setting"))
 
-<<<<<<< HEAD
     async def reach(self, there: Address, timeout_s: Seconds) -> ReachReply:
         """How it relays to a peer that only dials out; RefusedError says that it does not.
 
@@ -76,7 +75,7 @@ class Asker:
         """
         data = await self._ask("Reach", encode_reach(there), timeout_s, "asking for a relay")
         return decode_reach_reply(data)
-=======
+
     async def export(self, write: Callable[[memoryview], object], timeout_s: Seconds) -> int:
         """Give its swarm's consensus model to `write`, piece by piece; returns its bytes.
 
@@ -98,7 +97,6 @@ class Asker:
         finally:
             call.cancel()
         raise TransportError(f"{self._address} stopped after {size} bytes of the model; ask again")
->>>>>>> main
 
     async def _ask(self, method: str, data: bytes, timeout_s: Seconds, phase: str) -> bytes:
         call: Awaitable[bytes] = self._channel.unary_unary(f"/{SERVICE}/{method}")(

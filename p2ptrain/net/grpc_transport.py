@@ -260,14 +260,10 @@ class GrpcTransport:
             "DialBack": self._serve_dial_back,
         }
         answers = {name: unary(guard(name, serve)) for name, serve in asked.items()}
-<<<<<<< HEAD
         answers |= self._carrying.registry.handlers(guard)
-        return grpc.method_handlers_generic_handler(SERVICE, answers | {"Talk": talk, "Move": move})
-=======
         return grpc.method_handlers_generic_handler(
             SERVICE, answers | {"Talk": talk, "Move": move, "Export": export}
         )
->>>>>>> main
 
     async def _serve_join(self, request: bytes, context: Any) -> bytes:  # Any: grpc is untyped
         assert self._handler
@@ -355,19 +351,14 @@ class GrpcTransport:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this peer takes no settings")
             raise AssertionError("abort raises")
         try:
-<<<<<<< HEAD
-            is_member = self._security.is_encrypted or is_loopback(self._ip_of(context))
-            return wire.encode_set_reply(self.service.set(is_member, asked))
-=======
             return wire.encode_set_reply(self.service.set(self._is_member(context), asked))
->>>>>>> main
         except RefusedError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
             raise AssertionError("abort raises") from error
 
     def _is_member(self, context: Any) -> bool:  # Any: grpc is untyped
         """Whether the caller may do what members may, or what a process of this machine can."""
-        return self._security.is_encrypted or is_loopback(_ip_of(context.peer()))
+        return self._security.is_encrypted or is_loopback(self._ip_of(context))
 
     async def _serve_export(self, _: bytes, context: Any) -> None:  # Any: grpc is untyped
         await self._pay(context)
