@@ -142,6 +142,12 @@ class Swarm(Protocol):
         back, or has gone with a peer that died. To one peer one share is on its way at a time.
         """
 
+    async def exchange_updates(self, servers: Sequence[PeerId], share: float) -> None:
+        """Push what was trained to the `servers` of the model's parts, and take their answers in.
+
+        This `share` of it counts there. What a server cannot be brought stays for the next time.
+        """
+
     async def wait_for_update(self, count: int) -> int:
         """Wait until the trainer has made `count` updates in this run; return how many it has."""
 
@@ -349,7 +355,7 @@ class Algorithm:
     class Config:
         """An algorithm without options."""
 
-    averages: ClassVar[str] = "models"
+    averages: str = "models"
     """``models`` or ``gradients``: what its groups average. Gradients of peers that are not
     `in_step` are delivered late: those of each step with the next version that runs."""
 
@@ -451,6 +457,13 @@ class Algorithm:
         raise NotImplementedError
 
     # --- what it is asked -------------------------------------------------------------------------
+
+    def servers(self, peers: Sequence[PeerId]) -> Sequence[PeerId]:
+        """If parts of the model have servers: which of these peers, sorted, has each part.
+
+        Then those alone reduce what all average, and `exchange_updates` may be used. Pure.
+        """
+        return ()
 
     def check_swarm(self, peers: int) -> None:
         """Raise ConfigError if the options make no sense in a swarm of so many peers."""

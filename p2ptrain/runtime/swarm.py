@@ -149,6 +149,9 @@ class DriverSwarm:
     async def push(self, peer: PeerId, share: float, clock: int) -> GroupResult:
         return await self._driver.shares.push(peer, share, clock)
 
+    async def exchange_updates(self, servers: Sequence[PeerId], share: float) -> None:
+        await self._driver.parameters.exchange(servers, share)
+
     async def wait_for_update(self, count: int) -> int:
         while (updates := self._driver.me.steps) < count:
             await self._driver.wait_for_change()
