@@ -33,7 +33,7 @@ As built here, and why:
   is said again, so it costs time and no step too many.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -137,23 +137,29 @@ class ParameterServer(Algorithm):
 
     async def _keep_to_gap(self, swarm: Swarm) -> None:
         """Count this step, and wait for the slowest peer if it is too far behind."""
-        if self.clock == 0 and len(swarm.trainees()) > 1:
-            while swarm.trains and self._known_slowest < 0:
-                await self._say_clock(swarm)
+        if len(swarm.trainees()) > 1 and self.clock == 0:
+            await self._say_clock_until(swarm, lambda: self._known_slowest >= 0)
             self.clock = max(0, self._known_slowest - 1)
         self.clock += 1
-        await self._say_clock(swarm, waits=False)
-        while swarm.trains and self.clock - self.slowest > self.config.gap:
-            await self._say_clock(swarm)
+        self._say_clock(swarm)
+        await self._say_clock_until(swarm, lambda: self.clock - self.slowest <= self.config.gap)
 
-    async def _say_clock(self, swarm: Swarm, *, waits: bool = True) -> None:
-        counts, *_ = swarm.trainees()
+    async def _say_clock_until(self, swarm: Swarm, is_over: Callable[[], bool]) -> None:
+        counts, said_at = None, swarm.now
+        while swarm.trains and not is_over():
+            first = swarm.trainees()[0]
+            if first != counts or swarm.now >= said_at + ASK_S:
+                self._say_clock(swarm)
+                counts, said_at = first, swarm.now
+            if not is_over():
+                await swarm.wait_for_change(ASK_S)
+
+    def _say_clock(self, swarm: Swarm) -> None:
+        counts = swarm.trainees()[0]
         if counts == swarm.me:
             self._note(swarm, swarm.me, self.clock)
         else:  # lost: said again after the next step, or by one that waits
             swarm.tell(counts, AlgorithmMessage(CLOCK, (self.clock,)))
-        if waits and self.clock - self.slowest > self.config.gap - (self.clock == 0):
-            await swarm.wait_for_change(ASK_S)
 
     def handle_message(self, swarm: Swarm, source: PeerId, message: AlgorithmMessage) -> None:
         match message:
@@ -170,7 +176,8 @@ class ParameterServer(Algorithm):
     def _note(self, swarm: Swarm, peer: PeerId, clock: int) -> None:
         """As the first server: hear a clock, and tell those whom it lets go on."""
         before = self._of_slowest(swarm)[0]
-        self._clocks[peer] = max(clock, self._clocks.get(peer, 0))
+        # A peer that begins says 0: what an earlier life of it has said does not count.
+        self._clocks[peer] = max(clock, self._clocks.get(peer, 0)) if clock else 0
         here = set(swarm.trainees())
         self._clocks = {one: at for one, at in self._clocks.items() if one in here}
         slowest, known = self._of_slowest(swarm)
