@@ -16,8 +16,8 @@ eager-SGD were measured against.
 
 As built here, and why:
 
-* *Servers are the first peers by name*, of those that train; with fewer peers than `servers` some
-  have several parts. No peer has to be set aside, none is special, and the next by name succeeds.
+* *Servers are the first peers by name*; with fewer peers than `servers` some have several parts.
+  They train, too, and go on serving when they are done. None is special: the next succeeds.
 * *All replicas make the update under* ``bsp``, from means of the servers, which have no optimizer.
   It is the same update, optimizers of all kinds work, and a server that dies takes nothing along:
   the group repeats its average without it. Chunks are pipelined: means of the first numbers go out
@@ -29,7 +29,7 @@ As built here, and why:
   it trained itself since its last answer to one of them (`runtime/parameters.py`).
 * *The first server counts clocks.* A peer says how many steps it has made, and hears how many the
   slowest one has. A successor knows no clocks; it counts a peer that it has not heard of as the
-  slowest, and those who wait say theirs again. A newcomer counts on from the slowest. What is lost
+  slowest, and those that wait say theirs again. A newcomer counts on from the slowest. What is lost
   is said again, so it costs time and no step too many.
 """
 
@@ -49,6 +49,9 @@ from p2ptrain.averaging import (
 
 ASK_S: Seconds = 0.4
 """A peer that waits says its clock again after so long."""
+
+PULL_S: Seconds = 0.5
+"""How often a peer that is done gets the parameters while others train."""
 
 MOST_SERVERS = 1 << 10
 
@@ -129,17 +132,32 @@ class ParameterServer(Algorithm):
         await swarm.form_everyone()
 
     async def after_update(self, swarm: Swarm) -> None:
-        peers = swarm.trainees()
-        if len(peers) > 1:
-            await swarm.exchange_updates(self.servers(peers), self.config.share or 1 / len(peers))
+        await self._exchange(swarm)
         if self.config.sync == "ssp":
             await self._keep_to_gap(swarm)
+
+    async def background(self, swarm: Swarm) -> None:
+        """A peer that is done gets what the others train, until they are done, too."""
+        are_others = True
+        while not self.in_step and are_others:
+            await swarm.wait_for_change(PULL_S)
+            if not swarm.trains:
+                are_others = any(peer != swarm.me for peer in swarm.trainees())
+                await self._exchange(swarm)
+                await swarm.pause(PULL_S if are_others else 0)
+
+    async def _exchange(self, swarm: Swarm) -> None:
+        here = sorted([swarm.me, *swarm.choosable()])  # one that is done goes on serving
+        if len(here) > 1:
+            share = self.config.share or 1 / len(here)
+            await swarm.exchange_updates(self.servers(here), share)
 
     async def _keep_to_gap(self, swarm: Swarm) -> None:
         """Count this step, and wait for the slowest peer if it is too far behind."""
         if len(swarm.trainees()) > 1 and self.clock == 0:
             await self._say_clock_until(swarm, lambda: self._known_slowest >= 0)
-            self.clock = max(0, self._known_slowest - 1)
+            if self._known_slowest > self.config.gap + 1:  # else we begin with the others
+                self.clock = self._known_slowest - 1
         self.clock += 1
         self._say_clock(swarm)
         await self._say_clock_until(swarm, lambda: self.clock - self.slowest <= self.config.gap)
