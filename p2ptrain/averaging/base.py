@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, ClassVar, Protocol
 
+from p2ptrain.core.choice import Choice
 from p2ptrain.core.effects import Outcome, What
 from p2ptrain.core.messages import AlgorithmMessage
 from p2ptrain.core.wait_avoiding import Round
@@ -59,6 +60,23 @@ class GroupResult:
     @property
     def done(self) -> bool:
         return self.outcome is Outcome.DONE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What one peer has measured of itself in its last steps and averages."""
+
+    step_s: Seconds = 0
+    """Computing of a step, the mean; 0: no step yet."""
+    spread_s: Seconds = 0
+    """Its standard deviation."""
+    samples: int = 0
+    """Of a step."""
+    model_s: Seconds = 0
+    """As long as averages took for as many bytes as a model has; 0: no average yet."""
+    apart: float = 0
+    """How far its model was from the means of its groups, over the norm of a model; 0: unknown."""
+    loss: float | None = None
 
 
 class Swarm(Protocol):
@@ -165,6 +183,26 @@ class Swarm(Protocol):
 
     def start(self, activity: Coroutine[Any, Any, None]) -> None:  # Any: asyncio's own types
         """Run this beside the trainer and everything else; cancelled when the peer leaves."""
+
+    async def measure(self) -> Measured:
+        """What this peer has measured of itself lately."""
+
+    @property
+    def codecs(self) -> tuple[str, str]:
+        """How models travel in this swarm, and how gradients do."""
+
+    @property
+    def settings_changes(self) -> int:
+        """How often the swarm has changed its settings."""
+
+    def change_settings(self, choice: Choice, why: str) -> None:
+        """Propose other settings to the whole swarm, for a reason in one sentence.
+
+        All peers follow, this one too: what runs here ends, and a new algorithm begins.
+
+        Raises:
+            ConfigError: for settings that cannot work here; nothing is changed.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -359,10 +397,10 @@ class Algorithm:
     """``models`` or ``gradients``: what its groups average. Gradients of peers that are not
     `in_step` are delivered late: those of each step with the next version that runs."""
 
-    compresses: ClassVar[bool] = False
+    compresses: bool = False
     """Its means leave something out, for later ones: what travels depends on the numbers."""
 
-    pushes_shares: ClassVar[bool] = False
+    pushes_shares: bool = False
     """It uses `Swarm.push`: peers take shares of each other's models in."""
 
     state_names: ClassVar[tuple[str, ...]] = ()

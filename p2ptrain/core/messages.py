@@ -13,8 +13,8 @@ from p2ptrain.core.purpose import GOSSIP, Purpose
 from p2ptrain.errors import LocalProtocolError
 from p2ptrain.ids import Address, PeerId, Ticket
 
-MOST_RESUMES = 8
-"""So many checkpoints a member states, at most."""
+MOST_BEFORE = 7
+"""So many checkpoints a member states beside its newest, at most."""
 
 
 class MemberState(IntEnum):
@@ -53,9 +53,11 @@ class Member:
     """In this incarnation."""
     samples: int = 0
     """Of all its incarnations: what it trained before a crash is in the others' models, too."""
-    resumes: tuple[int, ...] = ()
-    """How far the checkpoints are that it holds while it arrives (`runtime/checkpoints.py`), each
-    from 1 to 2^32 - 1, the newest first; none: it holds none, or goes on from none."""
+    resumes: int = 0
+    """How far the checkpoint is that it holds while it arrives (`runtime/checkpoints.py`); 0: it
+    holds none, or goes on from none."""
+    resumes_before: tuple[int, ...] = ()
+    """How far the older ones are that it holds then, the newest first; at most `MOST_BEFORE`."""
     link_mbit: int = 0
     """Mbit/s of its link, in each direction; 0: not known yet."""
     accusers: tuple[PeerId, ...] = ()

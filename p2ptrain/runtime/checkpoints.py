@@ -30,7 +30,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from p2ptrain.compute.replica import StateOwner
-from p2ptrain.core.messages import MOST_RESUMES, Phase
+from p2ptrain.core.messages import MOST_BEFORE, Phase
 from p2ptrain.errors import StateError
 from p2ptrain.ids import Seconds
 from p2ptrain.runtime.checkpoint_folder import Checkpoint, CheckpointFolder, Document
@@ -193,7 +193,7 @@ class Checkpoints:
         self._check(self.found)
         before = self._folder.documents(before=self.found.number)
         reach = {self._reach(d): None for d in (self.found.document, *before)}
-        return tuple(reach)[:MOST_RESUMES]
+        return tuple(reach)[: 1 + MOST_BEFORE]
 
     def tell(self) -> None:
         """Record what was found, now that there are records."""
@@ -232,7 +232,8 @@ class Checkpoints:
         """
         host = self._host
         algorithm, membership = host.algorithm, host.machine.membership
-        held = {m.peer: m.resumes for m in (membership.me, *membership.others) if m.resumes}
+        members = (membership.me, *membership.others)
+        held = {m.peer: (m.resumes, *m.resumes_before) for m in members if m.resumes}
         checkpoint = self.found
         if checkpoint is None or host.name not in held:
             return False

@@ -46,6 +46,7 @@ from p2ptrain.runtime.batches import Batches
 from p2ptrain.runtime.checkpoints import Checkpoints
 from p2ptrain.runtime.consensus import Consensus
 from p2ptrain.runtime.data_dealing import DataDealing
+from p2ptrain.runtime.gauges import Gauges
 from p2ptrain.runtime.live_settings import LiveSettings
 from p2ptrain.runtime.metrics import Metrics, TeeMetrics
 from p2ptrain.runtime.parameters import HANDED_ON, UPDATE, HandedOn, Parameters
@@ -83,7 +84,8 @@ class Driver:
         self.rng = Random(f"{config.seed}/{self.name}")
         self._log = ProtocolLog(self.name, self.environment.clock)
         self._watch = Watch(self)
-        self.metrics = TeeMetrics(self._watch, self.metrics, self._log)
+        self.gauges = Gauges(self)
+        self.metrics = TeeMetrics(self._watch, self.gauges, self.metrics, self._log)
         self.accounts = Accounts()
         self.agreed = AgreedState()
         self.batches = Batches()
@@ -140,6 +142,7 @@ class Driver:
         self.kill()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.transport.close(grace_s)
+        self.averages.buffers.clear()
 
     def begin_pushes(self) -> None:
         """The algorithm begins: this peer's model has weight 1, and nothing is on its way."""

@@ -179,7 +179,8 @@ class PeerLifecycle:
             address=self.address,
             incarnation=environment.incarnation,
             link_mbit=config.exchange.link_mbit,
-            resumes=resumes,
+            resumes=resumes[0] if resumes else 0,
+            resumes_before=resumes[1:],
         )
         schedule = algorithm.schedule if algorithm.acts("schedule") else None
         driver.machine = PeerMachine(

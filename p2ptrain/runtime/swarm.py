@@ -6,8 +6,10 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from p2ptrain.averaging.base import GroupResult
+from p2ptrain.averaging.base import GroupResult, Measured
+from p2ptrain.core.choice import Choice
 from p2ptrain.core.effects import Outcome
+from p2ptrain.core.epochs import count_of
 from p2ptrain.core.fragments import Fragments
 from p2ptrain.core.messages import AlgorithmMessage, Phase
 from p2ptrain.core.purpose import Purpose
@@ -180,3 +182,18 @@ class DriverSwarm:
 
     def start(self, activity: Coroutine[Any, Any, None]) -> None:  # Any: asyncio's own types
         self._driver.live.start(activity)
+
+    async def measure(self) -> Measured:
+        return await self._driver.gauges.measure()
+
+    @property
+    def codecs(self) -> tuple[str, str]:
+        choice = self._driver.live.choice
+        return choice.codec, choice.gradient_codec
+
+    @property
+    def settings_changes(self) -> int:
+        return count_of(self._driver.live.epoch)
+
+    def change_settings(self, choice: Choice, why: str) -> None:
+        self._driver.live.propose(choice, why)

@@ -64,7 +64,7 @@ class JoinReply(_message.Message):
     def __init__(self, refusal: _Optional[str] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., settings: _Optional[_Union[SettingsChange, _Mapping]] = ...) -> None: ...
 
 class Member(_message.Message):
-    __slots__ = ("peer", "address", "incarnation", "state", "beat", "phase", "steps", "samples", "link_mbit", "resumes", "accusers")
+    __slots__ = ("peer", "address", "incarnation", "state", "beat", "phase", "steps", "samples", "link_mbit", "resumes", "resumes_before", "accusers")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         ALIVE: _ClassVar[Member.State]
@@ -93,6 +93,7 @@ class Member(_message.Message):
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     LINK_MBIT_FIELD_NUMBER: _ClassVar[int]
     RESUMES_FIELD_NUMBER: _ClassVar[int]
+    RESUMES_BEFORE_FIELD_NUMBER: _ClassVar[int]
     ACCUSERS_FIELD_NUMBER: _ClassVar[int]
     peer: str
     address: str
@@ -103,9 +104,10 @@ class Member(_message.Message):
     steps: int
     samples: int
     link_mbit: int
-    resumes: _containers.RepeatedScalarFieldContainer[int]
+    resumes: int
+    resumes_before: _containers.RepeatedScalarFieldContainer[int]
     accusers: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, peer: _Optional[str] = ..., address: _Optional[str] = ..., incarnation: _Optional[int] = ..., state: _Optional[_Union[Member.State, str]] = ..., beat: _Optional[int] = ..., phase: _Optional[_Union[Member.Phase, str]] = ..., steps: _Optional[int] = ..., samples: _Optional[int] = ..., link_mbit: _Optional[int] = ..., resumes: _Optional[_Iterable[int]] = ..., accusers: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, peer: _Optional[str] = ..., address: _Optional[str] = ..., incarnation: _Optional[int] = ..., state: _Optional[_Union[Member.State, str]] = ..., beat: _Optional[int] = ..., phase: _Optional[_Union[Member.Phase, str]] = ..., steps: _Optional[int] = ..., samples: _Optional[int] = ..., link_mbit: _Optional[int] = ..., resumes: _Optional[int] = ..., resumes_before: _Optional[_Iterable[int]] = ..., accusers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Ticket(_message.Message):
     __slots__ = ("initiator", "incarnation", "number", "attempt")
