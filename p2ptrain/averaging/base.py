@@ -111,6 +111,9 @@ class Swarm(Protocol):
     def trainees(self) -> tuple[PeerId, ...]:
         """This peer, and all others that train by all we know, sorted."""
 
+    def participants(self) -> tuple[PeerId, ...]:
+        """This peer, and all others that train or are to, also those that are suspect, sorted."""
+
     def met(self) -> Mapping[PeerId, int]:
         """The peers that we have been in a group with: the number of the last such group."""
 

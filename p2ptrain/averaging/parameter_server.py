@@ -196,7 +196,7 @@ class ParameterServer(Algorithm):
         before = self._of_slowest(swarm)[0]
         # A peer that begins says 0: what an earlier life of it has said does not count.
         self._clocks[peer] = max(clock, self._clocks.get(peer, 0)) if clock else 0
-        here = set(swarm.trainees())
+        here = {swarm.me, *swarm.participants()}  # suspects count until they are dead
         self._clocks = {one: at for one, at in self._clocks.items() if one in here}
         slowest, known = self._of_slowest(swarm)
         if peer == swarm.me or swarm.trainees()[0] == swarm.me:
@@ -211,5 +211,7 @@ class ParameterServer(Algorithm):
 
     def _of_slowest(self, swarm: Swarm) -> tuple[int, int]:
         """Of all that train, 0 if one of them has said nothing; and of those that have."""
-        clocks = [self._clocks.get(peer, 0) for peer in swarm.trainees()]
+        here = {swarm.me, *swarm.participants()}
+        suspects = [at for peer, at in self._clocks.items() if peer in here]
+        clocks = [*(self._clocks.get(peer, 0) for peer in swarm.trainees()), *suspects]
         return min(clocks), min((clock for clock in clocks if clock), default=0)

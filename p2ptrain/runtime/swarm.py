@@ -80,6 +80,9 @@ class DriverSwarm:
     def trainees(self) -> tuple[PeerId, ...]:
         return self._driver.machine.membership.trainees()
 
+    def participants(self) -> tuple[PeerId, ...]:
+        return self._driver.machine.membership.participants()
+
     def met(self) -> Mapping[PeerId, int]:
         return self._driver.accounts.met
 
