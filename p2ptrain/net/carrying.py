@@ -79,6 +79,11 @@ class Carrying:
         if self.dials_out:
             self.dials_out.visit(address)
 
+    def knows(self, address: Address) -> bool:
+        """Whether something is kept for the peer there, which `leave` ends."""
+        visited = self.dials_out is not None and self.dials_out.visits(address)
+        return visited or address in self._trusted
+
     async def leave(self, address: Address) -> None:
         """The peer there is dead or has left."""
         self._trusted.pop(address, None)

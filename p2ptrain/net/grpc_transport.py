@@ -221,8 +221,10 @@ class GrpcTransport:
 
     def forget(self, address: Address) -> None:
         link = self._links.pop(address, None)
-        self._dropping = [task for task in self._dropping if not task.done()]
-        self._dropping.append(asyncio.get_running_loop().create_task(self._drop(address, link)))
+        if link or self._carrying.knows(address):
+            self._dropping = [task for task in self._dropping if not task.done()]
+            dropping = self._drop(address, link)
+            self._dropping.append(asyncio.get_running_loop().create_task(dropping))
 
     async def _drop(self, address: Address, link: Link | None) -> None:
         if link:
