@@ -74,7 +74,7 @@ from p2ptrain.compute.momentum import is_never_negative
 from p2ptrain.compute.replica import Vector
 from p2ptrain.compute.slots import Slot, digest_of, find_slots, layout_of, local_buffers
 from p2ptrain.compute.staging import Arrival, Stage, lane_of
-from p2ptrain.compute.tensor_file import Entry, bytes_of, write_entries
+from p2ptrain.compute.tensor_file import Data, Entry, bytes_of, write_entries
 from p2ptrain.errors import StateError
 
 NO_NUMBERS = torch.empty(0, dtype=torch.float32)
@@ -470,14 +470,26 @@ def save_tensors(state: Mapping[str, Any], path: Path) -> None:  # Any: also `ex
     Raises:
         StateError: if the file cannot be written, or cannot hold a tensor's dtype.
     """
-    tensors = {n: value for n, value in state.items() if isinstance(value, Tensor)}
     partial = path.with_name(path.name + ".partial")
     try:
         with partial.open("wb") as file:
-            write_entries({n: entry_of_tensor(one) for n, one in tensors.items()}, {}, file.write)
+            write_tensors(state, {}, file.write)
         partial.replace(path)
     except OSError as error:
         raise StateError(f"cannot write {path}: {error.strerror}") from error
+
+
+def write_tensors(
+    state: Mapping[str, Any],  # Any: as above
+    about: Mapping[str, str],
+    write: Callable[[Data], object],
+) -> None:
+    """Give the tensors of a ``state_dict`` to `write` as a file of safetensors.
+
+    `about` is the file's metadata. Raises StateError if it cannot hold a tensor's dtype.
+    """
+    tensors = {n: value for n, value in state.items() if isinstance(value, Tensor)}
+    write_entries({n: entry_of_tensor(one) for n, one in tensors.items()}, about, write)
 
 
 def check_vector(vector: Vector, size: int, what: str) -> None:

@@ -194,6 +194,13 @@ class Replica(Protocol):
         """
         ...
 
+    def model_file(self, mean_M: Vector, about: Mapping[str, str]) -> bytes:
+        """A file of safetensors: the model with these numbers in place of its own; any thread.
+
+        What is not averaged (integer buffers) is this replica's. `about` is the file's metadata.
+        """
+        ...
+
     @property
     def owners(self) -> Mapping[str, StateOwner]:
         """What a continued run needs beside the state: the process's random generators."""
