@@ -72,10 +72,9 @@ class StateTransfer:
         # If no peer has trained, the donor's state may equal ours.
         trained = version or membership.samples
         digest = 0 if trained else await self.executor(self.replica.state_digest)
-        while donors := membership.donors:
+        while donors := membership.donors():
             errors: list[P2PTrainError] = []
-            donors.sort(key=lambda donor: _rendezvous(me, donor))
-            for donor in donors:
+            for donor in sorted(donors, key=lambda donor: _rendezvous(me, donor)):
                 try:
                     state = await self.download(donor, version, digest)
                     if state or not digest:
