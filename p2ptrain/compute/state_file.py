@@ -9,8 +9,6 @@ import mmap
 import os
 import tempfile
 
-from p2ptrain.compute.replica import State
-
 SMALL_BYTES = 1 << 20
 """Smaller states stay in memory: a simulated world has more peers than file descriptors."""
 
@@ -28,14 +26,10 @@ class StateFile:
         self._file.truncate(size)
         self._view = memoryview(mmap.mmap(self._file.fileno(), size, access=mmap.ACCESS_READ))
 
-    @property
-    def contents(self) -> State:
-        """All of it, once all has been written; it survives the file."""
-        return self._view
-
     def write(self, start: int, payload: memoryview | bytes) -> None:
-        """Write these bytes at `start`; by a call, not through the mapping: a full disk is an error
-        of the one and a signal of the other.
+        """Write these bytes at `start`.
+
+        By a call and not through the mapping, where a full disk would be a signal and no error.
 
         Raises:
             OSError: if there is no room on the disk.

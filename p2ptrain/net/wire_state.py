@@ -67,7 +67,7 @@ def encode_manifest(manifest: StateManifest) -> bytes:
     p = pb.StateManifest(
         size=manifest.size, chunk_size=manifest.chunk_size, hashes=b"".join(manifest.hashes)
     )
-    return p.SerializeToString()
+    return p.SerializeToString()  # type: ignore[no-any-return]
 
 
 def decode_manifest(data: bytes | memoryview, most_bytes: int = MAX_STATE_BYTES) -> StateManifest:

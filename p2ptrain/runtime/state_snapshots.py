@@ -11,7 +11,7 @@ the digest of the manifest names the snapshot. Chunks are never mixed from two s
 * What a peer has loaded, whole or in part, is kept for `KEPT_S` after its last use. Who begins
   again takes from there the chunks that it needs, from whatever donor they came.
 
-At most `MOST_KEPT` snapshots of one thing are kept at a time. Long ones are in files, not in memory.
+At most `MOST_KEPT` snapshots of one thing are kept at a time; long ones are in files.
 """
 
 import asyncio
