@@ -17,14 +17,16 @@ class StateFile:
     """Room for `size` bytes. Raises OSError if there is none on the disk."""
 
     def __init__(self, size: int) -> None:
-        self._memory, self._file = bytearray(), None
+        self._memory: bytearray | None = None
         if size <= SMALL_BYTES:
             self._memory = bytearray(size)
             self._view = memoryview(self._memory).toreadonly()
             return
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as this object
-        self._file.truncate(size)
-        self._view = memoryview(mmap.mmap(self._file.fileno(), size, access=mmap.ACCESS_READ))
+        with tempfile.TemporaryFile() as file:
+            file.truncate(size)
+            self._view = memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ))
+            self._file = os.dup(file.fileno())
+        weakref.finalize(self, os.close, self._file)
 
     def write(self, start: int, payload: memoryview | bytes) -> None:
         """Write these bytes at `start`.
@@ -34,12 +36,12 @@ class StateFile:
         Raises:
             OSError: if there is no room on the disk.
         """
-        if self._file is None:
+        if self._memory is not None:
             self._memory[start : start + len(payload)] = payload
             return
         left = memoryview(payload)
         while left:
-            written = os.pwrite(self._file.fileno(), left, start)
+            written = os.pwrite(self._file, left, start)
             start, left = start + written, left[written:]
 
     def read(self, start: int, stop: int) -> memoryview:

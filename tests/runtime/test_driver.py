@@ -358,7 +358,7 @@ def test_chunks_of_a_state_may_come_in_any_order_and_are_read_while_others_are_m
     assert read == b"a" * 9_000 + b"z" * 1_000
 
 
-async def test_those_who_join_at_once_take_the_model_of_one_donor_and_in_another_minute_of_another():
+async def test_those_who_join_at_once_share_one_donor_and_each_minute_another():
     world = World(seed=3)
     trained = [await world.add(name, replica(0.0), "ad_psgd") for name in ("a", "b", "c", "d")]
     await asyncio.gather(*(peer.train(1, 0.1) for peer in trained))
