@@ -8,6 +8,7 @@ as it is here, also while others are still missing: peers that load one state pa
 import mmap
 import os
 import tempfile
+import weakref
 
 SMALL_BYTES = 1 << 20
 """Smaller states stay in memory: a simulated world has more peers than file descriptors."""

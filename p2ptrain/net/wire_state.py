@@ -23,7 +23,7 @@ MOST_CHUNKS = 1 << 16
 """Of one state; their hashes fit into one chunk."""
 
 MOST_OTHERS = 16
-"""Names in one `StateNews`."""
+"""Names in one `StateNews`, and chunks that it advises."""
 
 HASH_BYTES = 32
 
@@ -109,6 +109,8 @@ class StateNews:
     have: frozenset[int]
     """Chunks by number."""
     others: tuple[PeerId, ...] = ()
+    advised: tuple[int, ...] = ()
+    """Chunks to ask for first: others were advised to ask for others."""
 
 
 def encode_news(news: StateNews, chunks: int) -> bytes:
@@ -116,8 +118,10 @@ def encode_news(news: StateNews, chunks: int) -> bytes:
     bits = bytearray(-(-chunks // 8))
     for chunk in news.have:
         bits[chunk // 8] |= 1 << chunk % 8
-    others = news.others[:MOST_OTHERS]
-    return pb.StateNews(have=bytes(bits), others=others).SerializeToString()  # type: ignore[no-any-return]
+    p = pb.StateNews(
+        have=bytes(bits), others=news.others[:MOST_OTHERS], advised=news.advised[:MOST_OTHERS]
+    )
+    return p.SerializeToString()  # type: ignore[no-any-return]
 
 
 def decode_news(data: bytes | memoryview, chunks: int) -> StateNews:
@@ -125,9 +129,10 @@ def decode_news(data: bytes | memoryview, chunks: int) -> StateNews:
     if len(data) > MAX_CHUNK_BYTES:
         raise CodecError(f"news of {len(data)} bytes")
     p: Any = parse(pb.StateNews, bytes(data))  # Any: a generated class
-    if len(p.have) != -(-chunks // 8) or len(p.others) > MOST_OTHERS:
+    if len(p.have) != -(-chunks // 8) or max(len(p.others), len(p.advised)) > MOST_OTHERS:
         raise CodecError(f"news of {8 * len(p.have)} chunks, of {chunks}")
-    return StateNews(frozenset(_set_bits(p.have, chunks)), tuple(map(name_of, p.others)))
+    advised = tuple(at_most(chunks - 1, one, "a chunk of a state") for one in p.advised)
+    return StateNews(frozenset(_set_bits(p.have, chunks)), tuple(map(name_of, p.others)), advised)
 
 
 def _set_bits(bits: bytes, chunks: int) -> Iterable[int]:

@@ -7,9 +7,10 @@ source has one stream, and up to `WINDOW` requests under way on it:
     this peer   ── StateRequest 17, 4, news ──►  source
                 ◄── chunk 17, chunk 4, StateNews ──
 
-* **Which chunk.** Of those that no other source was asked for, the one that the fewest sources have
-  (rarest first, Cohen 2003), among equals in an order of this peer's own: so newcomers soon have
-  different chunks, and each leaves the donor hardly more than once.
+* **Which chunk.** One that the source advises: a donor advises each loader to ask for other chunks,
+  so that they soon have something to share, and each chunk leaves the donor a few times at most.
+  Else the one that the fewest sources have (rarest first, Cohen 2003), in an order of this peer's
+  own; never one that another source was asked for.
 * **Checks.** A chunk counts if it has its hash. A source that sends another one is named in a
   warning and not asked again, and the chunk comes from elsewhere.
 * **Death.** What a source has not sent when it ends, or is silent for too long, is asked of others.
@@ -48,7 +49,7 @@ WINDOW = 2
 MOST_SOURCES = 8
 """More add streams, not speed."""
 
-NEWS_S: Seconds = 0.5
+NEWS_S: Seconds = 0.25
 """How often a source is asked what it has and who else loads the snapshot."""
 
 LEAST_LATE_S: Seconds = 2.0
@@ -74,6 +75,7 @@ class Source:
     name: PeerId
     stream: ChunkStream | None = None
     have: frozenset[int] = frozenset()
+    advised: tuple[int, ...] = ()
     asked: deque[tuple[int | None, Seconds]] = field(default_factory=deque)
     """In order, without an answer so far, and when; None: news."""
     news_at: Seconds = 0.0
@@ -216,9 +218,14 @@ class StateDownload:
         """Let idle streams end; break off the others."""
         self._stir()
         tasks = dict(self._tasks)
-        for name, task in tasks.items():
-            if self._missing or self._sources[name].asked:
-                task.cancel()
+        if tasks and not self._missing:
+            waits = [n for n, one in self._sources.items() if all(x is None for x, _ in one.asked)]
+            ending = [task for name, task in tasks.items() if name in waits]
+            with suppress(TimeoutError):
+                async with asyncio.timeout(FAREWELL_S):
+                    await asyncio.gather(*ending, return_exceptions=True)
+        for task in tasks.values():
+            task.cancel()
         await asyncio.gather(*tasks.values(), return_exceptions=True)
 
     async def _load_from(self, source: Source) -> None:
@@ -238,6 +245,7 @@ class StateDownload:
                 await stream.finish()
                 while await stream.receive() is not None:
                     pass
+            source.asked.clear()
         except P2PTrainError as error:
             why = str(error)
             if self._missing:
@@ -251,8 +259,9 @@ class StateDownload:
     async def _ask(self, source: Source, stream: ChunkStream) -> None:
         """Ask for as many chunks as may be under way, and for news from time to time."""
         now, waits = self._host.now, [number for number, _ in source.asked]
-        if len(self._places) > 1 and now >= source.news_at and None not in waits:
-            source.news_at = now + NEWS_S
+        is_due = now >= source.news_at or (source.advised and not self._advised(source))
+        if len(self._places) > WINDOW and is_due and None not in waits:
+            source.news_at, source.advised = now + NEWS_S, ()
             await self._request(source, stream, None)
         while sum(number is not None for number, _ in source.asked) < WINDOW:
             number = self._next_for(source)
@@ -268,10 +277,15 @@ class StateDownload:
     def _next_for(self, source: Source) -> int | None:
         """A chunk that this source has, and no other one was asked for; else one that is late."""
         free = (n for n in self._missing if n in source.have and n not in self._asked)
+        if open_ones := self._advised(source):
+            return open_ones[0]
         if considered := list(islice(free, CONSIDERED)):
             return min(considered, key=lambda number: self._holders[number])
         late = (n for n in self._missing if n in source.have and self._is_late(n, source))
         return None if source.asked else next(late, None)
+
+    def _advised(self, source: Source) -> list[int]:
+        return [one for one in source.advised if one in self._missing and one not in self._asked]
 
     def _is_late(self, number: int, source: Source) -> bool:
         other, since = self._asked[number]
@@ -309,7 +323,7 @@ class StateDownload:
         news = decode_news(payload, len(self._manifest.hashes))
         self._holders.subtract(source.have)
         self._holders.update(news.have)
-        source.have = news.have
+        source.have, source.advised = news.have, news.advised
         for name in news.others:
             self._invite(name)
 

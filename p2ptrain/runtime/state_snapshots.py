@@ -63,6 +63,15 @@ class Snapshot:
     """Who has streams open to it now; we ourselves count while we load it."""
     uses: int = 0
     """So far."""
+    _advised: int = 0
+
+    def advise(self, most: int) -> tuple[int, ...]:
+        """Chunks for one loader to begin with, in turn: so loaders have different ones to share."""
+        count = len(self.manifest.hashes)
+        if len(self.have) < count:
+            return ()
+        first, self._advised = self._advised, (self._advised + most) % count
+        return tuple(number % count for number in range(first, first + min(most, count)))
 
     def chunk(self, number: int) -> memoryview:
         """One chunk that is here."""

@@ -54,6 +54,9 @@ if TYPE_CHECKING:
 TURN_S: Seconds = 60.0
 """So long one donor is asked first by all that join; then another one."""
 
+ADVISED = 4
+"""Chunks that one loader of a snapshot is advised to begin with."""
+
 MOST_HELPERS = 3
 """Members of a barrier that are asked beside the donor."""
 
@@ -311,7 +314,8 @@ class StateTransfer:
             known = {opening.sender, self.host.name}
             others = [one for one in snapshot.loaders if one not in known]
             others.sort(key=partial(_rendezvous, opening.sender))
-            news = StateNews(frozenset(snapshot.have), tuple(others[:MOST_OTHERS]))
+            shown, advised = tuple(others[:MOST_OTHERS]), snapshot.advise(ADVISED)
+            news = StateNews(frozenset(snapshot.have), shown, advised)
             await stream.send(memoryview(encode_news(news, count)))
             return
         chunk = snapshot.chunk(number) if number in snapshot.have else memoryview(b"")

@@ -461,7 +461,7 @@ async def test_a_state_that_fits_nowhere_is_refused_with_the_name_of_its_donor(m
     world, a, b = await pair()
     await a.train(1, 0.1)
     await asyncio.sleep(5.0)  # so b has heard that a trains
-    donor = Donor(0.0, 0.0, state=b"123")
+    donor = Donor(0.0, state=b"123")
 
     async def open_stream(_peer, _opening):
         return donor
@@ -535,19 +535,20 @@ async def test_peers_that_begin_with_different_models_are_made_equal_before_they
 
 
 class Donor:
-    """The other side of a transfer: manifest and chunks, each after one of these pauses."""
+    """The other side of a transfer: a manifest, and chunks, each after one of these pauses."""
 
     def __init__(self, *pauses_s: float, state: bytes = b"1234" * 2 + b"5678") -> None:
         self.pauses_s = list(pauses_s)
         self._state, self._manifest = state, manifest_of(state, 4)
-        self._answers = [encode_manifest(self._manifest)]
+        self._answers = [(encode_manifest(self._manifest), False)]
         self.aborted = ""
 
     async def send(self, payload: memoryview) -> None:
         count = len(self._manifest.hashes)
         number = decode_request(payload, count)
         news = encode_news(StateNews(frozenset(range(count))), count)
-        self._answers.append(news if number is None else self._state[4 * number :][:4])
+        chunk = self._state[4 * (number or 0) :][:4]
+        self._answers.append((news, False) if number is None else (chunk, True))
 
     async def finish(self) -> None:
         pass
@@ -555,8 +556,8 @@ class Donor:
     async def receive(self) -> memoryview | None:
         if not self._answers:
             return None
-        payload = self._answers.pop(0)
-        if len(payload) <= 4 or not self.pauses_s[1:]:
+        payload, is_chunk = self._answers.pop(0)
+        if is_chunk:
             await asyncio.sleep(self.pauses_s.pop(0))
         return memoryview(payload)
 
@@ -566,7 +567,7 @@ class Donor:
 
 async def test_a_state_may_take_as_long_as_it_takes_while_something_of_it_comes(monkeypatch):
     world, a, b = await pair()
-    for donor, is_well in ((Donor(50.0, 50.0, 50.0), True), (Donor(50.0, 61.0, 0.0), False)):
+    for donor, is_well in ((Donor(50.0, 50.0), True), (Donor(50.0, 61.0), False)):
 
         async def open_stream(_peer, _opening, donor=donor):
             return donor

@@ -1,41 +1,29 @@
 """States come from several peers at once, checked chunk by chunk, and go on when a donor dies.
 
-One byte on these links stands for a thousand: the model has 100 MB and its chunks 1 MB, on links of
-1 Gbit/s.
+One byte on these links stands for 2,500: the model has 100 MB and its chunks 2.6 MB, on links of
+2.5 Gbit/s.
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
 import pytest
 
 from p2ptrain.core.effects import TakeState
-from p2ptrain.errors import CodecError, RefusedError
 from p2ptrain.ids import PeerId, Seconds
-from p2ptrain.net.wire import StateOpening
-from p2ptrain.net.wire_state import (
-    StateManifest,
-    StateNews,
-    decode_manifest,
-    decode_news,
-    decode_request,
-    encode_manifest,
-    encode_news,
-    encode_request,
-    manifest_of,
-)
 from p2ptrain.runtime.exchange import ExchangeConfig
-from p2ptrain.runtime.state_snapshots import KEPT_S, MOST_KEPT, Snapshot
+from p2ptrain.runtime.state_snapshots import Snapshot
 from p2ptrain.sim.link import Link
 from p2ptrain.sim.replica import VectorReplica
 from p2ptrain.sim.world import SimPeer, World
 
-SIZE = 25_000
+SIZE = 10_000
 STATE_BYTES = 16 + 4 * SIZE
 CHUNK_BYTES = 1024
-ONE_S = 0.8
+BYTES_S = 2500e6 / 8
+ONE_S = 0.32
 """For which a link carries the model."""
 
 
@@ -46,8 +34,8 @@ def model(value: float) -> VectorReplica:
 async def trained(algorithm: str, count: int, share: float = 0.25) -> World:
     """So many peers, each with a model of its own."""
     exchange = ExchangeConfig(chunk_kib=1, link_mbit=1, state_share=share)
-    world = World(1, Link(latency_s=0.001, bandwidth_bytes_s=125e6), exchange=exchange)
-    world.network.stands_for = 1000
+    world = World(1, Link(latency_s=0.001, bandwidth_bytes_s=BYTES_S), exchange=exchange)
+    world.network.stands_for = 2500
     equal = algorithm != "ad_psgd"
     for number in range(count):
         await world.add(f"p{number}", model(0.0 if equal else number), algorithm)
@@ -76,6 +64,14 @@ def loaded_by(peer: SimPeer, name: str) -> list[Snapshot]:
     return [one for one in held if PeerId(name) in one.loaders]
 
 
+async def until(is_so: Callable[[], bool], every_s: Seconds = 0.1) -> None:
+    for _ in range(10_000):
+        if is_so():
+            return
+        await asyncio.sleep(every_s)
+    raise AssertionError("it never was")
+
+
 def groups_done(world: World, names: list[str]) -> int:
     return sum(
         record["outcome"] == "done"
@@ -88,15 +84,15 @@ async def joining(count: int) -> tuple[Seconds, float, int]:
     """So many join eight that train: until all are in, the eight's speed, and what donors send."""
     world, names = await trained("ad_psgd", 8), [f"p{number}" for number in range(8)]
     now = asyncio.get_running_loop().time
-    with training(world, 1000, 1.0):
-        await asyncio.sleep(20.0)
-        before = groups_done(world, names) / 20.0
+    with training(world, 1000, 0.4):
+        await asyncio.sleep(10.0)
+        before = groups_done(world, names) / 10.0
         began, done = now(), groups_done(world, names)
         newcomers = await join(world, "ad_psgd", *(f"n{number:02}" for number in range(count)))
         lasted = now() - began
         speed = (groups_done(world, names) - done) / lasted / before
     (records,) = zip(*(newcomer.metrics.of("state") for newcomer in newcomers), strict=True)
-    sent = sum(of.get(name, 0) for record in records for of in [record["sources"]] for name in names)
+    sent = sum(record["sources"].get(name, 0) for record in records for name in names)
     for record in records:
         assert sum(record["sources"].values()) <= STATE_BYTES + record["again_bytes"]
         assert record["again_bytes"] <= CHUNK_BYTES
@@ -109,7 +105,7 @@ async def test_twenty_newcomers_are_in_soon_and_slow_the_swarm_little():
     print(f"one {one_s:.2f} s, twenty {all_s:.2f} s, speed {speed:.2f}, {sent / STATE_BYTES:.2f}")
     assert all_s < 3 * one_s, (all_s, one_s)
     assert speed >= 0.9
-    assert sent < 3 * STATE_BYTES, "they give most of it to each other"
+    assert sent < 5 * STATE_BYTES, "they give most of it to each other"
 
 
 async def test_a_donor_that_trains_gives_its_share_of_the_link():
@@ -127,16 +123,14 @@ async def test_when_a_donor_of_several_dies_the_others_give_what_is_missing(dies
     with training(world, 1000, 0.1):
         await asyncio.sleep(5.0)
         (newcomer,) = await join(world, "allreduce", "n")
-        while not (loaded := loaded_by(newcomer, "n")) or len(loaded[0].have) < 30:
-            await asyncio.sleep(0.001)
+        await until(lambda: any(len(one.have) > 12 for one in loaded_by(newcomer, "n")), 0.001)
         taking = newcomer.driver.machine.groups.barrier.state
         assert isinstance(taking, TakeState)
         helper = next(n for n in ("p1", "p2") if n != taking.donor)
         donor = taking.donor
         world.crash(donor if dies == "donor" else helper)
-        while not (records := newcomer.metrics.of("state")):
-            await asyncio.sleep(0.1)
-    (record,) = records
+        await until(lambda: bool(newcomer.metrics.of("state")))
+    (record,) = newcomer.metrics.of("state")
     assert record["donor"] == donor
     assert len(record["sources"]) > 2
     assert sum(record["sources"].values()) <= STATE_BYTES + CHUNK_BYTES
@@ -157,13 +151,12 @@ async def test_a_chunk_with_another_hash_is_refused_and_taken_from_elsewhere():
     with training(world, 1000, 0.1):
         await asyncio.sleep(2.0)
         (newcomer,) = await join(world, "allreduce", "n")
-        while not (records := newcomer.metrics.of("state")):
-            await asyncio.sleep(0.1)
+        await until(lambda: bool(newcomer.metrics.of("state")))
     texts = [record["text"] for record in newcomer.metrics.of("warning")]
     assert len(texts) == 1, texts
     assert "p2 sends chunk" in texts[0]
     assert "it is taken from elsewhere" in texts[0]
-    assert set(records[0]["sources"]) == {"p0", "p1", "p3"}
+    assert set(newcomer.metrics.of("state")[0]["sources"]) == {"p0", "p1", "p3"}
     np.testing.assert_array_equal(newcomer.model(), world.peers[PeerId("p0")].model())
 
 

@@ -530,12 +530,14 @@ class StateRequest(_message.Message):
     def __init__(self, chunk: _Optional[int] = ...) -> None: ...
 
 class StateNews(_message.Message):
-    __slots__ = ("have", "others")
+    __slots__ = ("have", "others", "advised")
     HAVE_FIELD_NUMBER: _ClassVar[int]
     OTHERS_FIELD_NUMBER: _ClassVar[int]
+    ADVISED_FIELD_NUMBER: _ClassVar[int]
     have: bytes
     others: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, have: _Optional[bytes] = ..., others: _Optional[_Iterable[str]] = ...) -> None: ...
+    advised: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, have: _Optional[bytes] = ..., others: _Optional[_Iterable[str]] = ..., advised: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Report(_message.Message):
     __slots__ = ("self", "members", "unix_s", "running_s", "samples_per_s", "wait_share", "progress", "doing", "loss", "partners", "consensus_distance_l2", "groups_done", "groups_failed", "warning", "silence", "since_average_s", "epoch", "settings", "changed_why", "data", "long_gone")
