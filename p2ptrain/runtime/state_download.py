@@ -84,6 +84,8 @@ class Source:
     took_s: Seconds = 0.0
     """For one chunk, on average."""
     empty: int = 0
+    rests_until: Seconds = 0.0
+    """From what it has not advised; 0: it does not rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,10 +261,12 @@ class StateDownload:
     async def _ask(self, source: Source, stream: ChunkStream) -> None:
         """Ask for as many chunks as may be under way, and for news from time to time."""
         now, waits = self._host.now, [number for number, _ in source.asked]
-        is_due = now >= source.news_at or (source.advised and not self._advised(source))
-        if len(self._places) > WINDOW and is_due and None not in waits:
+        is_first = not source.news_at
+        if len(self._places) > WINDOW and now >= source.news_at and None not in waits:
             source.news_at, source.advised = now + NEWS_S, ()
             await self._request(source, stream, None)
+            if is_first:
+                return  # what it advises comes first
         while sum(number is not None for number, _ in source.asked) < WINDOW:
             number = self._next_for(source)
             if number is None:
@@ -276,16 +280,30 @@ class StateDownload:
 
     def _next_for(self, source: Source) -> int | None:
         """A chunk that this source has, and no other one was asked for; else one that is late."""
-        free = (n for n in self._missing if n in source.have and n not in self._asked)
-        if open_ones := self._advised(source):
-            return open_ones[0]
-        if considered := list(islice(free, CONSIDERED)):
-            return min(considered, key=lambda number: self._holders[number])
+        free = [n for n in source.advised if n in self._missing and n not in self._asked]
+        if free:
+            source.news_at = self._host.now if len(free) == 1 else source.news_at  # for more advice
+            return free[0]
+        others = (n for n in self._missing if n in source.have and n not in self._asked)
+        if considered := list(islice(others, CONSIDERED)):
+            rarest = min(considered, key=lambda number: self._holders[number])
+            return rarest if self._may_burden(source) else None
         late = (n for n in self._missing if n in source.have and self._is_late(n, source))
         return None if source.asked else next(late, None)
 
-    def _advised(self, source: Source) -> list[int]:
-        return [one for one in source.advised if one in self._missing and one not in self._asked]
+    def _is_full(self, source: Source) -> bool:
+        return len(source.have) == len(self._manifest.hashes)
+
+    def _may_burden(self, source: Source) -> bool:
+        """A donor is asked for what it has not advised only after a while, if others load, too."""
+        if not self._is_full(source) or all(map(self._is_full, self._here())):
+            return True
+        now = self._host.now
+        source.rests_until = source.rests_until or now + max(NEWS_S, source.took_s)
+        if source.asked or now < source.rests_until:
+            return False
+        source.rests_until = 0.0
+        return True
 
     def _is_late(self, number: int, source: Source) -> bool:
         other, since = self._asked[number]

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 TURN_S: Seconds = 60.0
 """So long one donor is asked first by all that join; then another one."""
 
-ADVISED = 4
+ADVISED = 2
 """Chunks that one loader of a snapshot is advised to begin with."""
 
 MOST_HELPERS = 3
