@@ -12,9 +12,12 @@ import numpy as np
 import pytest
 
 from p2ptrain.core.effects import TakeState
+from p2ptrain.errors import ConfigError, RefusedError, TransportError
 from p2ptrain.ids import PeerId, Seconds
+from p2ptrain.net.wire import StateOpening
+from p2ptrain.net.wire_state import decode_manifest, encode_request
 from p2ptrain.runtime.exchange import ExchangeConfig
-from p2ptrain.runtime.state_snapshots import Snapshot
+from p2ptrain.runtime.state_snapshots import KEPT_S, MOST_KEPT, SHARED_S, Snapshot
 from p2ptrain.sim.link import Link
 from p2ptrain.sim.replica import VectorReplica
 from p2ptrain.sim.world import SimPeer, World
@@ -173,3 +176,61 @@ async def test_where_models_differ_the_next_donor_gives_all_of_its_own():
     (record,) = newcomer.metrics.of("state")
     assert record["donor"] != first
     np.testing.assert_array_equal(newcomer.model(), world.peers[record["donor"]].model())
+
+
+async def test_all_chunks_that_are_here_count_when_a_transfer_begins_again():
+    world = await trained("ad_psgd", 2)
+    p0, p1 = world.peers.values()
+    transfer = p1.driver.state_transfer
+    loading = asyncio.ensure_future(transfer.download(PeerId("p0")))
+    await until(lambda: any(len(one.have) > 12 for one in loaded_by(p1, "p1")), 0.001)
+    (partly,) = loaded_by(p1, "p1")
+    p0.driver.transport.die()
+    with pytest.raises(TransportError):
+        await loading
+    assert 12 < len(partly.have) < len(partly.manifest.hashes)
+    missing = STATE_BYTES - len(partly.have) * CHUNK_BYTES
+    p0.driver.transport.handler = p0.driver
+    assert await transfer.download(PeerId("p0")) == p0.replica.export_state()
+    (record,) = p1.metrics.of("state")
+    assert record["sources"] == {"p0": missing}
+
+
+async def test_what_is_no_request_ends_the_stream_with_a_sentence():
+    world = await trained("ad_psgd", 2)
+    p0, p1 = world.peers.values()
+    for request, why in ((encode_request(99), "a chunk of a state out of range: 99"), (b"x", "")):
+        opening = StateOpening(p0.driver.digest, PeerId("p1"), None)
+        stream = await p1.driver.transport.open(p0.address, opening)
+        manifest = decode_manifest(await stream.receive())
+        assert manifest.size == STATE_BYTES
+        await stream.send(memoryview(request))
+        with pytest.raises(RefusedError, match=f"p0 does not understand: .*{why}"):
+            await stream.receive()
+
+
+async def test_a_snapshot_is_kept_a_little_longer_than_it_is_used_and_few_are_at_a_time():
+    world = await trained("ad_psgd", 2)
+    p0, p1 = world.peers.values()
+    opening, streams = StateOpening(p0.driver.digest, PeerId("p1"), None), []
+    for _ in range(MOST_KEPT):
+        streams.append(await p1.driver.transport.open(p0.address, opening))
+        assert await streams[-1].receive()
+        await asyncio.sleep(SHARED_S + 1)  # the next one is too young for it
+        p0.replica.live += 1
+    refused = await p1.driver.transport.open(p0.address, opening)
+    with pytest.raises(RefusedError, match=f"{MOST_KEPT} states are being loaded"):
+        await refused.receive()
+    for stream in streams:
+        await stream.finish()
+    held = p0.driver.state_transfer.snapshots._held
+    await asyncio.sleep(KEPT_S - 1)
+    assert len(held) == MOST_KEPT
+    await asyncio.sleep(2)
+    assert not held
+
+
+@pytest.mark.parametrize("share", [0.0, -1.0, 1.5])
+def test_a_share_of_a_link_is_a_share(share: float):
+    with pytest.raises(ConfigError, match=f"state_share = {share} must be above 0 and at most 1"):
+        ExchangeConfig(state_share=share)
