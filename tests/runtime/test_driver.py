@@ -567,14 +567,17 @@ class Donor:
 
 async def test_a_state_may_take_as_long_as_it_takes_while_something_of_it_comes(monkeypatch):
     world, a, b = await pair()
-    for donor, is_well in ((Donor(50.0, 50.0), True), (Donor(50.0, 61.0), False)):
+    for donor, is_well in (
+        (Donor(50.0, 50.0), True),
+        (Donor(50.0, 61.0, state=b"abcdefgh"), False),
+    ):
 
         async def open_stream(_peer, _opening, donor=donor):
             return donor
 
         monkeypatch.setattr(b.driver, "open_stream", open_stream)
         if is_well:
-            assert await b.driver.state_transfer.download(a.driver.name, None) == (b"123412345678")
+            assert await b.driver.state_transfer.download(a.driver.name, None) == b"123412345678"
         else:
             with pytest.raises(TransportError, match="a has sent nothing of its state for 60 s"):
                 await b.driver.state_transfer.download(a.driver.name, None)

@@ -88,8 +88,8 @@ async def joining(count: int) -> tuple[Seconds, float, int]:
     world, names = await trained("ad_psgd", 8), [f"p{number}" for number in range(8)]
     now = asyncio.get_running_loop().time
     with training(world, 1000, 0.4):
-        await asyncio.sleep(10.0)
-        before = groups_done(world, names) / 10.0
+        await asyncio.sleep(6.0)
+        before = groups_done(world, names) / 6.0
         began, done = now(), groups_done(world, names)
         newcomers = await join(world, "ad_psgd", *(f"n{number:02}" for number in range(count)))
         lasted = now() - began
