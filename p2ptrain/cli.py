@@ -20,6 +20,15 @@ from p2ptrain import __version__, exit_codes
 from p2ptrain.averaging.base import known_algorithms
 from p2ptrain.console.command import run_command
 from p2ptrain.console.doctor import Visit, show_findings
+from p2ptrain.console.network_options import (
+    TLS_CA,
+    TLS_CERT,
+    TLS_KEY,
+    TOKEN,
+    TOKEN_FILE,
+    with_network,
+    with_token,
+)
 from p2ptrain.console.set import set_settings
 from p2ptrain.console.status import show_json, show_live, show_once
 from p2ptrain.errors import CodecError, ConfigError
@@ -32,14 +41,6 @@ from p2ptrain.runtime.settings import PeerConfig
 if TYPE_CHECKING:
     from p2ptrain.config import RunConfig
     from p2ptrain.net.wire_keys import Command
-
-TLS_CERT = typer.Option(help="file with this peer's certificate, where the swarm has TLS")
-TLS_KEY = typer.Option(help="file with the certificate's key")
-TLS_CA = typer.Option(help="file with the certificate of the swarm's CA")
-TOKEN = typer.Option(help="what lets into the swarm: the line that its first peer printed")
-TOKEN_FILE = typer.Option(
-    help="file with the token, or with the swarm's own key", envvar="P2PTRAIN_TOKEN_FILE"
-)
 
 KEYS_TIMEOUT_S: Seconds = 5.0
 
@@ -161,7 +162,7 @@ def peer(
     ] = None,
     insecure: Annotated[
         bool | None,
-        typer.Option("--insecure", help="plain text: whoever reaches this peer gets the model"),
+        typer.Option("--insecure", help="plain text: any host that gets here may read the model"),
     ] = None,
     tls_cert: Annotated[str | None, TLS_CERT] = None,
     tls_key: Annotated[str | None, TLS_KEY] = None,
@@ -254,6 +255,7 @@ def run_peer(
 
 
 @app.command()
+@with_network
 def status(
     address: Annotated[str, typer.Argument(help="host:port of any peer")],
     watch: Annotated[bool, typer.Option(help="show it live, until Ctrl-C")] = False,
@@ -262,28 +264,19 @@ def status(
         bool, typer.Option("--all", help="show those that died or left long ago, too")
     ] = False,
     timeout: Annotated[float, typer.Option(help="seconds to wait for each peer")] = 2.0,
-    token: Annotated[str, TOKEN] = "",
-    token_file: Annotated[str, TOKEN_FILE] = "",
-    tls_cert: Annotated[str, TLS_CERT] = "",
-    tls_key: Annotated[str, TLS_KEY] = "",
-    tls_ca: Annotated[str, TLS_CA] = "",
+    *,
+    network: GrpcConfig,
 ) -> None:
     """Show who is in a swarm, and what they are doing."""
     if watch and json_:
         raise ConfigError("--watch and --json do not go together; ask for --json repeatedly")
     show = show_live if watch else show_json if json_ else show_once
     with _ctrl_c_ends():
-        asyncio.run(
-            show(
-                _address(address),
-                _timeout(timeout),
-                _secured(token, token_file, tls_cert, tls_key, tls_ca),
-                everyone=everyone,
-            )
-        )
+        asyncio.run(show(_address(address), _timeout(timeout), network, everyone=everyone))
 
 
 @app.command("set")
+@with_network
 def set_(
     address: Annotated[str, typer.Argument(help="host:port of any peer")],
     values: Annotated[
@@ -291,20 +284,17 @@ def set_(
     ],
     why: Annotated[str, typer.Option(help="a sentence for the log of all peers")] = "",
     timeout: Annotated[float, typer.Option(help="seconds to wait for the answer")] = 3.0,
-    token: Annotated[str, TOKEN] = "",
-    token_file: Annotated[str, TOKEN_FILE] = "",
-    tls_cert: Annotated[str, TLS_CERT] = "",
-    tls_key: Annotated[str, TLS_KEY] = "",
-    tls_ca: Annotated[str, TLS_CA] = "",
+    *,
+    network: GrpcConfig,
 ) -> None:
     """Change the algorithm of a running swarm, or its options. A member's right."""
-    network = _secured(token, token_file, tls_cert, tls_key, tls_ca)
     with _ctrl_c_ends():
         work = set_settings(_address(address), values, why, _timeout(timeout), network)
         print(asyncio.run(work))
 
 
 @app.command()
+@with_network
 def ui(
     address: Annotated[str, typer.Argument(help="host:port of any peer")],
     listen: Annotated[
@@ -313,51 +303,42 @@ def ui(
     public: Annotated[
         bool, typer.Option("--public", help="let other machines open it; it has no password")
     ] = False,
-    token: Annotated[str, TOKEN] = "",
-    token_file: Annotated[str, TOKEN_FILE] = "",
-    tls_cert: Annotated[str, TLS_CERT] = "",
-    tls_key: Annotated[str, TLS_KEY] = "",
-    tls_ca: Annotated[str, TLS_CA] = "",
+    *,
+    network: GrpcConfig,
 ) -> None:
     """Serve a live page of a swarm for a browser, until Ctrl-C."""
     from p2ptrain.console.live_page import show_page
     from p2ptrain.ui.server import PageConfig
 
     config = PageConfig(listen=listen, is_public=public)
-    network = _secured(token, token_file, tls_cert, tls_key, tls_ca)
     with _ctrl_c_ends():
         asyncio.run(show_page(_address(address), config, time.monotonic, network))
 
 
 @app.command()
+@with_network
 def top(
     address: Annotated[str, typer.Argument(help="host:port of any peer")],
     sort: Annotated[str, typer.Option(help="column, such as samples/s or waiting")] = "peer",
-    token: Annotated[str, TOKEN] = "",
-    token_file: Annotated[str, TOKEN_FILE] = "",
-    tls_cert: Annotated[str, TLS_CERT] = "",
-    tls_key: Annotated[str, TLS_KEY] = "",
-    tls_ca: Annotated[str, TLS_CA] = "",
+    *,
+    network: GrpcConfig,
 ) -> None:
     """Show a swarm live and sortable in a terminal, until q or Ctrl-C."""
     from p2ptrain.console.top import show_top
 
-    network = _secured(token, token_file, tls_cert, tls_key, tls_ca)
     with _ctrl_c_ends():
         asyncio.run(show_top(_address(address), sort, time.monotonic, network))
 
 
 @app.command()
+@with_network
 def doctor(
     address: Annotated[str, typer.Argument(help="host:port of a peer that is in")],
     listen: Annotated[str, typer.Option(help="host:port where this machine would listen")] = "",
     advertise: Annotated[str, typer.Option(help="host:port that it would advertise")] = "",
     timeout: Annotated[float, typer.Option(help="seconds to wait for each answer")] = 3.0,
-    token: Annotated[str, TOKEN] = "",
-    token_file: Annotated[str, TOKEN_FILE] = "",
-    tls_cert: Annotated[str, TLS_CERT] = "",
-    tls_key: Annotated[str, TLS_KEY] = "",
-    tls_ca: Annotated[str, TLS_CA] = "",
+    *,
+    network: GrpcConfig,
 ) -> None:
     """Find out what keeps this machine from taking part. Exit code 1 if something does."""
     visit = Visit(
@@ -367,7 +348,7 @@ def doctor(
         timeout_s=_timeout(timeout),
         number=Random().getrandbits(60),
         unix_clock=time.time,
-        network=_secured(token, token_file, tls_cert, tls_key, tls_ca),
+        network=network,
     )
     with _ctrl_c_ends():
         problems = asyncio.run(show_findings(visit))
@@ -385,27 +366,16 @@ def _ctrl_c_ends() -> Iterator[None]:
 
 
 @app.command()
+@with_network
 def health(
     address: Annotated[str, typer.Argument(help="host:port of a peer")],
     timeout: Annotated[float, typer.Option(help="seconds to wait for an answer")] = 3.0,
-    token: Annotated[str, TOKEN] = "",
-    token_file: Annotated[str, TOKEN_FILE] = "",
-    tls_cert: Annotated[str, TLS_CERT] = "",
-    tls_key: Annotated[str, TLS_KEY] = "",
-    tls_ca: Annotated[str, TLS_CA] = "",
+    *,
+    network: GrpcConfig,
 ) -> None:
     """Ask a peer's health service, as a container engine does. Exit code 1 if it is not well."""
-    network = _secured(token, token_file, tls_cert, tls_key, tls_ca)
     if not asyncio.run(is_serving(_address(address), _timeout(timeout), network)):
         raise typer.Exit(exit_codes.PROBLEM)
-
-
-def _secured(
-    token: str, token_file: str, cert: str = "", key: str = "", ca: str = ""
-) -> GrpcConfig:
-    config = GrpcConfig(token=token, token_file=token_file, tls_cert=cert, tls_key=key, tls_ca=ca)
-    config.security()  # a mistake is reported before any peer is asked
-    return config
 
 
 keys = typer.Typer(context_settings=HELP, no_args_is_help=True)
@@ -430,18 +400,20 @@ def keys_new(
 
 
 @keys.command("show")
+@with_token
 def keys_show(
     address: Annotated[str, MEMBER],
-    token: Annotated[str, TOKEN] = "",
-    token_file: Annotated[str, TOKEN_FILE] = "",
+    *,
+    network: GrpcConfig,
 ) -> None:
     """Show tokens and their uses, who signs, and who was revoked."""
     from p2ptrain.net.wire_keys import Show
 
-    _command(address, _secured(token, token_file), Show())
+    _command(address, network, Show())
 
 
 @keys.command("token")
+@with_token
 def keys_token(
     address: Annotated[str, MEMBER],
     viewer: Annotated[
@@ -449,22 +421,23 @@ def keys_token(
     ] = False,
     expires: Annotated[str, typer.Option(help="when it ends, such as 30m, 1h, 7d")] = "24h",
     uses: Annotated[int, typer.Option(help="how many peers may join; 0: any number")] = 0,
-    token: Annotated[str, TOKEN] = "",
-    token_file: Annotated[str, TOKEN_FILE] = "",
+    *,
+    network: GrpcConfig,
 ) -> None:
     """Make a token, and print it."""
     from p2ptrain.net.enrolment import token_command
 
     wanted = token_command(viewer=viewer, expires=expires, uses=uses)
-    _command(address, _secured(token, token_file), wanted)
+    _command(address, network, wanted)
 
 
 @keys.command("revoke")
+@with_token
 def keys_revoke(
     address: Annotated[str, MEMBER],
     name: Annotated[str, typer.Argument(help="of a peer, as status shows it")],
-    token: Annotated[str, TOKEN] = "",
-    token_file: Annotated[str, TOKEN_FILE] = "",
+    *,
+    network: GrpcConfig,
 ) -> None:
     """Expel a peer: its name is no member's any more."""
     from p2ptrain.net.wire_keys import Revoke
@@ -474,19 +447,20 @@ def keys_revoke(
         revoked = Revoke(name_of(name))
     except CodecError as error:
         raise ConfigError(str(error)) from error
-    _command(address, _secured(token, token_file), revoked)
+    _command(address, network, revoked)
 
 
 @keys.command("rotate")
+@with_token
 def keys_rotate(
     address: Annotated[str, MEMBER],
-    token: Annotated[str, TOKEN] = "",
-    token_file: Annotated[str, TOKEN_FILE] = "",
+    *,
+    network: GrpcConfig,
 ) -> None:
     """Make all tokens void, and print a new one for members."""
     from p2ptrain.net.wire_keys import Rotate
 
-    _command(address, _secured(token, token_file), Rotate())
+    _command(address, network, Rotate())
 
 
 def _command(address: str, network: GrpcConfig, given: "Command") -> None:

@@ -1,4 +1,4 @@
-"""How an error of ours that nobody catches is shown: the program's own lines, then one sentence.
+"""How an uncaught error of ours is shown: the program's own lines, then one sentence.
 
 The frames of this package say nothing to somebody whose program is wrong, so they are left out, and
 so is what caused the error within. An exception that is caught keeps all of them, and one that is

@@ -12,6 +12,7 @@ every ten seconds and without.
 ``python -m p2plab.bench.survival`` writes ``bench.json``.
 """
 
+import os
 import shutil
 import socket
 import subprocess
@@ -19,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ def swarm(
             join = ["--join", addresses[0]] if rank else []
             save = ["--save", str(folder / f"p{rank:02}.safetensors")]
             command = [sys.executable, "-m", "p2ptrain", "peer", *common, *own, *join, *save]
-            started.append(subprocess.Popen(command))
+            started.append(subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}))
         yield started
     finally:
         for process in started:
@@ -118,12 +119,11 @@ def loss_before(found: Sequence[Checkpoint]) -> float:
     return loss_of({name.removeprefix("model/"): value for name, value in mean.items()})
 
 
-def start_again(folder: Path, algorithm: str, peers: int, samples: int) -> Path:
-    """Until the swarm has so many samples; returns the file of its model."""
-    with swarm(folder, algorithm, peers, "--resume", "--samples", str(samples)) as started:
-        codes = [process.wait(LIMIT_S) for process in started]
+def trained(folder: Path, started: Sequence[subprocess.Popen[bytes]]) -> Path:
+    """Wait for the end of these peers; returns the file of their model."""
+    codes = [process.wait(LIMIT_S) for process in started]
     if any(codes):
-        raise RuntimeError(f"{peers} peers that started again ended with {codes}")
+        raise RuntimeError(f"{len(codes)} peers in {folder.name} ended with {codes}")
     return folder / "p00.safetensors"
 
 
@@ -137,14 +137,14 @@ def killed(
     for peers in after:
         folder = work / f"{peers}"
         shutil.copytree(work / "killed", folder)
-        file = start_again(folder, algorithm, peers, 2 * at)
-        same: bool | None = None
-        if algorithm == "allreduce" and peers == before:
-            (work / "whole").mkdir()
-            with swarm(work / "whole", algorithm, before, "--samples", str(2 * at)) as started:
-                for process in started:
-                    process.wait(LIMIT_S)
-            same = file.read_bytes() == (work / "whole" / "p00.safetensors").read_bytes()
+        until, same = ("--samples", str(2 * at)), None
+        with ExitStack() as running:
+            again = running.enter_context(swarm(folder, algorithm, peers, "--resume", *until))
+            if algorithm == "allreduce" and peers == before:  # the time of either does not count
+                (work / "whole").mkdir()
+                whole = running.enter_context(swarm(work / "whole", algorithm, before, *until))
+                same = _bits(trained(work / "whole", whole)) == _bits(trained(folder, again))
+            file = trained(folder, again)
         yield {
             "part": "killed",
             "algorithm": algorithm,
@@ -155,6 +155,10 @@ def killed(
             "loss_after": loss_of(safetensors.torch.load_file(file)),
             "bitwise": same,
         }
+
+
+def _bits(file: Path) -> bytes:
+    return file.read_bytes()
 
 
 def speed(folder: Path | None, numbers: int, seconds: Seconds) -> tuple[float, int]:

@@ -12,6 +12,7 @@ from p2ptrain.averaging.base import (
     Group,
     GroupResult,
     Mean,
+    Measured,
     OuterRule,
     Part,
     Swarm,
@@ -21,6 +22,7 @@ from p2ptrain.averaging.base import (
     known_algorithms,
     load_algorithm,
 )
+from p2ptrain.core.choice import Choice, settings_of
 from p2ptrain.core.effects import Outcome, What
 from p2ptrain.core.messages import AlgorithmMessage
 from p2ptrain.core.wait_avoiding import NOBODY, Round, Rule
@@ -38,4 +40,5 @@ __all__ += ["NOBODY", "Round", "Rule"]  # schedules
 __all__ += ["AlgorithmMessage", "in_turn"]  # what algorithms tell each other, whom they ask first
 __all__ += ["ConfigError", "RemoteProtocolError", "StateError"]  # mistakes
 __all__ += ["PeerId", "Seconds", "Ticket"]  # plain types
+__all__ += ["Choice", "Measured", "settings_of"]  # settings that change while a swarm trains
 __all__ += ["known_algorithms", "load_algorithm"]  # by name

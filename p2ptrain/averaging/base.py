@@ -10,10 +10,11 @@ like the paper. It acts at the moments that it defines, and leaves the others al
 * `average`         it is in a group that is formed: reduce, commit, or a rule of its own.
 * `take_in`         means of gradients wait for its trainer: which of them it takes in.
 * `handle_message`  a message of the same algorithm on another peer arrives (`Swarm.tell`).
+* `handle_push`     another peer has pushed a share of its model here (`Swarm.push`).
 
 It declares what others must know of it (`averages`, `compresses`, `trainer_waits`, `in_step`,
-`overlaps`, `conserves_mean`): the boundary, the simulator's checkers and the contract tests read
-these and infer nothing.
+`overlaps`, `conserves_mean`, `pushes_shares`): the boundary, the simulator's checkers and the
+contract tests read these and infer nothing.
 
 An algorithm whose groups follow from the version and the peers that train has a `schedule` as well:
 then versions run in whole groups while some of their trainers compute (`core/wait_avoiding.py`).
@@ -29,6 +30,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, ClassVar, Protocol
 
+from p2ptrain.core.choice import Choice
 from p2ptrain.core.effects import Outcome, What
 from p2ptrain.core.messages import AlgorithmMessage
 from p2ptrain.core.wait_avoiding import Round
@@ -58,6 +60,23 @@ class GroupResult:
     @property
     def done(self) -> bool:
         return self.outcome is Outcome.DONE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What one peer has measured of itself in its last steps and averages."""
+
+    step_s: Seconds = 0
+    """Computing of a step, the mean; 0: no step yet."""
+    spread_s: Seconds = 0
+    """Its standard deviation."""
+    samples: int = 0
+    """Of a step."""
+    model_s: Seconds = 0
+    """As long as averages took for as many bytes as a model has; 0: no average yet."""
+    apart: float = 0
+    """How far its model was from the means of its groups, over the norm of a model; 0: unknown."""
+    loss: float | None = None
 
 
 class Swarm(Protocol):
@@ -133,6 +152,14 @@ class Swarm(Protocol):
     def pass_by(self, version: int) -> None:
         """Say that the trainer is not far behind a version, and do not wait for it."""
 
+    async def push(self, peer: PeerId, share: float, clock: int) -> GroupResult:
+        """Send a share of this model to one peer, which takes it in: push-sum, no group.
+
+        Both keep weights of their models, so that the weighted sum of all stays what it is. `clock`
+        comes to the other side's `handle_push`. `DONE`: it was taken in; anything else: it came
+        back, or has gone with a peer that died. To one peer one share is on its way at a time.
+        """
+
     async def wait_for_update(self, count: int) -> int:
         """Wait until the trainer has made `count` updates in this run; return how many it has."""
 
@@ -150,6 +177,26 @@ class Swarm(Protocol):
 
     def start(self, activity: Coroutine[Any, Any, None]) -> None:  # Any: asyncio's own types
         """Run this beside the trainer and everything else; cancelled when the peer leaves."""
+
+    async def measure(self) -> Measured:
+        """What this peer has measured of itself lately."""
+
+    @property
+    def codecs(self) -> tuple[str, str]:
+        """How models travel in this swarm, and how gradients do."""
+
+    @property
+    def settings_changes(self) -> int:
+        """How often the swarm has changed its settings."""
+
+    def change_settings(self, choice: Choice, why: str) -> None:
+        """Propose other settings to the whole swarm, for a reason in one sentence.
+
+        All peers follow, this one too: what runs here ends, and a new algorithm begins.
+
+        Raises:
+            ConfigError: for settings that cannot work here; nothing is changed.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -340,12 +387,15 @@ class Algorithm:
     class Config:
         """An algorithm without options."""
 
-    averages: ClassVar[str] = "models"
+    averages: str = "models"
     """``models`` or ``gradients``: what its groups average. Gradients of peers that are not
     `in_step` are delivered late: those of each step with the next version that runs."""
 
-    compresses: ClassVar[bool] = False
+    compresses: bool = False
     """Its means leave something out, for later ones: what travels depends on the numbers."""
+
+    pushes_shares: bool = False
+    """It uses `Swarm.push`: peers take shares of each other's models in."""
 
     state_names: ClassVar[tuple[str, ...]] = ()
     """Attributes that outlive a step: numbers, texts, and lists and dicts of such."""
@@ -427,6 +477,9 @@ class Algorithm:
             RemoteProtocolError: for what it would never say; that is counted and changes nothing.
         """
         raise RemoteProtocolError(f"{source} says {message.kind!r}, of which we know nothing")
+
+    def handle_push(self, swarm: Swarm, source: PeerId, clock: int) -> None:
+        """A share that `source` pushed with this `clock` has been taken in. Raises as above."""
 
     def schedule(self, version: int, peers: Sequence[PeerId], me: PeerId) -> Round:
         """The group that `me` is in at `version` (1, 2, ...) if `peers` train, and its rule.

@@ -50,8 +50,8 @@ class Work(Protocol):
         ...
 
 
-class Stepping(Protocol):
-    """What the loop needs of a peer."""
+class TrainingPeer(Protocol):
+    """What a loop reads of a peer, whether its steps are awaited or block."""
 
     @property
     def should_stop(self) -> bool:
@@ -69,8 +69,12 @@ class Stepping(Protocol):
         ...
 
     def batch_size(self, usual: int) -> int:
-        """Samples of the next step; see `Peer.batch_size`."""
+        """Samples of the next step, where batches are divided by speed; see `Peer.batch_size`."""
         ...
+
+
+class Stepping(TrainingPeer, Protocol):
+    """What this loop needs of a peer."""
 
     def before_forward(self, bucket: int) -> Awaitable[None]:
         """The forward pass is about to use the parameters of this bucket."""

@@ -24,34 +24,15 @@ from p2ptrain.compute.elastic_sampler import ElasticSampler
 from p2ptrain.compute.replica import StateOwner
 from p2ptrain.compute.resized import Resized
 from p2ptrain.compute.step_timing import StepTiming
-from p2ptrain.compute.steps import take_steps
+from p2ptrain.compute.steps import TrainingPeer, take_steps
 from p2ptrain.compute.tasks import Batch, IndexedTask, Task
 from p2ptrain.compute.training_config import TrainingConfig
 from p2ptrain.errors import ConfigError, InvariantViolation, StateError
 from p2ptrain.ids import PeerId, Seconds
 
 
-class SteppingPeer(DealsData, Protocol):
-    """What the loop needs of a peer."""
-
-    @property
-    def should_stop(self) -> bool:
-        """True once the run has reached its end."""
-        ...
-
-    @property
-    def progress(self) -> int:
-        """Samples of the whole swarm so far."""
-        ...
-
-    @property
-    def buckets(self) -> Buckets | None:
-        """What the backward pass fills, if anything travels meanwhile."""
-        ...
-
-    def batch_size(self, usual: int) -> int:
-        """Samples of the next step, where batches are divided by speed."""
-        ...
+class SteppingPeer(TrainingPeer, DealsData, Protocol):
+    """What the loop needs of a peer whose steps block."""
 
     def before_forward(self, bucket: int) -> None:
         """The forward pass is about to use the parameters of this bucket."""

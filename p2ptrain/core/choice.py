@@ -5,7 +5,7 @@ sorted keys, so that equal choices have equal texts.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,3 +71,29 @@ def choice_of(text: str) -> Choice:
     if not all(isinstance(value, plain) for value in options.values()):
         raise CodecError(f"options that are no plain values: {text[:100]}")
     return Choice(texts[0], options, texts[1], texts[2])
+
+
+def settings_of(words: Sequence[str]) -> dict[str, Any]:  # Any: plain JSON values
+    """``tau=5`` and the like as names and values. Raises ConfigError for another form."""
+    values: dict[str, Any] = {}
+    for word in words:
+        name, mark, text = word.partition("=")
+        if not (name and mark and text):
+            raise ConfigError(f"{word!r} sets nothing; write NAME=VALUE, such as algorithm=wagma")
+        if name in values:
+            raise ConfigError(f"{name} is given twice; leave one out")
+        values[name] = _value_of(text)
+    return values
+
+
+def _value_of(text: str) -> str | int | float | bool:
+    """A number or a truth value, if it is one, and else a text."""
+    plain = {"true": True, "false": False}.get(text.lower())
+    if plain is not None:
+        return plain
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return text

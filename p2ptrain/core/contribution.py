@@ -32,6 +32,13 @@ class Contribution:
     wants_to_end: bool = False
     """Its vote: it has come to the end of its run."""
 
+    wants_checkpoint: bool = False
+    """Its vote: a checkpoint is due by its clock. All write one after this version, if none of them
+    still writes."""
+
+    writes_checkpoint: bool = False
+    """Its last checkpoint is not on its disk yet."""
+
     gradient_mask: bytes = b""
     """One bit for each parameter, in order, lowest bit first: set where it has a gradient."""
 

@@ -65,7 +65,7 @@ class Epochs:
 
     Args:
         me: this peer.
-        resend_s: a peer that is behind is told no more often.
+        resend_s: a peer that is behind gets them no more often.
         reachable: the other members that messages may reach.
     """
 

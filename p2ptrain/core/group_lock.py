@@ -169,7 +169,7 @@ class GroupLock(Slot):
         self._lapse(now)
         if purpose.formation is Formation.CLAIMED:  # stable: else in the order of preference
             candidates = sorted(candidates, key=lambda peer: self._credit.is_spent(peer, now))
-        wish = Wish(self._next_ticket(), tuple(candidates), needed, purpose)
+        wish = Wish(self.next_ticket(), tuple(candidates), needed, purpose)
         asked = [other.purpose.formation for other in self._wishes]
         if isinstance(self._state, Collecting):
             asked.append(self._state.request.purpose.formation)
@@ -332,7 +332,7 @@ class GroupLock(Slot):
                 self._grant(oldest, now)
             elif self._offering:
                 coordinator, purpose = self._offering
-                ticket, stated = self._next_ticket(), self._environment.contribution(purpose)
+                ticket, stated = self.next_ticket(), self._environment.contribution(purpose)
                 self._state = Offered(ticket, coordinator, purpose, stated, now)
             else:
                 return

@@ -442,7 +442,8 @@ class Slot:
         if len(self._ended) > ENDED_REMEMBERED:
             del self._ended[next(iter(self._ended))]
 
-    def _next_ticket(self) -> Ticket:
+    def next_ticket(self) -> Ticket:
+        """A ticket that no other attempt of this life has; pushes have such, too."""
         self._tickets += 1
         return Ticket(self._me, self.incarnation, self._tickets)
 

@@ -13,6 +13,9 @@ from p2ptrain.core.purpose import GOSSIP, Purpose
 from p2ptrain.errors import LocalProtocolError
 from p2ptrain.ids import Address, PeerId, Ticket
 
+MOST_BEFORE = 7
+"""So many checkpoints a member states beside its newest, at most."""
+
 
 class MemberState(IntEnum):
     """How a member is; within one incarnation the worse word wins."""
@@ -53,6 +56,8 @@ class Member:
     resumes: int = 0
     """How far the checkpoint is that it holds while it arrives (`runtime/checkpoints.py`); 0: it
     holds none, or goes on from none."""
+    resumes_before: tuple[int, ...] = ()
+    """How far the older ones are that it holds then, the newest first; at most `MOST_BEFORE`."""
     link_mbit: int = 0
     """Mbit/s of its link, in each direction; 0: not known yet."""
     accusers: tuple[PeerId, ...] = ()
@@ -219,7 +224,7 @@ MOST_SETTINGS_TEXT = 2000
 
 @dataclass(frozen=True, slots=True)
 class SettingsChange:
-    """The swarm works with these settings. Lost: who is behind is told again (`core/epochs.py`)."""
+    """The swarm works with these settings. Lost: it comes again (`core/epochs.py`)."""
 
     epoch: int
     text: str

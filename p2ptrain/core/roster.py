@@ -30,6 +30,9 @@ RETRANSMITS = 3
 RECORD_BYTES = 65
 """Of a record on the wire, beside its texts, at most (`net/wire.py`; a test compares)."""
 
+RESUME_BYTES = 7
+"""Of each version that a record states, at most."""
+
 
 def newer(known: Member, heard: Member) -> Member:
     """The join of two records of one peer (commutative, associative, idempotent)."""
@@ -217,7 +220,8 @@ class Roster:
 def size_of(member: Member) -> int:
     """Bytes of a record on the wire, at most."""
     size = RECORD_BYTES + _bytes(member.peer) + _bytes(member.address)
-    return size + sum(2 + _bytes(accuser) for accuser in member.accusers)
+    size += sum(2 + _bytes(accuser) for accuser in member.accusers)
+    return size + RESUME_BYTES * len(member.resumes_before)
 
 
 def _bytes(text: str) -> int:

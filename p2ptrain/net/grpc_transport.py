@@ -9,7 +9,7 @@ received.
 
 * Control messages wait in a bounded queue per peer, the oldest dropped first (best effort). A call
   that breaks is reported to the handler, and opened again by the next message, after a pause that
-  grows with failures (`net/grpc_link.py`). Addresses where nobody has answered yet are dialled at a
+  grows with failures (`net/grpc_link.py`). Addresses that have not answered yet are dialled at a
   bounded rate, however many are heard of.
 * A `Move` call carries streams one after the other, since a new call costs eight times as much as a
   message on an open one. So the end of a stream is a message of the stream, with its last chunk.
@@ -74,7 +74,7 @@ GARBAGE_COSTS = 10
 """Calls that one that does not decode counts for, since each ends a call."""
 
 DIALS = Rate(16, 128)
-"""Addresses where nobody has answered yet, dialled because a message is due there."""
+"""Addresses that have not answered yet, dialled because a message is due there."""
 
 MOST_REDIALS = 4096
 """Addresses that failed, and are remembered."""

@@ -571,6 +571,7 @@ def _member_to_pb(member: m.Member) -> Any:  # Any: a generated class
         samples=member.samples,
         link_mbit=member.link_mbit,
         resumes=member.resumes,
+        resumes_before=member.resumes_before,
         accusers=member.accusers,
     )
 
@@ -590,7 +591,8 @@ def _member(p: Any) -> m.Member:  # Any: a generated class
         steps=number(p.steps),
         samples=number(p.samples),
         link_mbit=at_most(MAX_MBIT, p.link_mbit, "a link's speed"),
-        resumes=at_most(2**32 - 1, p.resumes, "how far a checkpoint is"),
+        resumes=p.resumes,
+        resumes_before=tuple(p.resumes_before[: m.MOST_BEFORE]),
         accusers=_accusers(p.accusers) if state is m.MemberState.SUSPECT else (),
     )
 

@@ -55,6 +55,8 @@ def contribution_to_pb(stated: Contribution) -> Any:  # Any: a generated class
         history=stated.history,
         outer_steps=stated.outer_steps,
         speed=min(stated.speed, MAX_NUMBER),
+        wants_checkpoint=stated.wants_checkpoint,
+        writes_checkpoint=stated.writes_checkpoint,
     )
 
 
@@ -74,6 +76,8 @@ def contribution_of(p: Any) -> Contribution:  # Any: a generated class
         history=p.history,
         outer_steps=number(p.outer_steps),
         speed=number(p.speed),
+        wants_checkpoint=p.wants_checkpoint,
+        writes_checkpoint=p.writes_checkpoint,
     )
 
 

@@ -71,6 +71,12 @@ class Attempt:
     why: str = ""
     consensus_distance_l2: float | None = None
     staleness_steps: int | None = None
+    weight: float | None = None
+    """Of a push (`runtime/pushes.py`): what its taker says. None: it was a group."""
+    sent_bytes: int = 0
+    """Of a push."""
+    received_bytes: int = 0
+    """The same."""
 
     @property
     def what(self) -> What:
@@ -104,8 +110,8 @@ class Accounts:
 
     def close(self, attempt: Attempt, now: Seconds, metrics: Metrics) -> None:
         """The attempt is over: add it up and write its record."""
-        sent = attempt.exchange.sent_bytes if attempt.exchange else 0
-        received = attempt.exchange.received_bytes if attempt.exchange else 0
+        moved = attempt.exchange or attempt
+        sent, received = moved.sent_bytes, moved.received_bytes
         self.comm_s += now - attempt.formed_at
         self.sent_bytes += sent
         self.received_bytes += received
@@ -136,6 +142,7 @@ class Accounts:
             received_words=attempt.sum.received_words if attempt.sum else None,
             consensus_distance_l2=attempt.consensus_distance_l2,
             staleness_steps=attempt.staleness_steps,
+            weight=attempt.weight,
         )
 
     def staleness_percentile(self, percent: int) -> int:

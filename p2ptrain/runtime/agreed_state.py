@@ -1,7 +1,8 @@
 """Compute what all members of a synchronous group agree on, each from the same `Contribution`s.
 
 Whether any wants to end, so that all end after the same version; progress, so that all follow the
-same schedule; whether any had gradients, so that all make the update or none does.
+same schedule; whether any had gradients, so that all make the update or none does; whether all
+write a checkpoint, so that there are versions of which all have one.
 
 **Lineage.** Equal models that take in the same mean stay equal. So a model's *lineage* is a digest
 of some numbers of the model that it began with, then of each average that went into it: its ticket
@@ -39,6 +40,8 @@ class AgreedState:
     wants_to_end: bool = False
     """Our vote."""
     agreed_to_end: bool = False
+    agreed_to_write: bool = False
+    """All members of the last average write a checkpoint of what it made."""
     progress: int = 0
     """Samples of the whole swarm, as all agreed; of models, an estimate (`docs/membership.md`)."""
     restored_progress: int = 0
@@ -63,6 +66,8 @@ class AgreedState:
         """An average is done: what its members stated, and the samples of all who are not in it."""
         self.averaged_anything = any(one.weight for one in contributions)
         self.agreed_to_end = any(one.wants_to_end for one in contributions)
+        due = any(one.wants_checkpoint for one in contributions)
+        self.agreed_to_write = due and not any(one.writes_checkpoint for one in contributions)
         samples = sum(one.samples for one in contributions) + outside_samples
         self.progress = max(self.progress, samples, *(one.progress for one in contributions))
 

@@ -197,8 +197,15 @@ class Averages:
             if self.overlap:
                 own = replace(own, begun=self.overlap.stated, together=self.overlap.wish)
             before = membership.me.samples
-        samples, ends = before + own.samples, agreed.wants_to_end
-        return replace(own, samples=samples, wants_to_end=ends, progress=agreed.progress)
+        checkpoints = self.host.checkpoints
+        return replace(
+            own,
+            samples=before + own.samples,
+            wants_to_end=agreed.wants_to_end,
+            wants_checkpoint=checkpoints is not None and checkpoints.wants_one(),
+            writes_checkpoint=checkpoints is not None and checkpoints.is_writing(),
+            progress=agreed.progress,
+        )
 
     def exchange(
         self,

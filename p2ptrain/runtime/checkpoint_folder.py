@@ -17,6 +17,7 @@ The oldest are removed when more than so many are whole; so the folder has one m
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,13 @@ class CheckpointFolder:
             except (StateError, OSError) as error:
                 where = self.folder / f"{number:08}"
                 damaged(f"checkpoint {where} is damaged: {error}; the one before it is used")
+
+    def documents(self, before: int) -> Iterator[Document]:
+        """Those with smaller numbers whose document is as it was written, the newest first."""
+        for number in self.numbers():
+            if number < before:
+                with suppress(StateError, OSError):
+                    yield decode(bytes(self._files.read(self.folder / f"{number:08}" / DOCUMENT)))
 
     def read(self, number: int) -> Checkpoint:
         """One of them. Raises StateError if any bit of it is not as it was written, or OSError."""

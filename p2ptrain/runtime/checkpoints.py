@@ -6,10 +6,13 @@ until the model is in the file. Digests and the way to the disk take no part of 
 group has put into the model, or into pending, is in; what is under way is out, except for gradients
 of stale averages: those wait again (`runtime/pending_gradients.py`).
 
-**Versions.** Peers in step write at the same versions, multiples of a power of two, so that a
-version is found that all of them have (`start_again`). Others write by their clocks.
+**Versions.** Peers that average gradients agree on the versions of their checkpoints. Each votes
+beside its vectors (`Contribution.wants_checkpoint`) once one is due by its clock. All members of
+that average write one when it is in their models, unless one of them still writes its last one:
+then the first version after that. So a slow disk costs checkpoints and no time, and a disk that
+hangs is not waited for longer than `HANGS` intervals. Under models each writes by its clock.
 
-**Starting again.** While peers arrive each states how far its checkpoint is (`Member.resumes`). If
+**Starting again.** While peers arrive each states which versions it has (`Member.resumes`). If
 none has trained when all are here, the *swarm* starts again: peers in step from the newest version
 that all have, peers of stale gradients all from the newest model, others each from its own. A peer
 that comes back while others train takes their model, as every newcomer does, and of its checkpoint
@@ -19,17 +22,18 @@ only what is its own: the generators, the position in its data, what its program
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
 from p2ptrain.compute.replica import StateOwner
-from p2ptrain.core.messages import Phase
+from p2ptrain.core.messages import MOST_BEFORE, Phase
 from p2ptrain.errors import StateError
 from p2ptrain.ids import Seconds
-from p2ptrain.runtime.checkpoint_folder import Checkpoint, CheckpointFolder
+from p2ptrain.runtime.checkpoint_folder import Checkpoint, CheckpointFolder, Document
 from p2ptrain.runtime.state_owners import load, packed, state_of, unpacked
 
 if TYPE_CHECKING:
@@ -38,8 +42,11 @@ if TYPE_CHECKING:
 RESERVED = ("algorithm", "choices", "residual", "gradients", "outer", "generators")
 """Names of the peer's own parts."""
 
-MOST_RESUMES = 2**32 - 1
+FURTHEST = 2**32 - 1
 """A checkpoint that is further than that states so much."""
+
+HANGS = 3
+"""A checkpoint that takes longer than so many intervals keeps others from theirs no more."""
 
 
 class Checkpoints:
@@ -55,7 +62,6 @@ class Checkpoints:
         self._every_s = config.checkpoint_every_s
         self._last_at: Seconds = host.now
         self._last_updates = -1
-        self._stride = 1
         self._writing: asyncio.Task[None] | None = None
         self._is_failing = False
         self._notes: list[str] = []
@@ -66,19 +72,22 @@ class Checkpoints:
 
     def is_due(self) -> bool:
         """Whether one is to be written at this boundary. Trainer's side."""
-        updates, since_s = self._host.replica.updates, self._host.now - self._last_at
-        if self._writing and not self._writing.done():
+        if self._is_busy():
             return False
-        if not self._host.algorithm.in_step:
-            return since_s >= self._every_s
-        if updates % self._stride or updates == self._last_updates:
-            return False
-        if since_s < self._every_s / 2:
-            self._stride *= 2
-            return False
-        if since_s > 2 * self._every_s and self._stride > 1:
-            self._stride //= 2
-        return True
+        if self._host.algorithm.averages == "gradients":
+            return self._host.agreed.agreed_to_write and self.is_behind()
+        return self._host.now - self._last_at >= self._every_s
+
+    def wants_one(self) -> bool:
+        """Our vote: one is due by our clock, and we can write it."""
+        return self._host.now - self._last_at >= self._every_s and not self._is_busy()
+
+    def is_writing(self) -> bool:
+        """Whether the others wait with the next one until our last one is on the disk."""
+        return self._is_busy() and self._host.now - self._last_at < HANGS * self._every_s
+
+    def _is_busy(self) -> bool:
+        return self._writing is not None and not self._writing.done()
 
     def is_behind(self) -> bool:
         """Whether the model has had updates since the last one."""
@@ -94,7 +103,7 @@ class Checkpoints:
         The trainer stands still meanwhile.
         """
         host, vectors, held = self._host, dict[str, Any](), asyncio.Event()
-        if self._writing and not self._writing.done():
+        if self._writing and self._is_busy():
             await self._writing
         self._last_at, self._last_updates = host.now, host.replica.updates
         try:
@@ -169,8 +178,10 @@ class Checkpoints:
 
     # --- going on ---------------------------------------------------------------------------------
 
-    def find(self) -> int:
-        """Look for the newest one that is whole; returns what this peer states of it.
+    def find(self) -> tuple[int, ...]:
+        """Look for the newest one that is whole; returns what this peer states of all it has.
+
+        Of those before it only the document is read now; the one that is used is read whole.
 
         Raises:
             StateError: if it is of another model or algorithm.
@@ -178,9 +189,11 @@ class Checkpoints:
         self.found = next(self._folder.whole(self._notes.append), None)
         if self.found is None:
             self._notes.append(f"found no checkpoint in {self._folder.folder}; begins without one")
-            return 0
+            return ()
         self._check(self.found)
-        return self._reach(self.found)
+        before = self._folder.documents(before=self.found.number)
+        reach = {self._reach(d): None for d in (self.found.document, *before)}
+        return tuple(reach)[: 1 + MOST_BEFORE]
 
     def tell(self) -> None:
         """Record what was found, now that there are records."""
@@ -207,11 +220,10 @@ class Checkpoints:
                     "resume with what it was written by, or begin in another folder"
                 )
 
-    def _reach(self, checkpoint: Checkpoint) -> int:
-        algorithm, version = self._host.algorithm, checkpoint.document["version"]
+    def _reach(self, document: Document) -> int:
+        algorithm = self._host.algorithm
         scheduled = not algorithm.in_step and algorithm.acts("schedule")
-        reach = version if scheduled else checkpoint.updates
-        return max(1, min(MOST_RESUMES, reach))
+        return max(1, min(FURTHEST, int(document["version" if scheduled else "updates"])))
 
     async def start_again(self) -> bool:
         """All are here, and none has trained: load what the swarm goes on from.
@@ -220,29 +232,33 @@ class Checkpoints:
         """
         host = self._host
         algorithm, membership = host.algorithm, host.machine.membership
-        held = {m.peer: m.resumes for m in (membership.me, *membership.others) if m.resumes}
+        members = (membership.me, *membership.others)
+        held = {m.peer: (m.resumes, *m.resumes_before) for m in members if m.resumes}
         checkpoint = self.found
         if checkpoint is None or host.name not in held:
             return False
+        newest = max(reach for stated in held.values() for reach in stated)
         if algorithm.in_step:
-            checkpoint = self._at_most(min(held.values()))
-        elif algorithm.averages == "gradients" and held[host.name] < max(held.values()):
+            checkpoint = self._of_version(in_common([*held.values()]))
+        elif algorithm.averages == "gradients" and held[host.name][0] < newest:
             checkpoint = None
         if checkpoint is None:
             return False
         await host.environment.executor(partial(self._load, checkpoint))
         if algorithm.acts("schedule"):
-            reach = max(held.values())
+            reach = newest
             if algorithm.averages == "gradients":
                 host.replica.version = reach
             with host.machine.groups.at(host.now):
                 host.machine.groups.wait_avoiding.begin_after(reach)
         return True
 
-    def _at_most(self, updates: int) -> Checkpoint | None:
-        if self.found and self.found.updates <= updates:
+    def _of_version(self, reach: int) -> Checkpoint | None:
+        """Ours that is so far, if it is whole: then the model of another one is as good."""
+        if self.found and self._reach(self.found.document) == reach:
             return self.found
-        return next((c for c in self._folder.whole(self._warn) if c.updates <= updates), None)
+        whole = self._folder.whole(self._warn)
+        return next((one for one in whole if self._reach(one.document) == reach), None)
 
     def _load(self, checkpoint: Checkpoint) -> None:
         host = self._host
@@ -279,6 +295,16 @@ class Checkpoints:
     def _states(self, checkpoint: Checkpoint) -> Mapping[str, Any]:  # Any: as above
         states: Mapping[str, Any] = unpacked(checkpoint.document["state"], checkpoint.vectors)
         return states
+
+
+def in_common(held: Sequence[Sequence[int]]) -> int:
+    """The newest version that all have; if there is none, the newest of those that most have.
+
+    Args:
+        held: of each peer the versions that it has; at least one version in all.
+    """
+    counts = Counter(reach for stated in held for reach in {*stated})
+    return max(counts, key=lambda reach: (counts[reach], reach))
 
 
 class _Choices:

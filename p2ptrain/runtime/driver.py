@@ -46,10 +46,13 @@ from p2ptrain.runtime.batches import Batches
 from p2ptrain.runtime.checkpoints import Checkpoints
 from p2ptrain.runtime.consensus import Consensus
 from p2ptrain.runtime.data_dealing import DataDealing
+from p2ptrain.runtime.gauges import Gauges
 from p2ptrain.runtime.live_settings import LiveSettings
 from p2ptrain.runtime.metrics import Metrics, TeeMetrics
 from p2ptrain.runtime.protocol_log import ProtocolLog
+from p2ptrain.runtime.pushes import Pushes
 from p2ptrain.runtime.settings import Environment, PeerConfig
+from p2ptrain.runtime.shares import SHARE, Shares
 from p2ptrain.runtime.silence import Watch
 from p2ptrain.runtime.state_transfer import StateTransfer
 from p2ptrain.runtime.swarm import DriverSwarm
@@ -80,7 +83,8 @@ class Driver:
         self.rng = Random(f"{config.seed}/{self.name}")
         self._log = ProtocolLog(self.name, self.environment.clock)
         self._watch = Watch(self)
-        self.metrics = TeeMetrics(self._watch, self.metrics, self._log)
+        self.gauges = Gauges(self)
+        self.metrics = TeeMetrics(self._watch, self.gauges, self.metrics, self._log)
         self.accounts = Accounts()
         self.agreed = AgreedState()
         self.batches = Batches()
@@ -108,6 +112,8 @@ class Driver:
         self.state_transfer = StateTransfer(
             self, replica, self.agreed, config=exchange, executor=executor
         )
+        self.pushes = Pushes(self)
+        self.begin_pushes()
         self.swarm = DriverSwarm(self)
         self.consensus = Consensus(self)
         self.checkpoints = Checkpoints(self, self.owners) if self.config.checkpoint else None
@@ -135,6 +141,11 @@ class Driver:
         self.kill()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.transport.close(grace_s)
+
+    def begin_pushes(self) -> None:
+        """The algorithm begins: this peer's model has weight 1, and nothing is on its way."""
+        self.shares = Shares(self)
+        self.pushes.begin({SHARE: self.shares})
 
     def describe(self, phase: Phase, steps: int, samples: int) -> None:
         """The trainer is in `phase` and has done so much in this life."""
@@ -191,9 +202,17 @@ class Driver:
                 self._give_to_algorithm(source, message)
             self.machine.epochs.heard(source, envelope.epoch, self.now)
 
-    def _give_to_algorithm(self, source: PeerId, message: AlgorithmMessage) -> None:
+    def tell_of_push(self, source: PeerId, clock: int) -> None:
+        """The algorithm hears of a share that was taken in."""
+        self._give_to_algorithm(source, clock)
+
+    def _give_to_algorithm(self, source: PeerId, said: AlgorithmMessage | int) -> None:
+        """A message, or the clock of a push."""
         try:
-            self.algorithm.handle_message(self.swarm, source, message)
+            if isinstance(said, AlgorithmMessage):
+                self.algorithm.handle_message(self.swarm, source, said)
+            else:
+                self.algorithm.handle_push(self.swarm, source, said)
         except RemoteProtocolError as error:
             self.warn(("ignored", source), f"ignored: {error}")
             self.accounts.messages_refused[source] += 1
@@ -244,6 +263,8 @@ class Driver:
         if opening.swarm != self.digest:
             raise RefusedError(f"{opening.sender} is of another swarm than {self.name}")
         match opening:
+            case wire.AverageOpening(bucket=kind) if kind in self.pushes.takers:
+                await self.pushes.accept(opening, stream)
             case wire.AverageOpening():
                 await self.averages.accept(opening, stream)
             case wire.StateOpening():

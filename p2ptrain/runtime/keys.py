@@ -1,6 +1,6 @@
 """Keep a member's keys fresh: tell others what is new, expel who was revoked, renew certificates.
 
-A fact that is new here is told to all members at once, the revoked one among them, so that an
+A fact that is new here goes to all members at once, the revoked one among them, so that an
 honest one knows why it is out. Besides, a peer compares with one member per second, so that what
 was lost comes within a few rounds, as in membership. A revoked member is out where that is known:
 its calls are refused, what it has open is ended, and it counts as one that has left.

@@ -179,7 +179,8 @@ class PeerLifecycle:
             address=self.address,
             incarnation=environment.incarnation,
             link_mbit=config.exchange.link_mbit,
-            resumes=resumes,
+            resumes=resumes[0] if resumes else 0,
+            resumes_before=resumes[1:],
         )
         schedule = algorithm.schedule if algorithm.acts("schedule") else None
         driver.machine = PeerMachine(
@@ -187,8 +188,8 @@ class PeerLifecycle:
         )
         return self.address
 
-    async def _find_checkpoint(self) -> int:
-        """How far the one is that we go on from; 0: none.
+    async def _find_checkpoint(self) -> tuple[int, ...]:
+        """How far those are that we may go on from, the newest first.
 
         Raises:
             ConfigError: if there are some, and we do not go on from them.
@@ -203,7 +204,7 @@ class PeerLifecycle:
                 f"checkpoint = {self.config.checkpoint!r} holds some of {self.name} already; add "
                 "resume = true to go on from them, or name another folder"
             )
-        return 0
+        return ()
 
     async def join(self, hosts: Sequence[str] = (), *, keeps_model: bool = False) -> None:
         """Take a place in the swarm, and its model; then this peer is ready.
@@ -406,7 +407,7 @@ class PeerLifecycle:
             driver.withdraw()
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(self._leaves_by) as self._grace:
-                    while driver.averages.running:
+                    while driver.averages.running or driver.pushes.running:
                         await driver.wait_for_change()
             self._grace = None
             driver.machine.leave(driver.now)

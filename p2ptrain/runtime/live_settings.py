@@ -151,7 +151,7 @@ class LiveSettings:
     async def quiesce(self) -> None:
         """Wait until no average of this peer runs."""
         driver = self._driver
-        while driver.averages.running and not driver.failure:
+        while (driver.averages.running or driver.pushes.running) and not driver.failure:
             await driver.wait_for_change()
 
     async def change(self) -> None:
@@ -180,6 +180,7 @@ class LiveSettings:
             driver.averages.config, codec=choice.codec, gradient_codec=choice.gradient_codec
         )
         driver.averages.change(algorithm, config)
+        driver.begin_pushes()
         schedule = algorithm.schedule if algorithm.acts("schedule") else None
         driver.machine.change(change, schedule, driver.now)
         self._carry_over(before, algorithm)

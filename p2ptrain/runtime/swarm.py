@@ -6,8 +6,10 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from p2ptrain.averaging.base import GroupResult
+from p2ptrain.averaging.base import GroupResult, Measured
+from p2ptrain.core.choice import Choice
 from p2ptrain.core.effects import Outcome
+from p2ptrain.core.epochs import count_of
 from p2ptrain.core.fragments import Fragments
 from p2ptrain.core.messages import AlgorithmMessage, Phase
 from p2ptrain.core.purpose import Purpose
@@ -146,6 +148,9 @@ class DriverSwarm:
         self._driver.machine.arrive_at(version, self.now, waits=False)
         self._driver.pump()
 
+    async def push(self, peer: PeerId, share: float, clock: int) -> GroupResult:
+        return await self._driver.shares.push(peer, share, clock)
+
     async def wait_for_update(self, count: int) -> int:
         while (updates := self._driver.me.steps) < count:
             await self._driver.wait_for_change()
@@ -174,3 +179,18 @@ class DriverSwarm:
 
     def start(self, activity: Coroutine[Any, Any, None]) -> None:  # Any: asyncio's own types
         self._driver.live.start(activity)
+
+    async def measure(self) -> Measured:
+        return await self._driver.gauges.measure()
+
+    @property
+    def codecs(self) -> tuple[str, str]:
+        choice = self._driver.live.choice
+        return choice.codec, choice.gradient_codec
+
+    @property
+    def settings_changes(self) -> int:
+        return count_of(self._driver.live.epoch)
+
+    def change_settings(self, choice: Choice, why: str) -> None:
+        self._driver.live.propose(choice, why)

@@ -11,6 +11,7 @@ independently of the machines that made the decisions:
 * *no update is lost*: a model equals its initial value, plus its trainer's updates, plus what
   groups and state transfers added to it, and nothing else; where means are sparse, what a peer has
   computed is delivered or in its residual, number by number;
+* *pushes*: weights are neither lost nor made (`sim/share_checkers.py`);
 * *equal*: where all peers wait for each other, those that average a step together have one model;
   peers with the same history of outer steps have the same anchor and momentum.
 
@@ -50,6 +51,7 @@ from p2ptrain.runtime.overlap import Overlap
 from p2ptrain.runtime.pending_gradients import PendingGradients
 from p2ptrain.sim.loop import virtual_loop
 from p2ptrain.sim.replica import VectorBuckets, VectorReplica
+from p2ptrain.sim.share_checkers import ShareBooks
 from p2ptrain.sim.world import SimPeer, World
 
 Exact = NDArray[np.float64]
@@ -102,12 +104,14 @@ class _Group:
     members: tuple[PeerId, ...]
     has_outer: bool = False
     """A mean goes through an outer optimizer."""
+    is_push: bool = False
+    """No group: one peer has pushed its model to another one."""
     parts: dict[PeerId, _Part] = field(default_factory=dict)
     done: list[PeerId] = field(default_factory=list)
 
     @property
     def is_partial(self) -> bool:
-        return 0 < len(self.done) < len(self.members)
+        return not self.is_push and 0 < len(self.done) < len(self.members)
 
 
 class PeerBook:
@@ -331,6 +335,7 @@ class Auditor:
         self.groups: dict[str, _Group] = {}
         self.books: dict[PeerId, PeerBook] = {}
         self._drivers: dict[PeerId, Driver] = {}
+        self._shares = ShareBooks(self.note)
         self._in_pieces: list[str] = []  # groups whose means are taken in piece by piece
 
     # --- what the world is given ------------------------------------------------------------------
@@ -358,6 +363,7 @@ class Auditor:
         driver.averages.residual = WatchedResidual(self.books[driver.name])
         if driver.averages.overlap:
             self._watch_overlap(driver.averages.overlap, self.books[driver.name])
+        self._shares.watch(driver)
 
     def settings_changed(self, name: PeerId) -> None:
         """A peer works with another algorithm, whose declarations count from now on."""
@@ -367,6 +373,7 @@ class Auditor:
         book.has_residual = True
         if driver.averages.overlap:
             self._watch_overlap(driver.averages.overlap, book)
+        self._shares.watch(driver)
 
     def _watch_overlap(self, overlap: Overlap, book: PeerBook) -> None:
         """A group that finishes what has begun contributes what went out."""
@@ -394,6 +401,7 @@ class Auditor:
             if peer.driver.failure:
                 self.note("no peer fails", f"{name}: {peer.driver.failure!r}")
         self._look_at_outer(world)
+        self._shares.look()
 
     def _look_at_outer(self, world: World) -> None:
         """Compare anchors and momenta of peers that say that theirs are alike."""
@@ -421,6 +429,7 @@ class Auditor:
         group = self.groups.setdefault(
             ticket, _Group(What(fields["what"]), members, book.has_outer)
         )
+        group.is_push = fields.get("weight") is not None
         if members != group.members or name not in members:
             why = f"{name} was in {ticket} with {members}, {group.members[0]} with {group.members}"
             self.note("once", why)
@@ -429,6 +438,9 @@ class Auditor:
             if done:
                 self.note("once", f"{name} applied {ticket} twice")
             return  # a restarted peer heard of it late, and was refused
+        if group.is_push:  # only one side adds anything, and no mean is due
+            group.done += [name] * done
+            return
         group.parts[name] = part
         if done:
             self._applied(book, ticket, group, part)
@@ -594,7 +606,7 @@ def partial(groups: Iterable[_Group]) -> int:
 
 def _effect(group: _Group) -> Exact:
     """How much a group changed the sum of all models because some members added no delta."""
-    deltas = (group.parts[name].added for name in group.done)
+    deltas = (group.parts[name].added for name in group.done if not group.is_push)
     added = [delta for delta in deltas if delta is not None]
     conserves = len(added) == len(group.members) and not group.has_outer
     return np.zeros(1) if conserves else sum(added, np.zeros(1))

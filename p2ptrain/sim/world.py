@@ -337,7 +337,10 @@ class World:
             await asyncio.sleep(quiet_s / 10)
             quiet = (
                 0
-                if any(peer.driver.averages.running for peer in self.peers.values())
+                if any(
+                    peer.driver.averages.running or peer.driver.pushes.running
+                    for peer in self.peers.values()
+                )
                 else quiet + 1
             )
 

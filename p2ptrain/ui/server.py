@@ -7,8 +7,8 @@
 ``POST /fault``      in the lab only: apply or revert a fault
 ===================  ===============================================================================
 
-**Who may read it.** The page has no password, so it listens on loopback unless it is told to be
-public. A web site that a browser visits must not read it either: a request has to name this
+**Who may read it.** The page has no password, so it listens on loopback unless `is_public`
+is set. A web site that a browser visits must not read it either: a request has to name this
 machine in its Host header (which a DNS name that was pointed here does not), and a fault has to
 come from the page itself (its Origin). What peers report is sent as JSON and shown as text.
 

@@ -8,15 +8,16 @@ import torch
 
 import p2ptrain
 from p2ptrain import cli
-from p2ptrain.console.set import set_settings, values_of
+from p2ptrain.console.set import set_settings
 from p2ptrain.console.status import look, render
+from p2ptrain.core.choice import settings_of
 from p2ptrain.errors import ConfigError
 from p2ptrain.net.grpc_config import GrpcConfig
 
 
 def test_words_are_names_with_numbers_truth_values_or_texts():
     words = ["algorithm=wagma", "tau=5", "waits=false", "fragment_s=0.5", "codec=int8"]
-    assert values_of(words) == {
+    assert settings_of(words) == {
         "algorithm": "wagma",
         "tau": 5,
         "waits": False,
@@ -28,7 +29,7 @@ def test_words_are_names_with_numbers_truth_values_or_texts():
 @pytest.mark.parametrize("words", [["wagma"], ["=5"], ["tau="], ["tau=1", "tau=2"]])
 def test_other_words_are_refused(words: list[str]):
     with pytest.raises(ConfigError):
-        values_of(words)
+        settings_of(words)
 
 
 def run(*arguments: str) -> None:

@@ -17,6 +17,17 @@ MORE: dict[str, dict[str, Options]] = {
     "allreduce": {
         "behind backward": {"overlap": "backward", "bucket_mib": 0.00003},
     },
+    "auto": {
+        "between two, easily": {
+            "now": "wagma",
+            "among": "ad_psgd, wagma",
+            "margin": 0.01,
+            "every_s": 0.3,
+            "every_steps": 5,
+            "apart": 0.02,
+        },
+        "data unlike": {"data": "unlike", "among": "allreduce, dear"},
+    },
     "d_psgd": {"exponential": {"graph": "exponential"}},
     "dear": {
         "small buckets": {"bucket_mib": 0.00003},
@@ -63,6 +74,10 @@ MORE: dict[str, dict[str, Options]] = {
         "decentral, pairs, waits": {"schedule": "decentral", "group_size": 2, "waits": True},
         "machines of two": {"peers_per_machine": 2},
         "in fragments": {"fragment_s": 0.02},
+    },
+    "sgp": {
+        "ring": {"graph": "ring"},
+        "overlapped": {"overlap": 2},
     },
     "topk": {
         "all numbers": {"density": 1.0},

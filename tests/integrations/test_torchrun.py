@@ -144,6 +144,10 @@ class Swarm:
     def log(self, kind: str) -> str:
         return (self.folder / f"{kind}.log").read_text()
 
+    @property
+    def logs(self) -> str:
+        return "\n".join(f"--- {k}: {code}\n{self.log(k)}" for k, code in self.codes.items())
+
     def models(self, run: str) -> dict[str, dict[str, torch.Tensor]]:
         """Of each process its whole model; of those that hold rows, all of them together."""
         held = {}
@@ -165,7 +169,7 @@ class Swarm:
         return next(r["why"] for line in lines if (r := json.loads(line))["kind"] == "ended")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def swarm(tmp_path_factory) -> Swarm:
     return Swarm(tmp_path_factory.mktemp("groups"))
 
@@ -186,7 +190,7 @@ def grouped(test):
 @grouped
 def test_under_allreduce_all_members_have_the_same_bits_and_nobody_has_more_than_its_rows(swarm):
     models = swarm.models("allreduce")
-    assert sorted(models) == ["alone-0", "ddp-0", "ddp-1", "fsdp"], swarm.log("alone")
+    assert sorted(models) == ["alone-0", "ddp-0", "ddp-1", "fsdp"], swarm.logs
     assert distance(models) == 0
     whole = models["alone-0"]
     half = torch.load(swarm.folder / "allreduce-fsdp-0.pt")[0]
@@ -199,7 +203,7 @@ def test_under_allreduce_all_members_have_the_same_bits_and_nobody_has_more_than
 @grouped
 def test_under_gossip_each_part_is_averaged_with_its_twins(swarm):
     models = swarm.models("ad_psgd")
-    assert sorted(models) == ["alone-0", "ddp-0", "ddp-1", "fsdp"]
+    assert sorted(models) == ["alone-0", "ddp-0", "ddp-1", "fsdp"], swarm.logs
     assert distance({n: m for n, m in models.items() if n.startswith("ddp")}) == 0
     assert distance(models) < 0.1
     for name in ("alone", "ddp", "fsdp"):

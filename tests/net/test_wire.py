@@ -34,6 +34,7 @@ addresses = st.builds(
 )
 tickets = st.builds(Ticket, names, numbers, numbers, numbers)
 lineages = st.integers(0, 2**64 - 1)
+versions = st.integers(0, 2**32 - 1)
 digests = st.text("0123456789abcdef", max_size=16)
 groups = st.lists(names, min_size=1, max_size=8, unique=True).map(lambda g: tuple(sorted(g)))
 members = st.builds(
@@ -47,7 +48,8 @@ members = st.builds(
     steps=numbers,
     samples=numbers,
     link_mbit=st.integers(0, MAX_MBIT),
-    resumes=st.integers(0, 2**32 - 1),
+    resumes=versions,
+    resumes_before=st.lists(versions, max_size=m.MOST_BEFORE).map(tuple),
 ).flatmap(
     lambda member: (
         groups.map(lambda names: dataclasses.replace(member, accusers=names[:ACCUSERS]))
@@ -81,6 +83,8 @@ contributions = st.builds(
     history=lineages,
     outer_steps=numbers,
     speed=numbers,
+    wants_checkpoint=st.booleans(),
+    writes_checkpoint=st.booleans(),
 )
 
 
@@ -354,7 +358,8 @@ def test_valid_protobuf_with_hostile_values_decodes_or_is_refused(data):
         phase=data.draw(st.integers(-(2**31), 2**31 - 1)),
         steps=number(),
         link_mbit=data.draw(st.integers(0, 2**32 - 1)),
-        resumes=data.draw(st.integers(0, 2**32 - 1)),
+        resumes=data.draw(versions),
+        resumes_before=data.draw(st.lists(versions, max_size=99)),
         accusers=[text() for _ in range(9)],
     )
     ticket = pb.Ticket(initiator=text(), incarnation=number(), number=number())

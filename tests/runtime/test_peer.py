@@ -710,7 +710,7 @@ def test_progress_counts_the_whole_swarm():
         return peer.progress
 
     for progress in Fleet(2).run(body):
-        assert 80 < progress <= 160
+        assert 80 < progress <= 200  # an estimate: one may be ahead of what the other has done
 
 
 def test_a_step_in_which_one_of_two_overflows_uses_the_other_ones_gradient():

@@ -1,13 +1,18 @@
 """Swarms that were killed as a whole start again, from their checkpoints."""
 
 import asyncio
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from p2ptrain.averaging.base import known_algorithms, load_algorithm
-from p2ptrain.ids import PeerId
+from p2ptrain.ids import PeerId, Seconds
+from p2ptrain.runtime.checkpoint_folder import CheckpointFolder
+from p2ptrain.runtime.checkpoints import in_common
 from p2ptrain.sim.files import Crashed
+from p2ptrain.sim.loop import virtual_loop
 from p2ptrain.sim.replica import VectorReplica
 from p2ptrain.sim.world import SimPeer, World
 from tests.helpers.variants import OFTEN
@@ -109,6 +114,96 @@ async def test_peers_in_step_begin_from_the_newest_version_that_all_have():
     await train(world, 10)
     assert len({tuple(row) for row in models(world)}) == 1
     await world.close()
+
+
+def written(world: World) -> dict[str, list[int]]:
+    """Of each peer, the updates of the models of its checkpoints."""
+    peers = world.peers.items()
+    return {name: [r["updates"] for r in peer.metrics.of("checkpoint")] for name, peer in peers}
+
+
+def slow_disk(peer: SimPeer, takes_s: Seconds) -> None:
+    """Each checkpoint of this peer takes so long to come to its disk."""
+
+    async def disk(function):
+        await asyncio.sleep(takes_s)
+        return function()
+
+    peer.driver.environment = replace(peer.driver.environment, disk=disk)
+
+
+@pytest.mark.parametrize("algorithm", ["allreduce", "dear", "eager"])
+async def test_peers_that_average_gradients_write_at_the_same_versions(algorithm):
+    """Also one that came back in between, by a clock of its own."""
+    world = await build(3, algorithm)
+    training = asyncio.ensure_future(train(world, 40))
+    await asyncio.sleep(1.05)
+    world.crash("p2")
+    await asyncio.sleep(0.33)
+    await world.restart("p2")
+    await training
+    versions = written(world)
+    assert versions["p0"] == versions["p1"]
+    assert len(versions["p2"]) >= 4
+    assert versions["p2"] == versions["p0"][-len(versions["p2"]) :]
+    await world.close()
+
+
+async def test_a_slow_disk_costs_checkpoints_and_no_time():
+    world = await build(3, "allreduce")
+    slow_disk(world.peers[PeerId("p1")], 2.5 * EVERY_S)
+    began = virtual_loop().now
+    await train(world, 40)
+    last_s = 2.5 * EVERY_S  # the end waits for the last one
+    assert virtual_loop().now - began < 40 * STEP_S * 1.1 + last_s
+    versions = written(world)
+    assert versions["p0"] == versions["p2"]
+    assert versions["p1"] == versions["p0"][:4]  # its last one is still on the way
+    await world.close()
+
+
+async def test_a_disk_that_hangs_keeps_the_others_from_few_checkpoints():
+    world = await build(3, "allreduce")
+    slow_disk(world.peers[PeerId("p1")], 12.0)
+    await train(world, 60)
+    versions = written(world)
+    assert versions["p0"] == versions["p2"]
+    assert len(versions["p0"]) >= 10
+    assert len(versions["p1"]) <= 2
+    await world.close()
+
+
+async def test_peers_in_step_begin_from_one_version_whichever_they_lost():
+    """One had ended on its own, another was killed before its newest checkpoint was whole."""
+    world = await build(3, "allreduce")
+    await train(world, 24)
+    has = {name: updates[-3:] for name, updates in written(world).items()}
+    assert has["p0"] == has["p1"] == has["p2"]
+    lost = {"p0": has["p0"][0], "p1": has["p0"][2]}
+    for name, updates in lost.items():
+        folder = CheckpointFolder(Path("/disk") / name, 3, world.disks[PeerId(name)])
+        (number,) = [n for n in folder.numbers() if folder.read(n).updates == updates]
+        folder._remove(number)
+    kill_all(world)
+    await world.start_again(fresh(3))
+    restored = {name: peer.replica.updates for name, peer in world.peers.items()}
+    assert restored == dict.fromkeys(restored, has["p0"][1])
+    await world.close()
+
+
+@pytest.mark.parametrize(
+    ("held", "version"),
+    [
+        ([[30, 20, 10], [20, 10], [30, 20]], 20),
+        ([[30], [30, 20]], 30),
+        ([[17, 10], [30, 20, 10]], 10),
+        ([[30], [20], [20]], 20),
+        ([[30], [20]], 30),
+    ],
+    ids=["one was late", "all whole", "one ended early", "none of all", "each its own"],
+)
+def test_the_newest_version_that_all_have_or_else_most(held, version):
+    assert in_common(held) == version
 
 
 @pytest.mark.parametrize("algorithm", ["allreduce", "ad_psgd", "eager"])

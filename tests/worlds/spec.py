@@ -63,6 +63,19 @@ OPTIONS: dict[str, Callable[[Random], Options]] = {
         "overlap": chance.choice(("none", "backward")),
         "bucket_mib": chance.choice((0.0, 32, 200)),
     },
+    "auto": lambda chance: {
+        **chance.choice(
+            (
+                {"among": "ad_psgd, wagma"},
+                {"now": "wagma", "among": "ad_psgd, wagma", "apart": 0.02},
+                {"data": "unlike", "among": "allreduce, dear"},
+                {"data": "unlike", "now": "dear"},
+            )
+        ),
+        "margin": chance.choice((0.01, 0.15)),
+        "every_s": chance.choice((0.3, 30)),
+        "every_steps": chance.choice((5, 50)),
+    },
     "dear": lambda chance: {
         "bucket_mib": chance.choice((0.0, 32, 200)),
     },
@@ -85,6 +98,10 @@ OPTIONS: dict[str, Callable[[Random], Options]] = {
         "period": chance.choice((2, 5, 10)),
         "outer_learning_rate": chance.choice((0.7, 1.0)),
         "outer_momentum": chance.choice((0, 0.3, 0.5)),
+    },
+    "sgp": lambda chance: {
+        "graph": chance.choice(("exponential", "exponential", "ring")),
+        "overlap": chance.choice((0, 0, 1, 3)),
     },
     "local_sgd": lambda chance: {
         "period": chance.choice((1, 2, 5, 16)),

@@ -64,7 +64,7 @@ class JoinReply(_message.Message):
     def __init__(self, refusal: _Optional[str] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., settings: _Optional[_Union[SettingsChange, _Mapping]] = ...) -> None: ...
 
 class Member(_message.Message):
-    __slots__ = ("peer", "address", "incarnation", "state", "beat", "phase", "steps", "samples", "link_mbit", "resumes", "accusers")
+    __slots__ = ("peer", "address", "incarnation", "state", "beat", "phase", "steps", "samples", "link_mbit", "resumes", "resumes_before", "accusers")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         ALIVE: _ClassVar[Member.State]
@@ -93,6 +93,7 @@ class Member(_message.Message):
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     LINK_MBIT_FIELD_NUMBER: _ClassVar[int]
     RESUMES_FIELD_NUMBER: _ClassVar[int]
+    RESUMES_BEFORE_FIELD_NUMBER: _ClassVar[int]
     ACCUSERS_FIELD_NUMBER: _ClassVar[int]
     peer: str
     address: str
@@ -104,8 +105,9 @@ class Member(_message.Message):
     samples: int
     link_mbit: int
     resumes: int
+    resumes_before: _containers.RepeatedScalarFieldContainer[int]
     accusers: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, peer: _Optional[str] = ..., address: _Optional[str] = ..., incarnation: _Optional[int] = ..., state: _Optional[_Union[Member.State, str]] = ..., beat: _Optional[int] = ..., phase: _Optional[_Union[Member.Phase, str]] = ..., steps: _Optional[int] = ..., samples: _Optional[int] = ..., link_mbit: _Optional[int] = ..., resumes: _Optional[int] = ..., accusers: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, peer: _Optional[str] = ..., address: _Optional[str] = ..., incarnation: _Optional[int] = ..., state: _Optional[_Union[Member.State, str]] = ..., beat: _Optional[int] = ..., phase: _Optional[_Union[Member.Phase, str]] = ..., steps: _Optional[int] = ..., samples: _Optional[int] = ..., link_mbit: _Optional[int] = ..., resumes: _Optional[int] = ..., resumes_before: _Optional[_Iterable[int]] = ..., accusers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Ticket(_message.Message):
     __slots__ = ("initiator", "incarnation", "number", "attempt")
@@ -252,7 +254,7 @@ class Purpose(_message.Message):
     def __init__(self, formation: _Optional[_Union[Purpose.Formation, str]] = ..., what: _Optional[_Union[Purpose.What, str]] = ..., version: _Optional[int] = ..., lineage: _Optional[int] = ..., fragment: _Optional[int] = ..., fragments: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class Contribution(_message.Message):
-    __slots__ = ("weight", "usual", "samples", "wants_to_end", "gradient_mask", "rule", "progress", "begun", "together", "history", "outer_steps", "speed")
+    __slots__ = ("weight", "usual", "samples", "wants_to_end", "gradient_mask", "rule", "progress", "begun", "together", "history", "outer_steps", "speed", "wants_checkpoint", "writes_checkpoint")
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     USUAL_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
@@ -265,6 +267,8 @@ class Contribution(_message.Message):
     HISTORY_FIELD_NUMBER: _ClassVar[int]
     OUTER_STEPS_FIELD_NUMBER: _ClassVar[int]
     SPEED_FIELD_NUMBER: _ClassVar[int]
+    WANTS_CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    WRITES_CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     weight: int
     usual: int
     samples: int
@@ -277,7 +281,9 @@ class Contribution(_message.Message):
     history: int
     outer_steps: int
     speed: int
-    def __init__(self, weight: _Optional[int] = ..., usual: _Optional[int] = ..., samples: _Optional[int] = ..., wants_to_end: bool = ..., gradient_mask: _Optional[bytes] = ..., rule: _Optional[int] = ..., progress: _Optional[int] = ..., begun: _Optional[int] = ..., together: _Optional[int] = ..., history: _Optional[int] = ..., outer_steps: _Optional[int] = ..., speed: _Optional[int] = ...) -> None: ...
+    wants_checkpoint: bool
+    writes_checkpoint: bool
+    def __init__(self, weight: _Optional[int] = ..., usual: _Optional[int] = ..., samples: _Optional[int] = ..., wants_to_end: bool = ..., gradient_mask: _Optional[bytes] = ..., rule: _Optional[int] = ..., progress: _Optional[int] = ..., begun: _Optional[int] = ..., together: _Optional[int] = ..., history: _Optional[int] = ..., outer_steps: _Optional[int] = ..., speed: _Optional[int] = ..., wants_checkpoint: bool = ..., writes_checkpoint: bool = ...) -> None: ...
 
 class LedgerUpdate(_message.Message):
     __slots__ = ("samples", "part_size", "seed", "begin", "peers", "numbers", "closed", "asks", "is_whole")

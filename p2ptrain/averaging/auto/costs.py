@@ -1,0 +1,221 @@
+"""Price algorithms for a fleet: samples per second, times what a sample teaches. Pure arithmetic.
+
+**Speed.** A step of peer i computes t_i seconds on average, with a standard deviation s_i; all
+numbers of a model take l_i seconds one way on its link, as float32. An average moves m models one
+way, of which a codec leaves the share c: 2 (P - 1) / P of everyone, 1 of a pair.
+
+* All wait for all: the slowest step decides. Of P random durations the largest is about
+  t + s sqrt(2 ln P), after H steps H t + s sqrt(2 H ln P) (the bound for sub-Gaussian ones). Then
+  comes the part of the average, m c max l, that computing does not hide: of a step a third is the
+  forward pass, and two thirds are the backward pass.
+* All wait for half: the median step instead of the slowest.
+* Peers wait for the transfers of their group, and for no slow peer: t_i + m c max l each.
+* No trainer waits: t_i each.
+
+**What a sample teaches**, over synchronous gradients. Constants of `CANDIDATES`, from simulated
+runs (`make compare`): small models, short runs. Where models are averaged they are apart; by a
+share a of a model's norm after one update, a sqrt(H) after H updates without an average. A mean of
+models that are `APART` from each other teaches half (from the same runs: at 0.03 nothing was lost,
+at 0.13 and more much). Where no trainer waits, averages that take m c l seconds are old by as many
+updates as are made meanwhile; `OLD` is lost of as many as there are from one average to the next.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+from typing import Literal
+
+from p2ptrain.averaging import Algorithm, Seconds
+
+APART = 0.1
+"""At this distance of models, over their norm, half of what is learned is lost in their means."""
+
+FORWARD, BACKWARD = 1 / 3, 2 / 3
+"""Shares of a step."""
+
+CODEC = {"fp32": 1.0, "bf16": 0.5, "fp16": 0.5, "int8": 0.25, "int4": 0.125}
+"""The bytes that are left."""
+
+OLD = 0.3
+"""What is lost if an average is on its way for as long as there is from one to the next."""
+
+Waits = Literal["all", "half", "group", "none"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """One peer, as it was measured."""
+
+    step_s: Seconds
+    spread_s: Seconds = 0
+    samples: int = 1
+    """Of a step."""
+    model_s: Seconds = 0
+    """Seconds for all numbers of a model, one way, as float32."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """All peers that train."""
+
+    peers: Sequence[Load]
+    apart: float = 0
+    """How far an update drives models apart, over their norm; 0: not known."""
+    unlike: bool = False
+    """Peers have unlike data."""
+
+    @property
+    def slowest_link_s(self) -> Seconds:
+        return max(peer.model_s for peer in self.peers)
+
+    def all_done_s(self, steps: int) -> Seconds:
+        """Until all have made so many steps."""
+        late = math.sqrt(2 * steps * math.log(max(2, len(self.peers))))
+        return max(steps * peer.step_s + late * peer.spread_s for peer in self.peers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """One way to train."""
+
+    now: str
+    """As `p2ptrain set` has it: ``diloco period=16``."""
+    waits: Waits
+    teaches: float
+    """A sample, over one of synchronous gradients, as long as models are near each other."""
+    averages: Literal["gradients", "models"] = "models"
+    period: int = 1
+    """Updates from one average to the next."""
+    size: int = 0
+    """Peers of a group; 0: all of them."""
+    hides: tuple[float, float] = (0, 0)
+    """Shares of a step behind which the two halves of an average travel."""
+    sends: float = 1
+    """The share of all numbers that travels."""
+    codec: str = "fp32"
+
+    @property
+    def codecs(self) -> tuple[str, str]:
+        """Of models, and of gradients and pseudo-gradients."""
+        of_gradients = self.averages == "gradients" or self.now.startswith("diloco")
+        return ("fp32", self.codec) if of_gradients else (self.codec, "fp32")
+
+    def average_s(self, fleet: Fleet, link_s: Seconds) -> Seconds:
+        """On a link where a model takes so long."""
+        peers = len(fleet.peers)
+        size = min(self.size or peers, peers)
+        moved = 1.0 if size == 2 else 2 * (size - 1) / size
+        return moved * self.sends * CODEC[self.codec] * link_s
+
+
+CANDIDATES = (
+    Candidate(now="ad_psgd", waits="none", size=2, teaches=1.05),
+    Candidate(now="ad_psgd fragment_s=1", waits="none", size=2, codec="int8", teaches=0.75),
+    Candidate(now="wagma", waits="group", size=2, teaches=0.9),
+    Candidate(
+        now="diloco period=16 fragments=4 outer_momentum=0.5",
+        waits="none",
+        period=16,
+        codec="int8",
+        teaches=0.9,
+    ),
+    Candidate(now="allreduce", waits="all", averages="gradients", teaches=1.0),
+    Candidate(
+        now="dear", waits="all", averages="gradients", hides=(BACKWARD, FORWARD), teaches=1.0
+    ),
+    Candidate(now="allreduce", waits="all", averages="gradients", codec="int8", teaches=0.98),
+    Candidate(now="powersgd", waits="all", averages="gradients", sends=0.06, teaches=0.8),
+    Candidate(now="eager", waits="half", averages="gradients", teaches=0.6),
+)
+"""What `auto` chooses from; of equal ones the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What one candidate is worth."""
+
+    candidate: Candidate
+    samples_per_s: float
+    teaches: float
+
+    @property
+    def worth(self) -> float:
+        """Samples of synchronous gradients per second that would teach as much."""
+        return self.samples_per_s * self.teaches
+
+
+def candidate_of(now: str, algorithm: Algorithm, codecs: tuple[str, str]) -> Candidate:
+    """What the swarm trains with, by its table entry or by what its algorithm declares."""
+    for one in CANDIDATES:
+        if (one.now, one.codecs) == (now, codecs):
+            return one
+    of_gradients = algorithm.averages == "gradients"
+    waits: Waits = "half" if of_gradients else "group"
+    if algorithm.in_step:
+        waits = "all"
+    elif not algorithm.trainer_waits:
+        waits = "none"
+    return Candidate(
+        now=now,
+        waits=waits,
+        teaches=0.9,
+        averages="gradients" if of_gradients else "models",
+        period=getattr(algorithm.config, "period", 1),
+        size=0 if of_gradients else 2,
+        codec=codecs[of_gradients],
+    )
+
+
+def price(candidate: Candidate, fleet: Fleet) -> Price:
+    """What a candidate is worth for a fleet of one or more peers."""
+    return Price(candidate, _samples_per_s(candidate, fleet), _teaches(candidate, fleet))
+
+
+def ranked(fleet: Fleet, candidates: Sequence[Candidate] = CANDIDATES) -> list[Price]:
+    """The best first; of equal ones, the first."""
+    return sorted((price(one, fleet) for one in candidates), key=lambda found: -found.worth)
+
+
+def drift(candidate: Candidate, fleet: Fleet) -> float:
+    """How many times further apart models are under this candidate than after one update."""
+    return math.sqrt(_updates_between(candidate, fleet))
+
+
+def _samples_per_s(candidate: Candidate, fleet: Fleet) -> float:
+    peers = fleet.peers
+    average_s = candidate.average_s(fleet, fleet.slowest_link_s)
+    match candidate.waits:
+        case "none":
+            return sum(peer.samples / peer.step_s for peer in peers)
+        case "group":
+            return sum(peer.samples / (peer.step_s + average_s) for peer in peers)
+        case "half":
+            median_s = median(peer.step_s for peer in peers)
+            return sum(p.samples / (max(p.step_s, median_s) + average_s) for p in peers)
+        case "all":
+            steps_s = fleet.all_done_s(candidate.period)
+            hidden_s = [steps_s * share for share in candidate.hides]
+            seen_s = sum(max(0.0, average_s / 2 - one) for one in hidden_s)
+            made = candidate.period * sum(peer.samples for peer in peers)
+            return made / (steps_s + seen_s)
+
+
+def _teaches(candidate: Candidate, fleet: Fleet) -> float:
+    if candidate.averages == "gradients":
+        return candidate.teaches
+    old = _transfer_updates(candidate, fleet) / candidate.period
+    apart = fleet.apart * drift(candidate, fleet)
+    unlike = 0.5 if fleet.unlike else 1.0
+    return unlike * candidate.teaches / ((1 + OLD * old) * (1 + (apart / APART) ** 2))
+
+
+def _updates_between(candidate: Candidate, fleet: Fleet) -> float:
+    return max(candidate.period, 1.0, _transfer_updates(candidate, fleet))
+
+
+def _transfer_updates(candidate: Candidate, fleet: Fleet) -> float:
+    """Updates that a peer makes while an average of it is on its way, the mean over all peers."""
+    if candidate.waits != "none":
+        return 0.0
+    return fmean(candidate.average_s(fleet, peer.model_s) / peer.step_s for peer in fleet.peers)

@@ -1,0 +1,164 @@
+"""Decide whether the swarm should train in another way, from what its peers report. Pure.
+
+A report is a few whole numbers. A peer that has not reported yet computes for at least as long as
+the others have waited for it. Once most of the swarm has reported, `decide` ranks all candidates
+(`costs.py`) and proposes the best one if it is worth a `margin` more than the present one: a
+measurement that wavers changes nothing.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from p2ptrain.averaging import Measured, PeerId, RemoteProtocolError, Seconds
+from p2ptrain.averaging.auto.costs import (
+    APART,
+    CANDIDATES,
+    Candidate,
+    Fleet,
+    Load,
+    Price,
+    drift,
+    price,
+    ranked,
+)
+
+MICRO = 1_000_000
+
+RISEN = 1.5
+"""A loss that is so many times the lowest one: models are too far apart, or worse."""
+
+MOST = 10**12
+"""Of a number in a report: a step of eleven days."""
+
+
+def report_of(measured: Measured) -> tuple[int, ...]:
+    """What a peer reports, in millionths: step, spread, samples, model, distance, 1 + loss."""
+    loss = measured.loss
+    known = loss is not None and math.isfinite(loss) and loss >= 0
+    numbers = (
+        measured.step_s * MICRO,
+        measured.spread_s * MICRO,
+        measured.samples,
+        measured.model_s * MICRO,
+        measured.apart * MICRO,
+        1 + loss * MICRO if known and loss is not None else 0,
+    )
+    return tuple(min(MOST, max(0, round(number))) for number in numbers)
+
+
+def measured_of(source: PeerId, numbers: Sequence[int]) -> Measured:
+    """What a report says. Raises RemoteProtocolError if no peer would send it."""
+    if len(numbers) != 6 or max(numbers) > MOST or min(numbers[0], numbers[2]) < 1:
+        raise RemoteProtocolError(f"{source} reports {tuple(numbers)[:8]}, which is no measurement")
+    step, spread, samples, model, apart, loss = numbers
+    return Measured(
+        step_s=step / MICRO,
+        spread_s=spread / MICRO,
+        samples=samples,
+        model_s=model / MICRO,
+        apart=apart / MICRO,
+        loss=(loss - 1) / MICRO if loss else None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Train like this from now on."""
+
+    candidate: Candidate
+    apart: float
+    """How far an update drives models apart, as far as known."""
+    why: str
+
+
+@dataclass(slots=True)
+class Reports:
+    """The last report of each peer."""
+
+    since: Seconds
+    """When these settings began."""
+    last: dict[PeerId, Measured] = field(default_factory=dict)
+    lowest_loss: float = math.inf
+    """Of means over all peers, under these settings."""
+
+    def fleet(
+        self,
+        trainees: Sequence[PeerId],
+        now: Seconds,
+        present: Candidate,
+        apart: float,
+        unlike: bool,
+    ) -> Fleet | None:
+        """All that train; None while fewer than half of them, or fewer than two, have reported.
+
+        Args:
+            trainees: all that train.
+            now: when they are looked at.
+            present: what they train with.
+            apart: how far an update drove models apart, when that was known last.
+            unlike: their data are.
+        """
+        known = [self.last[peer] for peer in trainees if peer in self.last]
+        if 2 * len(known) < len(trainees) or len(known) < 2:
+            return None
+        usual = sorted(known, key=lambda one: one.step_s)[len(known) // 2]
+        silent_s = max(usual.step_s, now - self.since)
+        loads = [_load(self.last.get(peer, replace(usual, step_s=silent_s))) for peer in trainees]
+        fleet = Fleet(peers=loads, apart=apart, unlike=unlike)
+        distances = sorted(one.apart for one in known if one.apart)
+        if not distances or present.averages == "gradients":
+            return fleet
+        return replace(fleet, apart=distances[len(distances) // 2] / drift(present, fleet))
+
+    def loss_rises(self) -> bool:
+        """Whether the mean of all losses is far above what it was under these settings."""
+        losses = [one.loss for one in self.last.values() if one.loss is not None]
+        if not losses:
+            return False
+        loss = sum(losses) / len(losses)
+        self.lowest_loss = min(self.lowest_loss, loss)
+        return loss > RISEN * self.lowest_loss
+
+
+def _load(one: Measured) -> Load:
+    return Load(step_s=one.step_s, spread_s=one.spread_s, samples=one.samples, model_s=one.model_s)
+
+
+def decide(
+    now: Candidate,
+    fleet: Fleet,
+    *,
+    rises: bool = False,
+    margin: float = 0.15,
+    among: Sequence[Candidate] = CANDIDATES,
+) -> Decision | None:
+    """What to change to; None: nothing is worth it.
+
+    Args:
+        now: what the swarm trains with.
+        fleet: all that train.
+        rises: the loss has risen.
+        margin: a change must be worth so much more: 0.15 is 15 %.
+        among: what this swarm may have.
+    """
+    if rises and now.averages == "models":
+        fleet = replace(fleet, apart=max(fleet.apart, APART))  # perhaps that is why
+    best, present = ranked(fleet, among)[0], price(now, fleet)
+    if best.candidate == now or best.worth < (1 + margin) * present.worth:
+        return None
+    return Decision(best.candidate, fleet.apart, _why(best, present, fleet, rises=rises))
+
+
+def _why(best: Price, present: Price, fleet: Fleet, *, rises: bool) -> str:
+    steps = sorted(peer.step_s for peer in fleet.peers)
+    link_s = fleet.slowest_link_s
+    reasons = [
+        f"{best.candidate.now} should make {best.samples_per_s:.3g} samples/s and "
+        f"{present.candidate.now} {present.samples_per_s:.3g}",
+        f"a sample teaches {best.teaches:.2f} and {present.teaches:.2f} of a synchronous one",
+        f"steps take {steps[0]:.2g} to {steps[-1]:.2g} s, a model {link_s:.2g} s on a link",
+    ]
+    if rises:
+        reasons.append("the loss rose")
+    return "; ".join(reasons)

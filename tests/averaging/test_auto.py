@@ -1,0 +1,256 @@
+"""`auto`: what it thinks that algorithms cost, what it decides, and that a swarm follows it."""
+
+from dataclasses import replace
+
+import pytest
+
+from p2ptrain.averaging import Choice, Measured, PeerId, RemoteProtocolError, load_algorithm
+from p2ptrain.averaging.auto.costs import (
+    CANDIDATES,
+    Candidate,
+    Fleet,
+    Load,
+    candidate_of,
+    price,
+    ranked,
+)
+from p2ptrain.averaging.auto.decision import Reports, decide, measured_of, report_of
+from p2ptrain.errors import ConfigError
+from p2ptrain.sim.link import Link
+from p2ptrain.sim.world import SimPeer
+from tests.helpers.worlds import build, consensus_distance, steps_of
+
+P = [PeerId(f"p{number}") for number in range(4)]
+
+EQUAL = Fleet(peers=[Load(step_s=0.1, samples=8, model_s=0.001)] * 4)
+ONE_SLOW = replace(EQUAL, peers=[*EQUAL.peers[:3], Load(step_s=0.4, samples=8, model_s=0.001)])
+SLOW_LINKS = replace(EQUAL, apart=0.02, peers=[Load(step_s=0.1, samples=8, model_s=0.33)] * 4)
+AS_LONG_AS_A_STEP = replace(EQUAL, peers=[Load(step_s=0.1, samples=8, model_s=0.06)] * 4)
+HOMES = replace(EQUAL, apart=1e-4, peers=[Load(step_s=2.5, samples=8, model_s=40)] * 4)
+
+
+def candidate(now: str, codec: str = "fp32") -> Candidate:
+    (found,) = [one for one in CANDIDATES if (one.now, one.codec) == (now, codec)]
+    return found
+
+
+def speed(now: str, fleet: Fleet) -> float:
+    return price(candidate(now), fleet).samples_per_s
+
+
+def best(fleet: Fleet) -> str:
+    return ranked(fleet)[0].candidate.now
+
+
+# --- what algorithms cost -------------------------------------------------------------------------
+
+
+def test_one_slow_peer_slows_all_that_wait_for_it_and_no_others():
+    assert speed("allreduce", ONE_SLOW) == pytest.approx(4 * 8 / 0.4, rel=0.01)
+    assert speed("ad_psgd", ONE_SLOW) == pytest.approx(3 * 8 / 0.1 + 8 / 0.4)
+    assert speed("allreduce", ONE_SLOW) < speed("eager", ONE_SLOW) < speed("wagma", ONE_SLOW)
+
+
+def test_random_steps_cost_the_slowest_of_all_peers():
+    wavering = [replace(peer, spread_s=0.05) for peer in EQUAL.peers]
+    assert speed("allreduce", replace(EQUAL, peers=wavering)) < 0.6 * speed("allreduce", EQUAL)
+    assert speed("ad_psgd", replace(EQUAL, peers=wavering)) == speed("ad_psgd", EQUAL)
+
+
+def test_an_average_as_long_as_a_step_hides_behind_it():
+    # all-reduce: 0.1 + 0.09 s; dear: half of 0.09 s, behind each of 0.067 s and 0.033 s
+    assert speed("allreduce", AS_LONG_AS_A_STEP) == pytest.approx(32 / 0.19)
+    assert speed("dear", AS_LONG_AS_A_STEP) == pytest.approx(32 / (0.1 + 0.045 - 0.1 / 3))
+
+
+def test_fewer_bytes_cost_less_time():
+    whole, coded = candidate("allreduce"), candidate("allreduce", "int8")
+    assert whole.average_s(SLOW_LINKS, 0.33) == pytest.approx(4 * coded.average_s(SLOW_LINKS, 0.33))
+
+
+@pytest.mark.parametrize(
+    ("fleet", "wanted"),
+    [
+        (EQUAL, "ad_psgd"),
+        (ONE_SLOW, "ad_psgd"),
+        (replace(EQUAL, unlike=True), "dear"),
+        (SLOW_LINKS, "powersgd"),
+        (HOMES, "diloco period=16 fragments=4 outer_momentum=0.5"),
+        (replace(EQUAL, apart=0.3), "dear"),
+    ],
+)
+def test_each_fleet_has_its_best(fleet: Fleet, wanted: str):
+    assert best(fleet) == wanted
+
+
+def test_what_is_in_no_table_is_priced_by_what_it_declares():
+    period = load_algorithm("local_sgd", {"period": 4})
+    found = candidate_of("local_sgd period=4", period, ("fp32", "fp32"))
+    assert (found.waits, found.averages, found.period) == ("group", "models", 4)
+    topk = candidate_of("topk", load_algorithm("topk"), ("fp32", "fp32"))
+    assert (topk.waits, topk.averages) == ("all", "gradients")
+
+
+# --- what is decided ------------------------------------------------------------------------------
+
+
+def test_a_small_gain_changes_nothing():
+    now = candidate("ad_psgd")
+    assert decide(now, EQUAL) is None
+    assert decide(candidate("wagma"), EQUAL, margin=0.3) is None
+    found = decide(candidate("wagma"), EQUAL)
+    assert found is not None
+    assert found.candidate == now
+
+
+def test_a_slow_link_is_a_reason_and_the_sentence_says_so():
+    found = decide(candidate("ad_psgd"), SLOW_LINKS)
+    assert found is not None
+    assert found.candidate.now == "powersgd"
+    assert "a model 0.33 s on a link" in found.why
+
+
+def test_a_loss_that_rises_brings_models_together():
+    now = candidate("ad_psgd")
+    assert decide(now, EQUAL) is None
+    found = decide(now, EQUAL, rises=True)
+    assert found is not None
+    assert found.candidate.averages == "gradients"
+    assert "the loss rose" in found.why
+
+
+# --- reports --------------------------------------------------------------------------------------
+
+MEASURED = Measured(step_s=0.1, spread_s=0.01, samples=8, model_s=0.02, apart=0.003, loss=2.5)
+
+
+def test_a_report_says_what_was_measured():
+    assert measured_of(P[1], report_of(MEASURED)) == MEASURED
+    assert measured_of(P[1], report_of(replace(MEASURED, loss=None))).loss is None
+    assert measured_of(P[1], report_of(replace(MEASURED, loss=float("nan")))).loss is None
+
+
+@pytest.mark.parametrize("numbers", [(), (1,) * 5, (0, 0, 1, 0, 0, 0), (1, 0, 10**13, 0, 0, 0)])
+def test_what_no_peer_would_report_is_refused(numbers: tuple[int, ...]):
+    with pytest.raises(RemoteProtocolError, match="p1 reports"):
+        measured_of(P[1], numbers)
+
+
+def fleet_of(reports: Reports, now: float, candidate: Candidate = CANDIDATES[0]) -> Fleet | None:
+    return reports.fleet(P, now, candidate, apart=0.001, unlike=False)
+
+
+def test_nothing_is_decided_before_half_of_the_peers_have_reported():
+    reports = Reports(0.0)
+    reports.last[P[0]] = MEASURED
+    assert fleet_of(reports, 1.0) is None
+    reports.last[P[1]] = MEASURED
+    assert fleet_of(reports, 1.0) is not None
+
+
+def test_a_peer_that_has_not_reported_is_as_slow_as_it_is_late():
+    reports = Reports(5.0, dict.fromkeys(P[:3], MEASURED))
+    fleet = fleet_of(reports, 5.7)
+    assert fleet is not None
+    assert fleet.peers[3].step_s == pytest.approx(0.7)
+
+
+def test_distances_count_by_how_often_models_meet_and_are_remembered_where_they_are_equal():
+    reports = Reports(0.0, dict.fromkeys(P, MEASURED))
+    fleet = fleet_of(reports, 1.0)
+    assert fleet is not None
+    assert fleet.apart == pytest.approx(0.003)
+    remembered = fleet_of(reports, 1.0, candidate("dear"))
+    assert remembered is not None
+    assert remembered.apart == 0.001
+
+
+def test_a_loss_rises_above_the_lowest_one():
+    reports = Reports(0.0, dict.fromkeys(P, MEASURED))
+    assert not reports.loss_rises()
+    reports.last = dict.fromkeys(P, replace(MEASURED, loss=2.6))
+    assert not reports.loss_rises()
+    reports.last = dict.fromkeys(P, replace(MEASURED, loss=4.0))
+    assert reports.loss_rises()
+
+
+# --- options --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"now": "auto"}, "would choose itself; name another"),
+        ({"now": "wagma tau"}, "'tau' sets nothing"),
+        ({"now": "wagma taus=3"}, "no option 'taus'; did you mean 'tau'"),
+        ({"among": "wagma, nothing"}, "no algorithm 'nothing'; there are: "),
+        ({"among": "topk"}, "it chooses from ad_psgd, wagma, "),
+        ({"margin": -1.0}, "margin = -1.0 must be 0 or more"),
+    ],
+)
+def test_an_option_that_cannot_work_is_refused_in_one_sentence(
+    options: dict[str, object], says: str
+):
+    with pytest.raises(ConfigError, match=says):
+        load_algorithm("auto", options)
+
+
+def test_it_is_what_it_works_with():
+    assert load_algorithm("auto").averages == "models"
+    unlike = load_algorithm("auto", {"data": "unlike"})
+    assert (unlike.averages, unlike.in_step, unlike.acts("schedule")) == ("gradients", True, False)
+    assert load_algorithm("auto", {"now": "wagma"}).acts("schedule")
+
+
+# --- a swarm --------------------------------------------------------------------------------------
+
+SLOW = Link(latency_s=0.001, bandwidth_bytes_s=20_000)
+
+
+async def test_a_swarm_on_slow_links_changes_together_once_and_says_why():
+    world = await build(4, "auto", size=3000, equal=True, link=SLOW)  # 0.6 s for a model
+    await world.train(40, steps_of(0.1))
+    for peer in world.peers.values():
+        (changed,) = peer.metrics.of("settings")
+        assert peer.driver.live.choice.options["now"] != "ad_psgd"
+        assert changed["by"] == "p0"
+        assert "samples/s" in changed["why"]
+        assert peer.boundary.totals.steps == 40
+    assert len({peer.driver.live.epoch for peer in world.peers.values()}) == 1
+    await world.close()
+
+
+async def test_equal_peers_on_fast_links_stay_with_what_they_began_with():
+    world = await build(4, "auto", equal=True, link=Link(latency_s=0.001))
+    await world.train(70, steps_of(0.1))
+    assert not any(peer.metrics.of("settings") for peer in world.peers.values())
+    assert consensus_distance(world) < 1e-3
+    await world.close()
+
+
+async def changes_of(every_s: float) -> int:
+    """How often it changes back, of what a test changes every half second."""
+    world = await build(
+        2, "auto", equal=True, among="wagma, ad_psgd", margin=0.01, every_s=every_s, every_steps=999
+    )
+    p0 = world.peers[P[0]]
+
+    def disturb(peer: SimPeer, step: int) -> None:
+        if peer is p0 and step in (10, 20, 30):
+            live = p0.driver.live
+            options = {**live.choice.options, "now": "wagma"}
+            p0.process.start(proposing(p0, replace(live.choice, options=options)))
+
+    await world.train(45, steps_of(0.1), disturb)
+    changed = [record for record in p0.metrics.of("settings") if "samples/s" in record["why"]]
+    await world.close()
+    return len(changed)
+
+
+async def proposing(peer: SimPeer, choice: Choice) -> None:
+    peer.driver.live.propose(choice, "a test wants it")
+
+
+async def test_there_is_time_between_two_changes():
+    assert await changes_of(every_s=0.3) == 3
+    assert await changes_of(every_s=30) == 0
