@@ -7,7 +7,7 @@ RUNS   ?= runs
 SMALL  := $(if $(QUICK),--quick)
 READY  := $(VENV)/.ready
 
-.PHONY: demo test explore worlds starts paper paper-real attack bench bench-device bench-faults bench-hidden bench-links bench-lock bench-membership bench-slow-links bench-survival wan compare protos algorithm-pages scenario-reference reference-pages docs wheel ends clean
+.PHONY: demo test explore worlds starts paper paper-real attack bench bench-device bench-faults bench-hidden bench-large bench-links bench-lock bench-membership bench-slow-links bench-survival wan compare protos algorithm-pages scenario-reference reference-pages docs wheel ends clean
 
 demo: $(READY)  ## train with all-reduce and with gossip beside a straggler; write runs/demo
 	$(BIN)/p2plab run launcher/scenarios/one_slow.toml --out $(RUNS)/demo $(if $(QUICK),--samples 512,--check)
@@ -43,6 +43,9 @@ bench-hidden: $(READY)  ## how much of an all-reduce hides behind real passes, o
 
 bench-slow-links: $(READY)  ## groups that succeed where an average takes half a minute; a quarter of an hour, runs/bench-slow-links
 	$(BIN)/python -m p2plab.bench.slow_links --out $(RUNS)/bench-slow-links --check $(SMALL)
+
+bench-large: $(READY)  ## the memory of peers beside a model of 1 GB: averages, a newcomer, a checkpoint; 13 GB, runs/bench-large
+	$(BIN)/python -m p2plab.bench.large --out $(RUNS)/bench-large --check $(SMALL)
 
 PAGE ?= $(if $(QUICK),$(RUNS)/paper.md,docs/paper.md)
 

@@ -295,6 +295,22 @@ def set_(
 
 @app.command()
 @with_network
+def export(
+    address: Annotated[str, typer.Argument(help="host:port of any peer")],
+    file: Annotated[Path, typer.Argument(help="file to write, as safetensors")],
+    timeout: Annotated[float, typer.Option(help="seconds until the model must be here")] = 300.0,
+    *,
+    network: GrpcConfig,
+) -> None:
+    """Write the consensus model of a running swarm to a file. A member's right."""
+    from p2ptrain.console.export import export_model
+
+    with _ctrl_c_ends():
+        print(asyncio.run(export_model(_address(address), file, _timeout(timeout), network)))
+
+
+@app.command()
+@with_network
 def ui(
     address: Annotated[str, typer.Argument(help="host:port of any peer")],
     listen: Annotated[

@@ -45,3 +45,8 @@ class Buffers:
         with self._lock:
             if vector.ctypes.data in self._made:
                 self._idle.append(vector)
+
+    def clear(self) -> None:
+        """Keep none of the idle ones: nothing more will be averaged."""
+        with self._lock:
+            self._idle.clear()

@@ -117,10 +117,10 @@ def train(worker: Worker, model: Config) -> list[Turn]:
             for way, (step, metrics) in trainers.items():
                 worker.barrier.wait(LIMIT_S)
                 step()
-                began, before = perf_counter(), _averages(metrics)
+                began, before = perf_counter(), averages_of(metrics)
                 for _ in range(STEPS):
                     step()
-                turns.append(Turn(way, perf_counter() - began, _averages(metrics) - before))
+                turns.append(Turn(way, perf_counter() - began, averages_of(metrics) - before))
         worker.barrier.wait(LIMIT_S)
     return turns
 
@@ -189,7 +189,8 @@ def _peer(
         yield peer
 
 
-def _averages(metrics: MemoryMetrics) -> int:
+def averages_of(metrics: MemoryMetrics) -> int:
+    """How many averages of this peer succeeded."""
     return sum(group["outcome"] == Outcome.DONE.value for group in metrics.of("group"))
 
 
@@ -229,33 +230,34 @@ def take_memory(worker: Worker, algorithm: str, way: str) -> int:
     optimizer.step()
     worker.barrier.wait(LIMIT_S)
     before = held_bytes()
-    with _Watch() as watch:
+    with Watch() as watch:
         options = OPTIONS.get(algorithm, {})
         with _peer(worker, model, optimizer, way, metrics, algorithm, options) as peer:
             for step in range(1, FEW_STEPS + 1):
                 peer.step()
                 until = perf_counter() + LIMIT_S
-                while _averages(metrics) < step // worker.peers and perf_counter() < until:
+                while averages_of(metrics) < step // worker.peers and perf_counter() < until:
                     threading.Event().wait(LOOK_S)
                 worker.barrier.wait(LIMIT_S)
         worker.barrier.wait(LIMIT_S)
-    assert _averages(metrics) >= FEW_STEPS // worker.peers, "there were no averages to look at"
+    assert averages_of(metrics) >= FEW_STEPS // worker.peers, "there were no averages to look at"
     return watch.most_bytes - before
 
 
-class _Watch(threading.Thread):
-    """Samples this process's memory until the context ends."""
+class Watch(threading.Thread):
+    """Samples this process's memory until the context ends, every few seconds or parts of one."""
 
-    def __init__(self) -> None:
+    def __init__(self, every_s: Seconds = LOOK_S) -> None:
         super().__init__(daemon=True)
         self.most_bytes = 0
+        self._every_s = every_s
         self._over = threading.Event()
 
     def run(self) -> None:
-        while not self._over.wait(LOOK_S):
+        while not self._over.wait(self._every_s):
             self.most_bytes = max(self.most_bytes, held_bytes())
 
-    def __enter__(self) -> "_Watch":
+    def __enter__(self) -> "Watch":
         self.start()
         return self
 

@@ -23,8 +23,8 @@ it computes. Differences from the paper, and why:
   for each other again: where averages follow each other closely, the same pairs met repeatedly, and
   the swarm fell apart (measured: 6 peers, 3 of 15 pairs in 20 averages each).
 * *In fragments*, if asked (`fragment_s`): where a model takes longer than some steps on a link, an
-  average moves a part of it (DivShare, arXiv 2410.12918), each number in turn, one partner at a
-  time: a second one would have half of the link.
+  average moves a part of it (DivShare, arXiv 2410.12918): the one that was averaged longest ago,
+  whichever peer chose it. One partner at a time: a second one would have half of the link.
 """
 
 from collections.abc import Sequence

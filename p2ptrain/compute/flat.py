@@ -52,18 +52,18 @@ Storage replaced behind our back
     the vector, silently; so do submodules and layers that come later. `FlatModel.check` refuses
     them at the next boundary (`compute/coverage.py`).
 
-Legend of shapes: ``M`` numbers of the vector.
+Legend of shapes: ``M`` numbers of the vector, ``B`` of a block.
 """
 
 import math
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors.torch
 import torch
 from torch import Tensor, nn
 
@@ -74,7 +74,13 @@ from p2ptrain.compute.momentum import is_never_negative
 from p2ptrain.compute.replica import Vector
 from p2ptrain.compute.slots import Slot, digest_of, find_slots, layout_of, local_buffers
 from p2ptrain.compute.staging import Arrival, Stage, lane_of
+from p2ptrain.compute.tensor_file import Data, Entry, bytes_of, write_entries
 from p2ptrain.errors import StateError
+
+NO_NUMBERS = torch.empty(0, dtype=torch.float32)
+
+BLOCK = 1 << 22
+"""Numbers of 16 bits that are added to at a time: it takes memory for some times as many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +103,7 @@ class FlatModel:
     optimizer over them stay good. `snapshot` and `add_delta` may be called from any thread.
 
     Args:
-        staged: which devices the host reaches by a lane.
+        staged: which devices the host reaches by a lane; without, all but itself.
 
     Raises:
         StateError: if the module has no trainable parameter, or one that cannot be averaged (on
@@ -109,7 +115,7 @@ class FlatModel:
         self,
         module: nn.Module,
         beside: nn.Module | None = None,
-        staged: Callable[[torch.device], bool] = is_far,
+        staged: Callable[[torch.device], bool] | None = None,
     ) -> None:
         self.slots: Sequence[Slot] = find_slots(module, beside)
         self.size: int = self.slots[-1].at.stop
@@ -131,14 +137,17 @@ class FlatModel:
         self.fingerprint_of_all = digest_of(self.tensors)
         """The same as long as nothing is frozen."""
         self._frozen_digest: str | None = None
-        self._pending = torch.zeros(self.size, dtype=torch.float32)
+        self._pending = NO_NUMBERS  # `size` of them from the first delta on
         self._pending_lock = threading.Lock()
+        self._read_pending: Tensor | None = None  # by what writes a state now
         self._is_released = False
         self._has_pending = False  # pending counts as zero then, whatever its memory holds
         self._variances = [s for s in self.slots if is_never_negative(s.name)]
         self._takes_all = not self._variances and all(run.is_exact for run in self._runs)
         devices = dict.fromkeys(run.live.device for run in self._runs)
-        self._stages = {device: Stage(lane_of(device)) for device in devices if staged(device)}
+        self._stages = {
+            device: Stage(lane_of(device)) for device in devices if (staged or is_far)(device)
+        }
         self._arrivals = [  # one for each run, None where the host is at home
             Arrival(stage, len(run.live), run.live.device)
             if (stage := self._stages.get(run.live.device))
@@ -208,33 +217,50 @@ class FlatModel:
         """Add `delta_S` to pending, from number `start` on; any thread, never waits for a step.
 
         Where nothing is pending, a whole delta itself becomes the pending vector: nothing is
-        copied.
+        copied. While a state is written (`pending_as_it_is`), what it reads stays as it was.
 
         Args:
             delta_S: float32; belongs to this model from now on, unless it is read-only.
             start: the number of the vector that its first one is added to.
 
         Returns:
-            A vector of the same shape, contents arbitrary, that is the caller's in its place.
+            What is the caller's in its place, contents arbitrary: of the same shape, or nothing.
 
         Raises:
             StateError: if dtype or shape are none of a part of the vector.
         """
         at = self._part(delta_S, start, "the delta")
+        is_whole = delta_S.flags.writeable and len(delta_S) == self.size
         with self._pending_lock, np.errstate(over="ignore", invalid="ignore"):
             self.refuse_if_released()
             # numpy, not torch: a delta may be read-only memory of the transport.
             pending, had_pending = self._pending.numpy(), self._has_pending
             self._has_pending = True
             spare = delta_S
-            if had_pending:
+            if had_pending and self._read_pending is not None:
+                whole = delta_S if is_whole else pending.copy()
+                np.add(pending[at], delta_S, out=whole[at])
+                self._pending, self._read_pending = torch.from_numpy(whole), None
+                spare = spare[:0] if is_whole else spare
+            elif had_pending:
                 np.add(pending[at], delta_S, out=pending[at])
-            elif delta_S.flags.writeable and len(delta_S) == self.size:
+            elif is_whole:
                 self._pending, spare = torch.from_numpy(delta_S), pending
-            else:
+            elif len(pending):
                 pending[: at.start], pending[at], pending[at.stop :] = 0, delta_S, 0
+            else:
+                pending = np.zeros(self.size, np.float32)
+                pending[at], self._pending = delta_S, torch.from_numpy(pending)
             self._send_pending()
             return spare
+
+    def take_idle(self) -> Vector:
+        """The memory in which nothing is pending any more, the caller's from now on; or nothing."""
+        with self._pending_lock:
+            if self._has_pending:
+                return NO_NUMBERS.numpy()
+            idle, self._pending = self._pending, NO_NUMBERS
+            return idle.numpy()
 
     def _part(self, vector: Vector, start: int, what: str) -> slice:
         """Where `vector` belongs that begins at `start`; raises StateError if it does not."""
@@ -279,13 +305,14 @@ class FlatModel:
                 return
             self.take_pending()
             self.synchronize()
+            with self._pending_lock:
+                if not self._has_pending:
+                    self._pending = NO_NUMBERS  # before there is memory for the module
             for slot in self.slots:
                 _give_back(slot)
             with self._pending_lock:
                 self._is_released = True
                 self._runs, self._arrivals, self._stages = [], [], {}
-                if not self._has_pending:
-                    self._pending = torch.zeros(0, dtype=torch.float32)
 
     def state_dict(self, mean_M: Vector | None = None) -> dict[str, Any]:
         # Any: a module's `extra_state` is what it likes
@@ -329,10 +356,20 @@ class FlatModel:
                 "this peer has ended and has given the model back; build a new one to train on"
             )
 
-    def pending(self) -> Tensor | None:
-        """A copy of pending, ``(M,)``, or None while it is zero."""
+    @contextmanager
+    def pending_as_it_is(self) -> Iterator[Tensor | None]:
+        """Pending, ``(M,)``, or None while it is zero; no copy. Hold `step_lock`.
+
+        Deltas that come meanwhile wait for nothing: the first of them makes a pending vector of its
+        own.
+        """
         with self._pending_lock:
-            return self._pending.clone() if self._has_pending else None
+            read = self._read_pending = self._pending if self._has_pending else None
+        try:
+            yield read
+        finally:
+            with self._pending_lock:
+                self._read_pending = None
 
     def take_over(
         self,
@@ -358,6 +395,8 @@ class FlatModel:
                 tensor.copy_(value)
             self._frozen_digest = None
             if pending is not None:
+                if not len(self._pending):
+                    self._pending = torch.empty(self.size, dtype=torch.float32)
                 self._pending.copy_(pending)
             self._has_pending = pending is not None
             for arrival in self._arrivals:
@@ -429,15 +468,28 @@ def save_tensors(state: Mapping[str, Any], path: Path) -> None:  # Any: also `ex
     """Write the tensors of a ``state_dict`` as safetensors; `path` is replaced in one piece.
 
     Raises:
-        StateError: if the file cannot be written.
+        StateError: if the file cannot be written, or cannot hold a tensor's dtype.
     """
-    tensors = {n: host_copy(value) for n, value in state.items() if isinstance(value, Tensor)}
     partial = path.with_name(path.name + ".partial")
     try:
-        partial.write_bytes(safetensors.torch.save(tensors))
+        with partial.open("wb") as file:
+            write_tensors(state, {}, file.write)
         partial.replace(path)
     except OSError as error:
         raise StateError(f"cannot write {path}: {error.strerror}") from error
+
+
+def write_tensors(
+    state: Mapping[str, Any],  # Any: as above
+    about: Mapping[str, str],
+    write: Callable[[Data], object],
+) -> None:
+    """Give the tensors of a ``state_dict`` to `write` as a file of safetensors.
+
+    `about` is the file's metadata. Raises StateError if it cannot hold a tensor's dtype.
+    """
+    tensors = {n: value for n, value in state.items() if isinstance(value, Tensor)}
+    write_entries({n: entry_of_tensor(one) for n, one in tensors.items()}, about, write)
 
 
 def check_vector(vector: Vector, size: int, what: str) -> None:
@@ -461,9 +513,14 @@ def is_finite(numbers: Tensor) -> bool:
     return math.isfinite(low) and math.isfinite(high)
 
 
-def host_copy(tensor: Tensor) -> Tensor:
-    """A contiguous copy on the host that shares memory with nothing, as safetensors asks."""
-    return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+def entry_of_tensor(tensor: Tensor) -> Entry:
+    """Of a tensor's numbers as they are when they are written, brought to the host then."""
+
+    def numbers() -> memoryview:
+        here = tensor.detach().to("cpu").contiguous()
+        return bytes_of(here.reshape(-1).view(torch.uint8).numpy())
+
+    return Entry(str(tensor.dtype).removeprefix("torch."), tensor.shape, numbers)
 
 
 def _move_into_segments(slots: Sequence[Slot]) -> list[_Run]:
@@ -539,11 +596,13 @@ def _move_pending(pending: Tensor, run: _Run, arriving: Tensor) -> None:
         live.add_(arriving)
         pending.zero_()
         return
-    want = live.float().add_(arriving)
     largest = torch.finfo(live.dtype).max
-    # A model that has already diverged keeps its infinities, for the trainer to notice.
-    live.copy_(torch.where(want.isfinite(), want.clamp(-largest, largest), want))
-    pending.copy_(torch.nan_to_num_(want.sub_(live.float())))
+    for at in (slice(start, start + BLOCK) for start in range(0, len(live), BLOCK)):
+        live_B, pending_B = live[at], pending[at]
+        want_B = live_B.float().add_(arriving[at])
+        # A model that has already diverged keeps its infinities, for the trainer to notice.
+        live_B.copy_(torch.where(want_B.isfinite(), want_B.clamp(-largest, largest), want_B))
+        pending_B.copy_(torch.nan_to_num_(want_B.sub_(live_B.float())))
 
 
 def _keep_positive(pending: Tensor, live: Tensor) -> None:

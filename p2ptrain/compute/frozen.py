@@ -21,6 +21,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from p2ptrain.compute.tensor_file import DTYPES
+
 PIECE_BYTES = 1 << 22
 """Bytes that are brought to the host at a time. Larger: memory; smaller: calls."""
 
@@ -64,8 +66,13 @@ def digest_of_values(tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
+def can_hold(tensor: Tensor) -> bool:
+    """True if a file of tensors can hold its dtype."""
+    return str(tensor.dtype).removeprefix("torch.") in DTYPES and _is_held(tensor.dtype)
+
+
 def _travels(tensor: Tensor) -> bool:
-    return type(tensor) in _PLAIN and _has_bytes(tensor) and _is_held(tensor.dtype)
+    return type(tensor) in _PLAIN and _has_bytes(tensor) and can_hold(as_real(tensor))
 
 
 def _has_bytes(tensor: Tensor) -> bool:
@@ -78,8 +85,6 @@ def _has_bytes(tensor: Tensor) -> bool:
 @lru_cache
 def _is_held(dtype: torch.dtype) -> bool:
     """True if safetensors, in the version that is here, can write it."""
-    if dtype.is_complex:
-        return True
     try:
         safetensors.torch.save({"": torch.empty(0, dtype=dtype)})
     except (KeyError, ValueError, TypeError, RuntimeError, safetensors.SafetensorError):

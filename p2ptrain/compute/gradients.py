@@ -216,8 +216,10 @@ class _Batch:
 class GradientVector:
     """Exports and imports the gradients of one flat model. The trainer waits meanwhile."""
 
-    def __init__(self, flat: FlatModel, *, staged: Callable[[torch.device], bool] = is_far) -> None:
-        self._flat, self._staged = flat, staged
+    def __init__(
+        self, flat: FlatModel, *, staged: Callable[[torch.device], bool] | None = None
+    ) -> None:
+        self._flat, self._staged = flat, staged or is_far
         self._parts = list(_parts(flat))
         self.parameters = [part.tensor for part in self._parts if part.is_gradient]
         """Those whose gradients these are, in order."""

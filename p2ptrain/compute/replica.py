@@ -106,8 +106,15 @@ class Replica(Protocol):
     def add_delta(self, delta_S: Vector, start: int = 0) -> Vector:
         """Add `delta_S` to pending, from number `start` on; the next boundary adds that to live.
 
-        `delta_S` may be kept; what is returned, of the same shape, is the caller's in its place.
-        Never waits for a step.
+        `delta_S` may be kept; what is returned, of the same shape or empty, is the caller's in its
+        place. Never waits for a step.
+        """
+        ...
+
+    def take_idle(self) -> Vector:
+        """The memory of M numbers in which nothing is pending any more; empty if there is none.
+
+        It is the caller's from now on.
         """
         ...
 
@@ -174,8 +181,8 @@ class Replica(Protocol):
     def export_state(self, *, whole: bool = True) -> State:
         """Parameters, buffers, optimizer state, `updates` and `version` of one boundary.
 
-        Excluded by `update`, for the duration of one copy. Without `whole`, an optimizer whose
-        state cannot travel is left out.
+        Excludes `update` until it is written. Without `whole`, an optimizer whose state cannot
+        travel is left out.
         """
         ...
 
@@ -184,6 +191,13 @@ class Replica(Protocol):
 
         Calls `is_held` once no update can begin any more until all is written. Raises OSError as
         `write` does.
+        """
+        ...
+
+    def model_file(self, mean_M: Vector, about: Mapping[str, str]) -> bytes:
+        """A file of safetensors: the model with these numbers in place of its own; any thread.
+
+        What is not averaged (integer buffers) is this replica's. `about` is the file's metadata.
         """
         ...
 

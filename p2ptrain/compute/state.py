@@ -44,7 +44,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import safetensors
 import safetensors.torch
@@ -52,11 +52,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from p2ptrain.compute.flat import FlatModel, host_copy, is_finite
-from p2ptrain.compute.frozen import as_real, digest_of_values, travelling
+from p2ptrain.compute.flat import FlatModel, entry_of_tensor, is_finite
+from p2ptrain.compute.frozen import as_real, can_hold, digest_of_values, travelling
 from p2ptrain.compute.optimizers import HOW_IT_COMPUTES
 from p2ptrain.compute.replica import State
-from p2ptrain.compute.tensor_file import Data, Entry, bytes_of, write_entries
+from p2ptrain.compute.tensor_file import Data, write_entries
 from p2ptrain.errors import StateError
 
 FORMAT = "p2ptrain-state-3"
@@ -73,44 +73,39 @@ def export_state(flat: FlatModel, optimizers: Sequence[Optimizer], *, whole: boo
         StateError: if the optimizer's state holds something that cannot travel, or the disk is
             full.
     """
-    tensors, document = _contents(flat, optimizers, whole=whole)
     with _file() as path:
-        safetensors.torch.save_file(tensors, path, {"p2ptrain": json.dumps(document)})
+        with path.open("wb") as file:
+            write_state(flat, optimizers, file.write, whole=whole)
         with path.open("rb") as written:
             return memoryview(mmap.mmap(written.fileno(), 0, access=mmap.ACCESS_READ))
 
 
 def write_state(
-    flat: FlatModel, optimizers: Sequence[Optimizer], write: Callable[[Data], None]
+    flat: FlatModel,
+    optimizers: Sequence[Optimizer],
+    write: Callable[[Data], object],
+    *,
+    whole: bool = False,
 ) -> None:
     """Write what `export_state` gives, without a copy of it; updates wait until it is written.
 
-    An optimizer whose state cannot travel is left out.
-
     Raises:
         OSError: as `write` does.
+        StateError: as `export_state` does.
     """
-    with flat.step_lock:
-        tensors, document = _contents(flat, optimizers, whole=False, copied=Tensor.detach)
-        entries = {name: _entry(tensor) for name, tensor in tensors.items()}
+    with _contents(flat, optimizers, whole=whole) as (tensors, document):
+        entries = {name: entry_of_tensor(tensor) for name, tensor in tensors.items()}
         write_entries(entries, {"p2ptrain": json.dumps(document)}, write)
-
-
-def _entry(tensor: Tensor) -> Entry:
-    def numbers() -> memoryview:
-        flat = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8)
-        return bytes_of(flat.numpy())
-
-    return Entry(str(tensor.dtype).removeprefix("torch."), tensor.shape, numbers)
 
 
 def state_digest(flat: FlatModel, optimizers: Sequence[Optimizer]) -> int:
     """64 bits for the values of all that a taker without `whole` takes over, frozen ones too."""
-    tensors, document = _contents(flat, optimizers, whole=False)
-    described = document["optimizers"]
-    if not isinstance(described, str):
-        described = [(one["kind"], one["state"]) for one in described]
-    values = f"{digest_of_values(tensors)} {document['fingerprint']} {json.dumps(described)}"
+    with _contents(flat, optimizers, whole=False) as (tensors, document):
+        described = document["optimizers"]
+        if not isinstance(described, str):
+            described = [(one["kind"], one["state"]) for one in described]
+        digest = digest_of_values(tensors)
+    values = f"{digest} {document['fingerprint']} {json.dumps(described)}"
     return int.from_bytes(hashlib.blake2b(values.encode(), digest_size=8).digest())
 
 
@@ -160,26 +155,22 @@ def import_state(
     return left_out
 
 
+@contextmanager
 def _contents(
-    flat: FlatModel,
-    optimizers: Sequence[Optimizer],
-    *,
-    whole: bool,
-    copied: Callable[[Tensor], Tensor] = host_copy,
-) -> tuple[dict[str, Tensor], dict[str, Json]]:
-    """All tensors, copied, and what is said about them; of one moment between two steps."""
-    with flat.step_lock:
+    flat: FlatModel, optimizers: Sequence[Optimizer], *, whole: bool
+) -> Iterator[tuple[dict[str, Tensor], dict[str, Json]]]:
+    """All tensors where they are, and what is said about them; no step changes them meanwhile."""
+    with flat.step_lock, flat.pending_as_it_is() as pending:
         flat.refuse_if_released()
-        tensors = {f"model/{slot.name}": copied(slot.tensor) for slot in flat.slots}
-        tensors.update(_written(_apart(flat)))
-        pending = flat.pending()
+        tensors = {f"model/{slot.name}": slot.tensor.detach() for slot in flat.slots}
+        tensors.update(_apart(flat))
         if pending is not None:
             tensors["pending"] = pending
         described: Json
         states: dict[str, Tensor] = {}
         try:
             described = [
-                _describe(optimizer, states, f"optimizer/{number}", copied)
+                _describe(optimizer, states, f"optimizer/{number}")
                 for number, optimizer in enumerate(optimizers)
             ]
         except StateError as error:
@@ -193,7 +184,7 @@ def _contents(
             "version": flat.version,
             "optimizers": described,
         }
-    return tensors | states, document
+        yield tensors | states, document
 
 
 @contextmanager
@@ -234,17 +225,12 @@ def _read(state: State) -> tuple[dict[str, Json], dict[str, Tensor]]:
     return document, tensors
 
 
-def _describe(
-    optimizer: Optimizer,
-    tensors: dict[str, Tensor],
-    path: str,
-    copied: Callable[[Tensor], Tensor],
-) -> Json:
+def _describe(optimizer: Optimizer, tensors: dict[str, Tensor], path: str) -> Json:
     state = optimizer.state_dict()
     return {
         "kind": _kind(optimizer),
-        "groups": _encode(state["param_groups"], tensors, f"{path}/groups", copied),
-        "state": _encode(state["state"], tensors, f"{path}/state", copied),
+        "groups": _encode(state["param_groups"], tensors, f"{path}/groups"),
+        "state": _encode(state["state"], tensors, f"{path}/state"),
     }
 
 
@@ -275,21 +261,6 @@ def _apart(flat: FlatModel) -> dict[str, Tensor]:
         for kind, tensors in (("local", flat.local_buffers), ("frozen", flat.frozen))
         for name, tensor in travelling(tensors).items()
     }
-
-
-def _written(apart: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """On the host, each in memory of its own; copied only where it has to be, as bodies are large.
-
-    Frozen ones do not change until the file is written; local buffers may, in a forward pass.
-    """
-    seen: set[int] = set()
-    for name, tensor in apart.items():
-        storage = tensor.untyped_storage()
-        is_alone = storage.nbytes() == tensor.nbytes and storage.data_ptr() not in seen
-        seen.add(storage.data_ptr())
-        is_ready = is_alone and tensor.device.type == "cpu" and tensor.is_contiguous()
-        is_ready = is_ready and name.startswith("frozen/")
-        yield name, tensor if is_ready else host_copy(tensor)
 
 
 def _take_pending(tensors: dict[str, Tensor], flat: FlatModel) -> Tensor | None:
@@ -425,7 +396,7 @@ def _check_shape(what: str, value: Tensor, parameter: Tensor, mine: object, tota
 
 
 def _load_optimizers(optimizers: Sequence[Optimizer], states: Sequence[dict[str, Any]]) -> None:
-    """All of them, or none."""
+    """All of them, or none; into the memory that their states have already, where that fits."""
     before = [(optimizer.state, optimizer.param_groups) for optimizer in optimizers]
     try:
         for optimizer, state in zip(optimizers, states, strict=True):
@@ -434,24 +405,44 @@ def _load_optimizers(optimizers: Sequence[Optimizer], states: Sequence[dict[str,
         for optimizer, kept in zip(optimizers, before, strict=True):
             optimizer.state, optimizer.param_groups = kept
         raise _unfit(f"the optimizer refuses it: {_first_line(error)}") from error
+    for optimizer, (old_state, groups) in zip(optimizers, before, strict=True):
+        for parameter, entry in optimizer.state.items():
+            optimizer.state[parameter] = _kept(entry, old_state.get(parameter))
+        for group, old in zip(optimizer.param_groups, groups, strict=True):
+            group.update({k: _kept(v, old.get(k)) for k, v in group.items() if k != "params"})
 
 
-def _encode(
-    value: object, tensors: dict[str, Tensor], path: str, copied: Callable[[Tensor], Tensor]
-) -> Json:
+def _kept(value: Any, old: object) -> Any:  # Any: what an optimizer's state may hold
+    """The value without the file that its tensors were read from: in `old`'s memory, or its own."""
+    if isinstance(value, Tensor):
+        if not isinstance(old, Tensor) or old.shape != value.shape or old.dtype != value.dtype:
+            return value.clone()
+        with torch.no_grad():
+            return old.copy_(value)
+    if type(value) is dict:
+        before = old if isinstance(old, dict) else {}
+        return {key: _kept(one, before.get(key)) for key, one in value.items()}
+    if type(value) in (list, tuple):
+        fits = isinstance(old, (list, tuple)) and len(old) == len(value)
+        olds: Sequence[object] = cast("Sequence[object]", old) if fits else [None] * len(value)
+        return type(value)(_kept(one, before) for one, before in zip(value, olds, strict=True))
+    return value
+
+
+def _encode(value: object, tensors: dict[str, Tensor], path: str) -> Json:
     """A value as tagged JSON; its tensors move to `tensors` under their path."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, Tensor):
-        tensors[path] = copied(value)
+        if not can_hold(value):
+            raise StateError(f"{path} is {value.dtype}, which cannot be sent to another peer")
+        tensors[path] = value.detach()
         return {"tensor": path}
     if isinstance(value, (list, tuple)):
-        items = [_encode(item, tensors, f"{path}/{i}", copied) for i, item in enumerate(value)]
+        items = [_encode(item, tensors, f"{path}/{i}") for i, item in enumerate(value)]
         return {"tuple" if isinstance(value, tuple) else "list": items}
     if isinstance(value, Mapping) and all(isinstance(key, (int, str)) for key in value):
-        pairs = [
-            [key, _encode(item, tensors, f"{path}/{key}", copied)] for key, item in value.items()
-        ]
+        pairs = [[key, _encode(item, tensors, f"{path}/{key}")] for key, item in value.items()]
         return {"dict": pairs}
     raise StateError(f"{path} is a {type(value).__name__}, which cannot be sent to another peer")
 
@@ -487,7 +478,7 @@ def _read_tensor(content: Json, tensors: dict[str, Tensor]) -> Tensor:
     tensor = tensors.pop(content, None) if isinstance(content, str) else None
     if tensor is None:
         raise _unfit(f"its optimizer's state names a tensor {_short(content)} that is not there")
-    return _finite(tensor, content).clone()  # the optimizer keeps it, and not the file
+    return _finite(tensor, content)
 
 
 _READERS: Mapping[str, Callable[[Json, dict[str, Tensor]], Any]] = {

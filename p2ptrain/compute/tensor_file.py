@@ -14,12 +14,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from p2ptrain.errors import StateError
+
 Data = bytes | memoryview
 
 ALIGNMENT = 8
 """Bytes; the numbers begin at a multiple of it."""
 
 DTYPES = {
+    "complex64": ("C64", 8),
     "float64": ("F64", 8),
     "float32": ("F32", 4),
     "float16": ("F16", 2),
@@ -48,6 +51,10 @@ class Entry:
     shape: Sequence[int]
     numbers: Callable[[], Data]
 
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise StateError(f"a file of tensors cannot hold numbers of {self.dtype}")
+
     @property
     def size(self) -> int:
         """In bytes."""
@@ -66,9 +73,13 @@ def bytes_of(numbers: NDArray[Any]) -> memoryview:  # Any: of any kind
 
 
 def write_entries(
-    entries: Mapping[str, Entry], metadata: Mapping[str, str], write: Callable[[Data], None]
+    entries: Mapping[str, Entry], metadata: Mapping[str, str], write: Callable[[Data], object]
 ) -> None:
-    """Give the file to `write`, in order: the header first, then each tensor's numbers."""
+    """Give the file to `write`, in order: the header first, then each tensor's numbers.
+
+    Those with the widest numbers first, so that each begins at a multiple of its number's size.
+    """
+    entries = dict(sorted(entries.items(), key=lambda one: -DTYPES[one[1].dtype][1]))
     header: dict[str, object] = {"__metadata__": dict(metadata)}
     at = 0
     for name, entry in entries.items():

@@ -6,6 +6,7 @@ only the order of things at the boundary: check, optimizer, pending, count, all 
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from io import BytesIO
 from typing import Any, cast
 
 from torch import nn
@@ -16,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from p2ptrain.compute.buckets import Buckets, bucket_size
 from p2ptrain.compute.contract import NONE, UpdateRule, shortened
 from p2ptrain.compute.devices import explained
-from p2ptrain.compute.flat import FlatModel
+from p2ptrain.compute.flat import FlatModel, write_tensors
 from p2ptrain.compute.forward_hooks import ForwardHooks, before_state_dict
 from p2ptrain.compute.generators import Generators
 from p2ptrain.compute.gradient_hooks import TorchBuckets
@@ -149,8 +150,12 @@ class TorchReplica:
 
     @explained()
     def add_delta(self, delta_S: Vector, start: int = 0) -> Vector:
-        """Add to pending; never waits for a step. Returns a vector in place of `delta_S`."""
+        """Add to pending; never waits for a step. Returns what is the caller's in its place."""
         return self._flat.add_delta(delta_S, start)
+
+    def take_idle(self) -> Vector:
+        """The memory in which nothing is pending any more, the caller's from now on; or nothing."""
+        return self._flat.take_idle()
 
     @explained()
     def update(self, optimizer_step: Callable[[], None]) -> None:
@@ -306,6 +311,11 @@ class TorchReplica:
         So nothing is dropped that 16 bits cannot hold. Any thread; good after `release`, too.
         """
         return self._flat.state_dict(mean_M)
+
+    def model_file(self, mean_M: Vector, about: Mapping[str, str]) -> bytes:
+        file = BytesIO()
+        write_tensors(self.state_dict(mean_M), about, file.write)
+        return file.getvalue()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:  # Any: as above
         """Overwrite the module, after `release`."""

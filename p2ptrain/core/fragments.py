@@ -3,7 +3,8 @@
 A group of gossip that moves a whole model holds the slots of its members, and their links, for as
 long as the model is large. One that moves a *fragment* is over soon, its mean is of numbers that
 are not old, and the next one meets others (DivShare, arXiv 2410.12918). Each peer takes the
-fragments in turn, so that every number is averaged as often as every other one.
+fragment that was averaged longest ago, in a group of its own or of another peer, so that no number
+waits much longer than another one.
 
 The number of fragments is a power of two, and follows from how long groups took: twice as many if
 they last too long, unless that was seen to help little (then they last as long as messages do);
@@ -31,25 +32,38 @@ HELPS = 0.75
 
 
 class Fragments:
-    """One peer's turns through a model of `size` numbers."""
+    """Which part of a model of `size` numbers one peer averages next."""
 
     def __init__(self, size: int) -> None:
         self._most = min(size, MOST_FRAGMENTS)
         self._count = 1 << round(math.log2(max(1, size / FIRST)))
-        self._turn = 0
         self._took: dict[int, deque[Seconds]] = defaultdict(lambda: deque(maxlen=REMEMBERED))
+        self._groups = 0
+        self._last = [0]
+        """In which group each part was last, as many equal parts as any group had fragments."""
 
     def next(self, lasts_s: Seconds) -> tuple[int, int]:
         """Which fragment is next, of how many, for a group of about so many seconds."""
-        before, self._count = self._count, self._wanted(lasts_s)
-        self._turn = self._turn * self._count // before % self._count  # none is skipped
-        return self._turn, self._count
+        self._count = self._wanted(lasts_s)
+        self._refine(self._count)
+        parts = len(self._last) // self._count
+        oldest = self._last.index(min(self._last)) // parts  # at its oldest number
+        return oldest, self._count
 
     def averaged(self, fragment: int, count: int, seconds: Seconds) -> None:
         """A group has averaged this one of so many, and moved it in this time."""
-        if (fragment, count) == (self._turn, self._count):
-            self._turn = (self._turn + 1) % self._count
         self._took[count].append(seconds)
+        if count & (count - 1) or count > self._most:
+            return  # another algorithm's: no parts of ours
+        self._groups += 1
+        self._refine(count)
+        parts = len(self._last) // count
+        self._last[fragment * parts : (fragment + 1) * parts] = [self._groups] * parts
+
+    def _refine(self, count: int) -> None:
+        if len(self._last) < count:
+            each = count // len(self._last)
+            self._last = [last for last in self._last for _ in range(each)]
 
     def _wanted(self, lasts_s: Seconds) -> int:
         count = self._count

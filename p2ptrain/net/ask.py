@@ -1,13 +1,14 @@
-"""Query a peer without being a member: the calls of `p2ptrain status` and `p2ptrain doctor`."""
+"""Query a peer without being a member: what `p2ptrain status`, `doctor`, `set`, `export` ask."""
 
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import grpc
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from p2ptrain.errors import P2PTrainError, TransportError
+from p2ptrain.errors import CodecError, P2PTrainError, TransportError
 from p2ptrain.ids import Address, Seconds
 from p2ptrain.net import wire
 from p2ptrain.net.grpc_config import GrpcConfig, channel_arguments
@@ -16,6 +17,9 @@ from p2ptrain.net.grpc_link import SERVICE
 from p2ptrain.net.probe import why_hung_up
 from p2ptrain.net.tls import Security
 from p2ptrain.net.wire import DialBackRequest, DialedBack, Hello, Report, SetReply, SetRequest
+
+MAX_STATE_BYTES = 1 << 36
+"""Of a model that a peer may send us."""
 
 
 class Asker:
@@ -61,6 +65,28 @@ class Asker:
         """Change the settings of its swarm. Raises TransportError, RefusedError, CodecError."""
         data = wire.encode_set(request)
         return wire.decode_set_reply(await self._ask("Set", data, timeout_s, "setting"))
+
+    async def export(self, write: Callable[[memoryview], object], timeout_s: Seconds) -> int:
+        """Give its swarm's consensus model to `write`, piece by piece; returns its bytes.
+
+        Raises TransportError, RefusedError, CodecError: what was written is worthless then.
+        """
+        call: Any = self._channel.unary_stream(f"/{SERVICE}/Export")(b"", timeout=timeout_s)
+        phase, size = "asking for the model", 0
+        try:
+            async for data in call:
+                chunk = wire.decode_chunk(data)
+                if chunk.payload is None or size > MAX_STATE_BYTES:
+                    raise CodecError(f"{self._address} sent what is no model")
+                write(chunk.payload)
+                size += len(chunk.payload)
+                if chunk.last:
+                    return size
+        except grpc.RpcError as error:
+            raise await self._told(error, phase) from error
+        finally:
+            call.cancel()
+        raise TransportError(f"{self._address} stopped after {size} bytes of the model; ask again")
 
     async def _ask(self, method: str, data: bytes, timeout_s: Seconds, phase: str) -> bytes:
         call: Awaitable[bytes] = self._channel.unary_unary(f"/{SERVICE}/{method}")(

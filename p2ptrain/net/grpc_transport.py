@@ -79,6 +79,9 @@ DIALS = Rate(16, 128)
 MOST_REDIALS = 4096
 """Addresses that failed, and are remembered."""
 
+EXPORTED_BYTES = 1 << 20
+"""Of a model's file, in one piece."""
+
 GONE = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
 """What gRPC raises in a callee when its call has ended."""
 
@@ -230,6 +233,7 @@ class GrpcTransport:
         unary, guard = grpc.unary_unary_rpc_method_handler, self._gate.guard
         talk = grpc.stream_unary_rpc_method_handler(guard("Talk", self._serve_talk))
         move = grpc.stream_stream_rpc_method_handler(guard("Move", self._serve_move))
+        export = grpc.unary_stream_rpc_method_handler(guard("Export", self._serve_export))
         asked = {
             "Join": self._serve_join,
             "Paths": self._serve_paths,
@@ -239,7 +243,9 @@ class GrpcTransport:
             "DialBack": self._serve_dial_back,
         }
         answers = {name: unary(guard(name, serve)) for name, serve in asked.items()}
-        return grpc.method_handlers_generic_handler(SERVICE, answers | {"Talk": talk, "Move": move})
+        return grpc.method_handlers_generic_handler(
+            SERVICE, answers | {"Talk": talk, "Move": move, "Export": export}
+        )
 
     async def _serve_join(self, request: bytes, context: Any) -> bytes:  # Any: grpc is untyped
         assert self._handler
@@ -327,11 +333,29 @@ class GrpcTransport:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this peer takes no settings")
             raise AssertionError("abort raises")
         try:
-            is_member = self._security.is_encrypted or is_loopback(_ip_of(context.peer()))
-            return wire.encode_set_reply(self.service.set(is_member, asked))
+            return wire.encode_set_reply(self.service.set(self._is_member(context), asked))
         except RefusedError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
             raise AssertionError("abort raises") from error
+
+    def _is_member(self, context: Any) -> bool:  # Any: grpc is untyped
+        """Whether the caller may do what members may, or what a process of this machine can."""
+        return self._security.is_encrypted or is_loopback(_ip_of(context.peer()))
+
+    async def _serve_export(self, _: bytes, context: Any) -> None:  # Any: grpc is untyped
+        await self._pay(context)
+        if self.service is None:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this peer exports nothing")
+            raise AssertionError("abort raises")
+        try:
+            file = memoryview(await self.service.export(self._is_member(context)))
+        except (RefusedError, TransportError) as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+            raise AssertionError("abort raises") from error
+        for start in range(0, len(file), EXPORTED_BYTES):
+            stop = start + EXPORTED_BYTES
+            piece = wire.Chunk(file[start:stop], last=stop >= len(file))
+            await context.write(wire.encode_chunk(piece))
 
     async def _serve_dial_back(self, request: bytes, context: Any) -> bytes:  # Any: as above
         await self._pay(context)

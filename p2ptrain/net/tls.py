@@ -51,7 +51,7 @@ OPERATOR = PeerId("p2ptrain/keys")
 """The name of who asks with the swarm's own key; no peer's has a slash."""
 
 FOR_VIEWERS = frozenset({"Identify", "Status"})
-FOR_TOKENS = FOR_VIEWERS | {"DialBack", "Enrol", "Command", "Set"}
+FOR_TOKENS = FOR_VIEWERS | {"DialBack", "Enrol", "Command", "Set", "Export"}
 """What callers may ask that have a token for members, and no certificate yet."""
 
 

@@ -180,12 +180,19 @@ class Transport(Protocol):
 
 
 class Service(Protocol):
-    """Answers calls of non-members: `p2ptrain status`, `p2ptrain doctor` and `p2ptrain set`."""
+    """Answers calls of non-members: those of `p2ptrain status`, `doctor`, `set`, `export`."""
 
     def report(self) -> Report: ...
 
     def set(self, is_member: bool, request: SetRequest) -> SetReply:
         """Change the settings of the swarm. Raises RefusedError for who is no member."""
+        ...
+
+    async def export(self, is_member: bool) -> bytes:
+        """The consensus model as a file of safetensors.
+
+        Raises RefusedError for who is no member, TransportError if it does not come about.
+        """
         ...
 
     async def dial_back(self, caller_ip: str, request: DialBackRequest) -> DialedBack:

@@ -247,6 +247,11 @@ class Averages:
                 await self.executor(deferred.make)
         return result[0]
 
+    async def reuse_idle(self, size: int) -> None:
+        """Where nothing is pending, lend that memory next: a large model has no other beside."""
+        if size > SHORT and size == self.replica.model_size:
+            self.buffers.give(await self.executor(self.replica.take_idle))
+
     async def copy(self, function: Callable[[], T]) -> T:
         """Copy gradients: no other thread wants them now, so a short copy is made here."""
         short = self.replica.gradient_size <= SHORT

@@ -5,11 +5,14 @@ more, the first by name claims one group with all others; its payload is all num
 models, live and pending, in float32. The mean is kept beside the models, which do not change: so a
 group that breaks costs nothing, and is claimed again with those that are left. All members hold the
 same bits, and know of which models they are the mean.
+
+While peers train, a mean is made for who asks for it (`p2ptrain export`): the same group, of the
+models as they are when it runs, and its mean is kept by the member that was asked.
 """
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -37,12 +40,17 @@ class MeanModel:
     """Of the members' models in it."""
 
 
+ASKED_FOR = replace(PURPOSE, version=1)
+"""While peers train: only the member that has claimed the group keeps its mean."""
+
+
 class Consensus:
     """One peer's side. On the protocol's side, but for `count`."""
 
     def __init__(self, host: "Driver") -> None:
         self._host = host
         self._latest: MeanModel | None = None
+        self._asked: MeanModel | None = None
         self.count = 0
         """Means that this peer has kept."""
 
@@ -90,13 +98,48 @@ class Consensus:
         assert self._latest
         return self._latest
 
+    def take_asked(
+        self, members: Sequence[PeerId], stated: Sequence[Contribution], mean_M: Vector
+    ) -> None:
+        """A group that somebody has asked for is done; `mean_M` is ours, if it was us."""
+        weights = [one.weight for one in stated]
+        self._asked = MeanModel(mean_M, dict(zip(members, weights, strict=True)))
+
+    async def now(self, timeout_s: Seconds) -> MeanModel:
+        """The mean of the models as they are, while peers train or after that.
+
+        Under averages of gradients it is this peer's model, which is that of all at its version.
+
+        Raises:
+            TransportError: if no group of all comes about in that time.
+        """
+        host, membership = self._host, self._host.machine.membership
+        try:
+            async with asyncio.timeout(timeout_s):
+                while host.algorithm.averages == "models" and (others := membership.choosable()):
+                    if host.stopping:
+                        raise TransportError(f"no model: {host.name} was asked to end")
+                    result = await host.swarm.claim(others, len(others), ASKED_FOR)
+                    if result.done and (mean := self._asked):
+                        self._asked = None
+                        return mean
+                    await asyncio.sleep(AGAIN_S)
+        except TimeoutError as error:
+            raise TransportError(
+                f"no group of all {len(others) + 1} peers came about in {timeout_s:g} s; ask again"
+            ) from error
+        return MeanModel(await self._own(), {host.name: MODEL.weight})
+
     async def _claim(self, others: Sequence[PeerId]) -> None:
         result = await self._host.swarm.claim(others, len(others), PURPOSE)
         if not result.done:
             await asyncio.sleep(AGAIN_S)
 
     async def _take_own(self) -> None:
+        self.take((self._host.name,), (MODEL,), await self._own())
+
+    async def _own(self) -> Vector:
         replica = self._host.replica
         model_M = np.empty(replica.model_size, np.float32)
-        await self._host.environment.executor(lambda: replica.snapshot(model_M))
-        self.take((self._host.name,), (MODEL,), model_M)
+        await self._host.averages.whole(lambda: replica.snapshot(model_M))
+        return model_M

@@ -141,6 +141,7 @@ class Driver:
         self.kill()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.transport.close(grace_s)
+        self.averages.buffers.clear()
 
     def begin_pushes(self) -> None:
         """The algorithm begins: this peer's model has weight 1, and nothing is on its way."""

@@ -302,6 +302,7 @@ class FormedGroup(Attempt):
             await averages.executor(lambda: outer.fill(vector_S))
             return
         if self.what in WHOLE_MODELS:
+            await averages.reuse_idle(self.span.size)
             vector_S, start = averages.buffers.take(self.span.size), self.span.start
             self.vector_V = vector_S
             for _ in range(LEAVES_FIRST):
@@ -438,8 +439,12 @@ class FormedGroup(Attempt):
                 )
             case What.PSEUDO_GRADIENTS:
                 free = await self._make_outer_step(vector_V)
-            case What.CONSENSUS:
+            case What.CONSENSUS if not self._effect.purpose.version:
                 averages.host.consensus.take(self.members, stated, vector_V.copy())
+            case What.CONSENSUS if self.ticket.initiator == averages.host.name:
+                averages.host.consensus.take_asked(self.members, stated, vector_V.copy())
+            case What.CONSENSUS:
+                pass  # another member was asked for it
             case What.MODELS:
                 start, parts = self.span.start, self._effect.purpose.fragments
                 if outer := self._outer:

@@ -1,7 +1,8 @@
-"""Answer calls of non-members: a peer's status, and a dial back.
+"""Answer calls of non-members: a peer's status, settings, the consensus model, and a dial back.
 
-The status has numbers and names, no parameters. A dial back opens a connection on behalf of a
-stranger, so it must not turn this peer into a port scanner:
+The status has numbers and names, no parameters; settings and the model are for who has a member's
+rights. A dial back opens a connection on behalf of a stranger, so it must not turn this peer into a
+port scanner:
 
 * it calls the IP address that the request came from, never one that the request names;
 * it calls ports from `LOWEST_PORT` up, one at a time, none within `PAUSE_S` after another;
@@ -12,6 +13,7 @@ stranger, so it must not turn this peer into a port scanner:
 import asyncio
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from p2ptrain.core import lock_state, scheduled
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 
 PAUSE_S: Seconds = 0.5
 MAX_WAITING = 4
+EXPORT_S: Seconds = 60.0
+"""For so long at most a model that is asked for waits for its group."""
 
 
 @dataclass
@@ -47,6 +51,7 @@ class PeerService:
         self._free_at: Seconds = -math.inf
         self._one_at_a_time = asyncio.Lock()
         self._waiting = 0
+        self._exporting = asyncio.Lock()
 
     def report(self) -> Report:
         driver, board = self.driver, self.board
@@ -79,6 +84,30 @@ class PeerService:
     def set(self, is_member: bool, request: SetRequest) -> SetReply:
         """Change the settings of the swarm; see `runtime/set_settings.py`."""
         return answer(self.driver, is_member, request)
+
+    async def export(self, is_member: bool) -> bytes:
+        """The mean of the models as they are, as a file of safetensors; one at a time.
+
+        Raises RefusedError for who is no member, or while another one is on its way, and
+        TransportError if no mean of all comes about.
+        """
+        driver = self.driver
+        if not is_member:
+            raise RefusedError(
+                f"{driver.name} gives its model to members only, and in plain text it knows none: "
+                "ask on the machine of the peer, or start the swarm with a token"
+            )
+        if self._exporting.locked():
+            raise RefusedError(f"{driver.name} exports the model already; ask again soon")
+        async with self._exporting:
+            mean = await driver.consensus.now(EXPORT_S)
+            about = {
+                "mean_of": " ".join(mean.weights),
+                "samples": str(driver.agreed.progress),
+                "algorithm": driver.config.algorithm,
+            }
+            write = partial(driver.replica.model_file, mean.mean_M, about)
+            return await driver.environment.executor(write)
 
     async def dial_back(self, caller_ip: str, request: DialBackRequest) -> DialedBack:
         """Try to reach the caller at its own IP address, and at no other.

@@ -74,8 +74,11 @@ class StateTransfer:
     _: KW_ONLY
     config: ExchangeConfig
     executor: CopyExecutor
-    _following: set[int] = field(default_factory=set, init=False)
-    """Fragments of the outer state that are being taken over."""
+    _following: int | None = field(default=None, init=False)
+    """The fragment of the outer state that is being taken over."""
+    _follows: bool = field(default=False, init=False)
+    _to_follow: dict[int, tuple[int, Sequence[PeerId]]] = field(default_factory=dict, init=False)
+    """Those that wait for it: the step to take over, and from whom; the latest step is last."""
     _fails_since: Seconds | None = field(default=None, init=False)
     """Since when this peer has tried in vain to catch up; None if it has not."""
     _served: Counter[str] = field(default_factory=Counter, init=False)
@@ -165,30 +168,41 @@ class StateTransfer:
     def follow(self, fragment: int, digest: int, donors: Sequence[PeerId]) -> None:
         """Take this fragment of the outer state over from one of `donors`, beside the trainer.
 
-        As it is after the step that `digest` names, or later.
+        As it is after the step that `digest` names, or later. One at a time, and of those that wait
+        the one whose step was last: on a link that is slow for the model, all of them together
+        would arrive after their next steps, and be out of date.
         """
-        if fragment not in self._following:
-            self._following.add(fragment)
-            self.host.start(self._follow(fragment, digest, donors))
+        if fragment != self._following:
+            self._to_follow.pop(fragment, None)
+            self._to_follow[fragment] = digest, donors
+        if not self._follows:
+            self._follows = True
+            self.host.start(self._follow_all())
+
+    async def _follow_all(self) -> None:
+        try:
+            while self._to_follow:
+                fragment, (digest, donors) = self._to_follow.popitem()
+                self._following = fragment
+                await self._follow(fragment, digest, donors)
+        finally:
+            self._follows, self._following = False, None
 
     async def _follow(self, fragment: int, digest: int, donors: Sequence[PeerId]) -> None:
         outer, me = self.host.averages.outer, self.host.name
         assert outer is not None
-        try:
-            for donor in sorted(donors, key=partial(_rendezvous, me)):
-                try:
-                    state = await self.download(donor, None, digest, fragment)
-                    follows = await self.executor(partial(outer.take_over, fragment, state))
-                except P2PTrainError as error:
-                    text = f"could not follow {donor} in fragment {fragment}: {error}"
-                    self.host.metrics.record("warning", text=text)  # tried again at its next step
-                    continue
-                if not follows:
-                    text = f"goes on with {donor}, whose outer steps were others, and keeps its own"
-                    self.host.metrics.record("warning", text=text)
-                return
-        finally:
-            self._following.discard(fragment)
+        for donor in sorted(donors, key=partial(_rendezvous, me)):
+            try:
+                state = await self.download(donor, None, digest, fragment)
+                follows = await self.executor(partial(outer.take_over, fragment, state))
+            except P2PTrainError as error:
+                text = f"could not follow {donor} in fragment {fragment}: {error}"
+                self.host.metrics.record("warning", text=text)  # tried again at its next step
+                continue
+            if not follows:
+                text = f"goes on with {donor}, whose outer steps were others, and keeps its own"
+                self.host.metrics.record("warning", text=text)
+            return
 
     async def download(
         self,

@@ -4,8 +4,9 @@
 machine, then the link itself if that one is narrower. Each is a server with a rate; latency is
 added after the last one. Chunks of one stream queue behind each other, and streams take turns,
 chunk by chunk: fair sharing, as among TCP connections, with the chunk as the unit. Exact sharing
-would recompute every stream's end whenever any stream starts or stops; with chunks of 256 KiB turns
-differ from it by the time of a few chunks.
+would recompute every stream's end whenever any stream starts or stops; with chunks of up to 1 MiB
+turns differ from it by the time of a few chunks. What is longer, since one number stands for many
+on the link, is carried in pieces of `PIECE` once another stream waits: real chunks are no longer.
 
 **Messages overtake.** A control message is a packet or two; on a real link it waits for the packet
 in front of it, not for megabytes of another connection. So messages queue behind each other only,
@@ -16,6 +17,7 @@ at the new one, as from a real buffer.
 """
 
 import math
+from asyncio import TimerHandle
 from collections import deque
 from collections.abc import Callable
 from contextvars import Context
@@ -24,6 +26,12 @@ from dataclasses import dataclass
 from p2ptrain.errors import ConfigError
 from p2ptrain.ids import Seconds
 from p2ptrain.sim.loop import virtual_loop
+
+LONG = (1 << 20) + (1 << 12)
+"""Bytes of the largest chunk that real peers send by default, with what it is wrapped in."""
+
+PIECE = 1 << 19
+"""Bytes of a turn of what is longer than that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +81,8 @@ class Uplink:
         """May be changed; the current transfer ends at the old rate."""
         self._flows: dict[object, deque[tuple[int, Callable[[], None]]]] = {}
         self._is_busy = False
+        self._alone: _Transfer | None = None
+        """The current transfer, if it is `LONG` and no other stream has waited so far."""
         self._messages: deque[tuple[int, Callable[[], None]]] = deque()
         self._is_busy_with_message = False
         self._taken_s: Seconds = 0.0  # by messages, from the current chunk
@@ -91,6 +101,8 @@ class Uplink:
         self._flows.setdefault(flow, deque()).append((size, then))
         if not self._is_busy:
             self._carry_next()
+        elif self._alone and self._alone.flow != flow:
+            self._end_turn(self._alone)
 
     def _carry_next_message(self) -> None:
         self._is_busy_with_message = bool(self._messages)
@@ -113,13 +125,56 @@ class Uplink:
         flow, waiting = next(iter(self._flows.items()))
         del self._flows[flow]
         size, then = waiting.popleft()
+        others = bool(self._flows)
         if waiting:
             self._flows[flow] = waiting  # at the end: the others' turn first
-        loop = virtual_loop()
-        lasts_s = size / self.bytes_s + self._taken_s if self.bytes_s is not None else 0.0
+        if self.bytes_s is None:
+            self._taken_s = 0.0
+            self._until(virtual_loop().now, then)
+            return
+        if size > LONG and others:
+            self._put_back(flow, size - PIECE, then)
+            size, then = PIECE, _nothing
+        began = virtual_loop().now + self._taken_s
         self._taken_s = 0.0
-        loop.at(loop.now + lasts_s, self._carried, then, context=self._context)
+        timer = self._until(began + size / self.bytes_s, then)
+        if size > LONG:
+            self._alone = _Transfer(flow, size, then, began, self.bytes_s, timer)
+
+    def _end_turn(self, one: "_Transfer") -> None:
+        """Another stream waits: this one's turn ends with the piece that is under way."""
+        self._alone = None
+        carried = max(0.0, virtual_loop().now - one.began) * one.bytes_s
+        pieces = PIECE * (int(carried / PIECE) + 1)
+        if pieces < one.size:
+            one.timer.cancel()
+            self._put_back(one.flow, one.size - pieces, one.then)
+            self._until(one.began + pieces / one.bytes_s, _nothing)
+
+    def _put_back(self, flow: object, size: int, then: Callable[[], None]) -> None:
+        """What is left of a transfer comes before what waits of its stream, after the others."""
+        waiting = self._flows.pop(flow, deque())
+        waiting.appendleft((size, then))
+        self._flows[flow] = waiting
+
+    def _until(self, when: Seconds, then: Callable[[], None]) -> TimerHandle:
+        return virtual_loop().at(when, self._carried, then, context=self._context)
 
     def _carried(self, then: Callable[[], None]) -> None:
+        self._alone = None
         then()
         self._carry_next()
+
+
+@dataclass(frozen=True, slots=True)
+class _Transfer:
+    flow: object
+    size: int
+    then: Callable[[], None]
+    began: Seconds
+    bytes_s: float
+    timer: TimerHandle
+
+
+def _nothing() -> None:
+    """Of what a stream carries, a piece has left and not all."""

@@ -2,9 +2,10 @@
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
+from safetensors.numpy import save
 
 from p2ptrain.compute.buckets import Buckets, bucket_size
 from p2ptrain.compute.contract import FROZEN, NONE, UpdateRule, update_rule
@@ -82,6 +83,9 @@ class VectorReplica:
         self.pending[start : start + len(delta_S)] += delta_S
         return delta_S
 
+    def take_idle(self) -> Vector:
+        return np.empty(0, np.float32)
+
     def update(self, optimizer_step: Callable[[], None]) -> None:
         optimizer_step()
         self._updates += 1
@@ -134,6 +138,9 @@ class VectorReplica:
     @property
     def owners(self) -> dict[str, StateOwner]:
         return {}
+
+    def model_file(self, mean_M: Vector, about: Mapping[str, str]) -> bytes:
+        return bytes(save({"vector": mean_M}, dict(about)))
 
     def import_state(self, state: State, *, whole: bool = True) -> str:
         if len(state) != 16 + 4 * len(self.live):

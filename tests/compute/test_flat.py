@@ -13,6 +13,7 @@ from torch import nn
 
 from p2ptrain.compute.flat import FlatModel, consensus, load_vector, save_model
 from p2ptrain.errors import StateError
+from tests.helpers.accelerator import KIND, needs_accelerator
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 
@@ -339,7 +340,32 @@ def test_a_delta_waits_for_the_boundary_and_is_in_the_snapshot_at_once():
     flat.take_pending()
     assert model.weight.tolist() == [1, 2]
     assert snapshot(flat).tolist() == [1, 2]
-    assert flat.pending() is None
+    with flat.pending_as_it_is() as pending:
+        assert pending is None
+
+
+@pytest.mark.parametrize(("delta", "start"), [([3, 4], 0), ([4], 1)])
+def test_a_delta_that_comes_while_a_state_is_written_is_not_in_that_state(delta, start):
+    flat = FlatModel(OneTensor(torch.zeros(2)))
+    flat.add_delta(np.array([1, 2], np.float32))
+    with flat.pending_as_it_is() as pending:
+        flat.add_delta(np.array(delta, np.float32), start)
+        flat.add_delta(np.array([10, 10], np.float32))
+        assert pending.tolist() == [1, 2]
+    whole = [1, 2]
+    whole[start:] = [a + b for a, b in zip(whole[start:], delta, strict=True)]
+    assert snapshot(flat).tolist() == [10 + number for number in whole]
+
+
+def test_memory_in_which_nothing_is_pending_any_more_is_lent_on():
+    flat, delta = FlatModel(OneTensor(torch.zeros(2))), np.array([1, 2], np.float32)
+    assert not len(flat.take_idle())  # there is none before the first delta
+    assert not len(flat.add_delta(delta))  # so nothing is given in its place
+    assert not len(flat.take_idle())  # it is in use
+    flat.take_pending()
+    assert flat.take_idle().ctypes.data == delta.ctypes.data
+    flat.add_delta(np.array([5], np.float32), 1)  # a part of a vector that is not there
+    assert snapshot(flat).tolist() == [1, 7]
 
 
 def test_a_delta_may_be_read_only_memory():
@@ -374,7 +400,8 @@ def test_a_diverged_16_bit_model_keeps_its_infinity():
     flat.add_delta(np.array([1, 1], np.float32))
     flat.take_pending()
     assert model.weight.tolist() == [torch.inf, 2.0]
-    assert flat.pending() is None
+    with flat.pending_as_it_is() as pending:
+        assert pending is None
 
 
 def test_a_running_variance_never_goes_below_zero_and_loses_nothing():
@@ -482,15 +509,14 @@ def test_a_file_that_cannot_be_written_is_one_sentence(tmp_path):
         save_model(Tied(), tmp_path / "nowhere" / "model.safetensors")
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@needs_accelerator
 def test_a_model_on_a_gpu_is_the_same_vector():
-    model = network().cuda()
+    model = network().to(KIND)
     flat = FlatModel(model)
     before = snapshot(flat)
     assert before.tolist() == snapshot(FlatModel(network())).tolist()
     flat.add_delta(np.ones(flat.size, np.float32))
     with flat.step_lock:
         flat.take_pending()
-    assert model[0].weight.is_cuda
+    assert model[0].weight.device.type == KIND
     assert snapshot(flat).tolist() == (before + 1).tolist()

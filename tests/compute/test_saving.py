@@ -15,6 +15,7 @@ from torch.optim import SGD, AdamW
 
 from p2ptrain.compute.torch_replica import TorchReplica
 from p2ptrain.errors import StateError
+from tests.helpers.accelerator import KIND, needs_accelerator
 
 
 class Model(nn.Module):
@@ -217,10 +218,9 @@ def test_a_model_whose_storage_was_replaced_is_released_as_it_is():
     replica_of(model).settle()
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@needs_accelerator
 def test_on_a_gpu_a_part_is_saved_and_the_model_is_given_back_too():
-    model = Model().cuda()
+    model = Model().to(KIND)
     model.shared.data = model.decode.bias.data
     replica = replica_of(model)
     assert len(saved(model.encode.state_dict())) < 10_000

@@ -17,6 +17,7 @@ from p2ptrain.compute.flat import FlatModel
 from p2ptrain.compute.gradient_hooks import TorchBuckets
 from p2ptrain.compute.gradients import GradientVector
 from p2ptrain.compute.staging import Arrival, HostLane, Lane, Mark, Stage, lane_of
+from tests.helpers.accelerator import KIND, is_busy, keep_busy, needs_accelerator
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 
@@ -284,34 +285,32 @@ def test_an_infinite_gradient_that_leaves_is_found_at_the_boundary():
     step.buckets.close()
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@needs_accelerator
 def test_on_a_gpu_gradients_leave_while_the_backward_pass_goes_on():
-    module = nn.Sequential(*(nn.Linear(512, 512) for _ in range(4))).cuda()
+    module = nn.Sequential(*(nn.Linear(512, 512) for _ in range(4))).to(KIND)
     vector = GradientVector(FlatModel(module))
     buckets, into_G = TorchBuckets(vector, 512 * 512), np.zeros(vector.size, np.float32)
-    inputs = torch.ones(8, 512, device="cuda")
+    inputs = torch.ones(8, 512, device=KIND)
     module(inputs).sum().backward()
     expected = np.empty(vector.size, np.float32)
     vector.export(expected, 2)
     module.zero_grad()
     buckets.begin(into_G, 2, lambda _: None)
-    torch.cuda._sleep(2_000_000_000)  # about a second of the trainer's stream
+    keep_busy()
     module(inputs).sum().backward()
-    assert not torch.cuda.current_stream().query(), "no hook has waited for the device"
+    assert is_busy(), "no hook has waited for the device"
     assert buckets.finish()
     assert into_G.tobytes() == expected.tobytes()
     buckets.close()
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@needs_accelerator
 def test_on_a_gpu_neither_snapshot_nor_delta_waits_for_what_the_trainer_computes():
-    flat = FlatModel(nn.Linear(1000, 1000).cuda())
-    torch.cuda._sleep(2_000_000_000)  # about a second of the trainer's stream
+    flat = FlatModel(nn.Linear(1000, 1000).to(KIND))
+    keep_busy()
     before = snapshot(flat)
     flat.add_delta(np.ones(flat.size, np.float32))
-    assert not torch.cuda.current_stream().query()
+    assert is_busy()
     with flat.step_lock:
         flat.take_pending()
     after = np.frombuffer(snapshot(flat), np.float32)

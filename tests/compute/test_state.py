@@ -247,11 +247,48 @@ def test_a_replica_whose_storage_was_replaced_takes_nothing_over():
 
 def test_a_disk_that_fills_up_is_named(monkeypatch):
     def no_room(*_):
-        raise safetensors.SafetensorError("I/O error: No space left on device")
+        raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(safetensors.torch, "save_file", no_room)
+    monkeypatch.setattr("p2ptrain.compute.state.write_entries", no_room)
     with pytest.raises(StateError, match=r"cannot be kept in .*No space left"):
         Peer().replica.export_state()
+
+
+def test_a_state_is_written_from_where_its_numbers_are():
+    peer, pieces = Peer("momentum").train(1), []
+    peer.replica.add_delta(np.ones(peer.replica.model_size, np.float32))
+    peer.replica.write_state(pieces.append, lambda: None)
+    written = {np.frombuffer(piece, np.uint8).ctypes.data for piece in pieces}
+    momenta = [entry["momentum_buffer"] for entry in peer.optimizer.state.values()]
+    assert {one.data_ptr() for one in (*peer.model.parameters(), *momenta)} <= written
+    assert max(len(piece) for piece in pieces[1:]) == 4 * peer.replica.model_size  # pending
+
+
+def test_an_optimizer_takes_another_ones_state_into_the_memory_of_its_own():
+    giver, taker = Peer(seed=1).train(2), Peer().train(1)
+    memory = [entry["exp_avg"].data_ptr() for entry in taker.optimizer.state.values()]
+    taker.replica.import_state(giver.replica.export_state())
+    taken = list(taker.optimizer.state.values())
+    assert [entry["exp_avg"].data_ptr() for entry in taken] == memory
+    theirs = list(giver.optimizer.state.values())
+    assert all(torch.equal(a["exp_avg"], b["exp_avg"]) for a, b in zip(taken, theirs, strict=True))
+
+
+def test_numbers_of_any_width_stand_where_a_library_can_read_them_in_place():
+    class Mixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.short = nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+            self.long = nn.Parameter(torch.full((2,), 2.0))
+            self.register_buffer("count", torch.tensor(7))
+
+    model = Mixed()
+    replica = TorchReplica(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    state = bytes(replica.export_state())
+    header = json.loads(state[8 : 8 + int.from_bytes(state[:8], "little")])
+    starts = {name: one["data_offsets"][0] for name, one in header.items() if "/" in name}
+    assert starts == {"local/count": 0, "model/long": 8, "model/short": 16}
+    assert safetensors.torch.load(state)["model/short"].tolist() == [1, 1, 1]
 
 
 def test_a_disk_without_room_is_named_and_changes_nothing(monkeypatch):

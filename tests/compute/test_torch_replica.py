@@ -9,6 +9,7 @@ from torch import nn
 
 from p2ptrain.compute.torch_replica import TorchReplica
 from p2ptrain.errors import StateError
+from tests.helpers.accelerator import KIND, needs_accelerator
 
 OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
@@ -179,16 +180,15 @@ def test_the_deltas_of_one_group_leave_the_mean_of_its_members_as_it_was():
         assert np.allclose(snapshot(replica), mean, atol=1e-6)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@needs_accelerator
 def test_a_replica_on_a_gpu_trains_exchanges_and_hands_over_its_state():
     peers = []
     for seed in (1, 2):
-        model = network(seed).cuda()
+        model = network(seed).to(KIND)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
         peers.append((model, optimizer, TorchReplica(model, optimizer)))
     (giver, optimizer, replica), (_, _, taker) = peers
-    giver(torch.ones(8, 3, device="cuda")).square().mean().backward()
+    giver(torch.ones(8, 3, device=KIND)).square().mean().backward()
     gradients = np.empty(replica.gradient_size, np.float32)
     replica.export_gradients(gradients, 1)
     replica.import_gradients(gradients, replica.gradient_mask())

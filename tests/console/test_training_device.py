@@ -1,15 +1,21 @@
 """A peer of the command line computes where it is told to, and ends alone when that fails."""
 
+import json
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
 import torch
 from torch import nn
 
 from p2ptrain import cli
+from p2ptrain.compute import flat
 from p2ptrain.compute.devices import Accelerators
+from p2ptrain.compute.staging import PIECE_BYTES, HostLane, Mark
+from p2ptrain.compute.tasks import load_task
 from p2ptrain.console import training
+from p2ptrain.runtime.peer import Peer
 
 TWO = Accelerators("cuda", 2)
 
@@ -59,6 +65,40 @@ def test_the_model_goes_to_the_device_of_the_option_or_of_the_local_rank(
     code, _, err = p2ptrain(*arguments, "--samples", "64", "--no-result", "--quiet")
     assert (code, err) == (0, "")
     assert moved_to == [torch.device(device)]
+
+
+@pytest.mark.sockets
+def test_a_peer_on_a_device_averages_by_that_devices_lane(
+    p2ptrain, monkeypatch, moved_to, tmp_path
+):
+    """The stand-in is this host behind a lane; what passes by it is all of model and deltas."""
+    passed: Counter[str] = Counter()
+
+    class CountingLane(HostLane):
+        def copy(self, into: torch.Tensor, source: torch.Tensor) -> Mark:
+            is_piece = into.untyped_storage().nbytes() == PIECE_BYTES
+            passed["from the device" if is_piece else "to it"] += into.numel()
+            return super().copy(into, source)
+
+    monkeypatch.setattr(flat, "is_far", lambda _: True)
+    monkeypatch.setattr(flat, "lane_of", lambda _: CountingLane())
+    model = load_task("digits").build_model(0)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    size = sum(parameter.numel() for parameter in before)
+    with Peer(model, torch.optim.SGD(model.parameters(), lr=0.1), serve=False) as partner:
+        options = ["--device", "cuda:1", "--join", partner.address, "--samples", "640", "--quiet"]
+        code, _, err = p2ptrain(*options, "--name", "p1", "--no-result", "--out", str(tmp_path))
+        partner.step()
+    assert (code, err) == (0, "")
+    assert moved_to == [torch.device("cuda:1")]
+    records = map(json.loads, (tmp_path / "p1.jsonl").read_text().splitlines())
+    averages = [one for one in records if one["kind"] == "group" and one["outcome"] == "done"]
+    assert averages
+    assert passed["from the device"] >= size * len(averages)
+    assert passed["to it"] >= size * len(averages)
+    assert any(
+        not torch.equal(now, then) for now, then in zip(model.parameters(), before, strict=True)
+    )
 
 
 def test_the_first_line_says_what_it_computes_on(p2ptrain, monkeypatch):

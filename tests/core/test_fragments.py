@@ -87,11 +87,33 @@ def test_a_group_that_came_to_nothing_is_tried_again_with_the_same_numbers():
     assert fragments.next(1.0) == fragments.next(1.0)
 
 
-def test_groups_that_others_chose_count_for_the_speed_and_for_no_turn():
+def test_groups_that_others_chose_count_for_the_speed():
     fragments = Fragments(SIZE)
-    turn = fragments.next(1.0)
-    fragments.averaged(0, 2, 60.0)
-    assert fragments.next(1.0) == turn
+    _, parts = fragments.next(1.0)
+    fragments.averaged(0, parts, 60.0)
+    assert fragments.next(1.0)[1] == 2 * parts
+
+
+def test_what_another_peer_chose_is_not_due_again_before_the_rest():
+    fragments = Fragments(FIRST * 8)
+    for chosen in (0, 2, 5):
+        fragments.averaged(chosen, 8, 1.0)
+    assert [turn(fragments) for _ in range(8)] == [1, 3, 4, 6, 7, 0, 2, 5]
+
+
+def test_of_a_fragment_the_oldest_number_counts():
+    """Another peer has averaged a quarter of our first fragment, and all of the second one."""
+    fragments = Fragments(FIRST * 2)
+    fragments.averaged(0, 8, 1.0)
+    fragments.averaged(1, 2, 1.0)
+    assert [turn(fragments) for _ in range(3)] == [0, 1, 0]
+
+
+def turn(fragments: Fragments) -> int:
+    """Average what is next, in the time that was asked for."""
+    fragment, parts = fragments.next(1.0)
+    fragments.averaged(fragment, parts, 1.0)
+    return fragment
 
 
 def test_a_model_of_few_numbers_has_no_more_fragments():

@@ -26,6 +26,7 @@ SMALLEST = {
     "bench": ("QUICK=1", "bench/bench.png"),
     "bench-device": ("QUICK=1", "bench-device/bench.json"),
     "bench-hidden": ("QUICK=1", "bench-hidden/bench.json"),
+    "bench-large": ("QUICK=1", "bench-large/bench.json"),
     "bench-links": ("QUICK=1", "bench-links/bench.json"),
     "bench-slow-links": ("QUICK=1", "bench-slow-links/bench.png"),
     "bench-lock": ("QUICK=1", "bench-lock/bench-lock.png"),

@@ -1,12 +1,24 @@
 """The consensus model: the same exact mean at all, whoever is in."""
 
+import asyncio
+import threading
+
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
-from p2ptrain.errors import LocalProtocolError, TransportError
+from p2ptrain.console.export import export_model
+from p2ptrain.errors import CodecError, LocalProtocolError, RefusedError, TransportError
+from p2ptrain.ids import Address
+from p2ptrain.net.ask import Asker
+from p2ptrain.net.grpc_config import GrpcConfig
+from p2ptrain.net.tls import FOR_TOKENS, FOR_VIEWERS
+from p2ptrain.runtime.board import Board
+from p2ptrain.runtime.service import PeerService
+from p2ptrain.sim.loop import virtual_loop
 from tests.helpers.worlds import build, models, steps_of
-from tests.runtime.test_peer import Fleet, backward, flat
+from tests.runtime.test_peer import Fleet, backward, flat, tiny
 
 
 @pytest.mark.parametrize("algorithm", ["ad_psgd", "allreduce", "diloco", "wagma", "eager"])
@@ -52,6 +64,88 @@ async def test_who_still_trains_is_named():
     with pytest.raises(TransportError, match=r"no consensus after 2 s: p1 still trains"):
         await world.peers["p0"].driver.consensus.reach(0, 2.0)
     await world.close()
+
+
+@pytest.mark.parametrize("algorithm", ["ad_psgd", "wagma", "local_sgd", "diloco", "ripples"])
+async def test_the_mean_of_all_can_be_had_while_they_train_and_changes_none(algorithm):
+    """No gradients, so the mean is the same at any moment."""
+    world = await build(4, algorithm)
+    training = asyncio.ensure_future(world.train(40, steps_of(0.1)))
+    await asyncio.sleep(1.0)
+    mean_M = models(world).mean(axis=0)
+    asked = world.peers["p1"]
+    mean = await asked.process.start(asked.driver.consensus.now(20.0))
+    assert not training.done()
+    assert np.allclose(mean.mean_M, mean_M, rtol=1e-5)
+    assert mean.weights == {f"p{n}": 1 for n in range(4)}
+    assert [peer.driver.consensus.count for peer in world.peers.values()] == [0] * 4
+    await training
+    assert np.allclose(models(world).mean(axis=0), mean_M, rtol=1e-5)
+    await world.close()
+
+
+async def test_a_model_that_does_not_come_about_in_time_is_one_sentence():
+    world = await build(3, "ad_psgd")
+    for name in ("p1", "p2"):
+        virtual_loop().pause(world.peers[name].process)
+    with pytest.raises(TransportError, match=r"no group of all 3 peers came about in 0.5 s; ask"):
+        await world.peers["p0"].driver.consensus.now(0.5)
+    for name in ("p1", "p2"):
+        virtual_loop().resume(world.peers[name].process)
+    await world.close()
+
+
+@pytest.mark.sockets
+def test_the_model_of_a_swarm_that_trains_becomes_a_file(tmp_path):
+    fleet, file, has = Fleet(3, algorithm="ad_psgd"), tmp_path / "m.safetensors", threading.Event()
+
+    def body(rank, peer, model):
+        step = 0
+        while rank and not has.is_set():
+            backward(model, 10 * rank + step)
+            peer.step(samples=4)
+            step += 1
+        if rank:
+            return step
+        try:
+            work = export_model(Address(peer.address), file, 20.0, GrpcConfig())
+            return asyncio.run(work)
+        finally:
+            has.set()
+
+    said, *steps = fleet.run(body)
+    assert said.startswith("the mean model of p0, p1, p2 after ")
+    assert min(steps) > 0
+    model = tiny()[0]
+    model.load_state_dict(load_file(file))
+    assert not list(tmp_path.glob("*.partial"))
+
+
+async def test_what_is_no_model_leaves_the_file_as_it_was(tmp_path, monkeypatch):
+    async def export(self, write, timeout_s):
+        return write(memoryview(b"garbage"))
+
+    monkeypatch.setattr(Asker, "export", export)
+    file = tmp_path / "m.safetensors"
+    file.write_bytes(b"before")
+    with pytest.raises(CodecError, match=r"127.0.0.1:1 sent what is no safetensors file"):
+        await export_model(Address("127.0.0.1:1"), file, 1.0, GrpcConfig())
+    assert [path.name for path in tmp_path.iterdir()] == ["m.safetensors"]
+    assert file.read_bytes() == b"before"
+
+
+async def test_a_stranger_gets_no_model():
+    world = await build(1, "ad_psgd")
+    driver = world.peers["p0"].driver
+    service = PeerService(driver, Board(lambda: driver.now), driver.transport)
+    with pytest.raises(RefusedError, match="p0 gives its model to members only"):
+        await service.export(False)
+    assert b"mean_of" in await service.export(True)
+    await world.close()
+
+
+def test_a_token_for_viewers_gets_no_model_and_one_for_members_does():
+    assert "Export" in FOR_TOKENS - FOR_VIEWERS
 
 
 @pytest.mark.sockets

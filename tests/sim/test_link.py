@@ -111,6 +111,15 @@ async def test_a_short_stream_does_not_wait_for_a_long_one():
     assert await long == pytest.approx(5.1, rel=0.01)
 
 
+async def test_a_chunk_that_stands_for_many_bytes_takes_turns_as_many_chunks_would():
+    n = await net(Link(latency_s=0.0, bandwidth_bytes_s=1000 * KB))
+    n.network.stands_for = 1000
+    long = asyncio.create_task(n.pour("a", "b", 40 * KB, chunks=2))
+    await asyncio.sleep(1.0)
+    assert await n.pour("a", "c", 12 * KB, chunks=1) == pytest.approx(1.0 + 2 * 12, abs=1.0)
+    assert await long == pytest.approx(52.0, rel=0.01)
+
+
 async def test_streams_that_leave_different_peers_do_not_slow_each_other_down():
     n = await net(Link(latency_s=0.0, bandwidth_bytes_s=1000 * KB))
     ends = await asyncio.gather(n.pour("a", "c", 1000 * KB), n.pour("b", "c", 1000 * KB))
