@@ -12,10 +12,12 @@ its scenario, plus `WITHIN`. Where steps are only priced there is no loss.
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Annotated
 
 import typer
@@ -44,7 +46,6 @@ COMPARED: Mapping[str, int] = {
     "label_skew": 12_800,
     "one_slow_link": 12_800,
     "eight_one_slow": 12_800,
-    "chargpt": 5_000,
     "chargpt_variable": 5_000,
     "sparse": 800,
     "hidden": 640,
@@ -75,6 +76,19 @@ PRICED = (
 QUICK = "one_slow"
 FEW = ("allreduce", "ad_psgd")
 HEADING = "## Measured"
+AUTO = "auto"
+"""The row that is compared with all others: it does not know beforehand which is the best."""
+
+AUTO_HEADING = "## `auto` beside the best"
+_AUTO_COLUMNS = (
+    "",
+    "the best",
+    "its time, s",
+    "the median's",
+    "`auto`'s",
+    "over the best's",
+    "loss over the best's",
+)
 _COLUMNS = ("", "to the target, s", "samples/s", "loss", "MB per peer")
 
 _PAGE = f"""\
@@ -88,6 +102,12 @@ final loss of the table plus {WITHIN:.0%}; a dash: not within the run. Where ste
 there is no loss.
 
 """
+
+_ABOUT_AUTO = (
+    "[`auto`](algorithms/auto.md) begins with `ad_psgd` and chooses while it trains. Beside it: "
+    "the algorithm that was at the target first, and the median of all others; where steps were "
+    "only priced, the time of the whole run."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,10 +215,39 @@ def rows_of(outcome: Outcome, folder: Path) -> list[Row]:
     return found
 
 
+def target_of(rows: Sequence[Row]) -> float | None:
+    """The loss that is to be reached; None where nothing was trained."""
+    losses = [row.loss for row in rows if row.loss is not None]
+    return (1 + WITHIN) * min(losses) if losses else None
+
+
+def beside(name: str, rows: Sequence[Row]) -> str | None:
+    """The line about `AUTO` beside all others; None if it did not run, or no other got there.
+
+    Time is that to the target; where nothing was trained, that of the whole run.
+    """
+    target = target_of(rows)
+
+    def time_of(row: Row) -> float:
+        if target is None:
+            return COMPARED[name] / row.samples_per_s
+        there = row.time_to(target)
+        return math.inf if there is None else there
+
+    own = next((row for row in rows if row.algorithm == AUTO), None)
+    others = sorted((row for row in rows if row.algorithm != AUTO), key=time_of)
+    if own is None or not others or time_of(others[0]) == math.inf:
+        return None
+    best, usual = others[0], median(map(time_of, others))
+    losses = own.loss / best.loss if own.loss is not None and best.loss else None
+    times = [time_of(best), usual, time_of(own), time_of(own) / time_of(best)]
+    cells = ["-" if value == math.inf else figure(value) for value in times]
+    return markdown_row([f"`{name}`", f"`{best.algorithm}`", *cells, figure(losses)])
+
+
 def section(name: str, rows: Sequence[Row]) -> str:
     """The part of the page about one scenario, the soonest at the target first."""
-    losses = [row.loss for row in rows if row.loss is not None]
-    target = (1 + WITHIN) * min(losses) if losses else None
+    target = target_of(rows)
     times = {row.algorithm: row.time_to(target) if target else None for row in rows}
 
     def order(row: Row) -> tuple[float, float]:
@@ -219,9 +268,13 @@ def section(name: str, rows: Sequence[Row]) -> str:
     return f"### {name}\n\n{said}\n\n" + "\n".join(lines)
 
 
-def page(sections: Sequence[str]) -> str:
-    """The whole page."""
-    return _PAGE + f"{HEADING}\n\n" + "\n\n".join(sections) + "\n"
+def page(found: Mapping[str, Sequence[Row]]) -> str:
+    """The whole page, of the rows of each scenario."""
+    lines = [line for name, rows in found.items() if (line := beside(name, rows))]
+    table = [markdown_row(_AUTO_COLUMNS), "|" + "---|" * len(_AUTO_COLUMNS), *lines]
+    about = [AUTO_HEADING, _ABOUT_AUTO, "\n".join(table)] if lines else []
+    parts = [*about, HEADING, *(section(name, rows) for name, rows in found.items())]
+    return _PAGE + "\n\n".join(parts) + "\n"
 
 
 def main(
@@ -239,11 +292,11 @@ def main(
     with bench.progress("all algorithms", len(work)) as told:
         done = side_by_side(partial(carry_out, out=out), work, lambda one: told(one.name), 2)
     outcomes = {outcome.name: outcome for outcome in done}
-    sections = []
+    found: dict[str, Sequence[Row]] = {}
     for name in chosen:
         outcome = outcomes[name.replace("/", "_")]
-        sections.append(section(name, rows_of(outcome, out / outcome.name)))
-    text = page(sections)
+        found[name] = rows_of(outcome, out / outcome.name)
+    text = page(found)
     bench.console.print(text.partition(HEADING)[2], markup=False)
     if to is not None:
         to.write_text(text, encoding="utf-8")

@@ -73,11 +73,15 @@ class Attempt:
     """Distance of this peer from the group's mean; None unless models were averaged."""
 
 
+SETTINGS = "settings"
+"""The state of an event that is a change of the swarm's settings."""
+
+
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A change of another peer's `state`, or ``warning``; `why` is a sentence.
+    """A change of another peer's `state`, ``warning`` or `SETTINGS`; `why` is a sentence.
 
-    `subject` is the peer concerned.
+    `subject` is the peer concerned; of settings, the one that proposed them.
     """
 
     at: Seconds
@@ -309,6 +313,9 @@ class PeerHistory:
                 self._take_warning(str(record["text"]), at, record.get("silent"))
             case "member":
                 self.events.append(Event(at, record["member"], record["state"], record["why"]))
+            case "settings":
+                text = f"{record['settings']}: {record['why']}"
+                self.events.append(Event(at, record["by"], SETTINGS, text))
             case "ended":
                 self.ended = record
                 self._end_life(at)

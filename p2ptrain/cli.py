@@ -19,7 +19,8 @@ import typer
 from p2ptrain import __version__, exit_codes
 from p2ptrain.averaging.base import known_algorithms
 from p2ptrain.console.command import run_command
-from p2ptrain.console.doctor import Visit, show_findings
+from p2ptrain.console.doctor import show_findings
+from p2ptrain.console.findings import Visit
 from p2ptrain.console.network_options import (
     TLS_CA,
     TLS_CERT,
@@ -167,6 +168,14 @@ def peer(
     tls_cert: Annotated[str | None, TLS_CERT] = None,
     tls_key: Annotated[str | None, TLS_KEY] = None,
     tls_ca: Annotated[str | None, TLS_CA] = None,
+    dial_out: Annotated[
+        bool | None,
+        typer.Option("--dial-out", help="others cannot open connections to this peer (NAT)"),
+    ] = None,
+    relay: Annotated[
+        float | None,
+        typer.Option(help="Mbit/s to carry between peers that only dial out", show_default="none"),
+    ] = None,
     save: Annotated[
         Path | None,
         typer.Option(help="file for the consensus model of all, at the end", show_default="none"),
@@ -219,6 +228,8 @@ def peer(
         "token_file": token_file,
         "signers": tuple(signers.split(",")) if signers else None,
         "insecure": insecure,
+        "dial_out": dial_out,
+        "relay_mbit": relay,
         "tls_cert": tls_cert,
         "tls_key": tls_key,
         "tls_ca": tls_ca,
@@ -352,6 +363,9 @@ def doctor(
     address: Annotated[str, typer.Argument(help="host:port of a peer that is in")],
     listen: Annotated[str, typer.Option(help="host:port where this machine would listen")] = "",
     advertise: Annotated[str, typer.Option(help="host:port that it would advertise")] = "",
+    dial_out: Annotated[
+        bool, typer.Option("--dial-out", help="it would only dial out: it is not called back")
+    ] = False,
     timeout: Annotated[float, typer.Option(help="seconds to wait for each answer")] = 3.0,
     *,
     network: GrpcConfig,
@@ -361,6 +375,7 @@ def doctor(
         address=_address(address),
         listen=listen,
         advertise=_address(advertise) if advertise else "",
+        dial_out=dial_out,
         timeout_s=_timeout(timeout),
         number=Random().getrandbits(60),
         unix_clock=time.time,

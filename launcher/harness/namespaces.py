@@ -30,6 +30,9 @@ BURST = "256kb"
 QUEUE_S: Seconds = 0.05
 
 ROUTER = "169.254.1.1"
+DIALED = 32768
+"""Where the ports begin that the kernel gives to connections that a namespace opens itself."""
+
 DEVICES = ("to-near", "to-far")
 """The router's address, and its devices."""
 
@@ -54,6 +57,17 @@ class Home:
     def do(self, *command: str) -> None:
         """Run a command in this namespace. Raises ConfigError."""
         do("ip", "netns", "exec", self.namespace, *command)
+
+    def drop_calls(self) -> None:
+        """Drop what others send to ports below `DIALED`, as behind a firewall or NAT.
+
+        No reset, no refusal. Connections that are opened here work. Raises ConfigError.
+        """
+        rule = ("ip", "-n", self.namespace, "rule")
+        do(*rule, "add", "pref", "100", "lookup", "local")
+        do(*rule, "del", "pref", "0")
+        calls = ("iif", "end", "ipproto", "tcp", "dport", f"1-{DIALED - 1}")
+        do(*rule, "add", "pref", "50", *calls, "blackhole")
 
 
 @dataclass(frozen=True, slots=True)

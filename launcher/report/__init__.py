@@ -81,6 +81,7 @@ def render(
         has_accuracy=any(points["accuracy"] for points in (one["curve"] for one in algorithms)),
         has_consensus_distance=any(one["consensus_distance"]["at"] for one in algorithms),
         has_target=scenario.target.accuracy is not None or scenario.target.loss is not None,
+        changes=any(one["changes"] for one in algorithms),
         names=[run.algorithm for run in runs],
         strips=words.strips(runs),
         faults=[words.faults(summary) for _, summary in finished],
@@ -110,6 +111,7 @@ def _drawn(run: Run, summary: Json, bars: int) -> Json:
         "consensus_distance": series.consensus_distance(run),
         "timeline": timeline.timeline(run, ROWS, bars),
         "met": series.met(run.histories, ROWS),
+        "changes": series.changes(run),
         "faults": series.faults(run.histories, summary["faults"]["instances"]),
     }
 

@@ -74,6 +74,7 @@ function lineChart(figure, chart) {
     if (last && from - last.x < 12) last.numbers.push(f.number); else marks.push({ x: from, numbers: [f.number] });
   }
   for (const mark of marks) svg += `<text class="soft" x="${mark.x + 2}" y="${top + 9}">${mark.numbers.join(", ")}</text>`;
+  for (const c of chart.changes || []) svg += `<line class="change" x1="${x(c.at)}" x2="${x(c.at)}" y1="${top}" y2="${H - bottom}" stroke="${c.colour}" stroke-width="1.5" stroke-dasharray="6 3"><title>${escape(c.text)}</title></line>`;
   for (const v of yTicks) svg += `<line x1="${left}" x2="${W - right}" y1="${y(v)}" y2="${y(v)}" stroke="${LINE}"/><text class="soft" x="${left - 8}" y="${y(v) + 4}" text-anchor="end">${short(v)}</text>`;
   for (const v of ticks(0, xHigh, 6)) svg += `<line x1="${x(v)}" x2="${x(v)}" y1="${H - bottom}" y2="${H - bottom + 4}" stroke="${SOFT}"/><text class="soft" x="${x(v)}" y="${H - bottom + 18}" text-anchor="middle">${short(v)}</text>`;
   svg += `<line x1="${left}" x2="${W - right}" y1="${H - bottom}" y2="${H - bottom}" stroke="#9aa1aa"/>`;
@@ -160,6 +161,7 @@ function drawCharts() {
       at: v => bySamples ? `${Math.round(v).toLocaleString("en")} samples` : `${v.toFixed(1)} s`,
       format: v => v === null ? "–" : String(+v.toPrecision(4)),
     };
+    if (!bySamples) common.changes = data.algorithms.flatMap((a, k) => a.changes.map(c => ({ ...c, colour: style(k).colour })));
     if (kind === "throughput") {
       lineChart(figure, { ...common, title: "Samples per second, of all peers", fromZero: true, faults: data.algorithms[0].faults, format: v => Math.round(v).toLocaleString("en"),
         series: data.algorithms.map((a, k) => ({ name: a.name, ...style(k), x: a.throughput.at, y: a.throughput.rate })) });

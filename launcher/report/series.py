@@ -12,7 +12,7 @@ import numpy as np
 
 from p2plab.consensus import ConsensusCurve, CurvePoint
 from p2plab.harness.claims import Json
-from p2plab.records import PeerHistory
+from p2plab.records import SETTINGS, PeerHistory
 from p2plab.run import Run
 from p2ptrain.ids import Seconds
 
@@ -160,3 +160,16 @@ def faults(histories: Sequence[PeerHistory], instances: Sequence[Json]) -> list[
         # A peer that joined stays: there is no period of trouble to frame.
         for until in [instance["at_s"] if instance["kind"] == "join" else instance["until_s"]]
     ]
+
+
+def changes(run: Run) -> list[Json]:
+    """When the first peer worked with other settings, and with which, as charts mark it."""
+    first: dict[tuple[str, str], Seconds] = {}
+    for history in run.histories:
+        for event in history.events:
+            if event.state == SETTINGS:
+                key = (event.subject, event.why)
+                first[key] = min(event.at, first.get(key, event.at))
+    start = run.curve.started_at or 0.0
+    found = sorted((at - start, text) for (_, text), at in first.items())
+    return [{"at": round(max(0.0, at), 3), "text": text} for at, text in found]

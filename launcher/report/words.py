@@ -10,7 +10,7 @@ from p2plab.collect import failed_share, failures
 from p2plab.compare import seconds
 from p2plab.harness.claims import Json, bound_of
 from p2plab.plot import curves_title, is_slow, strip_title
-from p2plab.records import Event
+from p2plab.records import SETTINGS, Event
 from p2plab.run import Run
 from p2plab.scenario import Scenario
 from p2ptrain.console.progress import named
@@ -197,7 +197,8 @@ def events(run: Run) -> Json:
     found = [] if start is None else _within(run, start)
     seen: dict[tuple[str, str], list[Event]] = {}
     for event in sorted(found, key=lambda e: (e.at, e.subject, e.state)):
-        key = (event.subject, event.why if event.state == "warning" else event.state)
+        is_own = event.state in ("warning", SETTINGS)
+        key = (event.subject, event.why if is_own else event.state)
         seen.setdefault(key, []).append(event)
     lines = [(e[0].at - (start or 0.0), _event(e)) for e in seen.values()]
     lines += [
@@ -235,6 +236,8 @@ def _event(same: Sequence[Event]) -> str:
     first = same[0]
     if first.state == "warning":
         return named(first.subject, first.why)
+    if first.state == SETTINGS:
+        return f"the swarm works with {first.why} (proposed by {first.subject})"
     by = f", seen by {len(same)} peers" if len(same) > 1 else ""
     text = {"alive": "is in", "left": "left", "dead": "is dead", "suspect": "is suspected"}
     why = f" ({first.why})" if first.why else ""

@@ -158,6 +158,8 @@ class Contract:
             for field in fields(algorithm.config)
         }
         others = {name: getattr(config.exchange, name) for name in OF_EXCHANGES}
+        if config.exchange.trimmed_share:  # peers of protocol 1.0 know of no robust means
+            others["trimmed_share"] = config.exchange.trimmed_share
         whole = {"algorithm": config.algorithm, **options, **others}
         whole["average_momentum"] = config.average_momentum
         self.settings = {name: described(value) for name, value in whole.items()}

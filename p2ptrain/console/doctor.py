@@ -8,21 +8,19 @@ remedy.
 import asyncio
 import ipaddress
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from enum import Enum
 
 from rich.console import Console
 from rich.text import Text
 
+from p2ptrain.console.findings import Finding, Level, Visit
+from p2ptrain.console.ways import about_ways, member_security
 from p2ptrain.core.messages import Member, MemberState
 from p2ptrain.errors import CodecError, P2PTrainError, RefusedError, TransportError
 from p2ptrain.ids import Address, PeerId, Seconds
 from p2ptrain.net import wire
 from p2ptrain.net.ask import Asker, asking
-from p2ptrain.net.enrolment import member_by
-from p2ptrain.net.grpc_config import GrpcConfig
 from p2ptrain.net.grpc_transport import GrpcTransport
 from p2ptrain.net.transport import ChunkStream
 from p2ptrain.net.wire import (
@@ -35,57 +33,11 @@ from p2ptrain.net.wire import (
     Opening,
     Report,
 )
+from p2ptrain.net.wire_carried import name_at
 
 CLOCKS_DIFFER_S: Seconds = 2.0
-NAME = PeerId(f"doctor-{socket.gethostname()}"[:64])
-"""Under which it is called back where that takes a certificate; a token counts it once."""
-
 OTHERS_S: Seconds = 10.0
 """The timeout of a dial back, which has to wait for those of others."""
-
-
-class Level(Enum):
-    """The severity of a finding."""
-
-    OK = "ok"
-    NOTE = "note"
-    """Information; training works, or may."""
-    PROBLEM = "problem"
-    """Something prevents joining."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One sentence about one check."""
-
-    level: Level
-    text: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Visit:
-    """The arguments of `p2ptrain doctor`."""
-
-    address: Address
-    """The address of a member."""
-
-    listen: str = ""
-    """Where this machine would listen; empty: any free port on every address (or on loopback, if
-    the peer is reached there)."""
-
-    advertise: str = ""
-    """The address that this machine would advertise."""
-
-    timeout_s: Seconds = 3.0
-    """The timeout of each check."""
-
-    number: int = 1
-    """Distinguishes our own listener from any other."""
-
-    unix_clock: Callable[[], Seconds]
-
-    network: GrpcConfig = field(default_factory=GrpcConfig)
-    """With the certificate files if the swarm has TLS."""
 
 
 async def show_findings(visit: Visit) -> int:
@@ -219,7 +171,8 @@ async def _about_members(report: Report, theirs: str, visit: Visit) -> AsyncIter
     """Check the advertised addresses of all members, each of which we must reach."""
     here = [m for m in (report.hello.me, *report.members) if m.state <= MemberState.SUSPECT]
     beyond_reach = 0
-    findings = await asyncio.gather(*(_about_member(m, theirs, visit) for m in here))
+    called = [member for member in here if name_at(member.address) is None]
+    findings = await asyncio.gather(*(_about_member(m, theirs, visit) for m in called))
     for finding in findings:
         if finding:
             beyond_reach += 1
@@ -233,7 +186,9 @@ async def _about_members(report: Report, theirs: str, visit: Visit) -> AsyncIter
                 "others need --listen and --advertise host:port",
             )
     if not beyond_reach:
-        yield Finding(Level.OK, f"all peers ({len(here)}) can be reached at what they advertise")
+        yield Finding(Level.OK, f"all peers ({len(called)}) can be reached at what they advertise")
+    async for finding in about_ways(here, visit):
+        yield finding
 
 
 async def _about_member(member: Member, theirs: str, visit: Visit) -> Finding | None:
@@ -266,6 +221,8 @@ async def _about_us(
     visit: Visit, asker: Asker, report: Report, ours: str
 ) -> AsyncIterator[Finding]:
     """Check whether the peer can reach us, and which address it sees."""
+    if visit.dial_out:
+        return
     peer = report.hello.me.peer
     on_loopback = _ip(ours).is_loopback
     listen = visit.listen or ("127.0.0.1:0" if on_loopback else "0.0.0.0:0")
@@ -283,7 +240,8 @@ async def _about_us(
         yield Finding(
             Level.PROBLEM,
             f"{peer} does not reach us at {answer.seen_as}, port {asked.port} ({answer.why_not}); "
-            f"open TCP port {asked.port} for incoming connections here, or forward it to us",
+            f"open TCP port {asked.port} for incoming connections here, or forward it to us; or "
+            "start with --dial-out",
         )
     else:
         yield Finding(Level.OK, f"{peer} reaches us at {answer.seen_as}, port {asked.port}")
@@ -322,7 +280,7 @@ async def _about_advertised(visit: Visit, seen_as: str, on_loopback: bool) -> Fi
 @asynccontextmanager
 async def _listening(listen: str, visit: Visit) -> AsyncIterator[int]:
     """A listener that only answers Identify; yields its port."""
-    security = await member_by(visit.network, [visit.address], NAME, OTHERS_S, visit.unix_clock)
+    security = await member_security(visit)
     transport = GrpcTransport(listen, "localhost:0", visit.network, security=security)
     answering = _Answering(visit.number)
     port = _split(await transport.start(answering))[1]

@@ -25,6 +25,7 @@ from p2ptrain.ids import Address, Seconds
 from p2ptrain.net.ask import asking
 from p2ptrain.net.grpc_config import GrpcConfig
 from p2ptrain.net.wire import Report
+from p2ptrain.net.wire_carried import name_at
 
 PLAIN = GrpcConfig()
 AT_ONCE = 32
@@ -67,6 +68,8 @@ async def look(
     async def row(member: Member) -> Row:
         if member.state >= MemberState.DEAD:
             return Row(member, None, member.state.name.lower())
+        if name_at(member.address):
+            return Row(member, None, "only dials out")
         async with slots:
             try:
                 return Row(member, await _report_of(member.address, timeout_s, network))
@@ -184,7 +187,8 @@ def _change(report: Report) -> str:
 def _cells(row: Row) -> list[str]:
     member, report = row.member, row.report
     if report is None:
-        what = row.why_not if member.state >= MemberState.DEAD else f"no answer: {row.why_not}"
+        is_known = member.state >= MemberState.DEAD or name_at(member.address)
+        what = row.why_not if is_known else f"no answer: {row.why_not}"
         return [member.peer, what, f"{member.steps:,}", *[""] * 6, member.address]
     suspect = " (suspected)" if member.state is MemberState.SUSPECT else ""
     return [

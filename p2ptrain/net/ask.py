@@ -17,6 +17,7 @@ from p2ptrain.net.grpc_link import SERVICE
 from p2ptrain.net.probe import why_hung_up
 from p2ptrain.net.tls import Security
 from p2ptrain.net.wire import DialBackRequest, DialedBack, Hello, Report, SetReply, SetRequest
+from p2ptrain.net.wire_carried import ReachReply, decode_reach_reply, encode_reach
 
 MAX_STATE_BYTES = 1 << 36
 """Of a model that a peer may send us."""
@@ -66,6 +67,15 @@ class Asker:
         data = wire.encode_set(request)
         return wire.decode_set_reply(await self._ask("Set", data, timeout_s, "setting"))
 
+    async def reach(self, there: Address, timeout_s: Seconds) -> ReachReply:
+        """How it relays to a peer that only dials out; RefusedError says that it does not.
+
+        Raises:
+            TransportError, CodecError.
+        """
+        data = await self._ask("Reach", encode_reach(there), timeout_s, "asking for a relay")
+        return decode_reach_reply(data)
+
     async def export(self, write: Callable[[memoryview], object], timeout_s: Seconds) -> int:
         """Give its swarm's consensus model to `write`, piece by piece; returns its bytes.
 
@@ -106,9 +116,20 @@ class Asker:
 
 
 @asynccontextmanager
-async def asking(address: Address, config: GrpcConfig) -> AsyncIterator[Asker]:
-    """A connection to the peer at `address`, for a few questions. Raises ConfigError (TLS)."""
-    security = config.security()
+async def asking(
+    address: Address, config: GrpcConfig, security: Security | None = None
+) -> AsyncIterator[Asker]:
+    """A connection to the peer at `address`, for a few questions.
+
+    Args:
+        address: of the peer.
+        config: of connections.
+        security: of a member; by default what the configuration says.
+
+    Raises:
+        ConfigError: for files or a token that are none.
+    """
+    security = security or config.security()
     async with security.channel(address, channel_arguments(config)) as channel:
         yield Asker(channel, address, security)
 

@@ -132,14 +132,48 @@ class Authority:
         """
         ours = fingerprint(self.public)
         builder = _unsigned(_load(public), NAME, ours, until_s, (name, role) if name else None)
-        purpose = ExtendedKeyUsageOID.CLIENT_AUTH
-        if not name:
-            purpose = ExtendedKeyUsageOID.SERVER_AUTH
-            names = x509.SubjectAlternativeName([x509.DNSName(NAME)])
-            builder = builder.add_extension(names, critical=False)
-        builder = builder.add_extension(x509.BasicConstraints(False, None), critical=True)
-        builder = builder.add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
+        builder = _calling(builder) if name else _answering(builder)
         return builder.sign(self._key, _HASH).public_bytes(serialization.Encoding.PEM)
+
+
+def signed_by_itself(key: bytes, until_s: float) -> bytes:
+    """A certificate (PEM) for being called that the peer's own key (PEM) has signed.
+
+    To be trusted by those who trust `anchor` of its public key.
+    """
+    own = serialization.load_pem_private_key(key, password=None)
+    if not isinstance(own, ec.EllipticCurvePrivateKey):
+        raise TypeError("a peer's key is one of an elliptic curve")
+    builder = _unsigned(own.public_key(), NAME, fingerprint(public_bytes(own)), until_s)
+    return _answering(builder).sign(own, _HASH).public_bytes(serialization.Encoding.PEM)
+
+
+def public_of(certificate: bytes, swarm: bytes, name: str, now: float) -> bytes:
+    """The public key of the member `name`, whose certificate (PEM) for calling this is.
+
+    Args:
+        certificate: from anywhere.
+        swarm: public key of the CA that must have signed it.
+        name: of the member.
+        now: unix time.
+
+    Raises:
+        CodecError: if it is none of that member, or has ended.
+    """
+    try:
+        found = x509.load_pem_x509_certificate(certificate)
+        found.verify_directly_issued_by(x509.load_pem_x509_certificate(anchor(swarm)))
+        key = found.public_key()
+        if not isinstance(key, ec.EllipticCurvePublicKey):
+            raise ValueError("a key of another kind")
+    except (ValueError, TypeError, InvalidSignature) as error:
+        raise CodecError(f"no certificate of {name} that the swarm's CA has signed") from error
+    shown = shown_by(certificate)
+    if shown.name != name or shown.role is not Role.MEMBER:
+        raise CodecError(f"a certificate of {shown.name or 'no one'} where {name} should answer")
+    if found.not_valid_after_utc.timestamp() < now:
+        raise CodecError(f"the certificate of {name} has ended")
+    return key.public_bytes(serialization.Encoding.X962, serialization.PublicFormat.CompressedPoint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +220,23 @@ def _unsigned(
         .not_valid_before(_START)
         .not_valid_after(max(until, _START + datetime.timedelta(seconds=1)))
     )
+
+
+def _calling(builder: x509.CertificateBuilder) -> x509.CertificateBuilder:
+    return _for(builder, ExtendedKeyUsageOID.CLIENT_AUTH)
+
+
+def _answering(builder: x509.CertificateBuilder) -> x509.CertificateBuilder:
+    names = x509.SubjectAlternativeName([x509.DNSName(NAME)])
+    named = builder.add_extension(names, critical=False)
+    return _for(named, ExtendedKeyUsageOID.SERVER_AUTH)
+
+
+def _for(
+    builder: x509.CertificateBuilder, purpose: x509.ObjectIdentifier
+) -> x509.CertificateBuilder:
+    builder = builder.add_extension(x509.BasicConstraints(False, None), critical=True)
+    return builder.add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
 
 
 def _load(public: bytes) -> ec.EllipticCurvePublicKey:

@@ -62,6 +62,15 @@ class GrpcConfig:
     insecure: bool = False
     """Plain text beyond this machine: any host that reaches a peer can read its model."""
 
+    dial_out: bool = False
+    """No other machine can open a connection to this peer (NAT, a firewall): others call it over
+    connections that it opens. To others like it, it needs a peer that relays."""
+
+    relay_mbit: float = 0.0
+    """Carry connections between peers that only dial out, with at most so many Mbit/s in all; they
+    stay encrypted by the keys of the two. 0: carry none. Too small: averages of such peers take
+    long; too large: our own averages wait for theirs."""
+
     def __post_init__(self) -> None:
         check_above_0("network", self, "keepalive_s", "keepalive_timeout_s")
         if self.data not in DATA_WAYS:
@@ -71,6 +80,13 @@ class GrpcConfig:
         if self.has_tls and not all(files.values()):
             missing = " and ".join(name for name, path in files.items() if not path)
             raise ConfigError(f"{missing} missing; TLS takes all of {', '.join(files)}")
+        if not 0 <= self.relay_mbit < 1e6:
+            raise ConfigError(f"network relay_mbit = {self.relay_mbit} must be 0 (none) to 1e6")
+        if self.dial_out and self.relay_mbit:
+            raise ConfigError(
+                "dial_out and relay_mbit are given: a peer that cannot be called relays nothing; "
+                "leave one of them out"
+            )
         if self.token and self.token_file:
             raise ConfigError("token and token_file are given; one of them is enough")
         if (self.token or self.token_file) and (self.has_tls or self.insecure):

@@ -24,6 +24,7 @@ from p2ptrain.net.grpc_errors import translate
 from p2ptrain.net.shared_vectors import SharedVectors, this_machine
 from p2ptrain.net.sockets import SocketCaller
 from p2ptrain.net.tls import Security
+from p2ptrain.net.wire_carried import name_at
 
 SERVICE = "p2ptrain.v1.Peer"
 QUEUE = 1024
@@ -45,6 +46,10 @@ class LinkHost(Protocol):
 
     def may_dial(self, link: "Link") -> bool:
         """Asked before the address is dialled for a message; pays for it."""
+        ...
+
+    async def find(self, link: "Link") -> None:
+        """Before it connects: is there a way to the address? Raises TransportError."""
         ...
 
     def handle_broken(self, link: "Link", why: str, lasted_s: Seconds) -> Seconds:
@@ -101,7 +106,7 @@ class Link:
         try:
             paths = wire.decode_paths(await self.unary("Paths")(b"", timeout=SOCKETS_TIMEOUT_S))
             near = bool(paths.machine) and paths.machine == this_machine() and way != "sockets"
-            if near or (way != "memory" and paths.port):
+            if near or (way != "memory" and paths.port and name_at(self.address) is None):
                 host = self.address.rpartition(":")[0].strip("[]")
                 sockets = SocketCaller(paths, host, vectors, near=near, security=self._security)
                 await sockets.connect()
@@ -161,6 +166,8 @@ class Link:
                 why = f"{self.address} ended the conversation"
             except grpc.RpcError as error:
                 why = str(translate(error, self.address, "talking"))
+            except TransportError as error:
+                why = str(error)
             if self._closing:
                 return
             self._queue.clear()  # best effort: queued messages are outdated by now
@@ -172,6 +179,7 @@ class Link:
             await asyncio.sleep(RETRY_S)  # after that, the next message opens a call again
 
     async def _talk_once(self) -> None:
+        await self._host.find(self)
         call = self._channel(carries_chunks=False).stream_unary(f"/{SERVICE}/Talk")()
         call.add_done_callback(lambda _: self._filled.set())
         try:

@@ -27,6 +27,7 @@ sharing is off: a port in use is an error, not half of the traffic.
 """
 
 import asyncio
+import functools
 import logging
 import urllib.parse
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -42,6 +43,7 @@ from p2ptrain.core.redial import Redial
 from p2ptrain.errors import CodecError, ConfigError, P2PTrainError, RefusedError, TransportError
 from p2ptrain.ids import Address, Seconds
 from p2ptrain.net import wire
+from p2ptrain.net.carrying import Carrying
 from p2ptrain.net.gate import Gate, caller
 from p2ptrain.net.grpc_config import GrpcConfig, channel_arguments
 from p2ptrain.net.grpc_errors import hung_up, translate
@@ -50,6 +52,7 @@ from p2ptrain.net.key_service import SERVICE as KEYS
 from p2ptrain.net.key_service import KeyService
 from p2ptrain.net.loopback import is_loopback
 from p2ptrain.net.probe import why_hung_up
+from p2ptrain.net.registry import GARBAGE_COSTS
 from p2ptrain.net.shared_vectors import SharedVectors, this_machine
 from p2ptrain.net.sockets import SocketServer
 from p2ptrain.net.tls import Security
@@ -69,9 +72,6 @@ BYTES_PER_TOKEN = 512
 
 CALLS = Rate(50, 200)
 """What one connection may ask for: calls, and conversations and rows of streams that it begins."""
-
-GARBAGE_COSTS = 10
-"""Calls that one that does not decode counts for, since each ends a call."""
 
 DIALS = Rate(16, 128)
 """Addresses that have not answered yet, dialled because a message is due there."""
@@ -105,6 +105,7 @@ class GrpcTransport:
         advertise: the address for others; by default the address that is listened on. Port 0
             stands for the port that was found.
         security: of connections; by default what the configuration says.
+        name: of the peer; needed where it only dials out.
         keys: answers what others ask about keys, where the swarm has some.
 
     Raises:
@@ -119,15 +120,18 @@ class GrpcTransport:
         *,
         security: Security | None = None,
         keys: KeyService | None = None,
+        name: str = "",
     ) -> None:
         self._listen = listen
+        self._name = name
         self._advertise = advertise
         self._config = config or GrpcConfig()
-        self._options = channel_arguments(self._config)
         self._chunk_options = channel_arguments(self._config, carries_chunks=True)
         self._security = security or self._config.security()
         self._keys = keys
         self._gate = Gate(self._security)
+        options = {False: channel_arguments(self._config), True: self._chunk_options}
+        self._carrying = Carrying(self._security, options, self._pay, self._config.relay_mbit)
         self._vectors = SharedVectors()
         self._sockets: SocketServer | None = None
         self._server: grpc.aio.Server | None = None
@@ -139,6 +143,8 @@ class GrpcTransport:
         self._dropping: list[asyncio.Task[None]] = []
         self._closed = False
         self._handler: Handler | None = None
+        self.listens_at = Address("")
+        """Where this machine reaches it, and others where it does not only dial out."""
         self.refused_bytes = 0
         """The number of calls with bytes that did not decode."""
         self.service: Service | None = None
@@ -160,6 +166,9 @@ class GrpcTransport:
         except RuntimeError as error:
             await server.stop(None)
             raise _cannot_listen(self._listen) from error
+        me = self.listens_at = wire.address(f"{advertised}:{int(port_advertised) or port}")
+        if self._config.dial_out:
+            me = self._carrying.dial_out_only(self._name, server)
         for name in ("", SERVICE):
             await checks.set(name, health_pb2.HealthCheckResponse.SERVING)
         await server.start()  # last: from here on the handler is called
@@ -169,7 +178,7 @@ class GrpcTransport:
                 handler.handle_stream, self._vectors, self._security, self._gate
             )
             self._sockets.start(host.strip("[]"))
-        return wire.address(f"{advertised}:{int(port_advertised) or port}")
+        return me
 
     def send(self, target: Address, envelope: Envelope) -> None:
         if not self._closed:
@@ -198,6 +207,7 @@ class GrpcTransport:
 
     async def open(self, target: Address, opening: Opening) -> ChunkStream:
         link = self._link(target)
+        await self._carrying.find(target)
         try:
             if sockets := await link.sockets(self._config.data, self._vectors):
                 return await sockets.open(opening, target)
@@ -211,17 +221,24 @@ class GrpcTransport:
 
     def forget(self, address: Address) -> None:
         link = self._links.pop(address, None)
+        self._dropping = [task for task in self._dropping if not task.done()]
+        self._dropping.append(asyncio.get_running_loop().create_task(self._drop(address, link)))
+
+    async def _drop(self, address: Address, link: Link | None) -> None:
         if link:
-            self._dropping = [task for task in self._dropping if not task.done()]
-            self._dropping.append(asyncio.get_running_loop().create_task(link.drop()))
+            await link.drop()
+        if address not in self._links:  # meanwhile it may be used again
+            await self._carrying.leave(address)
 
     def expect(self, address: Address) -> None:
         self._redials.pop(address, None)
+        self._carrying.visit(address)
 
     async def close(self, grace_s: Seconds) -> None:
         self._closed = True
         links, self._links = list(self._links.values()), {}
         await asyncio.gather(*(link.close(grace_s) for link in links), *self._dropping)
+        await self._carrying.close()
         if self._sockets:
             await self._sockets.close()
         if self._server:
@@ -243,6 +260,7 @@ class GrpcTransport:
             "DialBack": self._serve_dial_back,
         }
         answers = {name: unary(guard(name, serve)) for name, serve in asked.items()}
+        answers |= self._carrying.registry.handlers(guard)
         return grpc.method_handlers_generic_handler(
             SERVICE, answers | {"Talk": talk, "Move": move, "Export": export}
         )
@@ -340,7 +358,7 @@ class GrpcTransport:
 
     def _is_member(self, context: Any) -> bool:  # Any: grpc is untyped
         """Whether the caller may do what members may, or what a process of this machine can."""
-        return self._security.is_encrypted or is_loopback(_ip_of(context.peer()))
+        return self._security.is_encrypted or is_loopback(self._ip_of(context))
 
     async def _serve_export(self, _: bytes, context: Any) -> None:  # Any: grpc is untyped
         await self._pay(context)
@@ -363,7 +381,7 @@ class GrpcTransport:
             asked = wire.decode_dial_back(request)
         except CodecError as error:
             await self._reject(context, error)
-        caller_ip = _ip_of(context.peer())
+        caller_ip = self._ip_of(context)
         if self.service is None or not caller_ip:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this peer does not call back")
             raise AssertionError("abort raises")
@@ -385,6 +403,11 @@ class GrpcTransport:
         if (wait_s := self._calls.charge(context.peer(), now, calls)) > 0:
             await asyncio.sleep(wait_s)
 
+    def _ip_of(self, context: Any) -> str:  # Any: grpc is untyped
+        """The caller's IP address; empty where it is not known, as of a carried connection."""
+        source = urllib.parse.unquote(context.peer())
+        return "" if self._carrying.is_carried(source) else _ip_of(source)
+
     # --- calling ----------------------------------------------------------------------------------
 
     def _link(self, address: Address) -> Link:
@@ -392,13 +415,9 @@ class GrpcTransport:
             raise TransportError(f"no connection to {address}: this peer has closed its own")
         if address not in self._links:
             assert self._handler, "start the transport first"
-            options = {False: self._options, True: self._chunk_options}
-            self._links[address] = Link(
-                address,
-                self,
-                lambda chunks: self._security.channel(address, options[chunks]),
-                self._security,
-            )
+            make_channel = functools.partial(self._carrying.channel, address)
+            self._links[address] = Link(address, self, make_channel, self._security)
+            self._carrying.visit(address)
         return self._links[address]
 
     def may_dial(self, link: Link) -> bool:
@@ -407,8 +426,12 @@ class GrpcTransport:
             return False
         return link.is_proven or self._dials.take("", now)
 
+    async def find(self, link: Link) -> None:
+        await self._carrying.find(link.address)
+
     def handle_broken(self, link: Link, why: str, lasted_s: Seconds) -> Seconds:
         assert self._handler
+        self._carrying.broken(link.address)
         now = asyncio.get_running_loop().time()
         redial = Redial.after(self._redials.pop(link.address, None), lasted_s, now)
         self._redials[link.address] = redial
@@ -428,6 +451,7 @@ class GrpcTransport:
         service: str = SERVICE,
     ) -> bytes:
         link = self._link(address)
+        await self._carrying.find(address)
         try:
             answer = await link.unary(method, service)(data, timeout=timeout_s)
         except grpc.RpcError as error:
@@ -630,7 +654,7 @@ class _CalleeStream:
 
 def _ip_of(peer: str) -> str:
     """The IP address in gRPC's ``ipv4:1.2.3.4:567`` or ``ipv6:[::1]:567``; empty for others."""
-    kind, _, rest = urllib.parse.unquote(peer).partition(":")
+    kind, _, rest = peer.partition(":")
     return rest.rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else ""
 
 

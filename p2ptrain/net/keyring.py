@@ -23,6 +23,7 @@ from p2ptrain.net.certificates import (
     anchor,
     check_signature,
     fingerprint,
+    public_of,
 )
 from p2ptrain.net.tokens import JoinToken, SwarmKey
 from p2ptrain.net.wire_keys import (
@@ -105,6 +106,17 @@ class Keyring:
     def is_revoked(self, name: str) -> bool:
         """True if no peer of this name is a member any more."""
         return encode_fact(Revoked(PeerId(name))) in self._records
+
+    def key_of(self, name: PeerId, certificate: bytes) -> bytes:
+        """The public key of the member `name`, by its certificate (PEM), which may be forged.
+
+        Raises:
+            CodecError: if it is none of that member.
+            RefusedError: if the name was revoked.
+        """
+        if self.is_revoked(name):
+            raise RefusedError(f"{name} is no member any more: its name was revoked")
+        return public_of(certificate, self.swarm, name, self._clock())
 
     @property
     def signers(self) -> tuple[PeerId, ...]:

@@ -12,9 +12,10 @@ since addresses change.
 * `TokenTls`: who only has a token: it asks, and is not called.
 """
 
+import functools
 import os
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -36,6 +37,7 @@ from p2ptrain.net.certificates import (
     new_key,
     public_bytes,
     shown_by,
+    signed_by_itself,
 )
 from p2ptrain.net.keyring import Keyring
 from p2ptrain.net.loopback import is_ours
@@ -46,6 +48,9 @@ Option = tuple[str, int | str]
 FLIGHTS = 8
 """The most round trips of the handshake with itself; a working one takes fewer."""
 
+
+CARRIED = "127.0.0.1:0"
+"""Where connections that others carry are answered: nothing but this process calls there."""
 
 OPERATOR = PeerId("p2ptrain/keys")
 """The name of who asks with the swarm's own key; no peer's has a slash."""
@@ -99,6 +104,34 @@ class Security(Protocol):
 
     def member(self, certificate: bytes) -> Caller:
         """Who has called on a socket, with this certificate (PEM). Raises RefusedError."""
+        ...
+
+    # Connections that others carry (`carrying.py`): who carries them may pose as no one.
+
+    def certificate(self) -> bytes:
+        """For those who call us that way (PEM): it names us. Empty where none does."""
+        ...
+
+    def serve_carried(self, server: grpc.aio.Server) -> int:
+        """Listen on loopback for them; returns the port. Raises RuntimeError if it fails."""
+        ...
+
+    def trust(self, name: PeerId, certificate: bytes) -> bytes:
+        """What to trust where only the peer `name` may answer, for `channel_to`.
+
+        Args:
+            name: of the peer.
+            certificate: its own, as somebody has passed it on.
+
+        Raises:
+            CodecError, RefusedError: if it is no certificate of that peer.
+        """
+        ...
+
+    def channel_to(
+        self, target: str, options: Sequence[Option], trusted: bytes
+    ) -> grpc.aio.Channel:
+        """A channel through `target`, where a carried connection begins."""
         ...
 
 
@@ -161,6 +194,20 @@ class Tls:
     def member(self, certificate: bytes) -> Caller:
         return NOBODY
 
+    def certificate(self) -> bytes:
+        return b""
+
+    def serve_carried(self, server: grpc.aio.Server) -> int:
+        return self.serve(server, CARRIED)
+
+    def trust(self, name: PeerId, certificate: bytes) -> bytes:
+        return b""
+
+    def channel_to(
+        self, target: str, options: Sequence[Option], trusted: bytes
+    ) -> grpc.aio.Channel:
+        return self.channel(target, options)
+
 
 @dataclass(frozen=True, slots=True)
 class Plain:
@@ -192,6 +239,20 @@ class Plain:
 
     def member(self, certificate: bytes) -> Caller:
         return NOBODY
+
+    def certificate(self) -> bytes:
+        return b""
+
+    def serve_carried(self, server: grpc.aio.Server) -> int:
+        return self.serve(server, CARRIED)
+
+    def trust(self, name: PeerId, certificate: bytes) -> bytes:
+        return b""
+
+    def channel_to(
+        self, target: str, options: Sequence[Option], trusted: bytes
+    ) -> grpc.aio.Channel:
+        return self.channel(target, options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,17 +287,27 @@ class SwarmTls:
     def __init__(self, keyring: Keyring, identity: Identity) -> None:
         self.keyring = keyring
         self.identity = identity
-        self._shown = b"", b""
 
     @property
     def is_encrypted(self) -> bool:
         return True
 
     def serve(self, server: grpc.aio.Server, listen: str) -> int:
-        credentials = grpc.dynamic_ssl_server_credentials(
-            self._configuration(), self._maybe_configuration, require_client_authentication=True
-        )
-        return int(server.add_secure_port(listen, credentials))
+        return self._serve(server, listen, lambda: self.identity.answers)
+
+    def certificate(self) -> bytes:
+        return self.identity.calls
+
+    def serve_carried(self, server: grpc.aio.Server) -> int:
+        return self._serve(server, CARRIED, lambda: _own(self.identity))
+
+    def trust(self, name: PeerId, certificate: bytes) -> bytes:
+        return anchor(self.keyring.key_of(name, certificate))
+
+    def channel_to(
+        self, target: str, options: Sequence[Option], trusted: bytes
+    ) -> grpc.aio.Channel:
+        return _secure(target, options, trusted, self.identity.key, self.identity.calls)
 
     def channel(self, address: str, options: Sequence[Option]) -> grpc.aio.Channel:
         ours, ca = self.identity, anchor(self.keyring.swarm)
@@ -283,18 +354,28 @@ class SwarmTls:
             raise RefusedError("only peers that sign, and the swarm's key, may ask that here")
         return Caller(shown.name)
 
-    def _configuration(self) -> grpc.ServerCertificateConfiguration:
-        ours = self.identity
-        self._shown = ours.answers, self.keyring.roots
-        return grpc.ssl_server_certificate_configuration(
-            [(ours.key, ours.answers)], root_certificates=self._shown[1]
-        )
+    def _serve(self, server: grpc.aio.Server, listen: str, shows: Callable[[], bytes]) -> int:
+        """Listen, with the certificate that `shows` returns at the time of each handshake."""
+        shown = shows(), self.keyring.roots
 
-    def _maybe_configuration(self) -> grpc.ServerCertificateConfiguration | None:
-        """What has changed since the last handshake; gRPC asks before each, on a thread of its."""
-        if (self.identity.answers, self.keyring.roots) == self._shown:
-            return None
-        return self._configuration()
+        def configuration() -> grpc.ServerCertificateConfiguration:
+            return grpc.ssl_server_certificate_configuration(
+                [(self.identity.key, shown[0])], root_certificates=shown[1]
+            )
+
+        def maybe_configuration() -> grpc.ServerCertificateConfiguration | None:
+            """What has changed; gRPC asks before each handshake, on a thread of its own."""
+            nonlocal shown
+            now = shows(), self.keyring.roots
+            if now == shown:
+                return None
+            shown = now
+            return configuration()
+
+        credentials = grpc.dynamic_ssl_server_credentials(
+            configuration(), maybe_configuration, require_client_authentication=True
+        )
+        return int(server.add_secure_port(listen, credentials))
 
 
 class TokenTls:
@@ -326,11 +407,30 @@ class TokenTls:
     def member(self, certificate: bytes) -> Caller:
         raise RefusedError("not a peer")
 
+    def certificate(self) -> bytes:
+        return b""
+
+    def serve_carried(self, server: grpc.aio.Server) -> int:
+        return self.serve(server, CARRIED)
+
+    def trust(self, name: PeerId, certificate: bytes) -> bytes:
+        raise RefusedError("not a peer")
+
+    def channel_to(
+        self, target: str, options: Sequence[Option], trusted: bytes
+    ) -> grpc.aio.Channel:
+        raise RefusedError("not a peer")
+
 
 BAD_TOKEN = (
     "this token is wrong, has expired, was revoked or has been used up; ask a member for one"
 )
 """One sentence for all of these: to say which would tell a stranger what tokens there are."""
+
+
+@functools.lru_cache(maxsize=4)
+def _own(identity: Identity) -> bytes:
+    return signed_by_itself(identity.key, identity.until_s)
 
 
 def _secure(

@@ -49,6 +49,11 @@ async def enter(config: PeerConfig, name: PeerId, unix_clock: Callable[[], Secon
         TransportError: if no peer answers.
     """
     network = config.network
+    if network.dial_out and not config.join:
+        raise ConfigError(
+            "dial_out = true: this peer cannot be called, so it has to call one that can be: give "
+            "join = 'host:port'"
+        )
     if network.has_tls:
         return Entry(network.security())
     token = network.read_token()
@@ -61,6 +66,12 @@ async def enter(config: PeerConfig, name: PeerId, unix_clock: Callable[[], Secon
             )
         return Entry(await member_by(network, hosts, name, config.join_timeout_s, unix_clock))
     host = config.listen.rpartition(":")[0]
+    if network.dial_out and not network.insecure:
+        raise ConfigError(
+            "dial_out = true needs a token, as others call this peer from far away: give the one "
+            "that the first peer printed (--token, Peer(token=...)), or insecure for plain text "
+            "(--insecure, Peer(insecure=True))"
+        )
     if network.insecure:
         beyond = not is_loopback(host)
         return Entry(Plain(), warning=INSECURE.format(config.listen) if beyond else "")

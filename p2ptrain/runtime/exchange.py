@@ -80,6 +80,13 @@ class ExchangeConfig:
     late (`eager`) it is lost. Statistics (buffers) always travel as they are. The same at all
     peers."""
 
+    trimmed_share: float = 0.0
+    """Robust means, for groups of four and more: of each number the largest and the smallest are
+    left out, at each end this share of the members, at least one (Yin et al., ICML 2018). So many
+    members may send anything. Too small: fewer may; too large, up to just below 0.5: the mean is of
+    few, and noisier. 0: of all. Sums of models are not conserved any more; the ``group`` records
+    have by how much (``trimmed_l2``). The same at all peers."""
+
     average_timeout_s: Seconds = 60.0
     """A group in which nothing moves for so long is broken, or sooner where less was seen to be
     enough (`core/transfers.py`). A net under the other deadlines, not a tuning knob: dead members
@@ -111,8 +118,23 @@ class ExchangeConfig:
                 f"state_share = {self.state_share} must be above 0 and at most 1: the part of the "
                 "link that newcomers may use"
             )
+        if not 0 <= self.trimmed_share < MOST_TRIMMED:
+            raise ConfigError(
+                f"trimmed_share = {self.trimmed_share} must be from 0 to below {MOST_TRIMMED}, or "
+                "nothing is left to average"
+            )
         check_above_0("", self, "average_timeout_s")
 
+    def trimmed(self, members: int) -> int:
+        """How many of a group's numbers are left out at each end."""
+        if not self.trimmed_share or members < LEAST_TRIMMED:
+            return 0
+        return max(1, int(self.trimmed_share * members))
+
+
+MOST_TRIMMED = 0.5
+LEAST_TRIMMED = 4
+"""Members of a group; of three the median is left, of two nothing."""
 
 SQUARES = struct.Struct("<d")
 """How a sum of squares travels."""
@@ -180,6 +202,15 @@ class Exchange(Streams):
                 self._rounds.append(RoundsExchange(self, one))
             elif len(one.vector_V):
                 self.buckets.append(BucketExchange(self, one))
+
+    @property
+    def trimmed_l2(self) -> float | None:
+        """By how much robust means have changed the members' sum, in what this member reduces.
+
+        None where all numbers count.
+        """
+        squares = [one for bucket in self.buckets for one in bucket.mix.trimmed_squares]
+        return math.sqrt(sum(squares)) if squares else None
 
     @property
     def square_sum(self) -> float:

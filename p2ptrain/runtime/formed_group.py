@@ -350,6 +350,7 @@ class FormedGroup(Attempt):
             parts = [("models", vector_V, PLAIN, weight)]
         elif divisor == weight and codec == PLAIN:
             parts = [("gradients", vector_V, PLAIN, weight)]
+        trimmed = config.trimmed(len(self.members))
         buckets = [
             Bucket(
                 name=name,
@@ -358,6 +359,7 @@ class FormedGroup(Attempt):
                 chunk_size=chunk_size_of(len(part_V), len(self.members), config.chunk_kib * 256),
                 divisor=divisor,
                 delta=self.what is What.MODELS,
+                trimmed=0 if self.what is What.CONSENSUS else trimmed,
                 keeps_mean=self._keeps_mean,
                 left_V=self._left_G if name == "gradients" else None,
                 norm_of=self._averages.norm_of if name == "gradients" else 0,

@@ -19,7 +19,11 @@ up to nothing, as they do without a codec. In the direct exchange every member h
 mean is not rounded. (`tests/runtime/test_mix.py` has 2,000 steps of it.) Of gradients all apply the
 same Q(mean); what Q took goes into `left_V`, and into the member's next gradient.
 
-Legend of shapes: ``V`` numbers of the vector, ``S`` of one chunk, ``B`` of one block.
+**Robust means** (`Bucket.trimmed`) leave the largest and the smallest out, so their deltas do not
+add up to nothing: the sum of all models moves by what was left out, which is written down.
+
+Legend of shapes: ``V`` numbers of the vector, ``S`` of one chunk, ``B`` of one block, ``N``
+members.
 """
 
 import asyncio
@@ -61,6 +65,8 @@ class Bucket:
     """The sum of the members' weights; with 0 no member contributes, and the result is the sum."""
     delta: bool = False
     """The group averages models, each of which weighs 1."""
+    trimmed: int = 0
+    """So many of the members' numbers are left out at each end, number by number."""
     keeps_mean: bool = False
     """This member wants the mean, even with `delta`."""
     left_V: Vector | None = None
@@ -99,6 +105,9 @@ class Mix:
         self.vector_V, self._codec, self._left_V = vector_V, codec, bucket.left_V
         self._divisor = np.float32(bucket.divisor or 1)  # no member has a say: the sum is nothing
         self._own_at = own_at
+        self._trimmed = bucket.trimmed
+        self.trimmed_squares: list[float] = []
+        """Of what robust means have added to the members' sum, or taken from it, by blocks."""
         self._delta = delta and not bucket.keeps_mean
         self._rounds_mean = not is_direct and not codec.is_exact
         self._opposes = delta and count == 2 and not is_direct and codec.is_exact
@@ -184,12 +193,23 @@ class Mix:
         return square_sum
 
     def _average(self, parts_B: Sequence[Vector], into_B: Vector) -> None:
+        if self._trimmed:
+            self._average_trimmed(parts_B, into_B)
+            return
         if len(parts_B) == 1:
             into_B[:] = parts_B[0]
         else:
             np.add(parts_B[0], parts_B[1], out=into_B)
         for part_B in parts_B[2:]:
             np.add(into_B, part_B, out=into_B)
+        np.divide(into_B, self._divisor, out=into_B)
+
+    def _average_trimmed(self, parts_B: Sequence[Vector], into_B: Vector) -> None:
+        """Numbers that are not finite are at an end, too, once they are sorted."""
+        count, parts_NB = len(parts_B), np.sort(np.stack(parts_B), axis=0)
+        parts_NB[self._trimmed : count - self._trimmed].sum(axis=0, out=into_B)
+        np.multiply(into_B, np.float32(count / (count - 2 * self._trimmed)), out=into_B)
+        self.trimmed_squares.append(exact_squares(into_B - parts_NB.sum(axis=0)))
         np.divide(into_B, self._divisor, out=into_B)
 
     def _put(self, mean_B: Vector, own_B: Vector) -> None:

@@ -467,7 +467,12 @@ class Peer:
         swarm = keyring_of(entry)
         keys = KeyService(swarm, time.time) if swarm else None
         transport = GrpcTransport(
-            config.listen, config.advertise, config.network, security=entry.security, keys=keys
+            config.listen,
+            config.advertise,
+            config.network,
+            security=entry.security,
+            keys=keys,
+            name=self.name,
         )
         self.address = await life.listen(transport, self._metrics)
         transport.service = PeerService(life.driver, self._board, transport)
@@ -479,7 +484,7 @@ class Peer:
             say(welcome(self.address, entry.token))
         if config.ui_port is not None:
             asks = asking_with(entry, config.network)
-            page = asyncio.to_thread(page_of, self.address, config.ui_port, asks)
+            page = asyncio.to_thread(page_of, transport.listens_at, config.ui_port, asks)
             self._sinks.append(await page)
         await life.join()
 

@@ -24,7 +24,7 @@ P = [PeerId(f"p{number}") for number in range(4)]
 
 EQUAL = Fleet(peers=[Load(step_s=0.1, samples=8, model_s=0.001)] * 4)
 ONE_SLOW = replace(EQUAL, peers=[*EQUAL.peers[:3], Load(step_s=0.4, samples=8, model_s=0.001)])
-SLOW_LINKS = replace(EQUAL, apart=0.02, peers=[Load(step_s=0.1, samples=8, model_s=0.33)] * 4)
+SLOW_LINKS = replace(EQUAL, apart=0.01, peers=[Load(step_s=0.1, samples=8, model_s=0.33)] * 4)
 AS_LONG_AS_A_STEP = replace(EQUAL, peers=[Load(step_s=0.1, samples=8, model_s=0.06)] * 4)
 HOMES = replace(EQUAL, apart=1e-4, peers=[Load(step_s=2.5, samples=8, model_s=40)] * 4)
 
@@ -112,8 +112,10 @@ def test_a_slow_link_is_a_reason_and_the_sentence_says_so():
 
 def test_a_loss_that_rises_brings_models_together():
     now = candidate("ad_psgd")
-    assert decide(now, EQUAL) is None
-    found = decide(now, EQUAL, rises=True)
+    assert decide(now, EQUAL, rises=True) is None  # they are together already
+    apart = replace(EQUAL, apart=0.03)
+    assert decide(now, apart) is None
+    found = decide(now, apart, rises=True)
     assert found is not None
     assert found.candidate.averages == "gradients"
     assert "the loss rose" in found.why
@@ -170,7 +172,7 @@ def test_a_loss_rises_above_the_lowest_one():
     assert not reports.loss_rises()
     reports.last = dict.fromkeys(P, replace(MEASURED, loss=2.6))
     assert not reports.loss_rises()
-    reports.last = dict.fromkeys(P, replace(MEASURED, loss=4.0))
+    reports.last = dict.fromkeys(P, replace(MEASURED, loss=5.2))
     assert reports.loss_rises()
 
 

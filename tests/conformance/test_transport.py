@@ -95,6 +95,7 @@ class Net:
         self._open: list[Transport] = []
         self._behind: list[Address] = []
         self._ways: list[TcpWay] = []
+        self._callable: list[Address] = []  # where those that only dial out register
 
     async def start(
         self, name: str, serve: Serve | None = None, behind_a_way: bool = False
@@ -102,14 +103,12 @@ class Net:
         """A transport and its handler, which others may reach across a way that can stall."""
         handler = Recorder(name)
         handler.serve = serve
-        transport: Transport = (
-            self._network.transport()
-            if self.kind == "sim"
-            else GrpcTransport("127.0.0.1:0", config=self._config)
-        )
+        transport = await self._made(name)
         handler.address = await transport.start(handler)
         self._open.append(transport)
-        if behind_a_way and self.kind == "sim":
+        if self._is_carried():
+            await self._introduce(transport, handler.address, behind_a_way)
+        elif behind_a_way and self.kind == "sim":
             self._behind.append(handler.address)
         elif behind_a_way:
             handler.address = await self._lead_across_a_way(handler.address)
@@ -118,6 +117,32 @@ class Net:
                 number = int(port.rpartition(":")[2])
                 sockets.paths = replace(sockets.paths, port=number, machine="")
         return transport, handler
+
+    def _is_carried(self) -> bool:
+        return self.kind in ("reversed", "relayed")
+
+    async def _made(self, name: str) -> Transport:
+        """One of this kind: reversed, all but the first only dial out; relayed, all do."""
+        if self.kind == "sim":
+            return self._network.transport()
+        config = self._config
+        if self.kind == "relayed" and not self._callable:
+            relay = GrpcTransport("127.0.0.1:0", config=replace(config, relay_mbit=1e5))
+            self._open.append(relay)
+            self._callable.append(await relay.start(Recorder("relay")))
+        if self._is_carried():
+            config = replace(config, dial_out=bool(self._callable))
+        return GrpcTransport("127.0.0.1:0", config=config, name=name)
+
+    async def _introduce(
+        self, transport: GrpcTransport, address: Address, behind_a_way: bool
+    ) -> None:
+        """Let those that only dial out know of the one that can be called, as membership does."""
+        if not transport._config.dial_out:
+            self._callable.append(address)
+        for known in self._callable:
+            there = await self._lead_across_a_way(known) if behind_a_way else known
+            transport.expect(there)
 
     async def _lead_across_a_way(self, target: str) -> Address:
         self._ways.append(TcpWay(Address(target)))
@@ -307,7 +332,8 @@ class TransportContract:
 
     @pytest.fixture
     def config(self) -> GrpcConfig:
-        return GrpcConfig() if self.kind == "sim" else GrpcConfig(data=self.kind)
+        way = {"sim": "auto", "reversed": "grpc", "relayed": "grpc"}.get(self.kind, self.kind)
+        return GrpcConfig(data=way)
 
     @pytest.fixture
     async def net(self, config):
@@ -812,6 +838,20 @@ class TestGrpcWithTls(TransportContract):
     @pytest.fixture
     def config(self, swarm) -> GrpcConfig:
         return replace(swarm, data="grpc")
+
+
+@pytest.mark.sockets
+class TestReversedGrpc(TransportContract):
+    """The callee only dials out."""
+
+    kind = "reversed"
+
+
+@pytest.mark.sockets
+class TestRelayedGrpc(TransportContract):
+    """Both only dial out."""
+
+    kind = "relayed"
 
 
 @pytest.mark.sockets

@@ -12,10 +12,14 @@ import p2ptrain
 from p2ptrain import cli
 from p2ptrain.console import doctor
 from p2ptrain.console.doctor import Finding, Level, Visit, diagnose
+from p2ptrain.console.ways import about_ways
 from p2ptrain.core.messages import Member
 from p2ptrain.errors import RefusedError
+from p2ptrain.ids import Address, PeerId
 from p2ptrain.net.wire import DialedBack
+from p2ptrain.net.wire_carried import address_of
 from tests.console.test_status import member, report
+from tests.net.test_carrying import DIALS_OUT, RELAYS, listening, until
 
 pytestmark = pytest.mark.sockets
 
@@ -177,3 +181,37 @@ def test_the_exit_code_says_whether_something_is_in_the_way(address, monkeypatch
     out, err = capfd.readouterr()
     assert err == ""
     assert "problem  127.0.0.1:1 refuses connections" in out
+
+
+async def test_each_pair_that_only_dials_out_is_named_with_its_relay_or_the_remedy():
+    async with (
+        listening(PeerId("p01"), RELAYS, None) as relay,
+        listening(PeerId("p02"), DIALS_OUT, None, relay) as second,
+        listening(PeerId("p03"), DIALS_OUT, None, relay) as third,
+    ):
+        await until(lambda: len(relay.registered) == 2)
+        here = [
+            Member(peer=peer, address=address, incarnation=1)
+            for peer, address in (
+                (relay.name, relay.address),
+                (second.name, second.address),
+                (third.name, third.address),
+                (PeerId("p04"), address_of("p04")),
+            )
+        ]
+        found = [finding async for finding in about_ways(here, visit(relay.address, dial_out=True))]
+    assert [f.text for f in found if f.level is Level.OK] == [
+        "only dialling out: p02, p03, p04, this machine; the others call them over connections of "
+        "theirs (direct: 0 pairs, reversed: 4)",
+        "p02 and p03 meet through p01 (relayed)",
+        "p02 and this machine meet through p01 (relayed)",
+        "p03 and this machine meet through p01 (relayed)",
+    ]
+    alone = [f.text for f in found if f.level is Level.NOTE]
+    assert len(alone) == 3
+    assert alone[0].startswith("p02 and p04 do not reach each other, as no peer relays between")
+
+
+async def test_without_peers_that_only_dial_out_there_is_nothing_to_say_of_ways():
+    here = [Member(peer=PeerId("p01"), address=Address("127.0.0.1:1"), incarnation=1)]
+    assert [finding async for finding in about_ways(here, visit("127.0.0.1:1"))] == []

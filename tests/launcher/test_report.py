@@ -297,3 +297,18 @@ def test_the_machine_is_described_without_naming_host_or_user(tmp_path):
     write_json(tmp_path / "machine.json", machine)
     assert {"processor", "cores", "Python", "torch", "date"} <= set(machine)
     assert not {"host", "user", "path"} & set(machine)
+
+
+def test_a_change_of_settings_is_marked_once_and_said_once(tmp_path):
+    _, finished, _ = generate(tmp_path, 2, seconds=6.0)
+    run = finished[1][0]
+    for history, at in zip(run.histories, (1.2, 1.3), strict=True):
+        record = {"settings": "wagma tau=5", "by": "p01", "why": "a test wants it", "epoch": 1}
+        line = {"kind": "settings", "t": at, "algorithm": "wagma", **record}
+        with (tmp_path / "ad_psgd" / f"{history.name}.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        history.read()
+    text = "wagma tau=5: a test wants it"
+    assert [change["text"] for change in series.changes(run)] == [text]
+    said = [line["text"] for line in words.events(run)["lines"]]
+    assert said == [f"the swarm works with {text} (proposed by p01)"]

@@ -26,6 +26,7 @@ def average(
     keeps_mean: int | None = None,
     chunk_size: int = 300,
     divisor: float | None = None,
+    trimmed: int = 0,
 ) -> list[Mix]:
     """One average of copies of `models`; what each member is left with."""
     count, size = len(models), len(models[0])
@@ -41,6 +42,7 @@ def average(
                 chunk_size=chunk_size,
                 divisor=count if divisor is None else divisor,
                 delta=delta,
+                trimmed=trimmed,
                 keeps_mean=at == keeps_mean,
             ),
             count,
@@ -194,6 +196,33 @@ def test_2000_steps_in_groups_keep_all_of_the_drift(name, group_size):
     kept, error = drift_kept(load_codec(name), group_size)
     assert kept == pytest.approx(1, abs=1e-3)
     assert error < 2e-4, "the rounding of float32, 2,000 times"
+
+
+# --- robust means ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_direct", [False, True])
+@pytest.mark.parametrize("bad", [1e30, -1e30, np.nan, np.inf])
+def test_a_robust_mean_is_that_of_the_others_whatever_one_sends(bad, is_direct):
+    honest = some_models(7, 1000)
+    models = [*honest, np.full(1000, bad, np.float32)]
+    mixes = average(models, load_codec("fp32"), is_direct=is_direct, delta=False, trimmed=1)
+    low, high = np.min(honest, axis=0), np.max(honest, axis=0)
+    for mix in mixes:
+        assert mix.vector_V.tobytes() == mixes[0].vector_V.tobytes()
+        assert np.all((low <= mix.vector_V) & (mix.vector_V <= high))
+
+
+@pytest.mark.parametrize("name", ["fp32", "bf16"])
+def test_the_books_have_what_robust_means_took_from_the_sum_of_models(name):
+    models = some_models(6, 1000)
+    models[2] *= 100
+    mixes = average(models, load_codec(name), trimmed=1)
+    moved = sum_of([mix.vector_V for mix in mixes])
+    booked = sum(sum(mix.trimmed_squares) for mix in mixes)
+    assert np.sqrt(booked) == pytest.approx(np.linalg.norm(moved), rel=1e-2)
+    middle = np.sort(np.stack(models), axis=0)[1:5].mean(axis=0)
+    np.testing.assert_allclose(mixes[0].vector_V + models[0], middle, rtol=0.02, atol=0.02)
 
 
 # --- what cannot be averaged ----------------------------------------------------------------------

@@ -57,6 +57,10 @@ LEAST_STEPS = 5
 """Before the first decision. Fewer: one slow step decides; more: the swarm trains badly for
 longer."""
 
+RARE_STEPS = 25
+"""Before it is decided to average more rarely than after each step. Fewer: models that were equal
+in the beginning are not yet as far apart as they will be."""
+
 REPORT_S: Seconds = 1.0
 """Between two reports of a peer, after the first ones, in a swarm of up to `REPORTS_PER_S`."""
 
@@ -131,7 +135,8 @@ class Auto(Algorithm):
         self._steps = self._begun_at = 0
         self._refused: list[Candidate] = []
         """What this swarm cannot have."""
-        kinds = (self.inner, *(_load(one.now) for one in self._choosable))
+        possible = [one.now for one in CANDIDATES if self._may_be(one)]
+        kinds = (self.inner, *map(_load, possible))
         self._conserves = all(
             kind.conserves_mean and kind.averages == self.averages for kind in kinds
         )
@@ -194,12 +199,13 @@ class Auto(Algorithm):
 
     @property
     def _choosable(self) -> Sequence[Candidate]:
+        early = self._steps - self._begun_at < RARE_STEPS
+        allowed = [one for one in CANDIDATES if self._may_be(one) and one not in self._refused]
+        return [one for one in allowed if one.period == 1 or not early]
+
+    def _may_be(self, candidate: Candidate) -> bool:
         names = self.config.names
-        return [
-            one
-            for one in CANDIDATES
-            if one not in self._refused and (not names or one.now.split()[0] in names)
-        ]
+        return not names or candidate.now.split()[0] in names
 
     @property
     def _set(self) -> dict[str, Any]:  # Any: plain values

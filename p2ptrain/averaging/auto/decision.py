@@ -25,7 +25,7 @@ from p2ptrain.averaging.auto.costs import (
 
 MICRO = 1_000_000
 
-RISEN = 1.5
+RISEN = 2.0
 """A loss that is so many times the lowest one: models are too far apart, or worse."""
 
 MOST = 10**12
@@ -138,11 +138,12 @@ def decide(
     Args:
         now: what the swarm trains with.
         fleet: all that train.
-        rises: the loss has risen.
+        rises: the loss has risen; that counts while models are apart.
         margin: a change must be worth so much more: 0.15 is 15 %.
         among: what this swarm may have.
     """
-    if rises and now.averages == "models":
+    rises = rises and now.averages == "models" and fleet.apart * drift(now, fleet) > APART / 4
+    if rises:
         fleet = replace(fleet, apart=max(fleet.apart, APART))  # perhaps that is why
     best, present = ranked(fleet, among)[0], price(now, fleet)
     if best.candidate == now or best.worth < (1 + margin) * present.worth:

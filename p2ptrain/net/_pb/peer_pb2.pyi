@@ -625,6 +625,64 @@ class DialedBack(_message.Message):
     why_not: str
     def __init__(self, seen_as: _Optional[str] = ..., why_not: _Optional[str] = ...) -> None: ...
 
+class Registering(_message.Message):
+    __slots__ = ("address", "certificate", "round_trip_us", "echo")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    ROUND_TRIP_US_FIELD_NUMBER: _ClassVar[int]
+    ECHO_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    certificate: bytes
+    round_trip_us: int
+    echo: int
+    def __init__(self, address: _Optional[str] = ..., certificate: _Optional[bytes] = ..., round_trip_us: _Optional[int] = ..., echo: _Optional[int] = ...) -> None: ...
+
+class Wanted(_message.Message):
+    __slots__ = ("number", "chunks", "echo", "relays")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    ECHO_FIELD_NUMBER: _ClassVar[int]
+    RELAYS_FIELD_NUMBER: _ClassVar[int]
+    number: bytes
+    chunks: bool
+    echo: int
+    relays: bool
+    def __init__(self, number: _Optional[bytes] = ..., chunks: bool = ..., echo: _Optional[int] = ..., relays: bool = ...) -> None: ...
+
+class Carried(_message.Message):
+    __slots__ = ("opening", "data")
+    OPENING_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    opening: Carrying
+    data: bytes
+    def __init__(self, opening: _Optional[_Union[Carrying, _Mapping]] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class Carrying(_message.Message):
+    __slots__ = ("number", "address", "chunks")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    number: bytes
+    address: str
+    chunks: bool
+    def __init__(self, number: _Optional[bytes] = ..., address: _Optional[str] = ..., chunks: bool = ...) -> None: ...
+
+class ReachRequest(_message.Message):
+    __slots__ = ("address",)
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    def __init__(self, address: _Optional[str] = ...) -> None: ...
+
+class ReachReply(_message.Message):
+    __slots__ = ("certificate", "round_trip_us", "streams")
+    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    ROUND_TRIP_US_FIELD_NUMBER: _ClassVar[int]
+    STREAMS_FIELD_NUMBER: _ClassVar[int]
+    certificate: bytes
+    round_trip_us: int
+    streams: int
+    def __init__(self, certificate: _Optional[bytes] = ..., round_trip_us: _Optional[int] = ..., streams: _Optional[int] = ...) -> None: ...
+
 class Paths(_message.Message):
     __slots__ = ("port", "secret", "machine", "unix_name")
     PORT_FIELD_NUMBER: _ClassVar[int]
