@@ -242,18 +242,18 @@ def _message_to_pb(
 ) -> tuple[str, Any]:  # Any: protobuf's generated classes
     match message:
         case m.Ping(number, members):
-            return "ping", pb.Ping(number=number, members=map(_member_to_pb, members))
+            return "ping", pb.Ping(number=number, members=map(_known_to_pb, members))
         case m.Ack(number, members):
-            return "ack", pb.Ack(number=number, members=map(_member_to_pb, members))
+            return "ack", pb.Ack(number=number, members=map(_known_to_pb, members))
         case m.IndirectPing(number, target):
             return "indirect_ping", pb.IndirectPing(number=number, target=target)
         case m.IndirectAck(number, target, answered, members):
-            records = map(_member_to_pb, members)
+            records = map(_known_to_pb, members)
             return "indirect_ack", pb.IndirectAck(
                 number=number, target=target, answered=answered, members=records
             )
         case m.MembershipUpdates(members):
-            return "membership_updates", pb.MembershipUpdates(members=map(_member_to_pb, members))
+            return "membership_updates", pb.MembershipUpdates(members=map(_known_to_pb, members))
         case m.Request(ticket, born, purpose):
             body = pb.Request(
                 ticket=ticket_to_pb(ticket), born=born, purpose=_purpose_to_pb(purpose)
@@ -361,7 +361,7 @@ def decode_hello(data: bytes) -> Hello:
 def encode_join_reply(reply: JoinReply) -> bytes:
     packed = pb.JoinReply(
         refusal=reply.refusal[:MAX_REFUSAL],
-        members=map(_member_to_pb, reply.members),
+        members=map(_known_to_pb, reply.members),
         settings=_change_to_pb(reply.settings) if reply.settings else None,
     )
     return bytes(packed.SerializeToString())
@@ -380,7 +380,7 @@ def decode_join_reply(data: bytes) -> JoinReply:
 def encode_report(report: Report) -> bytes:
     packed = pb.Report(
         self=_hello_to_pb(report.hello),
-        members=map(_member_to_pb, report.members),
+        members=map(_known_to_pb, report.members),
         unix_s=report.unix_s,
         running_s=report.running_s,
         samples_per_s=report.samples_per_s,
@@ -574,6 +574,12 @@ def _member_to_pb(member: m.Member) -> Any:  # Any: a generated class
         resumes_before=member.resumes_before,
         accusers=member.accusers,
     )
+
+
+@functools.lru_cache(maxsize=1 << 14)  # every record is sent many times
+def _known_to_pb(member: m.Member) -> Any:  # Any: a generated class
+    """Read only: a message that holds it has a copy."""
+    return _member_to_pb(member)
 
 
 def _member(p: Any) -> m.Member:  # Any: a generated class

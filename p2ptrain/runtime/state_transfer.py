@@ -105,7 +105,7 @@ class StateTransfer:
         # If no peer has trained, the donor's state may equal ours.
         trained = version or membership.samples
         digest = 0 if trained else await self.executor(self.replica.state_digest)
-        while donors := membership.donors:
+        while donors := membership.donors():
             errors: list[P2PTrainError] = []
             turn = str(host.environment.unix_clock() // TURN_S)
             for donor in sorted(donors, key=partial(_rendezvous, turn)):
