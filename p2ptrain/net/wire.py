@@ -158,8 +158,7 @@ class StateOpening:
     fragment: int | None = None
     """Instead of the state: this fragment of the outer optimizer's."""
     snapshot: bytes = b""
-    """The digest of a manifest (`net/wire_state.py`): chunks of that one are wanted, and no other
-    manifest."""
+    """The digest of a manifest (`net/wire_state.py`), if only chunks of that one are wanted."""
 
 
 Opening = AverageOpening | StateOpening
@@ -521,8 +520,6 @@ def _opening(tag: int, data: bytes) -> Opening:
     version = p.version if p.HasField("version") else None
     fragment = at_most(MOST_FRAGMENTS, p.outer, "a fragment") - 1 if p.outer else None
     swarm, sender = text_of(p.swarm, MAX_NAME), name_of(p.sender)
-    if len(p.snapshot) > MAX_NAME:
-        raise CodecError(f"a snapshot's digest of {len(p.snapshot)} bytes")
     return StateOpening(swarm, sender, version, p.lineage, fragment, p.snapshot)
 
 
