@@ -141,8 +141,9 @@ class Membership(Roster):
 
     def announce(self, to: Sequence[PeerId] | None = None) -> None:
         """Send our record to everyone now, or only to these."""
+        ours = m.MembershipUpdates((self.me,))
         for peer in self.reachable() if to is None else to:
-            self._emit(Send(peer, m.MembershipUpdates((self.me,))))
+            self._emit(Send(peer, ours))
 
     def leave(self) -> None:
         """Say goodbye; peers that receive it do not choose this peer any more."""

@@ -97,6 +97,12 @@ class Roster:
         self.trainees = Names()
         """Members of wait-avoiding groups: this peer, and all that train as far as known; no
         suspect, since these groups do not wait until the suspicion is settled."""
+        self.reachable = Names()
+        """Others that are alive or suspect."""
+        self.donors = Names()
+        """Of these, those that have the model: they train, are about to, or are done."""
+        self.changes = 0
+        """Of what a peer waits for in its view: who is here, in which phase, with what."""
         self._others_samples = 0  # including dead ones
         self._budget = budget
         self.updates: dict[PeerId, int] = {}
@@ -115,11 +121,6 @@ class Roster:
         """Samples of the whole swarm, as far as we know."""
         return self.me.samples + self._others_samples
 
-    @property
-    def donors(self) -> list[PeerId]:
-        """Others that have the model: they train, are about to, or are done."""
-        return [p for p in self.reachable() if self.records[p].phase is not Phase.ARRIVING]
-
     def trains_already(self) -> bool:
         """Whether another one that is here has made a step in this life."""
         return any(self.records[peer].steps for peer in self.reachable())
@@ -130,10 +131,6 @@ class Roster:
 
     def member(self, peer: PeerId) -> Member | None:
         return self.me if peer == self.me.peer else self.records.get(peer)
-
-    def reachable(self) -> tuple[PeerId, ...]:
-        """Members that are alive or suspect, sorted."""
-        return tuple(p for p in self.names() if self.records[p].state <= MemberState.SUSPECT)
 
     def dead(self) -> tuple[PeerId, ...]:
         """Dead members, sorted; without those that left."""
@@ -149,14 +146,25 @@ class Roster:
         known = self.records.get(member.peer)
         self.records[member.peer] = member
         self._others_samples += member.samples - (known.samples if known else 0)
-        if known is None or (known.state, known.phase) != (member.state, member.phase):
+        if (
+            known is None
+            or known.state is not member.state
+            or known.phase is not member.phase
+            or known.incarnation != member.incarnation
+            or known.resumes != member.resumes
+            or (member.samples and not known.samples)
+            or (member.steps and not known.steps)
+        ):
             self._sort(member)
 
     def forget(self, peer: PeerId) -> None:
         """Remove a record; its samples still count."""
         del self.records[peer]
         self._schedule(peer, 0)
+        self.changes += 1
         for names in (self.names, self.choosable, self.participants, self.trainees):
+            names.keep(peer, belongs=False)
+        for names in (self.reachable, self.donors):
             names.keep(peer, belongs=False)
 
     def _sort(self, member: Member) -> None:
@@ -167,6 +175,10 @@ class Roster:
         self.trainees.keep(member.peer, is_me or (is_alive and member.phase is Phase.TRAINING))
         self.names.keep(member.peer, not is_me)
         self.choosable.keep(member.peer, not is_me and is_alive)
+        self.reachable.keep(member.peer, not is_me and here)
+        has_model = member.phase is not Phase.ARRIVING
+        self.donors.keep(member.peer, not is_me and here and has_model)
+        self.changes += 1
 
     # --- gossip -----------------------------------------------------------------------------------
 
@@ -220,7 +232,8 @@ class Roster:
 def size_of(member: Member) -> int:
     """Bytes of a record on the wire, at most."""
     size = RECORD_BYTES + _bytes(member.peer) + _bytes(member.address)
-    size += sum(2 + _bytes(accuser) for accuser in member.accusers)
+    for accuser in member.accusers:
+        size += 2 + _bytes(accuser)
     return size + RESUME_BYTES * len(member.resumes_before)
 
 

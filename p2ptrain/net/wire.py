@@ -157,6 +157,8 @@ class StateOpening:
     """Of that version; without one, a digest of the caller's state: an equal one is not sent."""
     fragment: int | None = None
     """Instead of the state: this fragment of the outer optimizer's."""
+    snapshot: bytes = b""
+    """The digest of a manifest (`net/wire_state.py`), if only chunks of that one are wanted."""
 
 
 Opening = AverageOpening | StateOpening
@@ -239,18 +241,18 @@ def _message_to_pb(
 ) -> tuple[str, Any]:  # Any: protobuf's generated classes
     match message:
         case m.Ping(number, members):
-            return "ping", pb.Ping(number=number, members=map(_member_to_pb, members))
+            return "ping", pb.Ping(number=number, members=map(_known_to_pb, members))
         case m.Ack(number, members):
-            return "ack", pb.Ack(number=number, members=map(_member_to_pb, members))
+            return "ack", pb.Ack(number=number, members=map(_known_to_pb, members))
         case m.IndirectPing(number, target):
             return "indirect_ping", pb.IndirectPing(number=number, target=target)
         case m.IndirectAck(number, target, answered, members):
-            records = map(_member_to_pb, members)
+            records = map(_known_to_pb, members)
             return "indirect_ack", pb.IndirectAck(
                 number=number, target=target, answered=answered, members=records
             )
         case m.MembershipUpdates(members):
-            return "membership_updates", pb.MembershipUpdates(members=map(_member_to_pb, members))
+            return "membership_updates", pb.MembershipUpdates(members=map(_known_to_pb, members))
         case m.Request(ticket, born, purpose):
             body = pb.Request(
                 ticket=ticket_to_pb(ticket), born=born, purpose=_purpose_to_pb(purpose)
@@ -358,7 +360,7 @@ def decode_hello(data: bytes) -> Hello:
 def encode_join_reply(reply: JoinReply) -> bytes:
     packed = pb.JoinReply(
         refusal=reply.refusal[:MAX_REFUSAL],
-        members=map(_member_to_pb, reply.members),
+        members=map(_known_to_pb, reply.members),
         settings=_change_to_pb(reply.settings) if reply.settings else None,
     )
     return bytes(packed.SerializeToString())
@@ -377,7 +379,7 @@ def decode_join_reply(data: bytes) -> JoinReply:
 def encode_report(report: Report) -> bytes:
     packed = pb.Report(
         self=_hello_to_pb(report.hello),
-        members=map(_member_to_pb, report.members),
+        members=map(_known_to_pb, report.members),
         unix_s=report.unix_s,
         running_s=report.running_s,
         samples_per_s=report.samples_per_s,
@@ -489,10 +491,14 @@ def _opening_to_pb(opening: Opening) -> Any:  # Any: a generated class
                 codec=codec,
                 bucket=bucket,
             )
-        case StateOpening(swarm, sender, version, lineage, fragment):
-            outer = 0 if fragment is None else 1 + fragment
+        case StateOpening(swarm, sender, version, lineage, fragment, snapshot):
             return pb.StateOpening(
-                swarm=swarm, sender=sender, version=version, lineage=lineage, outer=outer
+                swarm=swarm,
+                sender=sender,
+                version=version,
+                lineage=lineage,
+                outer=0 if fragment is None else 1 + fragment,
+                snapshot=snapshot,
             )
 
 
@@ -514,7 +520,7 @@ def _opening(tag: int, data: bytes) -> Opening:
     version = p.version if p.HasField("version") else None
     fragment = at_most(MOST_FRAGMENTS, p.outer, "a fragment") - 1 if p.outer else None
     swarm, sender = text_of(p.swarm, MAX_NAME), name_of(p.sender)
-    return StateOpening(swarm, sender, version, p.lineage, fragment)
+    return StateOpening(swarm, sender, version, p.lineage, fragment, p.snapshot)
 
 
 # --- parts ----------------------------------------------------------------------------------------
@@ -565,6 +571,12 @@ def _member_to_pb(member: m.Member) -> Any:  # Any: a generated class
         resumes_before=member.resumes_before,
         accusers=member.accusers,
     )
+
+
+@functools.lru_cache(maxsize=1 << 14)  # every record is sent many times
+def _known_to_pb(member: m.Member) -> Any:  # Any: a generated class
+    """Read only: a message that holds it has a copy."""
+    return _member_to_pb(member)
 
 
 def _member(p: Any) -> m.Member:  # Any: a generated class

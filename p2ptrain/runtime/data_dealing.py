@@ -121,7 +121,7 @@ class DataDealing:
         """Ask peers that train for all that they know, and from now on repeat what we know."""
         driver = self._driver
         assert driver is not None
-        others = [peer for peer in driver.machine.membership.donors if self._trains(peer)]
+        others = [peer for peer in driver.machine.membership.donors() if self._trains(peer)]
         Random(f"{self._me}").shuffle(others)
         for peer in islice((others * ASKS), ASKS):
             driver.send(peer, LedgerUpdate(self.plan, asks=True))

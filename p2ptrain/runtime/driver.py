@@ -7,8 +7,7 @@ the simulator, the same code in both. What differs comes in as ports: the `Trans
 """
 
 import asyncio
-from collections.abc import Coroutine, Hashable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Coroutine, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, assert_never
@@ -26,6 +25,7 @@ from p2ptrain.core.messages import (
     AnyMessage,
     LedgerUpdate,
     Member,
+    MembershipMessage,
     MembershipUpdates,
     MemberState,
     Phase,
@@ -49,6 +49,7 @@ from p2ptrain.runtime.data_dealing import DataDealing
 from p2ptrain.runtime.gauges import Gauges
 from p2ptrain.runtime.live_settings import LiveSettings
 from p2ptrain.runtime.metrics import Metrics, TeeMetrics
+from p2ptrain.runtime.parameters import HANDED_ON, UPDATE, HandedOn, Parameters
 from p2ptrain.runtime.protocol_log import ProtocolLog
 from p2ptrain.runtime.pushes import Pushes
 from p2ptrain.runtime.settings import Environment, PeerConfig
@@ -60,6 +61,30 @@ from p2ptrain.vectors import Buffers
 
 RECORDS_OF_UNMET = Rate(0.2, 256.0)
 """Records of members that we know only from others: made-up ones must not fill the file."""
+
+
+class _Feeding:
+    """Tell the machine something inside; then pump.
+
+    The driver's top: an unexpected error inside is a bug; it ends the peer, never hangs it. A class
+    and not a generator: every message and every timer passes here.
+    """
+
+    def __init__(self, driver: "Driver") -> None:
+        self._driver = driver
+
+    def __enter__(self) -> None:
+        """Nothing to prepare."""
+
+    def __exit__(self, kind: object, error: BaseException | None, where: object) -> bool:
+        if error is None:
+            try:
+                self._driver.pump()
+            except Exception as raised:  # noqa: BLE001 - see above
+                self._driver.fail(raised)
+        elif isinstance(error, Exception):
+            self._driver.fail(error)
+        return isinstance(error, Exception)
 
 
 @dataclass(eq=False, repr=False)
@@ -104,6 +129,7 @@ class Driver:
         self._deadline: Seconds = 0.0
         self._tasks: list[asyncio.Task[None]] = []
         self._changed = asyncio.Event()
+        self._feeding = _Feeding(self)
         replica, executor = self.replica, self.environment.executor
         buffers = Buffers(self.transport.vector)
         self.averages = Averages(
@@ -145,12 +171,13 @@ class Driver:
 
     def begin_pushes(self) -> None:
         """The algorithm begins: this peer's model has weight 1, and nothing is on its way."""
-        self.shares = Shares(self)
-        self.pushes.begin({SHARE: self.shares})
+        self.shares, self.parameters = Shares(self), Parameters(self)
+        handed_on = HandedOn(self.parameters)
+        self.pushes.begin({SHARE: self.shares, UPDATE: self.parameters, HANDED_ON: handed_on})
 
     def describe(self, phase: Phase, steps: int, samples: int) -> None:
         """The trainer is in `phase` and has done so much in this life."""
-        with self._feeding():
+        with self._feeding:
             membership, before = self.machine.membership, self.me.samples
             samples += self.agreed.samples_before
             self.machine.describe(self.now, phase=phase, steps=steps, samples=samples)
@@ -165,33 +192,25 @@ class Driver:
         self.stopping = True
         if self.averages.overlap:
             self.averages.overlap.drop(f"{self.name} stops")
-        with self._feeding():
+        with self._feeding:
             self.machine.withdraw(self.now)
 
     # --- feed -------------------------------------------------------------------------------------
 
-    @contextmanager
-    def _feeding(self) -> Iterator[None]:
-        """Tell the machine something inside; then pump.
-
-        The driver's top: an unexpected error here is a bug; it ends the peer, never hangs it.
-        """
-        try:
-            yield
-            self.pump()
-        except Exception as error:  # noqa: BLE001 - see above
-            self.fail(error)
-
     def handle_message(self, envelope: wire.Envelope) -> None:
         source, message = envelope.source, envelope.message
         introduces_itself = isinstance(message, (Ping, Ack, MembershipUpdates))
-        is_stranger = self.machine.membership.member(source) is None and not introduces_itself
+        known = self.machine.membership.member(source)
+        is_stranger = known is None and not introduces_itself
         if envelope.swarm != self.digest or is_stranger or source == self.name:
             return  # a stranger, or a peer of another swarm: nothing to answer
         self._log.message("<-", source, message)
-        if introduces_itself and (known := self.machine.membership.member(source)):
+        if introduces_itself and known:
             self.transport.expect(known.address)  # it reaches us: perhaps we reach it again
-        with self._feeding():
+        if isinstance(message, MembershipMessage):
+            self._hear_of_members(envelope, message)
+            return
+        with self._feeding:
             if isinstance(message, OF_ONE_EPOCH) and envelope.epoch != self.live.epoch:
                 pass  # of other settings than ours
             elif isinstance(message, LedgerUpdate):
@@ -202,6 +221,23 @@ class Driver:
             elif self.me.phase is not Phase.ARRIVING:  # else as good as lost: we have not begun
                 self._give_to_algorithm(source, message)
             self.machine.epochs.heard(source, envelope.epoch, self.now)
+
+    def _hear_of_members(self, envelope: wire.Envelope, message: MembershipMessage) -> None:
+        """As `_Feeding`; wakes those who wait only if something changed: most probes tell nothing.
+
+        In a large swarm nearly all messages are of this kind.
+        """
+        machine, source, now = self.machine, envelope.source, self.now
+        changes = machine.membership.changes
+        try:
+            machine.receive(source, message, now)
+            machine.epochs.heard(source, envelope.epoch, now)
+            told = self._carry_out(machine.take_effects())
+        except Exception as error:  # noqa: BLE001 - the driver's top, see `_Feeding`
+            self.fail(error)
+            return
+        if told or changes != machine.membership.changes:
+            self._changed.set()
 
     def tell_of_push(self, source: PeerId, clock: int) -> None:
         """The algorithm hears of a share that was taken in."""
@@ -219,7 +255,7 @@ class Driver:
             self.accounts.messages_refused[source] += 1
 
     def handle_broken(self, address: Address, why: str) -> None:
-        with self._feeding():
+        with self._feeding:
             for member in self.machine.membership.others:
                 if member.address == address:
                     self.machine.unreachable(member.peer, why, self.now)
@@ -273,7 +309,7 @@ class Driver:
 
     def _handle_timer(self) -> None:
         self._timer = None
-        with self._feeding():
+        with self._feeding:
             # A loop may fire a little early. The machine would find nothing due, and be asked again
             # at the same moment; where time is virtual, for ever.
             self.machine.handle_timer(max(self.now, self._deadline))
@@ -287,12 +323,20 @@ class Driver:
 
     def pump(self) -> None:
         """Carry out what the machine has decided; due whenever it was told something."""
-        for effect in self.machine.take_effects():
+        self._carry_out(self.machine.take_effects())
+        self._changed.set()
+
+    def _carry_out(self, decided: Sequence[effects.Effect]) -> bool:
+        """Carry these out and re-arm; returns whether there was more than messages to send."""
+        told = False
+        for effect in decided:
+            if isinstance(effect, effects.Send):  # most of them
+                self.send(effect.target, effect.message)
+                continue
+            told = True
             self._log.decided(effect)
             match effect:
-                case effects.Send(target=target, message=message):
-                    self.send(target, message)
-                case effects.MemberChanged():  # with the one above most effects of a large swarm
+                case effects.MemberChanged():
                     self._member_changed(effect)
                 case effects.Average():
                     self.averages.start(effect)
@@ -309,7 +353,7 @@ class Driver:
                 case _:
                     assert_never(effect)
         self._rearm(self.machine.next_deadline())
-        self._changed.set()
+        return told
 
     def _rearm(self, deadline: Seconds | None) -> None:
         if self._timer and deadline == self._deadline:
@@ -355,7 +399,7 @@ class Driver:
     # --- slow work --------------------------------------------------------------------------------
 
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:  # Any: asyncio's
-        """Run this until the peer ends; an error in it is a bug and ends it, as in `_feeding`."""
+        """Run this until the peer ends; an error in it is a bug and ends it, as in `_Feeding`."""
         task = self._loop.create_task(work)
         task.add_done_callback(lambda t: self.fail(None if t.cancelled() else t.exception()))
         self._tasks = [*(other for other in self._tasks if not other.done()), task]

@@ -237,7 +237,7 @@ class PeerLifecycle:
         count = config.together or config.peers
         again = await self.start_again(count)
         await self.take_model(count, founds=not asked, keep=keeps_model or again)
-        for other in driver.machine.membership.donors[:1]:
+        for other in driver.machine.membership.donors()[:1]:
             await driver.contract.compare_frozen(other, driver.rule_of)
         if again or not (keeps_model or driver.machine.membership.samples):
             await self.wait_for_models(count)
@@ -329,7 +329,7 @@ class PeerLifecycle:
         membership, timeout_s = self.driver.machine.membership, self.config.join_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
-                while not membership.donors:
+                while not membership.donors():
                     others, first = membership.choosable(), membership.participants()[0]
                     is_ours = first == self.name if count > 1 else founds or not others
                     if membership.holders():

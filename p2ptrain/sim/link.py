@@ -85,7 +85,21 @@ class Uplink:
         """The current transfer, if it is `LONG` and no other stream has waited so far."""
         self._messages: deque[tuple[int, Callable[[], None]]] = deque()
         self._is_busy_with_message = False
+        self._left_at: Seconds = 0.0  # when the last message that found nothing before it leaves
         self._taken_s: Seconds = 0.0  # by messages, from the current chunk
+
+    def leaves_at(self, size: int, now: Seconds) -> Seconds | None:
+        """When a message leaves that finds no other before it; None if it must wait its turn.
+
+        The same as `message`, for the price of no callback.
+        """
+        if self._is_busy_with_message or now < self._left_at:
+            return None
+        if self.bytes_s is not None:
+            lasts_s = size / self.bytes_s
+            self._taken_s += lasts_s if self._is_busy else 0.0
+            self._left_at = now + lasts_s
+        return max(now, self._left_at)
 
     def message(self, size: int, then: Callable[[], None]) -> None:
         """Carry a message of `size` bytes after the queued ones; call `then` when it has left."""
@@ -93,7 +107,13 @@ class Uplink:
             then()
             return
         self._messages.append((size, then))
-        if not self._is_busy_with_message:
+        if self._is_busy_with_message:
+            return
+        loop = virtual_loop()
+        if loop.now < self._left_at:
+            self._is_busy_with_message = True
+            loop.at(self._left_at, self._carry_next_message, context=self._context)
+        else:
             self._carry_next_message()
 
     def send(self, flow: object, size: int, then: Callable[[], None]) -> None:

@@ -248,8 +248,12 @@ class SimNetwork:
                 self._lost(flight, "lost")
             else:
                 ways_s.append(link.latency_s + jitter_s)
+        path = self._path(source.address, target)
+        if len(path) == 1 and (left_at := path[0].leaves_at(size, now)) is not None:
+            self._take_off(flight, ways_s, left_at)
+            return
         then = partial(self._take_off, flight, ways_s)
-        for uplink in reversed(self._path(source.address, target)):
+        for uplink in reversed(path):
             then = partial(uplink.message, size, then)
         then()
 
@@ -335,11 +339,13 @@ class SimNetwork:
             self._coded_last = (envelope, len(data), decoded)
         return self._coded_last[1:]
 
-    def _take_off(self, flight: _Flight, ways_s: Sequence[Seconds]) -> None:
-        """A message has passed all uplinks."""
-        now = self._loop.now
+    def _take_off(
+        self, flight: _Flight, ways_s: Sequence[Seconds], at: Seconds | None = None
+    ) -> None:
+        """A message has passed all uplinks now, or will have `at`."""
+        left_at = self._loop.now if at is None else at
         for way_s in ways_s:
-            self._fly(now + way_s, flight)
+            self._fly(left_at + way_s, flight)
 
     def _fly(self, at: Seconds, flight: _Flight) -> None:
         context = flight.there.context if flight.there else self._context

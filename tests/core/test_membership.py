@@ -716,7 +716,27 @@ def test_what_is_said_of_all_together_follows_every_record(heard: list[Member]):
     others = membership.others
     assert membership.samples == sum(other.samples for other in others)
     here = [other for other in others if other.state <= MemberState.SUSPECT]
-    assert membership.donors == [o.peer for o in here if o.phase is not Phase.ARRIVING]
+    assert membership.reachable() == tuple(other.peer for other in here)
+    has_model = [other.peer for other in here if other.phase is not Phase.ARRIVING]
+    assert membership.donors() == tuple(has_model)
+
+
+def test_only_what_a_peer_may_wait_for_counts_as_a_change():
+    membership = Membership(member("me"), MembershipConfig(), Random(0), lambda effect: None)
+
+    def is_change(**facts: Any) -> bool:  # Any: fields of `Member`
+        before, known = membership.changes, membership.member(PeerId("a")) or member("a")
+        told = replace(known, beat=known.beat + 1, **facts)
+        membership.learn([told], 0.0, "told")
+        return membership.changes != before
+
+    assert is_change()  # a newcomer
+    assert is_change(steps=1, samples=32)  # its first step
+    assert not is_change(steps=2, samples=64)
+    assert is_change(phase=Phase.DONE)
+    assert is_change(resumes=5)
+    assert not is_change(link_mbit=100)
+    assert is_change(state=MemberState.SUSPECT)
 
 
 def test_a_ping_tells_its_target_what_is_thought_of_it():

@@ -439,7 +439,7 @@ async def test_a_joiner_under_eager_goes_on_if_the_others_are_gone_before_its_fi
     pending = fleet.lives["d"].driver.averages.pending
     fleet.crash("a")
     await asyncio.sleep(10.0)
-    assert fleet.lives["d"].driver.machine.membership.donors == []
+    assert fleet.lives["d"].driver.machine.membership.donors() == ()
     assert pending.is_newcomer
     await fleet.train("d", 3)
     assert fleet.programs["d"].replica.version >= 3
