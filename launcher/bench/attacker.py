@@ -29,6 +29,7 @@ from p2ptrain.net.grpc_link import SERVICE
 from p2ptrain.net.grpc_transport import GrpcTransport
 from p2ptrain.net.transport import ChunkStream
 from p2ptrain.net.wire import Envelope, Hello, JoinReply, Opening, StateOpening
+from p2ptrain.net.wire_state import encode_request
 
 PER_CALL = 8
 """Messages that are sent on one call before the next one begins: a victim ends a call with the
@@ -248,6 +249,8 @@ class Attack:
                 async with asyncio.timeout(4 * CALL_S):
                     await call.write(wire.encode_chunk(wire.Chunk(opening=opening)))
                     if isinstance(opening, StateOpening):
+                        first = wire.Chunk(memoryview(encode_request(0)))
+                        await call.write(wire.encode_chunk(first))
                         await call.write(wire.encode_chunk(wire.Chunk(last=True)))
                     got = 0
                     while (data := await call.read()) is not grpc.aio.EOF:

@@ -37,6 +37,7 @@ from p2ptrain.runtime.peer import Peer
 PEERS = 3
 STEPS = 3
 LIMIT_S: Seconds = 400.0
+AGAIN_S: Seconds = 20.0
 LOOK_S: Seconds = 0.05
 """A look at some gigabytes takes the kernel some milliseconds."""
 
@@ -130,10 +131,14 @@ class LargePeer:
         rank, in_step = self._worker.rank, self._fleet.algorithm == "allreduce"
         for _ in range(STEPS):
             done, until = averages_of(self._metrics), perf_counter() + LIMIT_S
-            if peer and (in_step or rank in asking):
-                peer.step()
-                while averages_of(self._metrics) == done and perf_counter() < until:
-                    threading.Event().wait(LOOK_S / 10)
+            steps_at = 0.0
+            while peer and (in_step or rank in asking) and perf_counter() < until:
+                if averages_of(self._metrics) > done:
+                    break
+                if perf_counter() >= steps_at:
+                    peer.step()  # asks again, if what it has asked for broke
+                    steps_at = perf_counter() + AGAIN_S
+                threading.Event().wait(LOOK_S / 10)
             self._meet()
             if peer and not in_step and rank == 1:
                 peer.step()

@@ -55,7 +55,9 @@ async def measure(name: str, peers: int = PEERS, rounds: int = ROUNDS) -> Latenc
     world = World(seed=1, link=LINK)
     for rank in range(peers):
         replica = VectorReplica(np.zeros(NUMBERS, np.float32))
-        await world.add(f"p{rank:02}", replica, algorithm, metrics=None, **options)
+        await world.add(
+            f"p{rank:02}", replica, algorithm, metrics=None, keeps_model=True, **options
+        )
     loop = virtual_loop()
     start, lasted_s = loop.now + PERIOD_S, []
 

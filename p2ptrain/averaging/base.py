@@ -111,6 +111,9 @@ class Swarm(Protocol):
     def trainees(self) -> tuple[PeerId, ...]:
         """This peer, and all others that train by all we know, sorted."""
 
+    def participants(self) -> tuple[PeerId, ...]:
+        """This peer, and all others that train or are to, also those that are suspect, sorted."""
+
     def met(self) -> Mapping[PeerId, int]:
         """The peers that we have been in a group with: the number of the last such group."""
 
@@ -158,6 +161,12 @@ class Swarm(Protocol):
         Both keep weights of their models, so that the weighted sum of all stays what it is. `clock`
         comes to the other side's `handle_push`. `DONE`: it was taken in; anything else: it came
         back, or has gone with a peer that died. To one peer one share is on its way at a time.
+        """
+
+    async def exchange_updates(self, servers: Sequence[PeerId], share: float) -> None:
+        """Push what was trained to the `servers` of the model's parts, and take their answers in.
+
+        This `share` of it counts there. What a server cannot be brought stays for the next time.
         """
 
     async def wait_for_update(self, count: int) -> int:
@@ -489,6 +498,13 @@ class Algorithm:
         raise NotImplementedError
 
     # --- what it is asked -------------------------------------------------------------------------
+
+    def servers(self, peers: Sequence[PeerId]) -> Sequence[PeerId]:
+        """If parts of the model have servers: which of these peers, sorted, has each part.
+
+        Then those alone reduce what all average, and `exchange_updates` may be used. Pure.
+        """
+        return ()
 
     def check_swarm(self, peers: int) -> None:
         """Raise ConfigError if the options make no sense in a swarm of so many peers."""

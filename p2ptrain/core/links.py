@@ -17,6 +17,7 @@ everyone is in every group (`allreduce`) all measure the same and shards stay eq
 of a slow link has to be configured (`link_mbit`).
 """
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from statistics import median_low
@@ -55,6 +56,26 @@ class LinkMeter:
         """A group has ended, in which `moved_bytes` went one way."""
         if moved_bytes >= LEAST_BYTES and seconds > 0:
             self._seen.append(min(max(1, round(8e-6 * moved_bytes / seconds)), MAX_MBIT))
+
+
+class SharedLink:
+    """Spaces out what is sent in the background, so that it takes a share of a link's time.
+
+    Args:
+        share: from 0 to 1; 1 sends all at once.
+    """
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self._free_at: Seconds = -math.inf
+
+    def wait_s(self, size_bytes: int, mbit: int, now: Seconds) -> Seconds:
+        """How long to wait before the next `size_bytes` leave on a link of `mbit`; 0: unknown."""
+        if not mbit or self._share >= 1:
+            return 0.0
+        begins = max(now, self._free_at)
+        self._free_at = begins + 8e-6 * size_bytes / (mbit * self._share)
+        return begins - now
 
 
 def weights_of(speeds: Sequence[int]) -> tuple[int, ...]:

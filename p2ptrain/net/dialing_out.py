@@ -124,6 +124,10 @@ class DialsOut:
         visit = self._visits[address] = Visit(address)
         visit.task = self._loop.create_task(self._stay(visit))
 
+    def visits(self, address: Address) -> bool:
+        """Whether we register there."""
+        return address in self._visits
+
     def leave(self, address: Address) -> None:
         """Register there no more, and end what it has open."""
         self._routes.pop(address, None)

@@ -43,7 +43,7 @@ from p2ptrain.core.redial import Redial
 from p2ptrain.errors import CodecError, ConfigError, P2PTrainError, RefusedError, TransportError
 from p2ptrain.ids import Address, Seconds
 from p2ptrain.net import wire
-from p2ptrain.net.carrying import Carrying
+from p2ptrain.net.carrying import WINDOW, Carrying
 from p2ptrain.net.gate import Gate, caller
 from p2ptrain.net.grpc_config import GrpcConfig, channel_arguments
 from p2ptrain.net.grpc_errors import hung_up, translate
@@ -157,7 +157,9 @@ class GrpcTransport:
         advertised, port_advertised = _split("advertise", self._advertise or f"{host}:0")
         self._handler = handler
         checks = health.aio.HealthServicer()
-        server = grpc.aio.server(options=self._chunk_options)
+        is_carried = self._config.dial_out or self._config.relay_mbit
+        window = WINDOW if is_carried else ()
+        server = grpc.aio.server(options=[*self._chunk_options, *window])
         health_pb2_grpc.add_HealthServicer_to_server(checks, server)
         asked = [self._service(), *([self._keys.handler(self._gate)] if self._keys else [])]
         server.add_generic_rpc_handlers(tuple(asked))
@@ -221,8 +223,10 @@ class GrpcTransport:
 
     def forget(self, address: Address) -> None:
         link = self._links.pop(address, None)
-        self._dropping = [task for task in self._dropping if not task.done()]
-        self._dropping.append(asyncio.get_running_loop().create_task(self._drop(address, link)))
+        if link or self._carrying.knows(address):
+            self._dropping = [task for task in self._dropping if not task.done()]
+            dropping = self._drop(address, link)
+            self._dropping.append(asyncio.get_running_loop().create_task(dropping))
 
     async def _drop(self, address: Address, link: Link | None) -> None:
         if link:

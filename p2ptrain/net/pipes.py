@@ -23,6 +23,9 @@ from p2ptrain.net.wire_carried import MOST_CARRIED, decode_carried, encode_carri
 LINGER_S: Seconds = 0.5
 """How long one direction may go on after the other has ended."""
 
+BUFFER_BYTES = 1 << 19
+"""Of a socket: the kernel would let megabytes pile up in front of a receiver that does not read."""
+
 GONE = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
 """What gRPC raises when a call has ended."""
 
@@ -55,6 +58,8 @@ class SocketPipe:
 
     def __init__(self, connected: socket.socket) -> None:
         connected.setblocking(False)
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            connected.setsockopt(socket.SOL_SOCKET, option, BUFFER_BYTES)
         self._socket = connected
         self._loop = asyncio.get_running_loop()
 

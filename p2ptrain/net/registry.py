@@ -79,7 +79,7 @@ class Registry:
 
     def __init__(self, charge: Charge, relay_mbit: float = 0.0) -> None:
         self._charge = charge
-        self._relays = relay_mbit > 0
+        self.relays = relay_mbit > 0
         rate = Rate(max(relay_mbit, 1e-9) * MBIT_BYTES, max(relay_mbit * MBIT_BYTES, 1.0))
         self._bytes: Budgets[str] = Budgets(rate)
         self._relayed: Counter[str] = Counter()
@@ -110,7 +110,7 @@ class Registry:
         number = secrets.token_bytes(NUMBER_BYTES)
         opened: asyncio.Future[ServedPipe] = asyncio.get_running_loop().create_future()
         registration.wanted[number] = opened
-        registration.outgoing.put_nowait(Wanted(number, chunks, relays=self._relays))
+        registration.outgoing.put_nowait(Wanted(number, chunks, relays=self.relays))
         try:
             async with asyncio.timeout(CARRIES_S):
                 return await opened
@@ -194,7 +194,7 @@ class Registry:
 
     def _answer(self, registration: Registration) -> None:
         echo = registration.said.echo
-        registration.outgoing.put_nowait(Wanted(echo=echo, relays=self._relays))
+        registration.outgoing.put_nowait(Wanted(echo=echo, relays=self.relays))
 
     async def serve_carry(self, requests: AsyncIterator[bytes], context: Any) -> None:
         """Handle `Carry`."""
@@ -223,14 +223,14 @@ class Registry:
         """Handle `Reach`."""
         await self._charge(context, 1)
         address = wire.decode_reach(request)
-        if not self._relays or address not in self._registered:
+        if not self.relays or address not in self._registered:
             await _refuse(context, f"{address} is not reached from here")
         said, carries = self._registered[address].said, self._relayed.total()
         return wire.encode_reach_reply(ReachReply(said.certificate, said.round_trip_us, carries))
 
     async def _relay(self, address: Address, chunks: bool, pipe: ServedPipe, context: Any) -> None:
         source = caller().name or str(context.peer())
-        if not self._relays or address not in self._registered:
+        if not self.relays or address not in self._registered:
             await _refuse(context, f"{address} is not reached from here")
         if self._relayed[source] >= MOST_OF_ONE or self._relayed.total() >= MOST_RELAYED:
             await _refuse(context, "too many connections are relayed here; try another relay")

@@ -157,6 +157,8 @@ class StateOpening:
     """Of that version; without one, a digest of the caller's state: an equal one is not sent."""
     fragment: int | None = None
     """Instead of the state: this fragment of the outer optimizer's."""
+    snapshot: bytes = b""
+    """The digest of a manifest (`net/wire_state.py`), if only chunks of that one are wanted."""
 
 
 Opening = AverageOpening | StateOpening
@@ -489,10 +491,14 @@ def _opening_to_pb(opening: Opening) -> Any:  # Any: a generated class
                 codec=codec,
                 bucket=bucket,
             )
-        case StateOpening(swarm, sender, version, lineage, fragment):
-            outer = 0 if fragment is None else 1 + fragment
+        case StateOpening(swarm, sender, version, lineage, fragment, snapshot):
             return pb.StateOpening(
-                swarm=swarm, sender=sender, version=version, lineage=lineage, outer=outer
+                swarm=swarm,
+                sender=sender,
+                version=version,
+                lineage=lineage,
+                outer=0 if fragment is None else 1 + fragment,
+                snapshot=snapshot,
             )
 
 
@@ -514,7 +520,7 @@ def _opening(tag: int, data: bytes) -> Opening:
     version = p.version if p.HasField("version") else None
     fragment = at_most(MOST_FRAGMENTS, p.outer, "a fragment") - 1 if p.outer else None
     swarm, sender = text_of(p.swarm, MAX_NAME), name_of(p.sender)
-    return StateOpening(swarm, sender, version, p.lineage, fragment)
+    return StateOpening(swarm, sender, version, p.lineage, fragment, p.snapshot)
 
 
 # --- parts ----------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from p2ptrain.compute.replica import Replica
 from p2ptrain.compute.sparse import Residual
 from p2ptrain.core.contribution import MODEL, Contribution
 from p2ptrain.core.effects import Abandon, Average, Break, Resolve, What
+from p2ptrain.core.links import weights_left
 from p2ptrain.core.purpose import Purpose
 from p2ptrain.core.transfers import Transfers
 from p2ptrain.errors import RefusedError
@@ -206,6 +207,12 @@ class Averages:
             writes_checkpoint=checkpoints is not None and checkpoints.is_writing(),
             progress=agreed.progress,
         )
+
+    def shards_of(self, effect: Average, members: tuple[PeerId, ...]) -> tuple[int, ...]:
+        """The weights of the members' shards in an attempt; none: equal shards."""
+        if servers := self.host.algorithm.servers(members):
+            return tuple(servers.count(peer) for peer in members)
+        return weights_left(effect.members, effect.weights, members)
 
     def exchange(
         self,

@@ -49,6 +49,7 @@ from p2ptrain.runtime.data_dealing import DataDealing
 from p2ptrain.runtime.gauges import Gauges
 from p2ptrain.runtime.live_settings import LiveSettings
 from p2ptrain.runtime.metrics import Metrics, TeeMetrics
+from p2ptrain.runtime.parameters import HANDED_ON, UPDATE, HandedOn, Parameters
 from p2ptrain.runtime.protocol_log import ProtocolLog
 from p2ptrain.runtime.pushes import Pushes
 from p2ptrain.runtime.settings import Environment, PeerConfig
@@ -170,8 +171,9 @@ class Driver:
 
     def begin_pushes(self) -> None:
         """The algorithm begins: this peer's model has weight 1, and nothing is on its way."""
-        self.shares = Shares(self)
-        self.pushes.begin({SHARE: self.shares})
+        self.shares, self.parameters = Shares(self), Parameters(self)
+        handed_on = HandedOn(self.parameters)
+        self.pushes.begin({SHARE: self.shares, UPDATE: self.parameters, HANDED_ON: handed_on})
 
     def describe(self, phase: Phase, steps: int, samples: int) -> None:
         """The trainer is in `phase` and has done so much in this life."""

@@ -97,6 +97,12 @@ class ExchangeConfig:
     less. 0: find out from the groups we are in, which is not possible where everyone is in every
     group. Too small: others do our work; too large: they wait for our link."""
 
+    state_share: float = 0.25
+    """The share of this peer's link, above 0 and up to 1, that it gives to newcomers while it
+    trains; they take its state. It applies where the speed of the link is known (`link_mbit`, or as
+    measured), and not where all wait for the newcomer (at a barrier). Too small: newcomers come
+    late, with an old model; too large: averages of this peer wait for its link meanwhile."""
+
     def __post_init__(self) -> None:
         if not 1 <= self.chunk_kib <= MAX_CHUNK_BYTES // 1024:
             most = MAX_CHUNK_BYTES // 1024
@@ -106,6 +112,11 @@ class ExchangeConfig:
         if not 0 <= self.link_mbit <= MAX_MBIT:
             raise ConfigError(
                 f"link_mbit = {self.link_mbit} must be between 1 and {MAX_MBIT}, or 0 to measure it"
+            )
+        if not 0 < self.state_share <= 1:
+            raise ConfigError(
+                f"state_share = {self.state_share} must be above 0 and at most 1: the part of the "
+                "link that newcomers may use"
             )
         if not 0 <= self.trimmed_share < MOST_TRIMMED:
             raise ConfigError(

@@ -23,7 +23,6 @@ from p2ptrain.compute.replica import Vector
 from p2ptrain.compute.sparse import NOTHING
 from p2ptrain.core.contribution import MODEL
 from p2ptrain.core.effects import Abandon, Average, AverageBroke, Break, Outcome, Resolve, What
-from p2ptrain.core.links import weights_left
 from p2ptrain.core.purpose import Formation
 from p2ptrain.core.shards import SMALLEST_PART, chunk_size_of
 from p2ptrain.errors import InvariantViolation, StateError
@@ -261,7 +260,7 @@ class FormedGroup(Attempt):
             self.ticket,
             self.members,
             self._payload(),
-            weights_left(effect.members, effect.weights, self.members),
+            averages.shards_of(effect, self.members),
             heard=partial(host.machine.heard, self.ticket),
             arrival_s=averages.transfers.arrivals.seconds,
             stall_s=averages.transfers.stall(self.what, len(self.members)).seconds,
@@ -417,7 +416,7 @@ class FormedGroup(Attempt):
         agreed.follow(self.ticket, mean_V)
         agreed.contributes = True
         if averages.overlap:
-            shards = weights_left(effect.members, effect.weights, self.members)
+            shards = averages.shards_of(effect, self.members)
             averages.overlap.begin(self.ticket, self.members, stated, shards)
 
     async def _take_in(self, exchange: Exchange) -> list[Vector]:

@@ -136,6 +136,8 @@ class LiveSettings:
         if self._begun is driver.algorithm:
             return
         self._begun = driver.algorithm
+        if driver.algorithm.servers((driver.name,)):
+            driver.parameters.begin()
         self.start(driver.algorithm.background(driver.swarm))
 
     def follow(self) -> None:

@@ -31,6 +31,9 @@ clock that governs the peer (monotonic for real, virtual in the simulator):
 ``snapshot``  row ``row`` of ``<peer>.snapshots`` (float32, little endian, rows of ``model_size``)
               holds the model as of ``t``, after ``step`` updates; ``tick`` of the wall clock (null
               where peers are in step); ``frees``: the row that the next one overwrites, or null
+``state``     a state of another peer is here: ``donor``, ``size_bytes``, ``duration_s``,
+              ``sources`` (an object: peer -> bytes that it has sent) and ``again_bytes``, of those
+              that came twice
 ``checkpoint``  one is on the disk: ``updates`` of its model, ``size_bytes``, ``lasted_s``
 ``consensus``  the mean model of all is here: ``members``, and the ``weights`` of their models
 ``settings``  this peer works with other settings from here on: ``epoch``, ``algorithm``,

@@ -12,8 +12,8 @@ that was taken in is all that a receiver has to remember of a sender.
 so (`Delivery.is_back`). Of any other it cannot know. A push names the receiver's life, so a peer
 that has started again refuses what was meant for the one before it.
 
-What a vector means is its taker's: `runtime/shares.py` (push-sum). All that comes is hostile until
-checked here or there; a sender has one stream at a time.
+What a vector means is its taker's: `runtime/shares.py` (push-sum), `runtime/parameters.py`. All
+that comes is hostile until checked here or there; a sender has one stream at a time.
 
 Legend of shapes: ``S`` numbers that are pushed.
 """
@@ -94,10 +94,6 @@ class Taker(Protocol):
 
     def check(self, source: PeerId, push: Push, size: int) -> None:
         """Raise RefusedError for what this peer does not take; `size` numbers are to come."""
-        ...
-
-    def answer_size(self, push: Push) -> int:
-        """How many numbers are answered."""
         ...
 
     async def take(

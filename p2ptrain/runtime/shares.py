@@ -112,10 +112,6 @@ class Shares:
         if size != host.replica.model_size or push.parts != 1:
             raise RefusedError(f"{source} pushes {size} numbers to {host.name}")
 
-    def answer_size(self, push: Push) -> int:
-        """Nothing is answered."""
-        return 0
-
     async def take(
         self, source: PeerId, push: Push, vector_S: Vector, attempt: Attempt, *, again: bool
     ) -> tuple[int, Vector | None]:

@@ -1,9 +1,19 @@
 """Transfer a replica's state to a peer that starts, joins, or fell behind.
 
-Both sides buffer long states in unnamed files: many peers may ask one at a time, and a state may be
-several times as large as the model, whose memory alone is budgeted (`compute/state.py`). Files and
-models are accessed off the event loop, which must answer probes meanwhile. A transfer fails if
-nothing arrives for `average_timeout_s`; then the receiver asks another donor, or arrives again.
+A state travels as a *snapshot*, in chunks with hashes, from several peers at once
+(`runtime/state_snapshots.py`, `runtime/state_download.py`). Here is decided which state a peer
+needs, whom it asks first, and what it gives to others:
+
+* **At a version of a barrier** all members wait with the same bits, so all of them are donors.
+* **Where models differ** the snapshot of one donor is taken. Newcomers of the same minute ask the
+  same donor first, so they share its snapshot and load it from each other, too; in another minute
+  it is another donor's turn.
+* **A fragment of the outer state** is the same at all that made the step: all are donors.
+
+Files and models are accessed off the event loop, which must answer probes meanwhile. A source that
+is silent for `average_timeout_s` is left; if none remains, the receiver asks another donor, or
+arrives again, and keeps the chunks that it has. While it trains, a donor gives a share of its link
+(`state_share`); where all wait for the receiver, all of it.
 """
 
 import asyncio
@@ -16,21 +26,39 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from p2ptrain.compute.replica import Replica, State
-from p2ptrain.compute.state_file import SMALL_BYTES, contents
 from p2ptrain.core.effects import StateTransferred, TakeState
-from p2ptrain.core.shards import Span, chunks
+from p2ptrain.core.links import SharedLink
 from p2ptrain.errors import CodecError, P2PTrainError, RefusedError, StateError, TransportError
 from p2ptrain.ids import PeerId, Seconds
 from p2ptrain.net.transport import ChunkStream
 from p2ptrain.net.wire import StateOpening
+from p2ptrain.net.wire_state import (
+    MAX_STATE_BYTES,
+    MOST_OTHERS,
+    StateManifest,
+    StateNews,
+    decode_manifest,
+    decode_request,
+    encode_manifest,
+    encode_news,
+)
 from p2ptrain.runtime.agreed_state import AgreedState
 from p2ptrain.runtime.copy_executor import CopyExecutor
 from p2ptrain.runtime.exchange import ExchangeConfig
+from p2ptrain.runtime.state_download import StateDownload
+from p2ptrain.runtime.state_snapshots import Snapshot, Snapshots
 
 if TYPE_CHECKING:
     from p2ptrain.runtime.driver import Driver
 
-MAX_STATE_BYTES = 1 << 36
+TURN_S: Seconds = 60.0
+"""So long one donor is asked first by all that join; then another one."""
+
+ADVISED = 2
+"""Chunks that one loader of a snapshot is advised to begin with."""
+
+MOST_HELPERS = 3
+"""Members of a barrier that are asked beside the donor."""
 
 MOST_SERVED = 16
 """Transfers to one peer at a time: as many fragments as it may follow, and its model."""
@@ -56,25 +84,31 @@ class StateTransfer:
     _served: Counter[str] = field(default_factory=Counter, init=False)
     """Transfers under way, by their receivers."""
 
+    def __post_init__(self) -> None:
+        chunk_bytes = self.config.chunk_kib * 1024
+        self.snapshots = Snapshots(lambda: self.host.now, chunk_bytes, self.executor)
+        self._link = SharedLink(self.config.state_share)
+
     async def take_model(self, version: int | None = None) -> PeerId | None:
         """Take the state of a peer that has the model; returns that peer, or None if none is here.
 
         With `version`, of one that has had the means of stale gradients up to that; all soon have,
         or it goes on without these means.
-        They are asked in an order that differs from peer to peer, by rendezvous hashing (Thaler and
-        Ravishankar 1998): peers that join at the same time ask different donors.
+        They are asked in an order that follows from the minute, by rendezvous hashing (Thaler and
+        Ravishankar 1998): peers that join at the same time ask the same donor first.
 
         Raises:
             P2PTrainError: if no state fits, or none arrives within `join_timeout_s`.
         """
-        host, me, membership = self.host, self.host.name, self.host.machine.membership
+        host, membership = self.host, self.host.machine.membership
         until = host.now + host.config.join_timeout_s
         # If no peer has trained, the donor's state may equal ours.
         trained = version or membership.samples
         digest = 0 if trained else await self.executor(self.replica.state_digest)
         while donors := membership.donors():
             errors: list[P2PTrainError] = []
-            for donor in sorted(donors, key=lambda donor: _rendezvous(me, donor)):
+            turn = str(host.environment.unix_clock() // TURN_S)
+            for donor in sorted(donors, key=partial(_rendezvous, turn)):
                 try:
                     state = await self.download(donor, version, digest)
                     if state or not digest:
@@ -157,7 +191,7 @@ class StateTransfer:
     async def _follow(self, fragment: int, digest: int, donors: Sequence[PeerId]) -> None:
         outer, me = self.host.averages.outer, self.host.name
         assert outer is not None
-        for donor in sorted(donors, key=lambda one: _rendezvous(me, one)):
+        for donor in sorted(donors, key=partial(_rendezvous, me)):
             try:
                 state = await self.download(donor, None, digest, fragment)
                 follows = await self.executor(partial(outer.take_over, fragment, state))
@@ -186,31 +220,58 @@ class StateTransfer:
         Raises:
             TransportError, RefusedError, CodecError: if it did not arrive.
         """
-        timeout_s, loop, stream = self.config.average_timeout_s, asyncio.get_running_loop(), None
-        outer, most = self.host.averages.outer, MAX_STATE_BYTES
-        if outer and fragment is not None:
-            most = outer.most_bytes(fragment)
+        host, outer, timeout_s = self.host, self.host.averages.outer, self.config.average_timeout_s
+        opening = StateOpening(host.digest, host.name, version, lineage, fragment)
+        most = outer.most_bytes(fragment) if outer and fragment is not None else MAX_STATE_BYTES
+        stream = await host.open_stream(donor, opening)
         try:
-            with tempfile.SpooledTemporaryFile(SMALL_BYTES) as file:
-                async with asyncio.timeout(timeout_s) as timeout:
-                    me = self.host.name
-                    opening = StateOpening(self.host.digest, me, version, lineage, fragment)
-                    stream = await self.host.open_stream(donor, opening)
-                    await stream.finish()
-                    while (payload := await stream.receive()) is not None:
-                        timeout.reschedule(loop.time() + timeout_s)
-                        if file.tell() + payload.nbytes > most:
-                            stream.abort("too much")
-                            raise CodecError(f"{donor} sends more than {most} bytes")
-                        await self.executor(partial(file.write, payload))
-                return contents(file)
-        except OSError as error:
-            why = f"there is no room in {tempfile.gettempdir()} for what {donor} sends: {error}"
-            if isinstance(error, TimeoutError):
-                why = f"{donor} has sent nothing of its state for {timeout_s:g} s"
-            if stream:
-                stream.abort(why)
+            async with asyncio.timeout(timeout_s):
+                payload = await stream.receive()
+            if payload is None:
+                return b""
+            manifest = decode_manifest(payload, most)
+        except TimeoutError as error:
+            why = f"{donor} has sent nothing of its state for {timeout_s:g} s"
+            stream.abort(why)
             raise TransportError(why) from error
+        except CodecError as error:
+            stream.abort(str(error))
+            raise CodecError(f"{donor} offers {error}") from error
+        return await self._load(donor, stream, opening, manifest)
+
+    async def _load(
+        self, donor: PeerId, stream: ChunkStream, opening: StateOpening, manifest: StateManifest
+    ) -> State:
+        host, began_at = self.host, self.host.now
+        helpers: list[PeerId] = []
+        if opening.fragment is not None or (host.algorithm.in_step and opening.version is not None):
+            others = [one for one in host.machine.membership.participants() if one != donor]
+            helpers = sorted(others, key=partial(_rendezvous, host.name))[:MOST_HELPERS]
+        timeout_s = self.config.average_timeout_s
+        try:
+            download = StateDownload(
+                host,
+                opening,
+                manifest,
+                self.snapshots,
+                self.executor,
+                timeout_s=timeout_s,
+                helpers=helpers,
+            )
+            loaded = await download.run(donor, stream)
+        except OSError as error:
+            where = tempfile.gettempdir()
+            why = f"there is no room in {where} for what {donor} sends: {error}"
+            raise TransportError(why) from error
+        host.metrics.record(
+            "state",
+            donor=donor,
+            size_bytes=manifest.size,
+            sources=loaded.bytes_of,
+            again_bytes=loaded.again_bytes,
+            duration_s=host.now - began_at,
+        )
+        return loaded.state
 
     async def serve(self, opening: StateOpening, stream: ChunkStream) -> None:
         """Send our state, at a requested version or, of stale gradients, not before it.
@@ -233,46 +294,117 @@ class StateTransfer:
             self._served += Counter()  # without those that are at 0
 
     async def _serve(self, opening: StateOpening, stream: ChunkStream) -> None:
-        version = opening.version
         try:
-            if opening.fragment is not None:
-                state: State = await self._outer_state(opening.fragment, opening.lineage)
-            elif version is None or not self.host.algorithm.in_step:
-                if not self.host.machine.has_model:
-                    raise RefusedError(f"{self.host.name} is itself about to take a model")
-                if (version or 0) > self.replica.version:
-                    raise RefusedError(f"{self.host.name} has not come to version {version}")
-                theirs, ours = opening.lineage, self.replica.state_digest
-                if theirs and theirs == await self.executor(ours):
-                    return
-                export = partial(self.replica.export_state, whole=False)
-                state = await self.host.averages.whole(export)
-            else:
-                self._refuse_unless_waiting(version, opening.lineage)
-                state = await self.executor(self.replica.export_state)
-                self._refuse_unless_waiting(version, opening.lineage)
+            snapshot = await self._snapshot(opening)
         except (OSError, StateError) as error:
             raise RefusedError(f"{self.host.name} cannot hand over its state: {error}") from error
-        for span in chunks(Span(0, len(state)), self.config.chunk_kib * 1024):
-            await stream.send(memoryview(state)[span.start : span.stop])
+        if snapshot is None:
+            return
+        with self.snapshots.loading(snapshot, opening.sender):
+            if not opening.snapshot:
+                await stream.send(memoryview(encode_manifest(snapshot.manifest)))
+            while (request := await self._next_request(stream)) is not None:
+                await self._answer(request, opening, snapshot, stream)
 
-    async def _outer_state(self, fragment: int, digest: int) -> State:
-        """Raises RefusedError if there is none, or it does not come to the step of `digest`."""
+    async def _next_request(self, stream: ChunkStream) -> memoryview | None:
+        timeout_s = self.config.average_timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await stream.receive()
+        except TimeoutError as error:
+            why = f"nothing of a state of {self.host.name} was asked for within {timeout_s:g} s"
+            raise RefusedError(why) from error
+
+    async def _answer(
+        self, request: memoryview, opening: StateOpening, snapshot: Snapshot, stream: ChunkStream
+    ) -> None:
+        """Send one chunk, or news."""
+        count = len(snapshot.manifest.hashes)
+        try:
+            number = decode_request(request, count)
+        except CodecError as error:
+            raise RefusedError(f"{self.host.name} does not understand: {error}") from error
+        if number is None:
+            known = {opening.sender, self.host.name}
+            others = [one for one in snapshot.loaders if one not in known]
+            others.sort(key=partial(_rendezvous, opening.sender))
+            shown, advised = tuple(others[:MOST_OTHERS]), snapshot.advise(ADVISED)
+            news = StateNews(frozenset(snapshot.have), shown, advised)
+            await stream.send(memoryview(encode_news(news, count)))
+            return
+        chunk = snapshot.chunk(number) if number in snapshot.have else memoryview(b"")
+        if self.host.live.trains and not self._all_wait(opening) and not stream.is_local:
+            mbit = self.host.me.link_mbit
+            await asyncio.sleep(self._link.wait_s(chunk.nbytes, mbit, self.host.now))
+        await stream.send(chunk)
+
+    def _all_wait(self, opening: StateOpening) -> bool:
+        """Whether the swarm stands still until this state has arrived."""
+        return self.host.algorithm.in_step and opening.version is not None
+
+    async def _snapshot(self, opening: StateOpening) -> Snapshot | None:
+        """What was asked for; None if the caller has it.
+
+        Raises:
+            RefusedError: if it is not here.
+            StateError: if it cannot be made.
+        """
+        version, lineage, fragment = opening.version, opening.lineage, opening.fragment
+        wanted, name, make = opening.snapshot, self.host.name, self.snapshots.make
+        if wanted and (held := self.snapshots.get(wanted)):
+            return held
+        if fragment is not None:
+            digest = await self._made_step(fragment, lineage)
+            export = partial(self._outer_state, fragment)
+            made = await make(("outer", fragment, digest), export, is_one=True)
+        elif self._all_wait(opening):
+            assert version is not None
+            self._refuse_unless_waiting(version, lineage)
+            whole = partial(self.executor, self.replica.export_state)
+            made = await make(("barrier", version, lineage), whole, is_one=True)
+            self._refuse_unless_waiting(version, lineage)
+        elif wanted:
+            raise RefusedError(f"{name} does not have this snapshot of a state")
+        else:
+            if not self.host.machine.has_model:
+                raise RefusedError(f"{name} is itself about to take a model")
+            if (version or 0) > self.replica.version:
+                raise RefusedError(f"{name} has not come to version {version}")
+            if lineage and lineage == await self.executor(self.replica.state_digest):
+                return None
+            model = partial(self.replica.export_state, whole=False)
+            copied = partial(self.host.averages.whole, model)
+            made = await make(("model",), copied, version=version or 0)
+        if wanted and made.manifest.digest != wanted:
+            raise RefusedError(f"the state of {name} is another one")
+        return made
+
+    async def _made_step(self, fragment: int, digest: int) -> int:
+        """Wait for the step of this digest; returns that of the last one.
+
+        Raises:
+            RefusedError: if there is no outer state, or it does not come to that step.
+        """
         outer, name = self.host.averages.outer, self.host.name
         if outer is None or not outer.has_begun or fragment >= outer.rule.fragments:
             raise RefusedError(f"{name} has no outer state of fragment {fragment}")
+        history = outer.histories[fragment]
         try:
             async with asyncio.timeout(self.host.averages.transfers.arrivals.seconds):
-                while digest not in outer.histories[fragment].digests:
+                while digest not in history.digests:
                     await self.host.wait_for_change()  # our own group may end after theirs
         except TimeoutError as error:
             raise RefusedError(f"{name} has not made that step of fragment {fragment}") from error
-        return await self.executor(partial(outer.hand_over, fragment))
+        return history.digest
+
+    async def _outer_state(self, fragment: int) -> State:
+        assert self.host.averages.outer
+        return await self.executor(partial(self.host.averages.outer.hand_over, fragment))
 
     def _refuse_unless_waiting(self, version: int, lineage: int) -> None:
         if not self.host.machine.groups.barrier.waits_with(version, lineage):
             raise RefusedError(f"{self.host.name} does not stand still at version {version}")
 
 
-def _rendezvous(me: PeerId, donor: PeerId) -> bytes:
+def _rendezvous(me: str, donor: PeerId) -> bytes:
     return hashlib.sha256(f"{me} {donor}".encode()).digest()

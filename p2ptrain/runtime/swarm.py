@@ -80,6 +80,9 @@ class DriverSwarm:
     def trainees(self) -> tuple[PeerId, ...]:
         return self._driver.machine.membership.trainees()
 
+    def participants(self) -> tuple[PeerId, ...]:
+        return self._driver.machine.membership.participants()
+
     def met(self) -> Mapping[PeerId, int]:
         return self._driver.accounts.met
 
@@ -150,6 +153,9 @@ class DriverSwarm:
 
     async def push(self, peer: PeerId, share: float, clock: int) -> GroupResult:
         return await self._driver.shares.push(peer, share, clock)
+
+    async def exchange_updates(self, servers: Sequence[PeerId], share: float) -> None:
+        await self._driver.parameters.exchange(servers, share)
 
     async def wait_for_update(self, count: int) -> int:
         while (updates := self._driver.me.steps) < count:

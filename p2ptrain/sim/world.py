@@ -183,18 +183,23 @@ class World:
         algorithm: str,
         *,
         metrics: Metrics | None = None,
+        keeps_model: bool = True,
         **options: Any,  # Any: the algorithm checks
     ) -> SimPeer:
         """Start a peer and let it join with its replica as it is; the first peer joins no other.
 
         Its records, over all restarts, go to memory and to the trace, and to `metrics` if given.
+        Without `keeps_model` it takes another peer's model; if the others train, so does it then.
 
         Raises:
             RefusedError: if the others refuse it.
         """
         sinks = (metrics,) if metrics else ()
         self._births[PeerId(name)] = _Birth(algorithm, options, replica.export_state(), sinks)
-        return await self._start(PeerId(name), replica, "", keeps_model=True)
+        peer = await self._start(PeerId(name), replica, "", keeps_model=keeps_model)
+        if self._trainer:
+            self._begin(peer, self._trainer)
+        return peer
 
     def crash(self, name: str) -> None:
         """Kill -9."""

@@ -61,6 +61,11 @@ MORE: dict[str, dict[str, Options]] = {
         "all numbers": {"density": 1.0, "exact_every": 1},
         "some, at first all": {"density": 0.2, "dense_versions": 3, "exact_every": 4},
     },
+    "parameter_server": {
+        "three servers": {"servers": 3},
+        "asp": {"sync": "asp", "share": 0.5},
+        "ssp": {"sync": "ssp", "gap": 1, "servers": 2},
+    },
     "powersgd": {
         "one column": {"rank": 1},
         "one column, at first whole": {"rank": 1, "dense_versions": 3},

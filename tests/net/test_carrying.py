@@ -76,11 +76,16 @@ class Here:
 
 @asynccontextmanager
 async def listening(
-    name: PeerId, config: GrpcConfig, key: SwarmKey | None, *known: Here, called: str = ""
+    name: PeerId,
+    config: GrpcConfig,
+    key: SwarmKey | None,
+    *known: Here,
+    called: str = "",
+    host: str = "127.0.0.1",
 ) -> AsyncIterator[Here]:
     """A peer that knows of the others; without a key, of a plain swarm."""
     security = found(name, clock, key=key) if key else Plain()
-    transport = GrpcTransport("127.0.0.1:0", config=config, security=security, name=called or name)
+    transport = GrpcTransport(f"{host}:0", config=config, security=security, name=called or name)
     here = Here(name, security, transport)
     here.address = await transport.start(here)
     for other in known:
@@ -223,6 +228,17 @@ async def test_a_peer_whose_connection_is_lost_registers_again():
         for channel in visit.channels.values():
             await channel.close()
         await until(lambda: not member.registered)
+        assert (await member.transport.identify(a.address, SOON_S)).me.peer == A
+
+
+@pytest.mark.parametrize("host", ["[::1]", "localhost"])
+async def test_a_peer_registers_across_ipv6_and_by_a_name(host):
+    key = SwarmKey.make()
+    async with (
+        listening(RELAY, RELAYS, key, host=host) as member,
+        listening(A, DIALS_OUT, key, member) as a,
+    ):
+        assert member.address.startswith(host)
         assert (await member.transport.identify(a.address, SOON_S)).me.peer == A
 
 

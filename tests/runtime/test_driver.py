@@ -1,7 +1,6 @@
 """The driver against whoever talks to it: strangers, the too early, the too late."""
 
 import asyncio
-import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -23,7 +22,14 @@ from p2ptrain.errors import CodecError, RefusedError, StateError, TransportError
 from p2ptrain.ids import Address, PeerId, Ticket
 from p2ptrain.net.transport import ChunkStream
 from p2ptrain.net.wire import AverageOpening, Envelope, Hello, Opening, StateOpening
-from p2ptrain.runtime import state_transfer
+from p2ptrain.net.wire_state import (
+    StateNews,
+    decode_request,
+    encode_manifest,
+    encode_news,
+    manifest_of,
+)
+from p2ptrain.runtime import state_download, state_transfer
 from p2ptrain.runtime.formed_group import FormedGroup
 from p2ptrain.runtime.parked import MAX_PARKED
 from p2ptrain.sim.link import Link
@@ -330,8 +336,7 @@ async def test_a_state_is_given_to_whoever_asks_in_chunks():
 
 
 async def test_what_is_long_is_kept_in_a_file_and_arrives_all_the_same(monkeypatch):
-    for module in (state_file, state_transfer):
-        monkeypatch.setattr(module, "SMALL_BYTES", 4)
+    monkeypatch.setattr(state_file, "SMALL_BYTES", 4)
     world, a, b = await pair()
     state = await b.driver.state_transfer.download(PeerId("a"))
     assert isinstance(state, memoryview)
@@ -339,28 +344,35 @@ async def test_what_is_long_is_kept_in_a_file_and_arrives_all_the_same(monkeypat
     await world.close()
 
 
-@pytest.mark.parametrize("more", [1, 1234, 4096, 70_000])
-def test_a_file_that_is_mapped_has_all_that_was_written(more: int):
-    """What was still in the file's buffer was missing: 1 to 4,096 bytes of a model's tail."""
-    with tempfile.SpooledTemporaryFile(state_file.SMALL_BYTES) as file:
-        file.write(bytes(state_file.SMALL_BYTES))
-        file.write(b"x" * more)
-        contents = state_file.contents(file)
-    assert len(contents) == state_file.SMALL_BYTES + more
-    assert bytes(contents[-1:]) == b"x"
+@pytest.mark.parametrize("small_bytes", [0, 1 << 20])
+def test_chunks_of_a_state_may_come_in_any_order_and_are_read_while_others_are_missing(
+    small_bytes: int, monkeypatch
+):
+    monkeypatch.setattr(state_file, "SMALL_BYTES", small_bytes)
+    file = state_file.StateFile(10_000)
+    file.write(9_000, b"z" * 1_000)
+    assert file.read(9_000, 10_000) == b"z" * 1_000
+    file.write(0, b"a" * 9_000)
+    read = file.read(0, 10_000)
+    del file
+    assert read == b"a" * 9_000 + b"z" * 1_000
 
 
-async def test_those_who_join_at_once_take_the_models_of_different_peers():
+async def test_those_who_join_at_once_share_one_donor_and_each_minute_another():
     world = World(seed=3)
     trained = [await world.add(name, replica(0.0), "ad_psgd") for name in ("a", "b", "c", "d")]
     await asyncio.gather(*(peer.train(1, 0.1) for peer in trained))
     newcomers = [await world.add(f"n{number}", replica(1.0), "ad_psgd") for number in range(8)]
-    await asyncio.sleep(5.0)  # so all have heard who trains
-    donors = await asyncio.gather(*(peer.lifecycle.take_model() for peer in newcomers))
-    assert set(donors) == {"a", "b", "c", "d"}
     models = {peer.driver.name: peer.model() for peer in trained}
-    for newcomer, donor in zip(newcomers, donors, strict=True):
-        np.testing.assert_array_equal(newcomer.model(), models[donor])
+    asked = set()
+    for _ in range(8):
+        await asyncio.sleep(60.0)
+        donors = await asyncio.gather(*(peer.lifecycle.take_model() for peer in newcomers))
+        asked.update(donors)
+        assert len(set(donors)) == 1, donors
+        for newcomer, donor in zip(newcomers, donors, strict=True):
+            np.testing.assert_array_equal(newcomer.model(), models[donor])
+    assert len(asked) > 1, "each is asked in its turn"
     await world.close()
 
 
@@ -411,17 +423,17 @@ async def test_while_a_model_is_taken_over_the_event_loop_goes_on(monkeypatch):
         finally:
             is_beside = False
 
-    class File(tempfile.SpooledTemporaryFile):
-        def write(self, payload):
+    class File(state_file.StateFile):
+        def write(self, start, payload):
             assert is_beside, "a chunk was written on the event loop"
-            return super().write(payload)
+            super().write(start, payload)
 
     def import_state(state, whole):
         assert is_beside, "the model was touched on the event loop"
         return honest(state, whole=whole)
 
     honest = b.replica.import_state
-    monkeypatch.setattr(state_transfer.tempfile, "SpooledTemporaryFile", File)
+    monkeypatch.setattr(state_download, "StateFile", File)
     monkeypatch.setattr(b.driver.state_transfer, "executor", executor)
     monkeypatch.setattr(a.driver.state_transfer, "executor", executor)
     monkeypatch.setattr(b.replica, "import_state", import_state)
@@ -431,7 +443,7 @@ async def test_while_a_model_is_taken_over_the_event_loop_goes_on(monkeypatch):
 
 
 async def test_more_than_a_state_may_have_is_not_taken_for_one(monkeypatch):
-    monkeypatch.setattr(state_transfer, "MAX_STATE_BYTES", 32)
+    monkeypatch.setattr(state_transfer, "MAX_STATE_BYTES", 11)
     world, a, b = await pair()
     donor = Donor(*[0.0] * 9)
 
@@ -439,9 +451,9 @@ async def test_more_than_a_state_may_have_is_not_taken_for_one(monkeypatch):
         return donor
 
     monkeypatch.setattr(b.driver, "open_stream", open_stream)
-    with pytest.raises(CodecError, match="a sends more than 32 bytes"):
+    with pytest.raises(CodecError, match="a offers a state of 12 bytes, where at most 11"):
         await b.driver.state_transfer.download(a.driver.name)
-    assert donor.aborted == "too much"
+    assert "at most 11" in donor.aborted
     await world.close()
 
 
@@ -449,8 +461,7 @@ async def test_a_state_that_fits_nowhere_is_refused_with_the_name_of_its_donor(m
     world, a, b = await pair()
     await a.train(1, 0.1)
     await asyncio.sleep(5.0)  # so b has heard that a trains
-    donor = Donor(0.0)
-    donor.payload = b"123"
+    donor = Donor(0.0, state=b"123")
 
     async def open_stream(_peer, _opening):
         return donor
@@ -483,7 +494,7 @@ async def test_a_disk_without_room_fails_the_download_and_nothing_else(monkeypat
         raise OSError(28, "No space left on device")
 
     world, a, b = await pair()
-    monkeypatch.setattr(state_transfer.tempfile, "SpooledTemporaryFile", no_room)
+    monkeypatch.setattr(state_download, "StateFile", no_room)
     with pytest.raises(TransportError, match=r"no room in .* for what a sends: .*No space"):
         await b.driver.state_transfer.download(a.driver.name)
     await world.close()
@@ -524,21 +535,31 @@ async def test_peers_that_begin_with_different_models_are_made_equal_before_they
 
 
 class Donor:
-    """The other side of a hand-over, which sends a number after each of these pauses."""
+    """The other side of a transfer: a manifest, and chunks, each after one of these pauses."""
 
-    def __init__(self, *pauses_s: float) -> None:
+    def __init__(self, *pauses_s: float, state: bytes = b"1234" * 2 + b"5678") -> None:
         self.pauses_s = list(pauses_s)
-        self.payload = b"1234"
+        self._state, self._manifest = state, manifest_of(state, 4)
+        self._answers = [(encode_manifest(self._manifest), False)]
         self.aborted = ""
+
+    async def send(self, payload: memoryview) -> None:
+        count = len(self._manifest.hashes)
+        number = decode_request(payload, count)
+        news = encode_news(StateNews(frozenset(range(count))), count)
+        chunk = self._state[4 * (number or 0) :][:4]
+        self._answers.append((news, False) if number is None else (chunk, True))
 
     async def finish(self) -> None:
         pass
 
     async def receive(self) -> memoryview | None:
-        if not self.pauses_s:
+        if not self._answers:
             return None
-        await asyncio.sleep(self.pauses_s.pop(0))
-        return memoryview(self.payload)
+        payload, is_chunk = self._answers.pop(0)
+        if is_chunk:
+            await asyncio.sleep(self.pauses_s.pop(0))
+        return memoryview(payload)
 
     def abort(self, why: str) -> None:
         self.aborted = why
@@ -546,14 +567,17 @@ class Donor:
 
 async def test_a_state_may_take_as_long_as_it_takes_while_something_of_it_comes(monkeypatch):
     world, a, b = await pair()
-    for donor, is_well in ((Donor(50.0, 50.0, 50.0), True), (Donor(50.0, 61.0), False)):
+    for donor, is_well in (
+        (Donor(50.0, 50.0), True),
+        (Donor(50.0, 61.0, state=b"abcdefgh"), False),
+    ):
 
         async def open_stream(_peer, _opening, donor=donor):
             return donor
 
         monkeypatch.setattr(b.driver, "open_stream", open_stream)
         if is_well:
-            assert await b.driver.state_transfer.download(a.driver.name, None) == b"1234" * 3
+            assert await b.driver.state_transfer.download(a.driver.name, None) == b"123412345678"
         else:
             with pytest.raises(TransportError, match="a has sent nothing of its state for 60 s"):
                 await b.driver.state_transfer.download(a.driver.name, None)

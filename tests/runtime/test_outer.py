@@ -310,7 +310,7 @@ async def test_more_bytes_than_a_fragment_has_are_not_taken(monkeypatch: pytest.
     first, other = outers(world)
     monkeypatch.setattr(other, "hand_over", lambda _: bytes(first.most_bytes(0) + 1))
     transfer = world.peers[PeerId("p0")].driver.state_transfer
-    with pytest.raises(CodecError, match="p1 sends more than"):
+    with pytest.raises(CodecError, match="p1 offers a state of"):
         await transfer.download(PeerId("p1"), None, other.histories[0].digest, 0)
     await world.close()
 

@@ -21,10 +21,12 @@ def page_of(name: str) -> str:
     kind = type(load_algorithm(name))
     module = inspect.getdoc(sys.modules[kind.__module__]) or ""
     title, _, body = module.partition("\n")
+    by_option = ", by default" if isinstance(kind.averages, property) else ""
+    averages = f"{load_algorithm(name).averages}{by_option}"
     file = str(Path(inspect.getfile(kind)).relative_to(FOLDER))
     parts = [
         f"# `{name}`: {title.rstrip('.')}",
-        f"Averages {kind.averages}. The code is [`{file}`](../../p2ptrain/averaging/{file}), "
+        f"Averages {averages}. The code is [`{file}`](../../p2ptrain/averaging/{file}), "
         "from which this page is made (`make algorithm-pages`).",
         markdown(body.strip("\n")),
         "## Options",

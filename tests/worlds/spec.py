@@ -103,6 +103,12 @@ OPTIONS: dict[str, Callable[[Random], Options]] = {
         "graph": chance.choice(("exponential", "exponential", "ring")),
         "overlap": chance.choice((0, 0, 1, 3)),
     },
+    "parameter_server": lambda chance: {
+        "sync": chance.choice(("bsp", "ssp", "asp")),
+        "servers": chance.choice((1, 1, 2, 3, 8)),
+        "gap": chance.choice((0, 1, 3)),
+        "share": chance.choice((0, 0, 0.5)),
+    },
     "local_sgd": lambda chance: {
         "period": chance.choice((1, 2, 5, 16)),
         "every_step_until": chance.choice((0, 0, 10)),

@@ -91,7 +91,9 @@ def test_a_result_that_is_applied_twice_is_found(monkeypatch):
         await average(self, group)
         fields = {"members": group.members, "what": What.MODELS, "outcome": "done"}
         ticket = {"ticket": str(group.ticket), "incarnation": group.ticket.incarnation}
-        self.host.metrics.record("group", exchange_s=0.0, **ticket, **fields)
+        moved = {"exchange_s": 0.0, "sent_bytes": 0, "received_bytes": 0}
+        moved["consensus_distance_l2"] = None
+        self.host.metrics.record("group", **ticket, **fields, **moved)
 
     monkeypatch.setattr(Averages, "_average", again)
     assert broken(plain("ad_psgd")) == "once"

@@ -504,18 +504,46 @@ class AverageOpening(_message.Message):
     def __init__(self, swarm: _Optional[str] = ..., sender: _Optional[str] = ..., ticket: _Optional[_Union[Ticket, _Mapping]] = ..., vector_size: _Optional[int] = ..., chunk_size: _Optional[int] = ..., codec: _Optional[str] = ..., bucket: _Optional[str] = ...) -> None: ...
 
 class StateOpening(_message.Message):
-    __slots__ = ("swarm", "sender", "version", "lineage", "outer")
+    __slots__ = ("swarm", "sender", "version", "lineage", "outer", "snapshot")
     SWARM_FIELD_NUMBER: _ClassVar[int]
     SENDER_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     LINEAGE_FIELD_NUMBER: _ClassVar[int]
     OUTER_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     swarm: str
     sender: str
     version: int
     lineage: int
     outer: int
-    def __init__(self, swarm: _Optional[str] = ..., sender: _Optional[str] = ..., version: _Optional[int] = ..., lineage: _Optional[int] = ..., outer: _Optional[int] = ...) -> None: ...
+    snapshot: bytes
+    def __init__(self, swarm: _Optional[str] = ..., sender: _Optional[str] = ..., version: _Optional[int] = ..., lineage: _Optional[int] = ..., outer: _Optional[int] = ..., snapshot: _Optional[bytes] = ...) -> None: ...
+
+class StateManifest(_message.Message):
+    __slots__ = ("size", "chunk_size", "hashes")
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_SIZE_FIELD_NUMBER: _ClassVar[int]
+    HASHES_FIELD_NUMBER: _ClassVar[int]
+    size: int
+    chunk_size: int
+    hashes: bytes
+    def __init__(self, size: _Optional[int] = ..., chunk_size: _Optional[int] = ..., hashes: _Optional[bytes] = ...) -> None: ...
+
+class StateRequest(_message.Message):
+    __slots__ = ("chunk",)
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    chunk: int
+    def __init__(self, chunk: _Optional[int] = ...) -> None: ...
+
+class StateNews(_message.Message):
+    __slots__ = ("have", "others", "advised")
+    HAVE_FIELD_NUMBER: _ClassVar[int]
+    OTHERS_FIELD_NUMBER: _ClassVar[int]
+    ADVISED_FIELD_NUMBER: _ClassVar[int]
+    have: bytes
+    others: _containers.RepeatedScalarFieldContainer[str]
+    advised: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, have: _Optional[bytes] = ..., others: _Optional[_Iterable[str]] = ..., advised: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Report(_message.Message):
     __slots__ = ("self", "members", "unix_s", "running_s", "samples_per_s", "wait_share", "progress", "doing", "loss", "partners", "consensus_distance_l2", "groups_done", "groups_failed", "warning", "silence", "since_average_s", "epoch", "settings", "changed_why", "data", "long_gone")

@@ -1,0 +1,211 @@
+"""Parameter servers: nothing that is pushed is lost, no gap is too wide, and a server may die."""
+
+import asyncio
+from random import Random
+
+import numpy as np
+import pytest
+
+from p2ptrain.averaging import AlgorithmMessage, RemoteProtocolError
+from p2ptrain.averaging.parameter_server import ParameterServer
+from p2ptrain.errors import ConfigError, RefusedError
+from p2ptrain.ids import PeerId, Ticket
+from p2ptrain.net.wire import AverageOpening
+from p2ptrain.runtime.exchange import ExchangeConfig
+from p2ptrain.runtime.parameters import UPDATE
+from p2ptrain.runtime.pushes import HEADER
+from p2ptrain.sim.link import Link
+from p2ptrain.sim.loop import run
+from p2ptrain.sim.world import SimPeer, World
+from tests.helpers.worlds import Books, build, consensus_distance, models, steps_of
+
+ALONE = ExchangeConfig(chunk_kib=1)
+
+
+def bytes_of(world: World, field: str) -> dict[PeerId, int]:
+    return {name: getattr(peer.driver.accounts, field) for name, peer in world.peers.items()}
+
+
+async def test_one_server_reduces_everything_and_three_a_third_each():
+    """Of 3,000 numbers in steps of 4: one server moves three vectors each way, a worker one."""
+    sent = {}
+    for servers in (1, 3):
+        world = await build(
+            4, "parameter_server", equal=True, size=2999, exchange=ALONE, servers=servers
+        )
+        await world.train(4, steps_of(0.1), Books(world).injecting(4))
+        sent[servers] = [n / 4 / 12_000 for n in bytes_of(world, "sent_bytes").values()]
+        assert consensus_distance(world) == 0
+        await world.close()
+    assert sent[1] == pytest.approx([3, 1, 1, 1], rel=1e-2)
+    assert sent[3] == pytest.approx([5 / 3, 5 / 3, 5 / 3, 1], rel=1e-2)
+
+
+@pytest.mark.parametrize("sync", ["asp", "ssp"])
+@pytest.mark.parametrize("servers", [1, 3, 8])
+async def test_each_update_counts_once_whatever_the_network_does(sync: str, servers: int):
+    link = Link(latency_s=0.02, jitter_s=0.05, loss=0.05, duplication=0.2)
+    world = await build(
+        4, "parameter_server", equal=True, seed=5, link=link, sync=sync, servers=servers, share=1
+    )
+    books, start_M = Books(world), models(world)[0]
+    await world.train(30, steps_of(0.05, p2=0.12), books.injecting(20))
+    due_M = np.tile(start_M + books.updates_M, (4, 1))
+    np.testing.assert_allclose(models(world), due_M, rtol=1e-5)
+    await world.close()
+
+
+async def test_by_default_a_step_of_all_counts_as_one_step():
+    world = await build(4, "parameter_server", equal=True, sync="asp")
+    books, start_M = Books(world), models(world)[0]
+    await world.train(30, steps_of(0.05), books.injecting(20))
+    np.testing.assert_allclose(models(world)[1], start_M + books.updates_M / 4, rtol=1e-5)
+    await world.close()
+
+
+async def test_no_peer_waits_for_a_slow_one_without_a_bound():
+    waits = {}
+    for sync in ("asp", "ssp"):
+        world = await build(4, "parameter_server", equal=True, sync=sync)
+        await world.train(20, steps_of(0.1, p3=0.5))
+        waits[sync] = world.peers[PeerId("p1")].boundary.totals.wait_s
+        await world.close()
+    assert waits["asp"] < 0.5
+    assert waits["ssp"] > 5
+
+
+def widest_gap(seed: int) -> int:
+    """How far a peer was ahead of the slowest one when it began a step, less what it may be."""
+    chance = Random(f"{seed}/gap")
+    gap, peers = chance.choice((0, 1, 3)), chance.randint(2, 5)
+    over: list[int] = []
+
+    async def work() -> None:
+        link = Link(latency_s=0.01, jitter_s=chance.choice((0, 0.1)), loss=chance.choice((0, 0.1)))
+        world = await build(
+            peers, "parameter_server", equal=True, seed=seed, link=link, sync="ssp", gap=gap
+        )
+
+        def begin(peer: SimPeer, step: int) -> None:
+            peer.replica.gradient = np.zeros_like(peer.replica.live)
+
+        async def train(peer: SimPeer) -> None:
+            peer.lifecycle.begin()
+            await asyncio.sleep(2)  # all know of all
+            for _ in range(12):
+                here = [one.boundary.totals.steps for one in world.peers.values()]
+                over.append(peer.boundary.totals.steps - min(here) - gap)
+                usual_s = chance.choice((0.05, 0.05, 0.4))
+                await peer.pass_through(usual_s, lambda: begin(peer, 0))
+                await peer.boundary.step(1, None, peer.replica.descend)
+            await peer.boundary.end()
+
+        if peers > 2 and chance.random() < 0.5:
+            victim = chance.choice(sorted(world.peers))
+            asyncio.get_running_loop().call_later(chance.uniform(2.1, 4), world.crash, victim)
+        await world.run(train)
+        assert min(p.boundary.totals.steps for p in world.peers.values()) == 12
+        await world.close()
+
+    run(work())
+    return max(over)
+
+
+def test_no_gap_is_wider_than_its_bound_in_any_world():
+    widest = [widest_gap(seed) for seed in range(12)]
+    assert max(widest) == 0  # and the bound is reached
+
+
+@pytest.mark.parametrize("sync", ["bsp", "asp", "ssp"])
+async def test_when_a_server_dies_what_any_peer_has_got_lives_on(sync: str):
+    world = await build(
+        4, "parameter_server", equal=True, seed=2, sync=sync, link=Link(latency_s=0.01)
+    )
+    loop, before = asyncio.get_running_loop(), []
+
+    def crash() -> None:
+        before.extend(models(world)[1:])
+        world.crash("p0")
+
+    def downhill(peer: SimPeer, _: int) -> None:
+        peer.replica.gradient = np.ones_like(peer.replica.live)  # all move all numbers down
+
+    loop.call_later(1.5, crash)
+    await world.train(40, steps_of(0.1), downhill)
+    assert "p0" not in world.peers
+    assert all(peer.boundary.totals.steps == 40 for peer in world.peers.values())
+    assert models(world).max(axis=0).max() < np.array(before).max()
+    assert np.all(models(world).mean(axis=0) < np.array(before).min(axis=0))  # nothing came back
+    assert consensus_distance(world) < 0.01
+    await world.close()
+
+
+async def test_a_successor_gets_the_newest_parameters_that_any_peer_has():
+    """p1 has got nothing since the start; p2 has the last answer of p0."""
+    world = await build(3, "parameter_server", equal=True, learning_rate=0.0, sync="asp")
+    p0, p1, p2 = world.peers.values()
+    for peer in (p0, p1, p2):
+        peer.lifecycle.begin()
+    start = p0.model()[0]
+    p2.replica.live += 1
+    servers = p2.driver.algorithm.servers
+    await p2.process.start(p2.swarm.exchange_updates(servers(["p0", "p1", "p2"]), 1.0))
+    p0.replica.settle()
+    assert p0.model()[0] == pytest.approx(start + 1)
+    world.crash("p0")
+    await asyncio.sleep(10)
+    await p2.process.start(p2.swarm.exchange_updates(servers(["p1", "p2"]), 1.0))
+    assert p1.model()[0] == pytest.approx(start + 1)
+    assert p2.model()[0] == pytest.approx(start + 1)
+    await world.close()
+
+
+async def test_what_no_peer_would_push_to_a_server_is_refused():
+    world = await build(2, "parameter_server", equal=True, sync="asp")
+    p0, p1 = world.peers.values()
+    for peer in (p0, p1):
+        peer.lifecycle.begin()
+    before_M, size, life = p0.model(), p0.replica.model_size, p0.driver.machine.membership.born
+    good = np.zeros(size, "<f4")
+
+    async def push(weight: float, part: int, parts: int, vector: np.ndarray) -> None:
+        ticket = Ticket(p1.driver.name, 1, 900)
+        opening = AverageOpening(
+            p1.driver.digest, p1.driver.name, ticket, len(vector), 256, "fp32", UPDATE
+        )
+        stream = await p1.driver.open_stream(p0.driver.name, opening)
+        head = HEADER.pack(weight, 0, 0, 0, life, part, parts)
+        await stream.send(memoryview(head))
+        await stream.send(memoryview(vector.tobytes()), True)
+        await stream.receive()
+
+    for weight, part, parts, vector, why in (
+        (2.0, 0, 1, good, "numbers to p0"),
+        (1.0, 0, 1, good[1:], "numbers to p0"),
+        (1.0, 1, 2, good, "serves no part 1 of 2"),
+        (1.0, 0, 1, good + np.inf, "not finite"),
+    ):
+        with pytest.raises(RefusedError, match=why):
+            await p1.process.start(push(weight, part, parts, vector))
+    assert np.array_equal(p0.model(), before_M)
+    await world.close()
+
+
+def test_a_clock_that_is_none_is_refused():
+    for message in (AlgorithmMessage("clock", ()), AlgorithmMessage("time", (3,))):
+        with pytest.raises(RemoteProtocolError):
+            ParameterServer().handle_message(None, PeerId("p1"), message)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"servers": 0}, "servers = 0 must be from 1 to 1024"),
+        ({"sync": "tsp"}, "sync = 'tsp'; there are: bsp, ssp, asp"),
+        ({"gap": -1}, "gap = -1 must be 0 or more"),
+        ({"share": 1.5}, "share = 1.5 must be from 0 to 1"),
+    ],
+)
+def test_options_that_cannot_be_are_refused_in_a_sentence(options, sentence: str):
+    with pytest.raises(ConfigError, match=sentence):
+        ParameterServer.Config(**options)
