@@ -4,7 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from p2ptrain.averaging import Choice, Measured, PeerId, RemoteProtocolError, load_algorithm
+from p2ptrain.averaging import (
+    Algorithm,
+    Choice,
+    Measured,
+    PeerId,
+    RemoteProtocolError,
+    load_algorithm,
+)
+from p2ptrain.averaging.auto import Auto
 from p2ptrain.averaging.auto.costs import (
     CANDIDATES,
     Candidate,
@@ -257,3 +265,11 @@ async def proposing(peer: SimPeer, choice: Choice) -> None:
 async def test_there_is_time_between_two_changes():
     assert await changes_of(every_s=0.3) == 3
     assert await changes_of(every_s=30) == 0
+
+
+def test_it_passes_on_whatever_an_algorithm_may_define():
+    inherited = {name for name in vars(Algorithm) if not name.startswith("_")}
+    set_when_built = {"averages", "compresses", "pushes_shares", "state_names"}
+    assert inherited - set(vars(Auto)) == set_when_built
+    peers = load_algorithm("auto", {"now": "parameter_server"}).servers(P)
+    assert peers == load_algorithm("parameter_server").servers(P) != ()

@@ -236,6 +236,9 @@ class Auto(Algorithm):
     def outer(self) -> OuterRule | None:
         return self.inner.outer
 
+    def servers(self) -> Sequence[PeerId]:
+        return self.inner.servers(peers)
+
     @property
     def conserves_mean(self) -> bool:
         """Not from one model of many to one of all."""
