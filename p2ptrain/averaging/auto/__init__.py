@@ -236,7 +236,7 @@ class Auto(Algorithm):
     def outer(self) -> OuterRule | None:
         return self.inner.outer
 
-    def servers(self) -> Sequence[PeerId]:
+    def servers(self, peers: Sequence[PeerId]) -> Sequence[PeerId]:
         return self.inner.servers(peers)
 
     @property
