@@ -184,7 +184,8 @@ class Driver:
             if phase is Phase.ARRIVING:
                 self.agreed.progress = max(self.agreed.restored_progress, membership.samples)
             elif self.algorithm.averages == "models":  # as if all had done so; averages share it
-                self.agreed.progress += (samples - before) * (1 + len(membership.choosable()))
+                everyone = (samples - before) * (1 + len(membership.choosable()))
+                self.agreed.progress += round(everyone / self.shares.counted_weight)
             self._watch.look()
 
     def withdraw(self) -> None:

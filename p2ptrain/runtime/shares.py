@@ -47,6 +47,10 @@ LEAST_WEIGHT = 2.0**-20
 """A peer with less of it has pushed more often than it was pushed to; it waits until it is."""
 
 
+LEAST_COUNTED = 0.25
+"""No estimate of progress grows by more than four times a peer's share of it."""
+
+
 class Shares:
     """One peer's weight; a `Taker`."""
 
@@ -56,6 +60,14 @@ class Shares:
         self.weight = 1.0
         self.on_the_way: dict[Ticket, float] = {}
         """Weights that have left, and are not known to have arrived; those that never will, too."""
+
+    @property
+    def counted_weight(self) -> float:
+        """What samples are divided by in an estimate of progress, whose weighted mean is kept.
+
+        1 where no shares are pushed.
+        """
+        return max(self.weight, LEAST_COUNTED)
 
     async def push(self, to: PeerId, share: float, clock: int) -> GroupResult:
         """Push this share of the model to `to`.

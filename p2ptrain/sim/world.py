@@ -197,7 +197,7 @@ class World:
         sinks = (metrics,) if metrics else ()
         self._births[PeerId(name)] = _Birth(algorithm, options, replica.export_state(), sinks)
         peer = await self._start(PeerId(name), replica, "", keeps_model=keeps_model)
-        if self._trainer:
+        if self._trainer and not keeps_model:
             self._begin(peer, self._trainer)
         return peer
 
@@ -231,7 +231,7 @@ class World:
         )
         del self.dead[PeerId(name)]
         peer.steps_before = before.steps
-        if self._trainer:
+        if self._trainer and not keeps_model:
             self._begin(peer, self._trainer)
         return peer
 

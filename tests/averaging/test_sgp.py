@@ -183,3 +183,11 @@ def test_a_mean_that_is_off_is_found(monkeypatch):
 
     monkeypatch.setattr(Shares, "_merge", halfway)
     assert broken() == "the mean"
+
+
+async def test_progress_is_what_all_have_trained_although_weights_differ():
+    world = await build(4, "sgp", seed=1, link=Link(latency_s=0.01))
+    await world.train(800, steps_of(0.1, p3=0.4))
+    for peer in world.peers.values():
+        assert peer.lifecycle.progress == pytest.approx(4 * 800, rel=0.02)
+    await world.close()
