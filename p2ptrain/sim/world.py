@@ -231,7 +231,7 @@ class World:
         )
         del self.dead[PeerId(name)]
         peer.steps_before = before.steps
-        if self._trainer and not keeps_model:
+        if self._trainer:
             self._begin(peer, self._trainer)
         return peer
 
