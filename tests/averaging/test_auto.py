@@ -273,3 +273,9 @@ def test_it_passes_on_whatever_an_algorithm_may_define():
     assert inherited - set(vars(Auto)) == set_when_built
     peers = load_algorithm("auto", {"now": "parameter_server"}).servers(P)
     assert peers == load_algorithm("parameter_server").servers(P) != ()
+
+
+def test_where_means_have_to_be_exact_nothing_is_chosen_that_rounds():
+    exact = load_algorithm("auto", {"rounds": False})._choosable
+    assert {one.codec for one in exact} == {"fp32"}
+    assert {one.codec for one in load_algorithm("auto", {})._choosable} > {"fp32"}

@@ -21,6 +21,7 @@ MORE: dict[str, dict[str, Options]] = {
         "between two, easily": {
             "now": "wagma",
             "among": "ad_psgd, wagma",
+            "rounds": False,
             "margin": 0.01,
             "every_s": 0.3,
             "every_steps": 5,

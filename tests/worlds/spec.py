@@ -64,11 +64,12 @@ OPTIONS: dict[str, Callable[[Random], Options]] = {
         "bucket_mib": chance.choice((0.0, 32, 200)),
     },
     "auto": lambda chance: {
+        "rounds": False,  # of models: the books are kept to the last digit
         **chance.choice(
             (
                 {"among": "ad_psgd, wagma"},
                 {"now": "wagma", "among": "ad_psgd, wagma", "apart": 0.02},
-                {"data": "unlike", "among": "allreduce, dear"},
+                {"data": "unlike", "among": "allreduce, dear", "rounds": True},
                 {"data": "unlike", "now": "dear"},
             )
         ),

@@ -86,6 +86,10 @@ class Auto(Algorithm):
         that average gradients are preferred, and the swarm begins with one. It cannot be
         measured."""
 
+        rounds: bool = True
+        """It may choose averages that are rounded on their way (``int8``). False: where each mean
+        has to be exact."""
+
         margin: float = 0.15
         """A change must be worth so much more than the present settings. Too small: measurements
         that waver change the swarm to and fro; too large: it stays with what is slow."""
@@ -204,8 +208,9 @@ class Auto(Algorithm):
         return [one for one in allowed if one.period == 1 or not early]
 
     def _may_be(self, candidate: Candidate) -> bool:
-        names = self.config.names
-        return not names or candidate.now.split()[0] in names
+        config = self.config
+        is_named = not config.names or candidate.now.split()[0] in config.names
+        return is_named and (config.rounds or candidate.codec == "fp32")
 
     @property
     def _set(self) -> dict[str, Any]:  # Any: plain values
