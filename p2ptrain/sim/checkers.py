@@ -353,16 +353,17 @@ class Auditor:
         """A peer starts or restarts."""
         driver = peer.driver
         self._drivers[driver.name] = driver
-        self.books[driver.name].lives += 1
-        self.books[driver.name].conserves_mean = driver.algorithm.conserves_mean
-        self.books[driver.name].has_outer = driver.algorithm.outer is not None
+        book = self.books[driver.name]
+        book.lives += 1
+        book.conserves_mean = book.conserves_mean and driver.algorithm.conserves_mean
+        book.has_outer = driver.algorithm.outer is not None
         is_lossy = driver.averages.config.gradient_codec != "fp32"
-        self.books[driver.name].has_residual = driver.algorithm.compresses or is_lossy
-        self.books[driver.name].trains = False
-        driver.averages.pending = WatchedPending(driver.averages.pending, self.books[driver.name])
-        driver.averages.residual = WatchedResidual(self.books[driver.name])
+        book.has_residual = driver.algorithm.compresses or is_lossy
+        book.trains = False
+        driver.averages.pending = WatchedPending(driver.averages.pending, book)
+        driver.averages.residual = WatchedResidual(book)
         if driver.averages.overlap:
-            self._watch_overlap(driver.averages.overlap, self.books[driver.name])
+            self._watch_overlap(driver.averages.overlap, book)
         self._shares.watch(driver)
 
     def settings_changed(self, name: PeerId) -> None:
