@@ -142,9 +142,10 @@ async def test_peers_that_average_gradients_write_at_the_same_versions(algorithm
     await asyncio.sleep(0.33)
     await world.restart("p2")
     await training
-    versions = written(world)
+    # The last one is written at a peer's own end, which under `eager` is not at one version.
+    versions = {name: before_the_end[:-1] for name, before_the_end in written(world).items()}
     assert versions["p0"] == versions["p1"]
-    assert len(versions["p2"]) >= 4
+    assert len(versions["p2"]) >= 3
     assert versions["p2"] == versions["p0"][-len(versions["p2"]) :]
     await world.close()
 
