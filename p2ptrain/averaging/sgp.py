@@ -93,7 +93,8 @@ class Sgp(Algorithm):
     async def after_update(self, swarm: Swarm) -> None:
         peers = swarm.trainees()
         if self.round == 0 or self._newest > self.round + 2 * len(peers) + self.config.overlap:
-            self.round = max(self.round, self._newest)  # we are new here, or were cut off
+            # We are new here, or were cut off. No member can say a round that leaves none to count.
+            self.round = max(self.round, min(self._newest, MOST_ROUNDS // 2))
         self.round += 1
         if receiver := neighbour(self.config.graph, self.round, peers, swarm.me, 1):
             self._pushing[self.round] = receiver

@@ -99,7 +99,7 @@ class Carrying:
             self.dials_out.leave(address)
 
     async def close(self) -> None:
-        for way in self._ways.values():
+        for way in list(self._ways.values()):  # more may go meanwhile
             await _end(way)
         for task in self._running:
             task.cancel()

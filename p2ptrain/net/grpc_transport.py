@@ -82,6 +82,9 @@ MOST_REDIALS = 4096
 EXPORTED_BYTES = 1 << 20
 """Of a model's file, in one piece."""
 
+EXPORT_SILENCE_S: Seconds = 30.0
+"""A caller that takes no piece for so long gets no more."""
+
 GONE = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
 """What gRPC raises in a callee when its call has ended."""
 
@@ -377,7 +380,8 @@ class GrpcTransport:
         for start in range(0, len(file), EXPORTED_BYTES):
             stop = start + EXPORTED_BYTES
             piece = wire.Chunk(file[start:stop], last=stop >= len(file))
-            await context.write(wire.encode_chunk(piece))
+            async with asyncio.timeout(EXPORT_SILENCE_S):  # the model is held until then
+                await context.write(wire.encode_chunk(piece))
 
     async def _serve_dial_back(self, request: bytes, context: Any) -> bytes:  # Any: as above
         await self._pay(context)

@@ -34,13 +34,16 @@ from p2ptrain.errors import RefusedError
 from p2ptrain.ids import PeerId
 from p2ptrain.runtime.accounts import Attempt
 from p2ptrain.runtime.mix import exact_squares
-from p2ptrain.runtime.pushes import Push
+from p2ptrain.runtime.pushes import MOST, Push
 
 if TYPE_CHECKING:
     from p2ptrain.runtime.driver import Driver
 
 UPDATE, HANDED_ON = "update", "parameters"
 """As openings name them."""
+
+MOST_HANDED_ON = MOST // 2
+"""No member can say a version that leaves none to count."""
 
 
 class Parameters:
@@ -165,10 +168,11 @@ class Parameters:
                     partial(self._add, at, vector_S, push.weight)
                 )
                 self._versions[part] = self._versions.get(part, 0) + 1
-            attempt.staleness_steps = max(0, self._versions[part] - 1 - push.clock)
+            version = self._versions.get(part, 0)
+            attempt.staleness_steps = max(0, version - 1 - push.clock)
             self._given_by[part] = host.name
             host.agreed.progress = (host.agreed.progress + push.progress) // 2
-            return self._versions[part], self._known_M[at.start : at.stop].copy()
+            return version, self._known_M[at.start : at.stop].copy()
 
     async def take_parameters(
         self, push: Push, vector_S: Vector, attempt: Attempt, *, again: bool
@@ -178,14 +182,15 @@ class Parameters:
         async with self._changing:
             self._serve(part, at)
             version, began_S = self._inherited[part]
-            if again or push.clock <= version:
+            clock = min(push.clock, MOST_HANDED_ON)
+            if again or clock <= version:
                 return
             newer_S = vector_S - began_S
             attempt.consensus_distance_l2 = await host.averages.executor(
                 partial(self._add, at, newer_S, 1.0)
             )
-            self._inherited[part] = push.clock, vector_S
-            self._versions[part] = self._versions.get(part, 0) + push.clock - version
+            self._inherited[part] = clock, vector_S
+            self._versions[part] = self._versions.get(part, 0) + clock - version
 
     def _add(self, at: Span, update_S: Vector, share: float) -> float:
         """Add to parameters and model; returns how much, as a norm."""

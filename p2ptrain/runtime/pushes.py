@@ -273,18 +273,16 @@ class Pushes:
         if before := self._serving.pop(place, None):
             before.abort(f"{source} has begun anew")
         self._serving[place] = stream
-        self.running += 1
         try:
             await self._accept(source, opening, stream)
         except (CodecError, ConfigError, TimeoutError) as error:
             raise RefusedError(f"{source} pushed what cannot be taken: {error}") from error
         finally:
-            self.running -= 1
             if self._serving.get(place) is stream:
                 del self._serving[place]
 
     async def _accept(self, source: PeerId, opening: AverageOpening, stream: ChunkStream) -> None:
-        host, taker, ticket = self._host, self.takers[opening.bucket], opening.ticket
+        host, ticket = self._host, opening.ticket
         loop, silence_s = asyncio.get_running_loop(), host.averages.config.average_timeout_s
         codec = load_codec(opening.codec)
         attempt = Attempt(
@@ -303,14 +301,9 @@ class Pushes:
             attempt.received_bytes = await _receive(
                 source, stream, codec, vector_S, opening.chunk_size, moved
             )
-            async with self._taking:
-                self._check(source, opening, push)  # meanwhile the settings may have changed
-                again = self._was_taken(opening)
-                clock, answer_S = await taker.take(source, push, vector_S, attempt, again=again)
-                self._taken[opening.bucket, source] = ticket
-                if not again:
-                    host.accounts.close(attempt, host.now, host.metrics)
-                    host.notify_change()
+            taken: asyncio.Future[tuple[int, Vector | None]] = loop.create_future()
+            host.start(self._take(source, opening, push, vector_S, attempt, taken))
+            clock, answer_S = await taken
             progress = min(host.agreed.progress, MOST)
             await stream.send(memoryview(ANSWER.pack(clock, progress)), answer_S is None)
             if answer_S is not None:
@@ -320,6 +313,39 @@ class Pushes:
                 for number, part in enumerate(parts, 1):
                     await stream.send(part, number == len(parts))
                     moved()
+
+    async def _take(
+        self,
+        source: PeerId,
+        opening: AverageOpening,
+        push: Push,
+        vector_S: Vector,
+        attempt: Attempt,
+        taken: asyncio.Future[tuple[int, Vector | None]],
+    ) -> None:
+        """Take all of it in, or nothing, also if the sender hangs up meanwhile."""
+        host = self._host
+        try:
+            async with self._taking:
+                self._check(source, opening, push)  # meanwhile the settings may have changed
+                again = self._was_taken(opening)
+                self.running += 1
+                try:
+                    took = await self.takers[opening.bucket].take(
+                        source, push, vector_S, attempt, again=again
+                    )
+                finally:
+                    self.running -= 1
+                self._taken[opening.bucket, source] = opening.ticket
+                if not again:
+                    host.accounts.close(attempt, host.now, host.metrics)
+                host.notify_change()
+        except RefusedError as error:
+            if not taken.done():
+                taken.set_exception(error)
+        else:
+            if not taken.done():
+                taken.set_result(took)
 
     def _check(self, source: PeerId, opening: AverageOpening, push: Push) -> None:
         host, size = self._host, opening.vector_size

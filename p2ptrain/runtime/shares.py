@@ -84,6 +84,7 @@ class Shares:
             async with self._changing:
                 await host.averages.executor(lambda: host.replica.snapshot(model_M))
                 if not np.isfinite(model_M).all():
+                    host.averages.buffers.give(model_M)
                     host.fail(StateError(f"the model of {host.name} is not finite any more"))
                     return GroupResult(Outcome.BROKEN, "our own model is not finite", members)
                 sent = self.weight * share
@@ -123,6 +124,9 @@ class Shares:
             raise RefusedError(f"the algorithm of {host.name} pushes no shares")
         if size != host.replica.model_size or push.parts != 1:
             raise RefusedError(f"{source} pushes {size} numbers to {host.name}")
+        most = 1 + len(host.machine.membership.others)  # what all weights are together
+        if push.weight > most:
+            raise RefusedError(f"{source} pushes a weight of {push.weight:g}, and all have {most}")
 
     async def take(
         self, source: PeerId, push: Push, vector_S: Vector, attempt: Attempt, *, again: bool

@@ -123,9 +123,10 @@ class StateDownload:
         self._opening = replace(opening, snapshot=manifest.digest)
         self._snapshots, self._executor, self._timeout_s = snapshots, executor, timeout_s
         self._helpers = helpers
-        self._places: dict[bytes, list[int]] = {}
-        for number, hashed in enumerate(manifest.hashes):
-            self._places.setdefault(hashed, []).append(number)
+        self._places: dict[tuple[bytes, int], list[int]] = {}
+        """Of equal chunks, by hash and size."""
+        for number in range(len(manifest.hashes)):
+            self._places.setdefault(self._kind(number), []).append(number)
         self._missing: dict[int, None] = {}
         """In this peer's order; of equal chunks only the first one is loaded."""
         self._asked: dict[int, tuple[Source, Seconds]] = {}
@@ -174,11 +175,16 @@ class StateDownload:
         file = await self._executor(partial(StateFile, manifest.size))
         snapshot = Snapshot(manifest, file.read, set(), file.write)
         known = self._snapshots.chunks()
-        for hashed, places in self._places.items():
+        for (hashed, size), places in self._places.items():
             if hashed in known:
                 there, number = known[hashed]
-                await self._executor(partial(self._keep, snapshot, places, there.chunk(number)))
+                chunk = there.chunk(number)
+                if chunk.nbytes == size:
+                    await self._executor(partial(self._keep, snapshot, places, chunk))
         return self._snapshots.hold(snapshot)
+
+    def _kind(self, number: int) -> tuple[bytes, int]:
+        return self._manifest.hashes[number], self._manifest.span(number).size
 
     def _keep(self, snapshot: Snapshot, places: Iterable[int], chunk: memoryview) -> None:
         """Write a chunk wherever it belongs."""
@@ -358,9 +364,9 @@ class StateDownload:
     async def _take_chunk(
         self, source: Source, number: int, payload: memoryview, since: Seconds
     ) -> None:
-        hashed = self._manifest.hashes[number]
-        if await self._executor(partial(hash_of, payload)) != hashed:
-            text = f"{source.name} sends chunk {number} of a state, which has another hash"
+        hashed, size = self._kind(number)
+        if payload.nbytes != size or await self._executor(partial(hash_of, payload)) != hashed:
+            text = f"{source.name} sends chunk {number} of a state, which has another hash or size"
             self._host.metrics.record("warning", text=f"{text}; it is taken from elsewhere")
             source.asked.appendleft((number, since))
             raise CodecError(text)
@@ -368,7 +374,9 @@ class StateDownload:
         if number not in self._missing:
             self._again_bytes += payload.nbytes
             return
-        await self._executor(partial(self._keep, self._snapshot, self._places[hashed], payload))
+        await self._executor(
+            partial(self._keep, self._snapshot, self._places[hashed, size], payload)
+        )
         now = self._host.now
         source.took_s = (source.took_s + now - since) / 2 if source.took_s else now - since
         self._came_at = now

@@ -106,6 +106,7 @@ def test_a_small_gain_changes_nothing():
     now = candidate("ad_psgd")
     assert decide(now, EQUAL) is None
     assert decide(candidate("wagma"), EQUAL, margin=0.3) is None
+    assert decide(now, EQUAL, among=()) is None
     found = decide(candidate("wagma"), EQUAL)
     assert found is not None
     assert found.candidate == now

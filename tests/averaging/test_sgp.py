@@ -118,6 +118,7 @@ async def test_what_no_peer_would_push_is_refused_and_changes_nothing():
     for head, vector, count, why in (
         ((-1.0, 1, 0, 0, life, 0, 1), good, size, "weight -1"),
         ((float("nan"), 1, 0, 0, life, 0, 1), good, size, "weight nan"),
+        ((2.5, 1, 0, 0, life, 0, 1), good, size, "a weight of 2.5, and all have 2"),
         ((0.5, 1, 0, 9, life, 0, 1), good, size, "other settings"),
         ((0.5, 1, 0, 0, life - 1, 0, 1), good, size, "earlier life"),
         ((0.5, 1, 0, 0, life, 0, 1), good, size + 1, "numbers to p1"),
@@ -139,6 +140,17 @@ def test_a_round_that_no_peer_can_be_in_is_refused():
     ):
         with pytest.raises(RemoteProtocolError):
             Sgp().handle_message(None, PeerId("p1"), message)
+
+
+async def test_the_last_round_that_can_be_said_stops_nobody():
+    world = await build(3, "sgp", equal=True, link=Link(latency_s=0.01))
+    peers = tuple(world.peers.values())
+    said = AlgorithmMessage(ROUND, (1 << 60,))
+    for peer in peers[:2]:
+        peer.driver.algorithm.handle_message(peer.driver.swarm, PeerId("p2"), said)
+    await world.train(20, steps_of(0.1))
+    assert [peer.replica.updates for peer in peers] == [20, 20, 20]
+    await world.close()
 
 
 async def test_peers_that_were_cut_off_go_on_together():

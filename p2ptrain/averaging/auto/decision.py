@@ -142,6 +142,8 @@ def decide(
         margin: a change must be worth so much more: 0.15 is 15 %.
         among: what this swarm may have.
     """
+    if not among:
+        return None
     rises = rises and now.averages == "models" and fleet.apart * drift(now, fleet) > APART / 4
     weighed = replace(fleet, apart=2 * fleet.apart) if rises else fleet  # perhaps that is why
     best, present = ranked(weighed, among)[0], price(now, weighed)
