@@ -18,9 +18,7 @@ from p2ptrain.net.probe import why_hung_up
 from p2ptrain.net.tls import Security
 from p2ptrain.net.wire import DialBackRequest, DialedBack, Hello, Report, SetReply, SetRequest
 from p2ptrain.net.wire_carried import ReachReply, decode_reach_reply, encode_reach
-
-MAX_STATE_BYTES = 1 << 36
-"""Of a model that a peer may send us."""
+from p2ptrain.net.wire_state import MAX_STATE_BYTES
 
 
 class Asker:

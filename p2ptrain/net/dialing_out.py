@@ -25,7 +25,8 @@ from p2ptrain.core.redial import Redial
 from p2ptrain.errors import CodecError, RefusedError, TransportError
 from p2ptrain.ids import Address, PeerId, Seconds
 from p2ptrain.net import wire_carried as wire
-from p2ptrain.net.pipes import GONE, CallPipe, SocketPipe, splice
+from p2ptrain.net.grpc_errors import GONE, is_cancelled
+from p2ptrain.net.pipes import CallPipe, SocketPipe, splice
 from p2ptrain.net.tls import Security
 from p2ptrain.net.wire_carried import Carrying, Registering, Wanted
 
@@ -170,7 +171,7 @@ class DialsOut:
                 if wanted.number:
                     self._open(visit, wanted)
         except asyncio.CancelledError as error:
-            if _is_cancelled():
+            if is_cancelled():
                 raise
             raise TransportError("the call was cancelled") from error
         finally:
@@ -217,7 +218,7 @@ class DialsOut:
         except GONE as error:
             raise TransportError(f"{visit.address} takes no connection of ours") from error
         except asyncio.CancelledError as error:
-            if _is_cancelled():
+            if is_cancelled():
                 call.cancel()
                 raise
             raise TransportError(f"{visit.address} takes no connection of ours") from error
@@ -270,7 +271,7 @@ class DialsOut:
         except (CodecError, RefusedError, *GONE):
             return None
         except asyncio.CancelledError:
-            if _is_cancelled():
+            if is_cancelled():
                 raise
             return None
         total_s = (visit.round_trip_s or REACH_S) + reply.round_trip_us / 1e6
@@ -290,8 +291,3 @@ class DialsOut:
         await asyncio.gather(*tasks, return_exceptions=True)
         for channel in visit.channels.values():
             await channel.close()
-
-
-def _is_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0

@@ -1,5 +1,7 @@
 """Translate gRPC's status codes to the project's errors; no other module mentions a code's text."""
 
+import asyncio
+
 import grpc
 
 from p2ptrain.errors import P2PTrainError, RefusedError, TransportError
@@ -19,6 +21,15 @@ IN_WORDS = {
 
 HANGING_UP = ("Socket closed", "Connection reset", "Broken pipe", "Endpoint closing")
 """What it says of a port that has taken the connection."""
+
+GONE = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
+"""What gRPC raises in a callee when its call has ended."""
+
+
+def is_cancelled() -> bool:
+    """True if it is the running task that was cancelled, not a call that it awaits."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def translate(error: grpc.RpcError, address: Address, phase: str) -> P2PTrainError:

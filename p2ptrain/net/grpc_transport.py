@@ -46,7 +46,7 @@ from p2ptrain.net import wire
 from p2ptrain.net.carrying import WINDOW, Carrying
 from p2ptrain.net.gate import Gate, caller
 from p2ptrain.net.grpc_config import GrpcConfig, channel_arguments
-from p2ptrain.net.grpc_errors import hung_up, translate
+from p2ptrain.net.grpc_errors import GONE, hung_up, is_cancelled, translate
 from p2ptrain.net.grpc_link import SERVICE, Link
 from p2ptrain.net.key_service import SERVICE as KEYS
 from p2ptrain.net.key_service import KeyService
@@ -85,8 +85,6 @@ EXPORTED_BYTES = 1 << 20
 EXPORT_SILENCE_S: Seconds = 30.0
 """A caller that takes no piece for so long gets no more."""
 
-GONE = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
-"""What gRPC raises in a callee when its call has ended."""
 
 T = TypeVar("T")
 
@@ -469,7 +467,7 @@ class GrpcTransport:
             if not hung_up(error):
                 raise told from error
         except asyncio.CancelledError as error:
-            if _is_cancelled():
+            if is_cancelled():
                 raise
             raise TransportError(f"no connection to {address} while {phase}: it broke") from error
         else:
@@ -567,7 +565,7 @@ class _CallerStream:
         except asyncio.InvalidStateError as error:
             raise await self._what_ended_it() from error
         except asyncio.CancelledError as error:
-            if _is_cancelled():
+            if is_cancelled():
                 raise
             raise TransportError(self._aborted or "the connection was closed here") from error
 
@@ -652,7 +650,7 @@ class _CalleeStream:
         except (StopAsyncIteration, *GONE) as error:
             raise TransportError("the caller hung up") from error
         except asyncio.CancelledError as error:
-            if _is_cancelled():
+            if is_cancelled():
                 raise
             raise TransportError("the caller hung up") from error
 
@@ -664,12 +662,6 @@ def _ip_of(peer: str) -> str:
     """The IP address in gRPC's ``ipv4:1.2.3.4:567`` or ``ipv6:[::1]:567``; empty for others."""
     kind, _, rest = peer.partition(":")
     return rest.rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else ""
-
-
-def _is_cancelled() -> bool:
-    """True if it is the running task that was cancelled, not a call that it awaits."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 def _split(setting: str, text: str) -> tuple[str, str]:

@@ -18,6 +18,7 @@ import grpc.aio
 
 from p2ptrain.errors import CodecError, TransportError
 from p2ptrain.ids import Seconds
+from p2ptrain.net.grpc_errors import GONE, is_cancelled
 from p2ptrain.net.wire_carried import MOST_CARRIED, decode_carried, encode_carried
 
 LINGER_S: Seconds = 0.5
@@ -26,8 +27,6 @@ LINGER_S: Seconds = 0.5
 BUFFER_BYTES = 1 << 19
 """Of a socket: the kernel would let megabytes pile up in front of a receiver that does not read."""
 
-GONE = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
-"""What gRPC raises when a call has ended."""
 
 Pay = Callable[[int], Awaitable[None]]
 """Waits until so many bytes may be carried."""
@@ -169,7 +168,7 @@ async def _read(read: Callable[[], Awaitable[Any]]) -> bytes:  # Any: grpc is un
     except (CodecError, *GONE):
         return b""
     except asyncio.CancelledError:
-        if _is_cancelled():
+        if is_cancelled():
             raise
         return b""  # it is the call that was cancelled
 
@@ -180,11 +179,6 @@ async def _write(write: Callable[[bytes], Awaitable[None]], data: bytes) -> None
     except GONE as error:
         raise TransportError("the other side hung up") from error
     except asyncio.CancelledError as error:
-        if _is_cancelled():
+        if is_cancelled():
             raise
         raise TransportError("the other side hung up") from error
-
-
-def _is_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0

@@ -30,7 +30,8 @@ from p2ptrain.errors import CodecError, TransportError
 from p2ptrain.ids import Address, Seconds
 from p2ptrain.net import wire_carried as wire
 from p2ptrain.net.gate import Serve, caller
-from p2ptrain.net.pipes import GONE, Pay, ServedPipe, splice
+from p2ptrain.net.grpc_errors import GONE
+from p2ptrain.net.pipes import Pay, ServedPipe, splice
 from p2ptrain.net.wire_carried import NUMBER_BYTES, Carrying, ReachReply, Registering, Wanted
 
 MOST_REGISTERED = 4096
