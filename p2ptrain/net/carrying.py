@@ -22,6 +22,7 @@ import grpc.aio
 from p2ptrain.errors import CodecError, RefusedError, TransportError
 from p2ptrain.ids import Address
 from p2ptrain.net.dialing_out import DialsOut
+from p2ptrain.net.listening import connections
 from p2ptrain.net.pipes import Pipe, SocketPipe, is_own_process, splice
 from p2ptrain.net.registry import Charge, Registry
 from p2ptrain.net.tls import Option, Security
@@ -160,13 +161,7 @@ class Carrying:
         return self._ways[address, chunks]
 
     async def _accept(self, listening: socket.socket, address: Address, chunks: bool) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                accepted, _ = await loop.sock_accept(listening)
-            except OSError:
-                await asyncio.sleep(0.1)  # most likely out of descriptors: wait for some
-                continue
+        async for accepted in connections(listening):
             if is_own_process(accepted):
                 self._start(self._carry(SocketPipe(accepted), address, chunks))
             else:

@@ -3,7 +3,7 @@
 A peer whose incoming connections are dropped (NAT, a firewall) *registers* here: it opens a call
 that stays open. A connection to it is *wanted* of it under a random number, and it opens a `Carry`
 call with that number, which carries the bytes of one connection. gRPC then runs inside as over any
-socket, with its own TLS, so whoever calls is checked as ever::
+socket, with its own TLS, so each caller is checked as ever::
 
     gRPC of ours ── socket ── Carry call ───────────────────► socket ── gRPC of the peer
     gRPC of another such peer ── Carry call ──► us, if we relay ──► Carry call ── its gRPC

@@ -39,6 +39,7 @@ from p2ptrain.errors import CodecError, RefusedError, TransportError
 from p2ptrain.ids import Seconds
 from p2ptrain.net import sealed, wire
 from p2ptrain.net.gate import Gate, caller
+from p2ptrain.net.listening import connections
 from p2ptrain.net.sealed import Seal
 from p2ptrain.net.shared_vectors import REFERENCE, SharedVectors, map_vector, this_machine
 from p2ptrain.net.tls import NOBODY, Caller, Plain, Security
@@ -155,13 +156,7 @@ class SocketServer:
         self._hangups.close()
 
     async def _accept(self, listening: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                accepted, _ = await loop.sock_accept(listening)
-            except OSError:
-                await asyncio.sleep(0.1)  # most likely out of descriptors: wait for some
-                continue
+        async for accepted in connections(listening):
             self._start(self._converse(Connection(accepted, self._vectors)))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:  # Any: asyncio's own types

@@ -15,6 +15,7 @@ since addresses change.
 import functools
 import os
 import ssl
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -135,8 +136,37 @@ class Security(Protocol):
         ...
 
 
+class Nameless(ABC):
+    """What certificates that name no peer, or none at all, have in common of `Security`."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def serve(self, server: grpc.aio.Server, listen: str) -> int: ...
+
+    @abstractmethod
+    def channel(self, address: str, options: Sequence[Option]) -> grpc.aio.Channel: ...
+
+    def member(self, certificate: bytes) -> Caller:
+        return NOBODY
+
+    def certificate(self) -> bytes:
+        return b""
+
+    def serve_carried(self, server: grpc.aio.Server) -> int:
+        return self.serve(server, CARRIED)
+
+    def trust(self, name: PeerId, certificate: bytes) -> bytes:
+        return b""
+
+    def channel_to(
+        self, target: str, options: Sequence[Option], trusted: bytes
+    ) -> grpc.aio.Channel:
+        return self.channel(target, options)
+
+
 @dataclass(frozen=True, slots=True)
-class Tls:
+class Tls(Nameless):
     """One peer's certificate and key, and the CA that it trusts; PEM."""
 
     cert: bytes
@@ -191,26 +221,9 @@ class Tls:
             ssl.PROTOCOL_TLS_CLIENT, ca, self.key, cert
         )
 
-    def member(self, certificate: bytes) -> Caller:
-        return NOBODY
-
-    def certificate(self) -> bytes:
-        return b""
-
-    def serve_carried(self, server: grpc.aio.Server) -> int:
-        return self.serve(server, CARRIED)
-
-    def trust(self, name: PeerId, certificate: bytes) -> bytes:
-        return b""
-
-    def channel_to(
-        self, target: str, options: Sequence[Option], trusted: bytes
-    ) -> grpc.aio.Channel:
-        return self.channel(target, options)
-
 
 @dataclass(frozen=True, slots=True)
-class Plain:
+class Plain(Nameless):
     """No TLS."""
 
     only_ours: bool = False
@@ -236,23 +249,6 @@ class Plain:
 
     def sides(self) -> tuple[ssl.SSLContext, ssl.SSLContext] | None:
         return None
-
-    def member(self, certificate: bytes) -> Caller:
-        return NOBODY
-
-    def certificate(self) -> bytes:
-        return b""
-
-    def serve_carried(self, server: grpc.aio.Server) -> int:
-        return self.serve(server, CARRIED)
-
-    def trust(self, name: PeerId, certificate: bytes) -> bytes:
-        return b""
-
-    def channel_to(
-        self, target: str, options: Sequence[Option], trusted: bytes
-    ) -> grpc.aio.Channel:
-        return self.channel(target, options)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,10 @@ an answer or the receiver is dead or gone; the receiver takes each ticket in onc
 if it comes again. To one receiver a peer pushes one vector at a time, so the number of the last one
 that was taken in is all that a receiver has to remember of a sender.
 
-**Given up.** A push whose last chunk has never left cannot have been taken in, and the sender says
-so (`Delivery.is_back`). Of any other it cannot know. A push names the receiver's life, so a peer
-that has started again refuses what was meant for the one before it.
+**Given up.** A push whose last chunk has never left, or that was refused each time, cannot have
+been taken in, and the sender says so (`Delivery.is_back`). Of any other it cannot know. A push
+names the receiver's life, so a peer that has started again refuses what was meant for the one
+before it.
 
 What a vector means is its taker's: `runtime/shares.py` (push-sum), `runtime/parameters.py`. All
 that comes is hostile until checked here or there; a sender has one stream at a time.
@@ -41,6 +42,9 @@ from p2ptrain.runtime.accounts import Attempt
 
 if TYPE_CHECKING:
     from p2ptrain.runtime.driver import Driver
+
+Answer = tuple[int, Vector | None]
+"""A clock, and the numbers that are sent back, if any are."""
 
 HEADER = struct.Struct("<dQQQQII")
 """A `Push` as it travels: the first chunk of the stream."""
@@ -98,7 +102,7 @@ class Taker(Protocol):
 
     async def take(
         self, source: PeerId, push: Push, vector_S: Vector, attempt: Attempt, *, again: bool
-    ) -> tuple[int, Vector | None]:
+    ) -> Answer:
         """Take it in, unless it comes `again`; returns a clock and what is answered.
 
         Raises RefusedError, with nothing changed.
@@ -115,6 +119,7 @@ class Pushes:
         """By the name that an opening gives as its bucket."""
         self._taken: dict[tuple[str, PeerId], Ticket] = {}
         self._serving: dict[tuple[str, PeerId], ChunkStream] = {}
+        self._takes: dict[tuple[str, PeerId], asyncio.Task[None]] = {}
         self._taking = asyncio.Lock()
         self._one_each: defaultdict[PeerId, asyncio.Lock] = defaultdict(asyncio.Lock)
         self.running = 0
@@ -165,6 +170,7 @@ class Pushes:
         purpose = Purpose(fragment=push.part, fragments=push.parts)
         attempt = Attempt(ticket, members, purpose, host.now, host.now, weight=push.weight)
         sent, refusals, resend_s = Delivery(is_back=True), 0, host.config.protocol.lock.resend_s
+        may_be_taken = False
         chunk_size = host.averages.config.chunk_kib * 256
         self.running += 1
         try:
@@ -176,11 +182,12 @@ class Pushes:
                 try:
                     await self._try(to, opening, push, parts, answer_S, codec, sent)
                 except RefusedError as error:
+                    sent.is_back = not may_be_taken  # not by this attempt
                     sent.why, refusals = str(error), refusals + 1
                     if refusals == REFUSALS:
                         break
                 except (TransportError, CodecError) as error:
-                    sent.why = str(error)
+                    sent.why, may_be_taken = str(error), may_be_taken or not sent.is_back
                 if not sent.is_taken:
                     await asyncio.sleep(resend_s)
         finally:
@@ -260,7 +267,7 @@ class Pushes:
     # --- the receiver's side ----------------------------------------------------------------------
 
     async def accept(self, opening: AverageOpening, stream: ChunkStream) -> None:
-        """Somebody pushes something; returns when it is answered.
+        """Somebody pushes something; returns when it is answered, or the answer is not read.
 
         Raises:
             RefusedError: for what is not taken; nothing was changed.
@@ -273,46 +280,78 @@ class Pushes:
         if before := self._serving.pop(place, None):
             before.abort(f"{source} has begun anew")
         self._serving[place] = stream
+        attempt = Attempt(
+            opening.ticket,
+            (min(host.name, source), max(host.name, source)),
+            Purpose(),
+            host.now,
+            host.now,
+        )
         try:
-            await self._accept(source, opening, stream)
-        except (CodecError, ConfigError, TimeoutError) as error:
+            push, vector_S = await self._received(place, opening, stream, attempt)
+            taken: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+            task = host.start(self._take(source, opening, push, vector_S, attempt, taken))
+            self._takes[place] = task
+            task.add_done_callback(lambda _: self._takes.pop(place, None))
+            await self._answer(opening, stream, taken)
+        except (CodecError, ConfigError) as error:
             raise RefusedError(f"{source} pushed what cannot be taken: {error}") from error
         finally:
             if self._serving.get(place) is stream:
                 del self._serving[place]
 
-    async def _accept(self, source: PeerId, opening: AverageOpening, stream: ChunkStream) -> None:
-        host, ticket = self._host, opening.ticket
-        loop, silence_s = asyncio.get_running_loop(), host.averages.config.average_timeout_s
-        codec = load_codec(opening.codec)
-        attempt = Attempt(
-            ticket, (min(host.name, source), max(host.name, source)), Purpose(), host.now, host.now
-        )
-        async with asyncio.timeout(silence_s) as timeout:
+    async def _received(
+        self,
+        place: tuple[str, PeerId],
+        opening: AverageOpening,
+        stream: ChunkStream,
+        attempt: Attempt,
+    ) -> tuple[Push, Vector]:
+        """All of a push. Raises RefusedError, CodecError, ConfigError."""
+        source, silence_s = place[1], self._host.averages.config.average_timeout_s
+        loop, codec = asyncio.get_running_loop(), load_codec(opening.codec)
+        try:
+            async with asyncio.timeout(silence_s) as timeout:
 
-            def moved() -> None:
-                timeout.reschedule(loop.time() + silence_s)
+                def moved() -> None:
+                    timeout.reschedule(loop.time() + silence_s)
 
-            push = _unpacked(await stream.receive())
-            attempt.weight = push.weight
-            attempt.purpose = Purpose(fragment=push.part, fragments=push.parts)
-            self._check(source, opening, push)
-            vector_S = np.empty(opening.vector_size, np.float32)
-            attempt.received_bytes = await _receive(
-                source, stream, codec, vector_S, opening.chunk_size, moved
-            )
-            taken: asyncio.Future[tuple[int, Vector | None]] = loop.create_future()
-            host.start(self._take(source, opening, push, vector_S, attempt, taken))
-            clock, answer_S = await taken
-            progress = min(host.agreed.progress, MOST)
-            await stream.send(memoryview(ANSWER.pack(clock, progress)), answer_S is None)
-            if answer_S is not None:
-                parts = await host.averages.executor(
-                    lambda: encoded(codec, answer_S, opening.chunk_size)
-                )
-                for number, part in enumerate(parts, 1):
-                    await stream.send(part, number == len(parts))
+                push = _unpacked(await stream.receive())
+                attempt.weight = push.weight
+                attempt.purpose = Purpose(fragment=push.part, fragments=push.parts)
+                self._check(source, opening, push)
+                if before := self._takes.get(place):
+                    await asyncio.shield(before)  # it holds a vector: one of each sender at a time
                     moved()
+                vector_S = np.empty(opening.vector_size, np.float32)
+                attempt.received_bytes = await _receive(
+                    source, stream, codec, vector_S, opening.chunk_size, moved
+                )
+        except TimeoutError as error:
+            why = f"nothing has come of a push of {source} for {silence_s:g} s"
+            raise RefusedError(why) from error
+        return push, vector_S
+
+    async def _answer(
+        self, opening: AverageOpening, stream: ChunkStream, taken: "asyncio.Future[Answer]"
+    ) -> None:
+        """Say that it is taken in. Raises RefusedError if it is not."""
+        host, codec = self._host, load_codec(opening.codec)
+        loop, silence_s = asyncio.get_running_loop(), host.averages.config.average_timeout_s
+        try:
+            async with asyncio.timeout(silence_s) as timeout:
+                clock, answer_S = await taken
+                progress = min(host.agreed.progress, MOST)
+                await stream.send(memoryview(ANSWER.pack(clock, progress)), answer_S is None)
+                if answer_S is not None:
+                    parts = await host.averages.executor(
+                        lambda: encoded(codec, answer_S, opening.chunk_size)
+                    )
+                    for number, part in enumerate(parts, 1):
+                        await stream.send(part, number == len(parts))
+                        timeout.reschedule(loop.time() + silence_s)
+        except TimeoutError:
+            stream.abort(f"{opening.sender} does not take the answer to its push")
 
     async def _take(
         self,
@@ -321,7 +360,7 @@ class Pushes:
         push: Push,
         vector_S: Vector,
         attempt: Attempt,
-        taken: asyncio.Future[tuple[int, Vector | None]],
+        taken: "asyncio.Future[Answer]",
     ) -> None:
         """Take all of it in, or nothing, also if the sender hangs up meanwhile."""
         host = self._host

@@ -8,6 +8,7 @@ import pytest
 
 from p2ptrain.averaging import AlgorithmMessage, RemoteProtocolError
 from p2ptrain.averaging.sgp import ROUND, Sgp, neighbour
+from p2ptrain.core.effects import Outcome
 from p2ptrain.errors import RefusedError
 from p2ptrain.ids import PeerId, Ticket
 from p2ptrain.net.wire import AverageOpening
@@ -129,6 +130,21 @@ async def test_what_no_peer_would_push_is_refused_and_changes_nothing():
             await p0.process.start(push(head, vector, count))
     assert np.array_equal(p1.model(), before_M)
     assert p1.driver.shares.weight == 1
+    await world.close()
+
+
+async def test_a_share_that_is_refused_comes_back():
+    world = await build(2, "sgp", learning_rate=0.0)
+    p0, p1 = world.peers.values()
+
+    def refuse(*_: object) -> None:
+        raise RefusedError("p1 works with other settings")
+
+    p1.driver.shares.check = refuse
+    result = await p0.process.start(p0.swarm.push(p1.driver.name, 0.5, 1))
+    assert (result.outcome, result.why) == (Outcome.LOST, "p1 works with other settings")
+    assert (p0.driver.shares.weight, p1.driver.shares.weight) == (1, 1)
+    assert not p0.driver.shares.on_the_way
     await world.close()
 
 

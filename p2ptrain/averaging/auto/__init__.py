@@ -10,8 +10,9 @@ times of all are known soon. Each peer reports what it measures to the first one
 That peer prices all candidates for the fleet (``costs.py``): samples per second, times what a
 sample teaches. If one is worth a `margin` more than the present one, it proposes that, and the
 swarm changes by an epoch that all agree on (``core/epochs.py``): no group mixes two settings, and a
-newcomer is told. Each change is one sentence in the records, the log and `p2ptrain status`. From
-models to synchronous gradients, all go on from the model and the optimizer state of one peer.
+newcomer gets them when it joins. Each change is one sentence in the records, the log and `p2ptrain
+status`. From models to synchronous gradients, all go on from the model and the optimizer state of
+one peer.
 
 **How often.** First after `LEAST_STEPS` steps, then at most once in `every_s` seconds or
 `every_steps` steps, whichever is over first.
