@@ -106,6 +106,7 @@ class Snapshots:
         *,
         version: int = 0,
         is_one: bool = False,
+        loader: PeerId | None = None,
     ) -> Snapshot:
         """A snapshot of this kind: one that is loaded by others already, or a new one.
 
@@ -114,6 +115,8 @@ class Snapshots:
             state: makes a new one; its errors are raised from here.
             version: of the replica now; a snapshot that was made before it is not taken.
             is_one: of this kind there is only one state, at all peers and at all times.
+            loader: who wants it; one that loads another state of this kind has to end that first,
+                so that it cannot keep out all others.
 
         Raises:
             RefusedError: if too many are loaded now.
@@ -123,7 +126,7 @@ class Snapshots:
                 is_young = one.loaders and self._clock() - one.born <= SHARED_S
                 if one.kind == kind and one.version >= version and (is_one or is_young):
                     return one
-            self._make_room(kind[0])
+            self._make_room(kind[0], loader)
             born, contents = self._clock(), await state()
             manifest = await self._executor(partial(manifest_of, contents, self._chunk_bytes))
             view, every = memoryview(contents), set(range(len(manifest.hashes)))
@@ -134,8 +137,10 @@ class Snapshots:
             new = Snapshot(manifest, read, every, kind=kind, version=version, born=born)
             return self.hold(new)
 
-    def _make_room(self, what: str) -> None:
+    def _make_room(self, what: str, loader: PeerId | None) -> None:
         own = [one for one in self._held.values() if one.kind and one.kind[0] == what]
+        if loader and any(loader in one.loaders for one in own):
+            raise RefusedError(f"{loader} loads another state from here already")
         idle = [one for one in own if not one.loaders]
         for one in idle[: max(0, len(own) - MOST_KEPT + 1)]:
             self._drop(one)

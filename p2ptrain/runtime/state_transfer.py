@@ -374,7 +374,8 @@ class StateTransfer:
                 return None
             model = partial(self.replica.export_state, whole=False)
             copied = partial(self.host.averages.whole, model)
-            made = await make(("model",), copied, version=version or 0)
+            loader = opening.sender
+            made = await make(("model",), copied, version=version or 0, loader=loader)
         if wanted and made.manifest.digest != wanted:
             raise RefusedError(f"the state of {name} is another one")
         return made

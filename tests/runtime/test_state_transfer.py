@@ -7,6 +7,7 @@ One byte on these links stands for 2,500: the model has 100 MB and its chunks 2.
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from p2ptrain.core.effects import TakeState
 from p2ptrain.errors import ConfigError, RefusedError, TransportError
 from p2ptrain.ids import PeerId, Seconds
 from p2ptrain.net.wire import StateOpening
-from p2ptrain.net.wire_state import decode_manifest, encode_request
+from p2ptrain.net.wire_state import decode_manifest, encode_request, hash_of
 from p2ptrain.runtime.exchange import ExchangeConfig
 from p2ptrain.runtime.state_snapshots import KEPT_S, MOST_KEPT, SHARED_S, Snapshot
 from p2ptrain.sim.link import Link
@@ -221,15 +222,17 @@ async def test_what_is_no_request_ends_the_stream_with_a_sentence():
 
 
 async def test_a_snapshot_is_kept_a_little_longer_than_it_is_used_and_few_are_at_a_time():
-    world = await trained("ad_psgd", 2)
-    p0, p1 = world.peers.values()
-    opening, streams = StateOpening(p0.driver.digest, PeerId("p1"), None), []
-    for _ in range(MOST_KEPT):
-        streams.append(await p1.driver.transport.open(p0.address, opening))
+    world = await trained("ad_psgd", MOST_KEPT + 2)
+    p0, *others = world.peers.values()
+    streams = []
+    for peer in others[:MOST_KEPT]:
+        opening = StateOpening(p0.driver.digest, peer.driver.name, None)
+        streams.append(await peer.driver.transport.open(p0.address, opening))
         assert await streams[-1].receive()
         await asyncio.sleep(SHARED_S + 1)  # the next one is too young for it
         p0.replica.live += 1
-    refused = await p1.driver.transport.open(p0.address, opening)
+    opening = StateOpening(p0.driver.digest, others[-1].driver.name, None)
+    refused = await others[-1].driver.transport.open(p0.address, opening)
     with pytest.raises(RefusedError, match=f"{MOST_KEPT} states are being loaded"):
         await refused.receive()
     for stream in streams:
@@ -239,6 +242,52 @@ async def test_a_snapshot_is_kept_a_little_longer_than_it_is_used_and_few_are_at
     assert len(held) == MOST_KEPT
     await asyncio.sleep(2)
     assert not held
+
+
+async def test_one_peer_cannot_keep_others_out_by_loading_several_states():
+    world = await trained("ad_psgd", 2)
+    p0, p1 = world.peers.values()
+    opening = StateOpening(p0.driver.digest, PeerId("p1"), None)
+    first = await p1.driver.transport.open(p0.address, opening)
+    assert await first.receive()
+    await asyncio.sleep(SHARED_S + 1)
+    second = await p1.driver.transport.open(p0.address, opening)
+    with pytest.raises(RefusedError, match="p1 loads another state from here already"):
+        await second.receive()
+    await first.finish()
+
+
+async def test_a_chunk_that_is_longer_than_its_place_is_refused_although_it_has_its_hash():
+    world = await trained("ad_psgd", 2)
+    lies = []
+
+    def lying(honest):
+        async def make(*args, **more):
+            made = await honest(*args, **more)
+            if lies:
+                return made
+            lies.append(made)
+            chunks = [bytes(made.chunk(n)) + b"x" for n in range(len(made.manifest.hashes))]
+            hashes = tuple(map(hash_of, chunks))
+            size = made.manifest.chunk_size
+            return replace(
+                made,
+                manifest=replace(made.manifest, hashes=hashes),
+                read=lambda start, stop: memoryview(chunks[start // size]),
+            )
+
+        return make
+
+    for peer in world.peers.values():
+        snapshots = peer.driver.state_transfer.snapshots
+        snapshots.make = lying(snapshots.make)
+    with training(world, 1000, 100.0):
+        await asyncio.sleep(1.0)
+        (newcomer,) = await join(world, "ad_psgd", "n")
+    texts = [record["text"] for record in newcomer.metrics.of("warning")]
+    assert "another hash or size; it is taken from elsewhere" in texts[0]
+    (record,) = newcomer.metrics.of("state")
+    np.testing.assert_array_equal(newcomer.model(), world.peers[record["donor"]].model())
 
 
 @pytest.mark.parametrize("share", [0.0, -1.0, 1.5])
