@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.optim import SGD
 
+from p2plab.backends.spawn import PORTS
 from p2ptrain.errors import ConfigError
 from p2ptrain.integrations.torchrun import GroupPeer
 from tests.integrations import group_member
@@ -31,9 +32,13 @@ def backward(module: nn.Module, seed: int) -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """The first of `count` ranges of six ports that were free just now."""
+    """The first of `count` ranges of six ports that were free just now.
+
+    They are below those that the launcher takes, or a swarm of a test beside this one might listen
+    there before ours does.
+    """
     first: list[int] = []
-    for base in range(21_000 + os.getpid() % 1000 * 9, 32_000, 6):
+    for base in range(4_100 + os.getpid() % 1000 * 5, PORTS[0], 6):
         try:
             for port in range(base, base + 6):
                 socket.create_server(("127.0.0.1", port)).close()
@@ -184,7 +189,7 @@ def grouped(test):
     """One swarm is for all of these tests, which take as long as its start."""
     for mark in (pytest.mark.sockets, pytest.mark.slow, pytest.mark.timeout(300)):
         test = mark(test)
-    return pytest.mark.xdist_group("torchrun")(test)
+    return test
 
 
 @grouped

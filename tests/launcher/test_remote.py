@@ -298,8 +298,9 @@ def test_peers_behind_ssh_run_on_the_hosts_of_the_list_in_turn(ssh, tmp_path):
         until(lambda: states(fleet) == ["ended"] * 3)
     finally:
         fleet.stop(0.0)
-    assert ssh.read_text().split() == ["127.0.0.1", "127.0.0.2", "127.0.0.1"]
-    assert 'listen = "127.0.0.2:' in (tmp_path / "p01.toml").read_text()
+    assert sorted(ssh.read_text().split()) == ["127.0.0.1", "127.0.0.1", "127.0.0.2"]
+    for peer, host in enumerate(("127.0.0.1", "127.0.0.2", "127.0.0.1")):
+        assert f'listen = "{host}:' in (tmp_path / f"p{peer:02}.toml").read_text()
 
 
 def test_a_host_that_is_lost_costs_its_peer_and_no_other(ssh, tmp_path):

@@ -113,3 +113,11 @@ def test_every_file_that_a_page_links_to_exists(name):
     local = [link.split("#")[0] for link in links if not link.startswith(("http", "#"))]
     missing = [link for link in local if link and not (page.parent / link).exists()]
     assert not missing
+
+
+def test_tests_that_start_processes_stay_on_one_worker(request):
+    """pytest-xdist once forgot its groups and said nothing: two swarms took each other's ports."""
+    if not request.config.getoption("loadgroup", False):
+        pytest.skip("runs without pytest-xdist --dist loadgroup")
+    marked = [item for item in request.session.items if item.get_closest_marker("xdist_group")]
+    assert all("@" in item.nodeid for item in marked)
