@@ -39,7 +39,7 @@ def translate(error: grpc.RpcError, address: Address, phase: str) -> P2PTrainErr
         case grpc.StatusCode.FAILED_PRECONDITION | grpc.StatusCode.PERMISSION_DENIED:
             return RefusedError(details)
         case grpc.StatusCode.UNIMPLEMENTED:
-            return TransportError(f"{address} answers, but not as a p2ptrain peer")
+            return TransportError(f"{address} answers, but not as a p2ptrain peer of this release")
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return TransportError(f"{address} did not answer in time while {phase}")
         case grpc.StatusCode.UNAVAILABLE if "SSL_ERROR_SSL" in details:

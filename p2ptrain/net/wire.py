@@ -66,7 +66,7 @@ from p2ptrain.net.wire_parts import (
 from p2ptrain.net.wire_parts import is_port as is_port
 
 PROTOCOL_MAJOR = 1
-PROTOCOL_MINOR = 0
+PROTOCOL_MINOR = 1
 PROTOCOL = PROTOCOL_MAJOR, PROTOCOL_MINOR
 """``protos/p2ptrain/v1/peer.proto`` says when they change."""
 

@@ -228,7 +228,7 @@ class Pushes:
 
                 stream = await host.open_stream(to, opening)
                 watching = asyncio.get_running_loop().create_task(self._watch(to, stream))
-                await stream.send(memoryview(_packed(push)))
+                await stream.send(memoryview(encode_push(push)))
                 for number, part in enumerate(parts, 1):
                     if number == len(parts):
                         sent.is_back = False  # from here on it may be taken in
@@ -316,7 +316,7 @@ class Pushes:
                 def moved() -> None:
                     timeout.reschedule(loop.time() + silence_s)
 
-                push = _unpacked(await stream.receive())
+                push = decode_push(await stream.receive())
                 attempt.weight = push.weight
                 attempt.purpose = Purpose(fragment=push.part, fragments=push.parts)
                 self._check(source, opening, push)
@@ -441,15 +441,16 @@ async def _receive(
     return received
 
 
-def _packed(push: Push) -> bytes:
+def encode_push(push: Push) -> bytes:
+    """The first chunk of a push."""
     return HEADER.pack(
         push.weight, push.clock, push.progress, push.epoch, push.life, push.part, push.parts
     )
 
 
-def _unpacked(payload: memoryview | None) -> Push:
+def decode_push(payload: memoryview | bytes | None) -> Push:
     """Raises CodecError for what no peer would say."""
-    if payload is None or payload.nbytes != HEADER.size:
+    if payload is None or len(payload) != HEADER.size:
         raise CodecError("a push without a head")
     weight, clock, progress, epoch, life, part, parts = HEADER.unpack(payload)
     is_good = 0 < weight <= MOST_WEIGHT and part < parts <= MOST_PARTS  # a NaN is not above 0

@@ -1,7 +1,8 @@
 """One example of everything that peers say, as its bytes: what a released protocol is held to.
 
-``python -m tests.helpers.recorded FILE`` records the present protocol, for the day of a release. A
-file that is there is not changed: a field that is added later must not change these bytes.
+``python -m tests.helpers.recorded VERSION FILE`` records what a version of the protocol has added
+to the one before it, for the day of a release. A file that is there is not changed: a field that
+is added later must not change these bytes.
 """
 
 import dataclasses
@@ -18,7 +19,12 @@ from p2ptrain.core.contribution import Contribution
 from p2ptrain.core.data_ledger import DataPlan
 from p2ptrain.core.purpose import Formation, Purpose, What
 from p2ptrain.ids import Address, PeerId, Ticket
-from p2ptrain.net import wire
+from p2ptrain.net import wire, wire_carried, wire_keys, wire_state
+from p2ptrain.net.certificates import PUBLIC_BYTES, Role
+from p2ptrain.runtime import pushes
+
+Case = tuple[Any, Callable[[Any], bytes], Callable[[bytes], Any]]
+"""What is said, how it is written, and how it is read."""
 
 A, B = PeerId("a"), PeerId("päär-2")
 TICKET = Ticket(A, 1_760_000_000_000, 7, 2)
@@ -96,9 +102,9 @@ def message(kind: type) -> Any:
     return kind(**{field.name: known[field.name] for field in dataclasses.fields(kind)})
 
 
-def examples() -> dict[str, tuple[Any, Callable[[Any], bytes], Callable[[bytes], Any]]]:
-    """What is said, how it is written, and how it is read; by name."""
-    found: dict[str, tuple[Any, Callable[[Any], bytes], Callable[[bytes], Any]]] = {
+def first() -> dict[str, Case]:
+    """Protocol 1.0, by name."""
+    found: dict[str, Case] = {
         kind.__name__: (
             wire.Envelope(A, "digest", message(kind)),
             wire.encode_envelope,
@@ -140,12 +146,119 @@ def examples() -> dict[str, tuple[Any, Callable[[Any], bytes], Callable[[bytes],
     return found
 
 
+def added() -> dict[str, Case]:
+    """What 1.1 added: votes for checkpoints, carried connections, keys, states, pushes."""
+    votes = dataclasses.replace(STATED, wants_checkpoint=True, writes_checkpoint=True)
+    resumed = dataclasses.replace(MEMBER, resumes=40, resumes_before=(30, 20))
+    there = wire_carried.address_of(B)
+    manifest = wire_state.manifest_of(b"0123456789", 4)
+    news = wire_state.StateNews(frozenset({0, 2}), (A, B), (1,))
+    push = pushes.Push(
+        weight=0.5, clock=3, progress=1 << 40, epoch=3 << 32, life=17, part=1, parts=4
+    )
+    made = wire_keys.TokenMade(bytes(range(PUBLIC_BYTES)), Role.VIEWER, 1_900_000_000, 3)
+    record = wire_keys.Record(b"body", b"signature")
+    request = wire.SetRequest('{"algorithm":"wagma"}', "a test")
+    envelopes: dict[str, Case] = {
+        name: (wire.Envelope(A, "digest", said), wire.encode_envelope, wire.decode_envelope)
+        for name, said in (
+            ("Grant with votes", m.Grant(TICKET, votes)),
+            ("Ping with checkpoints", m.Ping(12, (resumed,))),
+        )
+    }
+    chunk = wire.encode_chunk, wire.decode_chunk
+    carried = wire_carried
+    return envelopes | {
+        "StateOpening of a snapshot": (
+            wire.Chunk(opening=wire.StateOpening("digest", A, 3, 4, 1, manifest.digest)),
+            *chunk,
+        ),
+        "StateManifest": (manifest, wire_state.encode_manifest, wire_state.decode_manifest),
+        "StateRequest": (2, wire_state.encode_request, _request),
+        "StateRequest of news": (None, wire_state.encode_request, _request),
+        "StateNews": (
+            news,
+            lambda said: wire_state.encode_news(said, 3),
+            lambda data: wire_state.decode_news(data, 3),
+        ),
+        "Push": (push, pushes.encode_push, pushes.decode_push),
+        "Registering": (
+            carried.Registering(there, b"certificate", 1500, 7),
+            carried.encode_registering,
+            carried.decode_registering,
+        ),
+        "Wanted": (
+            carried.Wanted(bytes(range(16)), True, 7, True),
+            carried.encode_wanted,
+            carried.decode_wanted,
+        ),
+        "Carrying": (
+            carried.Carrying(b"", there, True),
+            carried.encode_carrying,
+            carried.decode_carrying,
+        ),
+        "Carried": (b"bytes", carried.encode_carried, carried.decode_carried),
+        "ReachRequest": (there, carried.encode_reach, carried.decode_reach),
+        "ReachReply": (
+            carried.ReachReply(b"certificate", 1500, 2),
+            carried.encode_reach_reply,
+            carried.decode_reach_reply,
+        ),
+        "SetRequest": (request, wire.encode_set, wire.decode_set),
+        "SetReply": (
+            wire.SetReply("no", "wagma", 3 << 32),
+            wire.encode_set_reply,
+            wire.decode_set_reply,
+        ),
+        "KeyFact": (made, wire_keys.encode_fact, wire_keys.decode_fact),
+        "EnrolRequest": (
+            wire_keys.EnrolRequest(bytes(range(PUBLIC_BYTES)), B),
+            wire_keys.encode_enrol_request,
+            wire_keys.decode_enrol_request,
+        ),
+        "EnrolReply": (
+            wire_keys.EnrolReply(b"calls", b"answers", bytes(32), (record,), (MEMBER.address,)),
+            wire_keys.encode_enrol_reply,
+            wire_keys.decode_enrol_reply,
+        ),
+        "KeyRecords": (
+            (bytes(16), (record,)),
+            lambda said: wire_keys.encode_records(*said),
+            wire_keys.decode_records,
+        ),
+        "KeyCommand": (
+            wire_keys.WantToken(Role.VIEWER, 3600, 2),
+            wire_keys.encode_command,
+            wire_keys.decode_command,
+        ),
+        "KeyAnswer": (
+            wire_keys.Answer("token", "a line"),
+            wire_keys.encode_answer,
+            wire_keys.decode_answer,
+        ),
+    }
+
+
+def _request(data: bytes) -> int | None:
+    return wire_state.decode_request(data, 3)
+
+
+VERSIONS = {"1.0": first, "1.1": added}
+
+
+def examples() -> dict[str, Case]:
+    """Of all versions."""
+    return {name: case for version in VERSIONS.values() for name, case in version().items()}
+
+
 def plain(value: Any) -> Any:
     """A value as JSON has it, with the names of its fields."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, (tuple, list)):
         return [plain(one) for one in value]
+    if isinstance(value, frozenset):
+        return sorted(value)
     if isinstance(value, dict):
         return {str(key): plain(one) for key, one in value.items()}
     if isinstance(value, Enum):
@@ -155,14 +268,14 @@ def plain(value: Any) -> Any:
     return value
 
 
-def recorded() -> dict[str, Any]:
+def recorded(version: str) -> dict[str, Any]:
     return {
         name: {"bytes": encode(value).hex(), "says": plain(value)}
-        for name, (value, encode, _) in examples().items()
+        for name, (value, encode, _) in VERSIONS[version]().items()
     }
 
 
 if __name__ == "__main__":
-    with Path(sys.argv[1]).open("x", encoding="utf-8") as file:
-        json.dump(recorded(), file, indent=1)
+    with Path(sys.argv[2]).open("x", encoding="utf-8") as file:
+        json.dump(recorded(sys.argv[1]), file, indent=1)
         file.write("\n")

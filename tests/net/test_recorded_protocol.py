@@ -1,19 +1,32 @@
-"""What a release has said stays readable, and what we say is readable for it: protocol 1.0."""
+"""What a release has said stays readable, and what we say is readable for it: 1.0 and 1.1."""
 
-import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from p2ptrain.core.effects import Outcome
 from p2ptrain.errors import CodecError
 from p2ptrain.net import wire
+from p2ptrain.net._pb import peer_pb2 as pb
 from p2ptrain.net.wire import UnknownMessage
-from tests.helpers.recorded import examples, plain
+from p2ptrain.runtime.pushes import HEADER
+from tests.helpers.recorded import VERSIONS, examples, plain
 from tests.helpers.worlds import build
 
-RECORDED = json.loads((Path(__file__).parent / "protocol_1_0.json").read_text())
+FILES = {
+    version: json.loads(
+        (Path(__file__).parent / f"protocol_{version.replace('.', '_')}.json").read_text()
+    )
+    for version in VERSIONS
+}
+RECORDED = FILES["1.0"] | FILES["1.1"]
+OF_FIXED_SIZE = {"Push"}
+WITHOUT_FIELDS = {"Chunk", "Opening", "StateOpening", "StateOpening of a snapshot"} | OF_FIXED_SIZE
+NEW_IN_1_1 = {"resumes_before", "wants_checkpoint", "writes_checkpoint"}
+"""Fields of control messages."""
+
 LATER = bytes([0xC2, 0x3E, 3]) + b"new"
 """A field of number 1000, which this version does not know."""
 
@@ -28,7 +41,9 @@ def includes(now: object, then: object) -> bool:
 
 
 def test_all_that_is_said_today_was_recorded():
-    assert set(examples()) == set(RECORDED), "record what is new for the next minor version"
+    for version, said in VERSIONS.items():
+        assert set(said()) == set(FILES[version]), "record what is new for the next minor version"
+    assert tuple(map(int, max(VERSIONS).split("."))) == wire.PROTOCOL
 
 
 @pytest.mark.parametrize("name", RECORDED)
@@ -44,7 +59,7 @@ def test_what_we_say_is_what_was_said(name):
     assert encode(value).hex() == RECORDED[name]["bytes"]
 
 
-@pytest.mark.parametrize("name", sorted(set(RECORDED) - {"Chunk", "Opening", "StateOpening"}))
+@pytest.mark.parametrize("name", sorted(set(RECORDED) - WITHOUT_FIELDS))
 def test_a_field_of_a_later_minor_version_is_ignored(name):
     value, encode, decode = examples()[name]
     assert decode(encode(value) + LATER) == value
@@ -60,21 +75,60 @@ def test_a_message_of_a_later_minor_version_is_told_from_garbage():
     assert not isinstance(caught.value, UnknownMessage)
 
 
-async def test_two_minor_versions_train_together(monkeypatch):
-    """Every message has a field more than we know, and half of the peers say that they are 1.1."""
+@pytest.mark.parametrize("name", sorted(set(RECORDED) - OF_FIXED_SIZE))
+def test_what_is_no_such_message_is_refused_in_one_sentence(name):
+    _, _, decode = examples()[name]
+    with pytest.raises(CodecError) as caught:
+        decode(b"\xff\xff\xff" * 20)
+    assert 0 < len(str(caught.value)) < 120
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("size", [0, HEADER.size - 1, HEADER.size + 1])
+def test_a_push_of_another_version_is_refused_in_one_sentence(size):
+    _, _, decode = examples()["Push"]
+    with pytest.raises(CodecError, match=r"^a push without a head$"):
+        decode(bytes(size))
+
+
+def without(packed: Any, names: set[str]) -> None:
+    """Clear these fields in a message and in all that it holds."""
+    for field, value in packed.ListFields():
+        if field.name in names:
+            packed.ClearField(field.name)
+        elif field.type == field.TYPE_MESSAGE:
+            for one in value if field.is_repeated else [value]:
+                without(one, names)
+
+
+@pytest.mark.parametrize("algorithm", ["ad_psgd", "allreduce", "wagma"])
+async def test_two_minor_versions_train_together(algorithm, monkeypatch):
+    """p0 and p2 say 1.0 and nothing newer; p1 and p3 say 1.1, and a field more than that."""
     say, greet, reply = wire.encode_envelope, wire.encode_hello, wire.encode_join_reply
 
+    def is_old(name: str) -> bool:
+        return name in ("p0", "p2")
+
     def greeted(hello: wire.Hello) -> bytes:
-        minor = int(hello.me.peer[-1]) % 2
-        data = greet(wire.replace(hello, protocol=(wire.PROTOCOL_MAJOR, minor)))
-        return data + LATER if minor else data
+        if not is_old(hello.me.peer):
+            return greet(hello) + LATER
+        packed = pb.Hello.FromString(greet(wire.replace(hello, protocol=(1, 0))))
+        without(packed, NEW_IN_1_1)
+        return packed.SerializeToString()
+
+    def said(envelope: wire.Envelope) -> bytes:
+        if not is_old(envelope.source):
+            return say(envelope) + LATER
+        packed = pb.Envelope.FromString(say(envelope))
+        without(packed, NEW_IN_1_1)
+        return packed.SerializeToString()
 
     monkeypatch.setattr(wire, "encode_hello", greeted)
-    monkeypatch.setattr(wire, "encode_envelope", lambda envelope: say(envelope) + LATER)
+    monkeypatch.setattr(wire, "encode_envelope", said)
     monkeypatch.setattr(wire, "encode_join_reply", lambda told: reply(told) + LATER)
-    world = await build(4, "ad_psgd")
-    await asyncio.sleep(1.0)
-    (first, *others) = world.peers.values()
-    result = await first.swarm.form([other.driver.name for other in others[:1]])
-    assert result.outcome is Outcome.DONE
+    world = await build(4, algorithm)
+    await world.train(8, lambda _: 0.05)
+    for peer in world.peers.values():
+        assert peer.replica.updates >= 8
+        assert Outcome.DONE in {group["outcome"] for group in peer.metrics.of("group")}
     await world.close()
