@@ -55,9 +55,10 @@ class RunConfig(PeerConfig):
     `listen` is only needed where several of the addresses are of one machine."""
 
     advertise_ip: bool = False
-    """Look the host of `advertise` up at the start, and advertise the address behind it. For where
-    a name stands for another address when its peer starts again: others would go on asking the old
-    one, since connections remember for half a minute what a name stood for."""
+    """Look the host of `advertise` up at the start, and every half minute from then on, and
+    advertise the address behind it. For where a name stands for another address after a while, or
+    when its peer starts again: others would go on asking the old one, since connections remember
+    for half a minute what a name stood for."""
 
     training: TrainingConfig = field(default_factory=TrainingConfig)
     pace: StepTiming = field(default_factory=StepTiming)

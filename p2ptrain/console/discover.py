@@ -24,8 +24,10 @@ import asyncio
 import contextlib
 import dataclasses
 import socket
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 from p2ptrain.config import RunConfig
 from p2ptrain.errors import CodecError, ConfigError, TransportError
@@ -45,6 +47,9 @@ MOST_ADDRESSES = 4096
 
 MOST_SHOWN = 8
 """How many addresses an error names."""
+
+ADDRESS_EVERY_S: Seconds = 30.0
+"""Between two looks at what the own name stands for."""
 
 _NOT_GIVEN = RunConfig().listen
 
@@ -195,6 +200,54 @@ def settled(
         advertise=config.advertise or place.ours,
         name=config.name or around.name_of(ip),
     )
+
+
+class AddressFollower:
+    """While inside: looks the advertised name up again and again, and advertises what it finds.
+
+    Args:
+        name: ``host:port`` as configured, with `advertise_ip`; empty: there is nothing to follow.
+        at: the address that is advertised already.
+        around: looks names up.
+        advertise: called with each new address, in a thread of its own.
+        every_s: between two looks.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        at: str,
+        around: Neighbourhood,
+        advertise: Callable[[str], None],
+        every_s: Seconds = ADDRESS_EVERY_S,
+    ) -> None:
+        self._name, self._at, self._around = name, at, around
+        self._advertise, self._every_s = advertise, every_s
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="p2ptrain-address", daemon=True)
+
+    def __enter__(self) -> Self:
+        if self._name:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        if self._name:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._over.wait(self._every_s):
+            self.look()
+
+    def look(self) -> None:
+        """Once. A name that stands for nothing at the moment, or still for the same, is left."""
+        host, _, port = self._name.rpartition(":")
+        ips = asyncio.run(self._around.addresses(host))
+        found = [f"{ip}:{port}" for ip in ips]
+        if found and self._at not in found:
+            self._at = found[0]
+            self._advertise(self._at)
 
 
 def _by_number(config: RunConfig, around: Neighbourhood) -> RunConfig:

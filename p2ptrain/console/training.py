@@ -17,7 +17,7 @@ from p2ptrain.compute.flat import save_model, save_tensors
 from p2ptrain.compute.tasks import Task, checked, load_task
 from p2ptrain.compute.training import build_optimizer, threads, train
 from p2ptrain.config import RunConfig
-from p2ptrain.console.discover import Neighbourhood, settled
+from p2ptrain.console.discover import AddressFollower, Neighbourhood, settled
 from p2ptrain.console.progress import Narrator, shown_loss
 from p2ptrain.errors import ConfigError
 from p2ptrain.ids import PeerId
@@ -63,7 +63,9 @@ def _run(
         _evaluate(config, task, model)
     optimizer = build_optimizer(model, config.training)
     # Last, since a peer must listen soon after discovery.
-    config = settled(config, Neighbourhood(config.network), time.monotonic)
+    around = Neighbourhood(config.network)
+    named = config.advertise if config.advertise_ip else ""
+    config = settled(config, around, time.monotonic)
     lines = Lines()
     say = _keep_quiet if quiet else lines.say
     narrator = Narrator(say, time.monotonic, plan=config, warn=lines.say)
@@ -72,6 +74,7 @@ def _run(
     with ExitStack() as stack:
         with narrator.saying_what_it_waits_for():
             stack.enter_context(this)
+        stack.enter_context(AddressFollower(named, config.advertise, around, this.advertise))
         ctrl_c = stack.enter_context(_CtrlC(this))
         narrator.follow(lambda: this.progress)
         if this.metrics_address:

@@ -18,7 +18,8 @@
     VersionEnded  -> nothing: for the trainer, which waits for this version: its scheduled average
                      is done, or we withdrew from it; where versions run without their trainers
                      also: it ran without ours (`LATE`), or broke
-    MemberChanged -> nothing: for the record: we think differently of a member than before
+    MemberChanged -> nothing: for the record: we think differently of a member than before, or it
+                     is called at another address
     SettingsKnown -> nothing: the swarm has other settings; change to them at the next boundary
 """
 

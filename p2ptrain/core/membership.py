@@ -59,7 +59,7 @@ from p2ptrain.core.hearsay import Hearsay
 from p2ptrain.core.messages import Member, MembershipMessage, MemberState
 from p2ptrain.core.roster import ACCUSERS, Roster, joined, newer
 from p2ptrain.errors import InvariantViolation
-from p2ptrain.ids import PeerId, Seconds
+from p2ptrain.ids import Address, PeerId, Seconds
 
 FAREWELLS = 64
 """A peer that leaves or refutes tells this many; gossip carries it to the rest of the swarm."""
@@ -144,6 +144,16 @@ class Membership(Roster):
         ours = m.MembershipUpdates((self.me,))
         for peer in self.reachable() if to is None else to:
             self._emit(Send(peer, ours))
+
+    def move(self, address: Address) -> None:
+        """This peer is called at `address` from now on: tell everyone.
+
+        As a refutation, under a higher incarnation: peers that have suspected it because it did not
+        answer at the old address believe it at once, and what they said of it then is outdated.
+        Lost: probes carry our record to each member within a round.
+        """
+        self.describe(address=address, incarnation=self.me.incarnation + 1)
+        self.announce()
 
     def leave(self) -> None:
         """Say goodbye; peers that receive it do not choose this peer any more."""
@@ -388,8 +398,10 @@ class Membership(Roster):
         if known and is_later and was_here and member.beat < known.beat:
             # A restart: a refutation does not reset the beat.
             self._emit(MemberChanged(peer, MemberState.DEAD, f"{peer} has started again"))
-        elif known and known.state is member.state:
+        elif known and (known.state, known.address) == (member.state, member.address):
             return
+        if known and known.address != member.address:
+            why = f"{why}; it is at {member.address} now, and was at {known.address}"
         self._emit(MemberChanged(peer, member.state, why))
 
     def _accuse(self, peer: PeerId, helpers: tuple[PeerId, ...], now: Seconds, why: str) -> None:

@@ -38,7 +38,7 @@ from p2ptrain.core.repair import Repair, RepairConfig
 from p2ptrain.core.slot_credit import SlotCredit
 from p2ptrain.core.wait_avoiding import Schedule
 from p2ptrain.errors import check_above_0
-from p2ptrain.ids import PeerId, Seconds, Ticket
+from p2ptrain.ids import Address, PeerId, Seconds, Ticket
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +140,11 @@ class PeerMachine:
         self.membership.describe(phase=phase, steps=steps, samples=samples)
         if changed:
             self.membership.announce()
+        self._settle(now)
+
+    def move(self, address: Address, now: Seconds) -> None:
+        """Others call this peer at `address` from now on; all are told."""
+        self.membership.move(address)
         self._settle(now)
 
     def outlive(self, incarnation: int) -> None:

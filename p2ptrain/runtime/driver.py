@@ -124,6 +124,8 @@ class Driver:
         self._admissions = Admissions()
         self._repeats = Repeats()
         self._records_of_unmet: Budgets[str] = Budgets(RECORDS_OF_UNMET)
+        self._dialled: dict[PeerId, Address] = {}
+        """Where members were called when they last changed."""
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._deadline: Seconds = 0.0
@@ -187,6 +189,11 @@ class Driver:
                 everyone = (samples - before) * (1 + len(membership.choosable()))
                 self.agreed.progress += round(everyone / self.shares.counted_weight)
             self._watch.look()
+
+    def move(self, address: Address) -> None:
+        """Others call this peer at `address` from now on."""
+        with self._feeding:
+            self.machine.move(address, self.now)
 
     def withdraw(self) -> None:
         """The trainer stops: whatever it waits for ends now."""
@@ -375,17 +382,28 @@ class Driver:
             self.transport.send(member.address, envelope)
 
     def _member_changed(self, effect: effects.MemberChanged) -> None:
-        met = self.machine.membership.has_met(effect.peer)
-        if met or self._records_of_unmet.take("", self.now):
+        member = self.machine.membership.member(effect.peer)
+        has_moved = self._follow_address(effect.peer, member)
+        met = self.machine.membership.has_met(effect.peer) and not has_moved
+        if met or self._records_of_unmet.take(effect.peer if has_moved else "", self.now):
             state = effect.state.name.lower()
             self.metrics.record("member", member=effect.peer, state=state, why=effect.why)
         self._watch.look()
-        member = self.machine.membership.member(effect.peer)
         if member and effect.state is MemberState.ALIVE:
             self.transport.expect(member.address)
         if member and effect.state >= MemberState.DEAD:
             # Not at once: the last chunks of one that leaves may be on the way.
             self._loop.call_later(ARRIVAL_S, self._forget, member)
+
+    def _follow_address(self, peer: PeerId, member: Member | None) -> bool:
+        """Whether `peer` is called at another address than before; its old one is given up."""
+        before = self._dialled.pop(peer, None)
+        if member and member.state < MemberState.DEAD:
+            self._dialled[peer] = member.address
+        has_moved = before is not None and member is not None and before != member.address
+        if has_moved and before:  # not at once, as above
+            self._loop.call_later(ARRIVAL_S, self._forget_stranger, before)
+        return has_moved
 
     def _forget_stranger(self, address: Address) -> None:
         """Leave no connection to an address that is no member's: it would go on dialling."""

@@ -20,6 +20,7 @@ import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from p2ptrain.averaging.base import Algorithm, load_algorithm
@@ -29,8 +30,9 @@ from p2ptrain.compute.snapshots import SnapshotWriter
 from p2ptrain.core.data_ledger import MOST_CLOSED, DataPlan
 from p2ptrain.core.messages import Member, Phase
 from p2ptrain.core.peer_machine import PeerMachine
-from p2ptrain.errors import ConfigError, TransportError
+from p2ptrain.errors import CodecError, ConfigError, TransportError
 from p2ptrain.ids import Address, PeerId, Seconds
+from p2ptrain.net import wire
 from p2ptrain.net.transport import Transport
 from p2ptrain.runtime.accounts import record_end
 from p2ptrain.runtime.admission import refusals, request_join
@@ -187,6 +189,25 @@ class PeerLifecycle:
             me, config.protocol, driver.rng, schedule, driver.averages.contribution
         )
         return self.address
+
+    def move(self, address: str) -> None:
+        """Have others call this peer at `address` from now on, as `Peer.advertise` says.
+
+        Raises:
+            ConfigError: if it is no address, or this peer cannot be called.
+        """
+        name, config = self.name, self.config
+        if config.network.dial_out:
+            raise ConfigError(
+                f"{name} only dials out, so it advertises no address; start it without dial_out"
+            )
+        try:
+            there = wire.address(address)
+        except CodecError as error:
+            raise ConfigError(f"{name} cannot advertise {error}") from error
+        if there != self.address:
+            self.address = there
+            self.environment.post(partial(self.driver.move, there))
 
     async def _find_checkpoint(self) -> tuple[int, ...]:
         """How far those are that we may go on from, the newest first.

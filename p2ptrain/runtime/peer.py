@@ -372,6 +372,20 @@ class Peer:
         """Ask the loop to end, from any thread or a signal handler; a wait in `step` ends."""
         self._life.stop(why)
 
+    def advertise(self, address: str) -> None:
+        """Have the others call this peer at `address` (``host:port``) from now on, from any thread.
+
+        For a machine that gets another address while the peer trains. It listens where it did, so
+        `listen` has to include the new address, as ``0.0.0.0`` does. Averages that run over
+        connections to the old address end if that is gone, as when a member dies, and the peer
+        stays a member.
+
+        Raises:
+            ConfigError: if it is no address, or this peer only dials out.
+        """
+        self._life.move(address)
+        self.address = self._life.address
+
     def _uses_what_is_deferred(self) -> bool:
         """Whether the forward pass used a parameter that no module of it brought along."""
         forward = self._forward

@@ -198,6 +198,18 @@ class SimNetwork:
         """Kill the process at `address`: its connections are reset, and it sends nothing more."""
         self._transports.pop(address).die()
 
+    def move(self, address: Address) -> Address:
+        """Give the process at `address` another one, which is returned; the old one is free then.
+
+        What is on its way to the old address arrives; its streams go on.
+        """
+        transport = self._transports.pop(address)
+        self._ports += 1
+        transport.address = Address(f"sim:{self._ports}")
+        self._names[transport.address] = self.name(address)
+        self._transports[transport.address] = transport
+        return transport.address
+
     # --- for transports ---------------------------------------------------------------------------
 
     def add(self, transport: "SimTransport") -> None:

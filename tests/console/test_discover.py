@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from p2ptrain.config import RunConfig
-from p2ptrain.console.discover import SETTLE_S, Neighbourhood, find_place, settled
+from p2ptrain.console.discover import SETTLE_S, AddressFollower, Neighbourhood, find_place, settled
 from p2ptrain.errors import ConfigError
 from p2ptrain.ids import Address
 from p2ptrain.net.grpc_config import GrpcConfig
@@ -137,6 +137,15 @@ def test_a_name_can_be_advertised_by_its_number():
     assert settled(config, street, float).advertise == "10.0.0.2:4000"
     with pytest.raises(ConfigError, match="advertise = 'nobody:4000': nothing is known"):
         settled(RunConfig(advertise="nobody:4000", advertise_ip=True), street, float)
+
+
+def test_the_number_of_a_name_is_followed_while_the_peer_trains():
+    street, advertised = Street("10.0.0.2", ["10.0.0.2"], {}), []
+    follower = AddressFollower(NAME, "10.0.0.2:4000", street, advertised.append)
+    for ips in (["10.0.0.2"], [], ["10.0.0.5", "10.0.0.2"], ["10.0.0.5"], ["10.0.0.5"]):
+        street.registered = ips
+        follower.look()
+    assert advertised == ["10.0.0.5:4000"]
 
 
 @pytest.mark.parametrize(

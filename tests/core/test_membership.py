@@ -108,6 +108,23 @@ def test_everyone_learns_of_everyone():
         assert len(peer.participants()) == 8
 
 
+def test_a_member_that_moves_is_called_at_its_new_address_by_all_even_by_those_who_suspect_it():
+    circle = Circle(4)
+    circle.advance(5)
+    circle.peers["p00"].unreachable(PeerId("p01"), "its old address is gone", circle.time)
+    assert circle.peers["p00"].member(PeerId("p01")).state is SUSPECT
+    late = circle.peers["p01"].me
+    circle.peers["p01"].move(Address("at:elsewhere"))
+    circle.advance(0.1)
+    for name in ("p00", "p02", "p03"):
+        circle.peers[name].learn([replace(late, beat=late.beat + 5)], circle.time, "late news")
+        record = circle.peers[name].member(PeerId("p01"))
+        assert (record.address, record.state) == (Address("at:elsewhere"), ALIVE)
+    told = [why for _, by, of, _, why in circle.changes if of == "p01" and "it is at" in why]
+    assert len(told) == 3
+    assert all("it is at at:elsewhere now, and was at at:p01" in why for why in told)
+
+
 def test_a_quiet_circle_suspects_nobody_for_a_minute():
     circle = Circle(5)
     circle.advance(60)
