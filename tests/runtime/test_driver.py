@@ -739,7 +739,7 @@ async def test_silent_hosts_share_the_time_and_the_one_that_answers_lets_us_in()
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"protocol": (2, 0)}, "speaks protocol version 2.0 and a 1.0; install the same release"),
+        ({"protocol": (2, 0)}, "speaks protocol version 2.0 and a 1.1; install the same release"),
         ({"model": "other"}, r"a model of 8 numbers \(other\) and a one of 8 \(vector-8\)"),
         ({"model_size": 9}, r"a model of 9 numbers \(vector-8\) and a one of 8"),
         (
