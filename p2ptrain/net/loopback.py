@@ -3,12 +3,17 @@
 A TCP connection within one machine has two ends, and the kernel lists the owner of each
 (``/proc/net/tcp``; see proc_pid_net(5)). So nothing has to be configured where all peers are one
 user's. Root may call too: it could read our memory anyway.
+
+An address and a port of this machine do not name one connection: the system gives the same port to
+connections with different destinations. So the destination counts, too. A socket that no process
+holds any more is listed with owner 0, as if it were root's, and without an inode: it is nobody's.
 """
 
 import ipaddress
 import os
 import struct
 import urllib.parse
+from collections.abc import Collection
 from pathlib import Path
 
 ROOT = 0
@@ -23,36 +28,45 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def is_ours(caller: str) -> bool:
+def is_ours(caller: str, ports: Collection[int]) -> bool:
     """True if the process at gRPC's ``ipv4:127.0.0.1:567`` is of our user, or of root.
+
+    Args:
+        caller: the end of a connection to one of our `ports`.
+        ports: where this peer listens.
 
     The connection has to be open: a closed one has no owner.
     """
     _, _, address = urllib.parse.unquote(caller).partition(":")
     host, _, port = address.rpartition(":")
-    owner = owner_of(host.strip("[]"), int(port)) if port.isdigit() else None
-    return owner is not None and owner in (os.getuid(), ROOT)
+    owners = owners_of(host.strip("[]"), int(port), ports) if port.isdigit() else ()
+    return bool(owners) and all(owner in (os.getuid(), ROOT) for owner in owners)
 
 
-def owner_of(host: str, port: int) -> int | None:
-    """The user id of the process that calls from this address of this machine; None if none."""
+def owners_of(host: str, port: int, ports: Collection[int]) -> tuple[int, ...]:
+    """The user ids of the processes that call one of `ports` from this address of this machine.
+
+    More than one only where others listen at such a port on another address of this machine.
+    """
     try:
         ends = _written(host, port)
     except ValueError:
-        return None
+        return ()
+    called = tuple(f":{one:04X}" for one in ports)
+    owners: list[int] = []
     for table in TABLES:
         try:
             lines = table.read_text(encoding="ascii").splitlines()
         except OSError:
             continue
         for line in lines[1:]:
-            _, local, _, state, *rest = line.split(maxsplit=8)
-            if local in ends and state != _LISTENS:
-                return int(rest[3])
-    return None
+            _, local, remote, _, _, _, _, owner, _, inode, *_ = line.split(maxsplit=10)
+            if local in ends and remote.endswith(called) and inode != _OF_NOBODY:
+                owners.append(int(owner))
+    return tuple(owners)
 
 
-_LISTENS = "0A"
+_OF_NOBODY = "0"
 
 
 def _written(host: str, port: int) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ import os
 import ssl
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -229,18 +229,23 @@ class Plain(Nameless):
     only_ours: bool = False
     """Whether to let in processes of the same user only; on loopback."""
 
+    _ports: list[int] = field(default_factory=list, init=False, compare=False, repr=False)
+    """Where it serves."""
+
     @property
     def is_encrypted(self) -> bool:
         return False
 
     def serve(self, server: grpc.aio.Server, listen: str) -> int:
-        return int(server.add_insecure_port(listen))
+        port = int(server.add_insecure_port(listen))
+        self._ports.append(port)
+        return port
 
     def channel(self, address: str, options: Sequence[Option]) -> grpc.aio.Channel:
         return grpc.aio.insecure_channel(address, options=options)
 
     def admit(self, method: str, context: Any) -> Caller:  # Any: grpc is untyped
-        if self.only_ours and not is_ours(context.peer()):
+        if self.only_ours and not is_ours(context.peer(), self._ports):
             raise RefusedError(
                 "this peer answers its own user only; to share it, start it with a token or as "
                 "--insecure"
