@@ -46,7 +46,10 @@ PEERS = 3
 MUTATED = 1_000_000
 LIES = 100_000
 RATE = 2000.0
-"""Messages per second of one attacker."""
+"""Messages per second of one attacker, at most."""
+
+SENDERS = 3
+"""Processes of one attacker: one alone sends some 500 messages per second."""
 
 VISITS = 100
 CALM_S: Seconds = 20.0
@@ -71,13 +74,21 @@ class Siege:
         self.rows: list[Json] = []
 
     def attack(self, who: str, mutated: int, lies: int) -> None:
-        """Let one attacker in a process of its own do its worst."""
+        """Let one attacker, in processes of its own, do its worst."""
         addresses = [victim.address for victim in self._victims.all]
-        work = (addresses, self._hello, who == MEMBER, RATE, mutated, lies)
+        shares = (RATE / SENDERS, -(-mutated // SENDERS), -(-lies // SENDERS))
+        work = (addresses, self._hello, who == MEMBER, *shares)
 
         def begin(children: Children) -> Callable[[], Json | None]:
-            process = children.start(attack, *work)
-            return lambda: None if process.is_alive() else children.result(LIMIT_S)
+            for number in range(SENDERS):
+                children.start(attack, *work, number, SENDERS)
+            rows: list[Json] = []
+
+            def step() -> Json | None:
+                rows.extend(children.results_nowait())
+                return _together(rows) if len(rows) == SENDERS else None
+
+            return step
 
         self._measure(who, begin)
 
@@ -141,6 +152,11 @@ class Siege:
         view = asyncio.run(look(self._victims.all[0].address, 10.0))
         shown = {row.member.peer for row in view.rows if row.member.state < MemberState.DEAD}
         return len(shown ^ {victim.name for victim in self._victims.all})
+
+
+def _together(rows: list[Json]) -> Json:
+    """What the senders of one attacker did."""
+    return {what: sum(row[what] for row in rows) for what in ("sent", "models_given")}
 
 
 def _growth(before: Usage, after: Usage) -> Json:

@@ -50,6 +50,9 @@ CONNECTIONS = 8
 STREAMS = 100
 """For groups that do not exist, kept open at a time."""
 
+LIAR = PeerId("liar")
+"""The name under which a member attacks."""
+
 NOBODY = 65_534
 """A user without rights."""
 
@@ -123,10 +126,20 @@ class Attack:
         hello: what one of them says of itself.
         is_member: whether the attacker joins first, and has a member's credentials.
         rate: messages per second, to all victims together.
+        number: among the processes of this attacker; the first one is the member that joins, and
+            the others speak in its name.
+        senders: how many processes there are.
     """
 
     def __init__(
-        self, victims: Sequence[Address], hello: Hello, *, is_member: bool, rate: float
+        self,
+        victims: Sequence[Address],
+        hello: Hello,
+        *,
+        is_member: bool,
+        rate: float,
+        number: int = 0,
+        senders: int = 1,
     ) -> None:
         for victim in victims:
             if not victim.startswith("127."):
@@ -135,6 +148,7 @@ class Attack:
         self._hello = hello
         self._is_member = is_member
         self._rate = rate
+        self._number, self._senders = number, senders
         self._turn = 0
         self._began, self._drawn = 0.0, 0
         self._streams: list[asyncio.Task[None]] = []
@@ -144,12 +158,9 @@ class Attack:
 
     async def run(self, mutated: int, lies: int) -> Json:
         """Send so many messages; the rest of the row says what came of it."""
-        members = [self._hello.me]
-        me = None
-        async with self._joined() as liar:
-            if liar:
-                me = liar.me.peer
-            forger = Forger("attack", self._hello, members, me)
+        me = LIAR if self._is_member else None
+        async with self._joined():
+            forger = Forger(f"attack {self._number}", self._hello, [self._hello.me], me)
             self._began = time.monotonic()
             await self._talk(mutated, forger.mutated)
             await self._talk(lies, forger.lie, beside=lambda: self._ask_beside(forger))
@@ -162,14 +173,14 @@ class Attack:
         return {"sent": self.sent, "models_given": self.thefts, "took_s": took_s}
 
     @asynccontextmanager
-    async def _joined(self) -> AsyncIterator[Liar | None]:
-        if not self._is_member:
-            yield None
+    async def _joined(self) -> AsyncIterator[None]:
+        if not self._is_member or self._number:
+            yield
             return
-        liar = Liar(self._hello, "liar")
+        liar = Liar(self._hello, LIAR)
         try:
             await liar.join(self._victims[0], Forger("", self._hello, [], None).swarm)
-            yield liar
+            yield
         finally:
             await asyncio.sleep(HELD_S)  # until no stream is held any more
             await liar.transport.close(0.2)
@@ -231,7 +242,7 @@ class Attack:
         """Streams for groups that do not exist, thefts and joins; as many as may be open."""
         self._turn += 1
         self._streams = [task for task in self._streams if not task.done()]
-        if len(self._streams) >= STREAMS * len(self._victims):
+        if len(self._streams) >= STREAMS * len(self._victims) // self._senders:
             return
         victim = self._victims[self._turn % len(self._victims)]
         loop = asyncio.get_running_loop()
@@ -288,6 +299,8 @@ def attack(
     rate: float,
     mutated: int,
     lies: int,
+    number: int,
+    senders: int,
 ) -> Json:
     """Carry out one attack; called in a process of its own.
 
@@ -296,7 +309,14 @@ def attack(
     if not is_member and os.getuid() == 0:
         os.setgid(NOBODY)
         os.setuid(NOBODY)
-    one = Attack(victims, wire.decode_hello(hello), is_member=is_member, rate=rate)
+    one = Attack(
+        victims,
+        wire.decode_hello(hello),
+        is_member=is_member,
+        rate=rate,
+        number=number,
+        senders=senders,
+    )
     return asyncio.run(one.run(mutated, lies))
 
 

@@ -9,7 +9,7 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from multiprocessing.connection import Connection
 from queue import Empty
@@ -68,15 +68,20 @@ class Children:
         while True:
             if time.monotonic() > until:
                 raise RuntimeError(f"no process of the benchmark was done within {limit_s:.0f} s")
-            try:
-                result = self._results.get(timeout=POLL_S)
-            except Empty as error:
-                if any(process.exitcode not in (None, 0) for process in self._processes):
-                    raise RuntimeError("a process of the benchmark died") from error
-                continue
-            if isinstance(result, P2PTrainError):
-                raise result
-            return result
+            for result in self.results_nowait(POLL_S):
+                return result
+
+    def results_nowait(self, within_s: Seconds = 0.0) -> Iterator[Any]:  # Any: as above
+        """The next result, if there is one within so short a time. Raises what `result` does."""
+        try:
+            result = self._results.get(timeout=within_s)
+        except Empty as error:
+            if any(process.exitcode not in (None, 0) for process in self._processes):
+                raise RuntimeError("a process of the benchmark died") from error
+            return
+        if isinstance(result, P2PTrainError):
+            raise result
+        yield result
 
     def close(self) -> None:
         """End all processes. May be called again."""

@@ -25,7 +25,7 @@ from p2ptrain.ids import Address, Seconds
 from p2ptrain.net.ask import asking
 from p2ptrain.net.grpc_config import GrpcConfig
 from p2ptrain.net.wire import Report
-from p2ptrain.net.wire_carried import name_at
+from p2ptrain.net.wire_carried import CARRIED, name_at
 
 PLAIN = GrpcConfig()
 AT_ONCE = 32
@@ -69,7 +69,7 @@ async def look(
         if member.state >= MemberState.DEAD:
             return Row(member, None, member.state.name.lower())
         if name_at(member.address):
-            return Row(member, None, "only dials out")
+            return Row(member, None, CARRIED)
         async with slots:
             try:
                 return Row(member, await _report_of(member.address, timeout_s, network))
@@ -117,6 +117,7 @@ def _row_as_json(row: Row) -> dict[str, Any]:  # Any: as above
         "changes": count_of(report.epoch) if report else None,
         "peer": member.peer,
         "address": member.address,
+        "way": "carried" if name_at(member.address) else "direct",
         "state": member.state.name.lower(),
         "phase": me.phase.name.lower(),
         "steps": me.steps,

@@ -17,6 +17,9 @@ DIALS_OUT = ".dial-out.invalid:1"
 """The end of the address of a peer that only dials out. No name ends in ``.invalid`` (RFC 6761), so
 a peer that does not know the form finds no one there."""
 
+CARRIED = "carried: it only dials out"
+"""How such a peer is reached, in words."""
+
 NUMBER_BYTES = 16
 MOST_CERTIFICATE = 4096
 MOST_CARRIED = 1 << 18

@@ -21,6 +21,7 @@ from p2ptrain.errors import CodecError, RefusedError, TransportError
 from p2ptrain.ids import Address, PeerId, Seconds
 from p2ptrain.net.ask import Asker, asking
 from p2ptrain.net.grpc_config import GrpcConfig
+from p2ptrain.net.wire_carried import name_at
 from p2ptrain.ui.swarm import SwarmView
 
 AT_ONCE = 16
@@ -199,6 +200,8 @@ class Poller:
         fresh = []
         for member in members:
             target = self._targets.get(member.peer)
+            if target is None and name_at(member.address):
+                continue  # it only dials out: its record is all that can be had
             if target is None:
                 target = self._targets[member.peer] = Target(member.address, member.peer)
                 fresh.append(target)

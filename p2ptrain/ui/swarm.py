@@ -26,6 +26,7 @@ from typing import Any, Literal
 from p2ptrain.core.messages import Member, MemberState, Phase
 from p2ptrain.ids import PeerId, Seconds
 from p2ptrain.net.wire import Report
+from p2ptrain.net.wire_carried import CARRIED, name_at
 from p2ptrain.ui import diagnosis, history
 from p2ptrain.ui.diagnosis import Figures, Slowness
 from p2ptrain.ui.faults import FaultLog
@@ -43,6 +44,8 @@ TOGETHER = 5
 
 GONE = ("dead", "left", "no answer")
 """The states of a peer that takes no part, as far as can be seen."""
+
+OF_PHASES = {Phase.ARRIVING: "joins", Phase.TRAINING: "trains", Phase.DONE: "done"}
 
 Level = Literal["note", "good", "warn", "bad"]
 Json = dict[str, Any]  # Any: whatever JSON can hold
@@ -391,7 +394,9 @@ def state_of(shown: Shown) -> str:
         return member.state.name.lower()
     if shown.why_not:
         return "no answer"
-    return "suspect" if member.state is MemberState.SUSPECT else "new"
+    if member.state is MemberState.SUSPECT:
+        return "suspect"
+    return OF_PHASES[member.phase] if name_at(member.address) else "new"
 
 
 def _state_of_answering(report: Report, member: Member) -> str:
@@ -410,7 +415,8 @@ def row(shown: Shown) -> list[Any]:  # Any: whatever JSON can hold
     """A peer's figures in the order of `COLUMNS`."""
     report, me = shown.report, shown.me
     live = report if shown.is_live else None
-    doing = live.doing if live else shown.why_not
+    carried = CARRIED if name_at(shown.member.address) else ""
+    doing = live.doing if live else shown.why_not or carried
     return [
         me.peer,
         shown.member.address,

@@ -14,6 +14,7 @@ from p2ptrain.console.status import Row, View, as_json, look, render
 from p2ptrain.core.messages import Member, MemberState, Phase
 from p2ptrain.errors import TransportError
 from p2ptrain.net.wire import Hello, Report
+from p2ptrain.net.wire_carried import CARRIED, address_of
 
 
 def member(name: str, **changes: object) -> Member:
@@ -79,6 +80,13 @@ def test_the_table_says_who_is_in_and_what_they_do(view):
     ]
     assert second[:3] == ["p02", "no", "answer:"]
     assert third[:2] == ["p03", "dead"]
+
+
+def test_a_peer_that_only_dials_out_is_shown_with_the_way_to_it():
+    away, mine = member("p09", address=address_of("p09")), report("p01")
+    found = View(mine, (Row(mine.hello.me, mine), Row(away, None, CARRIED)))
+    assert "carried: it only dials out" in text_of(found)[3]
+    assert [row["way"] for row in as_json(found)["peers"]] == ["direct", "carried"]
 
 
 def test_many_partners_are_shortened():

@@ -6,8 +6,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from p2ptrain.core.messages import Member, Phase
 from p2ptrain.net.ask import asking
 from p2ptrain.net.grpc_config import GrpcConfig
+from p2ptrain.net.wire_carried import address_of
 from p2ptrain.ui import poller as module
 from p2ptrain.ui.poller import Poller
 from p2ptrain.ui.swarm import SwarmView
@@ -54,6 +56,15 @@ async def test_one_address_is_enough_to_ask_all_members():
     async with listening(5) as peers, polling(peers.addresses[2]) as (view, _):
         await until(lambda: states(view) == ["trains"] * 5)
         assert all(shown.report for shown in view.peers.values())
+
+
+async def test_a_peer_that_only_dials_out_is_not_asked():
+    async with listening(2) as peers, polling(peers.addresses[0]) as (view, poller):
+        await until(lambda: states(view) == ["trains"] * 2)
+        away = Member(peer="p09", address=address_of("p09"), incarnation=1, phase=Phase.TRAINING)
+        poller._meet([away])
+        assert states(view) == ["trains"] * 3
+        assert sorted(poller._targets) == ["p00", "p01"]
 
 
 async def test_a_peer_that_falls_silent_does_not_answer_and_is_asked_less_and_less():

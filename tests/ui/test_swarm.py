@@ -6,6 +6,7 @@ import math
 import pytest
 
 from p2ptrain.core.messages import MemberState, Phase
+from p2ptrain.net.wire_carried import address_of
 from p2ptrain.ui.swarm import COLUMNS, MAX_PEERS, SwarmView
 from tests.ui.feed import MadeUpSwarm, member, report
 
@@ -34,6 +35,18 @@ def test_known_peers_are_no_news_and_a_later_one_joins(view):
     view.saw([member("p01"), member("p02"), member("p03")], 5.0)
     assert texts(view)[-1] == "p03 joined"
     assert column(view, "state", "p03") == "new"
+
+
+def test_a_peer_that_only_dials_out_is_shown_by_its_record_and_how_it_is_reached(view):
+    there = {"address": address_of("p03"), "steps": 12}
+    for phase, state in zip(Phase, ("joins", "trains", "done"), strict=True):
+        view.saw([member("p03", phase=phase, **there)], 5.0)
+        assert column(view, "state", "p03") == state
+    assert column(view, "doing", "p03") == "carried: it only dials out"
+    assert column(view, "steps", "p03") == 12
+    assert column(view, "samples_per_s", "p03") is None
+    view.saw([member("p03", state=MemberState.DEAD, **there)], 6.0)
+    assert column(view, "state", "p03") == "dead"
 
 
 def test_a_killed_peer_does_not_answer_then_is_suspected_dead_and_back(view):
