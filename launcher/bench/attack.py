@@ -120,6 +120,8 @@ class Siege:
             step = begin(children)
             result = step()
             while result is None:
+                if time.monotonic() - began > LIMIT_S:
+                    raise RuntimeError(f"{who}: not done within {LIMIT_S:.0f} s")
                 speeds.append(victims.speed(min(5.0, self._calm_s)))
                 result = step()
         took_s = time.monotonic() - began
