@@ -1,6 +1,7 @@
 """Async tests run on virtual time; those marked `sockets` on a real loop."""
 
 import asyncio
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -8,6 +9,9 @@ import pytest
 from hypothesis import settings
 
 from p2ptrain.sim.loop import VirtualLoop
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+"""Workers run beside each other: with more threads of torch each waits for the others' cores."""
 
 
 def pytest_asyncio_loop_factories(

@@ -77,7 +77,7 @@ class FormedGroup(Attempt):
         self.is_abandoned = False
         """The machine has forgotten it, and our trainer was released already."""
         self._deferred: DeferredUpdate | None = None
-        self._is_over = False
+        self._is_over = self._has_given_back = False
         self.span = purpose.span(averages.replica.model_size)
         self._averages = averages
         self._effect = effect
@@ -215,7 +215,9 @@ class FormedGroup(Attempt):
 
     def _give_back(self) -> None:
         """The update is made, or the group is over: once both are, memory is free."""
-        if self.exchange and self._is_over and self._deferred and self._deferred.is_made:
+        is_made = self._deferred and self._deferred.is_made
+        if self.exchange and self._is_over and is_made and not self._has_given_back:
+            self._has_given_back = True  # memory that is given back twice is lent to two averages
             self.exchange.give_back(self.vector_V)
 
     async def commit(self) -> None:

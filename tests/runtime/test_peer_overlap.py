@@ -1,7 +1,9 @@
 """`Peer` with gradients that travel behind its passes: real sockets, real threads, real hooks."""
 
 import copy
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -9,6 +11,7 @@ from torch.optim.lr_scheduler import StepLR
 
 from p2ptrain.errors import ConfigError
 from p2ptrain.runtime.exchange import ExchangeConfig
+from p2ptrain.runtime.formed_group import FormedGroup
 from tests.runtime.test_peer import Fleet, nothing_is_left, peer_of  # noqa: F401 - a fixture
 
 pytestmark = pytest.mark.sockets
@@ -100,6 +103,19 @@ def test_the_model_after_the_end_has_the_last_update(way: str, plain: list):
     for rank, (model, _) in enumerate(fleet.models):
         for key, value in model.state_dict().items():
             assert torch.equal(value, plain[rank][-1][key]), key
+
+
+def test_memory_of_means_is_given_back_once_whichever_of_two_threads_ends_last():
+    """The trainer has made its update just before the group ends; its message comes afterwards."""
+    given = []
+    group = object.__new__(FormedGroup)
+    group.exchange = SimpleNamespace(give_back=given.append)
+    group.vector_V = np.zeros(3, np.float32)
+    group._deferred, group._has_given_back = SimpleNamespace(is_made=True), False
+    group._is_over = True
+    group._give_back()  # as `commit` does
+    group._give_back()  # as the trainer has posted
+    assert len(given) == 1
 
 
 def test_an_evaluation_between_two_steps_sees_the_updated_model():
