@@ -211,7 +211,8 @@ class ParameterServer(Algorithm):
 
     def _of_slowest(self, swarm: Swarm) -> tuple[int, int]:
         """Of all that train, 0 if one of them has said nothing; and of those that have."""
-        here = {swarm.me, *swarm.participants()}
-        suspects = [at for peer, at in self._clocks.items() if peer in here]
-        clocks = [*(self._clocks.get(peer, 0) for peer in swarm.trainees()), *suspects]
+        here, alive = {swarm.me, *swarm.participants()}, set(swarm.choosable())
+        suspects = here - alive  # one that a successor has not heard is at work, unless it is dead
+        known = [at for peer, at in self._clocks.items() if peer in here]
+        clocks = [*(self._clocks.get(peer, 0) for peer in {*swarm.trainees(), *suspects}), *known]
         return min(clocks), min((clock for clock in clocks if clock), default=0)

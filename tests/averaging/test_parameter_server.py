@@ -2,6 +2,7 @@
 
 import asyncio
 from random import Random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -114,6 +115,24 @@ def widest_gap(seed: int) -> int:
 def test_no_gap_is_wider_than_its_bound_in_any_world():
     widest = [widest_gap(seed) for seed in range(12)]
     assert max(widest) == 0  # and the bound is reached
+
+
+def test_a_successor_lets_none_pass_a_suspect_that_it_has_not_heard():
+    said: list[AlgorithmMessage] = []
+    everyone = tuple(map(PeerId, ("p1", "p2", "p3")))
+    swarm = SimpleNamespace(
+        me="p1",
+        trainees=lambda: everyone[:2],  # p3 is suspect
+        choosable=lambda: everyone[1:2],
+        participants=lambda: everyone,
+        tell=lambda peer, message: said.append(message),
+    )
+    counts = ParameterServer(ParameterServer.Config(sync="ssp"))
+    counts.handle_message(swarm, everyone[1], AlgorithmMessage("clock", (7,)))
+    counts.handle_message(swarm, everyone[0], AlgorithmMessage("clock", (5,)))
+    counts.handle_message(swarm, everyone[2], AlgorithmMessage("clock", (4,)))
+    assert [message.numbers for message in said if message.kind == "slowest"][-1] == (4, 4)
+    assert all(message.numbers[0] == 0 for message in said[:2])
 
 
 @pytest.mark.parametrize("sync", ["bsp", "asp", "ssp"])
