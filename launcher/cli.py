@@ -11,8 +11,7 @@ import typer
 
 from p2plab.signals import end_by_exceptions
 from p2ptrain import exit_codes
-from p2ptrain.cli import HELP, VERSION
-from p2ptrain.console.command import run_command
+from p2ptrain.console.command import HELP, VERSION, run_command
 
 app = typer.Typer(context_settings=HELP, pretty_exceptions_enable=False, no_args_is_help=True)
 

@@ -1,6 +1,7 @@
 """The command lines of one peer: argv becomes configuration here, and nowhere else.
 
-torch takes seconds to import, and only training needs it, so what needs torch is imported inside.
+torch takes seconds to import and gRPC a third of one; what needs them is imported inside, so that
+the help is there at once.
 """
 
 import asyncio
@@ -9,18 +10,15 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from p2ptrain import __version__, exit_codes
+from p2ptrain import exit_codes
 from p2ptrain.averaging.base import known_algorithms
-from p2ptrain.console.command import run_command
-from p2ptrain.console.doctor import show_findings
-from p2ptrain.console.findings import Visit
+from p2ptrain.console.command import HELP, VERSION, run_command
 from p2ptrain.console.network_options import (
     TLS_CA,
     TLS_CERT,
@@ -30,26 +28,27 @@ from p2ptrain.console.network_options import (
     with_network,
     with_token,
 )
-from p2ptrain.console.set import set_settings
-from p2ptrain.console.status import show_json, show_live, show_once
 from p2ptrain.errors import CodecError, ConfigError
 from p2ptrain.ids import Address, Seconds
-from p2ptrain.net import wire
-from p2ptrain.net.ask import is_serving
-from p2ptrain.net.grpc_config import GrpcConfig
-from p2ptrain.runtime.settings import PeerConfig
 
 if TYPE_CHECKING:
     from p2ptrain.config import RunConfig
+    from p2ptrain.net.grpc_config import GrpcConfig
     from p2ptrain.net.wire_keys import Command
 
 KEYS_TIMEOUT_S: Seconds = 5.0
 
-DEFAULTS = {field.name: field.default for field in fields(PeerConfig)} | {
-    "task": "digits",  # of `RunConfig`, which imports torch
+DEFAULTS = {
+    "task": "digits",
     "device": "auto",
+    "algorithm": "ad_psgd",
+    "listen": "127.0.0.1:0",
+    "peers": 1,
     "rank": 0,
+    "seed": 0,
+    "checkpoint_every_s": 60.0,
 }
+"""Of `RunConfig`, which imports gRPC; a test compares them."""
 
 
 def _setting(name: str, *, says: str, **more: Any) -> Any:  # Any: typer's own
@@ -57,16 +56,6 @@ def _setting(name: str, *, says: str, **more: Any) -> Any:  # Any: typer's own
     return typer.Option(help=says, show_default=str(DEFAULTS[name]), **more)
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
-        print(f"p2ptrain {__version__}")
-        raise typer.Exit
-
-
-VERSION = typer.Option(
-    "--version", help="Show the version and exit.", callback=_show_version, is_eager=True
-)
-HELP = {"help_option_names": ["-h", "--help"]}
 app = typer.Typer(
     context_settings=HELP,
     no_args_is_help=True,
@@ -276,9 +265,11 @@ def status(
     ] = False,
     timeout: Annotated[float, typer.Option(help="seconds to wait for each peer")] = 2.0,
     *,
-    network: GrpcConfig,
+    network: "GrpcConfig",
 ) -> None:
     """Show who is in a swarm, and what they are doing."""
+    from p2ptrain.console.status import show_json, show_live, show_once
+
     if watch and json_:
         raise ConfigError("--watch and --json do not go together; ask for --json repeatedly")
     show = show_live if watch else show_json if json_ else show_once
@@ -296,9 +287,11 @@ def set_(
     why: Annotated[str, typer.Option(help="a sentence for the log of all peers")] = "",
     timeout: Annotated[float, typer.Option(help="seconds to wait for the answer")] = 3.0,
     *,
-    network: GrpcConfig,
+    network: "GrpcConfig",
 ) -> None:
     """Change the algorithm of a running swarm, or its options. A member's right."""
+    from p2ptrain.console.set import set_settings
+
     with _ctrl_c_ends():
         work = set_settings(_address(address), values, why, _timeout(timeout), network)
         print(asyncio.run(work))
@@ -311,7 +304,7 @@ def export(
     file: Annotated[Path, typer.Argument(help="file to write, as safetensors")],
     timeout: Annotated[float, typer.Option(help="seconds until the model must be here")] = 300.0,
     *,
-    network: GrpcConfig,
+    network: "GrpcConfig",
 ) -> None:
     """Write the consensus model of a running swarm to a file. A member's right."""
     from p2ptrain.console.export import export_model
@@ -331,7 +324,7 @@ def ui(
         bool, typer.Option("--public", help="let other machines open it; it has no password")
     ] = False,
     *,
-    network: GrpcConfig,
+    network: "GrpcConfig",
 ) -> None:
     """Serve a live page of a swarm for a browser, until Ctrl-C."""
     from p2ptrain.console.live_page import show_page
@@ -348,7 +341,7 @@ def top(
     address: Annotated[str, typer.Argument(help="host:port of any peer")],
     sort: Annotated[str, typer.Option(help="column, such as samples/s or waiting")] = "peer",
     *,
-    network: GrpcConfig,
+    network: "GrpcConfig",
 ) -> None:
     """Show a swarm live and sortable in a terminal, until q or Ctrl-C."""
     from p2ptrain.console.top import show_top
@@ -368,9 +361,12 @@ def doctor(
     ] = False,
     timeout: Annotated[float, typer.Option(help="seconds to wait for each answer")] = 3.0,
     *,
-    network: GrpcConfig,
+    network: "GrpcConfig",
 ) -> None:
     """Find out what keeps this machine from taking part. Exit code 1 if something does."""
+    from p2ptrain.console.doctor import show_findings
+    from p2ptrain.console.findings import Visit
+
     visit = Visit(
         address=_address(address),
         listen=listen,
@@ -402,9 +398,11 @@ def health(
     address: Annotated[str, typer.Argument(help="host:port of a peer")],
     timeout: Annotated[float, typer.Option(help="seconds to wait for an answer")] = 3.0,
     *,
-    network: GrpcConfig,
+    network: "GrpcConfig",
 ) -> None:
     """Ask a peer's health service, as a container engine does. Exit code 1 if it is not well."""
+    from p2ptrain.net.ask import is_serving
+
     if not asyncio.run(is_serving(_address(address), _timeout(timeout), network)):
         raise typer.Exit(exit_codes.PROBLEM)
 
@@ -435,7 +433,7 @@ def keys_new(
 def keys_show(
     address: Annotated[str, MEMBER],
     *,
-    network: GrpcConfig,
+    network: "GrpcConfig",
 ) -> None:
     """Show tokens and their uses, who signs, and who was revoked."""
     from p2ptrain.net.wire_keys import Show
@@ -453,7 +451,7 @@ def keys_token(
     expires: Annotated[str, typer.Option(help="when it ends, such as 30m, 1h, 7d")] = "24h",
     uses: Annotated[int, typer.Option(help="how many peers may join; 0: any number")] = 0,
     *,
-    network: GrpcConfig,
+    network: "GrpcConfig",
 ) -> None:
     """Make a token, and print it."""
     from p2ptrain.net.enrolment import token_command
@@ -468,7 +466,7 @@ def keys_revoke(
     address: Annotated[str, MEMBER],
     name: Annotated[str, typer.Argument(help="of a peer, as status shows it")],
     *,
-    network: GrpcConfig,
+    network: "GrpcConfig",
 ) -> None:
     """Expel a peer: its name is no member's any more."""
     from p2ptrain.net.wire_keys import Revoke
@@ -486,7 +484,7 @@ def keys_revoke(
 def keys_rotate(
     address: Annotated[str, MEMBER],
     *,
-    network: GrpcConfig,
+    network: "GrpcConfig",
 ) -> None:
     """Make all tokens void, and print a new one for members."""
     from p2ptrain.net.wire_keys import Rotate
@@ -494,7 +492,7 @@ def keys_rotate(
     _command(address, network, Rotate())
 
 
-def _command(address: str, network: GrpcConfig, given: "Command") -> None:
+def _command(address: str, network: "GrpcConfig", given: "Command") -> None:
     from p2ptrain.net.enrolment import command
 
     with _ctrl_c_ends():
@@ -509,6 +507,8 @@ def _timeout(seconds: float) -> Seconds:
 
 
 def _address(text: str) -> Address:
+    from p2ptrain.net import wire
+
     try:
         return wire.address(text)
     except CodecError as error:

@@ -6,9 +6,21 @@ from typing import NoReturn
 
 import typer
 
-from p2ptrain import exit_codes
+from p2ptrain import __version__, exit_codes
 from p2ptrain.errors import P2PTrainError
 from p2ptrain.standard_streams import finish_streams, prepare_streams, print_error
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"p2ptrain {__version__}")
+        raise typer.Exit
+
+
+VERSION = typer.Option(
+    "--version", help="Show the version and exit.", callback=_show_version, is_eager=True
+)
+HELP = {"help_option_names": ["-h", "--help"]}
 
 
 def _usage_errors() -> type[Exception]:

@@ -7,8 +7,6 @@ from typing import Annotated, Any
 
 import typer
 
-from p2ptrain.net.grpc_config import GrpcConfig
-
 TLS_CERT = typer.Option(help="file with this peer's certificate, where the swarm has TLS")
 TLS_KEY = typer.Option(help="file with the certificate's key")
 TLS_CA = typer.Option(help="file with the certificate of the swarm's CA")
@@ -42,6 +40,8 @@ def _with(command: Command, options: dict[str, Any]) -> Command:  # Any: typer's
 
     @wraps(command)
     def reaching(**given: Any) -> None:  # Any: what the command takes
+        from p2ptrain.net.grpc_config import GrpcConfig  # gRPC; the help does without it
+
         network = GrpcConfig(**{name: given.pop(name) for name in options})
         network.security()  # a mistake is reported before any peer is asked
         command(**given, network=network)

@@ -1,5 +1,6 @@
 """What a person types wrong is one sentence and exit code 2, in every command."""
 
+import subprocess
 import sys
 
 import pytest
@@ -41,3 +42,31 @@ def test_help_is_no_mistake(words, monkeypatch, capsys):
         peer.main()
     assert ended.value.code == 0
     assert "Usage: p2ptrain" in capsys.readouterr().out
+
+
+SLOW_TO_IMPORT = {"torch", "grpc", "numpy", "cryptography", "pydantic", "google.protobuf"}
+"""Together half a second and more, and torch seconds."""
+
+HELP_ALONE = """
+import sys
+from importlib import import_module
+sys.argv = sys.argv[1:]
+try:
+    import_module(f"{sys.argv[0]}.cli").main()
+finally:
+    print(*sys.modules, file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("words", ["p2ptrain --help", "p2ptrain peer --help", "p2plab run --help"])
+def test_help_imports_nothing_that_takes_long(words):
+    done = subprocess.run(
+        [sys.executable, "-c", HELP_ALONE, *words.split()],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "Usage: " in done.stdout
+    imported = set(done.stderr.split())
+    assert "typer.rich_utils" in imported
+    assert not imported & SLOW_TO_IMPORT
