@@ -44,7 +44,7 @@ def test_help_is_no_mistake(words, monkeypatch, capsys):
     assert "Usage: p2ptrain" in capsys.readouterr().out
 
 
-SLOW_TO_IMPORT = {"torch", "grpc", "numpy", "cryptography", "pydantic", "google.protobuf"}
+SLOW_TO_IMPORT = {"torch", "grpc", "numpy", "cryptography", "google.protobuf"}
 """Together half a second and more, and torch seconds."""
 
 HELP_ALONE = """

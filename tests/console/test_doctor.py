@@ -47,7 +47,7 @@ async def test_a_healthy_swarm_has_no_problem(address):
     findings = [finding async for finding in diagnose(visit(address))]
     assert [f.text for f in findings if f.level is Level.PROBLEM] == []
     said = "\n".join(finding.text for finding in findings)
-    assert "there is p01, protocol 1.0, algorithm ad_psgd, a model of 8 numbers" in said
+    assert "there is p01, protocol 1.1, algorithm ad_psgd, a model of 8 numbers" in said
     assert "all peers (1) can be reached at what they advertise" in said
     assert "p01 reaches us at 127.0.0.1, port " in said
     assert "on loopback, where only peers of this machine can join: p01" in said
