@@ -44,7 +44,8 @@ class Buffers:
         """Take a vector back that nobody uses any more, or one in its place if that is ours."""
         with self._lock:
             if vector.ctypes.data in self._made:
-                assert all(vector is not idle for idle in self._idle), "it was given back before"
+                idle = [one.ctypes.data for one in self._idle]
+                assert vector.ctypes.data not in idle, "it was given back before"
                 self._idle.append(vector)
 
     def clear(self) -> None:

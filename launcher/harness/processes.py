@@ -68,10 +68,10 @@ class Children:
         while True:
             if time.monotonic() > until:
                 raise RuntimeError(f"no process of the benchmark was done within {limit_s:.0f} s")
-            for result in self.results_nowait(POLL_S):
+            for result in self.poll(POLL_S):
                 return result
 
-    def results_nowait(self, within_s: Seconds = 0.0) -> Iterator[Any]:  # Any: as above
+    def poll(self, within_s: Seconds = 0.0) -> Iterator[Any]:  # Any: as above
         """The next result, if there is one within so short a time. Raises what `result` does."""
         try:
             result = self._results.get(timeout=within_s)

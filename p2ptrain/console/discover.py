@@ -51,6 +51,9 @@ MOST_SHOWN = 8
 ADDRESS_EVERY_S: Seconds = 30.0
 """Between two looks at what the own name stands for."""
 
+LOOK_ENDS_S: Seconds = 1.0
+"""How long a peer that ends waits for a look-up of its name; DNS may take longer."""
+
 _NOT_GIVEN = RunConfig().listen
 
 
@@ -234,7 +237,7 @@ class AddressFollower:
     def __exit__(self, *error: object) -> None:
         self._over.set()
         if self._name:
-            self._thread.join()
+            self._thread.join(LOOK_ENDS_S)
 
     def _run(self) -> None:
         while not self._over.wait(self._every_s):
@@ -245,7 +248,7 @@ class AddressFollower:
         host, _, port = self._name.rpartition(":")
         ips = asyncio.run(self._around.addresses(host))
         found = [f"{ip}:{port}" for ip in ips]
-        if found and self._at not in found:
+        if found and self._at not in found and not self._over.is_set():
             self._at = found[0]
             self._advertise(self._at)
 

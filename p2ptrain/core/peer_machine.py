@@ -143,7 +143,7 @@ class PeerMachine:
         self._settle(now)
 
     def move(self, address: Address, now: Seconds) -> None:
-        """Others call this peer at `address` from now on; all are told."""
+        """Others call this peer at `address` from now on: send them its new record."""
         self.membership.move(address)
         self._settle(now)
 

@@ -5,8 +5,8 @@ A TCP connection within one machine has two ends, and the kernel lists the owner
 user's. Root may call too: it could read our memory anyway.
 
 An address and a port of this machine do not name one connection: the system gives the same port to
-connections with different destinations. So the destination counts, too. A socket that no process
-holds any more is listed with owner 0, as if it were root's, and without an inode: it is nobody's.
+connections with different destinations. So the destination counts, too. The kernel lists a socket
+that is closed already with owner 0, as if it were root's, but without an inode: it does not count.
 """
 
 import ipaddress

@@ -400,10 +400,10 @@ class Driver:
         before = self._dialled.pop(peer, None)
         if member and member.state < MemberState.DEAD:
             self._dialled[peer] = member.address
-        has_moved = before is not None and member is not None and before != member.address
-        if has_moved and before:  # not at once, as above
-            self._loop.call_later(ARRIVAL_S, self._forget_stranger, before)
-        return has_moved
+        if before is None or member is None or before == member.address:
+            return False
+        self._loop.call_later(ARRIVAL_S, self._forget_stranger, before)  # not at once, as above
+        return True
 
     def _forget_stranger(self, address: Address) -> None:
         """Leave no connection to an address that is no member's: it would go on dialling."""

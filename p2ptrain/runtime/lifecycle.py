@@ -194,9 +194,13 @@ class PeerLifecycle:
         """Have others call this peer at `address` from now on, as `Peer.advertise` says.
 
         Raises:
-            ConfigError: if it is no address, or this peer cannot be called.
+            ConfigError: if it is no address, or this peer cannot be called or has not started.
         """
         name, config = self.name, self.config
+        if not self.is_listening:
+            raise ConfigError(
+                f"{name} has not started; give it advertise = {address!r}, or call advertise later"
+            )
         if config.network.dial_out:
             raise ConfigError(
                 f"{name} only dials out, so it advertises no address; start it without dial_out"

@@ -381,7 +381,7 @@ class Peer:
         stays a member.
 
         Raises:
-            ConfigError: if it is no address, or this peer only dials out.
+            ConfigError: if it is no address, or this peer only dials out or has not started.
         """
         self._life.move(address)
         self.address = self._life.address

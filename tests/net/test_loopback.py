@@ -35,7 +35,7 @@ ELSEWHERE = row(THERE, OTHER, US)
         ([ELSEWHERE, THEIRS], False),
         ([row(THERE, OTHER, STRANGER), OURS], True),
         ([OURS, THEIRS], False),
-        ([row(THERE, HERE, 0, state="05", inode=0)], False),  # closed by whoever it was
+        ([row(THERE, HERE, 0, state="05", inode=0)], False),  # closed already
         ([row(THERE, HERE, 0, state="06", inode=0), THEIRS], False),
         ([row(HERE, 0, US, state="0A")], False),
         ([], False),

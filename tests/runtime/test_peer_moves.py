@@ -24,6 +24,7 @@ class Forwarder:
     def __init__(self, port: int) -> None:
         self._port, self._loop = port, asyncio.new_event_loop()
         self._tasks: list[asyncio.Task[None]] = []
+        self._connections: list[asyncio.Task[None]] = []
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
         starting = asyncio.start_server(self._connect, "127.0.0.1", 0)
@@ -31,6 +32,7 @@ class Forwarder:
         self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     async def _connect(self, reader, writer) -> None:
+        self._connections.append(asyncio.current_task())
         there = await asyncio.open_connection("127.0.0.1", self._port)
         ways = ((reader, there[1]), (there[0], writer))
         tasks = [self._loop.create_task(self._carry(*way)) for way in ways]
@@ -55,9 +57,7 @@ class Forwarder:
         self._server.close()
         for task in self._tasks:
             task.cancel()
-        with suppress(asyncio.CancelledError):
-            await asyncio.gather(*self._tasks, return_exceptions=True)
-        await asyncio.sleep(0.05)  # the connections' own tasks end
+        await asyncio.gather(*self._connections, return_exceptions=True)
 
 
 def free_port() -> int:
@@ -98,7 +98,7 @@ def test_a_peer_whose_address_changes_stays_a_member_and_goes_on_averaging():
                 after += moved.is_set()
                 if after == 150:
                     break
-                time.sleep(0.005)
+                time.sleep(0.005)  # real peers that compute: averages are made meanwhile
 
     with ThreadPoolExecutor(3) as pool:
         for future in [pool.submit(train, rank) for rank in range(3)]:
@@ -114,6 +114,13 @@ def test_a_peer_whose_address_changes_stays_a_member_and_goes_on_averaging():
             if group["t"] > told_at + 0.1 and "p2" in group["members"]
         ]
         assert outcomes.count(Outcome.DONE) > 5
+
+
+def test_a_peer_that_has_not_started_has_no_address_to_change():
+    model, optimizer = tiny()
+    peer = peer_of(model, optimizer, name="p0", metrics=MemoryMetrics(CLOCK))
+    with pytest.raises(ConfigError, match="p0 has not started; give it advertise ="):
+        peer.advertise("10.0.0.5:4000")
 
 
 def test_an_address_that_cannot_be_one_is_refused_in_a_sentence():

@@ -115,9 +115,15 @@ def test_every_file_that_a_page_links_to_exists(name):
     assert not missing
 
 
-def test_tests_that_start_processes_stay_on_one_worker(request):
+def test_tests_of_a_group_stay_on_one_worker(tmp_path):
     """pytest-xdist once forgot its groups and said nothing: two swarms took each other's ports."""
-    if not request.config.getoption("loadgroup", False):
-        pytest.skip("runs without pytest-xdist --dist loadgroup")
-    marked = [item for item in request.session.items if item.get_closest_marker("xdist_group")]
-    assert all("@" in item.nodeid for item in marked)
+    grouped = (
+        "import pytest\n@pytest.mark.xdist_group('one')\n"
+        "@pytest.mark.parametrize('n', range(4))\ndef test(n, worker_id): print(f'<{worker_id}>')\n"
+    )
+    for name in ("test_a.py", "test_b.py"):
+        (tmp_path / name).write_text(grouped)
+    command = "-m pytest -n 2 --dist loadgroup -rP -p no:cacheprovider --rootdir"
+    said = output_of(sys.executable, *command.split(), str(tmp_path), str(tmp_path))
+    assert said.count("<gw") == 8
+    assert said.count("<gw0>") in (0, 8)
