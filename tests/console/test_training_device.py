@@ -1,6 +1,7 @@
 """A peer of the command line computes where it is told to, and ends alone when that fails."""
 
 import json
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -71,25 +72,32 @@ def test_the_model_goes_to_the_device_of_the_option_or_of_the_local_rank(
 def test_a_peer_on_a_device_averages_by_that_devices_lane(
     p2ptrain, monkeypatch, moved_to, tmp_path
 ):
-    """The stand-in is this host behind a lane; what passes by it is all of model and deltas."""
+    """The stand-in is this host behind a lane; what passes by it is all of model and deltas.
+
+    Training ends, as by Ctrl-C, once a whole delta has come back to the device.
+    """
     passed: Counter[str] = Counter()
 
     class CountingLane(HostLane):
         def copy(self, into: torch.Tensor, source: torch.Tensor) -> Mark:
             is_piece = into.untyped_storage().nbytes() == PIECE_BYTES
             passed["from the device" if is_piece else "to it"] += into.numel()
+            if passed["to it"] >= size and not ended:
+                ended.append(True)
+                signal.raise_signal(signal.SIGINT)
             return super().copy(into, source)
 
+    ended: list[bool] = []
     monkeypatch.setattr(flat, "is_far", lambda _: True)
     monkeypatch.setattr(flat, "lane_of", lambda _: CountingLane())
     model = load_task("digits").build_model(0)
     before = [parameter.detach().clone() for parameter in model.parameters()]
     size = sum(parameter.numel() for parameter in before)
     with Peer(model, torch.optim.SGD(model.parameters(), lr=0.1), serve=False) as partner:
-        options = ["--device", "cuda:1", "--join", partner.address, "--samples", "640", "--quiet"]
+        options = ["--device", "cuda:1", "--join", partner.address, "--seconds", "60", "--quiet"]
         code, _, err = p2ptrain(*options, "--name", "p1", "--no-result", "--out", str(tmp_path))
         partner.step()
-    assert (code, err) == (0, "")
+    assert (code, err) == (130, "")
     assert moved_to == [torch.device("cuda:1")]
     records = map(json.loads, (tmp_path / "p1.jsonl").read_text().splitlines())
     averages = [one for one in records if one["kind"] == "group" and one["outcome"] == "done"]
