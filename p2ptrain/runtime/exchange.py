@@ -103,6 +103,11 @@ class ExchangeConfig:
     measured), and not where all wait for the newcomer (at a barrier). Too small: newcomers come
     late, with an old model; too large: averages of this peer wait for its link meanwhile."""
 
+    fresh_optimizer: bool = False
+    """Where models are averaged, this peer begins with an optimizer of its own when it takes over a
+    model: it loads a half or a third of the bytes, and its moments build up anew. Where gradients
+    are averaged all optimizers are equal, and their state comes along whatever this says."""
+
     def __post_init__(self) -> None:
         if not 1 <= self.chunk_kib <= MAX_CHUNK_BYTES // 1024:
             most = MAX_CHUNK_BYTES // 1024
