@@ -367,8 +367,9 @@ class BucketExchange:
     def forget(self) -> None:
         """All is over: the errors of streams have tracebacks that refer to this, not to vectors."""
         del self.mix, self._bucket
-        for held in (self.slots, self._written, *self._parts):
-            held.clear()
+        self.slots.clear()
+        self._written.clear()
+        self._parts.clear()
 
     async def start(self) -> None:
         streams, name = self._exchange, self._bucket.name

@@ -57,9 +57,7 @@ async def test_no_group_and_none_of_its_vectors_outlives_its_end(algorithm):
     await asyncio.sleep(1)
     ours = [id(one.averages) for one in lent]
     assert not [
-        one
-        for one in gc.get_objects()
-        if isinstance(one, FormedGroup) and id(one._averages) in ours
+        one for one in gc.get_objects() if type(one) is FormedGroup and id(one._averages) in ours
     ]
     assert [one.held() for one in lent] == [0] * len(lent)
     await world.close()
