@@ -346,7 +346,8 @@ class BucketExchange:
         whose = [own for peer in (me, *owners) for own in self._chunks(peer)]
         self._missing = [sum(own.cut == cut for own in whose) for cut in range(len(self._cuts))]
         exchange.due += len(owners) + len(self._mine)
-        exchange.expect(bucket.name, size, chunk_size, self.codec.name, callers)
+        shardless = () if direct else [peer for peer in callers if not self._chunks(peer)]
+        exchange.expect(bucket.name, size, chunk_size, self.codec.name, callers, shardless)
 
     async def start(self) -> None:
         streams, name = self._exchange, self._bucket.name
