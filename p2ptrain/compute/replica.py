@@ -178,12 +178,17 @@ class Replica(Protocol):
         """
         ...
 
-    def export_state(self, *, whole: bool = True) -> State:
+    def export_state(self, *, whole: bool = True, bare: bool = False) -> State:
         """Parameters, buffers, optimizer state, `updates` and `version` of one boundary.
 
         Excludes `update` until it is written. Without `whole`, an optimizer whose state cannot
-        travel is left out.
+        travel is left out; if it is `bare`, every optimizer.
         """
+        ...
+
+    @property
+    def most_state_bytes(self) -> int:
+        """No state that fits this replica is longer."""
         ...
 
     def write_state(self, write: Callable[[Data], None], is_held: Callable[[], object]) -> None:

@@ -61,13 +61,24 @@ from p2ptrain.errors import StateError
 
 FORMAT = "p2ptrain-state-3"
 
+OPTIMIZER_NUMBERS = 8
+"""Of each parameter, in the optimizers' state, at most; Adam has two or three, and a step count."""
+
+DESCRIPTION_BYTES = 4096
+"""What is said of one tensor, at most: its name, dtype, shape and place."""
+
+SMALLEST_ROOM = 1 << 20
+"""For what else is said: hyperparameters, say."""
+
 Json = Any  # whatever JSON can hold; checked value by value as it is decoded
 
 
-def export_state(flat: FlatModel, optimizers: Sequence[Optimizer], *, whole: bool = True) -> State:
+def export_state(
+    flat: FlatModel, optimizers: Sequence[Optimizer], *, whole: bool = True, bare: bool = False
+) -> State:
     """Everything that a replica needs to continue exactly as this one would.
 
-    Without `whole`, optimizers whose state cannot travel are left out.
+    Without `whole`, optimizers whose state cannot travel are left out; if it is `bare`, all are.
 
     Raises:
         StateError: if the optimizer's state holds something that cannot travel, or the disk is
@@ -75,7 +86,7 @@ def export_state(flat: FlatModel, optimizers: Sequence[Optimizer], *, whole: boo
     """
     with _file() as path:
         with path.open("wb") as file:
-            write_state(flat, optimizers, file.write, whole=whole)
+            write_state(flat, optimizers, file.write, whole=whole, bare=bare)
         with path.open("rb") as written:
             return memoryview(mmap.mmap(written.fileno(), 0, access=mmap.ACCESS_READ))
 
@@ -86,6 +97,7 @@ def write_state(
     write: Callable[[Data], object],
     *,
     whole: bool = False,
+    bare: bool = False,
 ) -> None:
     """Write what `export_state` gives, without a copy of it; updates wait until it is written.
 
@@ -93,7 +105,7 @@ def write_state(
         OSError: as `write` does.
         StateError: as `export_state` does.
     """
-    with _contents(flat, optimizers, whole=whole) as (tensors, document):
+    with _contents(flat, optimizers, whole=whole, bare=bare) as (tensors, document):
         entries = {name: entry_of_tensor(tensor) for name, tensor in tensors.items()}
         write_entries(entries, {"p2ptrain": json.dumps(document)}, write)
 
@@ -107,6 +119,24 @@ def state_digest(flat: FlatModel, optimizers: Sequence[Optimizer]) -> int:
         digest = digest_of_values(tensors)
     values = f"{digest} {document['fingerprint']} {json.dumps(described)}"
     return int.from_bytes(hashlib.blake2b(values.encode(), digest_size=8).digest())
+
+
+def most_state_bytes(flat: FlatModel, optimizers: Sequence[Optimizer]) -> int:
+    """No state that fits here is longer: what another peer offers beyond that is not loaded.
+
+    All but the optimizers' state has a size that follows from this replica. Of those there is room
+    for `OPTIMIZER_NUMBERS` of each parameter, and for the history of LBFGS.
+    """
+    tensors = [*(slot.tensor for slot in flat.slots), *_apart(flat).values()]
+    size, pending = sum(tensor.nbytes for tensor in tensors), 4 * flat.size
+    count = len(tensors)
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            history = group.get("history_size", 0)
+            numbers = OPTIMIZER_NUMBERS + 2 * (history if isinstance(history, int) else 0)
+            widest = [max(4, one.element_size()) * one.numel() for one in group["params"]]
+            size, count = size + numbers * sum(widest), count + numbers * len(widest)
+    return size + pending + count * DESCRIPTION_BYTES + SMALLEST_ROOM
 
 
 def import_state(
@@ -157,7 +187,7 @@ def import_state(
 
 @contextmanager
 def _contents(
-    flat: FlatModel, optimizers: Sequence[Optimizer], *, whole: bool
+    flat: FlatModel, optimizers: Sequence[Optimizer], *, whole: bool, bare: bool = False
 ) -> Iterator[tuple[dict[str, Tensor], dict[str, Json]]]:
     """All tensors where they are, and what is said about them; no step changes them meanwhile."""
     with flat.step_lock, flat.pending_as_it_is() as pending:
@@ -169,6 +199,8 @@ def _contents(
         described: Json
         states: dict[str, Tensor] = {}
         try:
+            if bare:
+                raise StateError("it was asked for without")
             described = [
                 _describe(optimizer, states, f"optimizer/{number}")
                 for number, optimizer in enumerate(optimizers)

@@ -25,7 +25,13 @@ from p2ptrain.compute.gradients import GradientVector
 from p2ptrain.compute.momentum import Moments
 from p2ptrain.compute.optimizers import Closure, Optimizers, Settings, scale_gradients
 from p2ptrain.compute.replica import Replica, State, StateOwner, Vector
-from p2ptrain.compute.state import export_state, import_state, state_digest, write_state
+from p2ptrain.compute.state import (
+    export_state,
+    import_state,
+    most_state_bytes,
+    state_digest,
+    write_state,
+)
 from p2ptrain.compute.strays import refuse_strays
 from p2ptrain.compute.tensor_file import Data
 from p2ptrain.core.shards import Span
@@ -269,9 +275,14 @@ class TorchReplica:
         return hooks
 
     @explained()
-    def export_state(self, *, whole: bool = True) -> State:
+    def export_state(self, *, whole: bool = True, bare: bool = False) -> State:
         """Everything of this boundary, pending included."""
-        return export_state(self._flat, self._optimizers.all, whole=whole)
+        return export_state(self._flat, self._optimizers.all, whole=whole, bare=bare)
+
+    @property
+    def most_state_bytes(self) -> int:
+        """No state that fits is longer: frozen parameters and optimizer state included."""
+        return most_state_bytes(self._flat, self._optimizers.all)
 
     def write_state(self, write: Callable[[Data], None], is_held: Callable[[], object]) -> None:
         """As `export_state`, to a file, without a copy."""

@@ -159,6 +159,8 @@ class StateOpening:
     """Instead of the state: this fragment of the outer optimizer's."""
     snapshot: bytes = b""
     """The digest of a manifest (`net/wire_state.py`), if only chunks of that one are wanted."""
+    bare: bool = False
+    """Without the optimizer's state, if it is no version of a barrier."""
 
 
 Opening = AverageOpening | StateOpening
@@ -491,15 +493,10 @@ def _opening_to_pb(opening: Opening) -> Any:  # Any: a generated class
                 codec=codec,
                 bucket=bucket,
             )
-        case StateOpening(swarm, sender, version, lineage, fragment, snapshot):
-            return pb.StateOpening(
-                swarm=swarm,
-                sender=sender,
-                version=version,
-                lineage=lineage,
-                outer=0 if fragment is None else 1 + fragment,
-                snapshot=snapshot,
-            )
+        case StateOpening(swarm, sender, version, lineage, fragment, snapshot, bare):
+            outer = 0 if fragment is None else 1 + fragment
+            whose = {"swarm": swarm, "sender": sender, "version": version, "lineage": lineage}
+            return pb.StateOpening(**whose, outer=outer, snapshot=snapshot, bare=bare)
 
 
 def _opening(tag: int, data: bytes) -> Opening:
@@ -520,7 +517,7 @@ def _opening(tag: int, data: bytes) -> Opening:
     version = p.version if p.HasField("version") else None
     fragment = at_most(MOST_FRAGMENTS, p.outer, "a fragment") - 1 if p.outer else None
     swarm, sender = text_of(p.swarm, MAX_NAME), name_of(p.sender)
-    return StateOpening(swarm, sender, version, p.lineage, fragment, p.snapshot)
+    return StateOpening(swarm, sender, version, p.lineage, fragment, p.snapshot, p.bare)
 
 
 # --- parts ----------------------------------------------------------------------------------------

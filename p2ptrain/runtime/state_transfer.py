@@ -221,8 +221,12 @@ class StateTransfer:
             TransportError, RefusedError, CodecError: if it did not arrive.
         """
         host, outer, timeout_s = self.host, self.host.averages.outer, self.config.average_timeout_s
-        opening = StateOpening(host.digest, host.name, version, lineage, fragment)
-        most = outer.most_bytes(fragment) if outer and fragment is not None else MAX_STATE_BYTES
+        fresh = self.config.fresh_optimizer and host.algorithm.averages == "models"
+        bare = fresh and fragment is None
+        opening = StateOpening(host.digest, host.name, version, lineage, fragment, bare=bare)
+        most = min(MAX_STATE_BYTES, self.replica.most_state_bytes)
+        if outer and fragment is not None:
+            most = outer.most_bytes(fragment)
         stream = await host.open_stream(donor, opening)
         try:
             async with asyncio.timeout(timeout_s):
@@ -372,10 +376,11 @@ class StateTransfer:
                 raise RefusedError(f"{name} has not come to version {version}")
             if lineage and lineage == await self.executor(self.replica.state_digest):
                 return None
-            model = partial(self.replica.export_state, whole=False)
+            model = partial(self.replica.export_state, whole=False, bare=opening.bare)
             copied = partial(self.host.averages.whole, model)
             loader = opening.sender
-            made = await make(("model",), copied, version=version or 0, loader=loader)
+            kind = ("model", "without its optimizer")[: 1 + opening.bare]
+            made = await make(kind, copied, version=version or 0, loader=loader)
         if wanted and made.manifest.digest != wanted:
             raise RefusedError(f"the state of {name} is another one")
         return made

@@ -1,9 +1,10 @@
 """Manage all streams of one ticket: openings, progress, and their common end.
 
 **A member ends when all have the result**: a member that serves a stream ends it only when it has
-all of the result itself, of all buckets, and so does the caller that is not called. So a member
-that has committed knows that every other member could, and after a break all can adopt what one of
-them has committed (`core/repair.py`).
+all of the result itself, of all buckets, and so does the caller that is not called. Callers without
+a shard have no streams among each other: the owner that serves them ends all of theirs when all of
+them have the result. So a member that has committed knows that every other member could, and after
+a break all can adopt what one of them has committed (`core/repair.py`).
 """
 
 import asyncio
@@ -86,6 +87,7 @@ class Streams:
         self._link_sent_bytes = self._link_received_bytes = 0  # what left the machine, or may have
         self._openings: dict[str, AverageOpening] = {}
         self._incoming: dict[tuple[str, PeerId], Incoming] = {}
+        self._shardless: dict[str, dict[PeerId, asyncio.Event]] = {}  # set: it has all
         self._met: dict[PeerId, None] = {}
         self._streams: list[ChunkStream] = []
 
@@ -126,15 +128,25 @@ class Streams:
             await asyncio.sleep(min(left_s, self.stall_s))
 
     def expect(
-        self, bucket: str, size: int, chunk_size: int, codec: str, callers: Iterable[PeerId]
+        self,
+        bucket: str,
+        size: int,
+        chunk_size: int,
+        codec: str,
+        callers: Iterable[PeerId],
+        shardless: Iterable[PeerId] = (),
     ) -> None:
-        """`callers` open a stream each for this bucket, whose sizes and codec must be these."""
+        """`callers` open a stream each for this bucket, whose sizes and codec must be these.
+
+        Those of them that are `shardless` have no streams among each other.
+        """
         self._openings[bucket] = AverageOpening(
             self.swarm, self.me, self.ticket, size, chunk_size, codec, bucket
         )
         for peer in callers:
             came = asyncio.get_running_loop().create_future()
             self._incoming[bucket, peer] = came, asyncio.Event()
+        self._shardless[bucket] = {peer: asyncio.Event() for peer in shardless}
 
     async def accept(self, opening: AverageOpening, stream: ChunkStream) -> None:
         """A member's stream has come; returns when it has been served, or all is over.
@@ -192,7 +204,19 @@ class Streams:
             raise GroupBroken(Outcome.BROKEN, f"{peer} sent more chunks than its share has")
         if not calls:
             await self.has_all.wait()
+            await self._others_have_all(bucket, peer)
             self._incoming[bucket, peer][1].set()
+
+    async def _others_have_all(self, bucket: str, peer: PeerId) -> None:
+        """`peer` has ended its side. If it is shardless, wait for all others that are.
+
+        They end theirs without waiting for anything but chunks, so no cycle of waits can exist.
+        """
+        shardless = self._shardless[bucket]
+        if peer in shardless:
+            shardless[peer].set()
+            for has_all in shardless.values():
+                await has_all.wait()
 
     def exchange_directly(self, bucket: str, send: Move, take: Move) -> None:
         """Send to all what they all get, on one stream per pair that the later one opens."""

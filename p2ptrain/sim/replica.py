@@ -14,6 +14,9 @@ from p2ptrain.compute.tensor_file import Data
 from p2ptrain.core.shards import Span
 from p2ptrain.errors import StateError
 
+HEADER_BYTES = 16
+"""Of a state: updates and version."""
+
 
 class VectorReplica:
     """Implements `Replica` for one float32 vector, trained by plain gradient steps.
@@ -127,9 +130,13 @@ class VectorReplica:
         """Of the numbers that exist."""
         return max(1, bucket_size(self.model_size * self.stands_for, mib) // self.stands_for)
 
-    def export_state(self, *, whole: bool = True) -> State:
+    def export_state(self, *, whole: bool = True, bare: bool = False) -> State:
         model_M = (self.live + self.pending).astype("<f4")
         return np.array([self._updates, self.version], "<i8").tobytes() + model_M.tobytes()
+
+    @property
+    def most_state_bytes(self) -> int:
+        return HEADER_BYTES + 4 * len(self.live)
 
     def write_state(self, write: Callable[[Data], None], is_held: Callable[[], object]) -> None:
         is_held()
@@ -143,12 +150,12 @@ class VectorReplica:
         return bytes(save({"vector": mean_M}, dict(about)))
 
     def import_state(self, state: State, *, whole: bool = True) -> str:
-        if len(state) != 16 + 4 * len(self.live):
+        if len(state) != self.most_state_bytes:
             raise StateError(f"a state of {len(state)} bytes does not fit")
-        live = np.frombuffer(state[16:], "<f4").copy()
+        live = np.frombuffer(state[HEADER_BYTES:], "<f4").copy()
         if not np.isfinite(live).all():
             raise StateError("this state holds numbers that are not finite")
-        self._updates, self.version = map(int, np.frombuffer(state[:16], "<i8"))
+        self._updates, self.version = map(int, np.frombuffer(state[:HEADER_BYTES], "<i8"))
         self.live = live
         self.pending[:] = 0
         return ""

@@ -10,6 +10,7 @@ import safetensors.torch
 import torch
 from torch import nn
 
+from p2ptrain.compute.state import SMALLEST_ROOM
 from p2ptrain.compute.torch_replica import TorchReplica
 from p2ptrain.errors import StateError
 
@@ -324,3 +325,32 @@ def test_an_optimizer_that_holds_what_cannot_travel_is_refused_on_export():
     peer.optimizer.state[peer.model[0].weight]["secret"] = object()
     with pytest.raises(StateError, match="secret is a object"):
         peer.replica.export_state()
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_no_state_is_longer_than_an_untrained_replica_believes(kind):
+    trained = Peer(kind).train(3)
+    trained.replica.add_delta(np.ones(trained.replica.model_size, np.float32))
+    assert len(trained.replica.export_state()) <= Peer(kind).replica.most_state_bytes
+
+
+def test_what_a_replica_believes_follows_from_its_model_frozen_parameters_included():
+    def most(module: nn.Module) -> int:
+        trainable = [one for one in module.parameters() if one.requires_grad]
+        return TorchReplica(module, torch.optim.SGD(trainable, 0.1)).most_state_bytes
+
+    body, head = nn.Linear(1000, 1000), nn.Linear(1000, 10)
+    small = most(head)
+    assert small < 2 * SMALLEST_ROOM
+    frozen = most(nn.Sequential(body.requires_grad_(requires_grad=False), head))
+    assert 4_000_000 <= frozen - small < 4_100_000
+
+
+def test_a_bare_state_leaves_the_optimizer_of_its_taker_as_it_was():
+    giver, taker = Peer(seed=1).train(3), Peer(seed=2).train(1)
+    own = repr(taker.optimizer.state_dict())
+    bare = giver.replica.export_state(whole=False, bare=True)
+    assert "it was asked for without" in taker.replica.import_state(bare, whole=False)
+    assert repr(taker.optimizer.state_dict()) == own
+    assert taker.snapshot() == giver.snapshot()
+    assert len(bare) < len(giver.replica.export_state())

@@ -197,7 +197,7 @@ join_replies = st.builds(
 )
 openings = st.one_of(
     st.builds(AverageOpening, digests, names, tickets, numbers, numbers, digests, digests),
-    st.builds(StateOpening, digests, names, st.none() | numbers, lineages),
+    st.builds(StateOpening, digests, names, st.none() | numbers, lineages, bare=st.booleans()),
 )
 
 DECODERS = {

@@ -29,7 +29,8 @@ from p2ptrain.net.wire_state import (
     encode_news,
     manifest_of,
 )
-from p2ptrain.runtime import state_download, state_transfer
+from p2ptrain.runtime import state_download
+from p2ptrain.runtime.exchange import ExchangeConfig
 from p2ptrain.runtime.formed_group import FormedGroup
 from p2ptrain.runtime.parked import MAX_PARKED
 from p2ptrain.sim.link import Link
@@ -443,8 +444,8 @@ async def test_while_a_model_is_taken_over_the_event_loop_goes_on(monkeypatch):
 
 
 async def test_more_than_a_state_may_have_is_not_taken_for_one(monkeypatch):
-    monkeypatch.setattr(state_transfer, "MAX_STATE_BYTES", 11)
     world, a, b = await pair()
+    monkeypatch.setattr(VectorReplica, "most_state_bytes", 11)
     donor = Donor(*[0.0] * 9)
 
     async def open_stream(_peer, _opening):
@@ -454,6 +455,25 @@ async def test_more_than_a_state_may_have_is_not_taken_for_one(monkeypatch):
     with pytest.raises(CodecError, match="a offers a state of 12 bytes, where at most 11"):
         await b.driver.state_transfer.download(a.driver.name)
     assert "at most 11" in donor.aborted
+    await world.close()
+
+
+@pytest.mark.parametrize(("algorithm", "bare"), [("ad_psgd", True), ("eager", False)])
+async def test_a_fresh_optimizer_is_kept_where_models_are_averaged(algorithm, bare, monkeypatch):
+    world = World(exchange=ExchangeConfig(fresh_optimizer=True))
+    a = await world.add("a", replica(0.0), algorithm)
+    asked: list[bool] = []
+    export = a.replica.export_state
+
+    def export_state(*, whole: bool, bare: bool):
+        asked.append(bare)
+        return export(whole=whole, bare=bare)
+
+    monkeypatch.setattr(a.replica, "export_state", export_state)
+    await a.train(1, 0.1)
+    await asyncio.sleep(1.0)
+    await world.add("b", replica(1.0), algorithm, keeps_model=False)
+    assert asked == [bare]
     await world.close()
 
 

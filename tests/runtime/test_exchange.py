@@ -22,6 +22,7 @@ from p2ptrain.runtime.exchange import WINDOW, Exchange, ExchangeConfig
 from p2ptrain.runtime.mix import BLOCK, Bucket
 from p2ptrain.runtime.rounds import Rounds
 from p2ptrain.runtime.streams import GroupBroken
+from p2ptrain.sim.link import Link
 from p2ptrain.sim.network import SimNetwork
 from p2ptrain.vectors import Buffers
 from tests.helpers.rounds import Gathering
@@ -223,6 +224,23 @@ async def test_shares_by_weight_move_less_over_a_slow_link_and_give_the_same_bit
     assert {mean_V.tobytes() for group in means for mean_V in group} == {means[0][0].tobytes()}
     sent = [member.exchange.sent_bytes // 4 for member in weighted.members.values()]
     assert sent == ([1800] * 4 if way == "direct" else [1000, 1000, 600, 1000])
+
+
+@pytest.mark.parametrize("weights", [(1, 0, 0, 0), (1, 1, 0, 0), ()])
+async def test_a_member_ends_only_when_members_that_it_has_no_stream_with_have_all_too(weights):
+    group = Group(vectors(600, 4), chunk_size=200, weights=weights)
+    await group.start()
+    members = list(group.members.values())
+    p0, p3 = (members[rank].transport.address for rank in (0, 3))
+    group.network.set_link(p0, p3, Link(bandwidth_bytes_s=5000))
+    missing = {}
+
+    async def run(member: Member) -> None:
+        await member.run()
+        missing[member.name] = [one.name for one in members if not one.exchange.has_all.is_set()]
+
+    await asyncio.gather(*map(run, members))
+    assert missing == {name: [] for name in group.names}
 
 
 async def test_a_group_of_one_gets_its_own_vector_and_opens_nothing():

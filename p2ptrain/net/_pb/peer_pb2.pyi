@@ -504,20 +504,22 @@ class AverageOpening(_message.Message):
     def __init__(self, swarm: _Optional[str] = ..., sender: _Optional[str] = ..., ticket: _Optional[_Union[Ticket, _Mapping]] = ..., vector_size: _Optional[int] = ..., chunk_size: _Optional[int] = ..., codec: _Optional[str] = ..., bucket: _Optional[str] = ...) -> None: ...
 
 class StateOpening(_message.Message):
-    __slots__ = ("swarm", "sender", "version", "lineage", "outer", "snapshot")
+    __slots__ = ("swarm", "sender", "version", "lineage", "outer", "snapshot", "bare")
     SWARM_FIELD_NUMBER: _ClassVar[int]
     SENDER_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     LINEAGE_FIELD_NUMBER: _ClassVar[int]
     OUTER_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    BARE_FIELD_NUMBER: _ClassVar[int]
     swarm: str
     sender: str
     version: int
     lineage: int
     outer: int
     snapshot: bytes
-    def __init__(self, swarm: _Optional[str] = ..., sender: _Optional[str] = ..., version: _Optional[int] = ..., lineage: _Optional[int] = ..., outer: _Optional[int] = ..., snapshot: _Optional[bytes] = ...) -> None: ...
+    bare: bool
+    def __init__(self, swarm: _Optional[str] = ..., sender: _Optional[str] = ..., version: _Optional[int] = ..., lineage: _Optional[int] = ..., outer: _Optional[int] = ..., snapshot: _Optional[bytes] = ..., bare: bool = ...) -> None: ...
 
 class StateManifest(_message.Message):
     __slots__ = ("size", "chunk_size", "hashes")
