@@ -1,6 +1,8 @@
 """Tasks: one model and one split for all peers, shards of their own, no seed disturbed."""
 
+import sys
 from itertools import islice
+from pathlib import Path
 
 import pytest
 import torch
@@ -21,6 +23,17 @@ def test_an_unknown_task_is_refused_with_those_there_are():
         ConfigError, match=r"unknown task 'digit'; did you mean 'digits'\? there are: .*digits"
     ):
         load_task("digit")
+
+
+def test_digits_without_scikit_learn_is_one_sentence(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    with pytest.raises(ConfigError, match=r"needs scikit-learn; pip install 'p2ptrain\[lab\]'"):
+        load_task("digits")
+
+
+def test_digits_are_those_of_scikit_learn_wherever_it_keeps_its_file(digits, monkeypatch):
+    monkeypatch.setattr(Path, "exists", lambda _: False)
+    assert torch.equal(load_task("digits").train[0], digits.train[0])
 
 
 def test_the_data_are_scaled_and_split_without_overlap(digits):

@@ -63,9 +63,7 @@ def records_of(folder: Path, name: str, kind: str) -> list[Json]:
     return [record for line in lines if (record := json.loads(line))["kind"] == kind]
 
 
-@pytest.mark.parametrize(
-    ("peers", "algorithm"), [(2, "ad_psgd"), (3, "ad_psgd"), (5, "allreduce"), (8, "allreduce")]
-)
+@pytest.mark.parametrize(("peers", "algorithm"), [(2, "ad_psgd"), (8, "allreduce")])
 def test_peers_train_and_end(tmp_path, algorithm, peers):
     run, summary = train(tmp_path, algorithm, peers)
     assert [status.state for status in run.statuses] == ["ended"] * peers
@@ -76,7 +74,7 @@ def test_peers_train_and_end(tmp_path, algorithm, peers):
 
 
 @pytest.mark.parametrize(
-    ("victim", "algorithm"), [(0, "allreduce"), (1, "allreduce"), (2, "allreduce"), (0, "ad_psgd")]
+    ("victim", "algorithm"), [(0, "allreduce"), (2, "allreduce"), (1, "ad_psgd")]
 )
 def test_whoever_of_three_is_killed_the_others_go_on_and_finish(tmp_path, algorithm, victim):
     run, summary = train(tmp_path, algorithm, peers=3, victim=victim)

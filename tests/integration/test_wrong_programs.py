@@ -4,17 +4,14 @@ Each is a process, as a user would start it. The lines of a program that differ 
 here; `BEGINNING` comes before them.
 """
 
-import os
-import signal
 import socket
-import subprocess
-import sys
-from contextlib import suppress
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import p2ptrain
+from tests.helpers.ready import Program, Ready
 
 pytestmark = [pytest.mark.sockets, pytest.mark.slow]
 
@@ -229,31 +226,27 @@ FIRST = (
 )
 
 
-@pytest.fixture
-def start(tmp_path: Path):
-    """Start a program of these lines."""
-    started: list[subprocess.Popen[str]] = []
+@pytest.fixture(scope="module")
+def ready() -> Iterator[Ready]:
+    one = Ready()
+    yield one
+    one.end()
 
-    def start(lines: str, *arguments: str) -> subprocess.Popen[str]:
+
+@pytest.fixture
+def start(ready: Ready, tmp_path: Path):
+    """Start a program of these lines."""
+    started: list[Program] = []
+
+    def start(lines: str, *arguments: str) -> Program:
         path = tmp_path / f"program{len(started)}.py"
         path.write_text(BEGINNING + lines)
-        process = subprocess.Popen(
-            [sys.executable, "-W", "error", str(path), *arguments],
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            cwd=tmp_path,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            start_new_session=True,
-        )
-        started.append(process)
-        return process
+        started.append(ready.start(path, *arguments))
+        return started[-1]
 
     yield start
-    for process in started:
-        with suppress(ProcessLookupError):  # a child that it forked holds the pipes, too
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+    for program in started:
+        program.kill()  # a child that it forked, too
 
 
 @pytest.mark.parametrize("name", WRONG)
