@@ -75,6 +75,9 @@ LONGER = 1.3
 """Times the best's time to the target: how long a row that was over sooner may take to it. More
 would only show by how much it is late."""
 
+POINTS = 20
+"""How often, at least, the mean of all models is looked at in the shortest run there can be."""
+
 PRICED = (
     "hidden",
     "paper/one_of_16",
@@ -159,6 +162,8 @@ def prepared(name: str, algorithms: Sequence[str] = (), seconds: float | None = 
     share = samples / (whole.stop.samples or samples)
     warmup = min(whole.training.warmup_samples, samples // 4)
     is_priced = name in PRICED
+    steps = samples / (whole.peers * whole.training.batch_size)
+    shortest_s = steps * (whole.pace.min_step_ms or 1000 * whole.snapshot_every_s) / 1000
     base = dataclasses.replace(
         whole,
         seeds=1,
@@ -166,7 +171,9 @@ def prepared(name: str, algorithms: Sequence[str] = (), seconds: float | None = 
         claims=(),
         gradients=whole.gradients and not is_priced,
         stands_for=1 if is_priced else whole.stands_for,
-        snapshot_every_s=max(0.2, whole.snapshot_every_s * min(1.0, share)),
+        snapshot_every_s=max(
+            0.2, min(whole.snapshot_every_s * min(1.0, share), shortest_s / POINTS)
+        ),
         target=Target(),
         stop=StopConfig(samples=None if seconds else samples, seconds=seconds),
     )
