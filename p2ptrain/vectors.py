@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 Vector = NDArray[np.float32]
 """float32, one-dimensional, on the host."""
 
+NO_NUMBERS: Vector = np.empty(0, np.float32)
+
 KEPT = 3
 """Vectors that are kept, the last ones given: what is contributed, and what is handed out."""
 

@@ -26,6 +26,7 @@ from p2ptrain.errors import CodecError, RefusedError, TransportError
 from p2ptrain.ids import Address, PeerId, Seconds
 from p2ptrain.net import wire_carried as wire
 from p2ptrain.net.grpc_errors import GONE, is_cancelled
+from p2ptrain.net.grpc_waits import cancellable, connected
 from p2ptrain.net.pipes import CallPipe, SocketPipe, splice
 from p2ptrain.net.tls import Security
 from p2ptrain.net.wire_carried import Carrying, Registering, Wanted
@@ -149,7 +150,7 @@ class DialsOut:
         while True:
             began = self._loop.time()
             visit.relays, visit.round_trip_s = False, None
-            with suppress(TransportError, CodecError, *GONE):
+            with suppress(TransportError, CodecError, *GONE), cancellable():
                 await self._register(visit)
             now = self._loop.time()
             redial = Redial.after(redial, now - began, now)
@@ -214,6 +215,7 @@ class DialsOut:
         """A `Carry` call. Raises TransportError."""
         call = self._channel(visit, chunks=chunks).stream_stream(f"/{SERVICE}/Carry")()
         try:
+            await connected(call)
             await call.write(wire.encode_carrying(opening))
         except GONE as error:
             raise TransportError(f"{visit.address} takes no connection of ours") from error

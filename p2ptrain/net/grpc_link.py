@@ -127,16 +127,16 @@ class Link:
         if self._task is None or self._task.done():
             self._hang_up()
 
-    def take_call(self) -> Any:  # Any: grpc is untyped
-        """Take a `Move` call that carries no stream at present."""
+    def take_call(self) -> tuple[Any, bool]:  # Any: grpc is untyped
+        """Take a `Move` call that carries no stream at present; and whether it is a new one."""
         while self._idle:
             call = self._idle.pop()
             if not call.done():
-                return call
+                return call, False
         call = self._channel(carries_chunks=True).stream_stream(f"/{SERVICE}/Move")()
         self._calls = [known for known in self._calls if not known.done()]
         self._calls.append(call)
-        return call
+        return call, True
 
     def put_back(self, call: Any) -> None:  # Any: grpc is untyped
         """The stream on `call` is over: another one may use it."""

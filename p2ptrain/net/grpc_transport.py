@@ -48,6 +48,7 @@ from p2ptrain.net.gate import Gate, caller
 from p2ptrain.net.grpc_config import GrpcConfig, channel_arguments
 from p2ptrain.net.grpc_errors import GONE, hung_up, is_cancelled, translate
 from p2ptrain.net.grpc_link import SERVICE, Link
+from p2ptrain.net.grpc_waits import cancellable, connected
 from p2ptrain.net.key_service import SERVICE as KEYS
 from p2ptrain.net.key_service import KeyService
 from p2ptrain.net.loopback import is_loopback
@@ -481,7 +482,7 @@ class _CallerStream:
 
     def __init__(self, link: Link, address: Address, opening: Opening) -> None:
         self._link = link
-        self._call = link.take_call()
+        self._call, self._is_new = link.take_call()
         self._address = address
         self._opening: Opening | None = opening
         self._writing = asyncio.Lock()
@@ -541,6 +542,9 @@ class _CallerStream:
     async def _write(self, payload: memoryview | None, last: bool) -> None:
         data = wire.encode_chunk(wire.Chunk(payload, last, self._opening))
         self._opening = None
+        if self._is_new:
+            await self._use(lambda: connected(self._call), "sending chunks")
+            self._is_new = False
         await self._use(lambda: self._call.write(data), "sending chunks")
 
     def _maybe_put_back(self) -> None:
@@ -559,7 +563,8 @@ class _CallerStream:
         if self._aborted:
             raise TransportError(self._aborted)
         try:
-            return await operation()
+            with cancellable():
+                return await operation()
         except grpc.RpcError as error:
             raise translate(error, self._address, phase) from error
         except asyncio.InvalidStateError as error:

@@ -19,6 +19,7 @@ import grpc.aio
 from p2ptrain.errors import CodecError, TransportError
 from p2ptrain.ids import Seconds
 from p2ptrain.net.grpc_errors import GONE, is_cancelled
+from p2ptrain.net.grpc_waits import cancellable
 from p2ptrain.net.wire_carried import MOST_CARRIED, decode_carried, encode_carried
 
 LINGER_S: Seconds = 0.5
@@ -163,7 +164,8 @@ def _start(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:  # Any: async
 
 async def _read(read: Callable[[], Awaitable[Any]]) -> bytes:  # Any: grpc is untyped
     try:
-        data = await read()
+        with cancellable():
+            data = await read()
         return b"" if data is grpc.aio.EOF else decode_carried(data)
     except (CodecError, *GONE):
         return b""

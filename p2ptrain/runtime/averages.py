@@ -119,7 +119,8 @@ class Averages:
 
         def over(_: asyncio.Task[None]) -> None:
             # Here and not in the task: one that is cancelled before it starts runs nothing.
-            del self._groups[effect.ticket]
+            ended = self._groups.pop(effect.ticket)
+            del ended.task  # its cancellation has a traceback, and so the group
             self.host.notify_change()
 
         group = FormedGroup(self, effect, effect.ticket, effect.members)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from p2ptrain.compute.replica import Replica, clip_scale, no_update
 from p2ptrain.core.shards import Span
 from p2ptrain.runtime.exchange import BucketExchange, Piece
-from p2ptrain.vectors import Vector
+from p2ptrain.vectors import NO_NUMBERS, Vector
 
 
 class DeferredUpdate:
@@ -45,7 +45,8 @@ class DeferredUpdate:
     ) -> None:
         self._replica, self._vector_G, self._mask = replica, vector_G, mask
         self._pieces: Sequence[Piece] = bucket.pieces
-        self._norm, self._lock, self._release = bucket.norm, lock, release
+        self._norm, self._lock = bucket.norm, lock
+        self._release: Callable[[], object] | None = release
         self.clip: float | None = None
         """To this norm; to be set before the first piece is made."""
         self._settings = replica.update_settings()
@@ -108,8 +109,7 @@ class DeferredUpdate:
                 self._made.add(span)
             if len(self._made) == len(self._pieces):
                 self._replica.update(no_update)  # it counts
-                self.is_made = True
-                self._release()
+                self._finish()
 
     def make_whole(self, optimizer_step: Callable[[], None]) -> None:
         """All of it at once, where a step needs all gradients; all means are here."""
@@ -119,8 +119,14 @@ class DeferredUpdate:
             else:
                 self._replica.import_gradients(self._vector_G, self._mask)
             self._replica.update(optimizer_step)
-            self.is_made = True
-            self._release()
+            self._finish()
+
+    def _finish(self) -> None:
+        """All of it is made: the means are not needed any more, and are not held."""
+        self.is_made, release, self._release = True, self._release, None
+        self._vector_G = NO_NUMBERS
+        if release:
+            release()
 
     def _scale(self) -> float | None:
         """What clipping multiplies gradients by; None: the norm never came."""

@@ -222,6 +222,11 @@ class Exchange(Streams):
         """Of the results' numbers: with `delta`, how far this member was from the mean, squared."""
         return sum(bucket.square_sum for bucket in self.buckets)
 
+    @property
+    def is_over(self) -> bool:
+        """Nothing of it moves any more, well or not."""
+        return self._moving is not None and self._moving.done()
+
     def give_back(self, *vectors: Vector) -> None:
         """All is over: memory that is not needed is used again, what was contributed from, too.
 
@@ -241,6 +246,16 @@ class Exchange(Streams):
             if bucket.codec.is_exact or self.has_all.is_set():
                 for slot_S in bucket.slots.values():
                     self.slots.give(slot_S)
+
+    def forget(self) -> None:
+        """All is over and counted: what refers to this exchange is let go, and so are its vectors.
+
+        Without that they would stay until Python looks for cycles, which may be many averages away.
+        """
+        for bucket in self.buckets:
+            bucket.forget()
+        self.buckets, self._rounds, self.payload, self._moving = [], [], (), None
+        self.scope.forget()
 
     async def run(self) -> None:
         """All-reduce: both verbs below, pipelined; the result is complete when this returns.
@@ -348,6 +363,13 @@ class BucketExchange:
         exchange.due += len(owners) + len(self._mine)
         shardless = () if direct else [peer for peer in callers if not self._chunks(peer)]
         exchange.expect(bucket.name, size, chunk_size, self.codec.name, callers, shardless)
+
+    def forget(self) -> None:
+        """All is over: the errors of streams have tracebacks that refer to this, not to vectors."""
+        del self.mix, self._bucket
+        self.slots.clear()
+        self._written.clear()
+        self._parts.clear()
 
     async def start(self) -> None:
         streams, name = self._exchange, self._bucket.name

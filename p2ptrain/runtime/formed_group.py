@@ -15,8 +15,6 @@ from collections.abc import Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from p2ptrain.averaging.base import Algorithm, GroupResult, Mean, SumRule
 from p2ptrain.compute.codec import PLAIN, load_codec
 from p2ptrain.compute.replica import Vector
@@ -37,6 +35,7 @@ from p2ptrain.runtime.outer import OuterPart
 from p2ptrain.runtime.pending_mean import PendingMean
 from p2ptrain.runtime.rounds import Rounds
 from p2ptrain.runtime.streams import AttemptOver, GroupBroken
+from p2ptrain.vectors import NO_NUMBERS
 
 if TYPE_CHECKING:
     from p2ptrain.runtime.averages import Averages
@@ -49,8 +48,6 @@ WITH_RESIDUAL = What.GRADIENTS, What.PSEUDO_GRADIENTS
 """What a lossy codec takes from these goes into the next ones."""
 
 WHOLE_MODELS = What.MODELS, What.CONSENSUS
-
-NO_NUMBERS = np.empty(0, np.float32)
 
 
 class FormedGroup(Attempt):
@@ -77,7 +74,7 @@ class FormedGroup(Attempt):
         self.is_abandoned = False
         """The machine has forgotten it, and our trainer was released already."""
         self._deferred: DeferredUpdate | None = None
-        self._is_over = self._has_given_back = False
+        self._is_over = self._is_counted = self._has_given_back = False
         self.span = purpose.span(averages.replica.model_size)
         self._averages = averages
         self._effect = effect
@@ -147,7 +144,21 @@ class FormedGroup(Attempt):
             if self._deferred:
                 self._deferred.give_up()  # nothing more will come
             host.accounts.close(self, host.now, host.metrics)
+            self._is_counted = True
+            self._forget()
         return self.next
+
+    def _forget(self) -> None:
+        """The attempt is over and counted: let go of vectors, and of what refers to this group.
+
+        So their memory is free now, and not when Python looks for cycles.
+        """
+        if self._deferred and not self._deferred.is_made:
+            return  # the update that is still to be made needs the means, and calls this
+        if self.exchange:
+            self.exchange.forget()
+        self.vector_V, self._left_G, self.sum = NO_NUMBERS, None, None
+        self._deferred = self._called_off = self._outer = None
 
     # --- for the algorithm ------------------------------------------------------------------------
 
@@ -215,10 +226,13 @@ class FormedGroup(Attempt):
 
     def _give_back(self) -> None:
         """The update is made, or the group is over: once both are, memory is free."""
-        is_made = self._deferred and self._deferred.is_made
-        if self.exchange and self._is_over and is_made and not self._has_given_back:
+        if not (self._deferred and self._deferred.is_made):
+            return
+        if self.exchange and self._is_over and not self._has_given_back:
             self._has_given_back = True  # memory that is given back twice is lent to two averages
             self.exchange.give_back(self.vector_V)
+        if self._is_counted:
+            self._forget()
 
     async def commit(self) -> None:
         if self._deferred:

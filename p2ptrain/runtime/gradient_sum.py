@@ -70,7 +70,10 @@ class GroupGradientSum:
 
     async def _work(self, rounds: RoundsExchange) -> None:
         self._rounds = rounds
-        self.chosen, self.total = cast(tuple[Part, Part], await self._rule(self))
+        try:
+            self.chosen, self.total = cast(tuple[Part, Part], await self._rule(self))
+        finally:
+            del self._rounds  # it refers to this sum: the numbers would outlive their group
 
     # --- for the rule -----------------------------------------------------------------------------
 

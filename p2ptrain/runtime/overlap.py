@@ -90,7 +90,8 @@ class Overlap:
         self.stated = 0
         """What this peer states at its boundary."""
         self._begun: _Begun | None = None
-        self._last: _Begun | None = None  # the last one that a group has finished
+        self._last: tuple[PeerId, Seconds, int] | None = None
+        """Of the last one that a group has finished: first member, beginning, `together`."""
 
     @property
     def wish(self) -> int:
@@ -169,7 +170,8 @@ class Overlap:
         if not agreed or members != begun.members:
             self.drop("others average another gradient, or are others")
             return None
-        self._begun, begun.is_taken, self._last = None, True, begun
+        self._begun, begun.is_taken = None, True
+        self._last = begun.members[0], begun.at, begun.together
         return begun.vector_G, begun.exchange, self._averages.host.now - begun.at
 
     def drop(self, why: str) -> None:
@@ -180,6 +182,8 @@ class Overlap:
             begun.exchange.scope.fail(GroupBroken(Outcome.WITHDRAWN, why))
             if begun.exchange.ended_well:
                 begun.exchange.give_back(begun.vector_G)
+            if begun.exchange.is_over:
+                begun.exchange.forget()
 
     def close(self) -> None:
         """The swarm has another algorithm: nothing travels behind passes any more."""
@@ -193,8 +197,8 @@ class Overlap:
             return 1
         if last:
             host = self._averages.host
-            was_ours = last.members[0] == host.name
-            self._tuner.saw(last.together, host.now - last.at, was_ours=was_ours)
+            first, at, count = last
+            self._tuner.saw(count, host.now - at, was_ours=first == host.name)
         return self._tuner.agreed(contributions)
 
     async def _carry(self, begun: _Begun) -> None:
@@ -207,3 +211,4 @@ class Overlap:
                 self.buckets.stop()
             if not begun.is_taken and self._begun is not begun:
                 begun.exchange.give_back(begun.vector_G)
+                begun.exchange.forget()

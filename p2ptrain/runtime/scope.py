@@ -37,6 +37,10 @@ class Scope:
         self._error = self._error or error
         self._stirred.set()
 
+    def forget(self) -> None:
+        """Let go of tasks that have ended and of their errors, whose tracebacks hold the owner."""
+        self._tasks, self._error = [task for task in self._tasks if not task.done()], None
+
     def _note(self, task: asyncio.Task[Any]) -> None:
         if not task.cancelled():
             self.fail(task.exception())
@@ -58,5 +62,9 @@ class Scope:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if first := error or self._error:
-            raise first
+        first = error or self._error
+        try:
+            if first:
+                raise first
+        finally:
+            del first, error  # or its traceback would hold this frame, and that the error

@@ -185,6 +185,29 @@ async def test_a_peer_registers_under_its_own_name_only():
         assert relay.registered == []
 
 
+async def test_a_registration_that_is_cancelled_as_it_fails_ends():
+    """It would be made again and again, and who has cancelled it would wait for ever."""
+    nobody = Address("127.0.0.1:1")
+
+    class Channel:
+        def __init__(self, *_) -> None:
+            self._channel = Plain().channel(nobody, ())
+
+        def stream_stream(self, method: str):
+            call = self._channel.stream_stream(method)()
+            call.add_done_callback(lambda _: visit.task.cancel())
+            return lambda: call
+
+        async def close(self) -> None:
+            await self._channel.close()
+
+    dials_out = dialing_out.DialsOut(Address("a"), 0, Channel, Plain())
+    dials_out.visit(nobody)
+    visit = dials_out._visits[nobody]
+    await until(visit.task.cancelled)
+    await dials_out.close()
+
+
 async def test_no_peer_opens_a_connection_that_is_wanted_of_another():
     key = SwarmKey.make()
     async with listening(RELAY, RELAYS, key) as relay, listening(A, DIALS_OUT, key, relay) as a:

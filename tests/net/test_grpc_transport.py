@@ -78,6 +78,40 @@ async def until(condition) -> None:
             await asyncio.sleep(0.005)
 
 
+async def test_a_task_that_is_cancelled_as_its_stream_fails_is_cancelled():
+    """It would take the failure for a reason to try again, and never end."""
+    async with started() as (transport, _, _):
+        stream = await transport.open(Address("127.0.0.1:1"), OPENING)
+        reading = asyncio.create_task(stream.receive())
+        sending = asyncio.create_task(stream.send(memoryview(b"with the opening")))
+        stream._call.add_done_callback(lambda _: reading.cancel())
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        with pytest.raises(TransportError):
+            await sending
+
+
+@pytest.mark.parametrize("end", ["abort", "forget", "close"])
+async def test_what_is_sent_while_it_connects_fails_when_the_stream_is_ended(end):
+    """gRPC's own write would wait for ever for a connection that nobody makes any more."""
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        there = Address(f"127.0.0.1:{silent.getsockname()[1]}")
+        async with started() as (transport, _, _):
+            stream = await transport.open(there, OPENING)
+            sending = asyncio.create_task(stream.send(memoryview(b"a chunk")))
+            await asyncio.sleep(0.05)
+            if end == "abort":
+                stream.abort("we have enough")
+            elif end == "forget":
+                transport.forget(there)
+            else:
+                await transport.close(0.0)
+            with pytest.raises(TransportError, match=r"we have enough|gRPC says: cancelled"):
+                await asyncio.wait_for(sending, 1.0)
+
+
 @pytest.fixture
 def silent(caplog, capfd):
     """Fails if anything was logged or printed: strangers must not fill anybody's terminal."""

@@ -112,7 +112,7 @@ def test_memory_of_means_is_given_back_once_whichever_of_two_threads_ends_last()
     group.exchange = SimpleNamespace(give_back=given.append)
     group.vector_V = np.zeros(3, np.float32)
     group._deferred, group._has_given_back = SimpleNamespace(is_made=True), False
-    group._is_over = True
+    group._is_over, group._is_counted = True, False
     group._give_back()  # as `commit` does
     group._give_back()  # as the trainer has posted
     assert len(given) == 1
