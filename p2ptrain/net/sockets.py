@@ -75,6 +75,10 @@ IDLE_CONNECTIONS = 8
 MAX_MAPPED = 4
 """Vectors of the other side that stay mapped: a peer reuses one or two."""
 
+KEPT_BYTES = 1 << 27
+"""Longer vectors are mapped for one stream only: a half of each would count as memory of this side.
+To map one again costs 70 ms of processor time per GB, as much as reading it."""
+
 MAX_TEXT = 1024
 MAX_CALLERS = 4096
 """Callers with a secret of their own; as many as members."""
@@ -432,6 +436,11 @@ class Connection:
             raise CodecError(f"a reference to {size_bytes} bytes of {len(memory)}")
         return memory[start : start + size_bytes]
 
+    def let_go(self) -> None:
+        """A stream is over: nothing of a long vector is read any more."""
+        kept = self._mapped.items()
+        self._mapped = {number: one for number, one in kept if len(one) <= KEPT_BYTES}
+
     async def send_frame(self, kind: Kind, payload: memoryview | bytes = b"") -> None:
         """Raises TransportError."""
         size_bytes = len(payload)
@@ -638,6 +647,7 @@ class SocketStream:
     def _maybe_put_back(self) -> None:
         if self._said_end and self._heard_end and not self._over:
             self._over = True
+            self.connection.let_go()
             self._put_back(self.connection)
 
 

@@ -457,9 +457,11 @@ class FormedGroup(Attempt):
             case What.PSEUDO_GRADIENTS:
                 free = await self._make_outer_step(vector_V)
             case What.CONSENSUS if not self._effect.purpose.version:
-                averages.host.consensus.take(self.members, stated, vector_V.copy())
+                averages.host.consensus.take(self.members, stated, vector_V)
+                free = []  # the mean is that memory
             case What.CONSENSUS if self.ticket.initiator == averages.host.name:
-                averages.host.consensus.take_asked(self.members, stated, vector_V.copy())
+                averages.host.consensus.take_asked(self.members, stated, vector_V)
+                free = []
             case What.CONSENSUS:
                 pass  # another member was asked for it
             case What.MODELS:

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import os
 import socket
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 
 from p2ptrain.errors import CodecError, ConfigError, TransportError
 from p2ptrain.ids import PeerId
-from p2ptrain.net import wire
+from p2ptrain.net import sockets, wire
 from p2ptrain.net.grpc_config import GrpcConfig
 from p2ptrain.net.grpc_transport import GrpcTransport
 from p2ptrain.net.shared_vectors import REFERENCE, SHARED_NAME, SharedVectors, this_machine
@@ -177,6 +178,24 @@ async def test_a_reference_beyond_the_vector_is_refused():
     file, number, _, size_bytes = REFERENCE.unpack(found)
     with pytest.raises(CodecError, match=f"a reference to {size_bytes} bytes of"):
         connection.resolve(memoryview(REFERENCE.pack(file, number, 8, size_bytes)))
+    connection.close()
+    there.close()
+
+
+@pytest.mark.parametrize(("kept_bytes", "stays"), [(4 * NUMBERS, True), (4 * NUMBERS - 1, False)])
+async def test_a_long_vector_of_the_other_side_is_mapped_for_one_stream(
+    kept_bytes, stays, monkeypatch
+):
+    monkeypatch.setattr(sockets, "KEPT_BYTES", kept_bytes)
+    vectors = SharedVectors()
+    vector = vectors.take(NUMBERS)
+    here, there = socket.socketpair(socket.AF_UNIX)
+    connection = Connection(here, SharedVectors())
+    reference = vectors.find(vector.data.cast("B"))
+    assert reference is not None
+    mapped = weakref.ref(connection.resolve(memoryview(reference)).obj)
+    connection.let_go()
+    assert (mapped() is not None) == stays
     connection.close()
     there.close()
 
