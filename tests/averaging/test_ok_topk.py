@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from itertools import product
 
 import numpy as np
 import pytest
@@ -119,8 +120,9 @@ def growing(step: int, rank: int) -> Vector:
 KINDS = (usual, in_one_place, layers, each_its_own, signs, growing)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("count", [2, 4, 8, 16])
+@pytest.mark.parametrize(
+    ("count", "kind"), [*product((2, 8), KINDS), (4, usual), (16, layers), (16, growing)]
+)
 async def test_words_stay_within_the_bound_whatever_gradients_look_like(
     count: int, kind: Callable[[int, int], Vector]
 ):
@@ -135,8 +137,8 @@ async def test_words_stay_within_the_bound_whatever_gradients_look_like(
 
 
 async def test_words_stay_within_the_bound_at_64_peers():
-    group, bound = Group(64, exact_every=8), 6 * K * 63 / 64
-    for step in range(16):
+    group, bound = Group(64, exact_every=4), 6 * K * 63 / 64
+    for step in range(6):
         await group.step([layers(step, rank) for rank in range(64)])
         assert np.mean(group.words) <= bound
         assert max(group.words) <= 1.5 * bound
@@ -315,7 +317,7 @@ class CountedResidual(Residual):
 
 
 @BOTH
-async def test_nothing_is_lost_or_sent_twice_in_a_thousand_steps_with_churn(name: str):
+async def test_nothing_is_lost_or_sent_twice_in_hundreds_of_steps_with_churn(name: str):
     """Exactly: all numbers are whole ones. Peers die and come back, all on a network that loses."""
     size, loop = 60, asyncio.get_running_loop()
     link = Link(latency_s=0.002, jitter_s=0.004, loss=0.02, duplication=0.02)
@@ -324,8 +326,8 @@ async def test_nothing_is_lost_or_sent_twice_in_a_thousand_steps_with_churn(name
         peer.driver.averages.residual = CountedResidual(size)
 
     async def churn() -> None:
-        for round_ in range(8):
-            await asyncio.sleep(9)
+        for round_ in range(4):
+            await asyncio.sleep(7)
             world.crash(f"p{1 + round_ % 3}")
             await asyncio.sleep(2)
             back = await world.restart(f"p{1 + round_ % 3}")
@@ -338,7 +340,7 @@ async def test_nothing_is_lost_or_sent_twice_in_a_thousand_steps_with_churn(name
         )
 
     coming = loop.create_task(churn())
-    await world.train(1000, steps_of(0.1), gradient)
+    await world.train(400, steps_of(0.1), gradient)
     await coming
     counted = [peer.driver.averages.residual for peer in world.peers.values()]
     assert len(counted) == 4
@@ -349,7 +351,7 @@ async def test_nothing_is_lost_or_sent_twice_in_a_thousand_steps_with_churn(name
     for peer in world.peers.values():  # who came back goes on when the others have ended
         model = peer.replica.live.tobytes()
         assert by_updates.setdefault(peer.replica.updates, model) == model
-    assert world.peers[PeerId("p0")].replica.updates == 1000
+    assert world.peers[PeerId("p0")].replica.updates == 400
     await world.close()
 
 

@@ -46,18 +46,22 @@ class Recipe:
     average_momentum: bool = False
 
 
+def adam(model: nn.Module) -> Optimizer:
+    return Adam(model.parameters(), lr=0.01)
+
+
+def adamw(model: nn.Module) -> Optimizer:
+    return AdamW(model.parameters(), lr=0.01)
+
+
 RECIPES = {
-    "sgd": Recipe(),
-    "adam": Recipe(lambda model: Adam(model.parameters(), lr=0.01)),
-    "adamw": Recipe(lambda model: AdamW(model.parameters(), lr=0.01)),
-    "clipping": Recipe(clip=0.5),
-    "accumulation": Recipe(batches=2),
-    "schedule": Recipe(halves_rate=True),
-    "bf16": Recipe(autocast=True),
+    "sgd, clipping": Recipe(clip=0.5),
+    "adam, bf16": Recipe(adam, autocast=True),
+    "adamw, accumulation, schedule": Recipe(adamw, batches=2, halves_rate=True),
 }
 WITH_MOMENTUM = {
     "sgd": Recipe(average_momentum=True),
-    "adamw": Recipe(RECIPES["adamw"].make, average_momentum=True),
+    "adamw": Recipe(adamw, average_momentum=True),
 }
 
 

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -22,6 +23,7 @@ NOW = 1_767_225_600_000
 
 DAY = 24 * 3600 * 1000
 YEARS = 50 * 365 * DAY
+NAMES = ("p0", "p1", "p2")
 MOVES = {"a day back": -DAY, "a day on": DAY, "50 years back": -YEARS, "50 years on": YEARS}
 
 
@@ -60,11 +62,21 @@ def averages_with(world: World, name: str) -> dict[str, int]:
     }
 
 
-@pytest.mark.parametrize("move", MOVES)
-@pytest.mark.parametrize("name", ["p0", "p1", "p2"])
+def in_turn(values: Sequence[object]) -> list[tuple[str, str, object]]:
+    """Cases of each algorithm with each name; `values` go round, so that each meets each name."""
+    pairs = product(enumerate(known_algorithms()), enumerate(NAMES))
+    return [
+        (algorithm, name, values[(turn + place) % len(values)])
+        for (turn, algorithm), (place, name) in pairs
+    ]
+
+
 @pytest.mark.parametrize(
-    ("algorithm", "dead_s"),
-    [*((algorithm, 6.0) for algorithm in known_algorithms()), ("allreduce", 0.3)],
+    ("algorithm", "name", "move", "dead_s"),
+    [
+        *((*case, 6.0) for case in in_turn([*MOVES])),
+        *(("allreduce", name, move, 0.3) for name in NAMES for move in MOVES),
+    ],
 )
 async def test_a_peer_whose_clock_was_set_trains_with_the_others_within_five_seconds(
     algorithm: str, name: str, move: str, dead_s: float
@@ -145,9 +157,7 @@ async def test_the_highest_life_that_can_be_remembered_leaves_room_for_another()
     await world.close()
 
 
-@pytest.mark.parametrize("move_ms", [-DAY, DAY])
-@pytest.mark.parametrize("name", ["p0", "p1", "p2"])
-@pytest.mark.parametrize("algorithm", known_algorithms())
+@pytest.mark.parametrize(("algorithm", "name", "move_ms"), in_turn([-DAY, DAY]))
 async def test_one_that_joins_nobody_is_found_again_by_the_others_and_trains_with_them(
     algorithm: str, name: str, move_ms: int, monkeypatch: pytest.MonkeyPatch
 ):
