@@ -200,6 +200,38 @@ async def test_a_long_vector_of_the_other_side_is_mapped_for_one_stream(
     there.close()
 
 
+async def test_chunks_of_a_long_vector_count_as_memory_of_the_reader_until_they_are_read(
+    callee, monkeypatch
+):
+    def mapped_kib() -> int:
+        rollup = Path("/proc/self/smaps").read_text(encoding="ascii").split(SHARED_NAME)[1:]
+        return sum(int(part.split("Rss:")[1].split()[0]) for part in rollup)
+
+    chunk, count = SHARED_BYTES, 64
+    monkeypatch.setattr(sockets, "KEPT_BYTES", chunk)
+    vectors, kib = SharedVectors(), list[int]()
+    vector = vectors.take(count * chunk // 4)
+    vector[:] = np.arange(len(vector))
+    before = mapped_kib()
+
+    async def serve(opening, stream):
+        into = memoryview(bytearray(chunk))
+        for index in range(count):
+            heard = np.frombuffer(await stream.receive(into), np.float32)
+            assert heard[-1] == (index + 1) * chunk // 4 - 1
+            kib.append(mapped_kib() - before)
+        assert await stream.receive() is None
+
+    callee.server._serve = serve
+    caller = SocketCaller(callee.server.paths, "127.0.0.1", vectors, near=True)
+    stream = await caller.open(OPENING, "b")
+    assert await stream.refer(vector.data.cast("B"), last=True)
+    await stream.release()
+    assert await stream.receive() is None
+    caller.close()
+    assert 0 < max(kib) <= (sockets.READ_LATELY + 2) * chunk // 1024
+
+
 async def test_a_near_peer_reads_our_own_memory_and_cannot_write_it(callee):
     vectors = SharedVectors()
     caller = SocketCaller(callee.server.paths, "127.0.0.1", vectors, near=True)
