@@ -7,13 +7,20 @@ machine finds the same ones. An algorithm that a scenario cannot run (batches di
 gossip) has no row there.
 
 *At the target* is a run as soon as the mean of all models has the lowest final loss of all rows of
-its scenario, plus `WITHIN`. Where steps are only priced there is no loss.
+its scenario, plus `WITHIN`. Where steps are only priced there is no loss. Rows of a scenario make
+equally many samples, so one that makes more of them per second is over sooner, perhaps before the
+target that a slow one has set. Such rows run once more, `LONGER` times as long as the soonest
+needed to its target; what is kept of that run is when it was there.
+
+Rows are kept in the results' folder, a file per scenario. So a part of the table can be measured
+again: of some scenarios (their names), or some algorithms in each of them (``--algorithms auto``).
+The page is of all rows that are there.
 """
 
 import dataclasses
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -64,6 +71,13 @@ COMPARED: Mapping[str, int] = {
 """By scenario: samples of a run. Others are about containers, transports and faults, or repeat one
 of these with other seeds or in a larger form."""
 
+LONGER = 1.3
+"""Times the best's time to the target: how long a row that was over sooner may take to it. More
+would only show by how much it is late."""
+
+POINTS = 20
+"""How often, at least, the mean of all models is looked at in the shortest run there can be."""
+
 PRICED = (
     "hidden",
     "paper/one_of_16",
@@ -98,8 +112,9 @@ _PAGE = f"""\
 with what the scenario itself compares; it writes these tables. Runs are short and of one seed: they
 show the order, not the last percent ([measured with care](choosing.md), [slow links](links.md),
 [the papers' experiments](paper.md)). *To the target*: when the mean of all models had the lowest
-final loss of the table plus {WITHIN:.0%}; a dash: not within the run. Where steps were only priced
-there is no loss.
+final loss of the table plus {WITHIN:.0%}; a dash: not within the run, or, where a row made its
+samples before the soonest was at the target, not in {LONGER} times that one's time. Speeds, losses
+and bytes are those at equal samples. Where steps were only priced there is no loss.
 
 """
 
@@ -122,18 +137,21 @@ class Row:
     sent_bytes: float | None
     curve: Sequence[tuple[float, float]]
     """Seconds and losses of the mean of all models."""
+    lasted_s: float = 0.0
+    """How long it was looked at: its run, or the longer one."""
 
     def time_to(self, loss: float) -> float | None:
         """When it was there; None: never."""
         return next((wall_s for wall_s, reached in self.curve if reached <= loss), None)
 
 
-def prepared(name: str, algorithms: Sequence[str] = ()) -> Scenario:
+def prepared(name: str, algorithms: Sequence[str] = (), seconds: float | None = None) -> Scenario:
     """A scenario in the form in which it is compared, with all algorithms that it can run.
 
     Args:
         name: of `COMPARED`.
         algorithms: only these; all by default.
+        seconds: it runs for so long, instead of so many samples.
 
     Raises:
         ConfigError: if it is not among those compared.
@@ -144,6 +162,8 @@ def prepared(name: str, algorithms: Sequence[str] = ()) -> Scenario:
     share = samples / (whole.stop.samples or samples)
     warmup = min(whole.training.warmup_samples, samples // 4)
     is_priced = name in PRICED
+    steps = samples / (whole.peers * whole.training.batch_size)
+    shortest_s = steps * (whole.pace.min_step_ms or 1000 * whole.snapshot_every_s) / 1000
     base = dataclasses.replace(
         whole,
         seeds=1,
@@ -151,9 +171,11 @@ def prepared(name: str, algorithms: Sequence[str] = ()) -> Scenario:
         claims=(),
         gradients=whole.gradients and not is_priced,
         stands_for=1 if is_priced else whole.stands_for,
-        snapshot_every_s=max(0.2, whole.snapshot_every_s * min(1.0, share)),
+        snapshot_every_s=max(
+            0.2, min(whole.snapshot_every_s * min(1.0, share), shortest_s / POINTS)
+        ),
         target=Target(),
-        stop=StopConfig(samples=samples),
+        stop=StopConfig(samples=None if seconds else samples, seconds=seconds),
     )
     rows = dict.fromkeys((*whole.algorithms, *known_algorithms()))
     asked = [row for row in rows if row in algorithms or not algorithms]
@@ -212,9 +234,50 @@ def rows_of(outcome: Outcome, folder: Path) -> list[Row]:
                 row["final"]["loss"],
                 row["bytes_per_peer"],
                 known,
+                row["wall_s"],
             )
         )
     return found
+
+
+def kept_rows(folder: Path, name: str) -> dict[str, Row]:
+    """What was measured of a scenario, by row; none if it never ran."""
+    path = _path_of_rows(folder, name)
+    if not path.exists():
+        return {}
+    rows = [Row(**row) for row in json.loads(path.read_text(encoding="utf-8"))]
+    return {row.algorithm: row for row in rows}
+
+
+def keep_rows(folder: Path, name: str, rows: Sequence[Row], *, whole: bool) -> None:
+    """Write rows down beside those of other algorithms, or as all there are."""
+    there = {} if whole else kept_rows(folder, name)
+    there |= {row.algorithm: row for row in rows}
+    data = [dataclasses.asdict(row) for row in there.values()]
+    _path_of_rows(folder, name).write_text(json.dumps(data), encoding="utf-8")
+
+
+def _path_of_rows(folder: Path, name: str) -> Path:
+    return folder / f"{name.replace('/', '_')}.rows.json"
+
+
+def over_too_soon(rows: Sequence[Row]) -> tuple[Sequence[str], float]:
+    """Rows that were over before the soonest was at the target, and how long they shall run."""
+    target = target_of(rows)
+    times = {row.algorithm: row.time_to(target) if target else None for row in rows}
+    soonest_s = min((wall_s for wall_s in times.values() if wall_s is not None), default=0.0)
+    names = [r.algorithm for r in rows if times[r.algorithm] is None and r.lasted_s < soonest_s]
+    return names, LONGER * soonest_s
+
+
+def with_longer(rows: Sequence[Row], longer: Sequence[Row]) -> list[Row]:
+    """The rows with what these longer runs have found; speeds, losses and bytes stay as they were.
+
+    A target stays what it was, too.
+    """
+    found = {row.algorithm: row for row in longer}
+    seen = [(row, found.get(row.algorithm, row)) for row in rows]
+    return [dataclasses.replace(r, curve=new.curve, lasted_s=new.lasted_s) for r, new in seen]
 
 
 def target_of(rows: Sequence[Row]) -> float | None:
@@ -286,27 +349,54 @@ def page(found: Mapping[str, Sequence[Row]]) -> str:
 
 def main(
     names: Annotated[list[str] | None, typer.Argument(help="Only these scenarios.")] = None,
+    algorithms: Annotated[
+        str, typer.Option(help="Comma-separated: only these rows; others stay as they were.")
+    ] = "",
     out: Annotated[Path, typer.Option(help="Folder of all results.")] = Path("runs/compare"),
     to: Annotated[Path | None, typer.Option("--page", help="Markdown file for the tables.")] = None,
     quick: Quick = False,
 ) -> None:
     """Run all algorithms in all scenarios of the comparison, two scenarios at a time."""
     bench = Bench(out, check=False, quick=quick)
-    few = FEW if quick else ()
+    asked = [name.strip() for name in algorithms.split(",") if name.strip()]
+    few = asked or (FEW if quick else ())
     chosen = {name: prepared(name, few) for name in names or ([QUICK] if quick else COMPARED)}
-    work = [experiment(scenario, name, out, quick=quick) for name, scenario in chosen.items()]
-    work.sort(key=lambda one: -one.size)
-    with bench.progress("all algorithms", len(work)) as told:
-        done = side_by_side(partial(carry_out, out=out), work, lambda one: told(one.name), 2)
-    outcomes = {outcome.name: outcome for outcome in done}
-    found: dict[str, Sequence[Row]] = {}
-    for name in chosen:
-        outcome = outcomes[name.replace("/", "_")]
-        found[name] = rows_of(outcome, out / outcome.name)
-    text = page(found)
+    chosen = {name: one for name, one in chosen.items() if one.algorithms}
+    if not chosen:
+        raise ConfigError(f"--algorithms {algorithms}: no scenario that is compared has such a row")
+    for name, rows in _measured(bench, chosen, out, quick=quick).items():
+        keep_rows(out, name, rows, whole=not asked)
+    longer = {} if quick else _longer(chosen, out)
+    for name, rows in _measured(bench, longer, out / "longer", quick=quick).items():
+        keep_rows(out, name, with_longer(list(kept_rows(out, name).values()), rows), whole=True)
+    kept = {name: list(kept_rows(out, name).values()) for name in COMPARED}
+    text = page({name: rows for name, rows in kept.items() if rows})
     bench.console.print(text.partition(HEADING)[2], markup=False)
     if to is not None:
         to.write_text(text, encoding="utf-8")
+
+
+def _measured(
+    bench: Bench, scenarios: Mapping[str, Scenario], out: Path, *, quick: bool
+) -> dict[str, list[Row]]:
+    """Run them, the largest first; their rows."""
+    work = [experiment(one, name, out, quick=quick) for name, one in scenarios.items()]
+    work.sort(key=lambda one: -one.size)
+    with bench.progress("all algorithms", len(work)) as told:
+        done = side_by_side(partial(carry_out, out=out), work, lambda one: told(one.name), 2)
+    found = {outcome.name: outcome for outcome in done}
+    names = {name: name.replace("/", "_") for name in scenarios}
+    return {name: rows_of(found[short], out / short) for name, short in names.items()}
+
+
+def _longer(names: Iterable[str], out: Path) -> dict[str, Scenario]:
+    """What is to run once more. A rate that falls with samples would fall otherwise: not there."""
+    scenarios = {}
+    for name in names:
+        rows, seconds = over_too_soon(list(kept_rows(out, name).values()))
+        if rows and load_scenario(name).training.schedule == "constant":
+            scenarios[name] = prepared(name, rows, seconds)
+    return scenarios
 
 
 if __name__ == "__main__":

@@ -15,6 +15,10 @@ Vector = NDArray[np.float32]
 
 NO_NUMBERS: Vector = np.empty(0, np.float32)
 
+LONG = 1 << 25
+"""Numbers. Memory counts for a vector of so many, and fresh memory for it takes little of the time
+that its average takes: none is kept that is not needed now."""
+
 KEPT = 3
 """Vectors that are kept, the last ones given: what is contributed, and what is handed out."""
 

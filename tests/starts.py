@@ -9,7 +9,6 @@ A process makes one start after the other, as a new peer each time: torch's impo
 
 import hashlib
 import multiprocessing
-import socket
 import sys
 import time
 from collections.abc import Sequence
@@ -20,6 +19,8 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+
+from tests.helpers.ports import free_port
 
 PEERS = 4
 MOST_STEP_S = 0.01
@@ -48,7 +49,7 @@ def main(
     # One pool for each peer: its only process is that peer, in every start.
     pools = [ProcessPoolExecutor(1, mp_context=spawn) for _ in range(PEERS)]
     for seed in range(first, first + starts):
-        port = _free_port()
+        port = free_port()
         futures = [pool.submit(start, rank, seed, port) for rank, pool in enumerate(pools)]
         seen = [future.result() for future in futures]
         transfers += sum(one.took_over for one in seen)
@@ -120,13 +121,6 @@ def start(rank: int, seed: int, port: int) -> Seen:
     usual = ("done: ", "withdrawn: ")
     troubles = [t for t in lost + broken if " alive: " not in t and not t.startswith(usual)]
     return Seen(models, took_over, troubles)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 if __name__ == "__main__":

@@ -320,7 +320,8 @@ class FlatModel:
 
         What is of 16 bits becomes float32, which holds all that was learned: 16 bits do not. Tied
         weights are one tensor. ``load_state_dict`` takes it, also into a model of 16 bits. With
-        `mean_M`, these numbers stand where the model's do; what is not averaged stays its own.
+        `mean_M`, these numbers stand where the model's do; what is not averaged stays its own. They
+        are not copied: where the model is of float32 or 16 bits, its tensors are parts of `mean_M`.
         """
         with self.step_lock, self._pending_lock:
             state: dict[str, Any] = self._module.state_dict(keep_vars=True)
@@ -342,7 +343,7 @@ class FlatModel:
         live = slot.tensor.detach()
         is_short = live.dtype in (torch.float16, torch.bfloat16)
         if mean_M is not None:
-            mean = torch.from_numpy(mean_M[slot.at].copy()).view(live.shape)
+            mean = torch.from_numpy(mean_M[slot.at]).view(live.shape)
             return mean if is_short else mean.to(live.dtype)
         whole = live.to(torch.float32 if is_short else live.dtype, copy=True)
         if self._has_pending:

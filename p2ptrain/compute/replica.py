@@ -199,10 +199,11 @@ class Replica(Protocol):
         """
         ...
 
-    def model_file(self, mean_M: Vector, about: Mapping[str, str]) -> bytes:
+    def model_file(self, mean_M: Vector, about: Mapping[str, str]) -> State:
         """A file of safetensors: the model with these numbers in place of its own; any thread.
 
         What is not averaged (integer buffers) is this replica's. `about` is the file's metadata.
+        Raises StateError if there is no room for it.
         """
         ...
 

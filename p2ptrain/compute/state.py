@@ -43,6 +43,7 @@ import mmap
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -84,9 +85,17 @@ def export_state(
         StateError: if the optimizer's state holds something that cannot travel, or the disk is
             full.
     """
+    return mapped(partial(write_state, flat, optimizers, whole=whole, bare=bare))
+
+
+def mapped(write_all: Callable[[Callable[[Data], object]], object]) -> memoryview:
+    """What is written by this, in a file that is mapped: the kernel can drop it from memory.
+
+    Raises StateError if the disk is full.
+    """
     with _file() as path:
         with path.open("wb") as file:
-            write_state(flat, optimizers, file.write, whole=whole, bare=bare)
+            write_all(file.write)
         with path.open("rb") as written:
             return memoryview(mmap.mmap(written.fileno(), 0, access=mmap.ACCESS_READ))
 

@@ -6,7 +6,7 @@ only the order of things at the boundary: check, optimizer, pending, count, all 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from io import BytesIO
+from functools import partial
 from typing import Any, cast
 
 from torch import nn
@@ -28,6 +28,7 @@ from p2ptrain.compute.replica import Replica, State, StateOwner, Vector
 from p2ptrain.compute.state import (
     export_state,
     import_state,
+    mapped,
     most_state_bytes,
     state_digest,
     write_state,
@@ -323,10 +324,8 @@ class TorchReplica:
         """
         return self._flat.state_dict(mean_M)
 
-    def model_file(self, mean_M: Vector, about: Mapping[str, str]) -> bytes:
-        file = BytesIO()
-        write_tensors(self.state_dict(mean_M), about, file.write)
-        return file.getvalue()
+    def model_file(self, mean_M: Vector, about: Mapping[str, str]) -> State:
+        return mapped(partial(write_tensors, self.state_dict(mean_M), about))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:  # Any: as above
         """Overwrite the module, after `release`."""

@@ -26,7 +26,7 @@ from p2ptrain.errors import CodecError, RefusedError, TransportError
 from p2ptrain.ids import Address, PeerId, Seconds
 from p2ptrain.net import wire_carried as wire
 from p2ptrain.net.grpc_errors import GONE, is_cancelled
-from p2ptrain.net.grpc_waits import cancellable, connected
+from p2ptrain.net.grpc_waits import cancellable, first_write
 from p2ptrain.net.pipes import CallPipe, SocketPipe, splice
 from p2ptrain.net.tls import Security
 from p2ptrain.net.wire_carried import Carrying, Registering, Wanted
@@ -215,8 +215,7 @@ class DialsOut:
         """A `Carry` call. Raises TransportError."""
         call = self._channel(visit, chunks=chunks).stream_stream(f"/{SERVICE}/Carry")()
         try:
-            await connected(call)
-            await call.write(wire.encode_carrying(opening))
+            await first_write(call, wire.encode_carrying(opening))
         except GONE as error:
             raise TransportError(f"{visit.address} takes no connection of ours") from error
         except asyncio.CancelledError as error:

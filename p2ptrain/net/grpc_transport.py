@@ -48,7 +48,7 @@ from p2ptrain.net.gate import Gate, caller
 from p2ptrain.net.grpc_config import GrpcConfig, channel_arguments
 from p2ptrain.net.grpc_errors import GONE, hung_up, is_cancelled, translate
 from p2ptrain.net.grpc_link import SERVICE, Link
-from p2ptrain.net.grpc_waits import cancellable, connected
+from p2ptrain.net.grpc_waits import cancellable, first_write
 from p2ptrain.net.key_service import SERVICE as KEYS
 from p2ptrain.net.key_service import KeyService
 from p2ptrain.net.loopback import is_loopback
@@ -542,10 +542,9 @@ class _CallerStream:
     async def _write(self, payload: memoryview | None, last: bool) -> None:
         data = wire.encode_chunk(wire.Chunk(payload, last, self._opening))
         self._opening = None
-        if self._is_new:
-            await self._use(lambda: connected(self._call), "sending chunks")
-            self._is_new = False
-        await self._use(lambda: self._call.write(data), "sending chunks")
+        is_first, self._is_new = self._is_new, False
+        write = functools.partial(first_write, self._call) if is_first else self._call.write
+        await self._use(lambda: write(data), "sending chunks")
 
     def _maybe_put_back(self) -> None:
         if self._said_all and self._heard_all and not self._over:

@@ -7,7 +7,7 @@ things go wrong if the call ends meanwhile, and either one would be a wait witho
   fails, the cancellation goes to that task, which swallows it: the reader sees the call's error,
   tries again, and never ends. `cancellable` raises what was swallowed.
 * A writer waits for its word. If the call is cancelled (`cancel`, or its channel is closed), that
-  task ends without it: the writer waits for ever. `connected` ends with the call.
+  task ends without it: the writer waits for ever. `first_write` ends with the call.
 """
 
 import asyncio
@@ -28,8 +28,11 @@ def cancellable() -> Iterator[None]:
             raise asyncio.CancelledError
 
 
-async def connected(call: Any) -> None:  # Any: grpc is untyped
-    """Wait until a new call may be written to, or has ended: a write raises why."""
+async def first_write(call: Any, data: bytes) -> None:  # Any: grpc is untyped
+    """Write to a call that may not be connected yet.
+
+    Raises what `write` does, and InvalidStateError if the call has ended: its status says why.
+    """
     loop = asyncio.get_running_loop()
     settled: asyncio.Future[None] = loop.create_future()
 
@@ -37,11 +40,15 @@ async def connected(call: Any) -> None:  # Any: grpc is untyped
         if not settled.done():
             settled.set_result(None)
 
+    writing = loop.create_task(call.write(data))
+    writing.add_done_callback(settle)
     call.add_done_callback(settle)
-    connecting = loop.create_task(call.wait_for_connection())
-    connecting.add_done_callback(settle)
     try:
         await settled
     finally:
-        connecting.cancel()
-        await asyncio.gather(connecting, return_exceptions=True)
+        is_written = writing.done()
+        writing.cancel()
+        await asyncio.gather(writing, return_exceptions=True)
+    if not is_written:
+        raise asyncio.InvalidStateError("the call ended before it was written to")
+    await writing

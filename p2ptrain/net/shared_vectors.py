@@ -65,7 +65,7 @@ class SharedVectors:
 
     def find(self, payload: memoryview) -> bytes | None:
         """A reference to `payload`, if it is in one of our vectors."""
-        at = np.frombuffer(payload, np.uint8).ctypes.data
+        at = _address(payload)
         for start, place in self._stand.items():
             if start <= at and at + payload.nbytes <= start + place.size_bytes:
                 return REFERENCE.pack(place.file, place.number, at - start, payload.nbytes)
@@ -113,3 +113,25 @@ def map_vector(process: int, file: int, number: int) -> memoryview:
             os.close(opened)
     except (OSError, ValueError) as error:
         raise CodecError(f"a reference to memory that cannot be mapped: {error}") from error
+
+
+def drop_pages(read: memoryview) -> None:
+    """Have these bytes of a mapped vector count as its owner's alone; a second look is as good."""
+    mapped = read.obj
+    if not isinstance(mapped, mmap.mmap):
+        return
+    at = _address(read) - _address(mapped)
+    first, stop = -(-at // mmap.PAGESIZE), (at + read.nbytes) // mmap.PAGESIZE
+    if first < stop:
+        size_bytes = (stop - first) * mmap.PAGESIZE
+        mapped.madvise(mmap.MADV_DONTNEED, first * mmap.PAGESIZE, size_bytes)
+
+
+def size_of_mapped(read: memoryview) -> int:
+    """The bytes of the whole vector that these are of."""
+    return len(read.obj) if isinstance(read.obj, mmap.mmap) else read.nbytes
+
+
+def _address(memory: memoryview | mmap.mmap) -> int:
+    at: int = np.frombuffer(memory, np.uint8).ctypes.data
+    return at

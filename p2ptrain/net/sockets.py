@@ -30,6 +30,7 @@ import select
 import socket
 import ssl
 import struct
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -41,10 +42,18 @@ from p2ptrain.net import sealed, wire
 from p2ptrain.net.gate import Gate, caller
 from p2ptrain.net.listening import connections
 from p2ptrain.net.sealed import Seal
-from p2ptrain.net.shared_vectors import REFERENCE, SharedVectors, map_vector, this_machine
+from p2ptrain.net.shared_vectors import (
+    REFERENCE,
+    SharedVectors,
+    drop_pages,
+    map_vector,
+    size_of_mapped,
+    this_machine,
+)
 from p2ptrain.net.tls import NOBODY, Caller, Plain, Security
 from p2ptrain.net.transport import ChunkStream
 from p2ptrain.net.wire import MAX_CHUNK_BYTES, SECRET_BYTES, Opening, Paths
+from p2ptrain.vectors import LONG
 
 
 class Kind(IntEnum):
@@ -74,6 +83,14 @@ WAKE_BYTES = 1 << 19
 IDLE_CONNECTIONS = 8
 MAX_MAPPED = 4
 """Vectors of the other side that stay mapped: a peer reuses one or two."""
+
+KEPT_BYTES = 4 * LONG
+"""Longer vectors are mapped for one stream only, and their pages let go of once they are read: a
+half of what both sides map counts as memory of the reader. To map one again costs 70 ms of
+processor time per GB, as much as reading it."""
+
+READ_LATELY = 8
+"""Chunks of them that are not let go of yet: a group of two works on the last one or two."""
 
 MAX_TEXT = 1024
 MAX_CALLERS = 4096
@@ -432,6 +449,11 @@ class Connection:
             raise CodecError(f"a reference to {size_bytes} bytes of {len(memory)}")
         return memory[start : start + size_bytes]
 
+    def let_go(self) -> None:
+        """A stream is over: nothing of a long vector is read any more."""
+        kept = self._mapped.items()
+        self._mapped = {number: one for number, one in kept if len(one) <= KEPT_BYTES}
+
     async def send_frame(self, kind: Kind, payload: memoryview | bytes = b"") -> None:
         """Raises TransportError."""
         size_bytes = len(payload)
@@ -530,6 +552,7 @@ class SocketStream:
         self._name = name
         self._put_back = put_back
         self._rest = memoryview(b"")  # the part of a reference that was not received yet
+        self._read_lately: deque[memoryview] = deque()  # of long vectors
         self._said_all = False
         self._said_end = False
         self._heard_end = False
@@ -614,6 +637,10 @@ class SocketStream:
     def _next_of_rest(self, into: memoryview | None) -> memoryview:
         size_bytes = len(self._rest) if into is None else into.nbytes
         payload, self._rest = self._rest[:size_bytes], self._rest[size_bytes:]
+        if size_of_mapped(payload) > KEPT_BYTES:
+            self._read_lately.append(payload)
+            if len(self._read_lately) > READ_LATELY:
+                drop_pages(self._read_lately.popleft())
         return payload
 
     async def _maybe_open(self) -> None:
@@ -638,6 +665,8 @@ class SocketStream:
     def _maybe_put_back(self) -> None:
         if self._said_end and self._heard_end and not self._over:
             self._over = True
+            self._read_lately.clear()
+            self.connection.let_go()
             self._put_back(self.connection)
 
 

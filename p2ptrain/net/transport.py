@@ -188,7 +188,7 @@ class Service(Protocol):
         """Change the settings of the swarm. Raises RefusedError for who is no member."""
         ...
 
-    async def export(self, is_member: bool) -> bytes:
+    async def export(self, is_member: bool) -> bytes | memoryview:
         """The consensus model as a file of safetensors.
 
         Raises RefusedError for who is no member, TransportError if it does not come about.

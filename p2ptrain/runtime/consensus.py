@@ -57,7 +57,7 @@ class Consensus:
     def take(
         self, members: Sequence[PeerId], stated: Sequence[Contribution], mean_M: Vector
     ) -> None:
-        """A group is done; `mean_M` is ours."""
+        """A group is done; `mean_M` is ours, and this keeps it."""
         weights = [one.weight for one in stated]
         self._latest = MeanModel(mean_M, dict(zip(members, weights, strict=True)))
         self.count += 1
@@ -65,7 +65,7 @@ class Consensus:
         self._host.notify_change()
 
     async def reach(self, before: int, timeout_s: Seconds | None) -> MeanModel:
-        """Wait until no peer trains any more, and for the mean of all.
+        """Wait until no peer trains any more, and for the mean of all, the caller's from now on.
 
         Args:
             before: `count` when our own training ended.
@@ -95,13 +95,14 @@ class Consensus:
             late = ", ".join(peer for peer in membership.participants() if peer != host.name)
             why = f"{late} still trains" if late else "no group of all came about"
             raise TransportError(f"no consensus after {timeout_s:g} s: {why}") from error
-        assert self._latest
-        return self._latest
+        latest, self._latest = self._latest, None
+        assert latest
+        return latest
 
     def take_asked(
         self, members: Sequence[PeerId], stated: Sequence[Contribution], mean_M: Vector
     ) -> None:
-        """A group that somebody has asked for is done; `mean_M` is ours, if it was us."""
+        """A group that we were asked for is done; `mean_M` is ours, and this keeps it."""
         weights = [one.weight for one in stated]
         self._asked = MeanModel(mean_M, dict(zip(members, weights, strict=True)))
 

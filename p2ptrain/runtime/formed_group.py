@@ -35,7 +35,7 @@ from p2ptrain.runtime.outer import OuterPart
 from p2ptrain.runtime.pending_mean import PendingMean
 from p2ptrain.runtime.rounds import Rounds
 from p2ptrain.runtime.streams import AttemptOver, GroupBroken
-from p2ptrain.vectors import NO_NUMBERS
+from p2ptrain.vectors import LONG, NO_NUMBERS
 
 if TYPE_CHECKING:
     from p2ptrain.runtime.averages import Averages
@@ -457,9 +457,11 @@ class FormedGroup(Attempt):
             case What.PSEUDO_GRADIENTS:
                 free = await self._make_outer_step(vector_V)
             case What.CONSENSUS if not self._effect.purpose.version:
-                averages.host.consensus.take(self.members, stated, vector_V.copy())
+                averages.host.consensus.take(self.members, stated, vector_V)
+                free = []  # the mean is that memory
             case What.CONSENSUS if self.ticket.initiator == averages.host.name:
-                averages.host.consensus.take_asked(self.members, stated, vector_V.copy())
+                averages.host.consensus.take_asked(self.members, stated, vector_V)
+                free = []
             case What.CONSENSUS:
                 pass  # another member was asked for it
             case What.MODELS:
@@ -467,6 +469,8 @@ class FormedGroup(Attempt):
                 if outer := self._outer:
                     await averages.executor(lambda: outer.take_in_model(vector_V))
                 free = [await averages.executor(lambda: replica.add_delta(vector_V, start))]
+                if len(free[0]) > LONG:
+                    free = []  # while one is pending, no second one is kept for later
                 self.consensus_distance_l2 = math.sqrt(parts * exchange.square_sum)
                 self.staleness_steps = replica.updates - self._updates
         self.apply_s = averages.host.now - began

@@ -329,7 +329,8 @@ class Peer:
 
         Call it after the loop, inside of the ``with``: it waits until no peer trains any more. It
         is a ``state_dict`` as of `state_dict`, in which integer buffers are this peer's. The model
-        itself stays as it is. `consensus_of` says whose models it is the mean of.
+        itself stays as it is. `consensus_of` says whose models it is the mean of. Its tensors are
+        parts of the one vector that was averaged, no copies: ``clone()`` one that you keep alone.
 
         Args:
             timeout_s: how long to wait; None: for as long as others train.

@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from p2ptrain.compute.replica import State
 from p2ptrain.core import lock_state, scheduled
 from p2ptrain.core.effects import Average, TakeState
 from p2ptrain.core.messages import Phase
 from p2ptrain.core.peer_machine import PeerMachine
-from p2ptrain.errors import CodecError, RefusedError, TransportError
+from p2ptrain.errors import CodecError, RefusedError, StateError, TransportError
 from p2ptrain.ids import Address, Seconds
 from p2ptrain.net.transport import Transport
 from p2ptrain.net.wire import DialBackRequest, DialedBack, Report, SetReply, SetRequest
@@ -85,11 +86,11 @@ class PeerService:
         """Change the settings of the swarm; see `runtime/set_settings.py`."""
         return answer(self.driver, is_member, request)
 
-    async def export(self, is_member: bool) -> bytes:
+    async def export(self, is_member: bool) -> State:
         """The mean of the models as they are, as a file of safetensors; one at a time.
 
         Raises RefusedError for who is no member, or while another one is on its way, and
-        TransportError if no mean of all comes about.
+        TransportError if no mean of all comes about, or there is no room for it.
         """
         driver = self.driver
         if not is_member:
@@ -107,7 +108,12 @@ class PeerService:
                 "algorithm": driver.config.algorithm,
             }
             write = partial(driver.replica.model_file, mean.mean_M, about)
-            return await driver.environment.executor(write)
+            try:
+                return await driver.environment.executor(write)
+            except StateError as error:
+                raise TransportError(f"{driver.name}: {error}") from error
+            finally:
+                driver.averages.buffers.give(mean.mean_M)
 
     async def dial_back(self, caller_ip: str, request: DialBackRequest) -> DialedBack:
         """Try to reach the caller at its own IP address, and at no other.

@@ -146,7 +146,7 @@ class VectorReplica:
     def owners(self) -> dict[str, StateOwner]:
         return {}
 
-    def model_file(self, mean_M: Vector, about: Mapping[str, str]) -> bytes:
+    def model_file(self, mean_M: Vector, about: Mapping[str, str]) -> State:
         return bytes(save({"vector": mean_M}, dict(about)))
 
     def import_state(self, state: State, *, whole: bool = True) -> str:

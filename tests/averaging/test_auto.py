@@ -71,6 +71,22 @@ def test_an_average_as_long_as_a_step_hides_behind_it():
     assert speed("dear", AS_LONG_AS_A_STEP) == pytest.approx(32 / (0.1 + 0.045 - 0.1 / 3))
 
 
+def test_push_sum_moves_one_model_and_all_pass_through_a_single_server():
+    # of 4 peers: 0.1 + 0.06, 0.1 + 2 * 3 / 4 * 0.06, 0.1 + 3 * 0.06 s
+    assert speed("sgp", AS_LONG_AS_A_STEP) == pytest.approx(32 / 0.16)
+    assert speed("allreduce", AS_LONG_AS_A_STEP) == pytest.approx(32 / 0.19)
+    assert speed("parameter_server", AS_LONG_AS_A_STEP) == pytest.approx(32 / 0.28)
+    assert speed("sgp", ONE_SLOW) == pytest.approx(4 * 8 / 0.4, rel=0.01), "it is in step"
+
+
+@pytest.mark.parametrize(("servers", "models"), [(1, 3), (2, 2), (4, 1.5), (16, 1.5)])
+def test_servers_share_what_passes_through_them(servers: int, models: float):
+    given = {"servers": servers}
+    server = load_algorithm("parameter_server", given)
+    found = candidate_of(f"parameter_server servers={servers}", server, ("fp32", "fp32"))
+    assert found.average_s(EQUAL, 1.0) == pytest.approx(models)
+
+
 def test_fewer_bytes_cost_less_time():
     whole, coded = candidate("allreduce"), candidate("allreduce", "int8")
     assert whole.average_s(SLOW_LINKS, 0.33) == pytest.approx(4 * coded.average_s(SLOW_LINKS, 0.33))
@@ -261,6 +277,29 @@ async def changes_of(every_s: float) -> int:
 
 async def proposing(peer: SimPeer, choice: Choice) -> None:
     peer.driver.live.propose(choice, "a test wants it")
+
+
+async def test_a_swarm_changes_to_push_sum_and_from_there_to_a_server():
+    world = await build(4, "auto", equal=True, every_s=99, every_steps=999)
+    p0 = world.peers[P[0]]
+
+    def set_it(peer: SimPeer, step: int) -> None:
+        if peer is p0 and (now := {10: "sgp", 25: "parameter_server"}.get(step)):
+            live = p0.driver.live
+            options = {**live.choice.options, "now": now}
+            p0.process.start(proposing(p0, replace(live.choice, options=options)))
+
+    await world.train(40, steps_of(0.1), set_it)
+    for peer in world.peers.values():
+        used = [record["settings"] for record in peer.metrics.of("settings")]
+        assert [now for one in used for now in ("sgp", "parameter_server") if now in one] == [
+            "sgp",
+            "parameter_server",
+        ]
+        assert peer.boundary.totals.steps == 40
+    assert sum(peer.driver.shares.weight for peer in world.peers.values()) == pytest.approx(4)
+    assert consensus_distance(world) < 1e-3
+    await world.close()
 
 
 async def test_there_is_time_between_two_changes():

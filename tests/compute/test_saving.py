@@ -228,3 +228,28 @@ def test_on_a_gpu_a_part_is_saved_and_the_model_is_given_back_too():
     replica.release()
     assert_equal(copy.deepcopy(model), model)
     assert model.encode.weight is model.decode.weight
+
+
+def test_a_mean_becomes_a_state_dict_without_a_copy_that_torch_and_safetensors_save():
+    replica = replica_of(nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4)))
+    mean_M = np.arange(replica.model_size, dtype=np.float32)
+    state = replica.state_dict(mean_M)
+    assert all(
+        np.shares_memory(value.numpy(), mean_M)
+        for value in state.values()
+        if value.is_floating_point()
+    )
+    for form in (
+        torch.load(io.BytesIO(saved(state)), weights_only=True),
+        safetensors.torch.load(safetensors.torch.save(state)),
+        safetensors.torch.load(bytes(replica.model_file(mean_M, {}))),
+    ):
+        assert all(torch.equal(form[name], value) for name, value in state.items())
+        assert form["0.weight"].flatten().tolist() == list(range(20))
+
+
+def test_a_model_file_for_which_there_is_no_room_is_one_sentence(monkeypatch):
+    replica = replica_of(nn.Linear(5, 4))
+    monkeypatch.setattr("tempfile.tempdir", "/nowhere")
+    with pytest.raises(StateError, match=r"cannot be kept in /nowhere .*TMPDIR"):
+        replica.model_file(np.zeros(replica.model_size, np.float32), {})

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.docs.test_training_loops import free_port
+from tests.helpers.ports import free_port
 
 pytestmark = pytest.mark.sockets
 

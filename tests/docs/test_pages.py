@@ -11,7 +11,7 @@ import pytest
 
 import p2ptrain
 from p2ptrain.averaging import known_algorithms
-from tests.docs.test_training_loops import free_port
+from tests.helpers.ports import free_port
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.test_training_loops import free_port
+from tests.helpers.ports import free_port
 
 PAGE = Path(__file__).parents[2] / "docs" / "torchrun.md"
 

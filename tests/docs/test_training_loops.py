@@ -2,13 +2,14 @@
 
 import re
 import runpy
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+
+from tests.helpers.ports import free_port
 
 pytestmark = pytest.mark.sockets
 
@@ -45,11 +46,6 @@ def start(path: Path, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=path.parent
     )
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def loss_in(output: str) -> float:

@@ -1,10 +1,23 @@
 """`make compare`: how `auto` did beside the others, from rows made by hand."""
 
-from p2plab.across import COMPARED, Row, beside, page
+from pathlib import Path
+
+from p2plab.across import (
+    COMPARED,
+    LONGER,
+    Row,
+    beside,
+    keep_rows,
+    kept_rows,
+    over_too_soon,
+    page,
+    with_longer,
+)
 
 
 def row(name: str, *curve: tuple[float, float], samples_per_s: float = 100.0) -> Row:
-    return Row(name, samples_per_s, curve[-1][1] if curve else None, 1e6, curve)
+    lasted_s = curve[-1][0] if curve else 0.0
+    return Row(name, samples_per_s, curve[-1][1] if curve else None, 1e6, curve, lasted_s)
 
 
 def test_auto_is_compared_with_the_best_and_the_median_of_the_others():
@@ -29,3 +42,27 @@ def test_without_auto_the_page_has_no_such_table():
     rows = [row("allreduce", (10.0, 0.5)), row("dear", (5.0, 0.5))]
     assert beside("one_slow", rows) is None
     assert "beside the best" not in page({"one_slow": rows})
+
+
+def test_rows_that_are_measured_again_replace_their_own_and_leave_others(tmp_path: Path):
+    keep_rows(tmp_path, "wan/phone", [row("dear", (5.0, 0.5)), row("auto", (9.0, 0.5))], whole=True)
+    keep_rows(tmp_path, "wan/phone", [row("auto", (4.0, 0.5))], whole=False)
+    kept = kept_rows(tmp_path, "wan/phone")
+    assert {name: one.lasted_s for name, one in kept.items()} == {"dear": 5.0, "auto": 4.0}
+    assert kept_rows(tmp_path, "one_slow") == {}
+    keep_rows(tmp_path, "wan/phone", [row("wagma", (3.0, 0.5))], whole=True)
+    assert list(kept_rows(tmp_path, "wan/phone")) == ["wagma"]
+
+
+def test_a_row_that_is_over_before_the_soonest_is_there_runs_once_more():
+    slow, far = row("sgp", (10.0, 0.4)), row("topk", (11.0, 0.9))
+    fast = row("auto", (2.0, 0.6), (3.0, 0.5))
+    assert over_too_soon([slow, far, fast]) == (["auto"], LONGER * 10)
+    rows = with_longer([slow, far, fast], [row("auto", (3.0, 0.5), (5.0, 0.41), (13.0, 0.2))])
+    assert over_too_soon(rows) == ([], LONGER * 5.0)
+    assert beside("one_slow", rows) == "| `one_slow` | `sgp` | 10 | - | 5 | 0.5 | 1.25 |"
+
+
+def test_where_nothing_was_trained_no_row_runs_once_more():
+    priced = [Row("dear", 64, None, 1e6, ()), Row("auto", 80, None, 1e6, ())]
+    assert over_too_soon(priced)[0] == []

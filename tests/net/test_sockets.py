@@ -4,6 +4,7 @@ import asyncio
 import gc
 import os
 import socket
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 
 from p2ptrain.errors import CodecError, ConfigError, TransportError
 from p2ptrain.ids import PeerId
-from p2ptrain.net import wire
+from p2ptrain.net import sockets, wire
 from p2ptrain.net.grpc_config import GrpcConfig
 from p2ptrain.net.grpc_transport import GrpcTransport
 from p2ptrain.net.shared_vectors import REFERENCE, SHARED_NAME, SharedVectors, this_machine
@@ -179,6 +180,56 @@ async def test_a_reference_beyond_the_vector_is_refused():
         connection.resolve(memoryview(REFERENCE.pack(file, number, 8, size_bytes)))
     connection.close()
     there.close()
+
+
+@pytest.mark.parametrize(("kept_bytes", "stays"), [(4 * NUMBERS, True), (4 * NUMBERS - 1, False)])
+async def test_a_long_vector_of_the_other_side_is_mapped_for_one_stream(
+    kept_bytes, stays, monkeypatch
+):
+    monkeypatch.setattr(sockets, "KEPT_BYTES", kept_bytes)
+    vectors = SharedVectors()
+    vector = vectors.take(NUMBERS)
+    here, there = socket.socketpair(socket.AF_UNIX)
+    connection = Connection(here, SharedVectors())
+    reference = vectors.find(vector.data.cast("B"))
+    assert reference is not None
+    mapped = weakref.ref(connection.resolve(memoryview(reference)).obj)
+    connection.let_go()
+    assert (mapped() is not None) == stays
+    connection.close()
+    there.close()
+
+
+async def test_chunks_of_a_long_vector_count_as_memory_of_the_reader_until_they_are_read(
+    callee, monkeypatch
+):
+    def mapped_kib() -> int:
+        rollup = Path("/proc/self/smaps").read_text(encoding="ascii").split(SHARED_NAME)[1:]
+        return sum(int(part.split("Rss:")[1].split()[0]) for part in rollup)
+
+    chunk, count = SHARED_BYTES, 64
+    monkeypatch.setattr(sockets, "KEPT_BYTES", chunk)
+    vectors, kib = SharedVectors(), list[int]()
+    vector = vectors.take(count * chunk // 4)
+    vector[:] = np.arange(len(vector))
+    before = mapped_kib()
+
+    async def serve(opening, stream):
+        into = memoryview(bytearray(chunk))
+        for index in range(count):
+            heard = np.frombuffer(await stream.receive(into), np.float32)
+            assert heard[-1] == (index + 1) * chunk // 4 - 1
+            kib.append(mapped_kib() - before)
+        assert await stream.receive() is None
+
+    callee.server._serve = serve
+    caller = SocketCaller(callee.server.paths, "127.0.0.1", vectors, near=True)
+    stream = await caller.open(OPENING, "b")
+    assert await stream.refer(vector.data.cast("B"), last=True)
+    await stream.release()
+    assert await stream.receive() is None
+    caller.close()
+    assert 0 < max(kib) <= (sockets.READ_LATELY + 2) * chunk // 1024
 
 
 async def test_a_near_peer_reads_our_own_memory_and_cannot_write_it(callee):

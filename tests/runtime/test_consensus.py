@@ -38,6 +38,10 @@ async def test_all_that_are_done_keep_the_same_mean_and_their_models(algorithm):
     assert np.allclose(means[0].mean_M, before.mean(axis=0), rtol=1e-6)
     assert means[0].weights == {peer.driver.name: 1 for peer in peers}
     assert models(world).tolist() == before.tolist()
+    for peer, mean in zip(peers, means, strict=True):
+        assert mean.mean_M.ctypes.data in peer.driver.averages.buffers._made, "no copy"
+        assert not any(mean.mean_M is one for one in peer.driver.averages.buffers._idle)
+        assert peer.driver.consensus._latest is None
     await world.close()
 
 

@@ -1,7 +1,6 @@
 """A peer whose address changes while it trains, over real sockets: the old address is gone."""
 
 import asyncio
-import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +12,7 @@ from p2ptrain.core.effects import Outcome
 from p2ptrain.errors import ConfigError
 from p2ptrain.net.grpc_config import GrpcConfig
 from p2ptrain.runtime.metrics import MemoryMetrics
+from tests.helpers.ports import free_port
 from tests.runtime.test_peer import CLOCK, backward, peer_of, tiny
 
 pytestmark = pytest.mark.sockets
@@ -58,12 +58,6 @@ class Forwarder:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
 
 
 def test_a_peer_whose_address_changes_stays_a_member_and_goes_on_averaging():
