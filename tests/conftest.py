@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -12,6 +13,9 @@ from p2ptrain.sim.loop import VirtualLoop
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 """Workers run beside each other: with more threads of torch each waits for the others' cores."""
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # by a shell that runs this in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_asyncio_loop_factories(

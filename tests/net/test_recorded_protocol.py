@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from google.protobuf.message import Message
 
 from p2ptrain.core.effects import Outcome
 from p2ptrain.errors import CodecError
@@ -97,7 +98,7 @@ def without(packed: Any, names: set[str]) -> None:
         if field.name in names:
             packed.ClearField(field.name)
         elif field.type == field.TYPE_MESSAGE:
-            for one in value if field.is_repeated else [value]:
+            for one in [value] if isinstance(value, Message) else value:  # one, or many
                 without(one, names)
 
 
