@@ -20,7 +20,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from tests.helpers.ports import free_port
+from p2plab.backends.spawn import free_ports
 
 PEERS = 4
 MOST_STEP_S = 0.01
@@ -49,7 +49,7 @@ def main(
     # One pool for each peer: its only process is that peer, in every start.
     pools = [ProcessPoolExecutor(1, mp_context=spawn) for _ in range(PEERS)]
     for seed in range(first, first + starts):
-        port = free_port()
+        port = free_ports(1)[0]
         futures = [pool.submit(start, rank, seed, port) for rank, pool in enumerate(pools)]
         seen = [future.result() for future in futures]
         transfers += sum(one.took_over for one in seen)

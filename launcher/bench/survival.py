@@ -17,7 +17,6 @@ every ten seconds and without.
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -31,6 +30,7 @@ import safetensors.torch
 import torch
 from torch import nn
 
+from p2plab.backends.spawn import free_ports
 from p2plab.harness.bench import Bench, Check, Out, Quick, run_bench
 from p2plab.harness.claims import Claim, Json
 from p2ptrain.compute.tasks import load_task
@@ -54,21 +54,11 @@ def swarm(
     folder: Path, algorithm: str, peers: int, *more: str
 ) -> Iterator[list[subprocess.Popen[bytes]]]:
     """So many processes; killed at the end of the ``with``, if they still run."""
-    addresses = [f"127.0.0.1:{port}" for port in _free_ports(peers)]
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(peers)]
     config = folder / "peer.toml"
     config.write_text(f"[training]\nlearning_rate = {LEARNING_RATE}\n")
-    common = [
-        "--config",
-        str(config),
-        "--task",
-        TASK,
-        "--algorithm",
-        algorithm,
-        "--peers",
-        str(peers),
-        "--no-result",
-        "-q",
-    ]
+    common = ["--config", str(config), "--task", TASK, "--algorithm", algorithm]
+    common += ["--peers", str(peers), "--no-result", "-q"]
     common += ["--checkpoint", str(folder), "--checkpoint-every-s", str(EVERY_S), *more]
     started = []
     try:
@@ -84,14 +74,6 @@ def swarm(
             process.kill()
         for process in started:
             process.wait()
-
-
-def _free_ports(count: int) -> list[int]:
-    taken = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [int(one.getsockname()[1]) for one in taken]
-    for one in taken:
-        one.close()
-    return ports
 
 
 def checkpoints(folder: Path, peers: int) -> list[Checkpoint]:

@@ -205,15 +205,14 @@ def _contents(
         tensors.update(_apart(flat))
         if pending is not None:
             tensors["pending"] = pending
-        described: Json
+        described: Json = "it was asked for without"
         states: dict[str, Tensor] = {}
         try:
-            if bare:
-                raise StateError("it was asked for without")
-            described = [
-                _describe(optimizer, states, f"optimizer/{number}")
-                for number, optimizer in enumerate(optimizers)
-            ]
+            if not bare:
+                described = [
+                    _describe(optimizer, states, f"optimizer/{number}")
+                    for number, optimizer in enumerate(optimizers)
+                ]
         except StateError as error:
             if whole:
                 raise

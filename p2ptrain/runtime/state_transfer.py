@@ -221,8 +221,8 @@ class StateTransfer:
             TransportError, RefusedError, CodecError: if it did not arrive.
         """
         host, outer, timeout_s = self.host, self.host.averages.outer, self.config.average_timeout_s
-        fresh = self.config.fresh_optimizer and host.algorithm.averages == "models"
-        bare = fresh and fragment is None
+        keeps_own = self.config.fresh_optimizer and host.algorithm.averages == "models"
+        bare = keeps_own and fragment is None
         opening = StateOpening(host.digest, host.name, version, lineage, fragment, bare=bare)
         most = min(MAX_STATE_BYTES, self.replica.most_state_bytes)
         if outer and fragment is not None:
@@ -379,7 +379,7 @@ class StateTransfer:
             model = partial(self.replica.export_state, whole=False, bare=opening.bare)
             copied = partial(self.host.averages.whole, model)
             loader = opening.sender
-            kind = ("model", "without its optimizer")[: 1 + opening.bare]
+            kind = "model", "without its optimizer" if opening.bare else "whole"
             made = await make(kind, copied, version=version or 0, loader=loader)
         if wanted and made.manifest.digest != wanted:
             raise RefusedError(f"the state of {name} is another one")

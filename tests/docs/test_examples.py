@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.helpers.ports import free_port
+from p2plab.backends.spawn import free_ports
 
 pytestmark = pytest.mark.sockets
 
@@ -41,7 +41,7 @@ def test_an_example_trains_alone_and_saves_its_model(tmp_path, name):
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_two_of_an_example_train_together(tmp_path, name):
-    address, both = f"127.0.0.1:{free_port()}", ("--peers", "2", "--samples", "960")
+    address, both = f"127.0.0.1:{free_ports(1)[0]}", ("--peers", "2", "--samples", "960")
     with (
         start(name, tmp_path, *both, "--listen", address) as first,
         start(name, tmp_path, *both, "--join", address) as second,

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import p2ptrain
+from p2plab.backends.spawn import free_ports
 from p2ptrain.averaging import known_algorithms
-from tests.helpers.ports import free_port
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -59,7 +59,7 @@ def samples(output: str) -> tuple[int, int]:
 @pytest.mark.sockets
 def test_the_program_for_several_machines_runs_twice_on_one(tmp_path):
     text = program("two_machines.py", "several-machines.md")
-    first, second = (f"127.0.0.1:{free_port()}" for _ in range(2))
+    first, second = (f"127.0.0.1:{port}" for port in free_ports(2))
     started = []
     for number, arguments in enumerate([(first,), (second, first)]):
         folder = tmp_path / f"machine{number}"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.ports import free_port
+from p2plab.backends.spawn import free_ports
 
 PAGE = Path(__file__).parents[2] / "docs" / "torchrun.md"
 
@@ -20,7 +20,7 @@ def test_the_group_of_the_page_trains(tmp_path):
     done = subprocess.run(
         [
             *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"),
-            *("--master-addr", "127.0.0.1", "--master-port", str(free_port())),
+            *("--master-addr", "127.0.0.1", "--master-port", str(free_ports(1)[0])),
             *("group.py", "127.0.0.1:0"),
         ],
         cwd=tmp_path,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.helpers.ports import free_port
+from p2plab.backends.spawn import free_ports
 
 pytestmark = pytest.mark.sockets
 
@@ -93,7 +93,7 @@ def test_spawned_workers_load_data_while_the_protocol_runs(program):
 
 
 def test_two_processes_run_the_plain_program_together(program):
-    path, address = program("plain.py"), f"127.0.0.1:{free_port()}"
+    path, address = program("plain.py"), f"127.0.0.1:{free_ports(1)[0]}"
     with (
         start(path, "--peers", "2", "--listen", address) as first,
         start(path, "--peers", "2", "--join", address) as second,

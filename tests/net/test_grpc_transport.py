@@ -93,15 +93,14 @@ async def test_a_task_that_is_cancelled_as_its_stream_fails_is_cancelled():
 
 @pytest.mark.parametrize("end", ["abort", "forget", "close"])
 async def test_what_is_sent_while_it_connects_fails_when_the_stream_is_ended(end):
-    """gRPC's own write would wait for ever for a connection that nobody makes any more."""
-    with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))
-        silent.listen()
+    """gRPC's own write would wait for ever: the call has ended, and does not connect any more."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.setblocking(False)
         there = Address(f"127.0.0.1:{silent.getsockname()[1]}")
         async with started() as (transport, _, _):
             stream = await transport.open(there, OPENING)
             sending = asyncio.create_task(stream.send(memoryview(b"a chunk")))
-            await asyncio.sleep(0.05)
+            connection, _ = await asyncio.get_running_loop().sock_accept(silent)
             if end == "abort":
                 stream.abort("we have enough")
             elif end == "forget":
@@ -110,6 +109,7 @@ async def test_what_is_sent_while_it_connects_fails_when_the_stream_is_ended(end
                 await transport.close(0.0)
             with pytest.raises(TransportError, match=r"we have enough|gRPC says: cancelled"):
                 await asyncio.wait_for(sending, 1.0)
+            connection.close()
 
 
 @pytest.fixture

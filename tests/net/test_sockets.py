@@ -5,6 +5,7 @@ import gc
 import os
 import socket
 import weakref
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import numpy as np
@@ -168,36 +169,36 @@ async def test_memory_that_its_owner_could_cut_off_is_not_mapped():
     os.close(file)
 
 
-async def test_a_reference_beyond_the_vector_is_refused():
+@pytest.fixture
+async def referred() -> AsyncIterator[tuple[Connection, bytes]]:
+    """A connection, and a reference to all of a vector of the other side."""
     vectors = SharedVectors()
     vector = vectors.take(NUMBERS)
+    reference = vectors.find(vector.data.cast("B"))
+    assert reference is not None
     here, there = socket.socketpair(socket.AF_UNIX)
     connection = Connection(here, SharedVectors())
-    found = vectors.find(vector.data.cast("B"))
-    assert found is not None
-    file, number, _, size_bytes = REFERENCE.unpack(found)
-    with pytest.raises(CodecError, match=f"a reference to {size_bytes} bytes of"):
-        connection.resolve(memoryview(REFERENCE.pack(file, number, 8, size_bytes)))
+    yield connection, reference
     connection.close()
     there.close()
+
+
+async def test_a_reference_beyond_the_vector_is_refused(referred):
+    connection, reference = referred
+    file, number, _, size_bytes = REFERENCE.unpack(reference)
+    with pytest.raises(CodecError, match=f"a reference to {size_bytes} bytes of"):
+        connection.resolve(memoryview(REFERENCE.pack(file, number, 8, size_bytes)))
 
 
 @pytest.mark.parametrize(("kept_bytes", "stays"), [(4 * NUMBERS, True), (4 * NUMBERS - 1, False)])
 async def test_a_long_vector_of_the_other_side_is_mapped_for_one_stream(
-    kept_bytes, stays, monkeypatch
+    referred, kept_bytes, stays, monkeypatch
 ):
     monkeypatch.setattr(sockets, "KEPT_BYTES", kept_bytes)
-    vectors = SharedVectors()
-    vector = vectors.take(NUMBERS)
-    here, there = socket.socketpair(socket.AF_UNIX)
-    connection = Connection(here, SharedVectors())
-    reference = vectors.find(vector.data.cast("B"))
-    assert reference is not None
+    connection, reference = referred
     mapped = weakref.ref(connection.resolve(memoryview(reference)).obj)
     connection.let_go()
     assert (mapped() is not None) == stays
-    connection.close()
-    there.close()
 
 
 async def test_chunks_of_a_long_vector_count_as_memory_of_the_reader_until_they_are_read(

@@ -8,11 +8,11 @@ from contextlib import suppress
 
 import pytest
 
+from p2plab.backends.spawn import free_ports
 from p2ptrain.core.effects import Outcome
 from p2ptrain.errors import ConfigError
 from p2ptrain.net.grpc_config import GrpcConfig
 from p2ptrain.runtime.metrics import MemoryMetrics
-from tests.helpers.ports import free_port
 from tests.runtime.test_peer import CLOCK, backward, peer_of, tiny
 
 pytestmark = pytest.mark.sockets
@@ -61,7 +61,7 @@ class Forwarder:
 
 
 def test_a_peer_whose_address_changes_stays_a_member_and_goes_on_averaging():
-    ports = [free_port(), free_port(), free_port()]
+    ports = free_ports(3)
     hosts = [f"127.0.0.1:{port}" for port in ports]
     old, new = Forwarder(ports[2]), Forwarder(ports[2])
     metrics = [MemoryMetrics(CLOCK) for _ in ports]
