@@ -24,17 +24,16 @@ one after the other. Part ``k`` listens at the port of part 0 plus ``k``.
 **Who waits for whom.** All ranks call `step` together; it ends when each part is updated, and all
 ranks agree there whether to go on. So a group steps at the pace of its slowest part.
 
-**A rank that dies** breaks the collectives of its group: there the others leave their swarms and
-end. Peers outside lose the group as they lose any peer.
+**A rank that dies** breaks the collectives of its group (`ranks.py`): there the others leave their
+swarms and end. Peers outside lose the group as they lose any peer.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import fields
 from types import TracebackType
 from typing import Any, Self
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -42,8 +41,9 @@ from torch.optim import Optimizer
 
 from p2ptrain.averaging.base import load_algorithm
 from p2ptrain.compute.parts import Face, Part, is_sharded
-from p2ptrain.errors import ConfigError, TransportError
+from p2ptrain.errors import ConfigError, LocalProtocolError
 from p2ptrain.ids import Address
+from p2ptrain.integrations.ranks import Ranks
 from p2ptrain.named import whole_in
 from p2ptrain.runtime.peer import Peer
 from p2ptrain.runtime.settings import PeerConfig
@@ -80,23 +80,20 @@ class GroupPeer:
         **settings: Any,  # Any: the fields of PeerConfig
     ) -> None:
         inner = model.module if isinstance(model, DistributedDataParallel) else model
-        self._group = group or (dist.group.WORLD if dist.is_initialized() else None)
-        self._size = dist.get_world_size(self._group) if self._group else 1
-        self._rank = dist.get_rank(self._group) if self._group else 0
+        self._ranks = Ranks(group, next(inner.parameters()).device)
         self._is_sharded = is_sharded(inner)
-        self._device = next(inner.parameters()).device
-        usual = self._size if self._is_sharded else 1
+        usual = self._ranks.size if self._is_sharded else 1
         self._parts = usual if parts is None else whole_in("parts", parts)
         self._settings = settings
         self._check()
         self._all = [Part(inner, number, self._parts) for number in range(self._parts)]
         optimizers = optimizer if isinstance(optimizer, Sequence) else (optimizer,)
-        ours = [part.number for part in self._all if self._speaker(part) == self._rank]
+        ours = [part.number for part in self._all if self._speaker(part) == self._ranks.rank]
         self._faces = [Face(inner, optimizers, number, self._parts) for number in ours]
         self._peers = [self._peer(face) for face in self._faces]
         self._stack = ExitStack()
         self._progress = 0
-        self._should_stop = False
+        self._should_stop = self._is_inside = False
 
     @property
     def progress(self) -> int:
@@ -125,6 +122,7 @@ class GroupPeer:
 
         Raises:
             ConfigError: for `clip` where there are several parts.
+            LocalProtocolError: outside of the with block.
             TransportError: if a rank of this group is lost.
             Everything that `Peer.step` raises.
         """
@@ -133,7 +131,9 @@ class GroupPeer:
                 f"clip = {clip}: a norm is of the whole model, which is in {self._parts} parts "
                 "here; clip each rank's gradients before the step, or leave it out"
             )
-        total = int(self._reduced([whole_in("samples", samples)], dist.ReduceOp.SUM)[0])
+        if not self._is_inside:
+            raise LocalProtocolError("step belongs inside `with peer:`, which all ranks enter")
+        (total,) = self._ranks.reduced([whole_in("samples", samples)], dist.ReduceOp.SUM)
         for face, peer in zip(self._faces, self._peers, strict=True):
             face.take()
             peer.step(samples=total, loss=loss, clip=clip)
@@ -141,13 +141,17 @@ class GroupPeer:
         self._agree()
 
     def __enter__(self) -> Self:
-        self._compare()
         with ExitStack() as stack:
+            stack.callback(self._ranks.close)
+            self._compare()
+            self._ranks.open()
+            stack.push(self._give_at_end)
             for peer in self._peers:
                 stack.enter_context(peer)
             self._give()
             self._agree()
             self._stack = stack.pop_all()
+        self._is_inside = True
         return self
 
     def __exit__(
@@ -156,19 +160,18 @@ class GroupPeer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._is_inside = False
         self._stack.__exit__(kind, error, trace)
-        if error is None:
-            self._give()  # with what came last
 
     # --- inside -----------------------------------------------------------------------------------
 
     def _check(self) -> None:
         if not 1 <= self._parts <= MOST_PARTS:
             raise ConfigError(f"parts = {self._parts} must be between 1 and {MOST_PARTS}")
-        if self._is_sharded and self._parts != self._size:
+        if self._is_sharded and self._parts != self._ranks.size:
             raise ConfigError(
                 f"parts = {self._parts}: under fully_shard each rank speaks for its own rows; "
-                f"leave parts out, or start {self._parts} ranks instead of {self._size}"
+                f"leave parts out, or start {self._parts} ranks instead of {self._ranks.size}"
             )
         name = self._settings.get("algorithm", PeerConfig().algorithm)
         algorithm = load_algorithm(name, self._settings.get("algorithm_options", {}))
@@ -184,15 +187,9 @@ class GroupPeer:
         Raises:
             ConfigError: the same sentence at each rank.
         """
-        if self._group is None:
-            return
         defaults = {field.name: getattr(PeerConfig(), field.name) for field in fields(PeerConfig)}
         ours = defaults | self._settings | {"parts": self._parts}
-        stated: list[dict[str, object]] = [{} for _ in range(self._size)]
-        with self._losing_ranks():
-            dist.all_gather_object(
-                stated, {name: repr(ours[name]) for name in AGREED}, group=self._group
-            )
+        stated = self._ranks.gathered({name: repr(ours[name]) for name in AGREED})
         for name in AGREED:
             values = [one[name] for one in stated]
             for rank, value in enumerate(values):
@@ -220,62 +217,27 @@ class GroupPeer:
 
     def _speaker(self, part: Part) -> int:
         """The rank that speaks for a part."""
-        return part.number % self._size
+        return part.number % self._ranks.size
 
     def _give(self) -> None:
         """Write what we speak for into our model, and give it to the ranks that hold it, too."""
         for face in self._faces:
             face.give()
-        if self._group is None or self._size == 1:
-            return
-        with self._losing_ranks():
-            for part in self._all:
-                tensors = part.buffers() if self._is_sharded else part.rows()
-                source = dist.get_global_rank(self._group, self._speaker(part))
-                _broadcast(tensors, source, self._group)
+        for part in self._all:
+            tensors = part.buffers() if self._is_sharded else part.rows()
+            self._ranks.broadcast(tensors, self._speaker(part))
+
+    def _give_at_end(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """What came last; unless this peer ends by an error."""
+        if error is None:
+            self._give()
 
     def _agree(self) -> None:
         """All ranks go on, or none; and have one progress."""
         stop = any(peer.should_stop for peer in self._peers)
         progress = max((peer.progress for peer in self._peers), default=0)
-        stopped, known = self._reduced([int(stop), progress], dist.ReduceOp.MAX)
-        self._should_stop, self._progress = bool(stopped), int(known)
-
-    def _reduced(self, numbers: Sequence[int], how: Any) -> Sequence[float]:  # Any: torch's
-        """Over all ranks."""
-        if self._group is None:
-            return numbers
-        with self._losing_ranks():
-            values = torch.tensor(numbers, dtype=torch.int64, device=self._device)
-            dist.all_reduce(values, how, group=self._group)
-            return values.tolist()
-
-    @contextmanager
-    def _losing_ranks(self) -> Iterator[None]:
-        try:
-            yield
-        except RuntimeError as error:
-            said = " ".join(str(error).split())[:120]
-            raise TransportError(
-                f"rank {self._rank} has lost another rank of its group ({said}); the group ends, "
-                "and peers outside go on"
-            ) from error
-
-
-@torch.no_grad()
-def _broadcast(tensors: Iterable[Tensor], source: int, group: dist.ProcessGroup) -> None:
-    """Overwrite them with those of rank `source`; all under way together."""
-    under_way = []
-    for tensor in tensors:
-        sent = tensor.contiguous()
-        if sent.numel():
-            work = dist.broadcast(sent, source, group=group, async_op=True)
-            under_way.append((work, sent, tensor))
-    for work, sent, tensor in under_way:
-        if work is not None:
-            work.wait()
-        if sent.data_ptr() != tensor.data_ptr():
-            tensor.copy_(sent)
+        stopped, known = self._ranks.reduced([int(stop), progress], dist.ReduceOp.MAX)
+        self._should_stop, self._progress = bool(stopped), known
 
 
 def _further(address: str, number: int) -> str:

@@ -50,11 +50,17 @@ def held(model: nn.Module) -> dict[str, torch.Tensor]:
     }
 
 
+def gloo_threads() -> int:
+    """Threads of this process in which Gloo runs collectives."""
+    names = (path.read_text() for path in Path("/proc/self/task").glob("*/comm"))
+    return sum(name.startswith("pt_gloo") for name in names)
+
+
 def train(run: str, kind: str, folder: Path, port: int, first: int | None) -> None:
     number = [*RUNS].index(run)
     rank, size = (dist.get_rank(), dist.get_world_size()) if kind != "alone" else (0, 1)
     task, model, called = build(kind, folder)
-    place = ["alone", "ddp", "fsdp"].index(kind)
+    place, before = ["alone", "ddp", "fsdp"].index(kind), gloo_threads()
     batches = task.batches(2 * place + rank, 6, SAMPLES // size, 0)
     peer = GroupPeer(
         called,
@@ -70,7 +76,7 @@ def train(run: str, kind: str, folder: Path, port: int, first: int | None) -> No
         stop=StopConfig(samples=RUNS[run] * SAMPLES * 3),
     )
     with peer:
-        step = 0
+        step, inside = 0, gloo_threads() - before
         while not peer.should_stop:
             if run == "killed" and kind == "fsdp" and rank == 1 and step == DIES_AT:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -79,7 +85,8 @@ def train(run: str, kind: str, folder: Path, port: int, first: int | None) -> No
             model.zero_grad()
             step += 1
             time.sleep(SLEEP_S[run])
-    torch.save((held(model), peer.progress, step), folder / f"{run}-{kind}-{rank}.pt")
+    left = gloo_threads() - before
+    torch.save((held(model), peer.progress, inside, left), folder / f"{run}-{kind}-{rank}.pt")
 
 
 def refused(kind: str, folder: Path) -> None:

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.optim import SGD
 
 from p2plab.backends.spawn import PORTS
-from p2ptrain.errors import ConfigError
+from p2ptrain.errors import ConfigError, LocalProtocolError
 from p2ptrain.integrations.torchrun import GroupPeer
 from tests.integrations import group_member
 
@@ -111,6 +112,30 @@ def test_parts_have_ports_of_their_own():
         config = part.config
         assert (config.name, config.listen) == (f"m.{k}", f"127.0.0.1:{4000 + k}")
         assert (config.join, config.metrics_port) == ((f"10.0.0.5:{5000 + k}",), 9400 + k)
+
+
+@pytest.mark.sockets
+def test_a_group_of_the_program_is_held_no_longer_than_the_peer_trains():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        module, group = model(), dist.new_group()
+        peer = GroupPeer(module, SGD(module.parameters(), lr=0.1), group=group)
+        with peer:
+            backward(module, 0)
+            peer.step(samples=6)
+            assert group_member.gloo_threads() > 0
+        del group
+    finally:
+        dist.destroy_process_group()
+    assert group_member.gloo_threads() == 0, "or they may abort the process when it ends"
+
+
+@pytest.mark.sockets
+def test_a_step_outside_of_the_with_block_is_refused():
+    module = model()
+    peer = GroupPeer(module, SGD(module.parameters(), lr=0.1), parts=2)
+    with pytest.raises(LocalProtocolError, match="step belongs inside `with peer:`"):
+        peer.step()
 
 
 # --- groups ---------------------------------------------------------------------------------------
@@ -228,6 +253,14 @@ def test_a_killed_rank_ends_its_group_and_the_others_finish(swarm):
     for part in range(2):
         assert swarm.groups("killed", f"alone.{part}") > group_member.RUNS["killed"]
     assert "Error: " in swarm.ended("killed", "fsdp.0"), "the program's own, or a rank is lost"
+
+
+@grouped
+def test_a_group_ends_the_threads_of_its_own_collectives_and_uses_no_others(swarm):
+    for kind in ("ddp", "fsdp"):
+        for rank in range(2):
+            *_, inside, left = torch.load(swarm.folder / f"allreduce-{kind}-{rank}.pt")
+            assert inside > 0 == left, (kind, rank)
 
 
 @grouped
