@@ -21,6 +21,7 @@ from p2ptrain.averaging.base import (
     in_turn,
     known_algorithms,
     load_algorithm,
+    meet_someone,
 )
 from p2ptrain.core.choice import Choice, settings_of
 from p2ptrain.core.effects import Outcome, What
@@ -37,7 +38,8 @@ __all__ += ["Entries", "Factors", "Part"]  # and what such a part is
 __all__ += ["check_bucket"]  # gradients that travel behind the passes that make them
 __all__ += ["check_fragment"]  # averages of a part of the model
 __all__ += ["NOBODY", "Round", "Rule"]  # schedules
-__all__ += ["AlgorithmMessage", "in_turn"]  # what algorithms tell each other, whom they ask first
+__all__ += ["AlgorithmMessage"]  # what algorithms tell each other
+__all__ += ["in_turn", "meet_someone"]  # whom they ask first
 __all__ += ["ConfigError", "RemoteProtocolError", "StateError"]  # mistakes
 __all__ += ["PeerId", "Seconds", "Ticket"]  # plain types
 __all__ += ["Choice", "Measured", "settings_of"]  # settings that change while a swarm trains

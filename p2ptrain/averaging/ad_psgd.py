@@ -34,11 +34,10 @@ from typing import Literal
 from p2ptrain.averaging import (
     Algorithm,
     ConfigError,
-    Outcome,
     PeerId,
     Swarm,
     check_fragment,
-    in_turn,
+    meet_someone,
 )
 
 Graph = Literal["random", "ring", "exponential", "bipartite"]
@@ -75,26 +74,11 @@ class AdPsgd(Algorithm):
         updates = 0
         while True:
             updates = await swarm.wait_for_update(updates + self.config.every_updates)
-            await self._meet_someone(swarm)
-
-    async def _meet_someone(self, swarm: Swarm) -> None:
-        """Average with the first neighbour that is free, of those that we met longest ago.
-
-        If an older claim of another peer takes us meanwhile, its exchange runs first, ours follows.
-        """
-        for part in (2, 1):  # half of them; if none of those will do, all
-            outcome = Outcome.YIELDED
-            while outcome is Outcome.YIELDED:
-                candidates = neighbours(self.config.graph, swarm.me, swarm.choosable())
-                if not candidates:
-                    return
-                order = in_turn(candidates, swarm.met(), swarm.rng)
-                result = await swarm.form(
-                    order[: -(-len(order) // part)], 1, fragment_s=self.config.fragment_s
-                )
-                outcome = result.outcome
-            if outcome in (Outcome.DONE, Outcome.WITHDRAWN):
-                return
+            await meet_someone(
+                swarm,
+                lambda: neighbours(self.config.graph, swarm.me, swarm.choosable()),
+                fragment_s=self.config.fragment_s,
+            )
 
 
 def neighbours(graph: Graph, me: PeerId, others: Sequence[PeerId]) -> tuple[PeerId, ...]:

@@ -572,6 +572,28 @@ def in_turn(peers: Sequence[PeerId], met: Mapping[PeerId, int], rng: Random) -> 
     return sorted(some, key=lambda peer: met.get(peer, -1))
 
 
+async def meet_someone(
+    swarm: Swarm, candidates: Callable[[], Sequence[PeerId]], *, fragment_s: Seconds = 0
+) -> None:
+    """Average in a pair, with the first of `candidates` that is free, of those met longest ago.
+
+    The half of them that was met longest ago is asked first, and all only if none of those will do:
+    members of the last group are the first to be free for each other again, and pairs that meet
+    only each other part from the swarm. If an older claim of another peer takes us meanwhile, its
+    exchange runs first, ours follows. `candidates` is asked anew before each attempt.
+    """
+    for part in (2, 1):  # half of them; if none of those will do, all
+        outcome = Outcome.YIELDED
+        while outcome is Outcome.YIELDED:
+            if not (others := candidates()):
+                return
+            order = in_turn(others, swarm.met(), swarm.rng)
+            some = order[: -(-len(order) // part)]
+            outcome = (await swarm.form(some, 1, fragment_s=fragment_s)).outcome
+        if outcome in (Outcome.DONE, Outcome.WITHDRAWN):
+            return
+
+
 def check_fragment(algorithm: str, fragment_s: Seconds) -> None:
     """Refuse a duration of an average that is none."""
     if not 0 <= fragment_s < math.inf:
