@@ -31,7 +31,8 @@ from p2plab.harness.processes import Children
 from p2ptrain.ids import PeerId, Seconds
 from p2ptrain.net.tokens import SwarmKey
 from p2ptrain.runtime.exchange import WINDOW
-from p2ptrain.runtime.mix import blocks, squares
+from p2ptrain.runtime.mix import squares
+from p2ptrain.runtime.robust import blocks
 from p2ptrain.vectors import Vector
 
 T = TypeVar("T")

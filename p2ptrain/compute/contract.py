@@ -43,6 +43,9 @@ SHOWN = 200
 OF_EXCHANGES = ("codec", "gradient_codec", "chunk_kib")
 """Settings of `ExchangeConfig` that decide on what is sent; its others are a peer's own."""
 
+OF_LATER_EXCHANGES = ("trimmed_share", "robust_mean")
+"""The same, but unknown to some peers of protocol 1.0: compared where one is not as by default."""
+
 OF_THE_PROGRAM = ("optimizer", "parameter groups")
 """The part of an update rule that no schedule changes."""
 
@@ -157,9 +160,12 @@ class Contract:
             f"{config.algorithm} option {field.name}": getattr(algorithm.config, field.name)
             for field in fields(algorithm.config)
         }
-        others = {name: getattr(config.exchange, name) for name in OF_EXCHANGES}
-        if config.exchange.trimmed_share:  # peers of protocol 1.0 know of no robust means
-            others["trimmed_share"] = config.exchange.trimmed_share
+        exchange, usual = config.exchange, type(config.exchange)()
+        others = {name: getattr(exchange, name) for name in OF_EXCHANGES} | {
+            name: getattr(exchange, name)
+            for name in OF_LATER_EXCHANGES
+            if getattr(exchange, name) != getattr(usual, name)
+        }
         whole = {"algorithm": config.algorithm, **options, **others}
         whole["average_momentum"] = config.average_momentum
         self.settings = {name: described(value) for name, value in whole.items()}

@@ -1,6 +1,5 @@
 """One record per step, a wide one per group attempt, and the sums of a peer's summary."""
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -122,12 +121,9 @@ class Accounts:
             self.met.update(dict.fromkeys(attempt.members, self.groups_formed))
         else:
             self.groups_failed[attempt.outcome.value] += 1
-        robust: dict[str, float | None] = {}
-        if attempt.exchange and (trimmed_l2 := attempt.exchange.trimmed_l2) is not None:
-            robust["trimmed_l2"] = trimmed_l2 if math.isfinite(trimmed_l2) else None
         metrics.record(
             "group",
-            **robust,
+            **(attempt.exchange.robust_l2 if attempt.exchange else {}),
             ticket=str(attempt.ticket),
             incarnation=attempt.ticket.incarnation,
             members=list(attempt.members),

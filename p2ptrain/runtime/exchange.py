@@ -44,7 +44,8 @@ from p2ptrain.ids import PeerId, Seconds
 from p2ptrain.net.transport import ChunkStream
 from p2ptrain.net.wire import MAX_CHUNK_BYTES
 from p2ptrain.runtime.copy_executor import CopyExecutor
-from p2ptrain.runtime.mix import Bucket, Mix, NotFinite, exact_squares
+from p2ptrain.runtime.mix import Bucket, Mix, NotFinite
+from p2ptrain.runtime.robust import exact_squares
 from p2ptrain.runtime.rounds import Rounds, RoundsExchange
 from p2ptrain.runtime.streams import GroupBroken, Streams
 from p2ptrain.vectors import Buffers
@@ -80,12 +81,19 @@ class ExchangeConfig:
     late (`eager`) it is lost. Statistics (buffers) always travel as they are. The same at all
     peers."""
 
+    robust_mean: str = "none"
+    """Means that bear with members that send anything, for groups of four and more: ``trimmed``
+    leaves extremes out (`trimmed_share`), ``clipped`` moves a median towards each member by no more
+    than the median of their distances (centered clipping, Karimireddy et al., ICML 2021) and bears
+    with just under half of the members. Sums of models are not conserved any more; the ``group``
+    records have by how much (``trimmed_l2``, ``clipped_l2``). The same at all peers."""
+
     trimmed_share: float = 0.0
-    """Robust means, for groups of four and more: of each number the largest and the smallest are
-    left out, at each end this share of the members, at least one (Yin et al., ICML 2018). So many
-    members may send anything. Too small: fewer may; too large, up to just below 0.5: the mean is of
-    few, and noisier. 0: of all. Sums of models are not conserved any more; the ``group`` records
-    have by how much (``trimmed_l2``). The same at all peers."""
+    """Of each number the largest and the smallest are left out, at each end this share of the
+    members, at least one (Yin et al., ICML 2018). So many members may send anything. Too small:
+    fewer may; too large, up to just below 0.5: the mean is of few, and noisier. Above 0 it is
+    enough to have trimmed means; 0: one at each end if `robust_mean` is ``trimmed``, else none.
+    The same at all peers."""
 
     average_timeout_s: Seconds = 60.0
     """A group in which nothing moves for so long is broken, or sooner where less was seen to be
@@ -128,17 +136,32 @@ class ExchangeConfig:
                 f"trimmed_share = {self.trimmed_share} must be from 0 to below {MOST_TRIMMED}, or "
                 "nothing is left to average"
             )
+        if self.robust_mean not in ROBUST_MEANS:
+            raise ConfigError(
+                f"robust_mean = {self.robust_mean!r} must be one of: {', '.join(ROBUST_MEANS)}"
+            )
+        if self.robust_mean == "clipped" and self.trimmed_share:
+            raise ConfigError(
+                f"robust_mean = 'clipped' and trimmed_share = {self.trimmed_share} are two kinds "
+                "of mean; leave one of the two out"
+            )
         check_above_0("", self, "average_timeout_s")
 
     def trimmed(self, members: int) -> int:
         """How many of a group's numbers are left out at each end."""
-        if not self.trimmed_share or members < LEAST_TRIMMED:
+        is_robust = self.robust_mean == "trimmed" or self.trimmed_share > 0
+        if not is_robust or members < LEAST_ROBUST:
             return 0
         return max(1, int(self.trimmed_share * members))
 
+    def clips(self, members: int) -> bool:
+        """Whether a group's numbers are clipped."""
+        return self.robust_mean == "clipped" and members >= LEAST_ROBUST
 
+
+ROBUST_MEANS = ("none", "trimmed", "clipped")
 MOST_TRIMMED = 0.5
-LEAST_TRIMMED = 4
+LEAST_ROBUST = 4
 """Members of a group; of three the median is left, of two nothing."""
 
 SQUARES = struct.Struct("<d")
@@ -209,13 +232,17 @@ class Exchange(Streams):
                 self.buckets.append(BucketExchange(self, one))
 
     @property
-    def trimmed_l2(self) -> float | None:
+    def robust_l2(self) -> dict[str, float | None]:
         """By how much robust means have changed the members' sum, in what this member reduces.
 
-        None where all numbers count.
+        Under the name of the record's field; empty where all numbers count. None: not finite.
         """
-        squares = [one for bucket in self.buckets for one in bucket.mix.trimmed_squares]
-        return math.sqrt(sum(squares)) if squares else None
+        mixes = [bucket.mix for bucket in self.buckets]
+        if not (squares := [one for mix in mixes for one in mix.robust_squares]):
+            return {}
+        norm = math.sqrt(sum(squares))
+        name = "clipped_l2" if any(mix.clips for mix in mixes) else "trimmed_l2"
+        return {name: norm if math.isfinite(norm) else None}
 
     @property
     def square_sum(self) -> float:

@@ -365,7 +365,7 @@ class FormedGroup(Attempt):
             parts = [("models", vector_V, PLAIN, weight)]
         elif divisor == weight and codec == PLAIN:
             parts = [("gradients", vector_V, PLAIN, weight)]
-        trimmed = config.trimmed(len(self.members))
+        is_robust, count = self.what is not What.CONSENSUS, len(self.members)
         buckets = [
             Bucket(
                 name=name,
@@ -374,7 +374,8 @@ class FormedGroup(Attempt):
                 chunk_size=chunk_size_of(len(part_V), len(self.members), config.chunk_kib * 256),
                 divisor=divisor,
                 delta=self.what is What.MODELS,
-                trimmed=0 if self.what is What.CONSENSUS else trimmed,
+                trimmed=config.trimmed(count) if is_robust else 0,
+                clips=is_robust and config.clips(count),
                 keeps_mean=self._keeps_mean,
                 left_V=self._left_G if name == "gradients" else None,
                 norm_of=self._averages.norm_of if name == "gradients" else 0,

@@ -19,8 +19,8 @@ up to nothing, as they do without a codec. In the direct exchange every member h
 mean is not rounded. (`tests/runtime/test_mix.py` has 2,000 steps of it.) Of gradients all apply the
 same Q(mean); what Q took goes into `left_V`, and into the member's next gradient.
 
-**Robust means** (`Bucket.trimmed`) leave the largest and the smallest out, so their deltas do not
-add up to nothing: the sum of all models moves by what was left out, which is written down.
+**Robust means** (`runtime/robust.py`) give extreme numbers less say, so their deltas do not add up
+to nothing: the sum of all models moves by what was left out, which is written down.
 
 Legend of shapes: ``V`` numbers of the vector, ``S`` of one chunk, ``B`` of one block, ``N``
 members.
@@ -28,7 +28,7 @@ members.
 
 import asyncio
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,9 +37,7 @@ from p2ptrain.compute.codec import Codec
 from p2ptrain.compute.replica import Vector
 from p2ptrain.core.shards import Span
 from p2ptrain.errors import CodecError
-
-BLOCK = 1 << 15
-"""Numbers that are worked on at a time: a handful of such blocks fits into a core's cache."""
+from p2ptrain.runtime.robust import BLOCK, blocks, clipped_sum, trimmed_sum
 
 HALF = np.float32(0.5)
 
@@ -67,6 +65,8 @@ class Bucket:
     """The group averages models, each of which weighs 1."""
     trimmed: int = 0
     """So many of the members' numbers are left out at each end, number by number."""
+    clips: bool = False
+    """Members' parts are clipped to where most of them are; nothing is left out then."""
     keeps_mean: bool = False
     """This member wants the mean, even with `delta`."""
     left_V: Vector | None = None
@@ -105,9 +105,9 @@ class Mix:
         self.vector_V, self._codec, self._left_V = vector_V, codec, bucket.left_V
         self._divisor = np.float32(bucket.divisor or 1)  # no member has a say: the sum is nothing
         self._own_at = own_at
-        self._trimmed = bucket.trimmed
-        self.trimmed_squares: list[float] = []
-        """Of what robust means have added to the members' sum, or taken from it, by blocks."""
+        self._trimmed, self.clips = bucket.trimmed, bucket.clips
+        self.robust_squares: list[float] = []
+        """Of what robust means have added to the members' sum, or taken from it."""
         self._delta = delta and not bucket.keeps_mean
         self._rounds_mean = not is_direct and not codec.is_exact
         self._opposes = delta and count == 2 and not is_direct and codec.is_exact
@@ -162,6 +162,11 @@ class Mix:
                 return self._reduce_rounded(span, parts)
             own_S, handed_S, square_sum = self._own(span), self._handed(span), 0.0
             hands_result = self._handed_V is self.vector_V
+            if self.clips:  # whole chunks are clipped, not blocks
+                mean_S = np.empty(span.size, np.float32) if hands_result else handed_S
+                self._average(parts, mean_S)
+                self._put(mean_S, own_S)
+                return squares(own_S)
             scratch_B = np.empty(min(BLOCK, span.size), np.float32)
             for at in blocks(span.size):
                 own_B, handed_B, parts_B = own_S[at], handed_S[at], [part_S[at] for part_S in parts]
@@ -193,23 +198,16 @@ class Mix:
         return square_sum
 
     def _average(self, parts_B: Sequence[Vector], into_B: Vector) -> None:
-        if self._trimmed:
-            self._average_trimmed(parts_B, into_B)
-            return
-        if len(parts_B) == 1:
+        if self.clips:
+            self.robust_squares.append(clipped_sum(parts_B, into_B))
+        elif self._trimmed:
+            self.robust_squares.append(trimmed_sum(parts_B, self._trimmed, into_B))
+        elif len(parts_B) == 1:
             into_B[:] = parts_B[0]
         else:
             np.add(parts_B[0], parts_B[1], out=into_B)
-        for part_B in parts_B[2:]:
-            np.add(into_B, part_B, out=into_B)
-        np.divide(into_B, self._divisor, out=into_B)
-
-    def _average_trimmed(self, parts_B: Sequence[Vector], into_B: Vector) -> None:
-        """Numbers that are not finite are at an end, too, once they are sorted."""
-        count, parts_NB = len(parts_B), np.sort(np.stack(parts_B), axis=0)
-        parts_NB[self._trimmed : count - self._trimmed].sum(axis=0, out=into_B)
-        np.multiply(into_B, np.float32(count / (count - 2 * self._trimmed)), out=into_B)
-        self.trimmed_squares.append(exact_squares(into_B - parts_NB.sum(axis=0)))
+            for part_B in parts_B[2:]:
+                np.add(into_B, part_B, out=into_B)
         np.divide(into_B, self._divisor, out=into_B)
 
     def _put(self, mean_B: Vector, own_B: Vector) -> None:
@@ -250,16 +248,6 @@ class Mix:
         except CodecError as error:  # so it says that numbers are not finite
             raise NotFinite from error
         return encoded
-
-
-def blocks(size: int) -> Iterator[slice]:
-    return (slice(start, min(start + BLOCK, size)) for start in range(0, size, BLOCK))
-
-
-def exact_squares(vector_S: Vector) -> float:
-    """The sum of the squares, in float64; without BLAS, whose threads would take the trainer's."""
-    wide = (np.square(vector_S[at], dtype=np.float64) for at in blocks(len(vector_S)))
-    return float(sum(one_B.sum() for one_B in wide))
 
 
 def squares(vector_B: Vector) -> float:

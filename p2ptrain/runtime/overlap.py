@@ -128,6 +128,7 @@ class Overlap:
             chunk_size=chunk_size_of(max(span.size for span in spans), len(members), chunk),
             divisor=sum(weights),
             trimmed=averages.config.trimmed(len(members)),
+            clips=averages.config.clips(len(members)),
             cuts=spans,
             filled=[one.all for one in filled],
             norm_of=averages.norm_of,

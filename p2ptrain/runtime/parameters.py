@@ -33,8 +33,8 @@ from p2ptrain.core.shards import Span, shard
 from p2ptrain.errors import RefusedError
 from p2ptrain.ids import PeerId
 from p2ptrain.runtime.accounts import Attempt
-from p2ptrain.runtime.mix import exact_squares
 from p2ptrain.runtime.pushes import MOST, Push
+from p2ptrain.runtime.robust import exact_squares
 
 if TYPE_CHECKING:
     from p2ptrain.runtime.driver import Driver

@@ -34,8 +34,8 @@ from p2ptrain.core.effects import Outcome
 from p2ptrain.errors import RefusedError, StateError
 from p2ptrain.ids import PeerId, Ticket
 from p2ptrain.runtime.accounts import Attempt
-from p2ptrain.runtime.mix import exact_squares
 from p2ptrain.runtime.pushes import Delivery, Push
+from p2ptrain.runtime.robust import exact_squares
 
 if TYPE_CHECKING:
     from p2ptrain.runtime.driver import Driver

@@ -1,13 +1,15 @@
 """What is done to numbers: whole groups by hand, without a network."""
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
 
 from p2ptrain.compute.codec import Codec, load_codec
 from p2ptrain.core.shards import chunks, shard
-from p2ptrain.runtime.mix import BLOCK, Bucket, Mix, NotFinite
+from p2ptrain.runtime.mix import Bucket, Mix, NotFinite
+from p2ptrain.runtime.robust import BLOCK
 
 LOSSY = ("bf16", "fp16", "int8", "int4")
 ALL = ("fp32", *LOSSY)
@@ -26,7 +28,7 @@ def average(
     keeps_mean: int | None = None,
     chunk_size: int = 300,
     divisor: float | None = None,
-    trimmed: int = 0,
+    **robust: Any,  # of Bucket
 ) -> list[Mix]:
     """One average of copies of `models`; what each member is left with."""
     count, size = len(models), len(models[0])
@@ -42,8 +44,8 @@ def average(
                 chunk_size=chunk_size,
                 divisor=count if divisor is None else divisor,
                 delta=delta,
-                trimmed=trimmed,
                 keeps_mean=at == keeps_mean,
+                **robust,
             ),
             count,
             at,
@@ -202,28 +204,54 @@ def test_2000_steps_in_groups_keep_all_of_the_drift(name, group_size):
 # --- robust means ---------------------------------------------------------------------------------
 
 
+TRIMMED, CLIPPED = {"trimmed": 1}, {"clips": True}
+KINDS = pytest.mark.parametrize("robust", [TRIMMED, CLIPPED], ids=["trimmed", "clipped"])
+
+
+@KINDS
 @pytest.mark.parametrize("is_direct", [False, True])
 @pytest.mark.parametrize("bad", [1e30, -1e30, np.nan, np.inf])
-def test_a_robust_mean_is_that_of_the_others_whatever_one_sends(bad, is_direct):
+def test_a_robust_mean_is_among_the_others_whatever_one_sends(bad, is_direct, robust):
     honest = some_models(7, 1000)
     models = [*honest, np.full(1000, bad, np.float32)]
-    mixes = average(models, load_codec("fp32"), is_direct=is_direct, delta=False, trimmed=1)
+    mixes = average(models, load_codec("fp32"), is_direct=is_direct, delta=False, **robust)
     low, high = np.min(honest, axis=0), np.max(honest, axis=0)
     for mix in mixes:
         assert mix.vector_V.tobytes() == mixes[0].vector_V.tobytes()
         assert np.all((low <= mix.vector_V) & (mix.vector_V <= high))
 
 
+@KINDS
+@pytest.mark.parametrize("is_direct", [False, True])
 @pytest.mark.parametrize("name", ["fp32", "bf16"])
-def test_the_books_have_what_robust_means_took_from_the_sum_of_models(name):
+def test_the_books_have_what_robust_means_took_from_the_sum_of_models(name, is_direct, robust):
     models = some_models(6, 1000)
     models[2] *= 100
-    mixes = average(models, load_codec(name), trimmed=1)
+    mixes = average(models, load_codec(name), is_direct=is_direct, **robust)
     moved = sum_of([mix.vector_V for mix in mixes])
-    booked = sum(sum(mix.trimmed_squares) for mix in mixes)
+    booked = sum(sum(mix.robust_squares) for mix in (mixes[:1] if is_direct else mixes))
     assert np.sqrt(booked) == pytest.approx(np.linalg.norm(moved), rel=1e-2)
+
+
+def test_a_trimmed_mean_is_that_of_the_middle():
+    models = some_models(6, 1000)
+    mixes = average(models, load_codec("fp32"), trimmed=1)
     middle = np.sort(np.stack(models), axis=0)[1:5].mean(axis=0)
-    np.testing.assert_allclose(mixes[0].vector_V + models[0], middle, rtol=0.02, atol=0.02)
+    np.testing.assert_allclose(mixes[0].vector_V + models[0], middle, rtol=1e-4, atol=1e-5)
+
+
+def test_a_clipped_mean_of_honest_members_is_near_their_mean_and_three_of_eight_move_it_little():
+    honest = some_models(5, 4 * BLOCK)
+    mean, far = np.mean(honest, axis=0), np.linalg.norm(honest[0])
+    lies = [np.full(4 * BLOCK, lie, np.float32) for lie in (7.0, -1e4, 1e30)]
+    for models, share in ((honest, 0.1), ([*honest, *lies], 1.0)):
+        mix, *_ = average(models, load_codec("fp32"), chunk_size=4 * BLOCK, delta=False, clips=True)
+        assert np.linalg.norm(mix.vector_V - mean) < share * far
+
+
+def test_a_clipped_mean_of_equal_members_is_what_they_have():
+    mix, *_ = average([np.ones(90, np.float32)] * 4, load_codec("fp32"), delta=False, clips=True)
+    np.testing.assert_array_equal(mix.vector_V, 1)
 
 
 # --- what cannot be averaged ----------------------------------------------------------------------
