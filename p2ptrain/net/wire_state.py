@@ -6,7 +6,7 @@ a stranger: sizes and counts are compared with each other before anything is all
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -15,7 +15,7 @@ from p2ptrain.errors import CodecError
 from p2ptrain.ids import PeerId
 from p2ptrain.net._pb import peer_pb2 as pb
 from p2ptrain.net.wire import MAX_CHUNK_BYTES
-from p2ptrain.net.wire_parts import at_most, name_of, parse
+from p2ptrain.net.wire_parts import MAX_NUMBER, at_most, name_of, number, parse
 
 MAX_STATE_BYTES = 1 << 36
 
@@ -43,11 +43,14 @@ class StateManifest:
     """Bytes of each chunk but the last, which has what is left."""
     hashes: tuple[bytes, ...]
     """Of each chunk, `HASH_BYTES` long."""
+    progress: int = 0
+    """Samples of the swarm, as the donor counts them when it sends this."""
 
     @cached_property
     def digest(self) -> bytes:
-        """By which the snapshot is known, 16 bytes."""
-        return hashlib.blake2b(encode_manifest(self), digest_size=16).digest()
+        """By which the snapshot is known, 16 bytes; whatever the donor counts."""
+        of_state = encode_manifest(replace(self, progress=0))
+        return hashlib.blake2b(of_state, digest_size=16).digest()
 
     def span(self, chunk: int) -> Span:
         """Where a chunk is in the state."""
@@ -65,7 +68,10 @@ def manifest_of(state: bytes | memoryview, chunk_bytes: int) -> StateManifest:
 
 def encode_manifest(manifest: StateManifest) -> bytes:
     p = pb.StateManifest(
-        size=manifest.size, chunk_size=manifest.chunk_size, hashes=b"".join(manifest.hashes)
+        size=manifest.size,
+        chunk_size=manifest.chunk_size,
+        hashes=b"".join(manifest.hashes),
+        progress=min(manifest.progress, MAX_NUMBER),
     )
     return p.SerializeToString()  # type: ignore[no-any-return]
 
@@ -86,7 +92,7 @@ def decode_manifest(data: bytes | memoryview, most_bytes: int = MAX_STATE_BYTES)
         raise CodecError(f"{len(p.hashes)} bytes of hashes for a state of {count} chunks")
     starts = range(0, len(p.hashes), HASH_BYTES)
     hashes = tuple(p.hashes[start : start + HASH_BYTES] for start in starts)
-    return StateManifest(p.size, p.chunk_size, hashes)
+    return StateManifest(p.size, p.chunk_size, hashes, number(p.progress))
 
 
 def encode_request(chunk: int | None) -> bytes:

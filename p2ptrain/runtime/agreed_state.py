@@ -36,7 +36,9 @@ class AgreedState:
     samples_of_step: int = 0
     """Of the step whose gradients are to be averaged."""
     samples_before: int = 0
-    """Of our former lives, as far as the others had heard."""
+    """Of our former lives, as far as the others had heard, and `samples_of_lost`."""
+    samples_of_lost: int = 0
+    """Of peers that did not come back from a checkpoint, which this one counts on."""
     wants_to_end: bool = False
     """Our vote."""
     agreed_to_end: bool = False
@@ -45,7 +47,7 @@ class AgreedState:
     progress: int = 0
     """Samples of the whole swarm, as all agreed; of models, an estimate (`docs/membership.md`)."""
     restored_progress: int = 0
-    """The same when a checkpoint was written that this peer goes on from."""
+    """The same where the state comes from that this peer begins with: a checkpoint, a donor."""
     lineage: int = 0
     """Where our model comes from, in 64 bits."""
 

@@ -18,7 +18,9 @@ that all have, peers of stale gradients all from the newest model, others each f
 that comes back while others train takes their model, as every newcomer does, and of its checkpoint
 only what is its own: the generators, the position in its data, what its program has registered.
 
-**Samples** of peers that do not come back are not lost: the first by name goes on counting them.
+**Samples** of peers that do not come back are not lost: the first by name of those that go on from
+their own checkpoints counts them as its own. Its checkpoints leave them out: whoever starts again
+next time counts anew who is missing.
 """
 
 import asyncio
@@ -30,9 +32,9 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from p2ptrain.compute.replica import StateOwner
-from p2ptrain.core.messages import MOST_BEFORE, Phase
+from p2ptrain.core.messages import MOST_BEFORE
 from p2ptrain.errors import StateError
-from p2ptrain.ids import Seconds
+from p2ptrain.ids import PeerId, Seconds
 from p2ptrain.runtime.checkpoint_folder import Checkpoint, CheckpointFolder, Document
 from p2ptrain.runtime.state_owners import load, packed, state_of, unpacked
 
@@ -65,6 +67,8 @@ class Checkpoints:
         self._writing: asyncio.Task[None] | None = None
         self._is_failing = False
         self._notes: list[str] = []
+        self._go_on: list[PeerId] = []
+        """Those that go on from checkpoints of their own when the swarm starts again."""
         self.found: Checkpoint | None = None
         """What a resumed peer goes on from."""
 
@@ -119,7 +123,7 @@ class Checkpoints:
             "unix_s": host.environment.unix_clock(),
             "updates": host.replica.updates,
             "version": self._version(),
-            "samples": host.me.samples,
+            "samples": host.me.samples - host.agreed.samples_of_lost,
             "progress": host.agreed.progress,
             "state": state,
         }
@@ -238,11 +242,15 @@ class Checkpoints:
         if checkpoint is None or host.name not in held:
             return False
         newest = max(reach for stated in held.values() for reach in stated)
+        goes_on = dict.fromkeys(held, True)
         if algorithm.in_step:
-            checkpoint = self._of_version(in_common([*held.values()]))
-        elif algorithm.averages == "gradients" and held[host.name][0] < newest:
-            checkpoint = None
-        if checkpoint is None:
+            common = in_common([*held.values()])
+            goes_on = {peer: common in stated for peer, stated in held.items()}
+            checkpoint = self._of_version(common)
+        elif algorithm.averages == "gradients":
+            goes_on = {peer: stated[0] == newest for peer, stated in held.items()}
+        self._go_on = [peer for peer, own in goes_on.items() if own]
+        if checkpoint is None or host.name not in self._go_on:
             return False
         await host.environment.executor(partial(self._load, checkpoint))
         if algorithm.acts("schedule"):
@@ -278,13 +286,12 @@ class Checkpoints:
         self._folder.forget_after(checkpoint.number)
 
     def take_over_those_who_are_lost(self) -> None:
-        """Count on what peers have trained that did not come back, if we are the first by name."""
+        """Count on the samples of those that do not go on from theirs, if we are the first."""
         membership, agreed = self._host.machine.membership, self._host.agreed
-        members = (membership.me, *membership.others)
-        lost = agreed.progress - sum(member.samples for member in members)
-        if lost > 0 and self._host.name == min(m.peer for m in members if m.resumes):
-            agreed.samples_before += lost
-            self._host.describe(Phase.TRAINING, steps=0, samples=0)
+        here = [member for peer in self._go_on if (member := membership.member(peer))]
+        lost = agreed.restored_progress - sum(member.samples for member in here)
+        if lost > 0 and self._host.name == min(self._go_on):
+            self._host.count_lost(lost)
 
     def load_own(self, *names: str) -> None:
         """Load what the trainer's thread changes, or these of it. On that thread."""

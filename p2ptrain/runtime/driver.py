@@ -190,6 +190,15 @@ class Driver:
                 self.agreed.progress += round(everyone / self.shares.counted_weight)
             self._watch.look()
 
+    def count_lost(self, samples: int) -> None:
+        """Count on what others have trained that are lost: no estimate of progress grows."""
+        self.agreed.samples_of_lost, before = samples, self.agreed.samples_before
+        self.agreed.samples_before = before + samples
+        with self._feeding:
+            phase, counted = self.me.phase, self.agreed.samples_before
+            self.machine.describe(self.now, phase=phase, steps=0, samples=counted)
+            self.machine.membership.announce()
+
     def move(self, address: Address) -> None:
         """Others call this peer at `address` from now on."""
         with self._feeding:

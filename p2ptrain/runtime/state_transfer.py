@@ -21,7 +21,7 @@ import hashlib
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -267,6 +267,8 @@ class StateTransfer:
             where = tempfile.gettempdir()
             why = f"there is no room in {where} for what {donor} sends: {error}"
             raise TransportError(why) from error
+        if opening.fragment is None:
+            self.agreed.restored_progress = manifest.progress
         host.metrics.record(
             "state",
             donor=donor,
@@ -306,7 +308,8 @@ class StateTransfer:
             return
         with self.snapshots.loading(snapshot, opening.sender):
             if not opening.snapshot:
-                await stream.send(memoryview(encode_manifest(snapshot.manifest)))
+                manifest = replace(snapshot.manifest, progress=self.agreed.progress)
+                await stream.send(memoryview(encode_manifest(manifest)))
             while (request := await self._next_request(stream)) is not None:
                 await self._answer(request, opening, snapshot, stream)
 

@@ -1,5 +1,7 @@
 """What both sides of a state transfer say arrives as it was said, and nothing else is believed."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,6 +33,13 @@ def test_a_manifest_names_every_chunk_of_a_state(state: bytes, chunk_bytes: int)
     assert [hash_of(state[s.start : s.stop]) for s in spans] == list(manifest.hashes)
     there = decode_manifest(encode_manifest(manifest))
     assert there == manifest
+    assert there.digest == manifest.digest
+
+
+def test_what_the_donor_counts_arrives_and_makes_no_other_snapshot():
+    manifest = manifest_of(b"12345678", 4)
+    there = decode_manifest(encode_manifest(replace(manifest, progress=1 << 40)))
+    assert there.progress == 1 << 40
     assert there.digest == manifest.digest
 
 

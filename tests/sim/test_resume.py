@@ -9,7 +9,7 @@ import pytest
 
 from p2ptrain.averaging.base import known_algorithms, load_algorithm
 from p2ptrain.ids import PeerId, Seconds
-from p2ptrain.runtime.checkpoint_folder import CheckpointFolder
+from p2ptrain.runtime.checkpoint_folder import CheckpointFolder, Document
 from p2ptrain.runtime.checkpoints import in_common
 from p2ptrain.sim.files import Crashed
 from p2ptrain.sim.loop import virtual_loop
@@ -57,15 +57,26 @@ def progress(world: World) -> list[int]:
     return [peer.lifecycle.progress for peer in world.peers.values()]
 
 
+def heard(world: World) -> set[int]:
+    """What each peer knows of all members' samples, together."""
+    return {peer.driver.machine.membership.samples for peer in world.peers.values()}
+
+
+def newest(world: World) -> dict[str, Document]:
+    """The newest checkpoint of each peer: what it says of itself."""
+    folders = [CheckpointFolder(Path("/disk") / n, 3, world.disks[n]) for n in world.peers]
+    return {one.folder.name: one.read(max(one.numbers())).document for one in folders}
+
+
 KINDS = ["allreduce", "ad_psgd", "eager", "wagma", "diloco"]
-CASES = [(a, 4) for a in ALGORITHMS] + [(a, count) for a in KINDS for count in (2, 6)]
+CASES = [(a, 2) for a in ALGORITHMS] + [(a, count) for a in KINDS for count in (4, 6)]
 
 
 @pytest.mark.parametrize(("algorithm", "after"), CASES)
 async def test_a_swarm_that_was_killed_goes_on_with_as_many_fewer_or_more(algorithm, after):
     world = await build(4, algorithm)
     await train(world, 12)
-    trained, model_M = max(progress(world)), models(world).mean(axis=0)
+    model_M, cuts = models(world).mean(axis=0), newest(world)
     kill_all(world)
     await world.start_again(fresh(after))
     old_M = models(world)[:4]
@@ -73,10 +84,50 @@ async def test_a_swarm_that_was_killed_goes_on_with_as_many_fewer_or_more(algori
     drift = np.abs(old_M.mean(axis=0) - model_M).max()
     # Each misses a checkpoint's interval and the end, at most 6 of 12 steps of at most 1/8.
     assert drift <= 8 * LEARNING_RATE * 8
-    assert max(progress(world)) >= trained * 0.4
+    go_on = [cut for name, cut in cuts.items() if name in world.peers]
+    counted = max(cuts["p0"]["progress"], sum(cut["samples"] for cut in go_on))
+    estimates = counted, *(cut["progress"] for cut in cuts.values())
+    assert max(progress(world)) <= max(estimates)
+    if load_algorithm(algorithm).averages == "models":
+        assert min(progress(world)) >= min(estimates), (
+            "a newcomer begins with what its donor counts"
+        )
     await train(world, 10)
-    assert max(progress(world)) >= trained * 0.4 + 10 * after * 0.5
+    assert heard(world) == {counted + 10 * after}
+    assert min(progress(world)) >= counted + 10 * after - 2 * len(world.peers)
     assert models(world).min() > -1e5
+    await world.close()
+
+
+@pytest.mark.parametrize("algorithm", ["allreduce", "eager", "ad_psgd"])
+async def test_samples_of_peers_that_are_lost_once_and_are_back_the_next_time_count_once(algorithm):
+    world = await build(4, algorithm)
+    await train(world, 12)
+    kill_all(world)
+    await world.start_again(fresh(2))
+    await train(world, 10)
+    cut = newest(world)["p0"]
+    assert cut["samples"] == 12 + 10
+    assert cut["progress"] >= 60
+    kill_all(world)
+    await world.start_again(fresh(4))
+    await train(world, 10)
+    assert heard(world) == {cut["progress"] + 40}
+    await world.close()
+
+
+async def test_samples_of_one_whose_checkpoint_is_not_used_count_on():
+    world = await build(3, "allreduce")
+    await train(world, 24)
+    for name, lost in (("p0", slice(-1, None)), ("p1", slice(0, -1))):
+        folder = CheckpointFolder(Path("/disk") / name, 3, world.disks[PeerId(name)])
+        for number in sorted(folder.numbers())[lost]:
+            folder._remove(number)
+    kill_all(world)
+    await world.start_again(fresh(2))
+    await train(world, 10)
+    assert [peer.replica.updates for peer in world.peers.values()] == [34, 34]
+    assert heard(world) == {3 * 24 + 2 * 10}
     await world.close()
 
 

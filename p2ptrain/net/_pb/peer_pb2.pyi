@@ -522,14 +522,16 @@ class StateOpening(_message.Message):
     def __init__(self, swarm: _Optional[str] = ..., sender: _Optional[str] = ..., version: _Optional[int] = ..., lineage: _Optional[int] = ..., outer: _Optional[int] = ..., snapshot: _Optional[bytes] = ..., bare: bool = ...) -> None: ...
 
 class StateManifest(_message.Message):
-    __slots__ = ("size", "chunk_size", "hashes")
+    __slots__ = ("size", "chunk_size", "hashes", "progress")
     SIZE_FIELD_NUMBER: _ClassVar[int]
     CHUNK_SIZE_FIELD_NUMBER: _ClassVar[int]
     HASHES_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_FIELD_NUMBER: _ClassVar[int]
     size: int
     chunk_size: int
     hashes: bytes
-    def __init__(self, size: _Optional[int] = ..., chunk_size: _Optional[int] = ..., hashes: _Optional[bytes] = ...) -> None: ...
+    progress: int
+    def __init__(self, size: _Optional[int] = ..., chunk_size: _Optional[int] = ..., hashes: _Optional[bytes] = ..., progress: _Optional[int] = ...) -> None: ...
 
 class StateRequest(_message.Message):
     __slots__ = ("chunk",)
