@@ -10,6 +10,9 @@ p, the parameters as its servers last gave them, beside the model x that it trai
 So what a peer trains meanwhile is kept, and becomes its next update. A server's own model has a
 next update, too: p is what it answers with, and its own update goes in as those of others do.
 
+**Progress.** A peer's estimate of the swarm's samples goes to the server of the first part with
+each update, and both go on with the mean of their two: what all estimates add up to stays the same.
+
 **A server dies.** Its parts go to successors, which have p as they got it last. Peers remember who
 gave them p, and its version, the number of updates in it. Before a peer pushes to another server
 than before, it pushes its p; a server whose p began from an older version adds the difference. So
@@ -33,7 +36,7 @@ from p2ptrain.core.shards import Span, shard
 from p2ptrain.errors import RefusedError
 from p2ptrain.ids import PeerId
 from p2ptrain.runtime.accounts import Attempt
-from p2ptrain.runtime.pushes import MOST, Push
+from p2ptrain.runtime.pushes import MOST, Answer, Push
 from p2ptrain.runtime.robust import exact_squares
 
 if TYPE_CHECKING:
@@ -41,6 +44,10 @@ if TYPE_CHECKING:
 
 UPDATE, HANDED_ON = "update", "parameters"
 """As openings name them."""
+
+COUNTS = 0
+"""With updates of this part the estimates of progress are shared, so with one server in each step.
+If those of all parts shared them, estimates would tell of the last one that pushed."""
 
 MOST_HANDED_ON = MOST // 2
 """No member can say a version that leaves none to count."""
@@ -57,6 +64,8 @@ class Parameters:
         self._given_by: dict[int, PeerId] = {}
         self._inherited: dict[int, tuple[int, Vector]] = {}
         """Of parts that we serve: with which version and numbers we began."""
+        self._shared: dict[PeerId, int] = {}
+        """As the server of part `COUNTS`: the progress that a peer was last answered with."""
 
     def begin(self) -> None:
         """The trainer begins with the model as it is."""
@@ -104,7 +113,8 @@ class Parameters:
                 return
             async with self._changing:
                 self._versions[part], self._given_by[part] = delivery.clock, server
-                host.agreed.progress = (host.agreed.progress + delivery.progress) // 2
+                if part == COUNTS:
+                    host.agreed.progress += delivery.progress - head.progress
                 await host.averages.executor(partial(self._take_in, at, update_S, answer_S))
 
     async def _hand_on(self, server: PeerId, part: int, parts: int) -> bool:
@@ -156,7 +166,7 @@ class Parameters:
 
     async def take(
         self, source: PeerId, push: Push, vector_S: Vector, attempt: Attempt, *, again: bool
-    ) -> tuple[int, Vector | None]:
+    ) -> Answer:
         """Take an update in, unless it comes again, and answer with the parameters."""
         if not np.isfinite(vector_S).all():
             raise RefusedError(f"{source} pushed numbers that are not finite")
@@ -171,8 +181,19 @@ class Parameters:
             version = self._versions.get(part, 0)
             attempt.staleness_steps = max(0, version - 1 - push.clock)
             self._given_by[part] = host.name
-            host.agreed.progress = (host.agreed.progress + push.progress) // 2
-            return version, self._known_M[at.start : at.stop].copy()
+            progress = self._share_progress(source, push, again=again) if part == COUNTS else None
+            known_S = self._known_M[at.start : at.stop].copy()
+            return Answer(clock=version, progress=progress, vector_S=known_S)
+
+    def _share_progress(self, source: PeerId, push: Push, *, again: bool) -> int:
+        """Both estimates become their mean; returns that of `source`."""
+        agreed, before = self._host.agreed, self._shared.get(source)
+        if again and before is not None:
+            return before
+        total = 2 * agreed.progress if again else agreed.progress + push.progress
+        agreed.progress = total // 2
+        self._shared[source] = total - total // 2
+        return self._shared[source]
 
     async def take_parameters(
         self, push: Push, vector_S: Vector, attempt: Attempt, *, again: bool
@@ -213,9 +234,9 @@ class HandedOn:
 
     async def take(
         self, source: PeerId, push: Push, vector_S: Vector, attempt: Attempt, *, again: bool
-    ) -> tuple[int, Vector | None]:
+    ) -> Answer:
         """Raises RefusedError for numbers that are not finite."""
         if not np.isfinite(vector_S).all():
             raise RefusedError(f"{source} pushed numbers that are not finite")
         await self._parameters.take_parameters(push, vector_S, attempt, again=again)
-        return 0, None
+        return Answer()

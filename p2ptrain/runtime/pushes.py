@@ -43,8 +43,17 @@ from p2ptrain.runtime.accounts import Attempt
 if TYPE_CHECKING:
     from p2ptrain.runtime.driver import Driver
 
-Answer = tuple[int, Vector | None]
-"""A clock, and the numbers that are sent back, if any are."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What is sent back when a push is taken in."""
+
+    clock: int = 0
+    """Its taker says of what."""
+    progress: int | None = None
+    """Of the whole swarm, for the sender; None: as it is here when the answer goes out."""
+    vector_S: Vector | None = None
+
 
 HEADER = struct.Struct("<dQQQQII")
 """A `Push` as it travels: the first chunk of the stream."""
@@ -103,7 +112,7 @@ class Taker(Protocol):
     async def take(
         self, source: PeerId, push: Push, vector_S: Vector, attempt: Attempt, *, again: bool
     ) -> Answer:
-        """Take it in, unless it comes `again`; returns a clock and what is answered.
+        """Take it in, unless it comes `again`; returns what is answered.
 
         Raises RefusedError, with nothing changed.
         """
@@ -340,9 +349,11 @@ class Pushes:
         loop, silence_s = asyncio.get_running_loop(), host.averages.config.average_timeout_s
         try:
             async with asyncio.timeout(silence_s) as timeout:
-                clock, answer_S = await taken
-                progress = min(host.agreed.progress, MOST)
-                await stream.send(memoryview(ANSWER.pack(clock, progress)), answer_S is None)
+                answer = await taken
+                answer_S, progress = answer.vector_S, answer.progress
+                progress = min(host.agreed.progress if progress is None else progress, MOST)
+                head = memoryview(ANSWER.pack(answer.clock, progress))
+                await stream.send(head, answer_S is None)
                 if answer_S is not None:
                     parts = await host.averages.executor(
                         lambda: encoded(codec, answer_S, opening.chunk_size)

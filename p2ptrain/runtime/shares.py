@@ -34,7 +34,7 @@ from p2ptrain.core.effects import Outcome
 from p2ptrain.errors import RefusedError, StateError
 from p2ptrain.ids import PeerId, Ticket
 from p2ptrain.runtime.accounts import Attempt
-from p2ptrain.runtime.pushes import Delivery, Push
+from p2ptrain.runtime.pushes import Answer, Delivery, Push
 from p2ptrain.runtime.robust import exact_squares
 
 if TYPE_CHECKING:
@@ -130,11 +130,11 @@ class Shares:
 
     async def take(
         self, source: PeerId, push: Push, vector_S: Vector, attempt: Attempt, *, again: bool
-    ) -> tuple[int, Vector | None]:
+    ) -> Answer:
         """Take a share in, unless it comes again. Raises RefusedError if it is not finite."""
         host = self._host
         if again:
-            return 0, None
+            return Answer()
         if not np.isfinite(vector_S).all():
             raise RefusedError(f"{source} pushed numbers that are not finite")
         async with self._changing:
@@ -148,7 +148,7 @@ class Shares:
             attempt.apply_s = host.now - began
             attempt.staleness_steps = host.replica.updates - updates
         host.tell_of_push(source, push.clock)
-        return 0, None
+        return Answer()
 
     def _merge(self, theirs_M: Vector, weight: float) -> float:
         """Move the model towards another one; returns how far, as a norm."""

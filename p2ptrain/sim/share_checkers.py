@@ -17,7 +17,7 @@ from p2ptrain.compute.replica import Vector
 from p2ptrain.ids import PeerId, Ticket
 from p2ptrain.runtime.accounts import Attempt
 from p2ptrain.runtime.driver import Driver
-from p2ptrain.runtime.pushes import Delivery, Push
+from p2ptrain.runtime.pushes import Answer, Delivery, Push
 from p2ptrain.runtime.shares import SHARE, Shares
 from p2ptrain.sim.replica import VectorReplica
 
@@ -46,7 +46,7 @@ class WatchedShares(Shares):
 
     async def take(
         self, source: PeerId, push: Push, vector_S: Vector, attempt: Attempt, *, again: bool
-    ) -> tuple[int, Vector | None]:
+    ) -> Answer:
         """As of `Shares`, checked."""
         books, ticket = self._books, attempt.ticket
         if not again and np.isfinite(vector_S).all():
