@@ -87,6 +87,8 @@ class AverageBroke:
     ticket: Ticket
     complete: bool
     """All of the result is here, but perhaps not at all members."""
+    without: tuple[PeerId, ...] = ()
+    """It broke since these members are voted out (`core/offenders.py`)."""
 
 
 @dataclass(frozen=True, slots=True)

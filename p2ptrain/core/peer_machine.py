@@ -195,8 +195,8 @@ class PeerMachine:
 
     def ended(self, ending: Ending, now: Seconds) -> None:
         match ending:
-            case effects.AverageBroke(ticket=ticket, complete=complete):
-                self.repair.broke(ticket, now, complete=complete)
+            case effects.AverageBroke(ticket=ticket, complete=complete, without=without):
+                self.repair.broke(ticket, now, complete=complete, without=without)
             case effects.AverageEnded(ticket=ticket, outcome=outcome, why=why):
                 self.repair.ended(ticket, now, done=outcome is Outcome.DONE)
                 if outcome is Outcome.DONE and self._link:

@@ -30,6 +30,10 @@ and disagree, some members have a result that others lack. That is recorded; in 
 the mean of all models by a little, and nothing else. Where all members must end with equal models
 even that is too much: such a group tries again only with more than half of its first members.
 
+**Members that are voted out** (`core/offenders.py`) are as good as lost to those that know of it:
+they do not lead, what they report does not count, and the group tries again without them. All that
+have ended the attempt well know the same; one that has not learns it from the next attempt.
+
 **No member waits for one that left.** After `ask_s` each member polls the others, a few at a time.
 One that left, or never entered, answers that it is out: its earlier message was lost.
 
@@ -115,6 +119,8 @@ class _Group:
     asked: dict[PeerId, Seconds] = field(default_factory=dict)
     """Polled members without an answer, and since when."""
     reports: dict[PeerId, AttemptPhase] = field(default_factory=dict)
+    without: tuple[PeerId, ...] = ()
+    """Voted out; it broke for that."""
     turn: int = 0
 
 
@@ -150,13 +156,23 @@ class Repair:
         least = max(2, len(members) // 2 + 1 if whole else 2)
         self._group = _Group(ticket, members, len(members), least, now + self.config.ask_s)
 
-    def broke(self, ticket: Ticket, now: Seconds, *, complete: bool) -> None:
-        """Our attempt broke; it ends in a `Resolve`. `complete`: we hold all of its result."""
+    def broke(
+        self,
+        ticket: Ticket,
+        now: Seconds,
+        *,
+        complete: bool,
+        without: tuple[PeerId, ...] = (),
+    ) -> None:
+        """Our attempt broke; it ends in a `Resolve`. `complete`: we hold all of its result.
+
+        It is tried again `without` these members at any rate.
+        """
         group = self._group
         if group is None or group.ticket != ticket:
             self.emit(Resolve(ticket, why="the group is over"))
             return
-        group.broken_at, group.complete = now, complete
+        group.broken_at, group.complete, group.without = now, complete, without
         self._report(group, now)
         self._maybe_resolve(group, now)
 
@@ -199,7 +215,7 @@ class Repair:
         if group is None or group.ticket != message.ticket:
             if isinstance(message, AttemptStatus) and message.asks:
                 self._answer(source, message.ticket)
-        elif source in group.members and source != self.me:
+        elif source in group.members and source not in (self.me, *group.without):
             match message:
                 case AttemptStatus():
                     self._handle_status(group, source, message, now)
@@ -294,13 +310,17 @@ class Repair:
         left = [
             peer
             for peer in sorted(group.members, key=lambda p: (p != group.ticket.initiator, p))
-            if reports.get(peer) is AttemptPhase.BROKEN
-            or (peer not in reports and waits and self.is_alive(peer))
+            if peer not in group.without
+            and (
+                reports.get(peer) is AttemptPhase.BROKEN
+                or (peer not in reports and waits and self.is_alive(peer))
+            )
         ]
-        if left[0] != self.me or any(peer not in reports for peer in left):
+        if not left or left[0] != self.me or any(peer not in reports for peer in left):
             return
         rounds = group.ticket.attempt // group.size + 1
-        if AttemptPhase.COMMITTED in reports.values():
+        counted = [phase for peer, phase in reports.items() if peer not in group.without]
+        if AttemptPhase.COMMITTED in counted:
             resolution = Resolution(group.ticket, adopt=True)
         elif len(left) < group.least or rounds >= MOST_ATTEMPTS:
             resolution = Resolution(group.ticket)

@@ -71,6 +71,8 @@ class Attempt:
     why: str = ""
     consensus_distance_l2: float | None = None
     staleness_steps: int | None = None
+    offenders: dict[PeerId, str] = field(default_factory=dict)
+    """Members that are voted out, each with a sentence."""
     weight: float | None = None
     """Of a push (`runtime/pushes.py`): what its taker says. None: it was a group."""
     sent_bytes: int = 0
@@ -124,6 +126,7 @@ class Accounts:
         metrics.record(
             "group",
             **(attempt.exchange.robust_l2 if attempt.exchange else {}),
+            **({"offenders": list(attempt.offenders)} if attempt.offenders else {}),
             ticket=str(attempt.ticket),
             incarnation=attempt.ticket.incarnation,
             members=list(attempt.members),

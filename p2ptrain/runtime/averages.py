@@ -32,6 +32,7 @@ from p2ptrain.ids import PeerId, Seconds, Ticket
 from p2ptrain.net.transport import ChunkStream
 from p2ptrain.net.wire import AverageOpening
 from p2ptrain.runtime.agreed_state import AgreedState, union
+from p2ptrain.runtime.ballots import LEAST_MEMBERS, Vote
 from p2ptrain.runtime.copy_executor import CopyExecutor
 from p2ptrain.runtime.deferred import DeferredUpdate
 from p2ptrain.runtime.exchange import Exchange, ExchangeConfig
@@ -84,6 +85,7 @@ class Averages:
 
     def _prepare(self, algorithm: Algorithm) -> None:
         """Make what an algorithm declares that it needs."""
+        self._judge = self.config.judge  # norms of another algorithm are of another kind
         self.overlap = Overlap(self, algorithm.bucket_mib) if algorithm.overlaps != "none" else None
         self.outer = Outer(algorithm.outer, self.replica) if algorithm.outer else None
 
@@ -214,6 +216,21 @@ class Averages:
         if servers := self.host.algorithm.servers(members):
             return tuple(servers.count(peer) for peer in members)
         return weights_left(effect.members, effect.weights, members)
+
+    def vote_on(self, purpose: Purpose, stated: Sequence[Contribution]) -> Vote | None:
+        """How a group of members that state this votes on what they contribute, if it does."""
+        if self._judge is None or len(stated) < LEAST_MEMBERS or purpose.what is What.CONSENSUS:
+            return None
+        of_gradients = purpose.what in (What.GRADIENTS, What.STALE_GRADIENTS)
+        size = self.replica.gradient_size - self.replica.buffer_size
+        span = purpose.span(self.replica.model_size)
+        return Vote(
+            judge=self._judge,
+            kind=(purpose.what, span),
+            weights=[one.weight or one.usual for one in stated],
+            of_models=purpose.what is What.MODELS,
+            size=size if of_gradients else span.size,
+        )
 
     def exchange(
         self,

@@ -38,11 +38,13 @@ from p2ptrain.compute.codec import load_codec
 from p2ptrain.compute.replica import Vector
 from p2ptrain.core.effects import Outcome
 from p2ptrain.core.links import MAX_MBIT
+from p2ptrain.core.offenders import Judge
 from p2ptrain.core.shards import Span, chunks, is_direct, shard
 from p2ptrain.errors import ConfigError, check_above_0
 from p2ptrain.ids import PeerId, Seconds
 from p2ptrain.net.transport import ChunkStream
 from p2ptrain.net.wire import MAX_CHUNK_BYTES
+from p2ptrain.runtime.ballots import Ballots
 from p2ptrain.runtime.copy_executor import CopyExecutor
 from p2ptrain.runtime.mix import Bucket, Mix, NotFinite
 from p2ptrain.runtime.robust import exact_squares
@@ -95,6 +97,16 @@ class ExchangeConfig:
     enough to have trimmed means; 0: one at each end if `robust_mean` is ``trimmed``, else none.
     The same at all peers."""
 
+    norm_limit: float = 0.0
+    """In groups of three and more the members vote on each other's contributions: one whose norm is
+    more than so many times the usual one is left out, and named. Too small: members with unusual
+    data are named; too large: lies count. 10 is a good one. 0: no votes. The same at all peers."""
+
+    opposed_groups: int = 0
+    """The same for a member whose gradient points against the others' in so many groups in a row
+    while those agree. Too small: a member with unusual data is named; too large: a negated gradient
+    counts for long. 5 is a good one. 0: no votes. The same at all peers."""
+
     average_timeout_s: Seconds = 60.0
     """A group in which nothing moves for so long is broken, or sooner where less was seen to be
     enough (`core/transfers.py`). A net under the other deadlines, not a tuning knob: dead members
@@ -136,6 +148,16 @@ class ExchangeConfig:
                 f"trimmed_share = {self.trimmed_share} must be from 0 to below {MOST_TRIMMED}, or "
                 "nothing is left to average"
             )
+        if self.norm_limit and not 1 < self.norm_limit < math.inf:
+            raise ConfigError(
+                f"norm_limit = {self.norm_limit} must be above 1: how many times the usual norm a "
+                "contribution may have; or 0 for no votes"
+            )
+        if self.opposed_groups < 0:
+            raise ConfigError(
+                f"opposed_groups = {self.opposed_groups} must be a number of groups, or 0 for no "
+                "votes"
+            )
         if self.robust_mean not in ROBUST_MEANS:
             raise ConfigError(
                 f"robust_mean = {self.robust_mean!r} must be one of: {', '.join(ROBUST_MEANS)}"
@@ -153,6 +175,12 @@ class ExchangeConfig:
         if not is_robust or members < LEAST_ROBUST:
             return 0
         return max(1, int(self.trimmed_share * members))
+
+    @property
+    def judge(self) -> Judge | None:
+        """A fresh memory of contributions; None if there are no votes on them."""
+        votes = self.norm_limit or self.opposed_groups
+        return Judge(self.norm_limit, self.opposed_groups) if votes else None
 
     def clips(self, members: int) -> bool:
         """Whether a group's numbers are clipped."""
@@ -243,6 +271,15 @@ class Exchange(Streams):
         norm = math.sqrt(sum(squares))
         name = "clipped_l2" if any(mix.clips for mix in mixes) else "trimmed_l2"
         return {name: norm if math.isfinite(norm) else None}
+
+    @property
+    def offenders(self) -> dict[PeerId, str]:
+        """Members whose contribution is voted out, each with a sentence; all is over."""
+        found: dict[PeerId, str] = {}
+        for bucket in self.buckets:
+            if bucket.ballots:
+                found |= bucket.ballots.offenders
+        return found
 
     @property
     def square_sum(self) -> float:
@@ -369,6 +406,7 @@ class BucketExchange:
         mine = shard(size, count, members.index(me), exchange.shards)
         self.mix = Mix(bucket, count, members.index(me), mine, is_direct=direct, lend=lend)
         self._parts: list[dict[PeerId, Vector]] = [{} for _ in self._mine]
+        self.ballots = Ballots(bucket.vote, me, members) if bucket.vote else None
         loop = asyncio.get_running_loop()
         self.reduced = [loop.create_future() for _ in self._mine]
         """One for each chunk of this member's shard."""
@@ -387,13 +425,17 @@ class BucketExchange:
         """Of the result, where the bucket asks for it."""
         whose = [own for peer in (me, *owners) for own in self._chunks(peer)]
         self._missing = [sum(own.cut == cut for own in whose) for cut in range(len(self._cuts))]
+        self._cast = loop.create_future()  # our ballot, if we reduce anything
         exchange.due += len(owners) + len(self._mine)
+        if direct and self.ballots:
+            exchange.due += len(exchange.others)
         shardless = () if direct else [peer for peer in callers if not self._chunks(peer)]
         exchange.expect(bucket.name, size, chunk_size, self.codec.name, callers, shardless)
 
     def forget(self) -> None:
         """All is over: the errors of streams have tracebacks that refer to this, not to vectors."""
         del self.mix, self._bucket
+        self.ballots = None
         self.slots.clear()
         self._written.clear()
         self._parts.clear()
@@ -439,6 +481,8 @@ class BucketExchange:
             await self._exchange.send(peer, stream, self._written[index])
             if len(self._members) == 2:
                 del self._written[index]  # only in a pair is a vector of many chunks sent whole
+        if self.ballots:
+            await self._exchange.send(peer, stream, await self._cast)
 
     async def _send_parts(self, owner: PeerId, stream: ChunkStream) -> None:
         """Our part of the owner's shard; who is called itself ends its side with the last chunk."""
@@ -466,7 +510,14 @@ class BucketExchange:
             squares = await self._compute(take, {owner: mean_S})
             self.square_sum += squares  # not in one: others add meanwhile
             self._is_here(chunk)
+        await self._take_ballot(owner, stream)
         self._exchange.arrived()
+
+    async def _take_ballot(self, voter: PeerId, stream: ChunkStream) -> None:
+        if ballots := self.ballots:
+            ballots.take(
+                voter, await self._exchange.receive(voter, stream, "sending votes", ballots.size)
+            )
 
     async def _take_squares(self, owner: PeerId, stream: ChunkStream) -> None:
         payload = await self._exchange.receive(owner, stream, "sending squares", SQUARES.size)
@@ -488,6 +539,9 @@ class BucketExchange:
             await self._contribute(index, peer, part_S)
         for reduced in self.reduced[-slots:]:
             await reduced
+        if self._is_direct and self.ballots:
+            await self._take_ballot(peer, stream)
+            self._exchange.arrived()
 
     async def _return_means(self, caller: PeerId, stream: ChunkStream) -> None:
         if self._bucket.norm_of:
@@ -499,6 +553,8 @@ class BucketExchange:
             await self.reduced[index]
             await self._exchange.means_may_leave.wait()
             await self._exchange.send(caller, stream, self.mix.handed_out(self._mine[index].span))
+        if self.ballots:
+            await self._exchange.send(caller, stream, await self._cast)
 
     async def _contribute_own(self, index: int) -> None:
         span = self._mine[index].span
@@ -511,8 +567,7 @@ class BucketExchange:
         if len(parts) < len(self._members):
             return
         in_order = [parts[peer] for peer in self._members]
-        reduce = partial(self.mix.reduce, self._mine[index].span, in_order)
-        squares = await self._compute(reduce, parts)
+        squares = await self._compute(partial(self._reduce, index, in_order), parts)
         self.square_sum += squares
         parts.clear()
         if self._bucket.norm_of:
@@ -520,8 +575,17 @@ class BucketExchange:
         self.reduced[index].set_result(None)
         if all(one.done() for one in self.reduced):
             self.norm.tell(self._exchange.me, sum(self._squares))
+            if self.ballots:
+                self._cast.set_result(self.ballots.cast())
         self._is_here(self._mine[index])
         self._exchange.arrived()
+
+    def _reduce(self, index: int, in_order: Sequence[Vector]) -> float:
+        span = self._mine[index].span
+        if self.ballots:
+            with np.errstate(all="ignore"):
+                self.ballots.measure(span.start, in_order)
+        return self.mix.reduce(span, in_order)
 
     def _squares_of(self, span: Span) -> float:
         """Of a chunk's means, as far as they count."""

@@ -179,22 +179,40 @@ class FormedGroup(Attempt):
             await moves
         except GroupBroken as broken:
             self._learn(exchange)
-            await self._resolve(exchange, broken)
+            await self._resolve(exchange, self._vote_out(exchange) or broken)
         except asyncio.CancelledError:
             self._learn(exchange)
             raise
         else:
             if exchange.ended_well:
                 self._learn(exchange)
+                if voted_out := self._vote_out(exchange):
+                    await self._resolve(exchange, voted_out)
+
+    def _vote_out(self, exchange: Exchange) -> GroupBroken | None:
+        """Name members whose contribution does not count; why the attempt breaks, if any are.
+
+        Where the trainer is beyond this version, the contribution counts all the same.
+        """
+        if not exchange.has_all.is_set():
+            return None
+        self.offenders = exchange.offenders
+        for peer, why in self.offenders.items():
+            self._averages.host.warn(("offender", peer), why)
+        if self._deferred or not self.offenders:
+            return None
+        return GroupBroken(Outcome.BROKEN, "; ".join(self.offenders.values()))
 
     async def _resolve(self, exchange: Exchange, broken: GroupBroken) -> None:
         """Returns if our result counts all the same; raises AttemptOver if not."""
         self.outcome, self.why = broken.outcome, str(broken)
-        if broken.outcome is Outcome.BROKEN and not self._deferred:
+        without = tuple(self.offenders)
+        if broken.outcome is Outcome.BROKEN and not self._deferred and not without:
             raise AttemptOver from broken  # who sends such numbers would send them again
         if not self.is_abandoned:
             self._adopts = asyncio.get_running_loop().create_future()
-            self._averages.host.over(AverageBroke(self.ticket, exchange.has_all.is_set()))
+            has_all = exchange.has_all.is_set()
+            self._averages.host.over(AverageBroke(self.ticket, has_all, without))
             adopts = await self._adopts
         if self._deferred:
             self.next = None  # the trainer is beyond this version: what has come counts
@@ -365,6 +383,7 @@ class FormedGroup(Attempt):
             parts = [("models", vector_V, PLAIN, weight)]
         elif divisor == weight and codec == PLAIN:
             parts = [("gradients", vector_V, PLAIN, weight)]
+        vote = self._averages.vote_on(self._effect.purpose, stated)
         is_robust, count = self.what is not What.CONSENSUS, len(self.members)
         buckets = [
             Bucket(
@@ -376,6 +395,7 @@ class FormedGroup(Attempt):
                 delta=self.what is What.MODELS,
                 trimmed=config.trimmed(count) if is_robust else 0,
                 clips=is_robust and config.clips(count),
+                vote=vote if name != "buffers" else None,
                 keeps_mean=self._keeps_mean,
                 left_V=self._left_G if name == "gradients" else None,
                 norm_of=self._averages.norm_of if name == "gradients" else 0,

@@ -25,7 +25,8 @@ clock that governs the peer (monotonic for real, virtual in the simulator):
               ``staleness_steps`` (own updates between snapshot and result; null unless done),
               ``weight`` (of a push: what went with the model of the sender; null of a group); with
               robust means ``trimmed_l2`` or ``clipped_l2`` (norm of what they added to the members'
-              sum or took from it, in what this peer reduced; null if it is not finite)
+              sum or took from it, in what this peer reduced; null if it is not finite);
+              ``offenders`` if members are voted out (``reason`` says why)
 ``member``    what is known of another peer changed: ``member``, ``why``, ``state`` (alive, suspect,
               dead, left)
 ``snapshot``  row ``row`` of ``<peer>.snapshots`` (float32, little endian, rows of ``model_size``)

@@ -37,6 +37,7 @@ from p2ptrain.compute.codec import Codec
 from p2ptrain.compute.replica import Vector
 from p2ptrain.core.shards import Span
 from p2ptrain.errors import CodecError
+from p2ptrain.runtime.ballots import Vote
 from p2ptrain.runtime.robust import BLOCK, blocks, clipped_sum, trimmed_sum
 
 HALF = np.float32(0.5)
@@ -67,6 +68,8 @@ class Bucket:
     """So many of the members' numbers are left out at each end, number by number."""
     clips: bool = False
     """Members' parts are clipped to where most of them are; nothing is left out then."""
+    vote: Vote | None = None
+    """How members vote on each other's contributions; None: they do not."""
     keeps_mean: bool = False
     """This member wants the mean, even with `delta`."""
     left_V: Vector | None = None

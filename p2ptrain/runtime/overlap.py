@@ -28,6 +28,7 @@ from p2ptrain.compute.buckets import Buckets
 from p2ptrain.compute.codec import PLAIN, load_codec
 from p2ptrain.core.contribution import Contribution
 from p2ptrain.core.effects import Outcome
+from p2ptrain.core.purpose import Purpose, What
 from p2ptrain.core.shards import chunk_size_of
 from p2ptrain.ids import PeerId, Seconds, Ticket
 from p2ptrain.runtime.bucket_tuner import BucketTuner
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 NEXT = 1 << 20
 """Added to the attempt of a version's ticket: the exchange that begins after it. No group tries
 again so often."""
+
+OF_GRADIENTS = Purpose(what=What.GRADIENTS)
 
 
 @dataclass(slots=True)
@@ -129,6 +132,7 @@ class Overlap:
             divisor=sum(weights),
             trimmed=averages.config.trimmed(len(members)),
             clips=averages.config.clips(len(members)),
+            vote=averages.vote_on(OF_GRADIENTS, contributions),
             cuts=spans,
             filled=[one.all for one in filled],
             norm_of=averages.norm_of,

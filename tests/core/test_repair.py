@@ -21,6 +21,8 @@ class Member:
     repair: Repair
     running: Ticket | None = T
     complete: bool = False
+    without: tuple[PeerId, ...] = ()
+    """Whom the votes that it has counted name."""
     resolves: list[Resolve] = field(default_factory=list)
 
 
@@ -55,6 +57,13 @@ class Band:
         for name in names:
             self._break(name)
         self.settle()
+
+    def votes_out(self, offender: str, *, counted_by: str) -> None:
+        """These have all of the result, and all votes."""
+        for name in counted_by:
+            member = self.members[name]
+            member.complete, member.without = True, (PeerId(offender),)
+        self.breaks(*counted_by)
 
     def commits(self, name: str) -> None:
         member = self.members[name]
@@ -112,7 +121,7 @@ class Band:
         member = self.members[name]
         ticket, member.running = member.running, None
         if ticket:
-            member.repair.broke(ticket, self.time, complete=member.complete)
+            member.repair.broke(ticket, self.time, complete=member.complete, without=member.without)
 
 
 def test_those_who_are_left_try_again_at_once_under_the_same_group():
@@ -241,6 +250,46 @@ def test_who_was_taken_for_dead_finds_itself_out():
     band.advance(2 * CONFIG.resend_s)
     assert band.outcome("d").again is None
     assert band.outcome("a").members == ("a", "b", "c")
+
+
+@pytest.mark.parametrize("offender", "abd")
+def test_members_try_again_at_once_without_one_that_they_vote_out(offender):
+    band = Band("abcd", whole=True)
+    band.votes_out(offender, counted_by="abcd")
+    left = tuple(name for name in "abcd" if name != offender)
+    assert {band.outcome(name).members for name in left} == {left}
+    assert band.time == 0.0, "nobody waited"
+    assert not band.outcome(offender).again
+
+
+@pytest.mark.parametrize("offender", "bd")
+def test_what_a_member_says_that_is_voted_out_does_not_count(offender):
+    band = Band("abcd")
+    band.commits(offender)
+    left = tuple(name for name in "abcd" if name != offender)
+    band.votes_out(offender, counted_by="".join(left))
+    adopt = Resolution(T, adopt=True)
+    band.members["a"].repair.receive(PeerId(offender), adopt, 0.0)
+    assert {band.outcome(name).members for name in left} == {left}
+
+
+def test_a_member_that_has_not_counted_the_votes_follows_those_that_have():
+    band = Band("abcd")
+    band.votes_out("b", counted_by="acd")  # b leads, as its initiator
+    assert {band.outcome(name).members for name in "acd"} == {("a", "c", "d")}
+    late = Band("abcd")
+    late.members["c"].complete = True
+    late.votes_out("b", counted_by="ad")
+    assert {late.outcome(name).members for name in "acd"} == {("a", "c", "d")}
+
+
+def test_who_is_voted_out_and_hears_from_nobody_gives_up():
+    band = Band("abc")
+    band.kill("b")
+    band.kill("c")
+    band.votes_out("a", counted_by="a")
+    band.advance(CONFIG.give_up_s + 0.1)
+    assert band.outcome("a").again is None
 
 
 def test_where_all_have_to_be_equal_only_a_majority_goes_on():

@@ -1,0 +1,146 @@
+"""Decide by votes whose contribution to a group is none.
+
+Each member that reduces measures what the others have contributed there, and votes:
+
+* **norm**: a contribution is an offence if its norm is more than `norm_limit` times the median of
+  this group's, and of recent ones of the same kind. The first median bears with a swarm whose
+  gradients grow, the second with models that happen to be equal: of models no vote is cast before
+  `LEAST_NORMS` are known.
+* **opposed**: where members point the same way (the median of the cosines between each contribution
+  and the sum of the others is above `AGREE`), one whose cosine is below -`AGREE` is opposed; it is
+  an offence in the `opposed_groups`-th such group in a row. Members whose data differ do not agree
+  near the end of training, and then nothing is counted.
+
+**Majority.** A member is an *offender* if more than half of the voters other than itself vote
+against it, and at least two. So one liar can name nobody, a group of two names nobody, and a lie
+that only one shard's owner sees is not found. Where half of the members or more would be named,
+something else is wrong, and none is.
+
+Medians of an even count are the lower one of the two, so in a group of three one liar cannot shift
+them.
+"""
+
+import math
+from collections import deque
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from p2ptrain.ids import PeerId
+
+T = TypeVar("T")
+
+LEAST_NORMS = 8
+"""Recent norms, or there is nothing to compare with."""
+
+LEAST_COMPARED = 3
+"""Contributions of one group that are compared with each other; of two nobody knows which is wrong.
+"""
+
+RECENT_NORMS = 64
+"""Norms of one kind that are remembered."""
+
+MOST_KINDS = 64
+"""Kinds whose norms are remembered; the one that was used least recently is dropped."""
+
+AGREE = 0.1
+"""The cosine above which a contribution points with the others."""
+
+OPPOSED = -1.0
+"""In a ballot: a vote against a member that is opposed. Positive: by how much its norm is out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What one member has measured of a group's contributions, in the members' order."""
+
+    norms: Sequence[float | None]
+    """None: it has none to compare, since it contributes nothing or is the measure of the others;
+    infinite or not a number: it is larger than any."""
+    are_distances: bool = False
+    """The norms are of what models differ by, which may be nothing by chance."""
+    cosines: Sequence[float | None] = ()
+    """None: it has no direction. Empty: directions say nothing."""
+
+
+@dataclass(eq=False)
+class Judge:
+    """One peer's memory of contributions. A limit of 0: it casts no such vote."""
+
+    norm_limit: float = 0.0
+    opposed_groups: int = 0
+    _recent: dict[Hashable, deque[float]] = field(default_factory=dict)
+    _opposed: dict[Hashable, dict[PeerId, int]] = field(default_factory=dict)
+
+    def vote(
+        self, kind: Hashable, members: Sequence[PeerId], measured: Measured
+    ) -> tuple[float, ...]:
+        """This peer's ballot: 0 for no vote, how many times the usual a norm is, or `OPPOSED`."""
+        ballot = self._by_norm(kind, measured.norms, needs_past=measured.are_distances)
+        opposed = self._by_direction(kind, members, measured.cosines)
+        return tuple(
+            norm or (OPPOSED if peer in opposed else 0.0)
+            for norm, peer in zip(ballot, members, strict=True)
+        )
+
+    def _by_norm(
+        self, kind: Hashable, norms: Sequence[float | None], *, needs_past: bool
+    ) -> list[float]:
+        known = [math.inf if math.isnan(norm) else norm for norm in norms if norm]
+        recent = self._recent.pop(kind, deque(maxlen=RECENT_NORMS))
+        usual = max(_middle(known), _middle(recent))
+        ballot = [0.0] * len(norms)
+        knows = len(recent) >= LEAST_NORMS if needs_past else len(known) >= LEAST_COMPARED
+        if self.norm_limit and knows and 0 < usual < math.inf:
+            for at, norm in enumerate(norms):
+                if norm and not norm <= self.norm_limit * usual:
+                    ballot[at] = norm / usual if math.isfinite(norm) else math.inf
+        recent.extend(known)
+        _keep(self._recent, kind, recent)
+        return ballot
+
+    def _by_direction(
+        self, kind: Hashable, members: Sequence[PeerId], cosines: Sequence[float | None]
+    ) -> set[PeerId]:
+        known = [one for one in cosines if one is not None]
+        if not self.opposed_groups or len(known) < LEAST_COMPARED or _middle(known) <= AGREE:
+            return set()
+        counts = self._opposed.pop(kind, {})
+        for peer, cosine in zip(members, cosines, strict=True):
+            if cosine is not None:
+                counts[peer] = counts.get(peer, 0) + 1 if cosine < -AGREE else 0
+        counts = {peer: count for peer, count in counts.items() if count}
+        _keep(self._opposed, kind, counts)
+        return {peer for peer in members if counts.get(peer, 0) >= self.opposed_groups}
+
+
+def offenders(
+    members: Sequence[PeerId], ballots: Mapping[PeerId, Sequence[float]]
+) -> dict[PeerId, str]:
+    """The members that are voted out, each with one sentence; all that count find the same."""
+    found: dict[PeerId, str] = {}
+    for at, peer in enumerate(members):
+        votes = [ballot[at] for voter, ballot in ballots.items() if voter != peer]
+        against = sorted(vote for vote in votes if vote)
+        if len(against) >= 2 and 2 * len(against) > len(votes):
+            found[peer] = _sentence(peer, against, len(votes))
+    return {} if 2 * len(found) >= len(members) else found
+
+
+def _sentence(peer: PeerId, against: Sequence[float], voters: int) -> str:
+    norms = [vote for vote in against if vote > 0]
+    what = "points against the others', group after group"
+    if 2 * len(norms) >= len(against):
+        what = f"has {_middle(norms):.3g} times the usual norm"
+    return f"{peer} is left out by {len(against)} of {voters} votes: what it contributes {what}"
+
+
+def _middle(numbers: Sequence[float] | deque[float]) -> float:
+    """The median, the lower one of two; 0 of none."""
+    return sorted(numbers)[(len(numbers) - 1) // 2] if numbers else 0.0
+
+
+def _keep(memory: dict[Hashable, T], kind: Hashable, what: T) -> None:
+    memory[kind] = what
+    if len(memory) > MOST_KINDS:
+        del memory[next(iter(memory))]
