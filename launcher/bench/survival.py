@@ -1,126 +1,150 @@
 """Measure what a swarm loses when all of it is killed, and what checkpoints cost beside training.
 
-*Killed.* Peers train the digits as processes and write a checkpoint every three seconds; all get
-SIGKILL at once, most of an interval after their last checkpoint. They learn so slowly that the
-held-out loss only falls: at the task's own rate it goes up by 15 to 30 % between two checkpoints of
-a run that nothing disturbs, and no comparison would mean anything. From copies of their folders the
-swarm starts again with as many, fewer and more peers. Measured are the age of the cut at the kill
-and, at each checkpoint that the new swarm writes, the samples that it counts and the held-out loss
-of its mean model. Under all-reduce a run that nothing disturbed ends with the same bits, if as many
-peers start again and stop at the same number of samples.
+*Killed.* Peers train the digits and write a checkpoint every three seconds; all get SIGKILL at
+once, most of an interval after the fifth. They learn so slowly that the held-out loss only falls:
+at the task's own rate it goes up by 15 to 30 % between two checkpoints of a run that nothing
+disturbs, and no comparison would mean anything. From copies of their folders the swarm starts again
+with as many, fewer and more peers. Measured are the age of the cut at the kill and, at each
+checkpoint that the new swarm writes, the samples that it counts and the held-out loss of its mean
+model. Under all-reduce a run that nothing disturbed ends with the same bits, if as many peers start
+again and stop at the same number of samples. Peers are processes, or with ``--containers`` they are
+containers of an image (`docker/Dockerfile`).
 
 *Beside.* One process trains a model of which a checkpoint has 400 MB, in turns with a checkpoint
-every ten seconds and without.
+every ten seconds and without. Not with ``--containers``.
 
-``python -m p2plab.bench.survival`` writes ``bench.json``.
+``python -m p2plab.bench.survival`` writes ``bench.json`` and ``bench-survival.png``.
 """
 
-import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import safetensors.torch
 import torch
+import typer
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from rich.table import Table
 from torch import nn
 
-from p2plab.backends.spawn import free_ports
+from p2plab.backends.base import LaunchError
+from p2plab.bench.survivors import Containers, Place, Processes, Running, name_of
 from p2plab.harness.bench import Bench, Check, Out, Quick, run_bench
 from p2plab.harness.claims import Claim, Json
+from p2plab.harness.pictures import BLUE, GREEN, ORANGE, RED, SKY, headline, panels
+from p2plab.harness.tables import Cell, Row, table
+from p2plab.plot import INK
+from p2ptrain.averaging.base import load_algorithm
 from p2ptrain.compute.tasks import load_task
 from p2ptrain.ids import Seconds
 from p2ptrain.runtime.checkpoint_folder import DOCUMENT, Checkpoint, CheckpointFolder
+from p2ptrain.runtime.checkpoints import in_common
 from p2ptrain.runtime.files import DiskFiles
 from p2ptrain.runtime.peer import Peer
 
 ALGORITHMS = "allreduce", "ad_psgd"
 EVERY_S: Seconds = 3.0
-LEARNING_RATE = 0.01
+LEARNING_RATE = 0.001
 LIMIT_S: Seconds = 300.0
+"""A swarm that has not come to its end by then ends the benchmark."""
 TASK = "digits"
-POLL_S: Seconds = 0.1
-LATE = 0.9
+POLL_S: Seconds = 0.2
+LATE = 0.8
 """Of an interval: so long after a checkpoint comes the kill."""
 
+Point = tuple[int, float]
+"""Samples, and the held-out loss of the mean model."""
 
-@contextmanager
-def swarm(
-    folder: Path, algorithm: str, peers: int, *more: str
-) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """So many processes; killed at the end of the ``with``, if they still run."""
-    addresses = [f"127.0.0.1:{port}" for port in free_ports(peers)]
-    config = folder / "peer.toml"
-    config.write_text(f"[training]\nlearning_rate = {LEARNING_RATE}\n")
-    common = ["--config", str(config), "--task", TASK, "--algorithm", algorithm]
-    common += ["--peers", str(peers), "--no-result", "-q"]
-    common += ["--checkpoint", str(folder), "--checkpoint-every-s", str(EVERY_S), *more]
-    started = []
-    try:
-        for rank, address in enumerate(addresses):
-            own = ["--name", f"p{rank:02}", "--rank", str(rank), "--listen", address]
-            join = ["--join", addresses[0]] if rank else []
-            save = ["--save", str(folder / f"p{rank:02}.safetensors")]
-            command = [sys.executable, "-m", "p2ptrain", "peer", *common, *own, *join, *save]
-            started.append(subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}))
-        yield started
-    finally:
-        for process in started:
-            process.kill()
-        for process in started:
-            process.wait()
+Told = Callable[[object], None]
 
 
-def checkpoints(folder: Path, peers: int) -> list[Checkpoint]:
-    """The newest whole one of each peer that has any."""
-    folders = [CheckpointFolder(folder / f"p{rank:02}", 3, DiskFiles()) for rank in range(peers)]
-    found = [next(one.whole(_ignore), None) for one in folders]
-    return [one for one in found if one]
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """What is measured."""
+
+    algorithms: Sequence[str] = ALGORITHMS
+    peers: int = 8
+    after: Sequence[int] = (8, 5, 11)
+    checkpoints: int = 5
+    numbers: int = 50_000_000
+    seconds: Seconds = 60.0
+    turns: int = 3
+
+    @property
+    def parts(self) -> int:
+        """Swarms that run."""
+        undisturbed = "allreduce" in self.algorithms and self.peers in self.after
+        return len(self.algorithms) * (1 + len(self.after)) + undisturbed
+
+
+QUICK_SCALE = Scale(("allreduce",), 2, (2,), 1, 1_000_000, 1.0, 1)
+
+
+# --- killed ---------------------------------------------------------------------------------------
+
+
+class Watch:
+    """What a swarm's checkpoints say, each time that all of it have written another one."""
+
+    def __init__(self, folder: Path, algorithm: str, peers: int) -> None:
+        self._folder, self._algorithm, self._peers = folder, algorithm, peers
+        self._seen = self._newest()
+        self.points: list[Point] = []
+
+    def _newest(self) -> dict[str, tuple[int, int]]:
+        """Of each peer that has any: its number, and when it was finished."""
+        found = {}
+        for one in folders(self._folder, self._peers):
+            if numbers := one.numbers():
+                file = one.folder / f"{numbers[0]:08}" / DOCUMENT
+                found[one.folder.name] = numbers[0], file.stat().st_mtime_ns
+        return found
+
+    def look(self) -> None:
+        """Evaluate the model, if it is another one."""
+        try:
+            newest = self._newest()
+            is_new = all(self._seen.get(name) != found for name, found in newest.items())
+            if len(newest) < self._peers or not is_new:
+                return
+            found = checkpoints(self._folder, self._algorithm, self._peers)
+        except OSError:
+            return  # one is being removed
+        self._seen = newest
+        self.points.append((progress_of(found), loss_before(found)))
+
+
+def folders(folder: Path, peers: int) -> list[CheckpointFolder]:
+    """Of each peer the folder of its checkpoints."""
+    return [CheckpointFolder(folder / name_of(rank), 3, DiskFiles()) for rank in range(peers)]
+
+
+def checkpoints(folder: Path, algorithm: str, peers: int) -> list[Checkpoint]:
+    """What a swarm would start again from: of each peer that has any, one that is whole.
+
+    Its newest; of peers in step the newest version that all have.
+    """
+    found = [[*one.whole(_ignore)] for one in folders(folder, peers)]
+    if load_algorithm(algorithm).in_step:
+        versions = [[one.updates for one in own] for own in found if own]
+        common = in_common(versions) if versions else 0
+        found = [[one for one in own if one.updates == common] for own in found]
+    return [own[0] for own in found if own]
 
 
 def _ignore(_: str) -> None:
     """A checkpoint that is being removed looks damaged."""
 
 
-def train_until_killed(folder: Path, algorithm: str, peers: int, samples: int) -> float:
-    """Until all have checkpoints, each of so many samples; then SIGKILL for all.
-
-    Returns how much is lost of any peer: the age of its newest cut at that moment, in intervals
-    that each last as long as the setting says and as that checkpoint took to be written.
-    """
-    folder.mkdir(parents=True)
-    until = time.monotonic() + LIMIT_S
-    with swarm(folder, algorithm, peers) as started:
-        while time.monotonic() < until:
-            found = checkpoints(folder, peers)
-            if len(found) == peers and progress_of(found) >= samples:
-                time.sleep(LATE * EVERY_S)
-                killed_at = time.time()
-                for process in started:
-                    process.kill()
-                return max(
-                    _lost(folder / f"p{rank:02}", one, killed_at)
-                    for rank, one in enumerate(checkpoints(folder, peers))
-                )
-            time.sleep(POLL_S)
-    raise RuntimeError(f"{peers} peers wrote no checkpoints of {samples} samples in {LIMIT_S:g} s")
-
-
 def progress_of(found: Sequence[Checkpoint]) -> int:
     """The samples that all of these count."""
     return min(int(one.document["progress"]) for one in found)
-
-
-def _lost(folder: Path, newest: Checkpoint, killed_at: Seconds) -> float:
-    """In intervals; see `train_until_killed`."""
-    cut_at: Seconds = newest.document["unix_s"]
-    written_at = (folder / f"{newest.number:08}" / DOCUMENT).stat().st_mtime
-    return (killed_at - cut_at) / (EVERY_S + written_at - cut_at)
 
 
 def loss_of(state: dict[str, torch.Tensor]) -> float:
@@ -139,65 +163,115 @@ def loss_before(found: Sequence[Checkpoint]) -> float:
     return loss_of({name.removeprefix("model/"): value for name, value in mean.items()})
 
 
-def trained(folder: Path, started: Sequence[subprocess.Popen[bytes]]) -> Path:
-    """Wait for the end of these peers; returns the file of their model."""
-    codes = [process.wait(LIMIT_S) for process in started]
-    if any(codes):
-        raise RuntimeError(f"{len(codes)} peers in {folder.name} ended with {codes}")
-    return folder / "p00.safetensors"
+def options(algorithm: str, *more: str) -> list[str]:
+    """Of all peers of a swarm."""
+    every = ["--checkpoint-every-s", str(EVERY_S)]
+    return ["--task", TASK, "--algorithm", algorithm, *every, *more]
 
 
-def watched(
-    folder: Path, started: Sequence[subprocess.Popen[bytes]], before: Sequence[Checkpoint]
-) -> Iterator[tuple[int, float]]:
-    """Samples and held-out loss at each checkpoint after `before`, until these peers end."""
-    peers, last = len(started), [one.number for one in before]
-    while any(process.poll() is None for process in started):
-        found = checkpoints(folder, peers)
-        numbers = [one.number for one in found]
-        if len(found) == peers and all(n not in last for n in numbers):
-            last = numbers
-            yield progress_of(found), loss_before(found)
+def polled(what: str, running: Running) -> Iterator[list[int | None]]:
+    """The codes of these peers, every now and then.
+
+    Raises:
+        LaunchError: if one fails, or `LIMIT_S` are over.
+    """
+    until = time.monotonic() + LIMIT_S
+    while time.monotonic() < until:
+        codes = running.codes()
+        if any(codes):
+            raise LaunchError(f"{what}: peers ended with {codes}: {running.said()}")
+        yield codes
         time.sleep(POLL_S)
+    raise LaunchError(f"{what}: not done after {LIMIT_S:g} s")
 
 
-def killed(
-    work: Path, algorithm: str, before: int, after: Sequence[int], samples: int
-) -> Iterator[Json]:
+def train_until_killed(
+    place: Place, folder: Path, algorithm: str, scale: Scale
+) -> tuple[float, list[Point]]:
+    """Until all have so many checkpoints; then SIGKILL for all.
+
+    Returns how much is lost of any peer, and what the checkpoints said. Lost is the age of its
+    newest cut at that moment, in intervals that each last as long as the setting says and as that
+    checkpoint took to be written.
+    """
+    watch, peers = Watch(folder, algorithm, scale.peers), scale.peers
+    with place.swarm(folder, peers, options(algorithm)) as running:
+        for _ in polled(f"{algorithm}, {peers} peers until all are killed", running):
+            watch.look()
+            written = [one.numbers()[:1] for one in folders(folder, peers)]
+            if min(written) >= [scale.checkpoints]:
+                break
+        last_at = max(
+            _written_at(folder / name_of(rank), one) for rank, (one,) in enumerate(written)
+        )
+        time.sleep(max(0.0, last_at + LATE * EVERY_S - time.time()))
+        killed_at = time.time()
+        running.kill()
+    watch.look()
+    newest = checkpoints(folder, algorithm, peers)
+    lost = [_lost(folder / name_of(rank), one, killed_at) for rank, one in enumerate(newest)]
+    return max(lost), watch.points
+
+
+def _lost(folder: Path, newest: Checkpoint, killed_at: Seconds) -> float:
+    """In intervals; see `train_until_killed`."""
+    cut_at: Seconds = newest.document["unix_s"]
+    return (killed_at - cut_at) / (EVERY_S + _written_at(folder, newest.number) - cut_at)
+
+
+def _written_at(folder: Path, number: int) -> Seconds:
+    return (folder / f"{number:08}" / DOCUMENT).stat().st_mtime
+
+
+def trained(
+    place: Place, folder: Path, algorithm: str, peers: int, *more: str
+) -> tuple[Path, list[Point]]:
+    """Train to the end; returns the file of the mean model, and what the checkpoints said."""
+    watch = Watch(folder, algorithm, peers)
+    with place.swarm(folder, peers, options(algorithm, *more)) as running:
+        for codes in polled(f"{algorithm}, {peers} peers {' '.join(more)}", running):
+            watch.look()
+            if None not in codes:
+                break
+    return folder / f"{name_of(0)}.safetensors", watch.points
+
+
+def killed(place: Place, work: Path, algorithm: str, scale: Scale, told: Told) -> Iterator[Json]:
     """One row for each number of peers after the kill."""
-    lost = train_until_killed(work / "killed", algorithm, before, samples)
-    found = checkpoints(work / "killed", before)
+    lost, before = train_until_killed(place, work / "killed", algorithm, scale)
+    found = checkpoints(work / "killed", algorithm, scale.peers)
     at, loss = progress_of(found), loss_before(found)
-    for peers in after:
-        folder = work / f"{peers}"
+    told(f"{algorithm}, {scale.peers} were killed")
+    until = "--samples", str(2 * at)
+    for peers in scale.after:
+        folder, same = work / f"{peers}", None
         shutil.copytree(work / "killed", folder)
-        until, same = ("--samples", str(2 * at)), None
-        with ExitStack() as running:
-            again = running.enter_context(swarm(folder, algorithm, peers, "--resume", *until))
-            seen = list(watched(folder, again, found))
-            if algorithm == "allreduce" and peers == before:
-                (work / "whole").mkdir()
-                whole = running.enter_context(swarm(work / "whole", algorithm, before, *until))
-                same = _bits(trained(work / "whole", whole)) == _bits(trained(folder, again))
-            file = trained(folder, again)
+        file, seen = trained(place, folder, algorithm, peers, "--resume", *until)
+        told(f"{algorithm}, {peers} trained again")
+        if algorithm == "allreduce" and peers == scale.peers:
+            whole, _ = trained(place, work / "whole", algorithm, peers, *until)
+            same = whole.read_bytes() == file.read_bytes()
+            told(f"{algorithm}, {peers} undisturbed")
         last = loss_of(safetensors.torch.load_file(file))
         yield {
             "part": "killed",
+            "place": place.name,
             "algorithm": algorithm,
             "peers": peers,
             "lost_intervals": lost,
             "progress": at,
             "progress_first": seen[0][0] if seen else None,
-            "progress_after": progress_of(checkpoints(folder, peers)),
+            "progress_after": progress_of(checkpoints(folder, algorithm, peers)),
             "loss_before": loss,
             "loss_worst": max([one for _, one in seen] + [last]),
             "loss_after": last,
             "bitwise": same,
+            "points_before": before,
+            "points_after": seen,
         }
 
 
-def _bits(file: Path) -> bytes:
-    return file.read_bytes()
+# --- beside ---------------------------------------------------------------------------------------
 
 
 def speed(folder: Path | None, numbers: int, seconds: Seconds) -> tuple[float, int]:
@@ -223,68 +297,150 @@ def speed(folder: Path | None, numbers: int, seconds: Seconds) -> tuple[float, i
     return steps / lasted_s, len(written)
 
 
-def beside(work: Path, numbers: int, seconds: Seconds, turns: int) -> Json:
+def beside(work: Path, scale: Scale, told: Told) -> Json:
     """In turns, so that what else the machine does meets both."""
-    with_s, without_s, written = 0.0, 0.0, 0
-    for turn in range(turns):
-        rate, count = speed(work / f"beside{turn}", numbers, seconds)
+    with_s, without_s, written, size = 0.0, 0.0, 0, 0
+    for turn in range(scale.turns):
+        folder = work / "beside"
+        rate, count = speed(folder, scale.numbers, scale.seconds)
         with_s, written = with_s + rate, written + count
-        without_s += speed(None, numbers, seconds)[0]
-    size = sum(f.stat().st_size for f in (work / "beside0").rglob("*") if f.is_file())
+        newest = max((folder / "p0").iterdir())
+        size = sum(file.stat().st_size for file in newest.iterdir())
+        shutil.rmtree(folder)
+        without_s += speed(None, scale.numbers, scale.seconds)[0]
+        told(f"beside checkpoints, {turn + 1} of {scale.turns}")
     return {
         "part": "beside",
-        "steps_per_s": with_s / turns,
-        "steps_per_s_without": without_s / turns,
+        "steps_per_s": with_s / scale.turns,
+        "steps_per_s_without": without_s / scale.turns,
         "checkpoints": written,
-        "kept_mb": size / 1e6,
+        "checkpoint_mb": size / 1e6,
     }
+
+
+# --- results --------------------------------------------------------------------------------------
 
 
 def claims_of(rows: Sequence[Json]) -> list[Json]:
     """What is said of each row."""
-    claims = []
-    for row in rows:
-        if row["part"] == "beside":
-            text = "speed beside a checkpoint of 400 MB every 10 s, over that without"
-            claim = Claim(text, "steps_per_s", "beside", at_least=0.97)
-            claims.append(claim.check(row["steps_per_s"] / row["steps_per_s_without"]))
-            continue
-        what = f"{row['algorithm']}, {row['peers']} peers after all were killed"
-        text = f"{what}: lost of training, over an interval and the time of writing"
-        claims.append(Claim(text, "lost_intervals", what, at_most=1).check(row["lost_intervals"]))
-        first = row["progress_first"]
-        claim = Claim(
-            f"{what}: samples at the first checkpoint, over before", "progress", what, at_least=1
-        )
-        claims.append(
-            claim.check(
-                first / row["progress"] if first else None, "" if first else "it wrote none"
-            )
-        )
-        claim = Claim(
-            f"{what}: worst held-out loss from then on, over before", "loss", what, at_most=1.05
-        )
-        claims.append(claim.check(row["loss_worst"] / row["loss_before"]))
-        if row["bitwise"] is not None:
-            claim = Claim(f"{what}: the bits of an undisturbed run", "bitwise", what, at_least=1)
-            claims.append(claim.check(float(row["bitwise"])))
+    return [claim for row in rows for claim in _claims_of(row)]
+
+
+def _claims_of(row: Json) -> list[Json]:
+    if row["part"] == "beside":
+        text = "speed beside a checkpoint of 400 MB every 10 s, over that without"
+        claim = Claim(text, "steps_per_s", "beside", at_least=0.97)
+        return [claim.check(row["steps_per_s"] / row["steps_per_s_without"])]
+    what = f"{row['algorithm']}, {row['peers']} peers after all were killed"
+    text = f"{what}: lost of training, over an interval and the time of writing"
+    lost = Claim(text, "lost_intervals", what, at_most=1)
+    text = f"{what}: samples at the first checkpoint, over before"
+    samples = Claim(text, "progress", what, at_least=1)
+    first, missing = row["progress_first"], "it wrote none"
+    text = f"{what}: worst held-out loss from then on, over before"
+    loss = Claim(text, "loss", what, at_most=1.05)
+    claims = [
+        lost.check(row["lost_intervals"]),
+        samples.check(first / row["progress"] if first else None, "" if first else missing),
+        loss.check(row["loss_worst"] / row["loss_before"]),
+    ]
+    if row["bitwise"] is not None:
+        same = Claim(f"{what}: the bits of an undisturbed run", "bitwise", what, at_least=1)
+        claims.append(same.check(float(row["bitwise"])))
     return claims
 
 
+def tables_of(rows: Sequence[Json]) -> list[Table]:
+    """A line for each swarm that started again, and one for the speed."""
+    again = [row for row in rows if row["part"] == "killed"]
+    speeds = [row for row in rows if row["part"] == "beside"]
+    columns: dict[str, Cell] = {
+        "": "{algorithm}, {peers} peers",
+        "lost, intervals": "{lost_intervals:.2f}",
+        "samples before": "{progress:,}",
+        "at the first": "{progress_first:,}",
+        "at the end": "{progress_after:,}",
+        "loss before": "{loss_before:.4f}",
+        "worst": "{loss_worst:.4f}",
+        "at the end ": "{loss_after:.4f}",
+        "same bits": _same_bits,
+    }
+    where = again[0]["place"] if again else ""
+    found = [table(f"All {where} killed, then started again", again, columns)]
+    if speeds:
+        columns = {
+            "checkpoint": "{checkpoint_mb:,.0f} MB",
+            "written": "{checkpoints}",
+            "steps/s": "{steps_per_s:.3f}",
+            "without": "{steps_per_s_without:.3f}",
+        }
+        found.append(table("Beside checkpoints", speeds, columns))
+    return found
+
+
+def _same_bits(row: Row) -> str:
+    return {None: "-", True: "yes", False: "no"}[row["bitwise"]]
+
+
+def picture(rows: Sequence[Json]) -> Figure:
+    """A panel for each algorithm: held-out loss over samples, before the kill and after it."""
+    again = [row for row in rows if row["part"] == "killed"]
+    algorithms = [*dict.fromkeys(row["algorithm"] for row in again)]
+    title = f"All {again[0]['place']} are killed, and start again from their checkpoints"
+    figure, axes = panels((9.6, 3.8), len(algorithms), across=True, title=title)
+    for panel, algorithm in zip(axes, algorithms, strict=True):
+        _draw(panel, [row for row in again if row["algorithm"] == algorithm])
+    return figure
+
+
+def _draw(axes: Axes, rows: Sequence[Json]) -> None:
+    before = rows[0]
+    axes.plot(*_xy(before["points_before"]), "o-", color=INK, markersize=4, label="before")
+    axes.axvline(before["progress"] / 1000, color=RED, linewidth=0.9)
+    at = before["progress"], before["loss_before"]
+    styles = zip(rows, (BLUE, ORANGE, GREEN, SKY), ("-", "--", "-.", ":"), strict=False)
+    for row, colour, dash in styles:
+        xs, ys = _xy([at, *row["points_after"]])
+        label = f"{row['peers']} peers after"
+        axes.plot(xs, ys, dash, marker="o", markersize=4, color=colour, label=label)
+    axes.set_xlabel("thousands of samples; line: the last cut before the kill", color=INK)
+    axes.set_ylabel("held-out loss of the mean model", color=INK)
+    headline(axes, before["algorithm"])
+    axes.legend(frameon=False, fontsize=9)
+
+
+def _xy(points: Sequence[Point]) -> tuple[list[float], list[float]]:
+    return [samples / 1000 for samples, _ in points], [loss for _, loss in points]
+
+
+Image = Annotated[
+    str, typer.Option("--containers", metavar="IMAGE", help="Peers are containers of this image.")
+]
+
+
 def main(
-    out: Out = Path("runs/bench-survival"), check: Check = False, quick: Quick = False
+    out: Out = Path("runs/bench-survival"),
+    check: Check = False,
+    quick: Quick = False,
+    containers: Image = "",
 ) -> None:
     """Kill whole swarms and start them again; train beside checkpoints of 400 MB."""
-    bench = Bench(out, check=check, quick=quick)
-    before, after, samples = (2, (2,), 640) if quick else (8, (8, 5, 11), 40_000)
+    bench, scale = Bench(out, check=check, quick=quick), QUICK_SCALE if quick else Scale()
+    place: Place = Processes(LEARNING_RATE)
+    if containers:
+        place = Containers(containers, LEARNING_RATE)
     rows: list[Json] = []
-    with tempfile.TemporaryDirectory() as folder:
-        work = Path(folder)
-        for algorithm in ALGORITHMS[:1] if quick else ALGORITHMS:
-            rows += killed(work / algorithm, algorithm, before, after, samples)
-        size = (1_000_000, 1.0, 1) if quick else (50_000_000, 60.0, 3)
-        rows.append(beside(work, *size))
-    bench.conclude(rows, claims_of(rows))
+    turns = 0 if containers else scale.turns
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        bench.progress("survival", scale.parts + turns) as told,
+    ):
+        for algorithm in scale.algorithms:
+            rows += killed(place, Path(folder) / algorithm, algorithm, scale, told)
+        if turns:
+            rows.append(beside(Path(folder), scale, told))
+    pictures = {"bench-survival.png": partial(picture, rows)}
+    bench.conclude(rows, claims_of(rows), tables_of(rows), pictures)
 
 
 if __name__ == "__main__":
