@@ -4,16 +4,16 @@ Two namespaces stand for the machines, with the addresses that README has; makin
 """
 
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
 
-from p2plab.harness.namespaces import Home, laid
+from p2plab.harness.namespaces import laid
 from p2ptrain.errors import ConfigError
 from tests.docs.test_training_loops import PROGRAMS
+from tests.helpers.ready import Program, Ready
 
 pytestmark = [pytest.mark.sockets, pytest.mark.slow]
 
@@ -26,10 +26,14 @@ LIMIT_S = 100
 
 
 @pytest.fixture(scope="module")
-def machines() -> Iterator[tuple[Home, Home]]:
+def machines() -> Iterator[list[Ready]]:
+    """Of each machine a process that has imported torch."""
     try:
-        with laid(1000, (FIRST.split(":")[0], SECOND.split(":")[0])) as cable:
-            yield cable.ends
+        with laid(1000, (FIRST.split(":")[0], SECOND.split(":")[0])) as cable, ExitStack() as both:
+            yield [
+                both.enter_context(closing(Ready("ip", "netns", "exec", home.namespace)))
+                for home in cable.ends
+            ]
     except ConfigError as error:
         pytest.skip(str(error))
 
@@ -39,43 +43,30 @@ def run_on_both(machines, folder: Path, programs: tuple[str, str], arguments=(()
 
     TOKEN in the second one's words stands for the token that the first one prints.
     """
-    started, seen = [], ""
-    for number, (home, lines) in enumerate(zip(machines, programs, strict=True)):
-        path = folder / f"machine{number}" / "program.py"
-        path.parent.mkdir()
-        path.write_text(lines)
-        words = [seen if word == "TOKEN" else word for word in arguments[number]]
-        path.write_text(lines.replace("TOKEN", seen))
-        command = [sys.executable, "-u", "-W", "error", str(path), *words]
-        started.append(
-            subprocess.Popen(
-                ["ip", "netns", "exec", home.namespace, *command],
-                text=True,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                cwd=path.parent,
-            )
-        )
-        seen = seen or token_of(started[0])
+    started: list[Program] = []
+    seen = ""
     try:
-        printed = [process.communicate(timeout=LIMIT_S)[0] for process in started]
+        for number, (machine, lines) in enumerate(zip(machines, programs, strict=True)):
+            path = folder / f"machine{number}" / "program.py"
+            path.parent.mkdir()
+            path.write_text(lines.replace("TOKEN", seen))
+            words = [seen if word == "TOKEN" else word for word in arguments[number]]
+            started.append(machine.start(path, *words))
+            seen = seen or token_of(started[0])
+        printed = ["".join(program.communicate(LIMIT_S)) for program in started]
     finally:
-        for process in started:
-            process.kill()
-            process.communicate()
-    assert [process.returncode for process in started] == [0, 0], printed
+        for program in started:
+            program.kill()
+    assert [program.returncode for program in started] == [0, 0], printed
     return printed
 
 
-def token_of(first: subprocess.Popen[str]) -> str:
+def token_of(first: Program) -> str:
     """Read what the first program prints, up to its token."""
-    printed = ""
-    assert first.stdout
-    while line := first.stdout.readline():
-        printed += line
+    for line in first.followed():
         if found := re.search(r"^to join this swarm: --join \S+ --token (\S+)$", line):
             return found[1]
-    raise AssertionError(printed)
+    raise AssertionError(first.printed())
 
 
 def test_the_program_of_the_readme_trains_on_two_machines(machines, tmp_path):

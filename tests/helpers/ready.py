@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from select import select
@@ -27,6 +28,17 @@ class Program:
     def printed(self) -> tuple[str, str]:
         """On stdout and stderr, so far."""
         return tuple(self._outputs.with_suffix(end).read_text() for end in (".out", ".err"))  # type: ignore[return-value]
+
+    def followed(self) -> Iterator[str]:
+        """Its lines on stdout and stderr as they come, until it ends."""
+        both = [self._outputs.with_suffix(end) for end in (".out", ".err")]
+        tail = ["tail", "-q", "-n", "+1", "-f", f"--pid={self.pid}", *both]
+        with subprocess.Popen(tail, stdout=subprocess.PIPE, text=True) as following:
+            assert following.stdout
+            try:
+                yield from following.stdout
+            finally:
+                following.kill()
 
     def communicate(self, timeout: float = 100) -> tuple[str, str]:
         """As `subprocess.Popen.communicate`; one at a time."""
@@ -54,6 +66,8 @@ class Ready:
 
     def start(self, program: Path, *arguments: str) -> Program:
         """Run a file in its folder, in a session of its own."""
+        for end in (".out", ".err"):  # they can be followed at once
+            program.with_suffix(end).touch()
         return Program(self, self.ask({"argv": [str(program), *arguments]}, 100), program)
 
     def ask(self, order: dict[str, object], timeout_s: float) -> int:
@@ -67,7 +81,7 @@ class Ready:
             raise subprocess.TimeoutExpired(str(order), timeout_s)
         return int(process.stdout.readline())
 
-    def end(self) -> None:
+    def close(self) -> None:
         """After which no program can be started."""
         self._process.kill()
         self._process.communicate()
@@ -97,6 +111,7 @@ def become(argv: list[str]) -> None:
     for number, path in enumerate([Path(os.devnull), *outputs]):
         os.dup2(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC), number)
     sys.argv[:] = argv
+    globals()["__file__"] = argv[0]  # workers of a data loader import it
     sys.path[0] = str(program.parent)
 
 

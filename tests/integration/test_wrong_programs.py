@@ -230,7 +230,7 @@ FIRST = (
 def ready() -> Iterator[Ready]:
     one = Ready()
     yield one
-    one.end()
+    one.close()
 
 
 @pytest.fixture
