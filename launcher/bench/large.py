@@ -9,7 +9,11 @@ is in one, in ``TMPDIR``, which should be on a disk.
 
 The unit is a float32 vector of the model's numbers, 1 GB, whatever the dtype of the model.
 
-``python -m p2plab.bench.large`` writes ``bench.json``.
+Averages are counted by turn, so that a row in which one got stuck says so.
+
+``python -m p2plab.bench.large`` writes ``bench.json``. ``--fleets "ad_psgd float32"`` measures
+these rows only; ``diloco float32`` is measured where it is named: anchor and momentum are state of
+its outer optimizer, two vectors more.
 """
 
 import threading
@@ -19,15 +23,16 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+import typer
 from rich.table import Table
 
 from p2plab.bench.background import Watch, averages_of, held_bytes
 from p2plab.bench.claimer import FilledModel
 from p2plab.bench.systems import Worker, in_processes
-from p2plab.harness.bench import Bench, Check, Out, Quick, run_bench
+from p2plab.harness.bench import Bench, Check, Out, Quick, run_bench, some_of
 from p2plab.harness.claims import Claim, Json
 from p2plab.harness.tables import table
 from p2ptrain.ids import Seconds
@@ -37,12 +42,15 @@ from p2ptrain.runtime.peer import Peer
 PEERS = 3
 STEPS = 3
 LIMIT_S: Seconds = 400.0
+TURN_S: Seconds = 120.0
+"""An average that has not come by then does not come."""
 AGAIN_S: Seconds = 20.0
 LOOK_S: Seconds = 0.05
-"""A look at some gigabytes takes the kernel some milliseconds."""
 
 MOST_VECTORS = 1.3
 MOST_VECTORS_TWICE = 2.3
+MOST_VECTORS_OUTER = 5.3
+"""Anchor, momentum, what is contributed, the model that it is of, and what is pending."""
 PARTS = ("averages", "a third joins", "two averages in a step", "checkpoint, end")
 FIRST, JOIN, TWICE, END = PARTS
 
@@ -54,9 +62,21 @@ class Fleet:
     algorithm: str
     dtype: str
 
+    @property
+    def name(self) -> str:
+        return f"{self.algorithm} {self.dtype}"
+
+    @property
+    def in_step(self) -> bool:
+        """All peers average together; else those that ask do, with the middle one."""
+        return self.algorithm != "ad_psgd"
+
 
 FLEETS = Fleet("ad_psgd", "float32"), Fleet("allreduce", "float32"), Fleet("ad_psgd", "bfloat16")
-OPTIONS = {"ad_psgd": {"graph": "bipartite"}}
+NAMED = Fleet("diloco", "float32")
+"""Measured where it is asked for by its name."""
+
+OPTIONS = {"ad_psgd": {"graph": "bipartite"}, "diloco": {"period": 1, "sync": "step"}}
 """The middle one of three peers is asked by both others, and asks none."""
 
 FULL, QUICK = 250_000_000, 250_000
@@ -69,7 +89,8 @@ class Held:
     rank: int
     part: str
     most_bytes: int
-    averages: int
+    averages: tuple[int, ...]
+    """In each turn."""
 
 
 class LargePeer:
@@ -78,6 +99,7 @@ class LargePeer:
     def __init__(self, worker: Worker, fleet: Fleet) -> None:
         self._worker, self._fleet = worker, fleet
         self._metrics, self._found = MemoryMetrics(perf_counter), list[Held]()
+        self._done: list[int] = []  # averages in each turn of this part
         self._model = FilledModel(worker.numbers, worker.rank).to(getattr(torch, fleet.dtype))
         self._optimizer = torch.optim.SGD(self._model.parameters(), lr=1e-6, momentum=0.9)
         self._model.weight.grad = torch.ones_like(self._model.weight)
@@ -127,10 +149,10 @@ class LargePeer:
         )
 
     def _turns(self, peer: Peer | None, *asking: int) -> None:
-        """Steps of all under all-reduce; else of those that ask, and then of the middle one."""
-        rank, in_step = self._worker.rank, self._fleet.algorithm == "allreduce"
+        """Steps of all in step; else of those that ask, and then of the middle one."""
+        rank, in_step = self._worker.rank, self._fleet.in_step
         for _ in range(STEPS):
-            done, until = averages_of(self._metrics), perf_counter() + LIMIT_S
+            done, until = averages_of(self._metrics), perf_counter() + TURN_S
             steps_at = 0.0
             while peer and (in_step or rank in asking) and perf_counter() < until:
                 if averages_of(self._metrics) > done:
@@ -143,19 +165,20 @@ class LargePeer:
             if peer and not in_step and rank == 1:
                 peer.step()
             self._meet()
+            self._done.append(averages_of(self._metrics) - done)
 
     def _meet(self) -> None:
         self._worker.barrier.wait(LIMIT_S)
 
     @contextmanager
     def _part(self, name: str, is_in: bool = True) -> Iterator[None]:
-        done = averages_of(self._metrics)
+        self._done.clear()
         with Watch(LOOK_S) as watch:
             yield
-        most = max(watch.most_bytes, held_bytes()) - self._before
-        averages = averages_of(self._metrics) - done
+            watch.look()
         if is_in:
-            self._found.append(Held(self._worker.rank, name, most, averages))
+            most = watch.most_bytes - self._before
+            self._found.append(Held(self._worker.rank, name, most, tuple(self._done)))
 
 
 def live(worker: Worker, fleet: Fleet) -> list[Held]:
@@ -167,10 +190,12 @@ def live(worker: Worker, fleet: Fleet) -> list[Held]:
 # --- results --------------------------------------------------------------------------------------
 
 
-def measure(numbers: int, told: Callable[[object], None]) -> list[Json]:
+def measure(
+    numbers: int, told: Callable[[object], None], fleets: Sequence[Fleet] = FLEETS
+) -> list[Json]:
     """A row for each fleet and part: the most that any peer held, in vectors."""
     rows = []
-    for fleet in FLEETS:
+    for fleet in fleets:
         found = in_processes(partial(live, fleet=fleet), PEERS, numbers, 0)
         for part in PARTS:
             held = [one for peer in found for one in peer if one.part == part]
@@ -183,10 +208,10 @@ def measure(numbers: int, told: Callable[[object], None]) -> list[Json]:
                     "megabytes": 4 * numbers / 1e6,
                     "vectors": most.most_bytes / (4 * numbers),
                     "by": [one.most_bytes / (4 * numbers) for one in sorted(held, key=_rank)],
-                    "averages": [one.averages for one in sorted(held, key=_rank)],
+                    "averages": [list(one.averages) for one in sorted(held, key=_rank)],
                 }
             )
-        told(f"{fleet.algorithm}, {fleet.dtype}")
+        told(fleet.name)
     return rows
 
 
@@ -195,19 +220,25 @@ def _rank(held: Held) -> int:
 
 
 def claims_of(rows: Sequence[Json]) -> list[Json]:
-    """The bound on memory, and that all peers averaged where they are to."""
+    """The bound on memory, and that the peers averaged in each turn where they are to."""
     claims = []
     for row in rows:
         fleet = f"{row['algorithm']}, {row['dtype']}, {row['part']}"
         twice = row["algorithm"] == "ad_psgd" and row["part"] == TWICE
         keeps_rest = row["dtype"] != "float32"
         most = MOST_VECTORS_TWICE if twice or keeps_rest else MOST_VECTORS
+        if row["algorithm"] == NAMED.algorithm:
+            most = MOST_VECTORS_OUTER
         text = f"{fleet}: memory of a peer beside its model, in float32 vectors"
         claims.append(Claim(text, "vectors", fleet, at_most=most).check(row["vectors"]))
         if row["part"] in (JOIN, TWICE):
             text = f"{fleet}: averages of the peer that joined"
             averages = Claim(text, "averages", fleet, at_least=STEPS)
-            claims.append(averages.check(row["averages"][-1]))
+            claims.append(averages.check(sum(row["averages"][-1])))
+        if row["part"] != END:
+            text = f"{fleet}: turns in which an average got stuck"
+            stuck = sum(not any(turn) for turn in zip(*row["averages"], strict=True))
+            claims.append(Claim(text, "turns", fleet, at_most=0).check(stuck))
     return claims
 
 
@@ -216,24 +247,39 @@ def figures(rows: Sequence[Json]) -> Table:
     size = rows[0]["megabytes"]
     return table(
         f"Memory beside model, gradients and optimizer: float32 vectors of {size:g} MB, at most",
-        [{**row, "of": ", ".join(f"{one:.2f}" for one in row["by"])} for row in rows],
+        [
+            {**row, "of": ", ".join(f"{one:.2f}" for one in row["by"]), "done": _turns_of(row)}
+            for row in rows
+        ],
         {
             "algorithm": "{algorithm}",
             "dtype": "{dtype}",
             "part": "{part}",
             "most": "{vectors:.2f}",
             "by rank": "{of}",
-            "averages": "{averages}",
+            "averages by turn": "{done}",
         },
         names=3,
     )
 
 
-def main(out: Out = Path("runs/bench-large"), check: Check = False, quick: Quick = False) -> None:
+def _turns_of(row: Json) -> str:
+    """Of each peer, by rank: how many averages it had in each turn."""
+    return ", ".join(" ".join(map(str, turns)) or "-" for turns in row["averages"])
+
+
+def main(
+    out: Out = Path("runs/bench-large"),
+    fleets: Annotated[str, typer.Option(help="Which: ALGORITHM DTYPE, with commas.")] = "",
+    numbers: Annotated[int, typer.Option(help="The numbers of the model.", min=1)] = FULL,
+    check: Check = False,
+    quick: Quick = False,
+) -> None:
     """Measure the memory of peers with a model of 1 GB beside that model."""
-    bench = Bench(out, check=check, quick=quick)
-    with bench.progress("a large model", len(FLEETS)) as told:
-        rows = measure(QUICK if quick else FULL, told)
+    bench, known = Bench(out, check=check, quick=quick), {one.name: one for one in (*FLEETS, NAMED)}
+    names = some_of("--fleets", fleets, tuple(known)) if fleets else [one.name for one in FLEETS]
+    with bench.progress("a large model", len(names)) as told:
+        rows = measure(QUICK if quick else numbers, told, [known[name] for name in names])
     bench.conclude(rows, claims_of(rows), [figures(rows)])
 
 

@@ -1,12 +1,17 @@
 """The benchmark of large models: whose bound is which, and what a row says."""
 
-from p2plab.bench import large
-from p2plab.bench.large import END, FIRST, FLEETS, JOIN, PARTS, STEPS, TWICE, Held, claims_of
+import pytest
+import typer
 
+from p2plab.bench import background, large
+from p2plab.bench.large import END, FIRST, FLEETS, JOIN, PARTS, STEPS, TWICE, Held, claims_of
+from p2ptrain.errors import ConfigError
+
+EACH = (1,) * STEPS
 VECTOR = 4_000_000
 
 
-def rows_of(monkeypatch, vectors, averages=STEPS):
+def rows_of(monkeypatch, vectors, averages=EACH):
     """Rows of a fleet in which rank r held `vectors` + r / 10 in each part."""
 
     def in_processes(work, peers, numbers, rounds):
@@ -43,5 +48,48 @@ def test_the_bound_is_one_vector_or_two_where_two_averages_meet_or_16_bits_keep_
 
 
 def test_a_newcomer_that_does_not_average_fails_a_claim(monkeypatch):
-    claims = claims_of(rows_of(monkeypatch, 1.0, averages=0))
-    assert {claim["of"].split(", ")[-1] for claim in claims if not claim["holds"]} == {JOIN, TWICE}
+    claims = claims_of(rows_of(monkeypatch, 1.0, averages=(1, 0, 1)))
+    late = [claim["of"] for claim in claims if "joined" in claim["text"] and not claim["holds"]]
+    assert {of.split(", ")[-1] for of in late} == {JOIN, TWICE}
+
+
+def test_a_turn_in_which_no_peer_averaged_is_seen(monkeypatch):
+    rows = rows_of(monkeypatch, 1.0, averages=(1, 0, 1))
+    stuck = {
+        c["of"].split(", ")[-1] for c in claims_of(rows) if "stuck" in c["text"] and c["measured"]
+    }
+    assert stuck == {FIRST, JOIN, TWICE}
+    (shown,) = set(large.figures(rows).columns[-1].cells)
+    assert shown == "1 0 1, 1 0 1, 1 0 1"
+
+
+def test_rows_and_the_size_of_the_model_can_be_chosen(monkeypatch, tmp_path):
+    measured = []
+
+    def measure(numbers, told, fleets):
+        measured.append((numbers, [one.name for one in fleets]))
+        raise typer.Exit
+
+    monkeypatch.setattr(large, "measure", measure)
+    for fleets in ("", "allreduce float32, diloco float32"):
+        with pytest.raises(typer.Exit):
+            large.main(tmp_path, fleets, 5)
+    usual = ["ad_psgd float32", "allreduce float32", "ad_psgd bfloat16"]
+    assert measured == [(5, usual), (5, ["allreduce float32", "diloco float32"])]
+    with pytest.raises(ConfigError, match="--fleets has no 'wagma'; there are: ad_psgd float32, "):
+        large.main(tmp_path, "wagma")
+
+
+def test_memory_is_looked_at_only_where_there_could_be_more(monkeypatch):
+    held = {"at_most": 50, "is": 40}
+    monkeypatch.setattr(background, "most_held_bytes", lambda: held["at_most"])
+    monkeypatch.setattr(background, "held_bytes", lambda: held["is"])
+    watch = background.Watch()
+    for at_most in (50, 40, 30, 41):
+        held["at_most"] = at_most
+        watch.look()
+    assert (watch.looks, watch.most_bytes) == (2, 40)
+
+
+def test_what_the_kernel_counts_is_no_less_than_what_is_held():
+    assert background.most_held_bytes() >= background.held_bytes() > 0
