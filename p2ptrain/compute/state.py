@@ -39,12 +39,9 @@ a plain value stands for itself.
 import hashlib
 import json
 import math
-import mmap
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any, cast
 
 import safetensors
@@ -55,6 +52,7 @@ from torch.optim import Optimizer
 
 from p2ptrain.compute.flat import FlatModel, entry_of_tensor, is_finite
 from p2ptrain.compute.frozen import as_real, can_hold, digest_of_values, travelling
+from p2ptrain.compute.mapped import file_place, first_line, mapped
 from p2ptrain.compute.optimizers import HOW_IT_COMPUTES
 from p2ptrain.compute.replica import State
 from p2ptrain.compute.tensor_file import Data, write_entries
@@ -86,18 +84,6 @@ def export_state(
             full.
     """
     return mapped(partial(write_state, flat, optimizers, whole=whole, bare=bare))
-
-
-def mapped(write_all: Callable[[Callable[[Data], object]], object]) -> memoryview:
-    """What is written by this, in a file that is mapped: the kernel can drop it from memory.
-
-    Raises StateError if the disk is full.
-    """
-    with _file() as path:
-        with path.open("wb") as file:
-            write_all(file.write)
-        with path.open("rb") as written:
-            return memoryview(mmap.mmap(written.fileno(), 0, access=mmap.ACCESS_READ))
 
 
 def write_state(
@@ -227,23 +213,9 @@ def _contents(
         yield tensors | states, document
 
 
-@contextmanager
-def _file() -> Iterator[Path]:
-    """A place for one state; what is mapped from there outlives it. Raises StateError."""
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            yield Path(folder) / "state"
-    except (OSError, safetensors.SafetensorError) as error:  # reading has caught the latter
-        where = tempfile.gettempdir()
-        raise StateError(
-            f"a replica's state cannot be kept in {where} ({_first_line(error)}); make room there, "
-            f"or name another folder in TMPDIR"
-        ) from error
-
-
 def _read(state: State) -> tuple[dict[str, Json], dict[str, Tensor]]:
     """What was said, and the tensors: they are read where the file is mapped, and not changed."""
-    with _file() as path:
+    with file_place() as path:
         path.write_bytes(state)
         try:
             with safetensors.safe_open(path, framework="pt") as opened:
@@ -258,7 +230,7 @@ def _read(state: State) -> tuple[dict[str, Json], dict[str, Tensor]]:
             RecursionError,
             OverflowError,
         ) as error:
-            why = _first_line(error)
+            why = first_line(error)
             raise StateError(f"these bytes are no replica's state ({why})") from error
     if not isinstance(document, dict):
         raise StateError("these bytes are no replica's state (the metadata is no object)")
@@ -444,7 +416,7 @@ def _load_optimizers(optimizers: Sequence[Optimizer], states: Sequence[dict[str,
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, IndexError) as error:
         for optimizer, kept in zip(optimizers, before, strict=True):
             optimizer.state, optimizer.param_groups = kept
-        raise _unfit(f"the optimizer refuses it: {_first_line(error)}") from error
+        raise _unfit(f"the optimizer refuses it: {first_line(error)}") from error
     for optimizer, (old_state, groups) in zip(optimizers, before, strict=True):
         for parameter, entry in optimizer.state.items():
             optimizer.state[parameter] = _kept(entry, old_state.get(parameter))
@@ -556,7 +528,3 @@ def _unfit(why: str) -> StateError:
 def _short(value: object) -> str:
     """A stranger's value, fit for one sentence."""
     return " ".join(repr(value).split())[:80]
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).split("\n", 1)[0][:200]

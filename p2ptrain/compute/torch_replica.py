@@ -22,13 +22,13 @@ from p2ptrain.compute.forward_hooks import ForwardHooks, before_state_dict
 from p2ptrain.compute.generators import Generators
 from p2ptrain.compute.gradient_hooks import TorchBuckets
 from p2ptrain.compute.gradients import GradientVector
+from p2ptrain.compute.mapped import mapped
 from p2ptrain.compute.momentum import Moments
 from p2ptrain.compute.optimizers import Closure, Optimizers, Settings, scale_gradients
 from p2ptrain.compute.replica import Replica, State, StateOwner, Vector
 from p2ptrain.compute.state import (
     export_state,
     import_state,
-    mapped,
     most_state_bytes,
     state_digest,
     write_state,

@@ -26,25 +26,35 @@ from. (Where each late one makes a step of its own, momentum has to be delayed: 
 
 **Alone**, a peer's anchor follows its model.
 
-Legend of shapes: ``M`` numbers of the model, ``S`` of a fragment.
+**Memory** beside the model is for anchor, momentum, what is contributed, and the model that this is
+of. The last is in a mapped file, if it is long: it is written once and read once. All else is done
+in blocks.
+
+Legend of shapes: ``M`` numbers of the model, ``S`` of a fragment, ``B`` of a block.
 """
 
+import math
 import struct
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from io import BytesIO
 from typing import Any
 
 import numpy as np
 
 from p2ptrain.averaging.base import OuterRule
-from p2ptrain.compute.replica import Replica, Vector
+from p2ptrain.compute.mapped import mapped, vector_beside
+from p2ptrain.compute.replica import Replica, State, Vector
+from p2ptrain.compute.tensor_file import Data, bytes_of
 from p2ptrain.core.contribution import MODEL, Contribution
 from p2ptrain.core.purpose import Purpose
 from p2ptrain.core.shards import Span, shard
 from p2ptrain.errors import StateError
 from p2ptrain.ids import PeerId, Ticket
 from p2ptrain.runtime.agreed_state import digest_of
+from p2ptrain.runtime.mix import blocks
+from p2ptrain.vectors import LONG, NO_NUMBERS
 
 REMEMBERED = 64
 """Steps of a fragment's history that are known: who has missed more is taken for another part."""
@@ -133,7 +143,7 @@ class Outer:
 
     def contribute(self, span: Span, weight: int, into_S: Vector) -> Vector:
         """Fill in `weight` times the pseudo-gradient; returns the snapshot that it is of."""
-        at, snapshot_S = slice(span.start, span.stop), np.empty(span.size, np.float32)
+        at, snapshot_S = slice(span.start, span.stop), vector_beside(span.size)
         self._replica.snapshot(snapshot_S, span.start)
         with self._lock:
             np.subtract(self.anchor_M[at], snapshot_S, out=into_S)
@@ -158,20 +168,25 @@ class Outer:
 
         Each operation rounds once, so all machines get the same bits.
         """
-        rule, at, cut = self.rule, slice(span.start, span.stop), self._parameters - span.start
-        mu, rate = np.float32(rule.momentum), np.float32(rule.learning_rate)
         with self._lock:
-            anchor_S, momentum_S = self.anchor_M[at], self.momentum_M[at]
-            np.multiply(momentum_S, mu, out=momentum_S)
-            np.add(momentum_S, mean_S, out=momentum_S)
-            step_S = momentum_S * mu + mean_S if rule.nesterov else momentum_S.copy()
-            np.multiply(step_S, rate, out=step_S)
-            step_S[max(0, cut) :] = mean_S[max(0, cut) :]
-            np.subtract(anchor_S, step_S, out=anchor_S)
-            np.subtract(anchor_S, snapshot_S, out=mean_S)
-        if rule.alpha:
-            np.multiply(mean_S, np.float32(1 - rule.alpha), out=mean_S)
+            for at in blocks(span.size):
+                self._step_block(span.start + at.start, mean_S[at], snapshot_S[at])
         return mean_S
+
+    def _step_block(self, start: int, mean_B: Vector, snapshot_B: Vector) -> None:
+        rule, at = self.rule, slice(start, start + len(mean_B))
+        mu, rate = np.float32(rule.momentum), np.float32(rule.learning_rate)
+        anchor_B, momentum_B = self.anchor_M[at], self.momentum_M[at]
+        np.multiply(momentum_B, mu, out=momentum_B)
+        np.add(momentum_B, mean_B, out=momentum_B)
+        step_B = momentum_B * mu + mean_B if rule.nesterov else momentum_B.copy()
+        np.multiply(step_B, rate, out=step_B)
+        cut = max(0, self._parameters - start)
+        step_B[cut:] = mean_B[cut:]
+        np.subtract(anchor_B, step_B, out=anchor_B)
+        np.subtract(anchor_B, snapshot_B, out=mean_B)
+        if rule.alpha:
+            np.multiply(mean_B, np.float32(1 - rule.alpha), out=mean_B)
 
     # --- in a checkpoint --------------------------------------------------------------------------
 
@@ -187,7 +202,7 @@ class Outer:
         if not state:
             return
         size = self._replica.model_size
-        vectors = [np.array(state[name], np.float32) for name in ("anchor", "momentum", "left")]
+        vectors = [_kept(state[name]) for name in ("anchor", "momentum", "left")]
         histories = [History(*one) for one in state["histories"]]
         if any(len(one) != size for one in vectors) or len(histories) != self.rule.fragments:
             raise StateError(f"an outer state of {len(vectors[0])} numbers, not of {size}")
@@ -201,30 +216,42 @@ class Outer:
         """What `hand_over` gives has no more."""
         return HEADER.size + 8 * REMEMBERED + 8 * self.span(fragment).size
 
-    def hand_over(self, fragment: int) -> bytes:
+    def hand_over(self, fragment: int) -> State:
         """One fragment of anchor and momentum, with its history."""
         span, history = self.span(fragment), self.histories[fragment]
         at = slice(span.start, span.stop)
         with self._lock:
             header = HEADER.pack(history.steps, len(history.digests), span.size)
             digests = struct.pack(f"<{len(history.digests)}Q", *history.digests)
-            numbers = np.concatenate([self.anchor_M[at], self.momentum_M[at]]).astype("<f4")
-        return header + digests + numbers.tobytes()
+            vectors = self.anchor_M[at], self.momentum_M[at]
+            numbers = [bytes_of(one_S.astype("<f4", copy=False)) for one_S in vectors]
 
-    def take_over(self, fragment: int, state: bytes | memoryview) -> bool:
+            def write_all(write: Callable[[Data], object]) -> None:
+                write(header + digests)
+                for data in numbers:
+                    write(data)
+
+            if span.size >= LONG:
+                return mapped(write_all)
+            state = BytesIO()
+            write_all(state.write)
+            return state.getvalue()
+
+    def take_over(self, fragment: int, state: State) -> bool:
         """Go on from there; returns whether our history was a part of that one.
 
         Raises:
             StateError: with nothing changed, if the bytes are no such state.
         """
         span, own = self.span(fragment), self.histories[fragment]
-        steps, digests, numbers = _read(bytes(state), span.size)
+        steps, digests, numbers = _read(state, span.size)
         if digests[-1] in own.digests:
             return True  # we have come further meanwhile
         follows = not own.steps or own.digest in digests
-        at = slice(span.start, span.stop)
+        at, moved_S = slice(span.start, span.stop), NO_NUMBERS
         with self._lock:
-            moved_S = numbers[: span.size] - self.anchor_M[at]
+            if follows:
+                moved_S = numbers[: span.size] - self.anchor_M[at]
             self.anchor_M[at], self.momentum_M[at] = numbers[: span.size], numbers[span.size :]
             own.steps, own.digests = steps, digests
         if follows:
@@ -267,7 +294,8 @@ class OuterPart:
 
     def fill_model(self, model_S: Vector) -> None:
         """Remember the model that we contribute as it is."""
-        self._snapshot_S = model_S.copy()
+        self._snapshot_S = vector_beside(len(model_S))
+        self._snapshot_S[:] = model_S
 
     def take_in(self, ticket: Ticket, mean_S: Vector, left_S: Vector | None) -> Vector | None:
         """Make the outer step of the mean; returns what is to be added to the model, if anything.
@@ -304,9 +332,14 @@ class OuterPart:
 
     def _step(self, mean_S: Vector) -> Vector:
         anchor_S = self._outer.anchor_M[self._span.start : self._span.stop]
-        apart_S = anchor_S - self._snapshot_S - mean_S
-        self.distance_l2 = float(np.sqrt(np.square(apart_S, dtype=np.float64).sum()))
-        return self._outer.step(self._span, mean_S, self._snapshot_S)
+        square_sum = 0.0
+        for at in blocks(len(mean_S)):
+            apart_B = anchor_S[at] - self._snapshot_S[at] - mean_S[at]
+            square_sum += float(np.square(apart_B, dtype=np.float64).sum())
+        self.distance_l2 = math.sqrt(square_sum)
+        delta_S = self._outer.step(self._span, mean_S, self._snapshot_S)
+        self._snapshot_S = NO_NUMBERS
+        return delta_S
 
 
 def _following(digest: int, ticket: Ticket, mean_S: Vector) -> int:
@@ -315,7 +348,16 @@ def _following(digest: int, ticket: Ticket, mean_S: Vector) -> int:
     return digest_of(repr(words).encode(), mean_S)
 
 
-def _read(state: bytes, size: int) -> tuple[int, list[int], Vector]:
+def _kept(vector: Vector) -> Vector:
+    """A copy; zeros take no memory until they are changed."""
+    found_M = np.zeros(len(vector), np.float32)
+    for at in blocks(len(vector)):
+        if np.any(vector[at]):
+            found_M[at] = vector[at]
+    return found_M
+
+
+def _read(state: State, size: int) -> tuple[int, list[int], Vector]:
     try:
         steps, count, numbers = HEADER.unpack_from(state)
         if numbers != size or not 0 < count <= REMEMBERED:
@@ -324,9 +366,9 @@ def _read(state: bytes, size: int) -> tuple[int, list[int], Vector]:
         start = HEADER.size + 8 * count
         if len(state) != start + 8 * size:
             raise StateError(f"{len(state)} bytes of a fragment of {size} numbers")
-        vector = np.frombuffer(state, "<f4", offset=start).astype(np.float32)
+        vector = np.frombuffer(state, "<f4", offset=start).astype(np.float32, copy=False)
     except struct.error as error:
         raise StateError(f"{len(state)} bytes that are no outer state") from error
-    if not np.isfinite(vector).all():
+    if not all(np.isfinite(vector[at]).all() for at in blocks(len(vector))):
         raise StateError("an outer state with numbers that are not finite")
     return steps, digests, vector

@@ -91,5 +91,13 @@ def test_memory_is_looked_at_only_where_there_could_be_more(monkeypatch):
     assert (watch.looks, watch.most_bytes) == (2, 40)
 
 
+def test_what_is_freed_and_taken_during_a_look_counts_once(monkeypatch):
+    monkeypatch.setattr(background, "most_held_bytes", lambda: 50)
+    monkeypatch.setattr(background, "held_bytes", lambda: 80)
+    watch = background.Watch()
+    watch.look()
+    assert watch.most_bytes == 50
+
+
 def test_what_the_kernel_counts_is_no_less_than_what_is_held():
     assert background.most_held_bytes() >= background.held_bytes() > 0

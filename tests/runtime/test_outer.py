@@ -2,6 +2,9 @@
 
 import asyncio
 import struct
+import tracemalloc
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -9,11 +12,14 @@ import pytest
 import torch
 
 from p2ptrain.averaging.base import OuterRule
+from p2ptrain.compute import mapped as mapped_module
+from p2ptrain.compute.replica import State, Vector
 from p2ptrain.core.contribution import MODEL
 from p2ptrain.core.effects import Outcome, What
 from p2ptrain.core.purpose import Formation, Purpose
 from p2ptrain.errors import CodecError, StateError
 from p2ptrain.ids import PeerId, Ticket
+from p2ptrain.runtime import outer as outer_module
 from p2ptrain.runtime.exchange import ExchangeConfig
 from p2ptrain.runtime.outer import HEADER, Outer
 from p2ptrain.sim.faults import Partition
@@ -24,6 +30,8 @@ from tests.helpers.worlds import LEARNING_RATE, SIZE, build, models, steps_of
 
 A, B = PeerId("a"), PeerId("b")
 PURPOSE = Purpose(Formation.WAIT_AVOIDING, What.PSEUDO_GRADIENTS, 1)
+MANY = 1 << 21
+"""Numbers of what counts as a long model in these tests."""
 NESTEROV = OuterRule(learning_rate=0.7, momentum=0.9)
 
 
@@ -104,6 +112,69 @@ def test_samples_count_in_one_step_only():
     assert outer.state(PURPOSE, 30).weight == 30
     step(outer, np.ones(6), 30)
     assert outer.state(PURPOSE, 35).weight == 5
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+
+class StillReplica(VectorReplica):
+    """Zeros, which take no memory."""
+
+    def snapshot(self, into: Vector, start: int = 0) -> int:
+        into.fill(0)
+        return 0
+
+    def add_delta(self, delta: Vector, start: int = 0) -> Vector:
+        return delta
+
+
+@pytest.fixture
+def most_vectors(monkeypatch) -> Iterator[Callable[[Callable[[], object]], float]]:
+    """What a call takes of memory at most, in vectors of the model; of these, all are long."""
+    for module in (outer_module, mapped_module):
+        monkeypatch.setattr(module, "LONG", MANY)
+    tracemalloc.start()
+
+    def most(call: Callable[[], object]) -> float:
+        before, _ = tracemalloc.get_traced_memory()
+        tracemalloc.reset_peak()
+        call()
+        return (tracemalloc.get_traced_memory()[1] - before) / (4 * MANY)
+
+    yield most
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize("what", [What.PSEUDO_GRADIENTS, What.MODELS])
+def test_a_step_of_a_long_model_takes_no_vector_beside_what_is_contributed(what, most_vectors):
+    outer = Outer(NESTEROV, StillReplica(np.zeros(MANY)))
+    outer.begin(0)
+    stated, vector = outer.state(PURPOSE, 1), np.zeros(MANY, np.float32)
+    part = outer.part(replace(PURPOSE, what=what), (A, B), (stated, stated), 0)
+
+    def average() -> None:
+        if what is What.MODELS:
+            part.fill_model(vector)
+            part.take_in_model(vector)
+        else:
+            part.fill(vector)
+            part.take_in(Ticket(A, 1, 1), vector, None)
+
+    assert most_vectors(average) < 0.1
+
+
+def test_a_long_state_is_handed_over_in_a_file_and_taken_over_from_there(most_vectors):
+    ahead, late = (Outer(NESTEROV, StillReplica(np.zeros(MANY))) for _ in range(2))
+    ahead.begin(0)
+    late.begin(0)
+    step(ahead, np.ones(MANY))
+    state: list[State] = []
+    assert most_vectors(lambda: state.append(ahead.hand_over(0))) < 0.1
+    moved = 1.0  # what is to be added to the model
+    assert most_vectors(lambda: late.take_over(0, state[0])) < moved + 0.1
+    assert late.anchor_M.tobytes() == ahead.anchor_M.tobytes()
+    assert late.momentum_M.tobytes() == ahead.momentum_M.tobytes()
+    assert late.histories[0].digests == ahead.histories[0].digests
 
 
 # --- whose progress -------------------------------------------------------------------------------
