@@ -53,7 +53,7 @@ from p2ptrain.core.shards import Span, shard
 from p2ptrain.errors import StateError
 from p2ptrain.ids import PeerId, Ticket
 from p2ptrain.runtime.agreed_state import digest_of
-from p2ptrain.runtime.mix import blocks
+from p2ptrain.runtime.robust import blocks
 from p2ptrain.vectors import LONG, NO_NUMBERS
 
 REMEMBERED = 64

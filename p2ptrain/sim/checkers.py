@@ -406,7 +406,7 @@ class Auditor:
 
     def _look_at_outer(self, world: World) -> None:
         """Compare anchors and momenta of peers that say that theirs are alike."""
-        first: dict[tuple[int, int], tuple[PeerId, bytes]] = {}
+        first: dict[tuple[int, int], tuple[PeerId, State]] = {}
         for name, peer in world.peers.items():
             outer = peer.driver.averages.outer
             if outer is None or not outer.has_begun:
