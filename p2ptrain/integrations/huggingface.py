@@ -45,6 +45,7 @@ class P2PTrainCallback(TrainerCallback):  # type: ignore[misc]  # transformers h
         self._settings = settings
         self._boundary: BoundaryStep | None = None
         self._max_grad_norm: float | None = None
+        self._accumulated = 0  # batches of a step that is not over
         self._args: Any = None  # Any: TrainingArguments
         self.peer: Peer | None = None
         """The peer of the present or last training."""
@@ -53,28 +54,37 @@ class P2PTrainCallback(TrainerCallback):  # type: ignore[misc]  # transformers h
         """Join the swarm with the model and the optimizer, both where they will stay.
 
         Raises:
-            ConfigError: if several processes share this training, or a setting cannot work.
+            ConfigError: if several processes or GPUs share this training, or a setting cannot work.
         """
         if args.world_size > 1:
             raise ConfigError(
                 f"this Trainer is one of {args.world_size} processes; a peer is one process: "
                 "start it with plain python and let peers join each other"
             )
+        if args.n_gpu > 1:
+            raise ConfigError(
+                f"this Trainer spreads its batches over {args.n_gpu} GPUs (DataParallel); a peer "
+                "has one: set CUDA_VISIBLE_DEVICES to one GPU and start a peer for each"
+            )
         wrapper = given["optimizer"]
         optimizer = getattr(wrapper, "optimizer", wrapper)
-        samples = args.train_batch_size * args.gradient_accumulation_steps
         peer = Peer(given["model"], optimizer, **self._settings)
         peer.__enter__()
         self.peer = peer
-        self._args = args
-        self._boundary = BoundaryStep(peer, optimizer, lambda: samples)
+        self._args, self._accumulated = args, 0
+        self._boundary = BoundaryStep(peer, optimizer, self._samples)
         replace_kept_step(wrapper, self._boundary)
         if peer.averages == "gradients" and args.max_grad_norm:
             self._boundary.clip = self._max_grad_norm = args.max_grad_norm
             args.max_grad_norm = 0.0
 
+    def on_substep_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        """Count a batch that accumulates; the last step of an epoch may have fewer of them."""
+        self._accumulated += 1
+
     def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """End training when the swarm has reached its end."""
+        self._accumulated = 0
         if self.peer and self.peer.should_stop:
             control.should_training_stop = True
 
@@ -85,6 +95,10 @@ class P2PTrainCallback(TrainerCallback):  # type: ignore[misc]  # transformers h
     def close(self) -> None:
         """Leave the swarm and give the trainer's parts back as they were. Idempotent."""
         self._leave(lambda peer: peer.__exit__(None, None, None))
+
+    def _samples(self) -> int:
+        """Of the step that ends with this batch."""
+        return int(self._args.train_batch_size) * (self._accumulated + 1)
 
     def _leave(self, leave: Callable[[Peer], None]) -> None:
         boundary, self._boundary = self._boundary, None

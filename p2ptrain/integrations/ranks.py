@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from p2ptrain.errors import TransportError
+from p2ptrain.errors import ConfigError, TransportError
 
 T = TypeVar("T")
 
@@ -29,7 +29,10 @@ class Ranks:
 
     Args:
         given: the ranks; None: all of them, or this process if none were started.
-        device: where tensors of this rank's numbers are made.
+        device: where this rank's model is, and its numbers are told from.
+
+    Raises:
+        ConfigError: if the group cannot move what is on that device.
     """
 
     def __init__(self, given: dist.ProcessGroup | None, device: torch.device) -> None:
@@ -38,12 +41,13 @@ class Ranks:
         self._device = device
         self.size = dist.get_world_size(self._group) if self._group else 1
         self.rank = dist.get_rank(self._group) if self._group else 0
+        self._timeout = _timeout_of(self._group, device) if self._group else None
 
     def open(self) -> Self:
         """Make our own group, of all ranks. They have heard of each other before."""
         if self._makes_own and self.size > 1 and not self._owns:
             with self._losing_ranks():
-                self._group = dist.new_group(timeout=_timeout_of(self._group, self._device))
+                self._group = dist.new_group(timeout=self._timeout)
             self._owns = True
         return self
 
@@ -101,7 +105,17 @@ class Ranks:
             ) from error
 
 
-def _timeout_of(group: dist.ProcessGroup | None, device: torch.device) -> timedelta | None:
-    """How long its collectives may take; None, if this torch does not tell."""
-    options = getattr(group._get_backend(device), "options", None) if group else None
-    return getattr(options, "_timeout", None)
+def _timeout_of(group: dist.ProcessGroup, device: torch.device) -> timedelta | None:
+    """How long its collectives may take on `device`; None, if this torch does not tell.
+
+    Raises:
+        ConfigError: if it has none there.
+    """
+    try:
+        backend = group._get_backend(device)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"the model is on {device.type}, and the process group ({dist.get_backend(group)}) "
+            "reaches no memory there; move the model first, or take another backend"
+        ) from error
+    return getattr(getattr(backend, "options", None), "_timeout", None)

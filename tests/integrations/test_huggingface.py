@@ -140,6 +140,21 @@ def test_one_of_several_processes_is_refused_in_a_sentence():
         P2PTrainCallback().on_train_begin(Arguments(), None, None)
 
 
+def test_several_gpus_of_one_process_are_refused_in_a_sentence():
+    class Arguments:
+        world_size, n_gpu = 1, 4
+
+    with pytest.raises(ConfigError, match=r"over 4 GPUs .* a peer has one: set"):
+        P2PTrainCallback().on_train_begin(Arguments(), None, None)
+
+
+def test_the_last_step_of_an_epoch_counts_the_batches_that_it_has(tmp_path):
+    callback = P2PTrainCallback()
+    settings = {"gradient_accumulation_steps": 3, "max_steps": 3}
+    build_trainer(tmp_path, build_model(), callback, **settings).train()
+    assert callback.peer.progress == len(DATA), "in steps of 12, 12 and 8"
+
+
 def test_a_scheduler_of_torch_sees_the_steps_it_counts():
     model = torch.nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

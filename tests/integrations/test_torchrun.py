@@ -130,6 +130,18 @@ def test_a_group_of_the_program_is_held_no_longer_than_the_peer_trains():
     assert group_member.gloo_threads() == 0, "or they may abort the process when it ends"
 
 
+def test_a_group_that_does_not_reach_the_device_of_the_model_is_refused_in_a_sentence():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        far = model().to("meta")  # of which Gloo knows as much as NCCL of the processor
+        with pytest.raises(
+            ConfigError, match=r"is on meta, and the process group \(gloo\) reaches"
+        ):
+            GroupPeer(far, SGD(far.parameters(), lr=0.1))
+    finally:
+        dist.destroy_process_group()
+
+
 @pytest.mark.sockets
 def test_a_step_outside_of_the_with_block_is_refused():
     module = model()
