@@ -18,6 +18,7 @@ from p2ptrain.compute.replica import Replica, StateOwner
 from p2ptrain.core import effects
 from p2ptrain.core.budgets import Budgets, Rate
 from p2ptrain.core.effects import Ending
+from p2ptrain.core.growth import Growth
 from p2ptrain.core.messages import (
     OF_ONE_EPOCH,
     Ack,
@@ -111,7 +112,7 @@ class Driver:
         self.gauges = Gauges(self)
         self.metrics = TeeMetrics(self._watch, self.gauges, self.metrics, self._log)
         self.accounts = Accounts()
-        self.agreed = AgreedState()
+        self.agreed, self.growth = AgreedState(), Growth()
         self.batches = Batches()
         self.dealing: DataDealing | None = None
         """Of this peer's data, if they are dealt."""
@@ -173,7 +174,7 @@ class Driver:
 
     def begin_pushes(self) -> None:
         """The algorithm begins: this peer's model has weight 1, and nothing is on its way."""
-        self.shares, self.parameters = Shares(self), Parameters(self)
+        self.shares, self.parameters, self.growth = Shares(self), Parameters(self), Growth()
         handed_on = HandedOn(self.parameters)
         self.pushes.begin({SHARE: self.shares, UPDATE: self.parameters, HANDED_ON: handed_on})
 
@@ -186,9 +187,19 @@ class Driver:
             if phase is Phase.ARRIVING:
                 self.agreed.progress = max(self.agreed.restored_progress, membership.samples)
             elif self.algorithm.averages == "models":  # as if all had done so; averages share it
-                everyone = (samples - before) * (1 + len(membership.choosable()))
+                step = samples - before
+                everyone = step * (1 + len(membership.choosable()))
                 self.agreed.progress += round(everyone / self.shares.counted_weight)
+                self.growth.trained(step, self.agreed.progress, samples, *self._surroundings())
             self._watch.look()
+
+    def share_progress(self, change: int) -> None:
+        """An average of models has changed the estimate of the swarm's samples."""
+        self.agreed.progress += change
+        self.growth.averaged(self.agreed.progress, self.me.samples, *self._surroundings())
+
+    def _surroundings(self) -> tuple[int, Seconds]:
+        return len(self.machine.membership.choosable()), self.now
 
     def count_lost(self, samples: int) -> None:
         """Count on what others have trained that are lost: no estimate of progress grows."""

@@ -430,11 +430,11 @@ class FormedGroup(Attempt):
         self._check_held()
         self.outcome, self.why = Outcome.DONE, self.why and f"adopted: {self.why}"
         self.is_committing = True
-        agreed, host, stated = self._averages.agreed, self._averages.host, self._contributions
+        host, stated = self._averages.host, self._contributions
         if host.algorithm.averages == "models":  # and so are the estimates of progress
             rank, total = self.members.index(host.name), sum(one.progress for one in stated)
             share = (total + rank) // len(stated)  # what a division leaves over is not lost
-            agreed.progress += share - stated[rank].progress
+            host.share_progress(share - stated[rank].progress)
         return self.exchange
 
     def _check_held(self) -> None:

@@ -106,7 +106,9 @@ class PeerLifecycle:
             return 0
         known, heard = self.driver.agreed.progress, self.driver.machine.membership.samples
         agreed = self.algorithm.averages == "gradients"  # in each average of them
-        return known if agreed else max(known, heard, self.boundary.totals.samples)
+        if agreed:
+            return known
+        return max(known + self.driver.growth.correction, heard, self.boundary.totals.samples)
 
     def batch_size(self, usual: int) -> int:
         """Samples of the next step; see `Peer.batch_size`."""

@@ -114,7 +114,7 @@ class Parameters:
             async with self._changing:
                 self._versions[part], self._given_by[part] = delivery.clock, server
                 if part == COUNTS:
-                    host.agreed.progress += delivery.progress - head.progress
+                    host.share_progress(delivery.progress - head.progress)
                 await host.averages.executor(partial(self._take_in, at, update_S, answer_S))
 
     async def _hand_on(self, server: PeerId, part: int, parts: int) -> bool:
@@ -187,11 +187,11 @@ class Parameters:
 
     def _share_progress(self, source: PeerId, push: Push, *, again: bool) -> int:
         """Both estimates become their mean; returns that of `source`."""
-        agreed, before = self._host.agreed, self._shared.get(source)
+        known, before = self._host.agreed.progress, self._shared.get(source)
         if again and before is not None:
             return before
-        total = 2 * agreed.progress if again else agreed.progress + push.progress
-        agreed.progress = total // 2
+        total = known + (known if again else push.progress)
+        self._host.share_progress(total // 2 - known)
         self._shared[source] = total - total // 2
         return self._shared[source]
 

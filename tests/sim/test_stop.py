@@ -56,6 +56,36 @@ async def test_peers_of_servers_end_near_the_samples_however_many_parts_there_ar
     await world.close()
 
 
+@pytest.mark.parametrize("count", [4, 32])
+async def test_peers_that_average_often_end_half_a_batch_each_beyond_the_samples_at_most(
+    count: int,
+):
+    world = await build(count, "ad_psgd", equal=True)
+    run = Run(world, count * 12, slow={f"p{count - 1}": 0.4})
+    await run.train()
+    assert 0 <= run.trained - count * 12 <= count / 2
+    await world.close()
+
+
+async def test_where_averages_are_rare_all_peers_end_near_the_samples_at_the_same_time():
+    """Fast ones were ahead of the truth between averages; a slow one went on alone for long."""
+    world = await build(8, "diloco", equal=True, period=50)
+    run = Run(world, 8 * 230, slow={"p7": 0.4})
+    await run.train()
+    assert run.trained == pytest.approx(8 * 230, rel=NEAR)
+    assert max(run.ended_at.values()) - min(run.ended_at.values()) < 0.5
+    await world.close()
+
+
+async def test_where_pairs_meet_rarely_ten_meetings_are_enough_to_end_near_the_samples():
+    world = await build(8, "noloco", equal=True, period=20)
+    run = Run(world, 8 * 20 * 10, slow={"p7": 0.4})
+    await run.train()
+    assert run.trained == pytest.approx(8 * 20 * 10, rel=NEAR)
+    assert max(run.ended_at.values()) - min(run.ended_at.values()) < 5
+    await world.close()
+
+
 @pytest.mark.parametrize("servers", [1, 3])
 async def test_servers_keep_what_estimates_of_progress_add_up_to(servers: int):
     """Also where words are lost and come twice; a step beside a suspect counts for one less."""
