@@ -25,13 +25,14 @@ next time counts anew who is missing.
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
 from p2ptrain.compute.replica import StateOwner
+from p2ptrain.compute.tensor_file import Data
 from p2ptrain.core.messages import MOST_BEFORE
 from p2ptrain.errors import StateError
 from p2ptrain.ids import PeerId, Seconds
@@ -132,13 +133,17 @@ class Checkpoints:
 
     def _parts(self) -> dict[str, StateOwner]:
         averages = self._host.averages
-        parts: dict[str, StateOwner] = {
+        return {
             "algorithm": self._host.algorithm,
             "choices": _Choices(self._host.rng),
             "residual": averages.residual,
             "gradients": averages.pending,
         }
-        return {**parts, "outer": averages.outer} if averages.outer else parts
+
+    def _parts_of_model(self) -> dict[str, StateOwner]:
+        """Those that the worker thread changes together with the model."""
+        outer = self._host.averages.outer
+        return {"outer": outer} if outer else {}
 
     def _version(self) -> int:
         """How far the schedule of the swarm is, in this model."""
@@ -146,10 +151,16 @@ class Checkpoints:
         stale = host.algorithm.averages == "gradients" and not host.algorithm.in_step
         return host.replica.version if stale else host.machine.groups.wait_avoiding.version
 
-    async def _write(self, document: Any, vectors: Mapping[str, Any], held: asyncio.Event) -> None:
+    async def _write(self, document: Any, vectors: dict[str, Any], held: asyncio.Event) -> None:
         host = self._host
         post, disk = host.environment.post, host.environment.disk or host.environment.executor
-        model = partial(host.replica.write_state, is_held=lambda: post(held.set))
+
+        def model(write: Callable[[Data], None]) -> None:
+            # In one piece on that thread: no outer step is in the model and not in its anchor.
+            parts = state_of(self._parts_of_model())
+            document["state_of_model"] = packed(parts, vectors, "state_of_model")
+            host.replica.write_state(write, is_held=lambda: post(held.set))
+
         try:
             partial_folder = await host.averages.whole(partial(self._folder.begin, model))
             finish = partial(self._folder.finish, partial_folder, document, vectors)
@@ -275,7 +286,8 @@ class Checkpoints:
         except StateError as error:
             why = host.replica.import_state(checkpoint.model, whole=False)
             self._warn(f"went on without the optimizer's state: {why or error}")
-        parts, states = self._parts(), self._states(checkpoint)
+        parts = {**self._parts(), **self._parts_of_model()}
+        states = self._states(checkpoint)
         same = checkpoint.document.get("works_with") == host.live.choice.text
         load(parts, states, tuple(parts) if same else ("choices",))  # the rest is of other settings
         self.found = checkpoint
@@ -300,8 +312,10 @@ class Checkpoints:
             load(owners, self._states(self.found), names or tuple(owners))
 
     def _states(self, checkpoint: Checkpoint) -> Mapping[str, Any]:  # Any: as above
-        states: Mapping[str, Any] = unpacked(checkpoint.document["state"], checkpoint.vectors)
-        return states
+        document, vectors = checkpoint.document, checkpoint.vectors
+        names = ("state", "state_of_model")
+        found = (unpacked(document[name], vectors) for name in names if name in document)
+        return {name: state for states in found for name, state in states.items()}
 
 
 def in_common(held: Sequence[Sequence[int]]) -> int:

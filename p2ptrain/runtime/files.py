@@ -76,7 +76,8 @@ class DiskFiles:
         return sorted(os.listdir(folder)) if folder.is_dir() else ()
 
     def create(self, path: Path) -> OpenFile:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        _make_lasting(path.parent.parent)  # what is in it lasts once it is renamed
+        path.parent.mkdir(exist_ok=True)
         return _DiskFile(path)
 
     def read(self, path: Path) -> State:
@@ -95,6 +96,14 @@ class DiskFiles:
 
     def remove_folder(self, folder: Path) -> None:
         shutil.rmtree(folder)
+
+
+def _make_lasting(folder: Path) -> None:
+    """Make this folder, on the disk, if there is none: a file in a folder that is lost is lost."""
+    if not folder.is_dir():
+        _make_lasting(folder.parent)
+        folder.mkdir(exist_ok=True)
+        _sync_folder(folder.parent)
 
 
 def _sync_folder(folder: Path) -> None:

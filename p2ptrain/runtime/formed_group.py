@@ -487,9 +487,13 @@ class FormedGroup(Attempt):
                 pass  # another member was asked for it
             case What.MODELS:
                 start, parts = self.span.start, self._effect.purpose.fragments
-                if outer := self._outer:
-                    await averages.executor(lambda: outer.take_in_model(vector_V))
-                free = [await averages.executor(lambda: replica.add_delta(vector_V, start))]
+                outer = self._outer
+
+                def add() -> Vector:  # at once: a checkpoint has both or none
+                    delta_V = outer.take_in_model(vector_V) if outer else vector_V
+                    return replica.add_delta(delta_V, start)
+
+                free = [await averages.executor(add)]
                 if len(free[0]) > LONG:
                     free = []  # while one is pending, no second one is kept for later
                 self.consensus_distance_l2 = math.sqrt(parts * exchange.square_sum)

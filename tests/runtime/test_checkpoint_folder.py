@@ -125,6 +125,17 @@ def test_a_checkpoint_of_another_format_is_said(monkeypatch):
         decode(encode({"format": "p2ptrain-checkpoint-9"}))
 
 
+def test_the_folders_of_a_first_checkpoint_are_on_the_disk_before_it_counts(tmp_path, monkeypatch):
+    synced: list[Path] = []
+    monkeypatch.setattr("p2ptrain.runtime.files._sync_folder", synced.append)
+    folder = CheckpointFolder(tmp_path / "all" / "p0", 3, DiskFiles())
+    write(folder, 1)
+    partial = tmp_path / "all" / "p0" / "00000001.partial"
+    assert synced == [tmp_path, tmp_path / "all", partial, tmp_path / "all" / "p0"]
+    write(folder, 2)
+    assert len(synced) == 6, "later ones are in folders that are there"
+
+
 def test_states_of_owners_come_back_in_kind():
     vectors: dict[str, np.ndarray] = {}
     state = {

@@ -294,3 +294,30 @@ async def test_a_disk_that_is_full_costs_checkpoints_and_one_warning():
 
 def test_a_crash_is_no_error_that_a_handler_takes():
     assert not issubclass(Crashed, Exception)
+
+
+async def test_an_outer_step_is_in_model_and_anchor_of_a_checkpoint_or_in_none():
+    world = await build(2, "diloco")
+    await train(world, 12)
+    driver = world.peers[PeerId("p0")].driver
+    averages, usual = driver.averages, driver.averages.executor
+
+    async def behind_an_outer_step(function):
+        averages.executor = usual
+        averages.outer.anchor_M += 64
+        driver.replica.live += 64
+        return await usual(function)
+
+    averages.executor = behind_an_outer_step
+    await driver.checkpoints.cut({})
+    await driver.checkpoints.settle()
+    model = fresh(1)["p0"]
+    folder = CheckpointFolder(Path("/disk/p0"), 3, world.disks[PeerId("p0")])
+    cut = folder.read(max(folder.numbers()))
+    model.import_state(cut.model)
+    (anchor_M,) = (vector for name, vector in cut.vectors.items() if name.endswith("/anchor"))
+    assert (anchor_M - model.live).tolist() == (
+        averages.outer.anchor_M - driver.replica.live
+    ).tolist()
+    assert anchor_M.min() > 50
+    await world.close()
