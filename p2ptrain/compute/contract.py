@@ -43,7 +43,13 @@ SHOWN = 200
 OF_EXCHANGES = ("codec", "gradient_codec", "chunk_kib")
 """Settings of `ExchangeConfig` that decide on what is sent; its others are a peer's own."""
 
-OF_LATER_EXCHANGES = ("trimmed_share", "robust_mean", "norm_limit", "opposed_groups")
+OF_LATER_EXCHANGES = (
+    "trimmed_share",
+    "robust_mean",
+    "norm_limit",
+    "opposed_groups",
+    "audited_owners",
+)
 """The same, but unknown to some peers of protocol 1.0: compared where one is not as by default."""
 
 OF_THE_PROGRAM = ("optimizer", "parameter groups")

@@ -46,8 +46,9 @@ MOST_KINDS = 64
 AGREE = 0.1
 """The cosine above which a contribution points with the others."""
 
-OPPOSED = -1.0
-"""In a ballot: a vote against a member that is opposed. Positive: by how much its norm is out."""
+OPPOSED, CAUGHT = -1.0, -2.0
+"""In a ballot: a vote against a member that is opposed, or that was caught by an audit. Positive:
+by how much its norm is out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,17 +70,25 @@ class Judge:
 
     norm_limit: float = 0.0
     opposed_groups: int = 0
+    caught: dict[PeerId, None] = field(default_factory=dict)
+    """Members that have handed out what they should not (`runtime/audits.py`): it votes against
+    them in all groups."""
     _recent: dict[Hashable, deque[float]] = field(default_factory=dict)
     _opposed: dict[Hashable, dict[PeerId, int]] = field(default_factory=dict)
+
+    @property
+    def measures(self) -> bool:
+        """Its votes depend on what members contribute."""
+        return bool(self.norm_limit or self.opposed_groups)
 
     def vote(
         self, kind: Hashable, members: Sequence[PeerId], measured: Measured
     ) -> tuple[float, ...]:
-        """This peer's ballot: 0 for no vote, how many times the usual a norm is, or `OPPOSED`."""
+        """This peer's ballot: 0 for no vote, how many times the usual a norm is, or why else."""
         ballot = self._by_norm(kind, measured.norms, needs_past=measured.are_distances)
         opposed = self._by_direction(kind, members, measured.cosines)
         return tuple(
-            norm or (OPPOSED if peer in opposed else 0.0)
+            norm or (CAUGHT if peer in self.caught else OPPOSED if peer in opposed else 0.0)
             for norm, peer in zip(ballot, members, strict=True)
         )
 
@@ -129,10 +138,12 @@ def offenders(
 
 def _sentence(peer: PeerId, against: Sequence[float], voters: int) -> str:
     norms = [vote for vote in against if vote > 0]
-    what = "points against the others', group after group"
+    what = "what it contributes points against the others', group after group"
     if 2 * len(norms) >= len(against):
-        what = f"has {_middle(norms):.3g} times the usual norm"
-    return f"{peer} is left out by {len(against)} of {voters} votes: what it contributes {what}"
+        what = f"what it contributes has {_middle(norms):.3g} times the usual norm"
+    elif CAUGHT in against:
+        what = "audits have found means that it handed out wrong"
+    return f"{peer} is left out by {len(against)} of {voters} votes: {what}"
 
 
 def _middle(numbers: Sequence[float] | deque[float]) -> float:

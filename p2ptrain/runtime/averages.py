@@ -32,6 +32,7 @@ from p2ptrain.ids import PeerId, Seconds, Ticket
 from p2ptrain.net.transport import ChunkStream
 from p2ptrain.net.wire import AverageOpening
 from p2ptrain.runtime.agreed_state import AgreedState, union
+from p2ptrain.runtime.audits import Audits
 from p2ptrain.runtime.ballots import LEAST_MEMBERS, Vote
 from p2ptrain.runtime.copy_executor import CopyExecutor
 from p2ptrain.runtime.deferred import DeferredUpdate
@@ -86,6 +87,10 @@ class Averages:
     def _prepare(self, algorithm: Algorithm) -> None:
         """Make what an algorithm declares that it needs."""
         self._judge = self.config.judge  # norms of another algorithm are of another kind
+        share, chance = self.config.audited_owners, self.host.environment.chance
+        self.audits = (
+            Audits(self.host, share, chance, self._judge) if share and self._judge else None
+        )
         self.overlap = Overlap(self, algorithm.bucket_mib) if algorithm.overlaps != "none" else None
         self.outer = Outer(algorithm.outer, self.replica) if algorithm.outer else None
 
@@ -157,6 +162,12 @@ class Averages:
         except (TimeoutError, KeyError) as error:
             raise RefusedError(f"{host.name} is not in {ticket}") from error
         await exchange.accept(opening, stream)
+
+    async def show(self, opening: AverageOpening, stream: ChunkStream) -> None:
+        """A member audits another one. Raises RefusedError if we have nothing to show."""
+        if self.audits is None:
+            raise RefusedError(f"{self.host.name} takes part in no audits")
+        await self.audits.accept(opening, stream)
 
     def _exchange_of(self, ticket: Ticket) -> Exchange | None:
         """That of this attempt, once there is one. Raises KeyError if there will be none."""
@@ -255,6 +266,7 @@ class Averages:
             open_stream=host.open_stream,
             clock=lambda: host.now,
             shards=shards,
+            audits=self.audits,
             **more,
         )
 

@@ -71,6 +71,8 @@ class Ballots:
 
     def measure(self, start: int, parts_S: Sequence[Vector]) -> None:
         """Take these numbers of all members into account, from `start` of the vector on."""
+        if not self._vote.judge.measures:
+            return
         count, counted = len(parts_S), min(len(parts_S[0]), max(0, self._vote.size - start))
         squares_N, dots_N, sum_squares = [0.0] * count, [0.0] * count, 0.0
         for at in blocks(counted):
@@ -87,8 +89,9 @@ class Ballots:
 
     def cast(self) -> memoryview:
         """All of ours is measured: this member's ballot, as it travels."""
-        of_models = self._vote.of_models
-        measured = Measured(self._norms(), of_models, () if of_models else self._cosines())
+        of_models, measured = self._vote.of_models, Measured([None] * len(self._members))
+        if self._chunks:
+            measured = Measured(self._norms(), of_models, () if of_models else self._cosines())
         ballot = self._vote.judge.vote(self._vote.kind, self._members, measured)
         packed = self._layout.pack(*(min(one, 1e30) for one in ballot))
         self._ballots[self._me] = self._layout.unpack(packed)

@@ -39,6 +39,7 @@ from p2ptrain.errors import RefusedError, RemoteProtocolError, TransportError
 from p2ptrain.ids import Address, PeerId, Seconds
 from p2ptrain.net import wire
 from p2ptrain.net.transport import ChunkStream, Transport
+from p2ptrain.runtime import audits
 from p2ptrain.runtime.accounts import Accounts
 from p2ptrain.runtime.admission import Admissions, ask, cannot_reach, kind_of, successor
 from p2ptrain.runtime.agreed_state import AgreedState
@@ -330,6 +331,8 @@ class Driver:
         match opening:
             case wire.AverageOpening(bucket=kind) if kind in self.pushes.takers:
                 await self.pushes.accept(opening, stream)
+            case wire.AverageOpening(bucket=bucket) if bucket.startswith(audits.OF):
+                await self.averages.show(opening, stream)
             case wire.AverageOpening():
                 await self.averages.accept(opening, stream)
             case wire.StateOpening():

@@ -34,18 +34,15 @@ from typing import TypeVar
 
 import numpy as np
 
-from p2ptrain.compute.codec import load_codec
 from p2ptrain.compute.replica import Vector
 from p2ptrain.core.effects import Outcome
-from p2ptrain.core.links import MAX_MBIT
-from p2ptrain.core.offenders import Judge
 from p2ptrain.core.shards import Span, chunks, is_direct, shard
-from p2ptrain.errors import ConfigError, check_above_0
-from p2ptrain.ids import PeerId, Seconds
+from p2ptrain.ids import PeerId
 from p2ptrain.net.transport import ChunkStream
-from p2ptrain.net.wire import MAX_CHUNK_BYTES
+from p2ptrain.runtime.audits import LEAST_MEMBERS, Audits, Watched
 from p2ptrain.runtime.ballots import Ballots
 from p2ptrain.runtime.copy_executor import CopyExecutor
+from p2ptrain.runtime.exchange_config import ExchangeConfig as ExchangeConfig
 from p2ptrain.runtime.mix import Bucket, Mix, NotFinite
 from p2ptrain.runtime.robust import exact_squares
 from p2ptrain.runtime.rounds import Rounds, RoundsExchange
@@ -58,139 +55,6 @@ WINDOW = 4
 MEANS, RAW = WINDOW, WINDOW + 1
 """Where a mean arrives, or bytes that are still to be decoded; before them, `WINDOW` parts."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExchangeConfig:
-    """How vectors travel."""
-
-    chunk_kib: int = 1024
-    """Size of one chunk as float32, at most; small shards travel in smaller ones. Too small: work
-    per chunk dominates; too large: nothing overlaps, a chunk does not stay in a core's cache
-    between arriving and being reduced, and gRPC holds several of them for each stream."""
-
-    codec: str = "fp32"
-    """How models travel: ``fp32`` as they are, ``bf16`` or ``fp16`` in half of the bytes, ``int8``
-    in a quarter. Nothing of what training does is lost, but peers differ by a little rounding, and
-    it costs computing: worth it on links below some 10 Gbit/s. ``int4``, an eighth, is
-    for gradients and pseudo-gradients with error feedback: with models nothing is lost either, but
-    peers differ by much, and each is worse than the mean of all: measure first. The same at all
-    peers."""
-
-    gradient_codec: str = "fp32"
-    """How gradients and pseudo-gradients (`diloco`) travel, as above, ``int4`` in an eighth of the
-    bytes; all members get the same bits with every codec. What rounding takes from a gradient stays
-    with its peer and goes into its next one (error feedback); only where gradients are delivered
-    late (`eager`) it is lost. Statistics (buffers) always travel as they are. The same at all
-    peers."""
-
-    robust_mean: str = "none"
-    """Means that bear with members that send anything, for groups of four and more: ``trimmed``
-    leaves extremes out (`trimmed_share`), ``clipped`` moves a median towards each member by no more
-    than the median of their distances (centered clipping, Karimireddy et al., ICML 2021) and bears
-    with just under half of the members. Sums of models are not conserved any more; the ``group``
-    records have by how much (``trimmed_l2``, ``clipped_l2``). The same at all peers."""
-
-    trimmed_share: float = 0.0
-    """Of each number the largest and the smallest are left out, at each end this share of the
-    members, at least one (Yin et al., ICML 2018). So many members may send anything. Too small:
-    fewer may; too large, up to just below 0.5: the mean is of few, and noisier. Above 0 it is
-    enough to have trimmed means; 0: one at each end if `robust_mean` is ``trimmed``, else none.
-    The same at all peers."""
-
-    norm_limit: float = 0.0
-    """In groups of three and more the members vote on each other's contributions: one whose norm is
-    more than so many times the usual one is left out, and named. Too small: members with unusual
-    data are named; too large: lies count. 10 is a good one. 0: no votes. The same at all peers."""
-
-    opposed_groups: int = 0
-    """The same for a member whose gradient points against the others' in so many groups in a row
-    while those agree. Too small: a member with unusual data is named; too large: a negated gradient
-    counts for long. 5 is a good one. 0: no votes. The same at all peers."""
-
-    average_timeout_s: Seconds = 60.0
-    """A group in which nothing moves for so long is broken, or sooner where less was seen to be
-    enough (`core/transfers.py`). A net under the other deadlines, not a tuning knob: dead members
-    end a group at once, silent ones within seconds (`core/repair.py`)."""
-
-    link_mbit: int = 0
-    """How many Mbit/s this peer's link carries in each direction; peers with slow links reduce
-    less. 0: find out from the groups we are in, which is not possible where everyone is in every
-    group. Too small: others do our work; too large: they wait for our link."""
-
-    state_share: float = 0.25
-    """The share of this peer's link, above 0 and up to 1, that it gives to newcomers while it
-    trains; they take its state. It applies where the speed of the link is known (`link_mbit`, or as
-    measured), and not where all wait for the newcomer (at a barrier). Too small: newcomers come
-    late, with an old model; too large: averages of this peer wait for its link meanwhile."""
-
-    fresh_optimizer: bool = False
-    """Where models are averaged, this peer begins with an optimizer of its own when it takes over a
-    model: it loads a half or a third of the bytes, and its moments build up anew. Where gradients
-    are averaged all optimizers are equal, and their state comes along whatever this says."""
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.chunk_kib <= MAX_CHUNK_BYTES // 1024:
-            most = MAX_CHUNK_BYTES // 1024
-            raise ConfigError(f"chunk_kib = {self.chunk_kib} must be between 1 and {most}")
-        load_codec(self.codec)
-        load_codec(self.gradient_codec, "gradient_codec")
-        if not 0 <= self.link_mbit <= MAX_MBIT:
-            raise ConfigError(
-                f"link_mbit = {self.link_mbit} must be between 1 and {MAX_MBIT}, or 0 to measure it"
-            )
-        if not 0 < self.state_share <= 1:
-            raise ConfigError(
-                f"state_share = {self.state_share} must be above 0 and at most 1: the part of the "
-                "link that newcomers may use"
-            )
-        if not 0 <= self.trimmed_share < MOST_TRIMMED:
-            raise ConfigError(
-                f"trimmed_share = {self.trimmed_share} must be from 0 to below {MOST_TRIMMED}, or "
-                "nothing is left to average"
-            )
-        if self.norm_limit and not 1 < self.norm_limit < math.inf:
-            raise ConfigError(
-                f"norm_limit = {self.norm_limit} must be above 1: how many times the usual norm a "
-                "contribution may have; or 0 for no votes"
-            )
-        if self.opposed_groups < 0:
-            raise ConfigError(
-                f"opposed_groups = {self.opposed_groups} must be a number of groups, or 0 for no "
-                "votes"
-            )
-        if self.robust_mean not in ROBUST_MEANS:
-            raise ConfigError(
-                f"robust_mean = {self.robust_mean!r} must be one of: {', '.join(ROBUST_MEANS)}"
-            )
-        if self.robust_mean == "clipped" and self.trimmed_share:
-            raise ConfigError(
-                f"robust_mean = 'clipped' and trimmed_share = {self.trimmed_share} are two kinds "
-                "of mean; leave one of the two out"
-            )
-        check_above_0("", self, "average_timeout_s")
-
-    def trimmed(self, members: int) -> int:
-        """How many of a group's numbers are left out at each end."""
-        is_robust = self.robust_mean == "trimmed" or self.trimmed_share > 0
-        if not is_robust or members < LEAST_ROBUST:
-            return 0
-        return max(1, int(self.trimmed_share * members))
-
-    @property
-    def judge(self) -> Judge | None:
-        """A fresh memory of contributions; None if there are no votes on them."""
-        votes = self.norm_limit or self.opposed_groups
-        return Judge(self.norm_limit, self.opposed_groups) if votes else None
-
-    def clips(self, members: int) -> bool:
-        """Whether a group's numbers are clipped."""
-        return self.robust_mean == "clipped" and members >= LEAST_ROBUST
-
-
-ROBUST_MEANS = ("none", "trimmed", "clipped")
-MOST_TRIMMED = 0.5
-LEAST_ROBUST = 4
-"""Members of a group; of three the median is left, of two nothing."""
 
 SQUARES = struct.Struct("<d")
 """How a sum of squares travels."""
@@ -247,6 +111,8 @@ class Exchange(Streams):
     executor: CopyExecutor
     shards: Sequence[int] = ()
     """The weights of the members' shards, in their order; none: equal shards."""
+    audits: Audits | None = None
+    """Of the owners of shards; None: there are none."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -280,6 +146,12 @@ class Exchange(Streams):
             if bucket.ballots:
                 found |= bucket.ballots.offenders
         return found
+
+    def audit(self) -> None:
+        """All has ended well: the audits of it begin."""
+        for bucket in self.buckets:
+            if self.audits and bucket.watched:
+                self.audits.begin(bucket.watched)
 
     @property
     def square_sum(self) -> float:
@@ -407,6 +279,10 @@ class BucketExchange:
         self.mix = Mix(bucket, count, members.index(me), mine, is_direct=direct, lend=lend)
         self._parts: list[dict[PeerId, Vector]] = [{} for _ in self._mine]
         self.ballots = Ballots(bucket.vote, me, members) if bucket.vote else None
+        self.watched: Watched | None = None
+        if exchange.audits and not direct and count >= LEAST_MEMBERS:
+            spans = {peer: [one.span for one in self._chunks(peer)] for peer in members}
+            self.watched = exchange.audits.watch(exchange.ticket, bucket, members, spans)
         loop = asyncio.get_running_loop()
         self.reduced = [loop.create_future() for _ in self._mine]
         """One for each chunk of this member's shard."""
@@ -435,7 +311,7 @@ class BucketExchange:
     def forget(self) -> None:
         """All is over: the errors of streams have tracebacks that refer to this, not to vectors."""
         del self.mix, self._bucket
-        self.ballots = None
+        self.ballots = self.watched = None
         self.slots.clear()
         self._written.clear()
         self._parts.clear()
@@ -491,13 +367,15 @@ class BucketExchange:
             await self._is_filled(number)
             shard, own = self._shard(owner, cut), [c for c in theirs if c.cut == number]
             is_last = ends and bool(own) and own[-1] == theirs[-1]
-            if own and self.codec.is_exact:
+            if own and self.codec.is_exact and not self.watched:
                 part = self.mix.part(shard)
                 if await self._exchange.refer(owner, stream, part, last=is_last):
                     continue
             for chunk in own:
-                last = is_last and chunk == theirs[-1]
-                await self._exchange.send(owner, stream, await self._part(chunk.span), last=last)
+                last, part = is_last and chunk == theirs[-1], await self._part(chunk.span)
+                if self.watched:
+                    self.watched.keep(chunk.span, self.mix.vector_V)
+                await self._exchange.send(owner, stream, part, last=last)
 
     async def _take_means(self, owner: PeerId, stream: ChunkStream) -> None:
         theirs = self._chunks(owner)
@@ -506,10 +384,15 @@ class BucketExchange:
         for index in self._in_order_of_means(theirs):
             chunk = theirs[index]
             mean_S = await self._receive(owner, stream, chunk.span, MEANS, "sending means")
+            if self.watched:
+                self.watched.hear(owner, chunk.span, mean_S)
             take = partial(self.mix.take, chunk.span, mean_S)
             squares = await self._compute(take, {owner: mean_S})
             self.square_sum += squares  # not in one: others add meanwhile
             self._is_here(chunk)
+        if self.watched and (size := self.watched.table_bytes(owner)):
+            table = await self._exchange.receive(owner, stream, "sending digests", size)
+            self.watched.read(owner, table)
         await self._take_ballot(owner, stream)
         self._exchange.arrived()
 
@@ -553,11 +436,15 @@ class BucketExchange:
             await self.reduced[index]
             await self._exchange.means_may_leave.wait()
             await self._exchange.send(caller, stream, self.mix.handed_out(self._mine[index].span))
+        if self.watched and self.watched.table_bytes(self._exchange.me):
+            await self._exchange.send(caller, stream, self.watched.table)
         if self.ballots:
             await self._exchange.send(caller, stream, await self._cast)
 
     async def _contribute_own(self, index: int) -> None:
         span = self._mine[index].span
+        if self.watched:
+            self.watched.keep(span, self.mix.vector_V)
         await self._contribute(index, self._exchange.me, self.mix.vector_V[span.start : span.stop])
 
     async def _contribute(self, index: int, member: PeerId, chunk_S: Vector) -> None:
@@ -585,6 +472,8 @@ class BucketExchange:
         if self.ballots:
             with np.errstate(all="ignore"):
                 self.ballots.measure(span.start, in_order)
+        if self.watched:
+            self.watched.note(index, in_order)
         return self.mix.reduce(span, in_order)
 
     def _squares_of(self, span: Span) -> float:

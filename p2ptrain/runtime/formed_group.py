@@ -186,6 +186,7 @@ class FormedGroup(Attempt):
         else:
             if exchange.ended_well:
                 self._learn(exchange)
+                exchange.audit()
                 if voted_out := self._vote_out(exchange):
                     await self._resolve(exchange, voted_out)
 

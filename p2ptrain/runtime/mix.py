@@ -201,17 +201,9 @@ class Mix:
         return square_sum
 
     def _average(self, parts_B: Sequence[Vector], into_B: Vector) -> None:
-        if self.clips:
-            self.robust_squares.append(clipped_sum(parts_B, into_B))
-        elif self._trimmed:
-            self.robust_squares.append(trimmed_sum(parts_B, self._trimmed, into_B))
-        elif len(parts_B) == 1:
-            into_B[:] = parts_B[0]
-        else:
-            np.add(parts_B[0], parts_B[1], out=into_B)
-            for part_B in parts_B[2:]:
-                np.add(into_B, part_B, out=into_B)
-        np.divide(into_B, self._divisor, out=into_B)
+        squares = _average(parts_B, into_B, self._divisor, self._trimmed, clips=self.clips)
+        if squares is not None:
+            self.robust_squares.append(squares)
 
     def _put(self, mean_B: Vector, own_B: Vector) -> None:
         if self._delta:
@@ -262,3 +254,35 @@ def squares(vector_B: Vector) -> float:
     if not math.isfinite(square_sum) and not np.isfinite(vector_B).all():
         raise NotFinite
     return square_sum
+
+
+def mean_of(
+    parts_S: Sequence[Vector], codec: Codec, divisor: float, trimmed: int, *, clips: bool
+) -> Vector:
+    """What the owner of a chunk hands out for these parts, to the last bit; not in a pair."""
+    mean_S = np.empty(len(parts_S[0]), np.float32)
+    _average(parts_S, mean_S, np.float32(divisor or 1), trimmed, clips=clips)
+    if not codec.is_exact:
+        encoded = memoryview(bytearray(codec.encoded_size(len(mean_S))))
+        codec.encode(mean_S, encoded)
+        codec.decode(encoded, mean_S)
+    return mean_S
+
+
+def _average(
+    parts_B: Sequence[Vector], into_B: Vector, divisor: np.float32, trimmed: int, *, clips: bool
+) -> float | None:
+    """The squares of what a robust mean has changed of the sum; None for a plain mean."""
+    changed = None
+    if clips:
+        changed = clipped_sum(parts_B, into_B)
+    elif trimmed:
+        changed = trimmed_sum(parts_B, trimmed, into_B)
+    elif len(parts_B) == 1:
+        into_B[:] = parts_B[0]
+    else:
+        np.add(parts_B[0], parts_B[1], out=into_B)
+        for part_B in parts_B[2:]:
+            np.add(into_B, part_B, out=into_B)
+    np.divide(into_B, divisor, out=into_B)
+    return changed

@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field, replace
+from random import Random, SystemRandom
 from typing import Any
 
 from p2ptrain.core.peer_machine import ProtocolConfig
@@ -45,6 +46,9 @@ class Environment:
 
     device: str
     """Where the replica is, for the record."""
+
+    chance: Random = field(default_factory=SystemRandom)
+    """Draws what no other peer can foresee; in a simulated world, what only its seed says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ inline.
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from random import Random
 from typing import TypeVar
 
 from p2ptrain.compute.buckets import Buckets
@@ -176,6 +177,7 @@ def simulated_environment(
         executor=inline,
         device="simulated",
         files=files or MemoryFiles(),
+        chance=Random(f"{process.name}/{incarnation}"),
     )
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from p2ptrain.core.offenders import (
     AGREE,
+    CAUGHT,
     LEAST_NORMS,
     MOST_KINDS,
     OPPOSED,
@@ -118,6 +119,15 @@ def test_most_of_the_others_name_a_member_with_a_sentence():
 def test_of_a_member_that_is_opposed_the_sentence_says_so():
     ballots = dict.fromkeys(TRIO, (0.0, 0.0, OPPOSED))
     assert "points against the others', group after group" in offenders(TRIO, ballots)[TRIO[2]]
+
+
+def test_who_was_caught_gets_a_vote_in_every_group():
+    judge = Judge()
+    judge.caught[TRIO[1]] = None
+    ballot = judge.vote("kind", TRIO, norms(None, None, None))
+    assert ballot == (0, CAUGHT, 0)
+    found = offenders(TRIO, {PeerId("a"): ballot, PeerId("c"): ballot})
+    assert found[TRIO[1]].endswith("audits have found means that it handed out wrong")
 
 
 @pytest.mark.parametrize("vote", [1e30, OPPOSED])

@@ -1,12 +1,19 @@
 """One of eight peers sends garbage: what robust means make of it, and how votes name it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from p2ptrain.core import shards as shards_module
+from p2ptrain.core.shards import Span
 from p2ptrain.errors import ConfigError
-from p2ptrain.runtime.exchange import ExchangeConfig
+from p2ptrain.runtime import audits as audits_module
+from p2ptrain.runtime import exchange as exchange_module
+from p2ptrain.runtime.audits import Watched
+from p2ptrain.runtime.exchange import BucketExchange, Exchange, ExchangeConfig
+from p2ptrain.runtime.mix import Bucket, Mix
 from p2ptrain.sim.replica import VectorReplica
 from p2ptrain.sim.world import SimPeer, World
 from tests.helpers.worlds import SIZE, steps_of
@@ -15,10 +22,6 @@ PEERS, STEPS, RATE, LIAR = 8, 16, 0.4, "p5"
 TRIMMED, CLIPPED = ExchangeConfig(trimmed_share=0.125), ExchangeConfig(robust_mean="clipped")
 ROBUST = pytest.mark.parametrize("robust", [TRIMMED, CLIPPED], ids=["trimmed", "clipped"])
 VOTES = ExchangeConfig(norm_limit=10, opposed_groups=3)
-IN_SHARDS = ExchangeConfig(norm_limit=10, opposed_groups=3, chunk_kib=1)
-LARGE = 16_384
-"""Numbers of a model that is reduced in shards, if chunks are of 1 KiB."""
-
 LIES = {
     "random": lambda gradient, rng: np.float32(rng.uniform(-50, 50)),
     "negated": lambda gradient, rng: -gradient,
@@ -56,6 +59,13 @@ class Outcome:
     """Warnings of the liar."""
     warned: list[str]
     """Warnings of an honest one."""
+    audits: list[dict[str, Any]]
+    """Records of all audits by honest peers."""
+
+    @property
+    def caught(self) -> set[str]:
+        """Owners that audits name."""
+        return {audit["owner"] for audit in self.audits if audit["outcome"] == "wrong"}
 
 
 async def outcome(
@@ -83,15 +93,23 @@ async def outcome(
     named: dict[str, int] = {}
     for peer in honest.values():
         for number, group in enumerate(peer.metrics.of("group")):
-            assert ("trimmed_l2" in group) == (exchange is TRIMMED)
-            assert ("clipped_l2" in group) == (exchange is CLIPPED)
+            assert ("trimmed_l2" in group) == (exchange.trimmed(PEERS) > 0)
+            assert ("clipped_l2" in group) == exchange.clips(PEERS)
             for name in group.get("offenders", ()):
                 named[name] = min(named.get(name, number), number)
     told = [one["text"] for one in world.peers[LIAR].metrics.of("warning")]
     warned = [one["text"] for one in world.peers["p0"].metrics.of("warning")]
     models = [peer.model() for peer in honest.values()]
+    audits = [audit for peer in honest.values() for audit in peer.metrics.of("audit")]
     await world.close()
-    return Outcome(float(np.mean([loss(model) for model in models])), named, told, warned)
+    final_loss = float(np.mean([loss(model) for model in models]))
+    return Outcome(final_loss, named, told, warned, audits)
+
+
+@pytest.fixture
+def in_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Vectors are reduced by the owners of shards, however short they are."""
+    monkeypatch.setattr(shards_module, "DIRECT_CHUNKS", -1)
 
 
 CLEAN = loss(np.mean([optimum(f"p{n}") for n in range(PEERS)], axis=0))
@@ -150,8 +168,8 @@ async def test_votes_name_a_liar_within_ten_groups_and_its_groups_go_on_without_
 
 
 @pytest.mark.parametrize("lie", ["random", "negated"])
-async def test_votes_name_a_liar_where_each_member_sees_a_shard_of_its_own(lie):
-    seen = await outcome("allreduce", lie, IN_SHARDS, size=LARGE)
+async def test_votes_name_a_liar_where_each_member_sees_a_shard_of_its_own(lie, in_shards):
+    seen = await outcome("allreduce", lie, VOTES, size=240)
     assert list(seen.named) == [LIAR]
     assert seen.named[LIAR] < 10
 
@@ -177,3 +195,91 @@ def test_limits_that_cannot_be_are_refused():
         ExchangeConfig(norm_limit=0.5)
     with pytest.raises(ConfigError, match=r"opposed_groups = -1 must be a number of groups"):
         ExchangeConfig(opposed_groups=-1)
+
+
+# --- audits ---------------------------------------------------------------------------------------
+
+AUDITS = ExchangeConfig(audited_owners=0.5)
+OFTEN = ExchangeConfig(audited_owners=1)
+
+
+class WrongMeans(Mix):
+    """Hands out other means of its shard than it has reduced."""
+
+    def handed_out(self, span: Span) -> memoryview:
+        handed = np.frombuffer(super().handed_out(span), np.float32)
+        return memoryview((handed + np.float32(1)).tobytes())
+
+
+class LyingOwner(BucketExchange):
+    """One member hands out wrong means."""
+
+    def __init__(self, exchange: Exchange, bucket: Bucket) -> None:
+        super().__init__(exchange, bucket)
+        if exchange.me == LIAR:
+            self.mix.__class__ = WrongMeans
+
+
+class WrongParts(BucketExchange):
+    """One member reduces its shard without what another has contributed, and says it was so."""
+
+    def _reduce(self, index: int, in_order: list[np.ndarray]) -> float:
+        if self._exchange.me == LIAR:
+            in_order[2] = np.zeros_like(in_order[2])
+        return super()._reduce(index, in_order)
+
+
+class WrongShow(Watched):
+    """One member shows another contribution than it has made."""
+
+    def kept(self, span: Span) -> np.ndarray:
+        return super().kept(span) + np.float32(self._me == LIAR)
+
+
+async def test_audits_name_an_owner_that_hands_out_wrong_means_and_the_others_vote_it_out(
+    monkeypatch, in_shards
+):
+    monkeypatch.setattr(exchange_module, "BucketExchange", LyingOwner)
+    seen = await outcome("allreduce", HONEST, OFTEN)
+    assert STEPS < 20
+    assert seen.caught == {LIAR}
+    assert list(seen.named) == [LIAR]
+    assert any("audits have found means that it handed out wrong" in text for text in seen.told)
+
+
+async def test_an_owner_is_named_by_the_member_whose_part_it_denies(monkeypatch, in_shards):
+    monkeypatch.setattr(exchange_module, "BucketExchange", WrongParts)
+    seen = await outcome("allreduce", HONEST, OFTEN)
+    assert seen.caught == {LIAR}
+    assert {audit["outcome"] for audit in seen.audits} >= {"sound", "open", "wrong"}
+
+
+async def test_who_shows_another_contribution_has_no_honest_owner_named(monkeypatch, in_shards):
+    monkeypatch.setattr(audits_module, "Watched", WrongShow)
+    seen = await outcome("allreduce", HONEST, AUDITS)
+    assert seen.caught <= {LIAR}, "it contradicts its own table where it is the owner"
+    assert {audit["outcome"] for audit in seen.audits if audit["owner"] != LIAR} == {"open"}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "more"),
+    [
+        ("allreduce", {}),
+        ("allreduce", {"robust_mean": "clipped", "gradient_codec": "int8"}),
+        ("allreduce", {"robust_mean": "trimmed", "norm_limit": 10}),
+        ("local_sgd", {"codec": "bf16"}),
+        ("dear", {}),
+    ],
+)
+async def test_audits_of_honest_owners_find_all_sound(algorithm, more, in_shards):
+    options = {"period": 2} if algorithm == "local_sgd" else {}
+    exchange = replace(AUDITS, **more)
+    seen = await outcome(algorithm, HONEST, exchange, **options)
+    assert seen.audits
+    assert {(audit["outcome"], audit["why"]) for audit in seen.audits} == {("sound", "")}
+    assert seen.named == {}
+
+
+def test_a_share_of_audits_that_cannot_be_is_refused():
+    with pytest.raises(ConfigError, match=r"audited_owners = 2 must be from 0 to 1"):
+        ExchangeConfig(audited_owners=2)
