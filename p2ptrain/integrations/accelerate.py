@@ -22,11 +22,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from p2ptrain.errors import ConfigError
-from p2ptrain.integrations.boundary_step import (
-    BoundaryStep,
-    leave_with_consensus,
-    replace_kept_step,
-)
+from p2ptrain.integrations.boundary_step import BoundaryStep, leave_with_consensus
 from p2ptrain.runtime.peer import Peer
 
 
@@ -63,9 +59,8 @@ def peer_of(
     peer = Peer(accelerator.unwrap_model(model), inner, **settings)
     with ExitStack() as stack:
         stack.enter_context(peer)
-        boundary = BoundaryStep(peer, inner, lambda: samples)
+        boundary = BoundaryStep(peer, inner, lambda: samples, optimizer)
         boundary.clip = clip
-        replace_kept_step(optimizer, boundary)
         try:
             yield peer
         finally:

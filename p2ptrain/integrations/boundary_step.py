@@ -19,6 +19,9 @@ from torch.optim import Optimizer
 from p2ptrain.errors import LocalProtocolError, TransportError
 from p2ptrain.runtime.peer import Peer
 
+KEPT = "_optimizer_original_step_method", "_optimizer_patched_step_method"
+"""The optimizer's `step` where Accelerate keeps it, plain and with a note that it was called."""
+
 
 class BoundaryStep:
     """Stands where `optimizer.step` stood, from here until `restore`.
@@ -27,9 +30,17 @@ class BoundaryStep:
         peer: entered; its model is the one that `optimizer` trains.
         optimizer: the torch optimizer itself, not a framework's wrapper of it.
         take_samples: called once per step: how many samples its gradients are of.
+        wrapper: Accelerate's, of `optimizer`, if there is one. With a gradient scaler it keeps the
+            `step` that it found, and puts that back after each step; so it gets this one to keep.
     """
 
-    def __init__(self, peer: Peer, optimizer: Optimizer, take_samples: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        peer: Peer,
+        optimizer: Optimizer,
+        take_samples: Callable[[], int],
+        wrapper: Any = None,  # Any: Accelerate has no types
+    ) -> None:
         self.clip: float | None = None
         """Norm to clip gradients to, after they were averaged."""
         self._peer = peer
@@ -38,6 +49,10 @@ class BoundaryStep:
         self._original = optimizer.step
         self._was_instance_attribute = "step" in vars(optimizer)
         self._inside = False
+        self._wrapper = None if getattr(wrapper, "scaler", None) is None else wrapper
+        self._kept = {name: getattr(wrapper, name) for name in KEPT} if self._wrapper else {}
+        if self._wrapper:
+            self._give_to_wrapper()
         setattr(optimizer, "step", self)  # noqa: B010 - mypy: a method is assigned to
 
     def __call__(self, closure: Callable[[], Any] | None = None) -> Any:  # Any: the closure's own
@@ -53,11 +68,21 @@ class BoundaryStep:
         return result
 
     def restore(self) -> None:
-        """Give the optimizer its own `step` back."""
+        """Give the optimizer, and what wraps it, its own `step` back."""
+        for name, method in self._kept.items():
+            setattr(self._wrapper, name, method)
         if self._was_instance_attribute:  # a scheduler of torch counts the calls through it
             setattr(self._optimizer, "step", self._original)  # noqa: B010 - as above
         else:
             vars(self._optimizer).pop("step", None)
+
+    def _give_to_wrapper(self) -> None:
+        from accelerate.optimizer import patch_optimizer_step
+
+        for name, method in zip(
+            KEPT, (self, patch_optimizer_step(self._wrapper, self)), strict=True
+        ):
+            setattr(self._wrapper, name, method)
 
 
 def leave_with_consensus(peer: Peer) -> None:
@@ -79,13 +104,3 @@ def _loss_in(result: object) -> float | None:
     if isinstance(result, Tensor) and result.numel() == 1 and result.device.type == "cpu":
         return float(result.detach())
     return None
-
-
-def replace_kept_step(wrapper: Any, boundary: BoundaryStep) -> None:  # Any: accelerate's
-    """With a gradient scaler, accelerate keeps the `step` that it found, and puts it back."""
-    if getattr(wrapper, "scaler", None) is None:
-        return
-    from accelerate.optimizer import patch_optimizer_step
-
-    wrapper._optimizer_original_step_method = boundary
-    wrapper._optimizer_patched_step_method = patch_optimizer_step(wrapper, boundary)

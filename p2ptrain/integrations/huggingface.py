@@ -22,11 +22,7 @@ from typing import Any, Self
 from transformers import TrainerCallback
 
 from p2ptrain.errors import ConfigError
-from p2ptrain.integrations.boundary_step import (
-    BoundaryStep,
-    leave_with_consensus,
-    replace_kept_step,
-)
+from p2ptrain.integrations.boundary_step import BoundaryStep, leave_with_consensus
 from p2ptrain.runtime.peer import Peer
 
 
@@ -72,8 +68,7 @@ class P2PTrainCallback(TrainerCallback):  # type: ignore[misc]  # transformers h
         peer.__enter__()
         self.peer = peer
         self._args, self._accumulated = args, 0
-        self._boundary = BoundaryStep(peer, optimizer, self._samples)
-        replace_kept_step(wrapper, self._boundary)
+        self._boundary = BoundaryStep(peer, optimizer, self._samples, wrapper)
         if peer.averages == "gradients" and args.max_grad_norm:
             self._boundary.clip = self._max_grad_norm = args.max_grad_norm
             args.max_grad_norm = 0.0

@@ -130,6 +130,9 @@ def test_with_a_gradient_scaler_an_overflow_makes_no_step():
                 expected.bias.data -= 0.1
         assert torch.allclose(numbers(model), numbers(expected))
         assert callback.peer.progress == 2 * 8
+    scaler.scale(model(torch.ones(2, 3)).mean()).backward()
+    wrapper.step()  # no peer is there any more
+    assert torch.allclose(model.bias, expected.bias - 0.1)
 
 
 def test_one_of_several_processes_is_refused_in_a_sentence():
