@@ -118,6 +118,7 @@ class Face(Part):
         for ours, theirs in zip(self.optimizers, self._theirs, strict=True):
             for group, changed in zip(ours.param_groups, theirs.param_groups, strict=True):
                 group.update({key: value for key, value in changed.items() if key != "params"})
+            vars(theirs)["_opt_called"] = True  # or a scheduler of torch says that it never steps
 
     @torch.no_grad()
     def give(self) -> None:

@@ -72,6 +72,23 @@ def test_alone_in_two_parts_a_model_is_trained_as_without_a_peer(algorithm):
         assert one.equal(other)
 
 
+@pytest.mark.sockets
+def test_a_scheduler_of_the_programs_optimizer_sees_steps_and_changes_the_rate_of_each_part():
+    ours, plain = model(), model()
+    optimizer, theirs = (SGD(m.parameters(), lr=0.1) for m in (ours, plain))
+    schedules = [torch.optim.lr_scheduler.ExponentialLR(one, 0.5) for one in (optimizer, theirs)]
+    with GroupPeer(ours, optimizer, parts=2) as peer:
+        for step in range(3):
+            backward(ours, step)
+            peer.step(samples=6)
+            backward(plain, step)
+            theirs.step()
+            for schedule in schedules:
+                schedule.step()  # warns if it has seen no step: an error here
+    for one, other in zip(ours.parameters(), plain.parameters(), strict=True):
+        assert one.equal(other)
+
+
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
