@@ -151,6 +151,9 @@ class LargePeer:
     def _turns(self, peer: Peer | None, *asking: int) -> None:
         """Steps of all in step; else of those that ask, and then of the middle one."""
         rank, in_step = self._worker.rank, self._fleet.in_step
+        if peer and in_step:
+            self._wait_for_all(peer, PEERS if PEERS - 1 in asking else PEERS - 1)
+        self._meet()
         for _ in range(STEPS):
             done, until = averages_of(self._metrics), perf_counter() + TURN_S
             steps_at = 0.0
@@ -166,6 +169,15 @@ class LargePeer:
                 peer.step()
             self._meet()
             self._done.append(averages_of(self._metrics) - done)
+
+    def _wait_for_all(self, peer: Peer, count: int) -> None:
+        """Until this peer knows that so many train; an average is of those that do.
+
+        Else some would average without a newcomer, which then waits in its step for another one.
+        """
+        membership, until = peer._life.driver.machine.membership, perf_counter() + TURN_S
+        while len(membership.trainees()) < count and perf_counter() < until:
+            threading.Event().wait(LOOK_S)
 
     def _meet(self) -> None:
         self._worker.barrier.wait(LIMIT_S)

@@ -50,7 +50,8 @@ class P2PTrainCallback(TrainerCallback):  # type: ignore[misc]  # transformers h
         """Join the swarm with the model and the optimizer, both where they will stay.
 
         Raises:
-            ConfigError: if several processes or GPUs share this training, or a setting cannot work.
+            ConfigError: if several processes or GPUs share this training, if a checkpoint is to be
+                loaded at its end, or a setting cannot work.
         """
         if args.world_size > 1:
             raise ConfigError(
@@ -61,6 +62,11 @@ class P2PTrainCallback(TrainerCallback):  # type: ignore[misc]  # transformers h
             raise ConfigError(
                 f"this Trainer spreads its batches over {args.n_gpu} GPUs (DataParallel); a peer "
                 "has one: set CUDA_VISIBLE_DEVICES to one GPU and start a peer for each"
+            )
+        if args.load_best_model_at_end:
+            raise ConfigError(
+                "load_best_model_at_end loads one peer's checkpoint in place of the mean of all; "
+                "leave it out, and load the checkpoint that you want after training"
             )
         wrapper = given["optimizer"]
         optimizer = getattr(wrapper, "optimizer", wrapper)

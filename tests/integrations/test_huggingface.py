@@ -151,6 +151,16 @@ def test_several_gpus_of_one_process_are_refused_in_a_sentence():
         P2PTrainCallback().on_train_begin(Arguments(), None, None)
 
 
+def test_a_checkpoint_in_place_of_the_mean_is_refused_in_a_sentence():
+    class Arguments:
+        world_size, n_gpu, load_best_model_at_end = 1, 0, True
+
+    with pytest.raises(
+        ConfigError, match="loads one peer's checkpoint in place of the mean of all"
+    ):
+        P2PTrainCallback().on_train_begin(Arguments(), None, None)
+
+
 def test_the_last_step_of_an_epoch_counts_the_batches_that_it_has(tmp_path):
     callback = P2PTrainCallback()
     settings = {"gradient_accumulation_steps": 3, "max_steps": 3}
