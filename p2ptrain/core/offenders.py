@@ -5,7 +5,8 @@ Each member that reduces measures what the others have contributed there, and vo
 * **norm**: a contribution is an offence if its norm is more than `norm_limit` times the median of
   this group's, and of recent ones of the same kind. The first median bears with a swarm whose
   gradients grow, the second with models that happen to be equal: of models no vote is cast before
-  `LEAST_NORMS` are known.
+  `LEAST_NORMS` are known, nor against one that is near (`NEAR`): where nobody learns any more all
+  but rounding is far.
 * **opposed**: where members point the same way (the median of the cosines between each contribution
   and the sum of the others is above `AGREE`), one whose cosine is below -`AGREE` is opposed; it is
   an offence in the `opposed_groups`-th such group in a row. Members whose data differ do not agree
@@ -43,6 +44,9 @@ RECENT_NORMS = 64
 MOST_KINDS = 64
 """Kinds whose norms are remembered; the one that was used least recently is dropped."""
 
+NEAR = 0.01
+"""The part of a model's norm by which another one may differ at any rate."""
+
 AGREE = 0.1
 """The cosine above which a contribution points with the others."""
 
@@ -58,8 +62,8 @@ class Measured:
     norms: Sequence[float | None]
     """None: it has none to compare, since it contributes nothing or is the measure of the others;
     infinite or not a number: it is larger than any."""
-    are_distances: bool = False
-    """The norms are of what models differ by, which may be nothing by chance."""
+    own_model: float | None = None
+    """The norm of this member's, if these are of what the others' models differ from it by."""
     cosines: Sequence[float | None] = ()
     """None: it has no direction. Empty: directions say nothing."""
 
@@ -85,7 +89,7 @@ class Judge:
         self, kind: Hashable, members: Sequence[PeerId], measured: Measured
     ) -> tuple[float, ...]:
         """This peer's ballot: 0 for no vote, how many times the usual a norm is, or why else."""
-        ballot = self._by_norm(kind, measured.norms, needs_past=measured.are_distances)
+        ballot = self._by_norm(kind, measured.norms, measured.own_model)
         opposed = self._by_direction(kind, members, measured.cosines)
         return tuple(
             norm or (CAUGHT if peer in self.caught else OPPOSED if peer in opposed else 0.0)
@@ -93,16 +97,18 @@ class Judge:
         )
 
     def _by_norm(
-        self, kind: Hashable, norms: Sequence[float | None], *, needs_past: bool
+        self, kind: Hashable, norms: Sequence[float | None], own_model: float | None
     ) -> list[float]:
         known = [math.inf if math.isnan(norm) else norm for norm in norms if norm]
         recent = self._recent.pop(kind, deque(maxlen=RECENT_NORMS))
         usual = max(_middle(known), _middle(recent))
         ballot = [0.0] * len(norms)
-        knows = len(recent) >= LEAST_NORMS if needs_past else len(known) >= LEAST_COMPARED
+        is_model = own_model is not None
+        knows = len(recent) >= LEAST_NORMS if is_model else len(known) >= LEAST_COMPARED
+        most = max(self.norm_limit * usual, NEAR * (own_model or 0.0))
         if self.norm_limit and knows and 0 < usual < math.inf:
             for at, norm in enumerate(norms):
-                if norm and not norm <= self.norm_limit * usual:
+                if norm and not norm <= most:
                     ballot[at] = norm / usual if math.isfinite(norm) else math.inf
         recent.extend(known)
         _keep(self._recent, kind, recent)

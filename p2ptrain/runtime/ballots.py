@@ -55,6 +55,7 @@ class _Chunk(NamedTuple):
     dots_N: Sequence[float]
     """Of each part with the sum of all."""
     sum_squares: float
+    """Of the sum of all parts; of models, of this member's own."""
 
 
 class Ballots:
@@ -80,6 +81,7 @@ class Ballots:
             if self._vote.of_models:
                 own_B = parts_B[self._own_at]
                 parts_B = [part_B - own_B for part_B in parts_B]
+                sum_squares += float(np.dot(own_B, own_B))
             squares_N = _plus_dots(squares_N, parts_B, parts_B)
             if not self._vote.of_models:
                 sum_B = np.add.reduce(parts_B)
@@ -91,7 +93,8 @@ class Ballots:
         """All of ours is measured: this member's ballot, as it travels."""
         of_models, measured = self._vote.of_models, Measured([None] * len(self._members))
         if self._chunks:
-            measured = Measured(self._norms(), of_models, () if of_models else self._cosines())
+            cosines = () if of_models else self._cosines()
+            measured = Measured(self._norms(), self._own_model(), cosines)
         ballot = self._vote.judge.vote(self._vote.kind, self._members, measured)
         packed = self._layout.pack(*(min(one, 1e30) for one in ballot))
         self._ballots[self._me] = self._layout.unpack(packed)
@@ -115,6 +118,12 @@ class Ballots:
             math.sqrt(squares / numbers) / max(1, weight) if squares else None
             for squares, weight in zip(self._squares(), self._vote.weights, strict=True)
         ]
+
+    def _own_model(self) -> float | None:
+        """Its norm, per number; None if it is gradients that are measured."""
+        numbers = sum(chunk.numbers for chunk in self._chunks)
+        squares = sum(chunk.sum_squares for chunk in self._chunks)
+        return math.sqrt(squares / numbers) if self._vote.of_models and numbers else None
 
     def _cosines(self) -> list[float | None]:
         """Of each contribution with the sum of the others."""

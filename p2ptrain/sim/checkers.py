@@ -13,7 +13,8 @@ independently of the machines that made the decisions:
   computed is delivered or in its residual, number by number;
 * *pushes*: weights are neither lost nor made (`sim/share_checkers.py`);
 * *equal*: where all peers wait for each other, those that average a step together have one model;
-  peers with the same history of outer steps have the same anchor and momentum.
+  peers with the same history of outer steps have the same anchor and momentum;
+* *no honest peer is named*: votes name none but a liar, audits nobody, since no owner lies.
 
 **The books** must balance in the end: the sum of all models equals the sum of the initial ones,
 plus all updates and state transfers, plus the recorded effects of those groups that only some
@@ -328,10 +329,14 @@ class Auditor:
 
     Violations are appended to `found`, in order. The auditor stops nothing, so that the caller may
     stop the world, or observe the consequences.
+
+    Args:
+        liar: the one peer that may contribute garbage; empty: none.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, liar: str = "") -> None:
         self.found: list[Violation] = []
+        self._liar = liar
         self.groups: dict[str, _Group] = {}
         self.books: dict[PeerId, PeerBook] = {}
         self._drivers: dict[PeerId, Driver] = {}
@@ -419,6 +424,12 @@ class Auditor:
                 if theirs != here[1]:
                     why = f"{other} and {name} have other outer states of fragment {fragment}"
                     self.note("equal", f"{why} after the same {history.steps} steps")
+
+    def named(self, by: PeerId, peers: Iterable[str], why: str) -> None:
+        """These have been voted out, or found by an audit."""
+        for peer in peers:
+            if peer != self._liar:
+                self.note("no honest peer is named", f"{by}: {why}")
 
     def group_ended(self, name: PeerId, ticket: str, fields: dict[str, Any]) -> None:
         """One member's attempt is over; Any: the fields of a record."""
@@ -596,6 +607,9 @@ class WatchedRecords:
         if kind == "group":
             ticket = f"{fields['ticket']} of life {fields['incarnation']}"
             self._auditor.group_ended(self._peer, ticket, fields)
+            self._auditor.named(self._peer, fields.get("offenders", ()), fields["reason"])
+        elif kind == "audit" and fields["outcome"] == "wrong":
+            self._auditor.named(self._peer, [fields["owner"]], fields["why"])
         elif kind == "settings":
             self._auditor.settings_changed(self._peer)
 

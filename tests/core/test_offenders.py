@@ -26,7 +26,7 @@ def norms(*numbers: float | None) -> Measured:
 
 
 def distances(*numbers: float | None) -> Measured:
-    return Measured(numbers, are_distances=True)
+    return Measured(numbers, own_model=10.0)
 
 
 def directions(*cosines: float | None) -> Measured:
@@ -68,6 +68,14 @@ def test_models_that_happen_to_be_equal_name_nobody_while_little_is_known():
         judge.vote("kind", TRIO, distances(None, 1.0, 1.0))
     assert not any(judge.vote("kind", TRIO, distances(None, 0.01, 2.0)))
     assert judge.vote("kind", TRIO, distances(None, 0.01, 50.0))[2] > 10
+
+
+def test_a_model_that_is_near_is_let_be_however_near_the_others_are():
+    judge = Judge(norm_limit=10)
+    for _ in range(LEAST_NORMS):
+        judge.vote("kind", TRIO, distances(None, 1e-7, 1e-7))
+    assert not any(judge.vote("kind", TRIO, distances(None, 1e-7, 0.09)))
+    assert any(judge.vote("kind", TRIO, distances(None, 1e-7, 0.11)))
 
 
 def test_members_that_contribute_nothing_are_no_measure():

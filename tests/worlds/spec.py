@@ -135,6 +135,13 @@ ALGORITHMS = (*known_algorithms(), MIXED)
 """Those that worlds are drawn of."""
 
 
+LYING = ("allreduce", "dear", "parameter_server")
+"""Algorithms of whose peers one may lie: the others' models do not hang on its own."""
+
+LEAST_BESIDE_A_LIAR = 4
+"""Peers of such a world, so that most groups are large enough to vote."""
+
+
 @dataclass(frozen=True, slots=True)
 class Change:
     """A peer proposes other settings."""
@@ -171,6 +178,15 @@ class Spec:
     """After the faults all are killed at once, and some or all of them start again."""
     changes: tuple[Change, ...] = ()
     """Of the swarm's settings, while it is cruel."""
+    norm_limit: float = 0.0
+    audited_owners: float = 0.0
+    has_liar: bool = False
+    """The last peer's gradients are hundreds of times the others', while it is cruel."""
+
+    @property
+    def liar(self) -> str:
+        """Its name; empty if all are honest."""
+        return self.names[-1] if self.has_liar else ""
 
     @property
     def protocol(self) -> ProtocolConfig:
@@ -178,7 +194,12 @@ class Spec:
 
     @property
     def exchange(self) -> ExchangeConfig:
-        return ExchangeConfig(chunk_kib=self.chunk_kib, gradient_codec=self.gradient_codec)
+        return ExchangeConfig(
+            chunk_kib=self.chunk_kib,
+            gradient_codec=self.gradient_codec,
+            norm_limit=self.norm_limit,
+            audited_owners=self.audited_owners,
+        )
 
     @property
     def clip(self) -> float | None:
@@ -208,7 +229,8 @@ class Spec:
             f"world {self.seed}: {self.peers} peers, {self.algorithm}{options}{changes}, "
             f"{self.size} numbers in {self.gradient_codec}, {len(self.plan)} faults in "
             f"{self.cruel_s:.1f} s, checkpoints every {self.checkpoint_every_s:g} s"
-            f"{', all die' * self.all_die}"
+            f"{', all die' * self.all_die}{', votes' * (self.norm_limit > 0)}"
+            f"{', audits' * (self.audited_owners > 0)}{', a liar' * self.has_liar}"
         )
 
 
@@ -225,6 +247,8 @@ def spec_of(seed: int, algorithm: str = "") -> Spec:
     options = _options(algorithm, chance)
     survival = Random(f"{seed}/survival")  # so that worlds of a seed stay what they were
     checkpoint_every_s = survival.choice((0, 0.2, 1.0))
+    lies = Random(f"{seed}/lies")  # as above
+    norm_limit = lies.choice((0, 0, 10))
     return Spec(
         seed=seed,
         algorithm=algorithm,
@@ -246,6 +270,13 @@ def spec_of(seed: int, algorithm: str = "") -> Spec:
         changes=()
         if algorithm != drawn or checkpoint_every_s
         else _changes(seed, algorithm, peers, cruel_s),
+        norm_limit=norm_limit,
+        audited_owners=lies.choice((0, 0, 0.5, 1)),
+        has_liar=norm_limit > 0
+        and algorithm in LYING
+        and peers >= LEAST_BESIDE_A_LIAR
+        and size > 1
+        and lies.random() < 0.7,
     )
 
 

@@ -16,6 +16,7 @@ from p2ptrain.core.membership import Membership
 from p2ptrain.core.messages import Begin
 from p2ptrain.core.wait_avoiding import WaitAvoiding
 from p2ptrain.ids import PeerId, Ticket
+from p2ptrain.runtime.audits import DIGEST_BYTES
 from p2ptrain.runtime.averages import Averages
 from p2ptrain.runtime.formed_group import FormedGroup
 from p2ptrain.runtime.mix import Mix
@@ -29,7 +30,7 @@ from tests.worlds.world import carry_out
 
 
 def plain(algorithm: str, **options: Any) -> Spec:
-    """A world of four peers in which nothing goes wrong by itself."""
+    """A world of four peers in which nothing goes wrong by itself, and nobody votes or audits."""
     return replace(
         spec_of(0),
         algorithm=algorithm,
@@ -41,6 +42,9 @@ def plain(algorithm: str, **options: Any) -> Spec:
         link=Link(latency_s=0.02),
         cruel_s=3.0,
         plan=(),
+        norm_limit=0.0,
+        audited_owners=0.0,
+        has_liar=False,
     )
 
 
@@ -58,6 +62,20 @@ def patience(monkeypatch):
 @pytest.mark.parametrize("algorithm", ["ad_psgd", "allreduce", "wagma", "eager"])
 def test_nothing_is_found_where_nothing_is_wrong(algorithm: str):
     assert broken(plain(algorithm)) == ""
+
+
+def test_an_honest_peer_that_is_voted_out_is_found():
+    eager_to_name = replace(plain("allreduce"), norm_limit=1.0001)
+    assert broken(eager_to_name) == "no honest peer is named"
+    assert broken(replace(eager_to_name, norm_limit=10.0)) == ""
+
+
+def test_an_owner_that_an_audit_finds_wrong_is_found(monkeypatch):
+    audited = replace(plain("local_sgd", period=2), size=700, audited_owners=1.0)
+    assert broken(audited) == ""
+    monkeypatch.setattr("p2ptrain.runtime.audits.digest", lambda _: bytes(DIGEST_BYTES))
+    monkeypatch.setattr("p2ptrain.runtime.audits.mean_of", lambda parts, *_, **__: parts[0] + 1)
+    assert broken(audited) == "no honest peer is named"
 
 
 def test_an_overwritten_update_is_a_lost_one(monkeypatch):

@@ -8,7 +8,7 @@ from p2ptrain.averaging.base import known_algorithms, load_algorithm
 from p2ptrain.sim.faults import Crash, Drift, Hold, Partition, Pause, SlowDown, Throttle
 from tests.helpers.variants import options_of
 from tests.worlds.__main__ import told
-from tests.worlds.spec import MIXED, spec_of
+from tests.worlds.spec import LYING, MIXED, spec_of
 from tests.worlds.world import Verdict, carry_out
 
 WORLDS = 300
@@ -53,6 +53,14 @@ def test_worlds_are_of_all_kinds():
     assert kinds == {Crash, Drift, Hold, Partition, Pause, SlowDown, Throttle}
     forever = [f for spec in specs for f in spec.plan if isinstance(f, Crash) and f.for_s is None]
     assert forever
+    liars = {spec.algorithm for spec in map(spec_of, range(1000)) if spec.has_liar}
+    assert liars == {*LYING}
+    assert {(spec.norm_limit > 0, spec.audited_owners > 0) for spec in specs} == {
+        (False, False),
+        (False, True),
+        (True, False),
+        (True, True),
+    }
     assert min(spec.link.loss for spec in specs) == 0.0 < 0.1 < max(s.link.loss for s in specs)
 
 

@@ -47,7 +47,7 @@ class Verdict:
 
 def carry_out(spec: Spec, trace_path: Path | None = None) -> Verdict:
     """Run the world of `spec`. Everything follows from it, to the last message."""
-    auditor, trace = Auditor(), Trace(path=trace_path)
+    auditor, trace = Auditor(liar=spec.liar), Trace(path=trace_path)
 
     async def work() -> Verdict:
         world = World(
@@ -207,6 +207,8 @@ class Fleet:
 
     def _compute(self, peer: SimPeer, chance: Random) -> None:
         gradient = chance.randrange(-8, 8) if self._is_cruel else 0
+        if peer.driver.name == self.spec.liar:
+            gradient *= 512
         peer.replica.gradient = np.full_like(peer.replica.live, gradient)
 
 
