@@ -8,6 +8,7 @@ import pytest
 
 from p2ptrain.errors import ConfigError, RefusedError, StateError, TransportError
 from p2ptrain.ids import PeerId
+from p2ptrain.runtime.exchange import ExchangeConfig
 from p2ptrain.runtime.lifecycle import PeerLifecycle
 from p2ptrain.runtime.metrics import MemoryMetrics
 from p2ptrain.runtime.settings import PeerConfig
@@ -167,6 +168,30 @@ async def test_options_that_differ_are_refused_by_name(algorithm, ours, theirs, 
     b = await fleet.peer("b", algorithm=algorithm, algorithm_options=theirs)
     await a.join()
     with pytest.raises(RefusedError, match=f"{algorithm} option .* is {says}"):
+        await b.join([a.address])
+    await b.abandon()
+    await a.depart(serve=False)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("robust_mean", "clipped"),
+        ("trimmed_share", 0.25),
+        ("norm_limit", 2.5),
+        ("opposed_groups", 5),
+        ("audited_owners", 0.5),
+    ],
+)
+async def test_what_is_done_about_liars_is_the_same_at_all_and_unsaid_where_nothing_is(
+    setting, value
+):
+    fleet = Fleet()
+    a = await fleet.peer("a", exchange=ExchangeConfig(**{setting: value}))
+    b = await fleet.peer("b")
+    assert setting not in b.driver.contract.settings, "older peers know of no such setting"
+    await a.join()
+    with pytest.raises(RefusedError, match=f"{setting} is not set at b and {value!r} at a"):
         await b.join([a.address])
     await b.abandon()
     await a.depart(serve=False)
