@@ -180,14 +180,13 @@ async def test_votes_name_a_liar_among_models():
     assert seen.named[LIAR] < 10
 
 
-@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(
     ("algorithm", "options"),
     [("allreduce", {}), ("local_sgd", {"period": 2}), ("wagma", {"group_size": 4}), ("eager", {})],
 )
-async def test_no_honest_peer_is_named(algorithm, options, seed):
-    seen = await outcome(algorithm, HONEST, VOTES, seed=seed, **options)
-    assert seen.named == {}
+async def test_no_honest_peer_is_named(algorithm, options):
+    for seed in range(2):
+        assert (await outcome(algorithm, HONEST, VOTES, seed=seed, **options)).named == {}
 
 
 def test_limits_that_cannot_be_are_refused():
@@ -241,10 +240,16 @@ async def test_audits_name_an_owner_that_hands_out_wrong_means_and_the_others_vo
 ):
     monkeypatch.setattr(exchange_module, "BucketExchange", LyingOwner)
     seen = await outcome("allreduce", HONEST, OFTEN)
-    assert STEPS < 20
     assert seen.caught == {LIAR}
     assert list(seen.named) == [LIAR]
     assert any("audits have found means that it handed out wrong" in text for text in seen.told)
+
+
+async def test_audits_of_half_of_the_groups_name_a_liar_within_twenty(monkeypatch, in_shards):
+    monkeypatch.setattr(exchange_module, "BucketExchange", LyingOwner)
+    seen = await outcome("allreduce", HONEST, AUDITS)
+    assert STEPS < 20
+    assert seen.caught == {LIAR}
 
 
 async def test_an_owner_is_named_by_the_member_whose_part_it_denies(monkeypatch, in_shards):
