@@ -64,6 +64,7 @@ class Ballots:
     def __init__(self, vote: Vote, me: PeerId, members: tuple[PeerId, ...]) -> None:
         self._vote, self._me, self._members = vote, me, members
         self._own_at = members.index(me)
+        self._compares_directions = vote.judge.opposed_groups > 0 and not vote.of_models
         self._chunks: list[_Chunk] = []
         self._ballots: dict[PeerId, Sequence[float]] = {}
         self._layout = struct.Struct(f"<{len(members)}f")
@@ -83,7 +84,7 @@ class Ballots:
                 parts_B = [part_B - own_B for part_B in parts_B]
                 sum_squares += float(np.dot(own_B, own_B))
             squares_N = _plus_dots(squares_N, parts_B, parts_B)
-            if not self._vote.of_models:
+            if self._compares_directions:
                 sum_B = np.add.reduce(parts_B)
                 dots_N = _plus_dots(dots_N, parts_B, [sum_B] * count)
                 sum_squares += float(np.dot(sum_B, sum_B))
@@ -91,9 +92,9 @@ class Ballots:
 
     def cast(self) -> memoryview:
         """All of ours is measured: this member's ballot, as it travels."""
-        of_models, measured = self._vote.of_models, Measured([None] * len(self._members))
+        measured = Measured([None] * len(self._members))
         if self._chunks:
-            cosines = () if of_models else self._cosines()
+            cosines = self._cosines() if self._compares_directions else ()
             measured = Measured(self._norms(), self._own_model(), cosines)
         ballot = self._vote.judge.vote(self._vote.kind, self._members, measured)
         packed = self._layout.pack(*(min(one, 1e30) for one in ballot))
