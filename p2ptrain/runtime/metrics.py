@@ -28,8 +28,8 @@ clock that governs the peer (monotonic for real, virtual in the simulator):
               sum or took from it, in what this peer reduced; null if it is not finite);
               ``offenders`` if members are voted out (``reason`` says why)
 ``audit``     a chunk of another member's shard was audited: ``ticket``, ``owner``, ``outcome``
-              (sound; wrong: the owner lied; open: not all showed their chunk, or who lied cannot be
-              known), ``why`` (a sentence; empty if it is sound)
+              (sound; wrong: the owner lied; open: not all showed their chunk, or whether or who
+              lied cannot be known), ``why`` (a sentence; empty if it is sound)
 ``member``    what is known of another peer changed: ``member``, ``why``, ``state`` (alive, suspect,
               dead, left)
 ``snapshot``  row ``row`` of ``<peer>.snapshots`` (float32, little endian, rows of ``model_size``)
