@@ -49,8 +49,8 @@ LOOK_S: Seconds = 0.05
 
 MOST_VECTORS = 1.3
 MOST_VECTORS_TWICE = 2.3
-MOST_VECTORS_OUTER = 5.3
-"""Anchor, momentum, what is contributed, the model that it is of, and what is pending."""
+MOST_VECTORS_OUTER = 4.5
+"""Anchor, momentum, what is contributed, and what still waits for its boundary."""
 PARTS = ("averages", "a third joins", "two averages in a step", "checkpoint, end")
 FIRST, JOIN, TWICE, END = PARTS
 
@@ -68,16 +68,16 @@ class Fleet:
 
     @property
     def in_step(self) -> bool:
-        """All peers average together; else those that ask do, with the middle one."""
-        return self.algorithm != "ad_psgd"
+        """All peers step together; else those that ask do, and no peer waits for them."""
+        return self.algorithm == "allreduce"
 
 
 FLEETS = Fleet("ad_psgd", "float32"), Fleet("allreduce", "float32"), Fleet("ad_psgd", "bfloat16")
 NAMED = Fleet("diloco", "float32")
 """Measured where it is asked for by its name."""
 
-OPTIONS = {"ad_psgd": {"graph": "bipartite"}, "diloco": {"period": 1, "sync": "step"}}
-"""The middle one of three peers is asked by both others, and asks none."""
+OPTIONS = {"ad_psgd": {"graph": "bipartite"}, "diloco": {"period": 1}}
+"""The middle one of three peers is asked by both others, and asks none; or any may begin."""
 
 FULL, QUICK = 250_000_000, 250_000
 
@@ -149,7 +149,10 @@ class LargePeer:
         )
 
     def _turns(self, peer: Peer | None, *asking: int) -> None:
-        """Steps of all in step; else of those that ask, and then of the middle one."""
+        """Steps of all in step; else of those that ask, and then of the middle one.
+
+        In step each makes one step in a turn: one that made a second one would wait for the others.
+        """
         rank, in_step = self._worker.rank, self._fleet.in_step
         if peer and in_step:
             self._wait_for_all(peer, PEERS if PEERS - 1 in asking else PEERS - 1)
@@ -162,7 +165,7 @@ class LargePeer:
                     break
                 if perf_counter() >= steps_at:
                     peer.step()  # asks again, if what it has asked for broke
-                    steps_at = perf_counter() + AGAIN_S
+                    steps_at = until if in_step else perf_counter() + AGAIN_S
                 threading.Event().wait(LOOK_S / 10)
             self._meet()
             if peer and not in_step and rank == 1:

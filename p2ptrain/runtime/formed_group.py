@@ -331,6 +331,7 @@ class FormedGroup(Attempt):
         if averages.outer and is_outer and purpose.formation is not Formation.BARRIER:
             self._outer = averages.outer.part(purpose, self.members, self._contributions, rank)
         if self._outer and self.what is What.PSEUDO_GRADIENTS:
+            await averages.reuse_idle(self.span.size)
             outer, vector_S = self._outer, averages.buffers.take(self.span.size)
             self.vector_V, self._updates = vector_S, replica.updates
             await averages.executor(lambda: outer.fill(vector_S))
@@ -511,7 +512,7 @@ class FormedGroup(Attempt):
             delta_S = outer.take_in(self.ticket, mean_S, left_S)
             return mean_S if delta_S is None else replica.add_delta(delta_S, start)
 
-        free = [await averages.executor(step)]
+        free = _kept(await averages.executor(step))
         parts = self._effect.purpose.fragments
         self.consensus_distance_l2 = math.sqrt(parts) * outer.distance_l2
         self.staleness_steps = replica.updates - self._updates
@@ -547,3 +548,8 @@ class FormedGroup(Attempt):
                 f"the model of {averages.host.name} is not finite any more after "
                 f"{replica.updates} updates; lower the learning rate or clip gradients"
             )
+
+
+def _kept(spare: Vector) -> list[Vector]:
+    """What `add_delta` gives back, to be lent again; while one is pending, no second long one."""
+    return [spare] if len(spare) <= LONG else []

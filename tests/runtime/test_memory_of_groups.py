@@ -7,11 +7,14 @@ from collections.abc import Iterator
 
 import pytest
 
+from p2ptrain.runtime import averages as averages_module
+from p2ptrain.runtime import formed_group as formed_group_module
 from p2ptrain.runtime.formed_group import FormedGroup
 from p2ptrain.sim.link import Link
+from p2ptrain.sim.replica import VectorReplica
 from p2ptrain.sim.world import SimPeer
-from p2ptrain.vectors import Vector
-from tests.helpers.worlds import Books, build, steps_of
+from p2ptrain.vectors import NO_NUMBERS, Vector
+from tests.helpers.worlds import SIZE, Books, build, steps_of
 
 STEPS = 12
 ALGORITHMS = ("ad_psgd", "allreduce", "dear", "diloco", "eager", "ok_topk")
@@ -32,10 +35,12 @@ class Lent:
         self.averages = peer.driver.averages
         self._make = self.averages.buffers._make
         self._made: list[weakref.ref[Vector]] = []
+        self.sizes: list[int] = []
         self.averages.buffers._make = self._and_watch
 
     def _and_watch(self, size: int) -> Vector:
         made = self._make(size)
+        self.sizes.append(size)
         self._made.append(weakref.ref(made))
         return made
 
@@ -71,4 +76,39 @@ async def test_no_vector_of_a_group_that_broke_outlives_its_end(algorithm):
     await world.train(STEPS, steps_of(0.1), Books(world).injecting(STEPS))
     await asyncio.sleep(1)
     assert [one.held() for one in lent] == [0] * len(lent)
+    await world.close()
+
+
+class Handing:
+    """Keeps the memory of a delta while that is pending, as a real model does."""
+
+    def __init__(self, replica: VectorReplica) -> None:
+        self._add, self._memory = replica.add_delta, NO_NUMBERS
+        replica.add_delta, replica.take_idle = self.add_delta, self.take_idle
+
+    def add_delta(self, delta: Vector, start: int = 0) -> Vector:
+        self._add(delta.copy(), start)
+        spare, self._memory = self._memory, delta
+        return spare
+
+    def take_idle(self) -> Vector:
+        idle, self._memory = self._memory, NO_NUMBERS
+        return idle
+
+
+@pytest.mark.parametrize("algorithm", ["d_psgd", "diloco"])
+async def test_averages_of_a_long_model_are_made_in_the_memory_of_the_last_one(
+    algorithm, monkeypatch
+):
+    monkeypatch.setattr(averages_module, "SHORT", 0)
+    monkeypatch.setattr(formed_group_module, "LONG", 0)
+    options = {"period": 1, "sync": "step"} if algorithm == "diloco" else {}
+    world = await build(2, algorithm, equal=True, **options)
+    lent = []
+    for peer in world.peers.values():
+        Handing(peer.replica)
+        lent.append(Lent(peer))
+    await world.train(STEPS, steps_of(0.1))
+    made = 1 + 1  # what is contributed, and what others read of it, in a pair with short vectors
+    assert [one.sizes.count(SIZE) for one in lent] == [made, made]
     await world.close()
