@@ -7,7 +7,9 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import SGD, AdamW
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from p2ptrain.compute.flat import FlatModel
 from p2ptrain.compute.torch_replica import TorchReplica
 
 
@@ -175,3 +177,30 @@ def test_what_is_pending_is_in_a_state_dict_and_stays_pending():
     assert model.weight.tolist() == [[1, 1]]
     replica.settle()
     assert replica.state_dict()["weight"].tolist() == [[2, 3]]
+
+
+class Largest(TorchDispatchMode):
+    """How many bytes the largest tensor has that is made inside, and is no view."""
+
+    def __init__(self, *known: torch.Tensor) -> None:
+        super().__init__()
+        self._known = {tensor.untyped_storage().data_ptr() for tensor in known}
+        self.size_bytes = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), named=None):
+        made = function(*arguments, **(named or {}))
+        if isinstance(made, torch.Tensor):
+            storage = made.untyped_storage()
+            if storage.data_ptr() not in self._known:
+                self.size_bytes = max(self.size_bytes, storage.nbytes())
+        return made
+
+
+def test_the_boundary_of_a_model_of_16_bits_takes_no_vector_of_its_size():
+    size = 1 << 20
+    model = nn.Linear(size, 1, bias=False, dtype=torch.bfloat16)
+    flat = FlatModel(model)
+    flat.add_delta(np.full(size, 1e-3, np.float32))
+    with Largest(model.weight.detach(), flat._pending) as largest, flat.step_lock:
+        flat.take_pending()
+    assert 0 < largest.size_bytes <= size  # a quarter of such a vector, for each of a few
