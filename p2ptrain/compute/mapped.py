@@ -10,9 +10,11 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import safetensors
+from numpy.typing import NDArray
 
 from p2ptrain.compute.tensor_file import Data
 from p2ptrain.errors import StateError
@@ -52,6 +54,16 @@ def vector_beside(size: int) -> Vector:
     with file_place() as path, path.open("w+b") as file:
         os.posix_fallocate(file.fileno(), 0, 4 * size)  # or a full disk would kill who writes
         return np.frombuffer(mmap.mmap(file.fileno(), 4 * size), np.float32)
+
+
+def copy_beside(array: NDArray[Any]) -> NDArray[Any]:  # Any: of any dtype
+    """A copy; if it is long, in a file. Raises what `vector_beside` does."""
+    if array.nbytes < 4 * LONG:
+        return array.copy()
+    memory = vector_beside(-(-array.nbytes // 4)).view(np.uint8)[: array.nbytes]
+    copy = memory.view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
 
 
 def first_line(error: BaseException) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from p2ptrain.compute.mapped import copy_beside
 from p2ptrain.compute.replica import StateOwner
 from p2ptrain.errors import StateError
 
@@ -20,7 +21,8 @@ def packed(value: Any, vectors: dict[str, Any], path: str) -> Any:  # Any: what 
     """The value as JSON; arrays move to `vectors`, under their path.
 
     Raises:
-        StateError: naming the path of what cannot be kept.
+        StateError: naming the path of what cannot be kept; or if the disk is full, since copies of
+            long arrays are there.
     """
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
@@ -31,7 +33,7 @@ def packed(value: Any, vectors: dict[str, Any], path: str) -> Any:  # Any: what 
     if hasattr(value, "detach"):
         value = value.detach().cpu().numpy()
     if isinstance(value, np.ndarray):
-        vectors[path] = value.copy()
+        vectors[path] = copy_beside(value)
         return {"vector": path}
     if isinstance(value, (list, tuple)):
         items = [packed(item, vectors, f"{path}/{n}") for n, item in enumerate(value)]

@@ -22,6 +22,7 @@ from p2ptrain.ids import PeerId, Ticket
 from p2ptrain.runtime import outer as outer_module
 from p2ptrain.runtime.exchange import ExchangeConfig
 from p2ptrain.runtime.outer import HEADER, Outer
+from p2ptrain.runtime.state_owners import packed
 from p2ptrain.sim.faults import Partition
 from p2ptrain.sim.link import Link
 from p2ptrain.sim.replica import VectorReplica
@@ -175,6 +176,16 @@ def test_a_long_state_is_handed_over_in_a_file_and_taken_over_from_there(most_ve
     assert late.anchor_M.tobytes() == ahead.anchor_M.tobytes()
     assert late.momentum_M.tobytes() == ahead.momentum_M.tobytes()
     assert late.histories[0].digests == ahead.histories[0].digests
+
+
+def test_a_checkpoint_has_long_vectors_in_files_until_it_is_written(most_vectors):
+    outer = Outer(NESTEROV, StillReplica(np.zeros(MANY)))
+    outer.begin(0)
+    step(outer, np.arange(MANY))
+    vectors: dict[str, Vector] = {}
+    assert most_vectors(lambda: packed(outer.state_dict(), vectors, "outer")) < 0.1
+    assert vectors["outer/anchor"].tobytes() == outer.anchor_M.tobytes()
+    assert vectors["outer/momentum"].tobytes() == outer.momentum_M.tobytes()
 
 
 # --- whose progress -------------------------------------------------------------------------------
