@@ -269,7 +269,6 @@ async def test_who_shows_another_contribution_has_no_honest_owner_named(monkeypa
 @pytest.mark.parametrize(
     ("algorithm", "more"),
     [
-        ("allreduce", {}),
         ("allreduce", {"robust_mean": "clipped", "gradient_codec": "int8"}),
         ("allreduce", {"robust_mean": "trimmed", "norm_limit": 10}),
         ("local_sgd", {"codec": "bf16"}),
