@@ -24,7 +24,9 @@ it computes. Differences from the paper, and why:
   the swarm fell apart (measured: 6 peers, 3 of 15 pairs in 20 averages each).
 * *In fragments*, if asked (`fragment_s`): where a model takes longer than some steps on a link, an
   average moves a part of it (DivShare, arXiv 2410.12918): the one that was averaged longest ago,
-  whichever peer chose it. One partner at a time: a second one would have half of the link.
+  whichever peer chose it. One partner at a time: a second one would have half of the link. An
+  exchange follows the other, with another partner, until each number was averaged once: a period
+  is one of whole models.
 """
 
 from collections.abc import Sequence
@@ -61,9 +63,9 @@ class AdPsgd(Algorithm):
 
         fragment_s: float = 0
         """Each average moves a fragment of the model, as large as links carry in about so many
-        seconds, and the next one another; 0: the whole model. For links on which a model takes
-        longer than some steps. Too small: messages cost more than numbers; too large: members are
-        busy for long, and means are of old numbers."""
+        seconds, and the next one another, at once; 0: the whole model. For links on which a model
+        takes longer than some steps. Too small: messages cost more than numbers; too large: members
+        are busy for long, and means are of old numbers."""
 
         def __post_init__(self) -> None:
             check_fragment("ad_psgd", self.fragment_s)
@@ -74,11 +76,17 @@ class AdPsgd(Algorithm):
         updates = 0
         while True:
             updates = await swarm.wait_for_update(updates + self.config.every_updates)
-            await meet_someone(
-                swarm,
-                lambda: neighbours(self.config.graph, swarm.me, swarm.choosable()),
-                fragment_s=self.config.fragment_s,
-            )
+            rounds = swarm.rounds
+            while await self._meet_someone(swarm):
+                if not self.config.fragment_s or swarm.rounds > rounds or not swarm.trains:
+                    break
+
+    async def _meet_someone(self, swarm: Swarm) -> bool:
+        return await meet_someone(
+            swarm,
+            lambda: neighbours(self.config.graph, swarm.me, swarm.choosable()),
+            fragment_s=self.config.fragment_s,
+        )
 
 
 def neighbours(graph: Graph, me: PeerId, others: Sequence[PeerId]) -> tuple[PeerId, ...]:

@@ -117,6 +117,10 @@ class Swarm(Protocol):
     def met(self) -> Mapping[PeerId, int]:
         """The peers that we have been in a group with: the number of the last such group."""
 
+    @property
+    def rounds(self) -> int:
+        """How often each number of this model has been averaged, in whole models or fragments."""
+
     async def form(
         self,
         candidates: Sequence[PeerId],
@@ -574,24 +578,26 @@ def in_turn(peers: Sequence[PeerId], met: Mapping[PeerId, int], rng: Random) -> 
 
 async def meet_someone(
     swarm: Swarm, candidates: Callable[[], Sequence[PeerId]], *, fragment_s: Seconds = 0
-) -> None:
+) -> bool:
     """Average in a pair, with the first of `candidates` that is free, of those met longest ago.
 
     The half of them that was met longest ago is asked first, and all only if none of those will do:
     members of the last group are the first to be free for each other again, and pairs that meet
     only each other part from the swarm. If an older claim of another peer takes us meanwhile, its
-    exchange runs first, ours follows. `candidates` is asked anew before each attempt.
+    exchange runs first, ours follows. `candidates` is asked anew before each attempt. Returns
+    whether there was an average.
     """
     for part in (2, 1):  # half of them; if none of those will do, all
         outcome = Outcome.YIELDED
         while outcome is Outcome.YIELDED:
             if not (others := candidates()):
-                return
+                return False
             order = in_turn(others, swarm.met(), swarm.rng)
             some = order[: -(-len(order) // part)]
             outcome = (await swarm.form(some, 1, fragment_s=fragment_s)).outcome
         if outcome in (Outcome.DONE, Outcome.WITHDRAWN):
-            return
+            break
+    return outcome is Outcome.DONE
 
 
 def check_fragment(algorithm: str, fragment_s: Seconds) -> None:

@@ -4,16 +4,16 @@ A group of gossip that moves a whole model holds the slots of its members, and t
 long as the model is large. One that moves a *fragment* is over soon, its mean is of numbers that
 are not old, and the next one meets others (DivShare, arXiv 2410.12918). Each peer takes the
 fragment that was averaged longest ago, in a group of its own or of another peer, so that no number
-waits much longer than another one.
+waits much longer than another one. When each number was in a group, a *round* is over.
 
 The number of fragments is a power of two, and follows from how long groups took: twice as many if
 they last too long, unless that was seen to help little (then they last as long as messages do);
-half as many if those would not last too long either.
+half as many if those would not last too long either. The fastest of the last groups counts: one
+peer on a slow link would else keep fragments small where all other links are fast.
 """
 
 import math
 from collections import defaultdict, deque
-from statistics import median
 
 from p2ptrain.core.purpose import MOST_FRAGMENTS
 from p2ptrain.ids import Seconds
@@ -22,7 +22,11 @@ FIRST = 1 << 16
 """Numbers of the first fragment, while nothing is known: a second on 2 Mbit/s."""
 
 REMEMBERED = 5
-"""Groups of a size in a median."""
+"""Groups of a size of which the fastest counts."""
+
+ENOUGH = 3
+"""Groups of a size that all last too long before smaller ones are made again: one alone may have
+been with a peer on a slow link."""
 
 TOO_LONG = math.sqrt(2)
 """More than that times as long as asked."""
@@ -39,6 +43,10 @@ class Fragments:
         self._count = 1 << round(math.log2(max(1, size / FIRST)))
         self._took: dict[int, deque[Seconds]] = defaultdict(lambda: deque(maxlen=REMEMBERED))
         self._groups = 0
+        self.rounds = 0
+        """How often each number was averaged."""
+        self._began = 0
+        """In which group this round began: in a later one than that each number is to be."""
         self._last = [0]
         """In which group each part was last, as many equal parts as any group had fragments."""
 
@@ -59,6 +67,8 @@ class Fragments:
         self._refine(count)
         parts = len(self._last) // count
         self._last[fragment * parts : (fragment + 1) * parts] = [self._groups] * parts
+        if min(self._last) > self._began:
+            self.rounds, self._began = self.rounds + 1, self._groups
 
     def _refine(self, count: int) -> None:
         if len(self._last) < count:
@@ -69,16 +79,18 @@ class Fragments:
         count = self._count
         if not self._took[count]:
             return count
-        here_s = median(self._took[count])
+        here_s = min(self._took[count])
         helps = self._helps(count // 2, count) and self._helps(count, 2 * count)
-        if here_s > lasts_s * TOO_LONG and 2 * count <= self._most and helps:
+        is_known = len(self._took[count]) >= ENOUGH or not self._took[2 * count]
+        if is_known and here_s > lasts_s * TOO_LONG and 2 * count <= self._most and helps:
+            self._took[2 * count].clear()  # links may have changed since
             return 2 * count
         if count > 1 and (2 * here_s <= lasts_s or not self._helps(count // 2, count)):
-            self._took[count // 2].clear()  # links may have changed since
+            self._took[count // 2].clear()
             return count // 2
         return count
 
     def _helps(self, few: int, many: int) -> bool:
         """False if it was seen that groups of smaller fragments last nearly as long."""
         known = self._took[few], self._took[many]
-        return not all(known) or median(known[1]) <= HELPS * median(known[0])
+        return not all(known) or min(known[1]) <= HELPS * min(known[0])

@@ -90,6 +90,10 @@ class DriverSwarm:
     def version(self) -> int:
         return self._driver.machine.groups.wait_avoiding.version
 
+    @property
+    def rounds(self) -> int:
+        return self.fragments.rounds
+
     async def form(
         self,
         candidates: Sequence[PeerId],

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from p2ptrain.core.fragments import FIRST, Fragments
+from p2ptrain.core.fragments import ENOUGH, FIRST, Fragments
 from p2ptrain.core.shards import shard
 from p2ptrain.ids import Seconds
 
@@ -50,6 +50,27 @@ def test_a_link_that_becomes_ten_times_slower_or_faster_is_followed():
     assert groups(fragments, mbit(100), 30)[-1] == before
 
 
+def test_one_peer_on_a_slow_link_does_not_shrink_what_goes_over_all_others():
+    fragments, turns = Fragments(SIZE), iter(range(1000))
+
+    def to_one_of_two(numbers: int) -> Seconds:
+        return mbit(20)(numbers) * (10 if next(turns) % 2 else 1)
+
+    alone = groups(Fragments(SIZE), mbit(20), 40)[-1]
+    assert groups(fragments, to_one_of_two, 60)[20:] == [alone] * 40
+
+
+def test_a_round_is_over_when_each_number_was_in_a_group_whoever_chose_it():
+    fragments = Fragments(FIRST * 8)
+    for chosen in (0, 1, 1, 2, 3, 4, 5, 6):
+        fragments.averaged(chosen, 8, 1.0)
+    assert fragments.rounds == 0
+    fragments.averaged(7, 8, 1.0)
+    assert fragments.rounds == 1
+    fragments.averaged(0, 1, 8.0)
+    assert fragments.rounds == 2, "a whole model is one"
+
+
 def test_fragments_do_not_shrink_where_messages_take_the_time():
     """A group of 0.3 s, whatever it moves, cannot be made to last a tenth of that."""
     moved = groups(Fragments(SIZE), mbit(10_000, 0.3), 60, lasts_s=0.03)
@@ -90,7 +111,8 @@ def test_a_group_that_came_to_nothing_is_tried_again_with_the_same_numbers():
 def test_groups_that_others_chose_count_for_the_speed():
     fragments = Fragments(SIZE)
     _, parts = fragments.next(1.0)
-    fragments.averaged(0, parts, 60.0)
+    for _ in range(ENOUGH):
+        fragments.averaged(0, parts, 60.0)
     assert fragments.next(1.0)[1] == 2 * parts
 
 

@@ -99,9 +99,9 @@ class Ripples(Algorithm):
 
         fragment_s: float = 0
         """Of groups that are drawn or claimed: each moves a fragment of the model, as large as
-        links carry in about so many seconds, and the next one another; 0: the whole model. Too
-        small: messages cost more than numbers; too large: means are of old numbers. Groups of the
-        table move whole models."""
+        links carry in about so many seconds, and the next one another, at once where trainers do
+        not wait; 0: the whole model. Too small: messages cost more than numbers; too large: means
+        are of old numbers. Groups of the table move whole models."""
 
         def __post_init__(self) -> None:
             check_fragment("ripples", self.fragment_s)
@@ -124,6 +124,7 @@ class Ripples(Algorithm):
     turns = 0
     """Averages that we began."""
     _groups = 0  # that we had been in when the last one ended, in this life
+    _rounds = 0  # in which all numbers were averaged, then
     _generator: GroupGenerator | None = None
 
     async def background(self, swarm: Swarm) -> None:
@@ -132,7 +133,10 @@ class Ripples(Algorithm):
         await super().background(swarm)
 
     async def after_update(self, swarm: Swarm) -> None:
-        """Average in the group of this update, unless somebody else's choice had us in one."""
+        """Average in the group of this update, unless somebody else's choice had us in one.
+
+        Fragments follow each other, until each number was averaged once since the last time.
+        """
         self.turns += 1
         if self.config.schedule == "static":
             self.turns = max(self.turns, swarm.version)  # a newcomer falls in with the others
@@ -140,12 +144,22 @@ class Ripples(Algorithm):
                 # Members that train much faster are past every version that we come to by counting.
                 self.turns = swarm.version + 1
                 await swarm.form_at(self.turns)
+        elif self.config.fragment_s and not self.config.waits:
+            more = True
+            while more and swarm.rounds == self._rounds:  # a fragment follows the other
+                more = await self._take_turn(swarm) and swarm.trains
         elif self.config.waits or swarm.met().get(swarm.me, 0) == self._groups:
-            if self.config.schedule == "generator":
-                await self._generator_of(swarm).take_turn()
-            else:
-                await self._take_who_is_free(swarm)
-        self._groups = swarm.met().get(swarm.me, 0)
+            await self._take_turn(swarm)
+        self._groups, self._rounds = swarm.met().get(swarm.me, 0), swarm.rounds
+
+    async def _take_turn(self, swarm: Swarm) -> bool:
+        """Average in one group; returns whether there was one."""
+        before = swarm.met().get(swarm.me, 0)
+        if self.config.schedule == "generator":
+            await self._generator_of(swarm).take_turn()
+        else:
+            await self._take_who_is_free(swarm)
+        return swarm.met().get(swarm.me, 0) != before
 
     # --- static -----------------------------------------------------------------------------------
 
