@@ -176,6 +176,9 @@ class Spec:
     """How often each peer writes a checkpoint, from which it goes on after a crash; 0: never."""
     all_die: bool
     """After the faults all are killed at once, and some or all of them start again."""
+    newcomers: int = 0
+    """So many join at one moment, and load a model of several chunks from those that have them."""
+    newcomers_at_s: Seconds = 0.0
     changes: tuple[Change, ...] = ()
     """Of the swarm's settings, while it is cruel."""
     norm_limit: float = 0.0
@@ -222,6 +225,14 @@ class Spec:
     def names(self) -> tuple[str, ...]:
         return tuple(f"p{number}" for number in range(self.peers))
 
+    @property
+    def names_of_newcomers(self) -> tuple[str, ...]:
+        return tuple(f"p{self.peers + number}" for number in range(self.newcomers))
+
+    def usual_step_s(self, name: str) -> Seconds:
+        """Of newcomers as of the peers before them."""
+        return self.step_s[int(name[1:]) % self.peers]
+
     def __str__(self) -> str:
         options = "".join(f", {key}={value}" for key, value in self.options.items())
         changes = "".join(f", then {change.choice}" for change in self.changes)
@@ -231,6 +242,7 @@ class Spec:
             f"{self.cruel_s:.1f} s, checkpoints every {self.checkpoint_every_s:g} s"
             f"{', all die' * self.all_die}{', votes' * (self.norm_limit > 0)}"
             f"{', audits' * (self.audited_owners > 0)}{', a liar' * self.has_liar}"
+            f"{f', {self.newcomers} join at {self.newcomers_at_s:.1f} s' * bool(self.newcomers)}"
         )
 
 
@@ -245,7 +257,9 @@ def spec_of(seed: int, algorithm: str = "") -> Spec:
     cruel_s = chance.uniform(2.0, 6.0)
     lease_s = chance.choice((4.0, 8.0, 20.0))
     options = _options(algorithm, chance)
-    survival = Random(f"{seed}/survival")  # so that worlds of a seed stay what they were
+    joins = Random(f"{seed}/joins")  # so that worlds of a seed stay what they were
+    newcomers = joins.choice((*[0] * 9, 1, 2, 3))
+    survival = Random(f"{seed}/survival")  # for the same reason
     checkpoint_every_s = survival.choice((0, 0.2, 1.0))
     lies = Random(f"{seed}/lies")  # as above
     norm_limit = lies.choice((0, 0, 10))
@@ -254,7 +268,7 @@ def spec_of(seed: int, algorithm: str = "") -> Spec:
         algorithm=algorithm,
         options=options,
         peers=peers,
-        size=size,
+        size=700 if newcomers else size,
         step_s=tuple(usual_s * chance.choice((1, 1, 1, 1.3, 3)) for _ in range(peers)),
         evenness=chance.choice((0.0, 0.1, 1.0)),
         link=_link(chance),
@@ -267,6 +281,8 @@ def spec_of(seed: int, algorithm: str = "") -> Spec:
         all_die=checkpoint_every_s > 0
         and survival.random() < 0.4
         and not options.get("group_size"),  # of which fewer may come back
+        newcomers=newcomers,
+        newcomers_at_s=joins.uniform(0.1, cruel_s),
         changes=()
         if algorithm != drawn or checkpoint_every_s
         else _changes(seed, algorithm, peers, cruel_s),

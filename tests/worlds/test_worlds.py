@@ -38,6 +38,13 @@ def test_a_world_of_dear_that_broke_a_rule_breaks_none(found: str):
     assert not verdict.violations, "\n".join(told(verdict))
 
 
+def test_newcomers_load_their_model_from_several_peers():
+    verdict = carry_out(spec_of(0))
+    assert verdict.spec.newcomers == 3
+    assert verdict.sources > 1
+    assert not verdict.violations, "\n".join(told(verdict))
+
+
 def test_a_world_can_be_repeated():
     def once() -> Verdict:
         return carry_out(spec_of(5))
@@ -61,6 +68,8 @@ def test_worlds_are_of_all_kinds():
         (True, False),
         (True, True),
     }
+    assert {spec.newcomers for spec in specs} == {0, 1, 2, 3}
+    assert {spec.all_die for spec in specs if spec.checkpoint_every_s} == {True, False}
     assert min(spec.link.loss for spec in specs) == 0.0 < 0.1 < max(s.link.loss for s in specs)
 
 

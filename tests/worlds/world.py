@@ -9,6 +9,7 @@ from random import Random
 
 import numpy as np
 
+from p2ptrain.compute.replica import Vector
 from p2ptrain.errors import ConfigError
 from p2ptrain.ids import Seconds
 from p2ptrain.sim.checkers import Auditor, Violation, partial
@@ -41,6 +42,8 @@ class Verdict:
     groups: int = 0
     partial: int = 0
     """Groups that only some members finished."""
+    sources: int = 0
+    """The most peers from which one peer has loaded a state."""
     virtual_s: Seconds = 0.0
     trace_tail: str = ""
 
@@ -62,8 +65,16 @@ def carry_out(spec: Spec, trace_path: Path | None = None) -> Verdict:
         await Fleet(spec, world, auditor).live()
         now = virtual_loop().now
         groups = auditor.groups.values()
+        everyone = {**world.dead, **world.peers}.values()
+        loaded = [record["sources"] for peer in everyone for record in peer.metrics.of("state")]
         return Verdict(
-            spec, tuple(auditor.found), len(groups), partial(groups), now, trace.trace_tail()
+            spec,
+            tuple(auditor.found),
+            len(groups),
+            partial(groups),
+            max(map(len, loaded), default=0),
+            now,
+            trace.trace_tail(),
         )
 
     try:
@@ -119,16 +130,32 @@ class Fleet:
         loop = virtual_loop()
         plan = asyncio.create_task(self.world.carry_out(self.spec.plan))
         changes = asyncio.create_task(self._change_settings())
+        newcomers = asyncio.create_task(self._let_newcomers_join())
         try:
-            while loop.now < self.spec.cruel_s or not plan.done():
+            while loop.now < self.spec.cruel_s or not (plan.done() and newcomers.done()):
                 if loop.now > self.spec.cruel_s + PROGRESS_S:
                     self._fail("progress", f"not all is over after {PROGRESS_S:g} s")
                 await self._pass_time(training)
             await plan
             await changes
+            await newcomers
         finally:
             plan.cancel()
             changes.cancel()
+            newcomers.cancel()
+
+    async def _let_newcomers_join(self) -> None:
+        await asyncio.sleep(self.spec.newcomers_at_s)
+        start_M = np.full(self.spec.size, 1e3, np.float32)  # which no swarm takes in
+        await asyncio.gather(*(self._join(name, start_M) for name in self.spec.names_of_newcomers))
+
+    async def _join(self, name: str, start_M: Vector) -> None:
+        replica = self.auditor.replica(name, start_M, LEARNING_RATE)
+        algorithm, metrics = self.spec.algorithm, self.auditor.metrics(name)
+        options = self.spec.options
+        await self.world.add(
+            name, replica, algorithm, metrics=metrics, keeps_model=False, **options
+        )
 
     async def _change_settings(self) -> None:
         loop, began = virtual_loop(), virtual_loop().now
@@ -196,7 +223,7 @@ class Fleet:
 
     async def _train(self, peer: SimPeer) -> None:
         name = peer.driver.name
-        usual_s = self.spec.step_s[self.spec.names.index(name)]
+        usual_s = self.spec.usual_step_s(name)
         chance = Random(f"{self.spec.seed}/{name}/{peer.driver.me.incarnation}")
         peer.lifecycle.begin()
         while not self._is_over:
