@@ -58,9 +58,12 @@ class Fragments:
         oldest = self._last.index(min(self._last)) // parts  # at its oldest number
         return oldest, self._count
 
-    def averaged(self, fragment: int, count: int, seconds: Seconds) -> None:
-        """A group has averaged this one of so many, and moved it in this time."""
+    def took(self, count: int, seconds: Seconds) -> None:
+        """A group has moved one of so many in this time."""
         self._took[count].append(seconds)
+
+    def averaged(self, fragment: int, count: int) -> None:
+        """A group's mean of this one of so many counts, however it came about."""
         if count & (count - 1) or count > self._most:
             return  # another algorithm's: no parts of ours
         self._groups += 1

@@ -419,10 +419,9 @@ class FormedGroup(Attempt):
             transfers.arrivals.took(after_s)
         if exchange.ended_well:
             transfers.stall(*kind).took(exchange.moving_s)
-            purpose = self._effect.purpose
-            if self.what is What.MODELS and len(self.members) > 1:
+            if self._moves_models:
                 fragments = self._averages.host.swarm.fragments
-                fragments.averaged(purpose.fragment, purpose.fragments, exchange.moving_s)
+                fragments.took(self._effect.purpose.fragments, exchange.moving_s)
         else:
             transfers.broke(*kind, exchange.silent_s, exchange.missing_s)
 
@@ -437,7 +436,14 @@ class FormedGroup(Attempt):
             rank, total = self.members.index(host.name), sum(one.progress for one in stated)
             share = (total + rank) // len(stated)  # what a division leaves over is not lost
             host.share_progress(share - stated[rank].progress)
+        if self._moves_models:  # also where it was adopted: else the same fragment would be next
+            purpose = self._effect.purpose
+            host.swarm.fragments.averaged(purpose.fragment, purpose.fragments)
         return self.exchange
+
+    @property
+    def _moves_models(self) -> bool:
+        return self.what is What.MODELS and len(self.members) > 1
 
     def _check_held(self) -> None:
         if not self._averages.host.machine.holds(self.ticket):

@@ -19,9 +19,15 @@ def groups(fragments: Fragments, link: Link, count: int, *, lasts_s: Seconds = 1
     for _ in range(count):
         fragment, parts = fragments.next(lasts_s)
         numbers = SIZE // parts
-        fragments.averaged(fragment, parts, link(numbers))
+        averaged(fragments, fragment, parts, link(numbers))
         moved.append(numbers)
     return moved
+
+
+def averaged(fragments: Fragments, fragment: int, parts: int, seconds: Seconds) -> None:
+    """A group has averaged this one in this time."""
+    fragments.took(parts, seconds)
+    fragments.averaged(fragment, parts)
 
 
 def mbit(speed: float, latency_s: Seconds = 0.0) -> Link:
@@ -63,11 +69,11 @@ def test_one_peer_on_a_slow_link_does_not_shrink_what_goes_over_all_others():
 def test_a_round_is_over_when_each_number_was_in_a_group_whoever_chose_it():
     fragments = Fragments(FIRST * 8)
     for chosen in (0, 1, 1, 2, 3, 4, 5, 6):
-        fragments.averaged(chosen, 8, 1.0)
+        averaged(fragments, chosen, 8, 1.0)
     assert fragments.rounds == 0
-    fragments.averaged(7, 8, 1.0)
+    averaged(fragments, 7, 8, 1.0)
     assert fragments.rounds == 1
-    fragments.averaged(0, 1, 8.0)
+    averaged(fragments, 0, 1, 8.0)
     assert fragments.rounds == 2, "a whole model is one"
 
 
@@ -81,10 +87,10 @@ def test_every_number_is_averaged_in_turn():
     fragments = Fragments(SIZE)
     groups(fragments, mbit(20), 30)
     seen = [fragments.next(1.0)]
-    fragments.averaged(*seen[0], 1.0)
+    averaged(fragments, *seen[0], 1.0)
     while (one := fragments.next(1.0)) != seen[0]:
         seen.append(one)
-        fragments.averaged(*one, 1.0)
+        averaged(fragments, *one, 1.0)
     assert sorted(fragment for fragment, _ in seen) == list(range(seen[0][1]))
 
 
@@ -98,7 +104,7 @@ def test_none_is_skipped_when_their_number_changes(changes: tuple[int, float, fl
         for at in range(span.start, span.stop):
             covered[at] += 1
         seconds = before_s if turn < turns else after_s * 8 / parts
-        fragments.averaged(fragment, parts, seconds)
+        averaged(fragments, fragment, parts, seconds)
         if parts > 1 and fragment == parts - 1:
             assert min(covered) >= 1
 
@@ -112,29 +118,29 @@ def test_groups_that_others_chose_count_for_the_speed():
     fragments = Fragments(SIZE)
     _, parts = fragments.next(1.0)
     for _ in range(ENOUGH):
-        fragments.averaged(0, parts, 60.0)
+        averaged(fragments, 0, parts, 60.0)
     assert fragments.next(1.0)[1] == 2 * parts
 
 
 def test_what_another_peer_chose_is_not_due_again_before_the_rest():
     fragments = Fragments(FIRST * 8)
     for chosen in (0, 2, 5):
-        fragments.averaged(chosen, 8, 1.0)
+        averaged(fragments, chosen, 8, 1.0)
     assert [turn(fragments) for _ in range(8)] == [1, 3, 4, 6, 7, 0, 2, 5]
 
 
 def test_of_a_fragment_the_oldest_number_counts():
     """Another peer has averaged a quarter of our first fragment, and all of the second one."""
     fragments = Fragments(FIRST * 2)
-    fragments.averaged(0, 8, 1.0)
-    fragments.averaged(1, 2, 1.0)
+    averaged(fragments, 0, 8, 1.0)
+    averaged(fragments, 1, 2, 1.0)
     assert [turn(fragments) for _ in range(3)] == [0, 1, 0]
 
 
 def turn(fragments: Fragments) -> int:
     """Average what is next, in the time that was asked for."""
     fragment, parts = fragments.next(1.0)
-    fragments.averaged(fragment, parts, 1.0)
+    averaged(fragments, fragment, parts, 1.0)
     return fragment
 
 
@@ -142,5 +148,5 @@ def test_a_model_of_few_numbers_has_no_more_fragments():
     fragments = Fragments(3)
     for _ in range(20):
         fragment, parts = fragments.next(1e-9)
-        fragments.averaged(fragment, parts, 1.0 / parts)
+        averaged(fragments, fragment, parts, 1.0 / parts)
         assert parts <= 3

@@ -11,6 +11,7 @@ from p2ptrain.errors import ConfigError
 from p2ptrain.ids import PeerId, Seconds, Ticket
 from p2ptrain.net.wire import Envelope
 from p2ptrain.runtime.exchange import ExchangeConfig
+from p2ptrain.runtime.formed_group import FormedGroup
 from p2ptrain.sim.link import Link
 from p2ptrain.sim.replica import VectorReplica
 from p2ptrain.sim.world import SimPeer, World
@@ -79,6 +80,21 @@ async def test_groups_share_the_estimates_of_progress_and_lose_none_of_them():
             await asyncio.gather(*member.driver.averages.running)
         assert sum(peer.driver.agreed.progress for peer in peers) == 104
     assert {peer.driver.agreed.progress for peer in peers} <= {34, 35}
+    await world.close()
+
+
+async def test_a_mean_that_is_adopted_counts_although_its_exchange_broke_here(monkeypatch):
+    """Else the same fragment was the next one again, while others were in no average for minutes.
+
+    Of an exchange that broke nothing is learned.
+    """
+    monkeypatch.setattr(FormedGroup, "_learn", lambda *_: None)
+    world = World()
+    for name in (A, B):
+        await world.add(name, VectorReplica(np.zeros(4, np.float32)), "ad_psgd")
+    await world.peers[A].swarm.form([B], 1, fragment_s=1)
+    await asyncio.gather(*world.peers[B].driver.averages.running)
+    assert [peer.swarm.rounds for peer in world.peers.values()] == [1, 1]
     await world.close()
 
 
