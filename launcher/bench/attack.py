@@ -203,7 +203,7 @@ def main(
     """Attack three peers of this machine, and measure what it costs them."""
     bench = Bench(out, check=check, quick=quick)
     if quick:
-        mutated, lies, visits = min(mutated, 1500), min(lies, 600), min(visits, 4)
+        mutated, lies, visits = min(mutated, 450), min(lies, 150), min(visits, 2)
     calm_s, settle_s = (2.0, 2.0) if quick else (CALM_S, SETTLE_S)
     with Victims(PEERS, out / "victims") as victims, bench.progress("attacks", 3) as told:
         siege = Siege(victims, settle_s, calm_s)
