@@ -138,7 +138,7 @@ class Containers:
 
     @contextmanager
     def swarm(self, folder: Path, peers: int, options: Options) -> Iterator[Running]:
-        """See `Place.swarm`. Raises LaunchError if the engine does not do as it is told."""
+        """See `Place.swarm`. Raises LaunchError if the engine refuses a command."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / CONFIG).write_text(
             f'advertise_ip = true\n[network]\ntoken_file = "{RESULTS}/{KEY}"\n'

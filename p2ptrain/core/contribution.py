@@ -46,7 +46,8 @@ class Contribution:
     """A digest of how it makes its update (`compute/contract.py`); 0 where that is its own."""
 
     progress: int = 0
-    """Samples of the whole swarm, as far as it knows."""
+    """Samples of the whole swarm, as far as it knows. Of models: 0 if it shares no estimate, since
+    it has enough or has none."""
 
     begun: int = 0
     """A digest of the exchange that began behind its backward pass, if what it put into that still

@@ -10,7 +10,8 @@ This is a *correction* of what a peer acts on, never of what it states in an ave
 averaged as they are without it, so what they add up to stays the number of samples trained, and an
 error of a pace is gone with the next average.
 
-Nothing is corrected before two averages, nor longer than twice the longest time between two of
+Nothing is corrected before averages have had each of the others twice on average (`MET`): two
+meetings of a pair say little of a swarm. Nor longer than twice the longest time between two of
 them: if averages have stopped, the pace has, too, as far as one can know. Nor where others make a
 few steps at most between averages: there an estimate is closer to the truth than a pace is.
 """
@@ -23,6 +24,10 @@ from p2ptrain.ids import Seconds
 
 REMEMBERED = 8
 """Averages of which the first and the last say the pace. More: a change of it is noticed late."""
+
+MET = 2
+"""The averages that are remembered, but for the first, have had so many times as many other members
+as there are other peers. With fewer a pace is of too few of them."""
 
 AS_LONG = 2
 """A pace holds for so many times the longest time between two averages."""
@@ -38,6 +43,10 @@ class _Average:
     at: Seconds
     progress: int
     own: int
+    others: int
+    """Other peers at that time."""
+    partners: int
+    """Other members that it had."""
 
 
 class Growth:
@@ -45,11 +54,12 @@ class Growth:
 
     def __init__(self) -> None:
         self._averages: deque[_Average] = deque(maxlen=REMEMBERED)
-        self._others: deque[int] = deque(maxlen=REMEMBERED)
         self.correction = 0
         """Add this to the estimate, as it was after this peer's last step."""
 
-    def averaged(self, progress: int, own: int, others: int, now: Seconds) -> None:
+    def averaged(
+        self, progress: int, own: int, others: int, now: Seconds, *, partners: int
+    ) -> None:
         """An average has made the estimate `progress`.
 
         Args:
@@ -57,9 +67,13 @@ class Growth:
             own: samples of this peer.
             others: how many other peers there are.
             now: on this peer's clock.
+            partners: how many other members the average had.
         """
-        self._averages.append(_Average(now, progress, own))
-        self._others.append(others)
+        self._averages.append(_Average(now, progress, own, others, partners))
+        self.correction = 0
+
+    def ended(self) -> None:
+        """This peer trains no more, and takes the others to be near their end, too."""
         self.correction = 0
 
     def trained(self, samples: int, progress: int, own: int, others: int, now: Seconds) -> None:
@@ -70,7 +84,7 @@ class Growth:
         if pace * (times[-1] - times[0]) < RARE * samples * (len(times) - 1):
             return
         last = self._averages[-1]
-        longest_s = max(later - at for at, later in pairwise(times))
+        longest_s = max(after - at for at, after in pairwise(times))
         if (since_s := now - last.at) > AS_LONG * longest_s:
             return  # as it was
         theirs = round(pace * others * since_s)
@@ -80,8 +94,11 @@ class Growth:
         """Samples per second of one of the others; 0 if that is not known."""
         if len(self._averages) < 2:
             return 0
-        first, last = self._averages[0], self._averages[-1]
+        first, *later = self._averages
+        last = later[-1]
+        if sum(one.partners for one in later) < MET * last.others:
+            return 0
         theirs = last.progress - first.progress - (last.own - first.own)
-        mean_others = sum(self._others) / len(self._others)
+        mean_others = sum(one.others for one in self._averages) / len(self._averages)
         passed_s = (last.at - first.at) * mean_others
         return max(0.0, theirs / passed_s) if passed_s > 0 else 0.0

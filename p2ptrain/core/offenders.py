@@ -5,17 +5,17 @@ Each member that reduces measures what the others have contributed there, and vo
 * **norm**: a contribution is an offence if its norm is more than `norm_limit` times the median of
   this group's, and of recent ones of the same kind. The first median bears with a swarm whose
   gradients grow, the second with models that happen to be equal: of models no vote is cast before
-  `LEAST_NORMS` are known, nor against one that is near (`NEAR`): where nobody learns any more all
-  but rounding is far.
+  `LEAST_NORMS` are known, nor against one that is near (`NEAR`): where models have stopped
+  learning, any difference but rounding is many times the usual one.
 * **opposed**: where members point the same way (the median of the cosines between each contribution
   and the sum of the others is above `AGREE`), one whose cosine is below -`AGREE` is opposed; it is
   an offence in the `opposed_groups`-th such group in a row. Members whose data differ do not agree
   near the end of training, and then nothing is counted.
 
 **Majority.** A member is an *offender* if more than half of the voters other than itself vote
-against it, and at least two. So one liar can name nobody, a group of two names nobody, and a lie
-that only one shard's owner sees is not found. Where half of the members or more would be named,
-something else is wrong, and none is.
+against it, and at least two. So a single liar cannot vote a member out, a group of two votes no
+member out, and a lie that only one shard's owner sees is not found. Where half of the members or
+more would be named, something else is wrong, and none is.
 
 Medians of an even count are the lower one of the two, so in a group of three one liar cannot shift
 them.
@@ -35,8 +35,7 @@ LEAST_NORMS = 8
 """Recent norms, or there is nothing to compare with."""
 
 LEAST_COMPARED = 3
-"""Contributions of one group that are compared with each other; of two nobody knows which is wrong.
-"""
+"""Contributions of one group that are compared with each other; two do not show which is wrong."""
 
 RECENT_NORMS = 64
 """Norms of one kind that are remembered."""

@@ -1,6 +1,6 @@
 """Audit the owners of shards: is the mean that they hand out that of what they got?
 
-In a reduce-scatter nobody but the owner of a shard sees what its mean is of. So with
+In a reduce-scatter only the owner of a shard sees what its mean is of. So with
 `audited_owners` each member draws for each group, after its own secret, whether it audits a chunk
 of another owner, and which. Nobody else knows of it before the group is over:
 
@@ -13,8 +13,8 @@ of another owner, and which. Nobody else knows of it before the group is over:
 **What proves a lie.** An owner is named if its table has another digest of the auditor's own
 contribution than that has; if it shows another contribution of its own than its table says; or if
 all chunks are those of the table and their mean is not what it handed out. If anything else does
-not fit, either of two members may have lied, and nobody is named. Nobody's word counts but the
-owner's own and what the auditor has computed: so one liar cannot have an honest owner named.
+not fit, either of two members may have lied, and no member is named. Only the owner's own word
+counts, and what the auditor has computed: so one liar cannot have an honest owner named.
 
 **What proves nothing.** A wrong mean may hide in the owner's own chunk, which no other member has
 seen. With `norm_limit` the record says so if that is out by the factor; but one member's chunk of
@@ -32,6 +32,7 @@ import asyncio
 import hashlib
 import struct
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING
@@ -66,7 +67,7 @@ ASK_S: Seconds = 5.0
 """How long a member has to show its chunk."""
 
 LEAST_MEMBERS = 3
-"""Of two, each knows what the other's mean has to be of, and nobody else is there to tell."""
+"""Of two, each knows what the other's mean has to be of: an audit would find nothing new."""
 
 Open = (TransportError, RefusedError, CodecError, TimeoutError)
 """Why an audit may come to nothing."""
@@ -272,10 +273,10 @@ class Audits:
             PLAIN,
             OF + watched.name,
         )
-        stream = None
-        try:
-            async with asyncio.timeout(ASK_S):
-                stream = await host.open_stream(peer, opening)
+        async with asyncio.timeout(ASK_S):
+            stream = await host.open_stream(peer, opening)
+            with ExitStack() as unfinished:
+                unfinished.callback(stream.abort, "the audit has failed")
                 await stream.send(memoryview(REQUEST.pack(span.start, span.stop)), True)
                 payload = await stream.receive()
                 if payload is None or payload.nbytes != 4 * span.size:
@@ -283,11 +284,8 @@ class Audits:
                 shown_S = np.frombuffer(bytes(payload), "<f4")
                 await stream.release()
                 await stream.receive()
-                return shown_S
-        except BaseException:
-            if stream is not None:
-                stream.abort("the audit has failed")
-            raise
+                unfinished.pop_all()
+            return shown_S
 
     async def accept(self, opening: AverageOpening, stream: ChunkStream) -> None:
         """A member audits an owner: show it what we have contributed.

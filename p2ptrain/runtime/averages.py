@@ -196,10 +196,10 @@ class Averages:
         """
         agreed, membership = self.agreed, self.host.machine.membership
         if purpose.what in WHOLE_MODELS:
-            return replace(MODEL, progress=agreed.progress)
+            return replace(MODEL, progress=self.host.shared_progress)
         if purpose.what is What.PSEUDO_GRADIENTS and self.outer:
             stated = self.outer.state(purpose, membership.me.samples)
-            return replace(stated, progress=agreed.progress)
+            return replace(stated, progress=self.host.shared_progress)
         if purpose.what is What.STALE_GRADIENTS:
             own, before = self.pending.promise(), agreed.samples_before
         else:

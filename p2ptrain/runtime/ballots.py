@@ -27,7 +27,7 @@ from p2ptrain.runtime.robust import blocks
 from p2ptrain.runtime.streams import GroupBroken
 
 LEAST_MEMBERS = 3
-"""Of two, nobody can say which one is wrong."""
+"""Two do not show which one is wrong."""
 
 ROUNDING = 1e-6
 """The part of a square that is lost to rounding."""

@@ -191,13 +191,28 @@ class Driver:
                 step = samples - before
                 everyone = step * (1 + len(membership.choosable()))
                 self.agreed.progress += round(everyone / self.shares.counted_weight)
-                self.growth.trained(step, self.agreed.progress, samples, *self._surroundings())
+                if phase is Phase.DONE:
+                    self.growth.ended()
+                else:
+                    self.growth.trained(step, self.agreed.progress, samples, *self._surroundings())
             self._watch.look()
 
-    def share_progress(self, change: int) -> None:
-        """An average of models has changed the estimate of the swarm's samples."""
+    @property
+    def shared_progress(self) -> int:
+        """What this peer states in averages of models: its estimate of all samples, or 0.
+
+        0 once it has enough: its estimate is final then. If averages still lowered it, the samples
+        by which it fell would be made by no peer.
+        """
+        known, enough = self.agreed.progress, self.config.stop.samples
+        return 0 if enough and known + self.growth.correction >= enough else known
+
+    def share_progress(self, change: int, partners: int) -> None:
+        """An average of models, with so many others, has changed the estimate of all samples."""
         self.agreed.progress += change
-        self.growth.averaged(self.agreed.progress, self.me.samples, *self._surroundings())
+        self.growth.averaged(
+            self.agreed.progress, self.me.samples, *self._surroundings(), partners=partners
+        )
 
     def _surroundings(self) -> tuple[int, Seconds]:
         return len(self.machine.membership.choosable()), self.now

@@ -433,9 +433,12 @@ class FormedGroup(Attempt):
         self.is_committing = True
         host, stated = self._averages.host, self._contributions
         if host.algorithm.averages == "models":  # and so are the estimates of progress
-            rank, total = self.members.index(host.name), sum(one.progress for one in stated)
-            share = (total + rank) // len(stated)  # what a division leaves over is not lost
-            host.share_progress(share - stated[rank].progress)
+            sharing = [one.progress for one in stated if one.progress]
+            rank = self.members.index(host.name)
+            if own := stated[rank].progress:  # what a division leaves over is not lost
+                before = sum(one.progress > 0 for one in stated[:rank])
+                share = (sum(sharing) + before) // len(sharing)
+                host.share_progress(share - own, len(sharing) - 1)
         if self._moves_models:  # also where it was adopted: else the same fragment would be next
             purpose = self._effect.purpose
             host.swarm.fragments.averaged(purpose.fragment, purpose.fragments)

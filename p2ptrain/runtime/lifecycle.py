@@ -104,10 +104,13 @@ class PeerLifecycle:
         """Samples of the whole swarm so far; see `Peer.progress`."""
         if not self.is_listening:
             return 0
-        known, heard = self.driver.agreed.progress, self.driver.machine.membership.samples
+        membership = self.driver.machine.membership
+        known, heard = self.driver.agreed.progress, membership.samples
         agreed = self.algorithm.averages == "gradients"  # in each average of them
         if agreed:
             return known
+        if all(one.phase is Phase.DONE for one in (membership.me, *membership.others)):
+            return heard  # no estimate any more
         return max(known + self.driver.growth.correction, heard, self.boundary.totals.samples)
 
     def batch_size(self, usual: int) -> int:

@@ -114,7 +114,7 @@ class Parameters:
             async with self._changing:
                 self._versions[part], self._given_by[part] = delivery.clock, server
                 if part == COUNTS:
-                    host.share_progress(delivery.progress - head.progress)
+                    host.share_progress(delivery.progress - head.progress, partners=1)
                 await host.averages.executor(partial(self._take_in, at, update_S, answer_S))
 
     async def _hand_on(self, server: PeerId, part: int, parts: int) -> bool:
@@ -191,7 +191,7 @@ class Parameters:
         if again and before is not None:
             return before
         total = known + (known if again else push.progress)
-        self._host.share_progress(total // 2 - known)
+        self._host.share_progress(total // 2 - known, partners=1)
         self._shared[source] = total - total // 2
         return self._shared[source]
 

@@ -15,9 +15,6 @@ from p2ptrain.config import StopConfig
 
 BATCH = 8
 
-OFTEN = {"noloco": {"period": 10}}
-"""A pace takes averages to be known: ten meetings of each peer here (`docs/membership.md`)."""
-
 
 def trained(algorithm: str, peers: int, steps: int, folder: Path) -> tuple[int, int]:
     """What a swarm trained that was to end after `steps` of each peer, and what it was to."""
@@ -27,7 +24,6 @@ def trained(algorithm: str, peers: int, steps: int, folder: Path) -> tuple[int, 
         name="stop",
         peers=peers,
         algorithms=(algorithm,),
-        options={algorithm: OFTEN[algorithm]} if algorithm in OFTEN else {},
         gradients=False,
         training=TrainingConfig(batch_size=BATCH),
         pace=StepTiming(min_step_ms=60, stragglers=(slow,)),

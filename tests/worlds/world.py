@@ -145,7 +145,7 @@ class Fleet:
             newcomers.cancel()
 
     async def _let_newcomers_join(self) -> None:
-        await asyncio.sleep(self.spec.newcomers_at_s)
+        await virtual_loop().wait(self.spec.newcomers_at_s)
         start_M = np.full(self.spec.size, 1e3, np.float32)  # which no swarm takes in
         await asyncio.gather(*(self._join(name, start_M) for name in self.spec.names_of_newcomers))
 
