@@ -154,21 +154,21 @@ class DockerFleet(RealFleet):
             self._hold(rank, paused=False)  # a paused peer cannot leave
         running = [name for name in self._names if self._look().get(name, 0) is None]
         if running and grace_s:
-            _docker("stop", "--time", f"{max(1, round(grace_s))}", *running)
+            docker("stop", "--time", f"{max(1, round(grace_s))}", *running)
         self._look(now=True)
 
     def pids(self) -> Sequence[int]:
         """The pids of the peers themselves, below each container's first process."""
         running = [name for name, code in self._look().items() if code is None]
-        first = _docker("inspect", "--format", "{{.State.Pid}}", *running) if running else ""
+        first = docker("inspect", "--format", "{{.State.Pid}}", *running) if running else ""
         return [child for pid in first.split() for child in _children(int(pid))]
 
     # --- processes of peers -----------------------------------------------------------------------
 
     def _start(self, rank: int, file: Path) -> None:
-        _docker("start", self._names[rank])
+        docker("start", self._names[rank])
         self._look(now=True)
-        self._addresses[rank] = _docker("inspect", "--format", ADDRESS, self._names[rank]).strip()
+        self._addresses[rank] = docker("inspect", "--format", ADDRESS, self._names[rank]).strip()
         self._cut[rank] = set()
         self._shape(rank)
         self._part()
@@ -177,7 +177,7 @@ class DockerFleet(RealFleet):
         return self._look().get(self._names[rank], 0)
 
     def _last_words(self, rank: int) -> str:
-        return last_words(_docker("logs", "--tail", "50", self._names[rank], both=True))
+        return last_words(docker("logs", "--tail", "50", self._names[rank], both=True))
 
     def _signal(self, rank: int, number: signal.Signals) -> None:
         name = self._names[rank]
@@ -189,13 +189,13 @@ class DockerFleet(RealFleet):
                 self._shape(rank)  # its network could not be changed meanwhile
                 self._part()
             case _:
-                _docker("kill", "--signal", number.name, name, may_fail=True)
+                docker("kill", "--signal", number.name, name, may_fail=True)
         self._look(now=True)
 
     def _unless_over(self, rank: int, verb: str) -> None:
         """Pause or continue a container; it may have ended at this very moment."""
         try:
-            _docker(verb, self._names[rank])
+            docker(verb, self._names[rank])
         except LaunchError:
             if self._look(now=True).get(self._names[rank], 0) is None:
                 raise
@@ -216,7 +216,7 @@ class DockerFleet(RealFleet):
             now or self._looked_at is None or self.now() - self._looked_at >= LOOK_EVERY_S
         ):
             form = "{{.Name}} {{.State.Running}} {{.State.ExitCode}} {{.State.OOMKilled}}"
-            for line in _docker("inspect", "--format", form, *self._names).splitlines():
+            for line in docker("inspect", "--format", form, *self._names).splitlines():
                 name, runs, code, no_memory = line.removeprefix("/").split()
                 self._codes[name] = None if runs == "true" else _exit(code, no_memory)
                 if no_memory == "true":
@@ -289,7 +289,7 @@ class DockerFleet(RealFleet):
     def _keep_logs(self) -> None:
         for rank, name in enumerate(self._names):
             if self._peer_processes[rank].starts:
-                log = _docker("logs", name, both=True)
+                log = docker("logs", name, both=True)
                 self._file(rank, ".log").write_text(log, encoding="utf-8")
 
 
@@ -343,12 +343,12 @@ def compose_command() -> list[str]:
 def clean() -> list[str]:
     """Remove every container and network of the lab, of any user; return their names."""
     ours = ("--filter", f"label={LABEL}", "--format")
-    containers = _docker("ps", "--all", *ours, "{{.Names}}").split()
+    containers = docker("ps", "--all", *ours, "{{.Names}}").split()
     if containers:
-        _docker("rm", "--force", "--volumes", *containers)
-    networks = _docker("network", "ls", *ours, "{{.Name}}").split()
+        docker("rm", "--force", "--volumes", *containers)
+    networks = docker("network", "ls", *ours, "{{.Name}}").split()
     if networks:
-        _docker("network", "rm", *networks)
+        docker("network", "rm", *networks)
     return [*containers, *networks]
 
 
@@ -426,7 +426,12 @@ def _exit(code: str, no_memory: str) -> int:
     return SIGNALLED - number if number > SIGNALLED else number
 
 
-def _docker(*arguments: str, may_fail: bool = False, both: bool = False) -> str:
+def docker(*arguments: str, may_fail: bool = False, both: bool = False) -> str:
+    """What the engine's command prints, with `both` also to standard error.
+
+    Raises:
+        LaunchError: if it does not end, or fails and neither `may_fail` nor `both` is set.
+    """
     return _run(["docker", *arguments], may_fail=may_fail, both=both)
 
 

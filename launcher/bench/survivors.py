@@ -14,16 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from p2plab.backends.base import LaunchError
+from p2plab.backends.docker import docker
 from p2plab.backends.peer_process import last_words
 from p2plab.backends.spawn import free_ports, peer_environment
 from p2plab.compose import LABEL, PORT, RESULTS
 from p2ptrain.net.tokens import SwarmKey, write_file
 
 KEY, CONFIG = "swarm.key", "peer.toml"
-ENGINE_S = 120.0
-"""An engine without an answer for this long counts as failed."""
-
 Options = Sequence[str]
 """Of ``p2ptrain peer``, the same for all peers."""
 
@@ -199,24 +196,3 @@ class _RunningContainers:
     def said(self) -> str:
         failed = [n for code, n in zip(self.codes(), self._names, strict=True) if code]
         return last_words(docker("logs", "--tail", "50", failed[0], both=True)) if failed else ""
-
-
-def docker(*arguments: str, both: bool = False) -> str:
-    """What it prints, with `both` also to standard error. Raises LaunchError if it fails."""
-    try:
-        done = subprocess.run(
-            ["docker", *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT if both else subprocess.PIPE,
-            text=True,
-            errors="replace",
-            timeout=ENGINE_S,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise LaunchError(f"docker {arguments[0]} does not answer: {error}") from error
-    if done.returncode:
-        said = (done.stderr or done.stdout or "it said nothing").strip().splitlines()
-        raise LaunchError(f"docker {arguments[0]} failed: {said[-1]}")
-    return done.stdout

@@ -29,6 +29,7 @@ from typing import TypeVar
 
 from p2ptrain.ids import PeerId
 
+K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 LEAST_NORMS = 8
@@ -45,6 +46,9 @@ MOST_KINDS = 64
 
 NEAR = 0.01
 """The part of a model's norm by which another one may differ at any rate."""
+
+MOST_CAUGHT = 1024
+"""Members that are remembered for what audits found; the one caught first is dropped."""
 
 AGREE = 0.1
 """The cosine above which a contribution points with the others."""
@@ -78,6 +82,11 @@ class Judge:
     them in all groups."""
     _recent: dict[Hashable, deque[float]] = field(default_factory=dict)
     _opposed: dict[Hashable, dict[PeerId, int]] = field(default_factory=dict)
+
+    def catch(self, peer: PeerId) -> None:
+        """An audit has found it out."""
+        if peer not in self.caught:
+            _keep(self.caught, peer, None, MOST_CAUGHT)
 
     @property
     def measures(self) -> bool:
@@ -156,7 +165,7 @@ def _middle(numbers: Sequence[float] | deque[float]) -> float:
     return sorted(numbers)[(len(numbers) - 1) // 2] if numbers else 0.0
 
 
-def _keep(memory: dict[Hashable, T], kind: Hashable, what: T) -> None:
-    memory[kind] = what
-    if len(memory) > MOST_KINDS:
+def _keep(memory: dict[K, T], key: K, what: T, most: int = MOST_KINDS) -> None:
+    memory[key] = what
+    if len(memory) > most:
         del memory[next(iter(memory))]

@@ -259,7 +259,7 @@ class Audits:
             "audit", ticket=str(watched.ticket), owner=chosen.owner, outcome=outcome, why=why
         )
         if outcome == "wrong":
-            self._judge.caught.setdefault(chosen.owner)
+            self._judge.catch(chosen.owner)
             host.warn(("audit", chosen.owner), why)
 
     async def _ask(self, peer: PeerId, watched: Watched, span: Span) -> Vector:

@@ -8,6 +8,7 @@ from p2ptrain.core.offenders import (
     AGREE,
     CAUGHT,
     LEAST_NORMS,
+    MOST_CAUGHT,
     MOST_KINDS,
     OPPOSED,
     Judge,
@@ -131,11 +132,19 @@ def test_of_a_member_that_is_opposed_the_sentence_says_so():
 
 def test_who_was_caught_gets_a_vote_in_every_group():
     judge = Judge()
-    judge.caught[TRIO[1]] = None
+    judge.catch(TRIO[1])
     ballot = judge.vote("kind", TRIO, norms(None, None, None))
     assert ballot == (0, CAUGHT, 0)
     found = offenders(TRIO, {PeerId("a"): ballot, PeerId("c"): ballot})
     assert found[TRIO[1]].endswith("audits have found means that it handed out wrong")
+
+
+def test_members_that_come_under_new_names_do_not_fill_the_memory_of_who_was_caught():
+    judge = Judge()
+    for number in range(MOST_CAUGHT + 1):
+        judge.catch(PeerId(f"p{number}"))
+    assert len(judge.caught) == MOST_CAUGHT
+    assert PeerId("p0") not in judge.caught
 
 
 @pytest.mark.parametrize("vote", [1e30, OPPOSED])
