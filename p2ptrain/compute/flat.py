@@ -73,11 +73,11 @@ from p2ptrain.compute.frozen import digest_of_values, lines_of
 from p2ptrain.compute.momentum import is_never_negative
 from p2ptrain.compute.replica import Vector
 from p2ptrain.compute.slots import Slot, digest_of, find_slots, layout_of, local_buffers
-from p2ptrain.compute.staging import Arrival, Stage, lane_of
+from p2ptrain.compute.staging import Arrival, Stage, copy_here, lane_of
 from p2ptrain.compute.tensor_file import Data, Entry, bytes_of, write_entries
 from p2ptrain.errors import StateError
 
-NO_NUMBERS = torch.empty(0, dtype=torch.float32)
+NO_NUMBERS = np.empty(0, np.float32)
 
 BLOCK = 1 << 18
 """Numbers of 16 bits that are added to at a time: it takes memory for some times as many.
@@ -140,7 +140,7 @@ class FlatModel:
         self.fingerprint_of_all = digest_of(self.tensors)
         """The same as long as nothing is frozen."""
         self._frozen_digest: str | None = None
-        self._pending = NO_NUMBERS  # `size` of them from the first delta on
+        self._hold(NO_NUMBERS)
         self._pending_lock = threading.Lock()
         self._read_pending: Tensor | None = None  # by what writes a state now
         self._is_released = False
@@ -195,22 +195,30 @@ class FlatModel:
         """
         at = self._part(into_S, start, "the snapshot's buffer")
         into = torch.from_numpy(into_S)
+        for stage in self._stages.values():
+            stage.lane.meet(into_S)
         with self.step_lock, self._pending_lock:
             self.refuse_if_released()
-            for run in self._runs:
+            for run, arrival in zip(self._runs, self._arrivals, strict=True):
                 both = slice(max(run.at.start, at.start), min(run.at.stop, at.stop))
-                if both.start >= both.stop:
-                    continue
-                live = run.live[both.start - run.at.start : both.stop - run.at.start]
-                copy = into[both.start - start : both.stop - start]
-                stage = self._stages.get(live.device)
-                if stage is None:
-                    _copy_sum(copy, live, self._pending[both] if self._has_pending else None)
-                    continue
-                if self._has_pending:
-                    copy.copy_(self._pending[both])
-                stage.bring(live, copy, adds=self._has_pending)
+                if both.start < both.stop:
+                    self._copy_run(into[both.start - start : both.stop - start], run, arrival, both)
             return self.updates
+
+    def _copy_run(self, into: Tensor, run: _Run, arrival: Arrival | None, at: slice) -> None:
+        """Copy live + pending of the numbers `at`, which are among the run's. Hold both locks."""
+        of_run = slice(at.start - run.at.start, at.stop - run.at.start)
+        live = run.live[of_run]
+        if arrival is None:
+            _copy_sum(into, live, self._pending[at] if self._has_pending else None)
+            return
+        stage = self._stages[live.device]
+        if self._has_pending and stage.lane.reaches(into):
+            arrival.bring_sum(run.live, self._pending[run.at], into, of_run)
+            return
+        if self._has_pending:
+            into.copy_(self._pending[at])
+        stage.bring(live, into, adds=self._has_pending)
 
     def is_finite(self) -> bool:
         """True if no live number is infinite or not a number; any thread, waits for no step."""
@@ -237,23 +245,26 @@ class FlatModel:
         with self._pending_lock, np.errstate(over="ignore", invalid="ignore"):
             self.refuse_if_released()
             # numpy, not torch: a delta may be read-only memory of the transport.
-            pending, had_pending = self._pending.numpy(), self._has_pending
+            pending, had_pending = self._pending_M, self._has_pending
             self._has_pending = True
             spare = delta_S
             if had_pending and self._read_pending is not None:
                 whole = delta_S if is_whole else pending.copy()
                 np.add(pending[at], delta_S, out=whole[at])
-                self._pending, self._read_pending = torch.from_numpy(whole), None
+                self._hold(whole)
+                self._read_pending = None
                 spare = spare[:0] if is_whole else spare
             elif had_pending:
                 np.add(pending[at], delta_S, out=pending[at])
             elif is_whole:
-                self._pending, spare = torch.from_numpy(delta_S), pending
+                self._hold(delta_S)
+                spare = pending
             elif len(pending):
                 pending[: at.start], pending[at], pending[at.stop :] = 0, delta_S, 0
             else:
                 pending = np.zeros(self.size, np.float32)
-                pending[at], self._pending = delta_S, torch.from_numpy(pending)
+                pending[at] = delta_S
+                self._hold(pending)
             self._send_pending()
             return spare
 
@@ -261,9 +272,14 @@ class FlatModel:
         """The memory in which nothing is pending any more, the caller's from now on; or nothing."""
         with self._pending_lock:
             if self._has_pending:
-                return NO_NUMBERS.numpy()
-            idle, self._pending = self._pending, NO_NUMBERS
-            return idle.numpy()
+                return NO_NUMBERS
+            idle = self._pending_M
+            self._hold(NO_NUMBERS)
+            return idle
+
+    def _hold(self, pending_M: Vector) -> None:
+        """Let it be the memory of pending: `size` numbers, or none before the first delta."""
+        self._pending_M, self._pending = pending_M, torch.from_numpy(pending_M)
 
     def _part(self, vector: Vector, start: int, what: str) -> slice:
         """Where `vector` belongs that begins at `start`; raises StateError if it does not."""
@@ -310,7 +326,7 @@ class FlatModel:
             self.synchronize()
             with self._pending_lock:
                 if not self._has_pending:
-                    self._pending = NO_NUMBERS  # before there is memory for the module
+                    self._hold(NO_NUMBERS)  # before there is memory for the module
             for slot in self.slots:
                 _give_back(slot)
             with self._pending_lock:
@@ -400,7 +416,7 @@ class FlatModel:
             self._frozen_digest = None
             if pending is not None:
                 if not len(self._pending):
-                    self._pending = torch.empty(self.size, dtype=torch.float32)
+                    self._hold(np.empty(self.size, np.float32))
                 self._pending.copy_(pending)
             self._has_pending = pending is not None
             for arrival in self._arrivals:
@@ -416,6 +432,8 @@ class FlatModel:
 
     def _send_pending(self) -> None:
         """Bring pending to where the boundary wants it."""
+        for stage in self._stages.values():
+            stage.lane.meet(self._pending_M)
         for run, arrival in zip(self._runs, self._arrivals, strict=True):
             if arrival:
                 arrival.send(self._pending[run.at])
@@ -585,10 +603,7 @@ def _copy_sum(into: Tensor, live: Tensor, pending: Tensor | None) -> None:
     if pending is not None and live.dtype == torch.float32:
         torch.add(live, pending, out=into)  # one pass over memory instead of two
         return
-    if live.dtype == torch.float32 and torch.get_num_threads() == 1:
-        np.copyto(into.numpy(), live.detach().numpy())  # as memcpy, which can write past the caches
-        return
-    into.copy_(live)
+    copy_here(into, live)
     if pending is not None:
         into.add_(pending)
 

@@ -96,6 +96,7 @@ class TorchBuckets(Buckets):
         if self._worker is None:
             self._vector.export_span(self.spans[index], into_S, weight)
             return True
+        self._vector.meet(into_S)
         leaving, taken = self._vector.leave_span(self.spans[index]), self._taken
 
         def bring() -> None:

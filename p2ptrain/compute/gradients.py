@@ -114,7 +114,7 @@ class _Part:
         if values.dtype == torch.float32 and values.device.type == "cpu":
             np.copyto(values.numpy(), mean)
         else:
-            values.copy_(torch.from_numpy(mean.copy()))
+            values.copy_(_as_tensor(mean))
 
     def ready(self) -> Tensor:
         """The tensor that takes the mean; made if there is none, or it is sparse or expanded."""
@@ -186,7 +186,7 @@ class _Batch:
         if room.device.type == "cpu":
             np.copyto(room.numpy(), mean)
         else:
-            room.copy_(torch.from_numpy(mean.copy()))
+            room.copy_(_as_tensor(mean))
         values = self._values()
         if len(values) < len(parts):
             values = [part.ready() for part in parts]
@@ -250,6 +250,7 @@ class GradientVector:
             into_G.fill(0)
             return
         self._flat.synchronize()
+        self.meet(into_G)
         into = torch.from_numpy(into_G)
         try:
             with torch.no_grad():
@@ -265,6 +266,11 @@ class GradientVector:
         """Lanes of devices that gradients leave by; none where all are on the host."""
         devices = {tensor.device for tensor in self.parameters}
         return {device: Stage(lane_of(device)) for device in devices if self._staged(device)}
+
+    def meet(self, vector_G: Vector) -> None:
+        """Memory of the host by which gradients leave their devices, or means come."""
+        for stage in self.stages.values():
+            stage.lane.meet(vector_G)
 
     def leave_span(self, span: Span) -> Leaving:
         """The whole parts (gradients or buffers) in one span, as they are on the caller's stream.
@@ -313,6 +319,7 @@ class GradientVector:
         flags = np.unpackbits(
             np.frombuffer(mask, np.uint8), count=len(self.parameters), bitorder="little"
         )
+        self.meet(mean_G)
         with torch.no_grad():
             for move in self._gradients:
                 move.read(mean_G, flags[: move.count])
@@ -357,6 +364,7 @@ class GradientVector:
 
     def _send(self, span: Span, mean_G: Vector) -> Mapping[torch.device, Tensor]:
         """The means of one span on each device that has a lane; the caller's stream waits there."""
+        self.meet(mean_G)
         if span not in self._arrivals:
             self._arrivals[span] = {
                 device: Arrival(stage, span.size, device) for device, stage in self.stages.items()
@@ -383,6 +391,11 @@ class GradientVector:
                     f"{part.what} is not finite; lower the learning rate, clip, or use a gradient "
                     f"scaler"
                 )
+
+
+def _as_tensor(mean: Vector) -> Tensor:
+    """To be read; torch warns of memory that cannot be written to."""
+    return torch.from_numpy(mean if mean.flags.writeable else mean.copy())
 
 
 def _parts(flat: FlatModel) -> Iterator[_Part]:

@@ -4,7 +4,9 @@ What a peer contributes leaves the device, and what others contribute comes to i
 computes. On the trainer's own stream such a copy would wait for the trainer's kernels, and they for
 it; from pageable memory it would hold its thread up, too. So each device has a *lane*: a stream
 beside the trainer's, two pieces of pinned memory, and an event for each. While one piece is on its
-way, the host works on the other, so that all of a model passes through a few megabytes.
+way, the host works on the other, so that all of a model passes through a few megabytes. Memory of
+the host that comes again and again is page-locked (`compute/page_locked.py`): from then on the
+device copies to and from it by itself, at the speed of its bus.
 
 **Who waits for whom.**
 
@@ -25,15 +27,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from p2ptrain.compute.devices import has_streams
+from p2ptrain.compute.page_locked import BY_CUDA
+from p2ptrain.compute.replica import Vector
 
 PIECE_BYTES = 1 << 22
 """Larger: memory; smaller: more calls than a copy is worth."""
 
 PIECES = 2
+
+SUM_BYTES = 1 << 20
+"""Of the device, in which live and pending numbers are added before they leave it."""
 
 
 class Mark(Protocol):
@@ -51,8 +59,19 @@ class Lane(Protocol):
         """`PIECE_BYTES` of the host that the device can copy by itself."""
         ...
 
-    def copy(self, into: Tensor, source: Tensor) -> Mark:
-        """Copy behind everything before; no other thread waits."""
+    def meet(self, vector: Vector) -> None:
+        """Memory of the host that the next copies are from or to."""
+        ...
+
+    def reaches(self, here: Tensor) -> bool:
+        """True if the device copies to and from this memory of the host by itself."""
+        ...
+
+    def copy(self, into: Tensor, source: Tensor, plus: Tensor | None = None) -> Mark:
+        """``into = source``, or ``into = float32(source) + plus``, behind everything before.
+
+        No other thread waits. `plus` is where `source` is, float32.
+        """
         ...
 
     def after(self) -> None:
@@ -78,14 +97,38 @@ class StreamLane:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.Stream(device)
+        self._locked = BY_CUDA if device.type == "cuda" else None
 
     def memory(self) -> Tensor:
         return torch.empty(PIECE_BYTES, dtype=torch.uint8, pin_memory=True)
 
-    def copy(self, into: Tensor, source: Tensor) -> Mark:
+    def meet(self, vector: Vector) -> None:
+        if self._locked:
+            self._locked.meet(vector)
+
+    def reaches(self, here: Tensor) -> bool:
+        return self._locked is not None and self._locked.covers(here)
+
+    def copy(self, into: Tensor, source: Tensor, plus: Tensor | None = None) -> Mark:
         with _on(self._stream):
-            into.copy_(source, non_blocking=True)
+            if plus is None and source.dtype == into.dtype:
+                into.copy_(source, non_blocking=True)
+            else:
+                self._copy_sum(into, source, plus)
         return self._stream.record_event()
+
+    def _copy_sum(self, into: Tensor, source: Tensor, plus: Tensor | None) -> None:
+        """``into = float32(source) + plus``, made piece by piece in a little memory of the device.
+
+        The stream does one after the other, so that one piece of memory is enough.
+        """
+        made = torch.empty(SUM_BYTES // 4, dtype=torch.float32, device=self._device)
+        for start in range(0, len(source), len(made)):
+            at = slice(start, min(start + len(made), len(source)))
+            piece = made[: at.stop - at.start].copy_(source[at])
+            if plus is not None:
+                piece.add_(plus[at])
+            into[at].copy_(piece, non_blocking=True)
 
     def after(self) -> None:
         self._stream.wait_stream(torch.accelerator.current_stream(self._device))
@@ -127,8 +170,16 @@ class HostLane:
     def memory(self) -> Tensor:
         return torch.empty(PIECE_BYTES, dtype=torch.uint8)
 
-    def copy(self, into: Tensor, source: Tensor) -> Mark:
+    def meet(self, vector: Vector) -> None:
+        """All memory is the host's."""
+
+    def reaches(self, here: Tensor) -> bool:
+        return False
+
+    def copy(self, into: Tensor, source: Tensor, plus: Tensor | None = None) -> Mark:
         into.copy_(source)
+        if plus is not None:
+            into.add_(plus)
         return _Done()
 
     def after(self) -> None:
@@ -157,7 +208,7 @@ class Stage:
         self._pieces = [lane.memory() for _ in range(PIECES)]
         self._busy: list[Mark] = [_Done() for _ in range(PIECES)]
 
-    def bring(self, source: Tensor, into: Tensor, *, adds: bool) -> None:
+    def bring(self, source: Tensor, into: Tensor, *, adds: bool = False) -> None:
         """``into = float32(source)``, or ``into += ...``; all is there when this returns.
 
         Args:
@@ -165,6 +216,9 @@ class Stage:
             into: float32, on the host.
             adds: whether to add to what `into` holds.
         """
+        if not adds and self.lane.reaches(into):
+            self.lane.copy(into, source).synchronize()
+            return
         waiting: tuple[slice, Tensor, Mark] | None = None
         with self._lock:
             for turn, at in _pieces(len(source), source.element_size()):
@@ -184,12 +238,16 @@ class Stage:
             source: one-dimensional, on the host.
             into: of the same dtype, on the device.
         """
+        if source.dtype == into.dtype and self.lane.reaches(source):
+            arrived = self.lane.copy(into, source)
+            arrived.synchronize()
+            return arrived
         last: Mark = _Done()
         with self._lock:
             for turn, at in _pieces(len(source), source.element_size()):
                 piece = self._pieces[turn].view(source.dtype)[: at.stop - at.start]
                 self._busy[turn].synchronize()
-                piece.copy_(source[at])
+                copy_here(piece, source[at])
                 self._busy[turn] = last = self.lane.copy(into[at], piece)
         return last
 
@@ -216,10 +274,11 @@ class Leaving:
             if values is None:
                 into[at].zero_()
             elif stage := self._stages.get(values.device):
-                stage.bring(values, into[at], adds=False)
+                stage.bring(values, into[at])
             else:
                 into[at].copy_(values)
-        into.mul_(weight)
+        if weight != 1:
+            into.mul_(weight)
 
 
 class Arrival:
@@ -233,6 +292,15 @@ class Arrival:
     def send(self, pending: Tensor) -> None:
         """Bring what is pending now to the device, ahead of the boundary that will take it."""
         self._sent = self._stage.send(pending, self._room)
+
+    def bring_sum(self, live: Tensor, pending: Tensor, into: Tensor, at: slice) -> None:
+        """``into = float32(live) + pending`` of the numbers `at`, summed on the device.
+
+        `into` is memory that the device reaches; `pending` is whole, as in `send`.
+        """
+        if self._sent is None:
+            self.send(pending)
+        self._stage.lane.copy(into, live[at], self._room[at]).synchronize()
 
     def forget(self) -> None:
         """What was sent is not what is pending any more."""
@@ -253,7 +321,15 @@ def _put(into: Tensor, at: slice, piece: Tensor, arrived: Mark, *, adds: bool) -
     if adds:
         into[at].add_(piece.float())  # or float64 would add before it rounds
     else:
-        into[at].copy_(piece)
+        copy_here(into[at], piece)
+
+
+def copy_here(into: Tensor, source: Tensor) -> None:
+    """``into = source``, both on the host; with one thread as memcpy, which is twice as fast."""
+    if into.dtype == source.dtype == torch.float32 and torch.get_num_threads() == 1:
+        np.copyto(into.numpy(), source.detach().numpy())  # it can write past the caches
+    else:
+        into.copy_(source)
 
 
 def _pieces(count: int, item_bytes: int) -> Iterator[tuple[int, slice]]:

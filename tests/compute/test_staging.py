@@ -12,11 +12,20 @@ from torch import Tensor, nn
 
 from p2ptrain.compute import flat as flat_module
 from p2ptrain.compute import gradients as gradients_module
-from p2ptrain.compute import staging
+from p2ptrain.compute import page_locked, staging
 from p2ptrain.compute.flat import FlatModel
 from p2ptrain.compute.gradient_hooks import TorchBuckets
 from p2ptrain.compute.gradients import GradientVector
-from p2ptrain.compute.staging import Arrival, HostLane, Lane, Mark, Stage, lane_of
+from p2ptrain.compute.page_locked import PageLocked
+from p2ptrain.compute.staging import (
+    PIECE_BYTES,
+    Arrival,
+    HostLane,
+    Lane,
+    Mark,
+    Stage,
+    lane_of,
+)
 from tests.helpers.accelerator import KIND, is_busy, keep_busy, needs_accelerator
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
@@ -29,8 +38,9 @@ class LateLane(HostLane):
         self._waiting: list[Callable[[], object]] = []
         self._begun = 0
 
-    def copy(self, into: Tensor, source: Tensor) -> Mark:
-        self._waiting.append(lambda: into.copy_(source))
+    def copy(self, into: Tensor, source: Tensor, plus: Tensor | None = None) -> Mark:
+        now = super().copy
+        self._waiting.append(lambda: now(into, source, plus))
         return _LateMark(self, self._begun + len(self._waiting))
 
     def hold(self, mark: Mark) -> None:
@@ -50,6 +60,25 @@ class _LateMark:
         self._lane.do_until(self._number)
 
 
+class ReachingLane(LateLane):
+    """One whose device copies by itself to and from memory that has come before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.locked = PageLocked(lambda at, size_bytes: True, lambda at: None)
+
+    def meet(self, vector: np.ndarray) -> None:
+        self.locked.meet(vector)
+
+    def reaches(self, here: Tensor) -> bool:
+        return self.locked.covers(here)
+
+
+@pytest.fixture(autouse=True)
+def all_memory_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_locked, "LEAST_BYTES", 4)
+
+
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two to eight numbers: everything here takes several."""
@@ -61,6 +90,11 @@ def stage(request: pytest.FixtureRequest) -> Stage:
     return Stage(request.param())
 
 
+@pytest.fixture
+def pieces_as_they_are(small_pieces: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging, "PIECE_BYTES", PIECE_BYTES)
+
+
 def numbers(count: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.arange(1, count + 1).to(dtype) / 3
 
@@ -69,7 +103,7 @@ def numbers(count: int, dtype: torch.dtype = torch.float32) -> Tensor:
 @pytest.mark.parametrize("count", [0, 1, 3, 4, 8, 9, 33])
 def test_what_is_brought_is_all_there_whatever_its_length(stage: Stage, count: int, dtype):
     source, into = numbers(count, dtype), torch.full((count,), -1.0)
-    stage.bring(source, into, adds=False)
+    stage.bring(source, into)
     assert into.equal(source.float())
     stage.bring(source, into, adds=True)
     assert into.equal(source.float() + source.float())
@@ -87,7 +121,7 @@ def test_pieces_that_are_under_way_are_not_written_over(stage: Stage):
     first, second = torch.zeros(33), torch.zeros(33)
     marks = [stage.send(numbers(33), first), stage.send(-numbers(33), second)]
     into = torch.empty(33)
-    stage.bring(numbers(33), into, adds=False)
+    stage.bring(numbers(33), into)
     for mark in marks:
         mark.synchronize()
     assert first.equal(numbers(33))
@@ -129,9 +163,15 @@ def model(lane: type[Lane]) -> FlatModel:
 
 
 def snapshot(flat: FlatModel) -> bytes:
-    into = np.full(flat.size, np.nan, np.float32)
-    flat.snapshot(into)
-    return into.tobytes()
+    """Of memory that is new, and of memory that has come before: they are the same."""
+    seen = set()
+    into = np.empty(flat.size, np.float32)
+    for _ in range(2):
+        into.fill(np.nan)
+        flat.snapshot(into)
+        seen.add(into.tobytes())
+    (numbers,) = seen
+    return numbers
 
 
 def live(flat: FlatModel) -> list[list[float]]:
@@ -165,7 +205,7 @@ def take_over(flat: FlatModel, seed: int) -> None:
         flat.take_over(values, (), torch.from_numpy(delta(flat, seed)), 0, 0)
 
 
-@pytest.mark.parametrize("lane", [HostLane, LateLane])
+@pytest.mark.parametrize("lane", [HostLane, LateLane, ReachingLane])
 @given(
     story=st.lists(
         st.tuples(st.sampled_from([add, add_read_only, update, take_over]), st.integers(0, 9)),
@@ -193,9 +233,9 @@ class GatedLane(HostLane):
     def __init__(self) -> None:
         self.gate = threading.Event()
 
-    def copy(self, into: Tensor, source: Tensor) -> Mark:
+    def copy(self, into: Tensor, source: Tensor, plus: Tensor | None = None) -> Mark:
         assert self.gate.wait(10)
-        return super().copy(into, source)
+        return super().copy(into, source, plus)
 
 
 class Step:
@@ -223,8 +263,9 @@ def test_gradients_that_leave_by_a_lane_are_those_that_are_written_at_once():
     written = Step(None)
     written.backward()
     assert written.buckets.finish()
-    for lane in (HostLane(), LateLane()):
+    for lane in (HostLane(), LateLane(), ReachingLane()):
         left = Step(lane)
+        left.vector.meet(left.vector_G)
         left.backward()
         assert left.buckets.finish()
         assert sorted(left.taken) == [*range(len(left.buckets.spans))]
@@ -258,7 +299,7 @@ def test_nothing_leaves_after_the_stop_and_the_next_step_is_whole():
     step.buckets.close()
 
 
-@pytest.mark.parametrize("lane", [HostLane, LateLane])
+@pytest.mark.parametrize("lane", [HostLane, LateLane, ReachingLane])
 def test_means_come_by_a_lane_and_gradients_are_as_they_were_afterwards(lane):
     step = Step(lane())
     step.backward()
@@ -305,13 +346,38 @@ def test_on_a_gpu_gradients_leave_while_the_backward_pass_goes_on():
 
 
 @needs_accelerator
+@pytest.mark.usefixtures("pieces_as_they_are")
 def test_on_a_gpu_neither_snapshot_nor_delta_waits_for_what_the_trainer_computes():
+    """Of memory that is locked, and of such as is not."""
     flat = FlatModel(nn.Linear(1000, 1000).to(KIND))
+    locked, other = (np.empty(flat.size, np.float32) for _ in range(2))
+    for _ in range(2):
+        flat.snapshot(locked)  # locking memory may wait for the device
+    before = locked.copy()
     keep_busy()
-    before = snapshot(flat)
+    for into in (locked, other):
+        flat.snapshot(into)
+        assert is_busy()
+        assert (into == before).all()
     flat.add_delta(np.ones(flat.size, np.float32))
     assert is_busy()
     with flat.step_lock:
         flat.take_pending()
-    after = np.frombuffer(snapshot(flat), np.float32)
-    assert (after == np.frombuffer(before, np.float32) + 1).all()
+    flat.snapshot(locked)
+    assert (locked == before + 1).all()
+
+
+@needs_accelerator
+@pytest.mark.usefixtures("pieces_as_they_are")
+def test_on_a_gpu_a_snapshot_adds_what_is_pending_beside_the_trainers_kernels():
+    flat = FlatModel(nn.Linear(1000, 1000).to(KIND))
+    locked = np.empty(flat.size, np.float32)
+    flat.add_delta(np.ones(flat.size, np.float32))
+    for _ in range(2):
+        flat.snapshot(locked)  # loading a kernel may wait for the device
+    before = locked.copy()
+    flat.add_delta(np.ones(flat.size, np.float32))
+    keep_busy()
+    flat.snapshot(locked)
+    assert is_busy()
+    assert (locked == before + 1).all()

@@ -12,9 +12,15 @@ WIDTH = 4096
 TURNS = 300
 
 
+NEEDS_ONE = (pytest.mark.gpu, pytest.mark.skipif(not FOUND, reason="no accelerator"))
+"""Marks of what runs where there is one: ``pytest -m gpu``."""
+
+
 def needs_accelerator(test):
-    """A test that runs where there is one: ``pytest -m gpu``."""
-    return pytest.mark.gpu(pytest.mark.skipif(not FOUND, reason="no accelerator")(test))
+    """A test that runs where there is one."""
+    for mark in NEEDS_ONE:
+        test = mark(test)
+    return test
 
 
 def keep_busy() -> None:

@@ -11,11 +11,14 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
 from p2plab.backends.spawn import PORTS
 from p2ptrain.errors import ConfigError, LocalProtocolError
 from p2ptrain.integrations.torchrun import GroupPeer
+from tests.helpers.accelerator import KIND, needs_accelerator
 from tests.integrations import group_member
 
 ROOT = Path(__file__).parents[2]
@@ -145,6 +148,38 @@ def test_a_group_of_the_program_is_held_no_longer_than_the_peer_trains():
     finally:
         dist.destroy_process_group()
     assert group_member.gloo_threads() == 0, "or they may abort the process when it ends"
+
+
+@needs_accelerator
+@pytest.mark.sockets
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize("backend", ["{kind}:nccl", "cpu:gloo,{kind}:nccl", "gloo"])
+def test_a_group_whose_model_is_on_an_accelerator_trains_as_without_a_peer(kind, backend):
+    if kind == "fsdp" and backend == "gloo":
+        pytest.skip("torch scatters no gradients of a device by Gloo")
+    store = dist.HashStore()
+    dist.init_process_group(backend.format(kind=KIND), store=store, rank=0, world_size=1)
+    try:
+        ours, plain = model().to(KIND), model().to(KIND)
+        if kind == "fsdp":
+            fully_shard(ours)
+        called = DistributedDataParallel(ours) if kind == "ddp" else ours
+        theirs = SGD(plain.parameters(), lr=0.01, momentum=0.9)
+        optimizer = SGD(ours.parameters(), lr=0.01, momentum=0.9)
+        parts = {"parts": 2} if kind == "ddp" else {}
+        with GroupPeer(called, optimizer, algorithm="allreduce", **parts) as peer:
+            for step in range(3):
+                inputs = torch.randn(6, 4, generator=torch.Generator().manual_seed(step)).to(KIND)
+                called(inputs).square().sum().backward()
+                peer.step(samples=6)
+                ours.zero_grad()
+                plain(inputs).square().sum().backward()
+                theirs.step()
+                plain.zero_grad()
+        for one, other in zip(ours.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(one.full_tensor() if kind == "fsdp" else one, other)
+    finally:
+        dist.destroy_process_group()
 
 
 def test_a_group_that_does_not_reach_the_device_of_the_model_is_refused_in_a_sentence():
