@@ -7,8 +7,8 @@ this with the same loop without a peer. The first step of a turn is not counted,
 the previous turn may still run in it, and none of this one.
 
 **Memory.** Peers with a model of 100 MB, its gradients and an optimizer with momentum average after
-every step. Measured is the maximum of the additional memory meanwhile: anonymous and shared memory,
-divided among processes as the kernel does it (PSS), sampled every few milliseconds.
+every step. Measured is the maximum of the additional memory meanwhile: anonymous memory, and shared
+memory divided among processes as the kernel does it (PSS), sampled every few milliseconds.
 """
 
 import threading
@@ -292,11 +292,14 @@ class Watch(threading.Thread):
 
 
 def held_bytes() -> int:
-    """Anonymous and shared memory of this process, with its part of what several map."""
+    """Anonymous memory of this process, and its part of shared memory.
+
+    Anonymous pages count whole: those that a fork still shares stay one page when they are copied.
+    """
     found = 0
     for line in Path("/proc/self/smaps_rollup").read_text(encoding="ascii").splitlines():
         name, _, rest = line.partition(":")
-        if name in ("Pss_Anon", "Pss_Shmem"):
+        if name in ("Anonymous", "Pss_Shmem"):
             found += 1024 * int(rest.split()[0])
     return found
 

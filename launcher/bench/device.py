@@ -214,7 +214,9 @@ def measure(device: torch.device, scale: Scale, told: Callable[[object], None]) 
         rows.append(row_of_copies(device, numbers, scale.rounds))
         told(f"copies, {4 * numbers / 1e6:g} MB")
         work = partial(train, device=str(device), scale=scale)
-        rows.append(row_of_steps(in_processes(work, 2, numbers, scale.turns), numbers))
+        rows.append(
+            row_of_steps(in_processes(work, 2, numbers, scale.turns, spawned=True), numbers)
+        )
         told(f"steps, {4 * numbers / 1e6:g} MB")
     return rows
 

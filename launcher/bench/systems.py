@@ -2,7 +2,7 @@
 
 Every function averages one float32 vector of `numbers` numbers among `peers` processes repeatedly,
 with a barrier before and after each round, and returns rank 0's time between the two barriers,
-which is that of the slowest. Processes are spawned, never forked, and communicate over loopback.
+which is that of the slowest. They communicate over loopback.
 """
 
 import asyncio
@@ -376,9 +376,11 @@ def medians_of(rounds: Sequence[Round]) -> Json:
     return found
 
 
-def in_processes(work: Callable[[Worker], T], peers: int, numbers: int, rounds: int) -> list[T]:
+def in_processes(
+    work: Callable[[Worker], T], peers: int, numbers: int, rounds: int, *, spawned: bool = False
+) -> list[T]:
     """Return the results of `work` in `peers` processes, unordered; raises what `run` does."""
-    with Children() as children, TemporaryDirectory() as folder:
+    with Children(spawned=spawned) as children, TemporaryDirectory() as folder:
         barrier = children.context.Barrier(peers)
         for rank in range(peers):
             worker = Worker(rank, peers, numbers, rounds, Path(folder), barrier)

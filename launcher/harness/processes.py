@@ -1,7 +1,9 @@
 """Start the processes of a benchmark, and end them with it, however it ends.
 
-They are spawned, never forked. Ctrl-C at a terminal reaches them too, so they ignore it: their
-parent ends them.
+They are forked from a server that has imported what they need (`p2plab.harness.ready`) and done
+nothing else, never from this process: they inherit no thread, no lock and no open file of it, and
+begin without importing torch, which takes seconds of a core. What may use an accelerator is
+spawned. Ctrl-C at a terminal reaches them too, so they ignore it: their parent ends them.
 """
 
 import math
@@ -21,7 +23,10 @@ from p2ptrain.ids import Seconds
 S = TypeVar("S")
 T = TypeVar("T")
 
-Process = multiprocessing.context.SpawnProcess
+Context = multiprocessing.context.SpawnContext | multiprocessing.context.ForkServerContext
+Process = multiprocessing.context.SpawnProcess | multiprocessing.context.ForkServerProcess
+
+PRELOADED = "p2plab.harness.ready"
 
 GRACE_S: Seconds = 1.0
 """The time that all of them get after SIGTERM."""
@@ -30,10 +35,19 @@ POLL_S: Seconds = 0.2
 
 
 class Children:
-    """Processes that end with the ``with`` block."""
+    """Processes that end with the ``with`` block.
 
-    def __init__(self) -> None:
-        self.context = multiprocessing.get_context("spawn")
+    Args:
+        spawned: each is an interpreter of its own, as what uses an accelerator has to be.
+    """
+
+    def __init__(self, *, spawned: bool = False) -> None:
+        self.context: Context = (
+            multiprocessing.get_context("spawn")
+            if spawned
+            else multiprocessing.get_context("forkserver")
+        )
+        self.context.set_forkserver_preload([PRELOADED])
         self._results = self.context.Queue()
         self._processes: list[Process] = []
 

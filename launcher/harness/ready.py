@@ -1,0 +1,11 @@
+"""What the processes of a benchmark have imported before they begin.
+
+Torch takes seconds of a core to import, and half of them only at the first optimizer. A fork server
+does it once for all processes of a benchmark.
+"""
+
+import torch
+
+from p2ptrain import Peer  # noqa: F401 - and all that it imports
+
+torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])  # imports what compiles, too
