@@ -525,7 +525,7 @@ class FormedGroup(Attempt):
         parts = self._effect.purpose.fragments
         self.consensus_distance_l2 = math.sqrt(parts) * outer.distance_l2
         self.staleness_steps = replica.updates - self._updates
-        if not outer.takes_part:
+        if outer.is_behind:
             fragment = self._effect.purpose.fragment
             averages.host.state_transfer.follow(fragment, outer.after, outer.leads)
         return free if left_S is None else [*free, left_S]

@@ -24,6 +24,10 @@ momentum of that fragment over from a member:
 So a pseudo-gradient is late, never lost, and none is applied to an anchor that it was not measured
 from. (Where each late one makes a step of its own, momentum has to be delayed: arXiv 2401.09135.)
 
+The others go on while a member takes over what they had: where a transfer takes longer than their
+steps are apart, it would be late for ever. So it keeps the means of those groups, in which it was a
+member though it weighed nothing, and makes their steps once it has the state that they began from.
+
 **Alone**, a peer's anchor follows its model.
 
 **Memory** beside the model is for anchor, momentum, what is contributed, and the model that this is
@@ -36,6 +40,7 @@ Legend of shapes: ``M`` numbers of the model, ``S`` of a fragment, ``B`` of a bl
 import math
 import struct
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from io import BytesIO
@@ -58,6 +63,12 @@ from p2ptrain.vectors import LONG, NO_NUMBERS
 
 REMEMBERED = 64
 """Steps of a fragment's history that are known: who has missed more is taken for another part."""
+
+MOST_MISSED = 16
+"""Means of a fragment that are kept while the steps before them are taken over. Too few: on a link
+that carries so many means in the time of one state, a late peer stays late. Where a donor gives a
+quarter of its link, a state takes as long as four means in 32 bits, or eight in 4 bits that come
+from four peers at once; a disk has room for these beside as many models."""
 
 HEADER = struct.Struct("<QII")
 """Steps, digests, numbers of a fragment."""
@@ -83,6 +94,16 @@ class History:
         self.steps += 1
 
 
+@dataclass(frozen=True, slots=True)
+class Missed:
+    """A step that the others have made while this peer was behind."""
+
+    before: int
+    """The digest of the history that it follows."""
+    ticket: Ticket
+    mean_S: Vector
+
+
 class Outer:
     """One peer's anchor and momentum, from its first step on; any thread."""
 
@@ -94,6 +115,7 @@ class Outer:
         self._begins, self._lock = threading.Lock(), threading.Lock()
         self.anchor_M = self.momentum_M = self._left_M = np.empty(0, np.float32)
         self.histories = [History() for _ in range(rule.fragments)]
+        self._missed: list[deque[Missed]] = [deque(maxlen=MOST_MISSED) for _ in self.histories]
 
     @property
     def model_size(self) -> int:
@@ -188,6 +210,50 @@ class Outer:
         if rule.alpha:
             np.multiply(mean_B, np.float32(1 - rule.alpha), out=mean_B)
 
+    # --- steps without us -------------------------------------------------------------------------
+
+    def miss(self, fragment: int, missed: Missed) -> Vector | None:
+        """The others have made this step; returns what is to be added to our model, if anything.
+
+        Make it, too, if we have come to where it began; keep it for later, if we have not.
+
+        Args:
+            fragment: of which it is.
+            missed: its mean may be lent: it becomes the result, or is copied.
+        """
+        try:
+            if missed.before == self.histories[fragment].digest:
+                return self._follow(fragment, missed.ticket, missed.mean_S)
+            kept_S = vector_beside(len(missed.mean_S))
+        except StateError:
+            return None  # the disk is full: we take over a state that has this step
+        kept_S[:] = missed.mean_S
+        self._missed[fragment].append(replace(missed, mean_S=kept_S))
+        return None
+
+    def forget_missed(self, fragment: int) -> None:
+        """What is taken over next has all steps so far."""
+        self._missed[fragment].clear()
+
+    def _make_missed(self, fragment: int) -> None:
+        """Make those that follow from the state that we have; they are of no use any more then."""
+        missed = self._missed[fragment]
+        while missed:
+            step = missed.popleft()
+            if step.before == self.histories[fragment].digest:
+                moved_S = self._follow(fragment, step.ticket, step.mean_S)
+                self._replica.add_delta(moved_S, self.span(fragment).start)
+
+    def _follow(self, fragment: int, ticket: Ticket, mean_S: Vector) -> Vector:
+        """Make a step of which we are no part; returns how far the anchor, and our model, move."""
+        span = self.span(fragment)
+        at, before_S = slice(span.start, span.stop), vector_beside(span.size)
+        self.histories[fragment].follow(ticket, mean_S)
+        before_S[:] = self.anchor_M[at]
+        self.step(span, mean_S, before_S)
+        np.subtract(self.anchor_M[at], before_S, out=mean_S)  # all of it, whatever alpha is
+        return mean_S
+
     # --- in a checkpoint --------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:  # Any: vectors and numbers
@@ -238,7 +304,9 @@ class Outer:
             return state.getvalue()
 
     def take_over(self, fragment: int, state: State) -> bool:
-        """Go on from there; returns whether our history was a part of that one.
+        """Go on from there, and make the steps that were missed meanwhile.
+
+        Returns whether our history was a part of that one.
 
         Raises:
             StateError: with nothing changed, if the bytes are no such state.
@@ -256,6 +324,7 @@ class Outer:
             own.steps, own.digests = steps, digests
         if follows:
             self._replica.add_delta(moved_S, span.start)
+        self._make_missed(fragment)
         return follows
 
 
@@ -288,6 +357,12 @@ class OuterPart:
         """Of our pseudo-gradient and the mean."""
         self._snapshot_S = np.empty(0, np.float32)
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether the others have made steps that we have not, and could not make."""
+        known = self._outer.histories[self._fragment].digests
+        return not self._is_alone and self.after not in known
+
     def fill(self, into_S: Vector) -> None:
         """Write what we contribute."""
         self._snapshot_S = self._outer.contribute(self._span, self.weight, into_S)
@@ -308,12 +383,12 @@ class OuterPart:
         outer, history = self._outer, self._outer.histories[self._fragment]
         if not self.divisor:
             return None  # no member has trained since
-        self.after = _following(self.after, ticket, mean_S)
-        if not self.takes_part:
-            return None
+        before, self.after = self.after, _following(self.after, ticket, mean_S)
         if history.digest != self._began_from:
             self.takes_part = False  # we have followed others meanwhile
-            return None
+        if not self.takes_part:
+            missed = Missed(before, ticket, mean_S)
+            return outer.miss(self._fragment, missed) if self.is_behind else None
         if left_S is not None:
             outer.keep(self._span, left_S)
         history.follow(ticket, mean_S)

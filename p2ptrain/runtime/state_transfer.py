@@ -172,7 +172,9 @@ class StateTransfer:
         the one whose step was last: on a link that is slow for the model, all of them together
         would arrive after their next steps, and be out of date.
         """
-        if fragment != self._following:
+        outer = self.host.averages.outer
+        if outer and fragment != self._following:
+            outer.forget_missed(fragment)
             self._to_follow.pop(fragment, None)
             self._to_follow[fragment] = digest, donors
         if not self._follows:

@@ -17,6 +17,10 @@ class Outer:
 
     def __init__(self) -> None:
         self.taken: list[int] = []
+        self.forgotten: list[int] = []
+
+    def forget_missed(self, fragment: int) -> None:
+        self.forgotten.append(fragment)
 
     def take_over(self, fragment: int, state: State) -> bool:
         self.taken.append(fragment)
@@ -95,6 +99,7 @@ async def test_a_fragment_that_is_under_way_is_not_asked_for_twice():
     link.follow(0, digest=10, donors=DONORS)
     await asyncio.sleep(0)
     link.follow(0, digest=20, donors=DONORS)
+    assert outer.forgotten == [0], "the steps since are made on top of what arrives"
     await link.arrive()
     assert outer.taken == [0]
     link.follow(0, digest=30, donors=DONORS)

@@ -21,7 +21,7 @@ from p2ptrain.errors import CodecError, StateError
 from p2ptrain.ids import PeerId, Ticket
 from p2ptrain.runtime import outer as outer_module
 from p2ptrain.runtime.exchange import ExchangeConfig
-from p2ptrain.runtime.outer import HEADER, Outer
+from p2ptrain.runtime.outer import HEADER, Missed, Outer, OuterPart
 from p2ptrain.runtime.state_owners import packed
 from p2ptrain.sim.faults import Partition
 from p2ptrain.sim.link import Link
@@ -259,6 +259,107 @@ def test_an_older_state_than_ours_changes_nothing():
     assert outer.hand_over(0) == newer
 
 
+def missed(late: Outer, ahead: Outer, number: int) -> tuple[OuterPart, Vector | None]:
+    """A step of both, in which the late one weighs nothing: its part, and what moves its model."""
+    stated = late.state(PURPOSE, 0), replace(ahead.state(PURPOSE, number), weight=1)
+    late_part, part = (
+        outer.part(PURPOSE, (A, B), stated, i) for i, outer in enumerate((late, ahead))
+    )
+    vector = np.empty(6, np.float32)
+    late_part.fill(vector)
+    part.fill(vector)
+    mean, ticket = np.full(6, number, np.float32), Ticket(B, 1, number)
+    part.take_in(ticket, mean.copy(), None)
+    return late_part, late_part.take_in(ticket, mean, None)
+
+
+@pytest.mark.parametrize("alpha", [0, 0.5])
+def test_steps_that_the_others_make_while_their_state_is_on_its_way_are_made_on_top_of_it(alpha):
+    rule = replace(NESTEROV, alpha=alpha)
+    (ahead, _), (late, replica) = begun(rule), begun(rule)
+    before = late.anchor_M.copy()
+    step(ahead, np.ones(6))
+    on_its_way = ahead.hand_over(0)
+    for number in (2, 3, 4):
+        part, delta = missed(late, ahead, number)
+        assert part.is_behind
+        assert delta is None
+    replica.live -= 0.5  # what it trains meanwhile
+    assert late.take_over(0, on_its_way)
+    replica.settle()
+    assert late.hand_over(0) == ahead.hand_over(0)
+    np.testing.assert_allclose(
+        replica.live, np.linspace(1, 2, 6) - 0.5 + ahead.anchor_M - before, rtol=1e-5
+    )
+    part, _ = missed(late, ahead, 5)
+    assert part.takes_part
+    assert late.hand_over(0) == ahead.hand_over(0)
+
+
+def test_a_peer_that_has_caught_up_during_a_step_makes_it_though_it_is_no_part_of_it():
+    (ahead, _), (late, replica) = begun(), begun()
+    step(ahead, np.ones(6))
+    state, take_in = ahead.hand_over(0), late.miss
+
+    def caught_up(fragment: int, missed: Missed) -> Vector | None:
+        late.take_over(0, state)  # what it stated was before
+        return take_in(fragment, missed)
+
+    late.miss = caught_up  # type: ignore[method-assign]
+    part, delta = missed(late, ahead, 2)
+    assert delta is not None
+    replica.add_delta(delta)
+    replica.settle()
+    assert not part.is_behind
+    assert late.hand_over(0) == ahead.hand_over(0)
+    np.testing.assert_allclose(replica.live, ahead.anchor_M, rtol=1e-6)
+
+
+def test_means_that_a_later_state_has_are_forgotten():
+    (ahead, _), (late, _) = begun(), begun()
+    step(ahead, np.ones(6))
+    missed(late, ahead, 2)
+    late.forget_missed(0)
+    missed(late, ahead, 3)
+    before_both = ahead.hand_over(0)
+    missed(late, ahead, 4)
+    late.take_over(0, before_both)
+    assert late.hand_over(0) == ahead.hand_over(0)
+
+
+def test_where_the_disk_is_full_a_mean_is_not_kept_and_the_peer_stays_behind(monkeypatch):
+    (ahead, _), (late, _) = begun(), begun()
+    step(ahead, np.ones(6))
+
+    def full(_: int) -> Vector:
+        raise StateError("the disk is full")
+
+    take_in = late.miss
+
+    def no_room(fragment: int, missed: Missed) -> Vector | None:
+        with monkeypatch.context() as patch:
+            patch.setattr(outer_module, "vector_beside", full)
+            return take_in(fragment, missed)
+
+    late.miss = no_room  # type: ignore[method-assign]
+    part, delta = missed(late, ahead, 2)
+    assert part.is_behind
+    assert delta is None
+
+
+def test_a_peer_that_was_alone_and_has_followed_others_meanwhile_follows_not_itself():
+    (ahead, _), (alone, _) = begun(), begun()
+    step(ahead, np.ones(6))
+    stated = alone.state(PURPOSE, 3)
+    part = alone.part(PURPOSE, (A,), (stated,), 0)
+    vector = np.empty(6, np.float32)
+    part.fill(vector)
+    alone.take_over(0, ahead.hand_over(0))
+    assert part.take_in(Ticket(A, 1, 1), vector, None) is None
+    assert not part.is_behind
+    assert alone.hand_over(0) == ahead.hand_over(0)
+
+
 @pytest.mark.parametrize(
     "state",
     [
@@ -373,6 +474,27 @@ async def test_two_parts_that_went_on_apart_come_together_again():
     assert apart, "each half has made steps of its own"
     texts = [r["text"] for p in world.peers.values() for r in p.metrics.of("warning")]
     assert any("whose outer steps were others" in text for text in texts)
+    await world.close()
+
+
+@pytest.mark.parametrize(
+    ("size", "link"),
+    [(SIZE, Link(latency_s=0.1)), (8000, Link(latency_s=0.02, bandwidth_bytes_s=1e5))],
+    ids=["a long way", "little bandwidth"],
+)
+async def test_a_peer_catches_up_where_a_state_takes_as_long_as_steps_are_apart(
+    size: int, link: Link
+):
+    world = await build(3, "diloco", equal=True, size=size, period=6, link=link)
+    away = Partition(parts=(("p2",),), at_s=2.0, for_s=4.0)
+    plan = asyncio.get_running_loop().create_task(world.carry_out((away,)))
+    await world.train(300, steps_of(0.1), downhill)
+    await plan
+    assert_equal_states(world)
+    last = world.peers[PeerId("p2")].driver.averages.outer
+    assert last
+    assert last.histories[0].samples > 250, "what it has trained is in the steps of all"
+    assert len(world.peers[PeerId("p2")].metrics.of("state")) == 1
     await world.close()
 
 

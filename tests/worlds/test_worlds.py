@@ -38,6 +38,19 @@ def test_a_world_of_dear_that_broke_a_rule_breaks_none(found: str):
     assert not verdict.violations, "\n".join(told(verdict))
 
 
+NEVER_CAUGHT_UP = {
+    "peers that started again, and newcomers": 382,
+    "all but the newcomers, in two fragments": 839,
+}
+"""By the time that an outer state had come, the others had made another step."""
+
+
+@pytest.mark.parametrize("found", NEVER_CAUGHT_UP)
+def test_peers_that_follow_an_outer_state_come_up_with_the_others(found: str):
+    verdict = carry_out(spec_of(NEVER_CAUGHT_UP[found]))
+    assert not verdict.violations, "\n".join(told(verdict))
+
+
 def test_newcomers_load_their_model_from_several_peers():
     verdict = carry_out(spec_of(0))
     assert verdict.spec.newcomers == 3
