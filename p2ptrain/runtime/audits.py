@@ -194,10 +194,9 @@ class Watched:
         assert self.chosen is not None
         if not norm_limit or self.vote is None or self.vote.of_models:
             return 0.0
-        weights = self.vote.weights
         norms = [
-            float(np.sqrt(exact_squares(part_S))) / max(1, weight)
-            for part_S, weight in zip(parts, weights, strict=True)
+            float(np.sqrt(exact_squares(part_S))) / unit
+            for part_S, unit in zip(parts, self.vote.units, strict=True)
         ]
         own = norms.pop(self.members.index(self.chosen.owner))
         usual = sorted(norms)[(len(norms) - 1) // 2]

@@ -241,6 +241,7 @@ class Averages:
             weights=[one.weight or one.usual for one in stated],
             of_models=purpose.what is What.MODELS,
             size=size if of_gradients else span.size,
+            of_progress=purpose.what is What.PSEUDO_GRADIENTS,
         )
 
     def exchange(

@@ -5,8 +5,10 @@ and sends its *ballot*, one float32 per member, as the last message of each stre
 out means; in the direct exchange, of each stream. A ballot is a part of the result: no member has
 all without those of all voters. So when a group has ended well, all count the same votes.
 
-Norms are per number and per unit of weight, so shards and batches of unequal size compare. Of
-models the norm is that of the difference to this member's own; directions are of gradients only.
+Norms are per number and per unit of weight, so shards and batches of unequal size compare; progress
+of more samples than usual, which a peer contributes after it has missed steps, may be larger by as
+much: where all updates point the same way, it is. Of models the norm is that of the difference to
+this member's own; directions are of gradients only.
 
 Legend of shapes: ``S`` numbers of a chunk, ``B`` of one block, ``N`` members.
 """
@@ -45,6 +47,16 @@ class Vote:
     of_models: bool
     size: int
     """Only the first so many numbers of the vector are measured: what follows has other units."""
+    of_progress: bool = False
+    """Contributions are what so many samples have added up to, and no means over samples."""
+
+    @property
+    def units(self) -> list[float]:
+        """By what the norm of each contribution is divided."""
+        weights = [max(1, weight) for weight in self.weights]
+        usual = sorted(weights)[(len(weights) - 1) // 2]
+        longer = [max(1.0, weight / usual) if self.of_progress else 1.0 for weight in weights]
+        return [weight * times for weight, times in zip(weights, longer, strict=True)]
 
 
 class _Chunk(NamedTuple):
@@ -116,8 +128,8 @@ class Ballots:
     def _norms(self) -> list[float | None]:
         numbers = sum(chunk.numbers for chunk in self._chunks)
         return [
-            math.sqrt(squares / numbers) / max(1, weight) if squares else None
-            for squares, weight in zip(self._squares(), self._vote.weights, strict=True)
+            math.sqrt(squares / numbers) / unit if squares else None
+            for squares, unit in zip(self._squares(), self._vote.units, strict=True)
         ]
 
     def _own_model(self) -> float | None:

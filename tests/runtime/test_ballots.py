@@ -57,6 +57,27 @@ def test_gradients_of_more_samples_are_no_offence():
     assert not any(votes(one))
 
 
+@pytest.mark.parametrize("samples", [1, 20])
+def test_progress_of_more_samples_than_usual_is_no_offence(samples: int):
+    weights = (samples, samples, 12 * samples, samples)
+    one = ballots(weights=weights, of_progress=True)
+    one.measure(0, parts(samples, samples, 12 * samples * 12, samples))
+    assert not any(votes(one))
+
+
+@pytest.mark.parametrize("weight", [1, 12])
+def test_progress_that_is_too_large_for_its_samples_gets_a_vote(weight: int):
+    one = ballots(weights=(4, 4, 4 * weight, 4), of_progress=True)
+    one.measure(0, parts(4, 4, 4 * weight * weight * 50, 4))
+    assert [vote > 10 for vote in votes(one)] == [False, False, True, False]
+
+
+def test_progress_of_fewer_samples_is_no_offence_if_it_is_as_large_as_the_usual():
+    one = ballots(weights=(20, 20, 1, 20), of_progress=True)
+    one.measure(0, parts(20, 20, 1, 20))
+    assert not any(votes(one))
+
+
 def test_numbers_of_other_units_behind_the_gradients_are_not_measured():
     one, vectors = ballots(size=900), parts(1, 1, 1, 1)
     vectors[3][900:] = 1e6

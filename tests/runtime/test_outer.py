@@ -498,6 +498,25 @@ async def test_a_peer_catches_up_where_a_state_takes_as_long_as_steps_are_apart(
     await world.close()
 
 
+async def test_no_vote_is_cast_against_what_a_peer_has_trained_while_it_was_away():
+    """Updates that all point the same way: of ten times as many samples they are as much larger."""
+
+    def steadily(peer: SimPeer, _: int) -> None:
+        peer.replica.gradient = np.ones(SIZE, np.float32)
+
+    exchange = ExchangeConfig(norm_limit=10)
+    world = await build(4, "diloco", equal=True, period=6, exchange=exchange)
+    away = Partition(parts=(("p3",),), at_s=2.0, for_s=10.0)
+    plan = asyncio.get_running_loop().create_task(world.carry_out((away,)))
+    await world.train(200, steps_of(0.1), steadily)
+    await plan
+    groups = [r for peer in world.peers.values() for r in peer.metrics.of("group")]
+    assert not any(record.get("offenders") for record in groups)
+    assert_equal_states(world)
+    assert all(one.histories[0].samples > 180 for one in outers(world))
+    await world.close()
+
+
 async def test_outer_steps_of_fragments_are_made_in_turn():
     world = await build(2, "diloco", equal=True, period=8, fragments=4)
     await world.train(60, steps_of(0.1), downhill)
