@@ -9,7 +9,9 @@ waits much longer than another one. When each number was in a group, a *round* i
 The number of fragments is a power of two, and follows from how long groups took: twice as many if
 they last too long, unless that was seen to help little (then they last as long as messages do);
 half as many if those would not last too long either. The fastest of the last groups counts: one
-peer on a slow link would else keep fragments small where all other links are fast.
+peer on a slow link would else keep fragments small where all other links are fast. Sizes are
+compared by groups of about the same time: on a link that has become slower since, as beside a
+newcomer that loads a model, small fragments would seem to take as long as large ones took before.
 """
 
 import math
@@ -24,6 +26,9 @@ FIRST = 1 << 16
 REMEMBERED = 5
 """Groups of a size of which the fastest counts."""
 
+RECENT = 16
+"""After so many groups it is open again how long those of another size take."""
+
 ENOUGH = 3
 """Groups of a size that all last too long before smaller ones are made again: one alone may have
 been with a peer on a slow link."""
@@ -36,12 +41,21 @@ HELPS = 0.75
 
 
 class Fragments:
-    """Which part of a model of `size` numbers one peer averages next."""
+    """Which part of a model of `size` numbers one peer averages next.
 
-    def __init__(self, size: int) -> None:
+    Args:
+        stands_for: how many numbers on a link each of them is.
+    """
+
+    def __init__(self, size: int, stands_for: int = 1) -> None:
         self._most = min(size, MOST_FRAGMENTS)
-        self._count = 1 << round(math.log2(max(1, size / FIRST)))
-        self._took: dict[int, deque[Seconds]] = defaultdict(lambda: deque(maxlen=REMEMBERED))
+        first = round(math.log2(max(1, size * stands_for / FIRST)))
+        self._count = 1 << min(first, self._most.bit_length() - 1)
+        self._took: dict[int, deque[tuple[int, Seconds]]] = defaultdict(
+            lambda: deque(maxlen=REMEMBERED)
+        )
+        """By the number of fragments: in which group that was timed, and how long it took."""
+        self._timed = 0
         self._groups = 0
         self.rounds = 0
         """How often each number was averaged."""
@@ -60,7 +74,8 @@ class Fragments:
 
     def took(self, count: int, seconds: Seconds) -> None:
         """A group has moved one of so many in this time."""
-        self._took[count].append(seconds)
+        self._timed += 1
+        self._took[count].append((self._timed, seconds))
 
     def averaged(self, fragment: int, count: int) -> None:
         """A group's mean of this one of so many counts, however it came about."""
@@ -80,11 +95,11 @@ class Fragments:
 
     def _wanted(self, lasts_s: Seconds) -> int:
         count = self._count
-        if not self._took[count]:
+        if not (last := self._lately(count)):
             return count
-        here_s = min(self._took[count])
+        here_s = min(last)
         helps = self._helps(count // 2, count) and self._helps(count, 2 * count)
-        is_known = len(self._took[count]) >= ENOUGH or not self._took[2 * count]
+        is_known = len(last) >= ENOUGH or not self._lately(2 * count)
         if is_known and here_s > lasts_s * TOO_LONG and 2 * count <= self._most and helps:
             self._took[2 * count].clear()  # links may have changed since
             return 2 * count
@@ -95,5 +110,9 @@ class Fragments:
 
     def _helps(self, few: int, many: int) -> bool:
         """False if it was seen that groups of smaller fragments last nearly as long."""
-        known = self._took[few], self._took[many]
+        known = self._lately(few), self._lately(many)
         return not all(known) or min(known[1]) <= HELPS * min(known[0])
+
+    def _lately(self, count: int) -> list[Seconds]:
+        """How long the last groups of one of so many fragments took."""
+        return [took_s for timed, took_s in self._took[count] if self._timed - timed < RECENT]

@@ -44,6 +44,11 @@ def test_the_first_one_is_small_since_nothing_is_known():
     assert FIRST / 1.5 < groups(Fragments(SIZE), mbit(5), 1)[0] < FIRST * 1.5
 
 
+def test_numbers_that_stand_for_many_begin_as_the_real_model_would():
+    assert Fragments(SIZE // 2500, 2500).next(1.0) == Fragments(SIZE).next(1.0)
+    assert Fragments(3, 10**9).next(1.0) == (0, 2), "each fragment has a number"
+
+
 def test_a_fast_link_moves_the_whole_model():
     assert groups(Fragments(SIZE), mbit(10_000), 30)[-1] == SIZE
 
@@ -64,6 +69,25 @@ def test_one_peer_on_a_slow_link_does_not_shrink_what_goes_over_all_others():
 
     alone = groups(Fragments(SIZE), mbit(20), 40)[-1]
     assert groups(fragments, to_one_of_two, 60)[20:] == [alone] * 40
+
+
+@pytest.mark.parametrize("size", [FIRST, SIZE])
+def test_on_a_link_that_gets_slower_fragments_do_not_grow(size: int):
+    """As beside a newcomer that loads a model: a half to a third is left, and it varies."""
+    fragments, turns = Fragments(size), iter(range(1000))
+
+    def left(numbers: int) -> Seconds:
+        return mbit(20 * size / SIZE)(numbers) * (2.0, 3.0, 2.3, 2.7, 2.1)[next(turns) % 5]
+
+    alone = [timed(fragments, mbit(20 * size / SIZE), size) for _ in range(60)][-1]
+    assert max(timed(fragments, left, size) for _ in range(200)) <= alone
+
+
+def timed(fragments: Fragments, link: Link, size: int) -> int:
+    """How many numbers of so many a group moves over this link."""
+    fragment, parts = fragments.next(1.0)
+    averaged(fragments, fragment, parts, link(size // parts))
+    return size // parts
 
 
 def test_a_round_is_over_when_each_number_was_in_a_group_whoever_chose_it():
