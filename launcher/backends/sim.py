@@ -382,7 +382,9 @@ def _learning(
         exchange = priced_exchange(config.exchange, stands_for)
         config = dataclasses.replace(config, exchange=exchange)
         metrics = PricedMetrics(metrics, replica.saved_size, stands_for)
-    return LivingPeer(config, trainee, config.pace, config.rank, metrics, number)
+    return LivingPeer(
+        config, trainee, config.pace, config.rank, metrics, number, stands_for=stands_for
+    )
 
 
 def _pricing(task: Task, config: RunConfig) -> Train:
@@ -401,7 +403,9 @@ def _pricing(task: Task, config: RunConfig) -> Train:
         exchange = priced_exchange(config.exchange, stands_for)
         config = dataclasses.replace(config, exchange=exchange, out="")  # no model to write
         to = PricedMetrics(metrics, size, stands_for, is_trained=False)
-        return LivingPeer(config, trainee, config.pace, config.rank, to, number)
+        return LivingPeer(
+            config, trainee, config.pace, config.rank, to, number, stands_for=stands_for
+        )
 
     return make
 

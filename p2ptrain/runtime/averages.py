@@ -23,7 +23,7 @@ from p2ptrain.averaging.base import Algorithm
 from p2ptrain.compute.replica import Replica
 from p2ptrain.compute.sparse import Residual
 from p2ptrain.core.contribution import MODEL, Contribution
-from p2ptrain.core.effects import Abandon, Average, Break, Resolve, What
+from p2ptrain.core.effects import Abandon, Average, AverageEnded, Break, Resolve, What
 from p2ptrain.core.links import weights_left
 from p2ptrain.core.purpose import Purpose
 from p2ptrain.core.transfers import Transfers
@@ -181,13 +181,20 @@ class Averages:
     async def _average(self, group: FormedGroup) -> None:
         """Carry out one `Average`: as many attempts as it takes; then tell the machine."""
         self.asked_at.pop(group.ticket, None)
+        states_bytes = self.host.state_transfer.sent_bytes
         try:
             while following := await group.run():
                 group = following
         finally:
             self.pending.give_back()
         if not group.is_abandoned:
-            self.host.over(group.ending)
+            beside_bytes = self.host.state_transfer.sent_bytes - states_bytes
+            self.host.over(self._on_the_link(group.ending, beside_bytes))
+
+    def _on_the_link(self, ending: AverageEnded, beside_bytes: int) -> AverageEnded:
+        """With all that the link carried meanwhile: a link that serves a newcomer is not slower."""
+        moved_bytes = ending.moved_bytes and ending.moved_bytes + beside_bytes
+        return replace(ending, moved_bytes=moved_bytes * self.host.environment.stands_for)
 
     def contribution(self, purpose: Purpose) -> Contribution:
         """What this peer states beside its vectors when it grants or offers its slot.

@@ -75,7 +75,7 @@ class ExchangeConfig:
     less. 0: find out from the groups we are in, which is not possible where everyone is in every
     group. Too small: others do our work; too large: they wait for our link."""
 
-    state_share: float = 0.25
+    state_share: float = 0.5
     """The share of this peer's link, above 0 and up to 1, that it gives to newcomers while it
     trains; they take its state. It applies where the speed of the link is known (`link_mbit`, or as
     measured), and not where all wait for the newcomer (at a barrier). Too small: newcomers come

@@ -50,6 +50,9 @@ class Environment:
     chance: Random = field(default_factory=SystemRandom)
     """Draws what no other peer can foresee; in a simulated world, what only its seed says."""
 
+    stands_for: int = 1
+    """How many bytes on a link one byte of a vector or a state is; more than 1 in simulations."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopConfig:

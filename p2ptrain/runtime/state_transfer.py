@@ -83,6 +83,8 @@ class StateTransfer:
     """Since when this peer has tried in vain to catch up; None if it has not."""
     _served: Counter[str] = field(default_factory=Counter, init=False)
     """Transfers under way, by their receivers."""
+    sent_bytes: int = field(default=0, init=False)
+    """Over links, to all receivers."""
 
     def __post_init__(self) -> None:
         chunk_bytes = self.config.chunk_kib * 1024
@@ -343,9 +345,10 @@ class StateTransfer:
             return
         chunk = snapshot.chunk(number) if number in snapshot.have else memoryview(b"")
         if self.host.live.trains and not self._all_wait(opening) and not stream.is_local:
-            mbit = self.host.me.link_mbit
-            await asyncio.sleep(self._link.wait_s(chunk.nbytes, mbit, self.host.now))
+            mbit, size = self.host.me.link_mbit, chunk.nbytes * self.host.environment.stands_for
+            await asyncio.sleep(self._link.wait_s(size, mbit, self.host.now))
         await stream.send(chunk)
+        self.sent_bytes += 0 if stream.is_local else chunk.nbytes
 
     def _all_wait(self, opening: StateOpening) -> bool:
         """Whether the swarm stands still until this state has arrived."""

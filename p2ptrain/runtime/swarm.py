@@ -29,7 +29,7 @@ class DriverSwarm:
         self.rng = driver.rng
         self._driver = driver
         self._claiming = asyncio.Lock()  # one claim at a time; the next one waits
-        self.fragments = Fragments(driver.replica.model_size)
+        self.fragments = Fragments(driver.replica.model_size, driver.environment.stands_for)
         self._endings: dict[Ticket | None, asyncio.Future[GroupResult]] = {}
         """Of claims, by their tickets; None: of the version that the trainer waits for."""
 

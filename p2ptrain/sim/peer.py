@@ -55,6 +55,7 @@ class LivingPeer:
         rank: its rank in the pace.
         metrics: receives the records.
         incarnation: larger than any earlier one of this name.
+        stands_for: how many bytes on the link one byte of its model stands for.
     """
 
     def __init__(
@@ -65,6 +66,8 @@ class LivingPeer:
         rank: int,
         metrics: Metrics,
         incarnation: int,
+        *,
+        stands_for: int = 1,
     ) -> None:
         self.name = PeerId(config.name)
         self.address = Address("")
@@ -79,7 +82,7 @@ class LivingPeer:
         self._life = PeerLifecycle(
             config,
             trainee.replica,
-            simulated_environment(self.process, incarnation),
+            simulated_environment(self.process, incarnation, stands_for=stands_for),
         )
         trainee.work.draw_from(self._life)
 
@@ -161,7 +164,7 @@ class LivingPeer:
 
 
 def simulated_environment(
-    process: Process, incarnation: int, files: Files | None = None
+    process: Process, incarnation: int, files: Files | None = None, *, stands_for: int = 1
 ) -> Environment:
     """The environment of a simulated peer: its own clock, one loop, copies made inline.
 
@@ -178,6 +181,7 @@ def simulated_environment(
         device="simulated",
         files=files or MemoryFiles(),
         chance=Random(f"{process.name}/{incarnation}"),
+        stands_for=stands_for,
     )
 
 

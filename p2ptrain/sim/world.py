@@ -396,7 +396,9 @@ class World:
                 checkpoint_every_s=self._checkpoint_every_s,
                 resume=bool(self.disks[name].contents),
             )
-        environment = simulated_environment(process, self._lives, self.disks[name])
+        environment = simulated_environment(
+            process, self._lives, self.disks[name], stands_for=self.network.stands_for
+        )
         lifecycle = PeerLifecycle(config, replica, environment)
         metrics = TeeMetrics(memory, TraceMetrics(self.trace, name), *birth.metrics)
         await lifecycle.listen(self.network.transport(address, name), metrics)

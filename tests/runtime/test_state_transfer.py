@@ -38,7 +38,7 @@ def model(value: float) -> VectorReplica:
 
 async def trained(algorithm: str, count: int, share: float = 0.25) -> World:
     """So many peers, each with a model of its own."""
-    exchange = ExchangeConfig(chunk_kib=1, link_mbit=1, state_share=share)
+    exchange = ExchangeConfig(chunk_kib=1, link_mbit=2500, state_share=share)
     world = World(1, Link(latency_s=0.001, bandwidth_bytes_s=BYTES_S), exchange=exchange)
     world.network.stands_for = 2500
     equal = algorithm != "ad_psgd"
@@ -130,6 +130,20 @@ async def test_a_donor_that_trains_gives_its_share_of_the_link():
         began = asyncio.get_running_loop().time()
         await join(world, "ad_psgd", "n")
         assert asyncio.get_running_loop().time() - began == pytest.approx(ONE_S / 0.1, rel=0.1)
+
+
+async def test_a_link_that_serves_a_state_is_measured_as_fast_as_it_is():
+    """Its averages take longer meanwhile, and a share of a link is one of all of it."""
+    exchange = ExchangeConfig(chunk_kib=1, state_share=0.5)
+    world = World(1, Link(latency_s=0.001, bandwidth_bytes_s=BYTES_S), exchange=exchange)
+    world.network.stands_for = 2500
+    for number in range(2):
+        await world.add(f"p{number}", model(number), "ad_psgd", fragment_s=0.02)
+    with training(world, 10_000, 0.01):  # averages follow each other
+        await asyncio.sleep(10.0)
+        donor, other = world.peers.values()
+        await other.driver.state_transfer.download(PeerId("p0"))
+    assert donor.driver.me.link_mbit == pytest.approx(2500, rel=0.15)
 
 
 @pytest.mark.parametrize("dies", ["donor", "helper"])
