@@ -3,13 +3,14 @@
 import asyncio
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
 from p2ptrain.sim.loop import VirtualLoop
+from tests.helpers.ready import Ready
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 """Workers run beside each other: with more threads of torch each waits for the others' cores."""
@@ -24,6 +25,14 @@ def pytest_asyncio_loop_factories(
     if item.get_closest_marker("sockets"):
         return {"real": asyncio.SelectorEventLoop}
     return {"virtual": VirtualLoop}
+
+
+@pytest.fixture(scope="session")
+def ready() -> Iterator[Ready]:
+    """A process that has imported torch, and starts programs at once."""
+    one = Ready()
+    yield one
+    one.close()
 
 
 STARTS_PROCESSES = ("integration", "docs", "integrations", "make", "test_cli.py", "test_ddp.py")

@@ -1,14 +1,14 @@
 """The programs of `examples/` run for a few steps, alone and two together, and save their model."""
 
 import re
-import subprocess
-import sys
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
 from p2plab.backends.spawn import free_ports
+from tests.helpers.ready import Program, Ready
 
 pytestmark = pytest.mark.sockets
 
@@ -17,11 +17,20 @@ PROGRAMS = sorted(path.name for path in EXAMPLES.glob("*.py"))
 LIMIT_S = 100
 
 
-def start(name: str, folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, str(EXAMPLES / name), *arguments]
-    return subprocess.Popen(
-        command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=folder
-    )
+@pytest.fixture
+def start(ready: Ready, tmp_path: Path):
+    """Start an example in a folder of its own."""
+    started: list[Program] = []
+
+    def start(name: str, *arguments: str) -> Program:
+        folder = tmp_path / f"{len(started)}"
+        folder.mkdir()
+        started.append(ready.start(Path(shutil.copy(EXAMPLES / name, folder)), *arguments))
+        return started[-1]
+
+    yield start
+    for program in started:
+        program.kill()
 
 
 def progress_in(printed: str) -> int:
@@ -31,23 +40,20 @@ def progress_in(printed: str) -> int:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_an_example_trains_alone_and_saves_its_model(tmp_path, name):
-    with start(name, tmp_path, "--samples", "320", "--save", "model.pt") as process:
-        printed, _ = process.communicate(timeout=LIMIT_S)
-    assert process.returncode == 0, printed
+def test_an_example_trains_alone_and_saves_its_model(start, tmp_path, name):
+    program = start(name, "--samples", "320", "--save", "model.pt")
+    printed = "".join(program.communicate(LIMIT_S))
+    assert program.returncode == 0, printed
     assert progress_in(printed) >= 320
-    assert torch.load(tmp_path / "model.pt")
+    assert torch.load(tmp_path / "0/model.pt")
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_two_of_an_example_train_together(tmp_path, name):
+def test_two_of_an_example_train_together(start, name):
     address, both = f"127.0.0.1:{free_ports(1)[0]}", ("--peers", "2", "--samples", "960")
-    with (
-        start(name, tmp_path, *both, "--listen", address) as first,
-        start(name, tmp_path, *both, "--join", address) as second,
-    ):
-        printed = [process.communicate(timeout=LIMIT_S)[0] for process in (first, second)]
-    assert [first.returncode, second.returncode] == [0, 0], printed
+    programs = start(name, *both, "--listen", address), start(name, *both, "--join", address)
+    printed = ["".join(program.communicate(LIMIT_S)) for program in programs]
+    assert [program.returncode for program in programs] == [0, 0], printed
     # Where models are averaged it is an estimate, which averages after the end still move.
     assert all(progress_in(text) >= 0.9 * 960 for text in printed), printed
 

@@ -3,8 +3,6 @@
 import ast
 import dataclasses
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,7 @@ import pytest
 import p2ptrain
 from p2plab.backends.spawn import free_ports
 from p2ptrain.averaging import known_algorithms
+from tests.helpers.ready import Ready
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -25,27 +24,20 @@ def program(name: str, page_name: str) -> str:
     return text
 
 
-def run(folder: Path, name: str, *arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", name, *arguments],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+def run(ready: Ready, program: Path) -> str:
+    done = ready.start(program)
+    printed, errors = done.communicate()
+    assert done.returncode == 0, errors
+    return printed
 
 
 @pytest.mark.sockets
-def test_a_run_goes_on_where_its_checkpoint_says(tmp_path):
-    text = program("resume.py", "operating.md")
-    (tmp_path / "resume.py").write_text(text)
-    none, trained = samples(run(tmp_path, "resume.py"))
-    longer = text.replace("20_000", "25_600")
-    (tmp_path / "resume.py").write_text(longer)
-    before, now = samples(run(tmp_path, "resume.py"))
+def test_a_run_goes_on_where_its_checkpoint_says(ready, tmp_path):
+    text, path = program("resume.py", "operating.md"), tmp_path / "resume.py"
+    path.write_text(text)
+    none, trained = samples(run(ready, path))
+    path.write_text(text.replace("20_000", "25_600"))
+    before, now = samples(run(ready, path))
     assert (none, before) == (0, trained)
     assert 20_000 <= trained <= 20_000 * 1.02
     assert 25_600 <= now <= 25_600 * 1.02
@@ -57,17 +49,16 @@ def samples(output: str) -> tuple[int, int]:
 
 
 @pytest.mark.sockets
-def test_the_program_for_several_machines_runs_twice_on_one(tmp_path):
+def test_the_program_for_several_machines_runs_twice_on_one(ready, tmp_path):
     text = program("two_machines.py", "several-machines.md")
     first, second = (f"127.0.0.1:{port}" for port in free_ports(2))
     started = []
     for number, arguments in enumerate([(first,), (second, first)]):
-        folder = tmp_path / f"machine{number}"
-        folder.mkdir()
-        (folder / "two_machines.py").write_text(text)
-        command = [sys.executable, "two_machines.py", *arguments]
-        started.append(subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True))
-    printed = [process.communicate(timeout=100)[0] for process in started]
+        path = tmp_path / f"machine{number}" / "two_machines.py"
+        path.parent.mkdir()
+        path.write_text(text)
+        started.append(ready.start(path, *arguments))
+    printed = [process.communicate()[0] for process in started]
     assert [process.returncode for process in started] == [0, 0], printed
     for text in printed:
         found = re.search(r"after (\d+) samples of the whole swarm", text)

@@ -2,7 +2,7 @@
 
 import re
 import runpy
-import subprocess
+import shutil
 import sys
 from pathlib import Path
 
@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from p2plab.backends.spawn import free_ports
+from tests.helpers.ready import Ready
 
 pytestmark = pytest.mark.sockets
 
@@ -39,13 +40,6 @@ def _torch_as_it_was():
     yield
     torch.set_num_threads(threads)
     torch.random.set_rng_state(state)
-
-
-def start(path: Path, *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-W", "error", str(path), *arguments]
-    return subprocess.Popen(
-        command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=path.parent
-    )
 
 
 def loss_in(output: str) -> float:
@@ -85,19 +79,20 @@ def test_the_schedule_ends_where_the_swarm_has_trained_all_samples(program, monk
     assert float(left["loss"].detach()) < GUESSING / 2
 
 
-def test_spawned_workers_load_data_while_the_protocol_runs(program):
-    with start(program("data_loader.py")) as process:
-        output, _ = process.communicate(timeout=90)
+def test_spawned_workers_load_data_while_the_protocol_runs(ready: Ready, program):
+    process = ready.start(program("data_loader.py"))
+    output = "".join(process.communicate())
     assert process.returncode == 0, output
     assert loss_in(output) < GUESSING / 2
 
 
-def test_two_processes_run_the_plain_program_together(program):
+def test_two_processes_run_the_plain_program_together(ready: Ready, program):
     path, address = program("plain.py"), f"127.0.0.1:{free_ports(1)[0]}"
-    with (
-        start(path, "--peers", "2", "--listen", address) as first,
-        start(path, "--peers", "2", "--join", address) as second,
-    ):
-        outputs = [process.communicate(timeout=90)[0] for process in (first, second)]
-    assert [first.returncode, second.returncode] == [0, 0], outputs
+    other = Path(shutil.copy(path, path.with_name("other.py")))
+    both = (
+        ready.start(path, "--peers", "2", "--listen", address),
+        ready.start(other, "--peers", "2", "--join", address),
+    )
+    outputs = ["".join(process.communicate()) for process in both]
+    assert [process.returncode for process in both] == [0, 0], outputs
     assert all(loss_in(output) < GUESSING / 2 for output in outputs)

@@ -14,6 +14,7 @@ import pytest
 
 from p2ptrain.console.status import View, look
 from p2ptrain.errors import P2PTrainError
+from tests.helpers.ready import Ready
 
 pytestmark = [pytest.mark.sockets, pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -25,22 +26,16 @@ CLOCK = time.monotonic  # noqa: TID251 - processes live in real time
 
 
 class Terminal:
-    """One `p2ptrain` command, as if typed; its output goes to a file."""
+    """One `p2ptrain` command, as if typed."""
 
-    def __init__(self, folder: Path, name: str, *arguments: str) -> None:
-        self._log = folder / f"{name}.txt"
-        with self._log.open("wb") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "p2ptrain", "peer", "--name", name, *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-            )
+    def __init__(self, ready: Ready, folder: Path, name: str, *arguments: str) -> None:
+        program = folder / f"{name}.py"
+        program.write_text("from p2ptrain.cli import main\nmain()\n")
+        self.process = ready.start(program, "peer", "--name", name, *arguments)
 
     @property
     def lines(self) -> list[str]:
-        return self._log.read_text().splitlines()
+        return "".join(self.process.printed()).splitlines()
 
     def address(self) -> str:
         until(lambda: any("listens at" in line for line in self.lines), self.lines)
@@ -51,8 +46,10 @@ class Terminal:
         return next(line for line in self.lines if "has left after" in line)
 
     def interrupt(self) -> int:
-        self.process.send_signal(signal.SIGINT)
-        return self.process.wait(PATIENCE_S)
+        os.kill(self.process.pid, signal.SIGINT)
+        self.process.communicate(PATIENCE_S)
+        assert self.process.returncode is not None
+        return self.process.returncode
 
 
 def until(holds: Callable[[], object], *shown: object) -> None:
@@ -78,25 +75,25 @@ def trained(address: str, *names: str, steps: int) -> bool:
 
 
 @pytest.fixture
-def terminals(tmp_path):
+def terminals(ready, tmp_path):
     opened: list[Terminal] = []
     (tmp_path / "pace.toml").write_text(PACE)
 
     def open_terminal(name: str, *arguments: str) -> Terminal:
         config = ("--config", str(tmp_path / "pace.toml"), "--task", "digits")
-        opened.append(Terminal(tmp_path, name, *config, *arguments))
+        opened.append(Terminal(ready, tmp_path, name, *config, *arguments))
         return opened[-1]
 
     yield open_terminal
     for terminal in opened:
         terminal.process.kill()
-        terminal.process.wait()
 
 
 @pytest.mark.parametrize("algorithm", ["ad_psgd", "allreduce"])
 def test_two_train_together_a_third_takes_over_and_takes_part(terminals, tmp_path, algorithm):
     first = terminals("p01", "--algorithm", algorithm, "--listen", "127.0.0.1:0")
     address = first.address()
+    until(lambda: any(line.startswith("p01: step ") for line in first.lines), first.lines)
     second = terminals("p02", "--algorithm", algorithm, "--join", address)
     until(lambda: trained(address, "p01", "p02", steps=60))
 

@@ -5,7 +5,6 @@ here; `BEGINNING` comes before them.
 """
 
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -224,13 +223,6 @@ FIRST = (
     "        backward()\n"
     "        peer.step(samples=2)\n"
 )
-
-
-@pytest.fixture(scope="module")
-def ready() -> Iterator[Ready]:
-    one = Ready()
-    yield one
-    one.close()
 
 
 @pytest.fixture
