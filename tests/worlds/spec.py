@@ -138,6 +138,22 @@ ALGORITHMS = (*known_algorithms(), MIXED)
 LYING = ("allreduce", "dear", "parameter_server")
 """Algorithms of whose peers one may lie: the others' models do not hang on its own."""
 
+SURELY_GARBAGE = 1e12
+"""The limit of norms where pseudo-gradients are averaged. Each number of a world's models has the
+same gradient, of either sign: what honest peers have trained in some steps may cancel out, or not,
+and once the world is healed only a late one's is more than rounding. So any factor that rounding
+leaves is honest there, and votes travel that name nobody. (`tests/sim/test_liars.py` and
+`tests/runtime/test_outer.py` have votes on honest peers that go on learning.)"""
+
+MEETINGS = 3
+"""Outer steps until pseudo-gradients of two parts of a swarm are in one model: what has begun when
+the world is healed ends with the parts' own; in the next one a part finds that it went on apart;
+the third has what it has trained (`runtime/outer.py`)."""
+
+MEETINGS_BY_HALVES = 7
+"""So many more, where at each of them a peer keeps half of its own model (`alpha`): 1/128 is left,
+and `sim/checkers.py` asks for 1/100."""
+
 LEAST_BESIDE_A_LIAR = 4
 """Peers of such a world, so that most groups are large enough to vote."""
 
@@ -218,7 +234,13 @@ class Spec:
         named = [self.options, *(change.choice.options for change in self.changes)]
         names = ("average_models_every", "period")
         steps: int = max(options.get(name, 0) for options in named for name in names)
-        often = 6 if self.changes else 1  # an outer optimizer that keeps a half starts from apart
+        often = 1
+        if any("outer_momentum" in options and "alpha" in options for options in named):
+            often = MEETINGS
+            if any(options.get("alpha") for options in named):
+                often += MEETINGS_BY_HALVES
+        if self.changes:
+            often = max(often, 6)  # an outer optimizer that keeps a half starts from apart
         return often * steps * max(self.step_s)
 
     @property
@@ -263,6 +285,21 @@ def spec_of(seed: int, algorithm: str = "") -> Spec:
     checkpoint_every_s = survival.choice((0, 0.2, 1.0))
     lies = Random(f"{seed}/lies")  # as above
     norm_limit = lies.choice((0, 0, 10))
+    changes = (
+        ()
+        if algorithm != drawn or checkpoint_every_s
+        else _changes(seed, algorithm, peers, cruel_s)
+    )
+    audited_owners = lies.choice((0, 0, 0.5, 1))
+    has_liar = (
+        norm_limit > 0
+        and algorithm in LYING
+        and peers >= LEAST_BESIDE_A_LIAR
+        and size > 1
+        and lies.random() < 0.7
+    )
+    if norm_limit and not has_liar and "diloco" in _names(algorithm, changes):
+        norm_limit = SURELY_GARBAGE
     return Spec(
         seed=seed,
         algorithm=algorithm,
@@ -283,17 +320,16 @@ def spec_of(seed: int, algorithm: str = "") -> Spec:
         and not options.get("group_size"),  # of which fewer may come back
         newcomers=newcomers,
         newcomers_at_s=joins.uniform(0.1, cruel_s),
-        changes=()
-        if algorithm != drawn or checkpoint_every_s
-        else _changes(seed, algorithm, peers, cruel_s),
+        changes=changes,
         norm_limit=norm_limit,
-        audited_owners=lies.choice((0, 0, 0.5, 1)),
-        has_liar=norm_limit > 0
-        and algorithm in LYING
-        and peers >= LEAST_BESIDE_A_LIAR
-        and size > 1
-        and lies.random() < 0.7,
+        audited_owners=audited_owners,
+        has_liar=has_liar,
     )
+
+
+def _names(algorithm: str, changes: tuple[Change, ...]) -> set[str]:
+    """Of all algorithms of a world."""
+    return {algorithm, *(change.choice.algorithm for change in changes)}
 
 
 def _changes(seed: int, algorithm: str, peers: int, cruel_s: Seconds) -> tuple[Change, ...]:

@@ -51,6 +51,11 @@ def test_peers_that_follow_an_outer_state_come_up_with_the_others(found: str):
     assert not verdict.violations, "\n".join(told(verdict))
 
 
+def test_parts_that_went_on_apart_have_time_for_the_outer_steps_that_they_need():
+    verdict = carry_out(spec_of(5853))
+    assert not verdict.violations, "\n".join(told(verdict))
+
+
 def test_newcomers_load_their_model_from_several_peers():
     verdict = carry_out(spec_of(0))
     assert verdict.spec.newcomers == 3
