@@ -16,15 +16,15 @@ test: $(READY)  ## everything that CI runs
 	$(BIN)/python -m pytest -n 2 --dist loadgroup $(TESTS)
 
 explore: $(READY)  ## claims, barriers and wait-avoiding groups, exhaustively: every order of events, some faults
-	$(BIN)/python -m p2ptrain.sim.explore $(if $(QUICK),,--full)
+	$(BIN)/python -m p2ptrain.sim.explore $(if $(QUICK),one barrier,--full)
 
-SEEDS ?= $(if $(QUICK),20,1000)
+SEEDS ?= $(if $(QUICK),5,1000)
 FIRST ?= 0
 
 worlds: $(READY)  ## fleets by seed: cruel first, then healed; SEEDS=... FIRST=... ALGORITHM=...
 	$(BIN)/python -m tests.worlds --seeds $(SEEDS) --first $(FIRST) $(if $(ALGORITHM),--algorithm $(ALGORITHM))
 
-STARTS ?= $(if $(QUICK),4,100)
+STARTS ?= $(if $(QUICK),2,100)
 
 starts: $(READY)  ## four real processes start together, with equal and other seeds: one model at every version? STARTS=... FIRST=...
 	$(BIN)/python -m tests.starts --starts $(STARTS) --first $(FIRST)

@@ -4,7 +4,7 @@ Four real processes start together under `eager` and make steps of 0 to 10 ms; i
 their seeds differ. Each writes a digest of its model down before every update: after each version.
 All digests of a version have to be equal. The last line counts the starts in which one was not.
 
-A process makes one start after the other, as a new peer each time: torch's import takes long.
+A process makes one start after the other, as a new peer each time: a process takes long to start.
 """
 
 import hashlib
@@ -44,10 +44,11 @@ def main(
 ) -> None:
     """Start four peers so often; exit with 1 if their models ever differed."""
     console = Console(soft_wrap=True, highlight=False)
-    spawn = multiprocessing.get_context("spawn")
+    forks = multiprocessing.get_context("forkserver")
+    forks.set_forkserver_preload(["p2plab.harness.ready"])  # imports torch once for all
     broken = versions = transfers = 0
     # One pool for each peer: its only process is that peer, in every start.
-    pools = [ProcessPoolExecutor(1, mp_context=spawn) for _ in range(PEERS)]
+    pools = [ProcessPoolExecutor(1, mp_context=forks) for _ in range(PEERS)]
     for seed in range(first, first + starts):
         port = free_ports(1)[0]
         futures = [pool.submit(start, rank, seed, port) for rank, pool in enumerate(pools)]
