@@ -34,7 +34,7 @@ async def test_an_average_that_takes_long_because_of_a_slow_link_succeeds(algori
         **OFTEN_AND_WHOLE.get(algorithm, {}),
     )
     training = asyncio.create_task(world.train(6, steps_of(20.0), Books(world).injecting(6)))
-    await asyncio.sleep(480.0)
+    await asyncio.sleep(320.0)  # until all have a second average, or are in it
     for peer in world.peers.values():
         peer.driver.withdraw()
     await training
