@@ -111,9 +111,9 @@ def test_many_peers_are_asked_seldom_and_fewer_while_nobody_looks():
     poller = Poller(SwarmView(0.0), ["a:1"], GrpcConfig(), lambda: 0.0)
     assert poller.interval_s == module.LEAST_S
     poller._targets = dict.fromkeys(map(str, range(64)))
-    assert poller.interval_s == 2.0
+    assert poller.interval_s == 4.0
     poller.is_watched = False
-    assert poller.interval_s == 8.0
+    assert poller.interval_s == 16.0
     poller._targets = dict.fromkeys(map(str, range(100_000)))
     assert poller.interval_s == module.MOST_S * module.IDLE
 
