@@ -101,6 +101,8 @@ class Roster:
         """Others that are alive or suspect."""
         self.donors = Names()
         """Of these, those that have the model: they train, are about to, or are done."""
+        self.equipped = Names()
+        """Those of them that are alive as far as known."""
         self.changes = 0
         """Of what a peer waits for in its view: who is here, in which phase, with what."""
         self._others_samples = 0  # including dead ones
@@ -164,7 +166,7 @@ class Roster:
         self.changes += 1
         for names in (self.names, self.choosable, self.participants, self.trainees):
             names.keep(peer, belongs=False)
-        for names in (self.reachable, self.donors):
+        for names in (self.reachable, self.donors, self.equipped):
             names.keep(peer, belongs=False)
 
     def _sort(self, member: Member) -> None:
@@ -178,6 +180,7 @@ class Roster:
         self.reachable.keep(member.peer, not is_me and here)
         has_model = member.phase is not Phase.ARRIVING
         self.donors.keep(member.peer, not is_me and here and has_model)
+        self.equipped.keep(member.peer, not is_me and is_alive and has_model)
         self.changes += 1
 
     # --- gossip -----------------------------------------------------------------------------------

@@ -114,6 +114,8 @@ class Driver:
         self.metrics = TeeMetrics(self._watch, self.gauges, self.metrics, self._log)
         self.accounts = Accounts()
         self.agreed, self.growth = AgreedState(), Growth()
+        self._beginners: set[tuple[PeerId, int]] | None = None
+        """Lives of others that had not begun when this peer did, and have not since."""
         self.batches = Batches()
         self.dealing: DataDealing | None = None
         """Of this peer's data, if they are dealt."""
@@ -189,7 +191,7 @@ class Driver:
                 self.agreed.progress = max(self.agreed.restored_progress, membership.samples)
             elif self.algorithm.averages == "models":  # as if all had done so; averages share it
                 step = samples - before
-                everyone = step * (1 + len(membership.choosable()))
+                everyone = step * (1 + self._others_that_train())
                 self.agreed.progress += round(everyone / self.shares.counted_weight)
                 if phase is Phase.DONE:
                     self.growth.ended()
@@ -215,7 +217,23 @@ class Driver:
         )
 
     def _surroundings(self) -> tuple[int, Seconds]:
-        return len(self.machine.membership.choosable()), self.now
+        return self._others_that_train(), self.now
+
+    def _others_that_train(self) -> int:
+        """How many others make steps while this peer makes one.
+
+        Newcomers do not before they have loaded a model; then they begin with what all have made.
+        Those that begin together with this peer do, though it has not heard so yet.
+        """
+        membership, arriving = self.machine.membership, set[tuple[PeerId, int]]()
+        if len(membership.choosable()) > len(membership.equipped()):
+            arriving = {
+                (one.peer, one.incarnation)
+                for one in membership.others
+                if one.phase is Phase.ARRIVING and one.state is MemberState.ALIVE
+            }
+        self._beginners = arriving if self._beginners is None else self._beginners & arriving
+        return len(membership.equipped()) + len(self._beginners)
 
     def count_lost(self, samples: int) -> None:
         """Count on what others have trained that are lost: no estimate of progress grows."""

@@ -3,12 +3,14 @@
 import asyncio
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 
 from p2ptrain.ids import PeerId, Seconds
 from p2ptrain.sim.link import Link
+from p2ptrain.sim.replica import VectorReplica
 from p2ptrain.sim.world import SimPeer, World
-from tests.helpers.worlds import build, steps_of
+from tests.helpers.worlds import SIZE, build, steps_of
 
 NEAR = 0.02
 """Of the samples that a swarm is to train, so many may be missing, or be too many."""
@@ -95,4 +97,20 @@ async def test_servers_keep_what_estimates_of_progress_add_up_to(servers: int):
     await world.train(40, steps_of(0.05, p2=0.12))
     estimates = [peer.driver.agreed.progress for peer in world.peers.values()]
     assert sum(estimates) == pytest.approx(4 * 4 * 40, abs=3)
+    await world.close()
+
+
+async def test_a_peer_that_loads_its_model_for_long_counts_from_when_it_trains():
+    """The others counted steps for it meanwhile, and it then began with all that they had made."""
+    slow = Link(latency_s=0.02, bandwidth_bytes_s=20e6 / 8)
+    world = await build(3, "ad_psgd", equal=True, link=slow)
+    world.network.stands_for = 20_000_000 // (4 * SIZE)  # the model takes 8 s
+    run = Run(world, 600)
+    training = asyncio.ensure_future(run.train())
+    await asyncio.sleep(1.0)
+    newcomer = await world.add("p3", VectorReplica(np.zeros(SIZE)), "ad_psgd", keeps_model=False)
+    assert asyncio.get_running_loop().time() > 8.0
+    await run._train(newcomer)
+    await training
+    assert run.trained == pytest.approx(600, rel=NEAR)
     await world.close()
