@@ -48,7 +48,7 @@ class Fragments:
     """
 
     def __init__(self, size: int, stands_for: int = 1) -> None:
-        self._most = min(size, MOST_FRAGMENTS)
+        self._most = max(1, min(size, MOST_FRAGMENTS))  # a part of a model may have no numbers
         first = round(math.log2(max(1, size * stands_for / FIRST)))
         self._count = 1 << min(first, self._most.bit_length() - 1)
         self._took: dict[int, deque[tuple[int, Seconds]]] = defaultdict(

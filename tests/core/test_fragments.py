@@ -174,3 +174,12 @@ def test_a_model_of_few_numbers_has_no_more_fragments():
         fragment, parts = fragments.next(1e-9)
         averaged(fragments, fragment, parts, 1.0 / parts)
         assert parts <= 3
+
+
+@pytest.mark.parametrize("stands_for", [1, 100])
+def test_a_part_of_a_model_that_has_no_numbers_is_one_fragment(stands_for: int):
+    """As the second part of a model whose first tensor is nearly all of it."""
+    fragments = Fragments(0, stands_for)
+    for _ in range(3):
+        assert fragments.next(1e-9) == (0, 1)
+        averaged(fragments, 0, 1, 1.0)
