@@ -142,7 +142,7 @@ SURELY_GARBAGE = 1e12
 """The limit of norms where pseudo-gradients are averaged. Each number of a world's models has the
 same gradient, of either sign: what honest peers have trained in some steps may cancel out, or not,
 and once the world is healed only a late one's is more than rounding. So any factor that rounding
-leaves is honest there, and votes travel that name nobody. (`tests/sim/test_liars.py` and
+leaves is honest there: votes travel, and vote no member out. (`tests/sim/test_liars.py` and
 `tests/runtime/test_outer.py` have votes on honest peers that go on learning.)"""
 
 MEETINGS = 3
